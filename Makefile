@@ -1,0 +1,39 @@
+# Two commands do everything on a fresh machine with Python >= 3.11 and git:
+#   make perf    environment, install, the main job; ends with the result table
+#   make test    environment, install, all tests
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+MODEL ?= small
+
+.PHONY: perf test correctness check format clean
+
+perf: $(INSTALLED)
+	$(BIN)/pytest -m perf --model=$(MODEL)
+
+test: $(INSTALLED)
+	$(BIN)/pytest tests/harness tests/plugin tests/correctness
+
+correctness: $(INSTALLED)
+	$(BIN)/pytest -m correctness
+
+check: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(MAKE) test
+
+format: $(INSTALLED)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# Installs again only when what is to be installed has changed.
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "perflab needs Python 3.11 or newer: make PYTHON=python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $(INSTALLED)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .perflab

@@ -1,0 +1,37 @@
+"""Errors a user can act on: what was given, what was wanted, what to do next. Imports nothing of ours."""
+
+from __future__ import annotations
+
+
+class PerflabError(Exception):
+    """An error with a remedy. Its text is complete: the caller prints it, and no traceback is needed.
+
+    Args:
+        problem: what was given and why it will not do, in one sentence.
+        remedy: what to do next, in the imperative.
+    """
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(f"{problem}\n  -> {remedy}")
+        self.problem = problem
+        self.remedy = remedy
+
+
+class SettingError(PerflabError):
+    """An option, ini key or marker argument that cannot be used."""
+
+
+class DeviceError(PerflabError):
+    """A device that is not there."""
+
+
+class BaselineError(PerflabError):
+    """A baseline file that cannot be read or written. It is left as it is."""
+
+
+class UsageError(PerflabError):
+    """A fixture used in a way that can give no measurement."""
+
+
+class FreshProcessError(PerflabError):
+    """A measurement in a fresh process that brought no result."""

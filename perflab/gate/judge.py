@@ -1,0 +1,195 @@
+"""The judge: a record, its baseline and a policy in, a verdict out. A pure function, and the same for everyone.
+
+How a slowdown is told from a bad moment of the machine:
+
+1. The case is *suspect* if its median lies past the limit, the larger of the threshold and what the baseline's
+   own replicates are seen to differ by, and the difference is larger than an absolute floor.
+2. A suspect is measured again, in fresh processes (the caller's work), and judged by those alone: the reading
+   that raised the suspicion was picked for being high, so it is no fair witness.
+3. It regressed if the whole interval of the ratio lies past the threshold; if, besides, even the fastest sample
+   of each fresh process is past it, since a busy machine delays most samples but not all; and if a fixed piece
+   of work, timed between the samples, does not tell that the machine itself became slower by as much.
+   If it looks worse and one of these does not hold, nobody can tell: ``inconclusive``, with the reason.
+
+Memory is exact. Only the allocator's rounding is slack, and an explicit threshold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from perflab.environment import differences
+from perflab.gate.robust import Ratio, compare, robust_spread
+from perflab.records import Change, Entry, Judgement, Record, Replicate, Verdict
+from perflab.units import format_bytes, format_change, format_percent
+
+NOISE_FACTOR = 3.0
+"""How many spreads of the baseline's replicates a reading must lie above it to be suspect."""
+LEAST_NOISE = 0.003
+"""Replicates that agree better than this do so by luck: processes on one machine differ by about as much."""
+CUDA_ROUNDING_BYTES = 512
+"""The CUDA caching allocator hands out multiples of this."""
+MACHINE_SLACK = 1.02
+"""A yardstick reading up to this much above the baseline's is its own noise."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What counts as worse."""
+
+    threshold: float = 0.05
+    memory_threshold: float = 0.0
+    floor_ns: float = 2_000.0
+
+
+def judge(record: Record, entry: Entry | None, policy: Policy) -> Judgement:
+    """Compare a case with its baseline.
+
+    Args:
+        record: the case; ``record.fresh`` holds what fresh processes measured once it was suspect.
+        entry: its baseline, or None.
+        policy: thresholds.
+
+    Returns:
+        The verdict. With ``suspect`` set it is provisional: measure again in fresh processes and judge again.
+    """
+    here = record.summary
+    if here is None:
+        return _judge_out_of_memory(record, entry)
+    if entry is None:
+        return Judgement(verdict=Verdict.NEW, reasons=["no baseline yet"])
+    foreign = differences(entry.environment, record.environment)
+    if foreign:
+        return Judgement(
+            verdict=Verdict.INCOMPARABLE, reasons=[f"baseline from another environment: {d}" for d in foreign]
+        )
+    if not entry.replicates:
+        return Judgement(verdict=Verdict.IMPROVED, reasons=["ran out of memory in the baseline, and fits now"])
+
+    now = record.fresh or [here]
+    memory, memory_verdict = _judge_memory(now, entry, policy)
+    latency, latency_verdict, reasons = _judge_latency(record, here, entry, policy)
+    worst = _worse_of(latency_verdict, memory_verdict)
+    if memory is not None and memory_verdict is not Verdict.OK:
+        grown = int(memory.now) - int(memory.before)
+        reasons.insert(0, f"peak memory {'+' if grown > 0 else '-'}{format_bytes(abs(grown))}")
+    suspect = worst is Verdict.REGRESSED and not record.fresh
+    return Judgement(
+        verdict=worst,
+        latency=latency,
+        memory=memory,
+        phases=_phases(now, entry),
+        reasons=reasons,
+        suspect=suspect,
+    )
+
+
+def _judge_out_of_memory(record: Record, entry: Entry | None) -> Judgement:
+    asked = record.out_of_memory.asked_bytes if record.out_of_memory else None
+    reasons = [f"out of memory: {format_bytes(asked)} asked for" if asked is not None else "out of memory"]
+    comparable = entry is not None and not differences(entry.environment, record.environment)
+    if entry is not None and comparable and entry.replicates:
+        held = [r.memory.peak_bytes for r in entry.replicates if r.memory is not None]
+        if held:
+            reasons.append(f"the baseline needed {format_bytes(max(held))}")
+        return Judgement(verdict=Verdict.REGRESSED, reasons=reasons)
+    return Judgement(verdict=Verdict.OOM, reasons=reasons)
+
+
+def _worse_of(latency: Verdict, memory: Verdict) -> Verdict:
+    order = [Verdict.REGRESSED, Verdict.INCONCLUSIVE, Verdict.IMPROVED, Verdict.OK]
+    return min(latency, memory, key=order.index)
+
+
+def _judge_memory(now: Sequence[Replicate], entry: Entry, policy: Policy) -> tuple[Change | None, Verdict]:
+    """Exact: the least that was needed now against the most that was needed before."""
+    before_bytes = [r.memory.peak_bytes for r in entry.replicates if r.memory is not None]
+    now_bytes = [r.memory.peak_bytes for r in now if r.memory is not None]
+    if not before_bytes or not now_bytes:
+        return None, Verdict.OK
+    before, after = max(before_bytes), min(now_bytes)
+    slack = CUDA_ROUNDING_BYTES if entry.environment.device == "cuda" else 0
+    allowed = before * (1.0 + policy.memory_threshold) + slack
+    ratio = after / before if before else (1.0 if after == 0 else float(after))
+    change = Change(before=before, now=after, ratio=ratio, limit=1.0 + policy.memory_threshold)
+    if after > allowed:
+        return change, Verdict.REGRESSED
+    if max(now_bytes) < min(before_bytes) - slack:
+        return change, Verdict.IMPROVED
+    return change, Verdict.OK
+
+
+def _judge_latency(record: Record, here: Replicate, entry: Entry, policy: Policy) -> tuple[Change, Verdict, list[str]]:
+    before = entry.replicates
+    # A median that rests on few samples of a noisy run may be off by its own interval.
+    noise = max(LEAST_NOISE, median(r.noise for r in before) / 2.0)
+    between = robust_spread([r.median_ns / median(x.median_ns for x in before) for r in before])
+    limit = 1.0 + max(policy.threshold, NOISE_FACTOR * max(between, noise))
+
+    now = record.fresh or [here]
+    ratio = compare([r.median_ns for r in before], [r.median_ns for r in now], noise)
+    change = _as_change(ratio, limit)
+    beyond_floor = abs(ratio.now - ratio.before) > policy.floor_ns
+    if not beyond_floor:
+        return change, Verdict.OK, []
+    if ratio.value < 1.0 / limit:
+        return change, Verdict.IMPROVED, []
+    if ratio.value <= 1.0 + policy.threshold:
+        reasons = []
+        if record.fresh:
+            first = format_change(here.median_ns / ratio.before)
+            reasons = [f"a first reading of {first} was not confirmed in fresh processes"]
+        return change, Verdict.OK, reasons
+    if ratio.value <= limit:
+        return (
+            change,
+            Verdict.INCONCLUSIVE,
+            [
+                f"{format_change(ratio.value)} is past the threshold, but within what this baseline's replicates "
+                f"differ by ({format_percent(limit - 1.0)})"
+            ],
+        )
+    if not record.fresh:
+        return change, Verdict.REGRESSED, []
+    doubts = _doubts(now, before, ratio, policy)
+    return change, (Verdict.INCONCLUSIVE if doubts else Verdict.REGRESSED), doubts
+
+
+def _doubts(now: Sequence[Replicate], before: Sequence[Replicate], ratio: Ratio, policy: Policy) -> list[str]:
+    """Why a slowdown that fresh processes show may still not be the code's."""
+    doubts = []
+    bound = 1.0 + policy.threshold
+    if ratio.low <= bound:
+        doubts.append(
+            f"{format_change(ratio.value)}, but the 95 % interval ({format_change(ratio.low)} to "
+            f"{format_change(ratio.high)}) reaches below the threshold of {format_percent(policy.threshold)}"
+        )
+    fastest = min(r.fastest_ns for r in now) / min(r.fastest_ns for r in before)
+    if fastest <= bound:
+        doubts.append(
+            f"typical calls took {format_change(ratio.value)}, but the fastest ones {format_change(fastest)}: "
+            "a busy machine looks like that"
+        )
+    old = [r.yardstick_ns for r in before if r.yardstick_ns]
+    new = [r.yardstick_ns for r in now if r.yardstick_ns]
+    if old and new:
+        machine = median(new) / median(old)
+        if machine > MACHINE_SLACK and ratio.value / machine <= bound:
+            doubts.append(f"the machine itself ran a fixed piece of work at {format_change(machine)}")
+    return doubts
+
+
+def _as_change(ratio: Ratio, limit: float) -> Change:
+    return Change(before=ratio.before, now=ratio.now, ratio=ratio.value, low=ratio.low, high=ratio.high, limit=limit)
+
+
+def _phases(now: Sequence[Replicate], entry: Entry) -> dict[str, Change]:
+    changes = {}
+    for name in now[0].phases_ns:
+        before = [r.phases_ns[name] for r in entry.replicates if r.phases_ns.get(name)]
+        after = [r.phases_ns[name] for r in now if r.phases_ns.get(name)]
+        if before and after:
+            changes[name] = Change(before=median(before), now=median(after), ratio=median(after) / median(before))
+    return changes

@@ -1,0 +1,89 @@
+"""Comparing a few replicates with a few others, so that one disturbed replicate ruins nothing. Plain Python."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+# Makes the median absolute deviation of n normal values estimate their standard deviation without bias:
+# 1.4826 is the factor for large n, the table corrects small ones (Croux & Rousseeuw 1992, "Time-efficient
+# algorithms for two highly robust estimators of scale", table of b_n).
+_MAD_TO_STD = 1.4826
+_SMALL_SAMPLE = {2: 1.196, 3: 1.495, 4: 1.363, 5: 1.206, 6: 1.200, 7: 1.140, 8: 1.129, 9: 1.107}
+
+# Two-sided 95 % quantiles of Student's t for 1, 2, … degrees of freedom (any statistics textbook's table).
+_T_95 = (
+    12.706,
+    4.303,
+    3.182,
+    2.776,
+    2.571,
+    2.447,
+    2.365,
+    2.306,
+    2.262,
+    2.228,
+    2.201,
+    2.179,
+    2.160,
+    2.145,
+    2.131,
+)
+_T_95_MANY = 1.960
+
+
+def robust_spread(values: Sequence[float]) -> float:
+    """Standard deviation estimated from the median absolute deviation; 0 for fewer than two values."""
+    n = len(values)
+    if n < 2:
+        return 0.0
+    middle = median(values)
+    deviation = median(abs(value - middle) for value in values)
+    return _MAD_TO_STD * _SMALL_SAMPLE.get(n, n / (n - 0.8)) * deviation
+
+
+def student_t_95(degrees_of_freedom: int) -> float:
+    """Two-sided 95 % quantile of Student's t."""
+    if degrees_of_freedom < 1:
+        return math.inf
+    return _T_95[degrees_of_freedom - 1] if degrees_of_freedom <= len(_T_95) else _T_95_MANY
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How the later replicates compare with the earlier ones: medians of each, their ratio, a 95 % interval."""
+
+    before: float
+    now: float
+    value: float
+    low: float
+    high: float
+
+
+def compare(before: Sequence[float], now: Sequence[float], noise: float) -> Ratio:
+    """Ratio of two groups of positive numbers, with a 95 % interval on the logarithm of it.
+
+    The groups' locations are medians and their spread is pooled from the deviations of both, so one disturbed
+    replicate moves neither far. ``noise`` is the relative uncertainty of a single replicate, known from within
+    it; the spread between replicates is never taken to be smaller than that.
+    """
+    old, new = [math.log(v) for v in before], [math.log(v) for v in now]
+    location = median(new) - median(old)
+    freedom = len(old) + len(new) - 2
+    pooled = math.sqrt(
+        sum(len(group) * robust_spread(group) ** 2 for group in (old, new) if len(group) > 1)
+        / max(1, sum(len(group) for group in (old, new) if len(group) > 1))
+    )
+    spread = max(pooled, noise)
+    # The median of n normal values spreads pi/2 as much as their mean, for all but the smallest n.
+    factor = sum((math.pi / 2 if len(group) > 2 else 1.0) / len(group) for group in (old, new))
+    half = student_t_95(max(1, freedom)) * spread * math.sqrt(factor)
+    return Ratio(
+        before=median(before),
+        now=median(now),
+        value=math.exp(location),
+        low=math.exp(location - half),
+        high=math.exp(location + half),
+    )

@@ -1,0 +1,146 @@
+"""Devices: which one is meant, whether it is there, how to wait for it, how much room it has."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from perflab.errors import DeviceError, UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+DEVICE_CHOICES = re.compile(r"auto|cpu|cuda|cuda:\d+")
+PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+
+def resolve_device(name: str, worker: int = 0) -> torch.device:
+    """The device that ``name`` means: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+
+    ``auto`` takes a CUDA device where there is one. Where the name leaves the number open, parallel test
+    workers spread over the GPUs.
+
+    Raises:
+        DeviceError: the name is no device, or the device is not there.
+    """
+    import torch
+
+    if DEVICE_CHOICES.fullmatch(name) is None:
+        raise DeviceError(f"{name!r} is not a device", "use --perf-device=auto, cpu, cuda or cuda:N")
+    if name == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        if name == "auto":
+            return torch.device("cpu")
+        why = "was built without CUDA" if torch.version.cuda is None else "sees no CUDA device"
+        raise DeviceError(
+            f"--perf-device={name}, but PyTorch {torch.__version__} {why}",
+            "use --perf-device=cpu or auto, or check `nvidia-smi` and the installed PyTorch build",
+        )
+    count = torch.cuda.device_count()
+    index = int(name.partition(":")[2]) if ":" in name else worker % count
+    if index >= count:
+        raise DeviceError(
+            f"--perf-device={name}, but the CUDA devices here are cuda:0 to cuda:{count - 1}",
+            "name one of them, or look at CUDA_VISIBLE_DEVICES",
+        )
+    return torch.device("cuda", index)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done all work that was given to it. A CPU has by then already."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)
+
+
+def release_memory(device: torch.device) -> None:
+    """Collect garbage and, on CUDA, hand cached blocks back, so that what follows starts clean."""
+    gc.collect()
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()
+
+
+@contextlib.contextmanager
+def current_device(device: torch.device) -> Iterator[None]:
+    """Make a CUDA device the current one; nothing to do for a CPU."""
+    if device.type != "cuda":
+        yield
+        return
+    import torch
+
+    with torch.cuda.device(device):
+        yield
+
+
+def as_dtype(precision: torch.dtype | str | None) -> torch.dtype | None:
+    """A dtype from itself, from ``"fp32"``, ``"fp16"``, ``"bf16"`` or from torch's own name for it.
+
+    Raises:
+        UsageError: the text names no floating-point dtype.
+    """
+    import torch
+
+    if precision is None or isinstance(precision, torch.dtype):
+        return precision
+    dtype = getattr(torch, PRECISIONS.get(precision, precision), None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise UsageError(f"{precision!r} is not a precision", "use fp32, fp16, bf16 or a torch.dtype")
+    return dtype
+
+
+def autocast_on(device: torch.device, dtype: torch.dtype | str | None) -> contextlib.AbstractContextManager[object]:
+    """``torch.autocast`` for the device; float32 or None means none, so that a parameter can switch it."""
+    import torch
+
+    resolved = as_dtype(dtype)
+    if resolved is None or resolved == torch.float32:
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype=resolved)
+
+
+def available_bytes(device: torch.device) -> int | None:
+    """Memory that new tensors could take now; None where the system does not say."""
+    if device.type == "cuda":
+        import torch
+
+        free, _total = torch.cuda.mem_get_info(device)
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(free) + int(cached)
+    system = _proc_available_bytes()
+    group = _cgroup_available_bytes()
+    known = [value for value in (system, group) if value is not None]
+    return min(known) if known else None
+
+
+def _proc_available_bytes() -> int | None:
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass  # not Linux
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return None
+
+
+def _cgroup_available_bytes(root: str = "/sys/fs/cgroup") -> int | None:
+    """Room in this process's memory cgroup (version 2); containers are killed at it, whatever the host has."""
+    try:
+        with open(f"{root}/memory.max", encoding="ascii") as file:
+            limit = file.read().strip()
+        with open(f"{root}/memory.current", encoding="ascii") as file:
+            used = int(file.read())
+    except (OSError, ValueError):
+        return None
+    return None if limit == "max" else max(0, int(limit) - used)

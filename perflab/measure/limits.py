@@ -1,0 +1,63 @@
+"""Out of memory as a result, and whether a case fits before it is run."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING
+
+from perflab.records import OutOfMemory
+from perflab.units import BYTES_PER
+
+if TYPE_CHECKING:
+    import torch
+
+_ASKED = re.compile(r"tried to allocate ([0-9.]+) ?(bytes|[KMGT]iB|B)\b", re.IGNORECASE)
+CALLS_AT_LEAST = 6
+"""Warm-up, three samples and the two calls of the memory pass: no measurement takes fewer calls."""
+_RATE_SIDE = 768
+_rates: dict[tuple[str, str], float] = {}
+
+
+def as_out_of_memory(error: BaseException) -> OutOfMemory | None:
+    """The error as a result if it says that memory ran out, else None.
+
+    Known are PyTorch's ``OutOfMemoryError`` of every device, its CPU allocator's ``RuntimeError``, and Python's
+    ``MemoryError``. ``asked_bytes`` is the allocation that failed, where the text tells it.
+    """
+    import torch
+
+    text = str(error)
+    if not isinstance(error, torch.OutOfMemoryError | MemoryError) and not (
+        isinstance(error, RuntimeError) and "can't allocate memory" in text
+    ):
+        return None
+    match = _ASKED.search(text)
+    if match is None:
+        return OutOfMemory(asked_bytes=None)
+    scale = 1 if match[2] == "bytes" else BYTES_PER[match[2]]
+    return OutOfMemory(asked_bytes=round(float(match[1]) * scale))
+
+
+def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
+    """Matrix-multiply rate of the device, measured once per process: best of five 768³ products.
+
+    It is a yardstick for "would this fit into the budget", good to a factor of two, and no benchmark.
+    """
+    import torch
+
+    from perflab.measure.devices import synchronize
+
+    key = (str(device), str(dtype))
+    if key not in _rates:
+        left = torch.rand(_RATE_SIDE, _RATE_SIDE, device=device).to(dtype)
+        best = float("inf")
+        with torch.inference_mode():
+            for _ in range(5):
+                synchronize(device)
+                start = time.perf_counter()
+                left @ left
+                synchronize(device)
+                best = min(best, time.perf_counter() - start)
+        _rates[key] = 2.0 * _RATE_SIDE**3 / best
+    return _rates[key]

@@ -1,0 +1,107 @@
+"""One measurement from beginning to end: warm up, sample, then the memory pass."""
+
+from __future__ import annotations
+
+import gc
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from perflab.measure.clock import CudaStopwatch, HostStopwatch, Sample, Stopwatch
+from perflab.measure.devices import current_device
+from perflab.measure.memory import measure_memory
+from perflab.measure.nvtx import nvtx_range
+from perflab.measure.sampling import Plan, Progress, collect, warm_up
+from perflab.measure.statistics import relative_half_width
+from perflab.measure.yardstick import Yardstick
+from perflab.records import Measurement, Replicate, per_call_ns, summarize
+
+if TYPE_CHECKING:
+    import torch
+
+    from perflab.measure.workload import Workload
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A measurement, and what the measured callable returned in its last call."""
+
+    measurement: Measurement
+    result: Any
+
+
+def stopwatch_for(device: torch.device) -> Stopwatch:
+    """CUDA events on a GPU, the host's monotonic clock elsewhere."""
+    return CudaStopwatch(device) if device.type == "cuda" else HostStopwatch()
+
+
+def measure(workload: Workload, device: torch.device, plan: Plan, progress: Progress, label: str) -> Measured:
+    """Measure ``workload`` on ``device``.
+
+    Args:
+        workload: what is called, again and again.
+        device: where its work happens; it is made the current CUDA device meanwhile.
+        plan: budget and warm-up.
+        progress: told what is under way, between samples.
+        label: name of the NVTX ranges around the passes.
+
+    Raises:
+        Exception: whatever the workload raises, out of memory included.
+    """
+    stopwatch = stopwatch_for(device)
+    yardstick = Yardstick(device)
+    load_average = _load_average()
+
+    def time_once(repetitions: int) -> Sample:
+        return stopwatch.time(workload, repetitions)
+
+    with current_device(device), _collector_at_ease():
+        with nvtx_range(f"{label}: warm-up", device):
+            warmup = warm_up(time_once, plan, progress)
+        with nvtx_range(f"{label}: samples", device):
+            samples = collect(time_once, warmup.repetitions, plan, progress, between=yardstick.read)
+        progress("memory")
+        with nvtx_range(f"{label}: memory", device):
+            memory, result = measure_memory(workload, device)
+    return Measured(
+        Measurement(
+            samples_ns=[sample.total_ns for sample in samples],
+            repetitions=warmup.repetitions,
+            warmup_calls=warmup.calls,
+            settled=warmup.settled,
+            clock=stopwatch.name,
+            phases_ns={name: [sample.phases_ns[name] for sample in samples] for name in workload.phases},
+            memory=memory,
+            yardstick_ns=yardstick.result_ns(),
+            load_average=load_average,
+        ),
+        result,
+    )
+
+
+def replicate_of(measurement: Measurement) -> Replicate:
+    """The measurement boiled down, with the noise that it shows by itself."""
+    calls = per_call_ns(measurement.samples_ns, measurement.repetitions)
+    return summarize(measurement, relative_half_width(calls))
+
+
+class _collector_at_ease:  # noqa: N801 - used like a function
+    """Leave the garbage collector on, but spare it the objects that were there before.
+
+    Its full passes over everything a PyTorch process holds take a tenth of a second and would fall into samples
+    at random; garbage that the workload itself makes is still collected, as it is in real use.
+    """
+
+    def __enter__(self) -> None:
+        gc.collect()
+        gc.freeze()
+
+    def __exit__(self, *_error: object) -> None:
+        gc.unfreeze()
+
+
+def _load_average() -> float | None:
+    try:
+        return round(os.getloadavg()[0], 2)
+    except (OSError, AttributeError):
+        return None  # not a Unix

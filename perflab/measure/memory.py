@@ -1,0 +1,143 @@
+"""Peak memory of one call, taken in a pass of its own so that it disturbs no timing."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from perflab.measure.devices import release_memory, synchronize
+from perflab.measure.held import held_bytes
+from perflab.records import Memory
+
+if TYPE_CHECKING:
+    import torch
+
+    from perflab.measure.workload import Workload
+
+_MEASURED = "perflab: memory pass"
+
+
+def measure_memory(workload: Workload, device: torch.device) -> tuple[Memory, Any]:
+    """Run the workload and return its memory, with its result.
+
+    On CUDA the caching allocator's own peaks are read. On a CPU PyTorch's profiler reports every allocation and
+    free; summed in time order they give the peak to the byte. A first call under the profiler makes it know the
+    blocks that a second one frees (gradients of the step before, say); the second call is the one measured.
+
+    Cyclic garbage is not collected during the pass: what is reported is what the code needs without the
+    collector's luck, and the same in every run.
+    """
+    release_memory(device)
+    with _collector_off():
+        if device.type == "cuda":
+            return _cuda_memory(workload, device)
+        return _cpu_memory(workload, device)
+
+
+@contextlib.contextmanager
+def _collector_off() -> Iterator[None]:
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _cuda_memory(workload: Workload, device: torch.device) -> tuple[Memory, Any]:
+    import torch
+
+    synchronize(device)
+    held = held_bytes(workload.roots, device)
+    torch.cuda.reset_peak_memory_stats(device)
+    start = torch.cuda.memory_allocated(device)
+    result = workload.run()
+    synchronize(device)
+    allocated = torch.cuda.max_memory_allocated(device)
+    memory = Memory(
+        peak_bytes=held + allocated - start,
+        held_bytes=held,
+        growth_bytes=allocated - start,
+        allocated_bytes=allocated,
+        reserved_bytes=torch.cuda.max_memory_reserved(device),
+    )
+    return memory, result
+
+
+def _cpu_memory(workload: Workload, device: torch.device) -> tuple[Memory, Any]:
+    with cpu_allocations() as allocations:
+        workload.run()
+        held = held_bytes(workload.roots, device)
+        resident_before = _resident_bytes()
+        with allocations.span():
+            result = workload.run()
+        resident_after = _resident_bytes()
+    growth = allocations.peak_bytes()
+    resident = (
+        max(0, resident_after - resident_before) if resident_before is not None and resident_after is not None else None
+    )
+    memory = Memory(peak_bytes=held + growth, held_bytes=held, growth_bytes=growth, resident_growth_bytes=resident)
+    return memory, result
+
+
+class CpuAllocations:
+    """Allocations and frees that PyTorch's CPU allocator reported, as ``(time_ns, bytes)``, bytes < 0 for a free."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[int, int]] = []
+        self.begin_ns: int | None = None
+        self.profiler: Any = None
+
+    @contextlib.contextmanager
+    def span(self) -> Iterator[None]:
+        """Mark what ``peak_bytes`` looks at; without a mark it looks at everything."""
+        import torch
+
+        with torch.profiler.record_function(_MEASURED):
+            yield
+
+    def peak_bytes(self) -> int:
+        """Highest rise of live bytes above the level at the span's beginning."""
+        level = peak = 0
+        for moment_ns, change in self.events:
+            if self.begin_ns is None or moment_ns >= self.begin_ns:
+                level += change
+                peak = max(peak, level)
+        return peak
+
+    def _read(self) -> None:
+        from torch.autograd import DeviceType  # type: ignore[attr-defined]
+
+        for event in self.profiler.profiler.kineto_results.events():
+            if event.name() == "[memory]":
+                if event.device_type() == DeviceType.CPU:
+                    self.events.append((event.start_ns(), event.nbytes()))
+            elif event.name() == _MEASURED:
+                self.begin_ns = event.start_ns()
+        self.events.sort(key=lambda event: event[0])  # stable: events of one instant keep their order
+
+
+@contextlib.contextmanager
+def cpu_allocations() -> Iterator[CpuAllocations]:
+    """Watch PyTorch's CPU allocator for the length of the block; read the result after it."""
+    # Kineto greets on standard error at start and stop unless it was told before its first use.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    from torch.profiler import ProfilerActivity, profile
+
+    allocations = CpuAllocations()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        yield allocations
+    allocations.profiler = profiler
+    allocations._read()
+
+
+def _resident_bytes() -> int | None:
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return None  # not Linux

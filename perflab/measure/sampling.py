@@ -1,0 +1,129 @@
+"""When a measurement begins and when it ends: calibration, warm-up until readings agree, stopping. Plain Python."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from perflab.measure import clock
+from perflab.measure.clock import Sample
+from perflab.measure.statistics import relative_half_width
+
+SAMPLE_TARGET_NS = 1_000_000
+"""A sample lasts this long or longer, so that reading the clock (tens of ns) is lost in it."""
+AGREEMENT = 0.10
+"""Two successive warm-up samples closer than this are settled; a first call is off by far more."""
+WARMUP_SHARE = 0.25
+"""Share of the budget after which warm-up is given up and sampling begins, marked as not settled."""
+MIN_SAMPLES = 3
+TIGHT_MIN_SAMPLES = 12
+"""Below this many, an interval that looks tight may be luck."""
+TIGHT_HALF_WIDTH = 0.01
+MIN_SAMPLING_NS = 300_000_000
+"""Samples are spread over at least this long: neighbours on a shared machine come and go within less."""
+MAX_SAMPLES = 1000
+STANDSTILL = 1_000_000
+"""A clock that has not moved after this many calls never will."""
+OVERRUN = 3.0
+"""A case whose calls are longer than its budget may take this many budgets to reach MIN_SAMPLES."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long to measure. ``warmup`` is a fixed number of calls, or None to warm up until readings agree."""
+
+    budget_ns: float
+    warmup: int | None = None
+
+
+@dataclass(frozen=True)
+class Warmup:
+    """How warm-up went: calls made, whether readings agreed, and how many calls make a sample."""
+
+    calls: int
+    settled: bool
+    repetitions: int
+    readings_ns: tuple[int, ...] = ()
+    """Time of one call in each reading, first to last."""
+
+
+TimeOnce = Callable[[int], Sample]
+"""Calls the workload so many times and returns the time that it took."""
+Progress = Callable[[str], None]
+"""Told what is being done, between samples."""
+
+
+def repetitions_for(sample_ns: int, repetitions: int) -> int:
+    """How many calls fill a sample, when ``repetitions`` calls took ``sample_ns``."""
+    if sample_ns >= SAMPLE_TARGET_NS:
+        return repetitions
+    # A reading of zero says nothing but "more": go up by ten, and never by more, since first calls mislead.
+    grown = math.ceil(repetitions * SAMPLE_TARGET_NS / sample_ns) if sample_ns > 0 else 10 * repetitions
+    return max(1, min(grown, 10 * repetitions))
+
+
+def warm_up(time_once: TimeOnce, plan: Plan, progress: Progress) -> Warmup:
+    """Call until two successive readings agree, or exactly ``plan.warmup`` times where that is set.
+
+    Repetitions are calibrated on the way, so that a sample is long against the clock's own cost. With a fixed
+    warm-up of 0 the first sample is the very first call, and a sample is one call.
+    """
+    if plan.warmup is not None:
+        readings = tuple(time_once(1).total_ns for _ in range(plan.warmup))
+        repetitions = repetitions_for(readings[-1], 1) if readings else 1
+        return Warmup(plan.warmup, True, repetitions, readings)
+
+    start = clock.read_ns()
+    repetitions, calls = 1, 0
+    readings_ns: list[int] = []
+    previous: float | None = None
+    while True:
+        progress(f"warm-up {len(readings_ns) + 1}")
+        total_ns = time_once(repetitions).total_ns
+        calls += repetitions
+        reading = total_ns / repetitions
+        readings_ns.append(round(reading))
+        wanted = repetitions_for(total_ns, repetitions)
+        overdue = clock.read_ns() - start > WARMUP_SHARE * plan.budget_ns
+        if wanted > repetitions and not (overdue and total_ns > 0):
+            # Readings with few repetitions are not comparable with those that follow.
+            if total_ns <= 0 and repetitions >= STANDSTILL:
+                return Warmup(calls, False, repetitions, tuple(readings_ns))
+            repetitions, previous = wanted, None
+            continue
+        if previous is not None and abs(reading - previous) <= AGREEMENT * min(reading, previous):
+            return Warmup(calls, True, repetitions, tuple(readings_ns))
+        if overdue and len(readings_ns) >= 2:
+            return Warmup(calls, False, repetitions, tuple(readings_ns))
+        if overdue and total_ns > plan.budget_ns:
+            return Warmup(calls, False, repetitions, tuple(readings_ns))
+        previous = reading
+
+
+def collect(
+    time_once: TimeOnce, repetitions: int, plan: Plan, progress: Progress, between: Callable[[], None]
+) -> list[Sample]:
+    """Take samples until their median is known to 1 % or the budget is spent. None is thrown away.
+
+    ``between`` runs before each sample, outside of the timed span.
+    """
+    start = clock.read_ns()
+    samples: list[Sample] = []
+    next_look = TIGHT_MIN_SAMPLES
+    while True:
+        spent_s = (clock.read_ns() - start) / 1e9
+        progress(f"sample {len(samples) + 1}, {spent_s:.0f} s of {plan.budget_ns / 1e9:.0f} s")
+        between()
+        samples.append(time_once(repetitions))
+        elapsed = clock.read_ns() - start
+        taken = len(samples)
+        if taken >= MAX_SAMPLES or (taken >= MIN_SAMPLES and elapsed >= plan.budget_ns):
+            return samples
+        if taken < MIN_SAMPLES and elapsed + elapsed / taken > OVERRUN * plan.budget_ns:
+            return samples
+        if taken >= next_look and elapsed >= MIN_SAMPLING_NS:
+            if relative_half_width([s.total_ns for s in samples]) <= TIGHT_HALF_WIDTH:
+                return samples
+            # Looking after every sample would stop at the luckiest moment, and cost more than sampling.
+            next_look = math.ceil(1.25 * taken)

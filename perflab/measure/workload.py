@@ -1,0 +1,65 @@
+"""What is measured: a callable, or the phases of a training step, ready to be called again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def _nothing() -> None:
+    """Stand-in for a mark that nobody wants."""
+
+
+class Workload:
+    """A call that can be repeated. Each call's result is dropped before the next one begins.
+
+    Keeping it would hold a training step's whole graph alive while the next step runs, and double the memory.
+    """
+
+    phases: tuple[str, ...] = ()
+
+    def __init__(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.roots: tuple[Any, ...] = (call, args, kwargs)
+        """What the callable has in its hands before it runs."""
+        self._call = call
+        self._args = args
+        self._kwargs = kwargs
+
+    def run(self, after_phase: Callable[[], None] = _nothing) -> Any:
+        """Do the work once and return its result."""
+        return self._call(*self._args, **self._kwargs)
+
+
+class Step(Workload):
+    """A training step: ``result = forward()``, then ``backward(result)``, then ``optimizer()``.
+
+    ``backward`` and ``optimizer`` may be left out. The step's result is what ``forward`` returned.
+    """
+
+    def __init__(
+        self,
+        forward: Callable[[], Any],
+        backward: Callable[[Any], Any] | None = None,
+        optimizer: Callable[[], Any] | None = None,
+    ) -> None:
+        super().__init__(forward, (), {})
+        self.roots = (forward, backward, optimizer)
+        self._backward = backward
+        self._optimizer = optimizer
+        self.phases = tuple(
+            name
+            for name, call in (("forward", forward), ("backward", backward), ("optimizer", optimizer))
+            if call is not None
+        )
+
+    def run(self, after_phase: Callable[[], None] = _nothing) -> Any:
+        """Run the phases in order, calling ``after_phase`` at the end of each."""
+        result = self._call()
+        after_phase()
+        if self._backward is not None:
+            self._backward(result)
+            after_phase()
+        if self._optimizer is not None:
+            self._optimizer()
+            after_phase()
+        return result

@@ -1,0 +1,106 @@
+"""pytest's side of perflab. Loading it loads neither torch nor triton, and nothing is done until a case asks.
+
+What happens, in order: options are declared and read; ``perf`` cases are found among the selected tests; only
+then the measuring side (``cases``) is loaded. Results travel on test reports to the collecting side
+(``session``), which journals, saves and shows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from perflab.errors import PerflabError
+from perflab.plugin.fixtures import autocast, device, memory_snapshot, nvtx_range, perf, sync, warmup
+from perflab.plugin.options import add_options
+from perflab.plugin.stash import CASES, SETTINGS, is_worker
+
+__all__ = ["autocast", "device", "memory_snapshot", "nvtx_range", "perf", "sync", "warmup"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the options and their ini twins."""
+    add_options(parser)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """In a fresh process that measures for another one, drop what was asked of that one alone."""
+    if _job_path(config):
+        from perflab.plugin.fresh import quieten
+
+        quieten(config)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the markers, read the settings, and stand ready for results."""
+    from perflab.plugin.settings import MARKER_ARGUMENTS, read_settings
+
+    arguments = ", ".join(f"{name}=" for name in MARKER_ARGUMENTS)
+    config.addinivalue_line("markers", f"perf({arguments}): a case whose latency and peak memory are gated")
+    config.addinivalue_line("markers", "correctness: a check of numerics against a reference")
+    try:
+        settings = config.stash[SETTINGS] = read_settings(config)
+    except PerflabError as error:
+        raise pytest.UsageError(str(error)) from None
+    if not is_worker(config) and not _job_path(config):
+        from perflab.plugin.session import Collected
+
+        config.pluginmanager.register(Collected(config, settings), "perflab-collected")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """In a fresh process: pass over the files that hold none of its cases."""
+    path = _job_path(config)
+    if path is None or collection_path.suffix != ".py" or collection_path.name == "__init__.py":
+        return None
+    from perflab.plugin.fresh import read_job
+
+    wanted = {(config.rootpath / case.split("::")[0]).resolve() for case in read_job(path).cases}
+    return None if collection_path.resolve() in wanted else True
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
+    """Mark tests that use the ``perf`` fixture, before ``-m`` chooses; in a fresh process, keep its cases alone."""
+    for item in items:
+        if "perf" in getattr(item, "fixturenames", ()) and item.get_closest_marker("perf") is None:
+            item.add_marker("perf")
+    yield
+    path = _job_path(config)
+    if path is not None:
+        from perflab.plugin.fresh import read_job
+
+        wanted = read_job(path).cases
+        items.sort(key=lambda item: wanted.index(item.nodeid) if item.nodeid in wanted else len(wanted))
+        items[:] = [item for item in items if item.nodeid in wanted]
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Load the measuring side if there is something to measure, and find early what would fail late."""
+    from perflab.plugin.settings import check_correctness_marker
+
+    config = session.config
+    try:
+        for item in session.items:
+            check_correctness_marker(item)
+        selected = [item for item in session.items if item.get_closest_marker("perf") is not None]
+        if not selected or config.option.collectonly:
+            return
+        from perflab.plugin.cases import Cases
+        from perflab.plugin.fresh import read_job
+
+        path = _job_path(config)
+        cases = Cases(config, config.stash[SETTINGS], read_job(path) if path else None)
+        config.stash[CASES] = cases
+        config.pluginmanager.register(cases, "perflab-cases")
+        cases.check(selected)
+    except PerflabError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+def _job_path(config: pytest.Config) -> str | None:
+    path: str | None = config.getoption("perf_replicate", default=None)
+    return path

@@ -1,0 +1,223 @@
+"""The ``perf`` fixture: a case takes its one measurement through it. What becomes of it is ``cases.py``'s."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from perflab.errors import UsageError
+from perflab.measure.devices import as_dtype, available_bytes, release_memory
+from perflab.measure.limits import CALLS_AT_LEAST, as_out_of_memory, matmul_flops_per_second
+from perflab.measure.measurement import Measured, measure, stopwatch_for
+from perflab.measure.sampling import Progress
+from perflab.measure.workload import Step, Workload
+from perflab.plugin.settings import Settings
+from perflab.records import Environment, Measurement, OutOfMemory, Parameters, per_call_ns
+from perflab.units import format_bytes, format_ns
+
+if TYPE_CHECKING:
+    import torch
+
+NO_WORK = 1.25
+"""A callable no slower than this many empty calls does nothing that could be measured."""
+
+
+@dataclass
+class CaseState:
+    """What a running case has learned so far. Lives from the item's set-up to its last report."""
+
+    case: str
+    settings: Settings
+    environment: Environment | None = None
+    device: torch.device | None = None
+    measurement: Measurement | None = None
+    out_of_memory: OutOfMemory | None = None
+    work: dict[str, float] = field(default_factory=dict)
+    parameters: Parameters = field(default_factory=dict)
+    problem: str | None = None
+    """Why there is nothing to judge, said in the verdict column."""
+    is_replicate: bool = False
+    turn: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    """Holds the device while the case measures and is judged."""
+
+
+class Perf:
+    """Measures a callable. Ask for it as the ``perf`` fixture; see there for examples."""
+
+    def __init__(
+        self,
+        state: CaseState,
+        device: torch.device,
+        progress: Progress,
+        take_turn: Callable[[], contextlib.AbstractContextManager[object]],
+    ) -> None:
+        self._state = state
+        self._device = device
+        self._progress = progress
+        self._take_turn = take_turn
+
+    @property
+    def device(self) -> torch.device:
+        """The device that the case is measured on."""
+        return self._device
+
+    def __call__(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Measure ``fn(*args, **kwargs)`` and return its result.
+
+        Raises:
+            UsageError: ``fn`` cannot be called, does no work, or the case has measured before.
+        """
+        if not callable(fn):
+            raise UsageError(
+                f"perf() got {type(fn).__name__!r}, which cannot be called",
+                "pass the function itself and its arguments: perf(model, x), not perf(model(x))",
+            )
+        return self._measure(Workload(fn, args, kwargs))
+
+    def step(
+        self,
+        *,
+        forward: Callable[[], Any],
+        backward: Callable[[Any], Any] | None = None,
+        optimizer: Callable[[], Any] | None = None,
+    ) -> Any:
+        """Measure a training step, each phase and the whole, and return what ``forward`` returned.
+
+        Args:
+            forward: called without arguments; its result, the loss, goes to ``backward``.
+            backward: called with the loss, such as ``torch.Tensor.backward``.
+            optimizer: called without arguments: the update, and clearing the gradients.
+
+        Raises:
+            UsageError: a phase cannot be called, or the case has measured before.
+        """
+        for name, phase in (("forward", forward), ("backward", backward), ("optimizer", optimizer)):
+            if phase is not None and not callable(phase):
+                raise UsageError(
+                    f"perf.step({name}=...) got {type(phase).__name__!r}, which cannot be called",
+                    f"pass a function: perf.step({name}=lambda: ...)",
+                )
+        return self._measure(Step(forward, backward, optimizer))
+
+    def work(self, **units: float) -> None:
+        """Say how much one call does, such as ``perf.work(tokens=512, flops=2.1e11)``; throughput is shown then.
+
+        Raises:
+            UsageError: an amount is not a positive number.
+        """
+        for unit, amount in units.items():
+            if isinstance(amount, bool) or not isinstance(amount, int | float) or not amount > 0:
+                raise UsageError(f"perf.work({unit}={amount!r})", "give a positive number of units in one call")
+            self._state.work[unit] = float(amount)
+
+    def requires(
+        self,
+        *,
+        memory_bytes: float | None = None,
+        flops: float | None = None,
+        seconds: float | None = None,
+        precision: torch.dtype | str = "fp32",
+    ) -> None:
+        """Say what the case needs, before building anything; skip it, with these costs, if that does not fit.
+
+        Args:
+            memory_bytes: peak memory on the case's device.
+            flops: floating-point operations of one call; time follows from this machine's matmul rate.
+            seconds: time of one call, instead of ``flops``.
+            precision: precision of most of the operations.
+
+        Raises:
+            pytest.skip.Exception: more memory than is free, or more time than the budget.
+        """
+        if self._state.is_replicate:
+            return  # the session that asked for a replicate has decided
+        if seconds is None and flops is not None:
+            dtype = as_dtype(precision)
+            assert dtype is not None
+            seconds = flops / matmul_flops_per_second(self._device, dtype)
+        free = available_bytes(self._device)
+        no_room = memory_bytes is not None and free is not None and memory_bytes > free
+        least_s = CALLS_AT_LEAST * seconds if seconds is not None else 0.0
+        no_time = least_s > self._state.settings.budget_s
+        if not (no_room or no_time):
+            return
+        needs = []
+        if memory_bytes is not None and free is not None:
+            needs.append(f"{format_bytes(int(memory_bytes))} of memory ({format_bytes(free)} free)")
+        if seconds is not None:
+            needs.append(
+                f"about {format_ns(least_s * 1e9)} ({CALLS_AT_LEAST} calls of {format_ns(seconds * 1e9)}; "
+                f"--perf-budget is {self._state.settings.budget_s:g} s)"
+            )
+        pytest.skip("needs " + " and ".join(needs))
+
+    def _measure(self, workload: Workload) -> Any:
+        state = self._state
+        if state.measurement is not None or state.out_of_memory is not None:
+            raise UsageError(
+                f"{state.case}: perf was called twice in one case",
+                "measure one thing a test; parametrize for several",
+            )
+        state.turn.enter_context(self._take_turn())
+        release_memory(self._device)
+        measured = self._measured_or_out_of_memory(workload)
+        if measured is None:
+            release_memory(self._device)  # the error, and the frames it held, are gone by now
+            pytest.skip("out of memory")
+        if not state.settings.allow_nan and holds_nan(measured.result):
+            state.problem = "NaN"
+            raise UsageError(
+                f"{state.case}: the measured callable returned NaN; numbers taken on it are not kept",
+                "find the NaN, or mark the case @pytest.mark.perf(allow_nan=True) if it is meant",
+            )
+        if not workload.phases and _does_nothing(measured.measurement, self._device):
+            state.problem = "no work"
+            raise UsageError(
+                f"{state.case}: the measured callable does no work, it is as fast as an empty one",
+                "measure a callable that does something: perf(fn, *args), not perf(lambda: None)",
+            )
+        state.measurement = measured.measurement
+        return measured.result
+
+    def _measured_or_out_of_memory(self, workload: Workload) -> Measured | None:
+        try:
+            return measure(workload, self._device, self._state.settings.plan, self._progress, label=self._state.case)
+        except Exception as error:
+            self._state.out_of_memory = as_out_of_memory(error)
+            if self._state.out_of_memory is None:
+                raise
+            return None
+
+
+def _does_nothing(measurement: Measurement, device: torch.device) -> bool:
+    fastest = min(per_call_ns(measurement.samples_ns, measurement.repetitions))
+    if measurement.repetitions == 1 or (measurement.memory is not None and measurement.memory.growth_bytes):
+        return False
+    stopwatch = stopwatch_for(device)
+    empty = Workload(lambda: None, (), {})
+    readings = [stopwatch.time(empty, measurement.repetitions).total_ns for _ in range(3)]
+    return fastest <= NO_WORK * min(readings) / measurement.repetitions
+
+
+def holds_nan(value: Any) -> bool:
+    """Whether a number, a tensor, or a container of such holds NaN."""
+    import torch
+
+    if isinstance(value, float):
+        return value != value
+    if isinstance(value, torch.Tensor):
+        if value.device.type == "meta" or not (value.is_floating_point() or value.is_complex()):
+            return False
+        return bool(torch.isnan(value.detach()).any())
+    return any(holds_nan(part) for part in _parts(value))
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        yield from value.values()
+    elif isinstance(value, list | tuple):
+        yield from value

@@ -1,0 +1,133 @@
+"""The fixtures: ``perf``, and the single tools that it is made of. Each works alone, on CPU and on CUDA."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from perflab.errors import UsageError
+from perflab.plugin.stash import CASES, SETTINGS, worker_number
+
+if TYPE_CHECKING:
+    import torch
+
+    from perflab.measure.memory_snapshot import MemorySnapshot
+    from perflab.measure.sampling import Warmup
+    from perflab.plugin.case import Perf
+
+
+@pytest.fixture
+def perf(request: pytest.FixtureRequest, device: torch.device) -> Perf:
+    """Measure a callable's latency and peak memory, and compare them with the saved baseline.
+
+    ``perf(fn, *args, **kwargs)`` calls fn again and again and returns its result::
+
+        def test_matmul(perf, device):
+            a = torch.rand(512, 512, device=device)
+            perf(torch.matmul, a, a)
+
+    ``perf.step(forward=..., backward=..., optimizer=...)`` times the phases of a training step, ``perf.work(
+    tokens=512)`` adds throughput, ``perf.requires(memory_bytes=..., flops=...)`` skips a case that does not fit.
+    A test that asks for this fixture is marked ``perf``. One measurement a test.
+    """
+    from perflab.plugin.cases import Cases
+
+    cases = request.config.stash.get(CASES, None)
+    if not isinstance(cases, Cases):
+        raise UsageError(
+            f"{request.node.nodeid} got the perf fixture by getfixturevalue(), which pytest cannot foresee",
+            "name perf among the test's arguments, or mark the test @pytest.mark.perf",
+        )
+    return cases.perf_for(request.node, device)
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """The ``torch.device`` chosen by ``--perf-device``: by itself a GPU where there is one, else the CPU.
+
+    Under pytest-xdist the workers spread over the GPUs.
+    """
+    from perflab.measure.devices import resolve_device
+
+    return resolve_device(request.config.stash[SETTINGS].device, worker_number(request.config))
+
+
+@pytest.fixture
+def sync(device: torch.device) -> Callable[[], None]:
+    """``sync()`` returns when the device has finished all work that it was given. On a CPU it has already."""
+    from perflab.measure.devices import synchronize
+
+    return partial(synchronize, device)
+
+
+@pytest.fixture
+def warmup(request: pytest.FixtureRequest, device: torch.device) -> Callable[..., Warmup]:
+    """``warmup(fn, *args, **kwargs)`` calls fn until successive timings agree, and tells how that went.
+
+    The result has ``calls``, ``settled`` (whether readings agreed before a quarter of ``--perf-budget`` was
+    spent) and ``readings_ns``, the time of one call in each reading.
+    """
+    from perflab.measure.devices import current_device
+    from perflab.measure.measurement import stopwatch_for
+    from perflab.measure.sampling import warm_up
+    from perflab.measure.workload import Workload
+
+    plan = request.config.stash[SETTINGS].plan
+
+    def warm(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Warmup:
+        workload = Workload(fn, args, kwargs)
+        stopwatch = stopwatch_for(device)
+        with current_device(device):
+            return warm_up(partial(stopwatch.time, workload), plan, lambda _: None)
+
+    return warm
+
+
+@pytest.fixture
+def autocast(
+    device: torch.device,
+) -> Callable[[torch.dtype | str | None], contextlib.AbstractContextManager[object]]:
+    """``with autocast("bf16"):`` runs the block under ``torch.autocast`` on the device.
+
+    Takes a dtype or ``"bf16"``, ``"fp16"``, ``"fp32"``; fp32 and None mean no autocast, so that a test can be
+    parametrized over precisions.
+    """
+    from perflab.measure.devices import autocast_on
+
+    return partial(autocast_on, device)
+
+
+@pytest.fixture
+def memory_snapshot(
+    request: pytest.FixtureRequest, device: torch.device
+) -> Callable[..., contextlib.AbstractContextManager[MemorySnapshot]]:
+    """``with memory_snapshot("forward") as snapshot:`` records every allocation and free of the block.
+
+    After the block ``snapshot.peak_bytes`` is the highest rise of live memory within it, and ``snapshot.path``
+    the file that holds the history: on CUDA PyTorch's own snapshot, for https://pytorch.org/memory_viz; on a CPU
+    JSON, a list of ``[time in ns, bytes]``. Files go to ``.perflab/snapshots/``.
+    """
+    from perflab.measure.memory_snapshot import record_memory
+    from perflab.plugin.folder import file_name_for, own_folder
+
+    def snapshot(name: str = "snapshot") -> contextlib.AbstractContextManager[MemorySnapshot]:
+        folder: Path = own_folder(request.config.rootpath) / "snapshots"
+        return record_memory(folder / file_name_for(f"{request.node.nodeid}-{name}"), device)
+
+    return snapshot
+
+
+@pytest.fixture
+def nvtx_range(device: torch.device) -> Callable[[str], contextlib.AbstractContextManager[None]]:
+    """``with nvtx_range("attention"):`` names what the block does on a profiler's timeline.
+
+    An NVTX range for Nsight Systems on a CUDA device, and a ``torch.profiler`` range on any.
+    """
+    from perflab.measure.nvtx import nvtx_range as open_range
+
+    return partial(open_range, device=device)

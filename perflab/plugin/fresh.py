@@ -1,0 +1,123 @@
+"""Measuring in fresh processes: a replicate, as judging and saving need it.
+
+The child runs the same pytest command with a job file; it collects only the files it needs, runs only the cases
+it was given, judges nothing, and appends each measurement to the results file as soon as it has it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from perflab.errors import FreshProcessError
+from perflab.plugin.options import REPLICATE_OPTION
+from perflab.records import Data, Replicate
+
+_SILENCED = {
+    "basetemp": None,  # pytest empties it at start, and the parent's temporary files with it
+    "xmlpath": None,
+    "report_log": None,
+    "htmlpath": None,
+    "json_report_file": None,
+    "usepdb": False,
+    "lf": False,
+    "failedfirst": False,
+    "newfirst": False,
+    "stepwise": False,
+    "maxfail": 0,
+}
+"""Options of the parent's command that would make a child overwrite its files, choose tests or wait for input."""
+
+
+class Job(Data, frozen=True):
+    """What a fresh process is to measure, and where its results go."""
+
+    cases: list[str]
+    results: str
+
+
+class JobResult(Data, frozen=True):
+    """One line of the results file."""
+
+    case: str
+    replicate: Replicate
+
+
+def read_job(path: str) -> Job:
+    """The job that this process was started for."""
+    return msgspec.json.decode(Path(path).read_bytes(), type=Job)
+
+
+def report_replicate(job: Job, case: str, replicate: Replicate) -> None:
+    """Append a measurement to the job's results, at once, so that a later crash loses nothing."""
+    with open(job.results, "ab") as file:
+        file.write(msgspec.json.encode(JobResult(case=case, replicate=replicate)) + b"\n")
+
+
+def quieten(config: pytest.Config) -> None:
+    """In a child: drop what the parent's command asks of the parent alone."""
+    for dest, value in _SILENCED.items():
+        if hasattr(config.option, dest):
+            setattr(config.option, dest, value)
+
+
+def measure_fresh(config: pytest.Config, cases: Sequence[str]) -> dict[str, Replicate]:
+    """Measure cases in one fresh process.
+
+    Args:
+        config: the running session's configuration, whose command is repeated.
+        cases: node ids.
+
+    Returns:
+        Node id to replicate; a case that the child could not measure is missing.
+
+    Raises:
+        FreshProcessError: the child measured none of the cases; its last output is in the error.
+    """
+    with tempfile.TemporaryDirectory(prefix="perflab-") as folder:
+        job = Job(cases=list(cases), results=str(Path(folder, "results.jsonl")))
+        job_file = Path(folder, "job.json")
+        job_file.write_bytes(msgspec.json.encode(job))
+        command = [sys.executable, "-m", "pytest", *_arguments(config), f"{REPLICATE_OPTION}={job_file}"]
+        # The parent's import path, whichever way it came by it (rootdir, conftest, `python -m`, pythonpath).
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        for name in [name for name in environment if name.startswith("PYTEST_XDIST")]:
+            del environment[name]
+        done = subprocess.run(
+            command,
+            cwd=config.invocation_params.dir,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        results = Path(job.results)
+        lines = results.read_bytes().splitlines() if results.exists() else []
+    found = [msgspec.json.decode(line, type=JobResult) for line in lines]
+    if not found:
+        tail = "\n".join(done.stdout.splitlines()[-15:])
+        raise FreshProcessError(
+            f"a fresh process measured nothing (exit status {done.returncode}); it said:\n{tail}",
+            f"run the case alone: pytest {cases[0]!r}",
+        )
+    return {line.case: line.replicate for line in found}
+
+
+def _arguments(config: pytest.Config) -> list[str]:
+    """The command's own arguments; pytest-xdist gives its workers those of the controller."""
+    arguments = [os.fspath(argument) for argument in config.invocation_params.args]
+    if config.pluginmanager.hasplugin("xdist"):
+        arguments.append("-n0")
+    if config.pluginmanager.hasplugin("_cov"):
+        arguments.append("--no-cov")
+    return arguments

@@ -1,0 +1,69 @@
+"""The plugin's options: each exists on the command line and, under the same name, as an ini key."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+import pytest
+
+
+@dataclass(frozen=True)
+class Option:
+    """One setting. ``flag`` options take no value."""
+
+    name: str
+    default: str
+    help: str
+    metavar: str | None = None
+    flag: bool = False
+    choices: tuple[str, ...] = ()
+
+    @property
+    def dest(self) -> str:
+        """Ini key, and attribute of the parsed options."""
+        return self.name.removeprefix("--").replace("-", "_")
+
+
+OPTIONS = (
+    Option("--perf-update", "false", "save what was measured as the new baseline", flag=True),
+    Option("--perf-update-new", "false", "save baselines of cases that have no comparable one", flag=True),
+    Option("--perf-baselines", "baselines", "directory of the saved baselines", metavar="DIR"),
+    Option("--perf-threshold", "5%", "slowdown of the median that counts", metavar="SHARE"),
+    Option("--perf-memory-threshold", "0", "growth of peak memory that counts", metavar="SHARE"),
+    Option("--perf-floor", "2us", "differences in time below this never count", metavar="TIME"),
+    Option(
+        "--perf-check",
+        "on",
+        "on: a worse case fails; off: measure only; strict: a case that can't be judged fails too",
+        choices=("on", "off", "strict"),
+    ),
+    Option("--perf-device", "auto", "where to measure: auto, cpu, cuda or cuda:N", metavar="DEVICE"),
+    Option("--perf-budget", "10", "time for the samples of one case", metavar="SECONDS"),
+    Option("--perf-replicates", "3", "processes that measure a baseline, or confirm a slowdown", metavar="N"),
+    Option("--perf-json", "", "write all results to this file", metavar="FILE"),
+)
+
+REPLICATE_OPTION = "--perf-replicate"
+"""How a fresh process is told what to measure: the path of a job file. Not for users."""
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Register every option with its ini twin."""
+    group = parser.getgroup("perflab", "performance of PyTorch code (perflab)")
+    for option in OPTIONS:
+        shown = f"{option.help} (default: {option.default})" if not option.flag and option.default else option.help
+        shown = shown.replace("%", "%%")
+        if option.flag:
+            group.addoption(option.name, dest=option.dest, action="store_true", default=None, help=shown)
+        else:
+            group.addoption(
+                option.name,
+                dest=option.dest,
+                default=None,
+                help=shown,
+                metavar=option.metavar,
+                choices=option.choices or None,
+            )
+        parser.addini(option.dest, shown.replace("%%", "%"), type="string", default=None)
+    group.addoption(REPLICATE_OPTION, dest="perf_replicate", default=None, help=argparse.SUPPRESS)

@@ -1,0 +1,209 @@
+"""The collecting side: one process, the controller under pytest-xdist. Journals, saves and shows the results."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import perflab
+from perflab.environment import slug
+from perflab.errors import BaselineError, FreshProcessError
+from perflab.gate.store import BaselineStore
+from perflab.plugin.benchmark import add_to_benchmark_session, spare_second_table
+from perflab.plugin.folder import own_folder
+from perflab.plugin.fresh import measure_fresh
+from perflab.plugin.settings import Settings
+from perflab.records import Entry, Environment, Record, Replicate, Result, Verdict
+from perflab.report.table import table, tally, wrap_facts
+
+_KEPT_JOURNALS = 20
+_COLOURS = {
+    Verdict.OK: "green",
+    Verdict.IMPROVED: "green",
+    Verdict.REGRESSED: "red",
+    Verdict.FAILED: "red",
+    Verdict.OOM: "red",
+    Verdict.INCONCLUSIVE: "yellow",
+    Verdict.INCOMPARABLE: "yellow",
+}
+
+
+class Collected:
+    """Receives each case's result from its report, whichever process ran it."""
+
+    def __init__(self, config: pytest.Config, settings: Settings) -> None:
+        self._config = config
+        self._settings = settings
+        self._results: list[Result] = []
+        self._journal: Path | None = None
+        self._notes: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take a result at once, and journal it before anything else can go wrong."""
+        plain = getattr(report, "perflab", None)
+        if plain is None:
+            return
+        result = msgspec.convert(plain, Result)
+        self._results.append(result)
+        self._write_journal(result)
+        add_to_benchmark_session(self._config, result)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Save what is to be saved. Runs after Ctrl-C too, with what was finished by then."""
+        if not self._results:
+            return
+        try:
+            self._save(interrupted=exitstatus == pytest.ExitCode.INTERRUPTED)
+            self._write_json(exitstatus)
+        except (BaselineError, OSError) as error:
+            self._notes.append(str(error))
+            session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Show the table."""
+        if not self._results:
+            return
+        out = terminalreporter
+        spare_second_table(self._config)
+        out.ensure_newline()
+        out.section("perf", sep="=")
+        width = max(80, out._tw.fullwidth)
+        for text in self._header(width):
+            out.write_line(text)
+        for line in table(self._results, width):
+            colour = _COLOURS.get(line.verdict) if line.verdict is not None else None
+            if colour is None:
+                out.write_line(line.text)
+                continue
+            at = line.text.rindex("  ") + 2
+            out.write(line.text[:at])
+            out.write_line(line.text[at:], **{colour: True})
+        for note in self._notes:
+            out.write_line(note)
+        out.write_line(tally(self._results) + self._hint())
+
+    # --- saving ---------------------------------------------------------------------------------------------
+
+    def _save(self, *, interrupted: bool) -> None:
+        chosen = [result for result in self._results if self._is_to_be_saved(result)]
+        if not chosen:
+            return
+        records = {result.case: result.record for result in chosen if result.record is not None}
+        replicates = {case: [record.summary] for case, record in records.items() if record.summary is not None}
+        if replicates and not interrupted:
+            self._add_fresh(replicates)
+        entries = {case: _entry(record, replicates.get(case, [])) for case, record in records.items()}
+        store = BaselineStore(self._settings.baselines)
+        paths = store.save(entries)
+        self._results = [msgspec.structs.replace(result, saved=result.case in entries) for result in self._results]
+        written = ", ".join(_relative(path, self._config) for path in paths)
+        self._notes.append(f"saved {len(entries)} baseline{'s' * (len(entries) != 1)} to {written}")
+        if interrupted:
+            self._notes.append("interrupted: these baselines have one replicate each, and know less of their noise")
+
+    def _is_to_be_saved(self, result: Result) -> bool:
+        if result.record is None:
+            return False
+        if self._settings.update:
+            return True
+        without = result.judgement.verdict in (Verdict.NEW, Verdict.INCOMPARABLE, Verdict.OOM)
+        return self._settings.update_new and without
+
+    def _add_fresh(self, replicates: dict[str, list[Replicate]]) -> None:
+        reporter = self._config.pluginmanager.getplugin("terminalreporter")
+        for number in range(2, self._settings.replicates + 1):
+            if reporter is not None:
+                if reporter._tw.width_of_current_line:
+                    reporter._tw.line()
+                cases = f"{len(replicates)} case{'s' * (len(replicates) != 1)}"
+                reporter.write_line(f"perf: replicate {number} of {self._settings.replicates} ({cases})")
+            try:
+                found = measure_fresh(self._config, list(replicates))
+            except FreshProcessError as error:
+                self._notes.append(f"baselines with fewer replicates: {error}")
+                return
+            for case, replicate in found.items():
+                replicates[case].append(replicate)
+            missing = [case for case in replicates if case not in found]
+            if missing:
+                self._notes.append(f"a fresh process gave no replicate of {', '.join(missing)}")
+
+    # --- what stays behind ----------------------------------------------------------------------------------
+
+    def _write_journal(self, result: Result) -> None:
+        try:
+            if self._journal is None:
+                runs = own_folder(self._config.rootpath) / "runs"
+                runs.mkdir(exist_ok=True)
+                for old in sorted(runs.glob("*.jsonl"))[: -(_KEPT_JOURNALS - 1)]:
+                    old.unlink()
+                self._journal = runs / f"{datetime.now(UTC):%Y-%m-%dT%H-%M-%S-%f}.jsonl"
+            with self._journal.open("ab") as file:
+                file.write(msgspec.json.encode(result) + b"\n")
+        except OSError as error:
+            note = f"no journal of this run could be kept in .perflab/: {error.strerror}"
+            if note not in self._notes:
+                self._notes.append(note)
+
+    def _write_json(self, exitstatus: int) -> None:
+        if self._settings.json is None:
+            return
+        document = {
+            "schema": 1,
+            "perflab": perflab.__version__,
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "exitstatus": int(exitstatus),
+            "results": [json.loads(msgspec.json.encode(result)) for result in self._results],
+        }
+        self._settings.json.parent.mkdir(parents=True, exist_ok=True)
+        self._settings.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        self._notes.append(f"wrote {_relative(self._settings.json, self._config)}")
+
+    # --- the table's frame ----------------------------------------------------------------------------------
+
+    def _header(self, width: int) -> list[str]:
+        environments = [result.record.environment for result in self._results if result.record is not None]
+        seen: dict[str, Environment] = {slug(environment): environment for environment in environments}
+        return [
+            line
+            for name, e in seen.items()
+            for line in wrap_facts(
+                [
+                    f"{e.device}: {e.device_name}{f', {e.cores} cores' if e.device == 'cpu' else ''}",
+                    f"torch {e.torch}",
+                    f"{_relative(self._settings.baselines / name, self._config)}/",
+                ],
+                width,
+            )
+        ]
+
+    def _hint(self) -> str:
+        verdicts = {result.judgement.verdict for result in self._results if not result.saved}
+        if verdicts & {Verdict.NEW, Verdict.INCOMPARABLE}:
+            return "   (save: --perf-update-new)"
+        if verdicts & {Verdict.REGRESSED, Verdict.IMPROVED}:
+            return "   (accept: --perf-update)"
+        return ""
+
+
+def _entry(record: Record, replicates: list[Replicate]) -> Entry:
+    return Entry(
+        environment=record.environment,
+        recorded=f"{datetime.now(UTC):%Y-%m-%d}",
+        replicates=replicates,
+        parameters=record.parameters,
+        out_of_memory=record.out_of_memory,
+    )
+
+
+def _relative(path: Path, config: pytest.Config) -> str:
+    try:
+        return str(path.relative_to(config.invocation_params.dir))
+    except ValueError:
+        return str(path)

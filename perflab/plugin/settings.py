@@ -1,0 +1,216 @@
+"""Settings, read once: command line before ini file before default, and per case the ``perf`` marker first."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perflab.errors import SettingError
+from perflab.gate.judge import Policy
+from perflab.measure.devices import DEVICE_CHOICES
+from perflab.measure.sampling import Plan
+from perflab.plugin.options import OPTIONS, Option
+from perflab.units import parse_duration_ns, parse_fraction, parse_seconds
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What one run was asked for. Fractions are shares of one."""
+
+    update: bool
+    update_new: bool
+    baselines: Path
+    threshold: float
+    memory_threshold: float
+    floor_ns: float
+    check: str
+    device: str
+    budget_s: float
+    replicates: int
+    json: Path | None
+    warmup: int | None = None
+    """Fixed number of warm-up calls; None: until readings agree. Only the marker sets it."""
+    allow_nan: bool = False
+    """Whether a result may hold NaN. Only the marker sets it."""
+
+    @property
+    def policy(self) -> Policy:
+        """What counts as worse."""
+        return Policy(self.threshold, self.memory_threshold, self.floor_ns)
+
+    @property
+    def plan(self) -> Plan:
+        """How long to measure."""
+        return Plan(budget_ns=self.budget_s * 1e9, warmup=self.warmup)
+
+
+def _raw(config: pytest.Config, option: Option) -> tuple[str, str]:
+    """The value as text, and where it came from."""
+    given = config.getoption(option.dest, default=None)
+    if given is not None:
+        return (str(given), option.name)
+    ini = config.getini(option.dest)
+    if ini is not None:
+        return (str(ini), f"ini key {option.dest}")
+    return (option.default, option.name)
+
+
+def read_settings(config: pytest.Config) -> Settings:
+    """Read and check every option.
+
+    Raises:
+        SettingError: a value that cannot be used, naming the option or ini key that holds it.
+    """
+    raw = {option.dest: _raw(config, option) for option in OPTIONS}
+
+    def value(dest: str, parse: Callable[[str], Any]) -> Any:
+        text, origin = raw[dest]
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise SettingError(f"{origin}: {error}", "see `pytest --help`, under perflab") from error
+
+    def path(dest: str) -> Path:
+        text, origin = raw[dest]
+        return (
+            config.rootpath
+            if origin.startswith("ini") or not config.getoption(dest, None)
+            else config.invocation_params.dir
+        ) / text
+
+    check = next(option for option in OPTIONS if option.dest == "perf_check")
+    return Settings(
+        update=value("perf_update", _parse_flag),
+        update_new=value("perf_update_new", _parse_flag),
+        baselines=path("perf_baselines"),
+        threshold=value("perf_threshold", parse_fraction),
+        memory_threshold=value("perf_memory_threshold", parse_fraction),
+        floor_ns=value("perf_floor", parse_duration_ns),
+        check=value("perf_check", lambda text: _parse_choice(text, check.choices)),
+        device=value("perf_device", _parse_device),
+        budget_s=value("perf_budget", parse_seconds),
+        replicates=value("perf_replicates", _parse_count),
+        json=path("perf_json") if raw["perf_json"][0] else None,
+    )
+
+
+def _parse_flag(text: str) -> bool:
+    lowered = text.strip().lower()
+    if lowered in ("true", "1", "yes", "on"):
+        return True
+    if lowered in ("false", "0", "no", "off", ""):
+        return False
+    raise ValueError(f"{text!r} is neither true nor false")
+
+
+def _parse_choice(text: str, choices: tuple[str, ...]) -> str:
+    if text not in choices:
+        raise ValueError(f"{text!r} is none of {', '.join(choices)}")
+    return text
+
+
+def _parse_device(text: str) -> str:
+    if DEVICE_CHOICES.fullmatch(text) is None:
+        raise ValueError(f"{text!r} is not a device; use auto, cpu, cuda or cuda:N")
+    return text
+
+
+def _parse_count(text: str) -> int:
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise ValueError(f"{text!r} is not a number of processes (1 or more)")
+    return int(text)
+
+
+def _from_marker(parse: Callable[[str], float]) -> Callable[[Any], float]:
+    """Accept both ``"5%"`` and ``0.05``."""
+
+    def read(value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise ValueError(f"{value!r} is neither a number nor a text")
+        return parse(str(value))
+
+    return read
+
+
+def _marker_warmup(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{value!r} is not a number of warm-up calls (0 or more)")
+    return value
+
+
+def _marker_bool(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{value!r} is neither True nor False")
+    return value
+
+
+MARKER_ARGUMENTS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
+    "threshold": ("threshold", _from_marker(parse_fraction), "slowdown that counts, such as '10%' or 0.1"),
+    "memory_threshold": (
+        "memory_threshold",
+        _from_marker(parse_fraction),
+        "growth of peak memory that counts, such as '1%'",
+    ),
+    "floor": (
+        "floor_ns",
+        _from_marker(parse_duration_ns),
+        "differences below this never count, such as '2us'",
+    ),
+    "budget": (
+        "budget_s",
+        _from_marker(parse_seconds),
+        "time for the samples, in seconds, such as 5 or '500ms'",
+    ),
+    "warmup": ("warmup", _marker_warmup, "exactly so many warm-up calls, instead of until readings agree"),
+    "allow_nan": ("allow_nan", _marker_bool, "True: a result that holds NaN is no failure"),
+}
+"""Arguments of ``@pytest.mark.perf``: the setting, how it is read, what it means."""
+
+
+def for_case(settings: Settings, item: pytest.Item) -> Settings:
+    """The settings of one case: markers override, the closest first.
+
+    Raises:
+        SettingError: an unknown or unusable marker argument, named together with the test.
+    """
+    changes: dict[str, Any] = {}
+    for mark in item.iter_markers("perf"):
+        if mark.args:
+            raise SettingError(
+                f"{item.nodeid}: @pytest.mark.perf takes no positional arguments, got {mark.args[0]!r}",
+                f"name it: {', '.join(f'{name}=' for name in MARKER_ARGUMENTS)}",
+            )
+        for name, given in mark.kwargs.items():
+            if name not in MARKER_ARGUMENTS:
+                close = difflib.get_close_matches(name, MARKER_ARGUMENTS, n=1)
+                hint = f"did you mean {close[0]!r}? " if close else ""
+                raise SettingError(
+                    f"{item.nodeid}: @pytest.mark.perf has no argument {name!r}",
+                    f"{hint}known are {', '.join(MARKER_ARGUMENTS)}",
+                )
+            field, parse, meaning = MARKER_ARGUMENTS[name]
+            try:
+                changes.setdefault(field, parse(given))
+            except ValueError as error:
+                raise SettingError(f"{item.nodeid}: @pytest.mark.perf({name}=...): {error}", meaning) from error
+    return replace(settings, **changes)
+
+
+def check_correctness_marker(item: pytest.Item) -> None:
+    """Refuse arguments of ``@pytest.mark.correctness``, which takes none.
+
+    Raises:
+        SettingError: an argument was given.
+    """
+    for mark in item.iter_markers("correctness"):
+        if mark.args or mark.kwargs:
+            given = next(iter(mark.kwargs), None) or repr(mark.args[0])
+            raise SettingError(
+                f"{item.nodeid}: @pytest.mark.correctness takes no arguments, got {given}",
+                "remove it; budgets are derived from the reference",
+            )

@@ -1,0 +1,23 @@
+"""Keys under which the plugin keeps its few objects on pytest's configuration, and who this process is."""
+
+from __future__ import annotations
+
+import pytest
+
+from perflab.plugin.settings import Settings
+
+SETTINGS = pytest.StashKey[Settings]()
+CASES = pytest.StashKey[object]()
+"""The ``Cases`` object, once a perf case is selected; typed loosely, since loading it loads the measuring rooms."""
+
+
+def is_worker(config: pytest.Config) -> bool:
+    """Whether this is a worker process of pytest-xdist."""
+    return hasattr(config, "workerinput")
+
+
+def worker_number(config: pytest.Config) -> int:
+    """0 for ``gw0`` and where there are no workers, 1 for ``gw1`` and so on."""
+    worker = getattr(config, "workerinput", None)
+    digits = str(worker["workerid"]).removeprefix("gw") if worker is not None else "0"
+    return int(digits) if digits.isdecimal() else 0

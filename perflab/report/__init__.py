@@ -1,0 +1,1 @@
+"""Records into text for people. Pure functions; knows neither pytest nor torch."""

@@ -1,0 +1,95 @@
+"""What a failing case says: before and now, by how much, where, why it is believed, and how to accept it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perflab.records import Change, Record, Result, Verdict
+from perflab.report.table import short_name
+from perflab.units import format_bytes, format_change, format_ns, format_percent
+
+UNCHANGED = 0.02
+"""A phase that moved less than this is called unchanged."""
+
+
+def explain(result: Result, memory_threshold: float, accept: str) -> str:
+    """The text of a failure. ``accept`` is the command that takes the numbers as the new baseline."""
+    judgement, record = result.judgement, result.record
+    lines = [_headline(result)]
+    if judgement.latency is not None or judgement.memory is not None:
+        lines += _numbers(judgement.latency, judgement.memory, memory_threshold)
+    lines += _evidence(record)
+    where = _where(judgement.phases)
+    if where:
+        lines.append(f"where: {where}")
+    lines += [f"why: {reason}" for reason in judgement.reasons]
+    lines.append(f"if this is meant: {accept}")
+    return "\n".join(lines)
+
+
+def _headline(result: Result) -> str:
+    name, judgement = short_name(result.case), result.judgement
+    if judgement.verdict is not Verdict.REGRESSED:
+        return f"{name} could not be judged ({judgement.verdict}), and --perf-check=strict wants it to be"
+    if result.record is not None and result.record.out_of_memory is not None:
+        return f"{name} ran out of memory, and its baseline did not"
+    worse = []
+    latency, memory = judgement.latency, judgement.memory
+    if latency is not None and latency.limit is not None and latency.ratio > latency.limit:
+        worse.append("is slower")
+    if memory is not None and memory.limit is not None and memory.ratio > memory.limit:
+        worse.append("needs more memory")
+    return f"{name} {' and '.join(worse) or 'is worse'} than its baseline"
+
+
+def _numbers(latency: Change | None, memory: Change | None, memory_threshold: float) -> list[str]:
+    rows: list[tuple[str, ...]] = [("", "before", "now", "change", "95 % interval", "limit")]
+    if latency is not None:
+        interval = f"{_change(latency.low)}…{_change(latency.high)}" if latency.low and latency.high else "–"
+        limit = f"+{format_percent(latency.limit - 1)}" if latency.limit is not None else "–"
+        row = (
+            format_ns(latency.before),
+            format_ns(latency.now),
+            format_change(latency.ratio),
+            interval,
+            limit,
+        )
+        rows.append(("latency", *row))
+    if memory is not None:
+        before, now = int(memory.before), int(memory.now)
+        grown = f"{'+' if now > before else '-'}{format_bytes(abs(now - before))}" if now != before else "same"
+        limit = f"+{format_percent(memory_threshold)}" if memory_threshold else "exact"
+        rows.append(("peak", format_bytes(before), format_bytes(now), grown, "exact", limit))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
+        for row in rows
+    ]
+
+
+def _change(ratio: float | None) -> str:
+    return "–" if ratio is None else format_change(ratio)
+
+
+def _evidence(record: Record | None) -> list[str]:
+    if record is None or not record.fresh:
+        return []
+    times = "once" if len(record.fresh) == 1 else f"{len(record.fresh)} times"
+    load = record.measurement.load_average if record.measurement else None
+    said = f"; machine load {load:.1f} on {record.environment.cores} cores" if load is not None else ""
+    return [f"measured again {times} in fresh processes{said}"]
+
+
+def _where(phases: dict[str, Change]) -> str:
+    if len(phases) < 2:
+        return ""
+    moved = [name for name, change in phases.items() if abs(change.ratio - 1.0) > UNCHANGED]
+    told = [f"{name} {format_ns(phases[name].before)} -> {format_ns(phases[name].now)}" for name in moved]
+    still = [name for name in phases if name not in moved]
+    if not moved:
+        return ""
+    return ", ".join(told) + (f" ({_listed(still)} unchanged)" if still else "")
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,122 @@
+"""The summary table: one line a case, aligned, readable at 80 columns and without colour."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from perflab.records import Record, Replicate, Result, Verdict
+from perflab.units import format_bytes, format_change, format_ns, format_rate
+
+_COLUMNS = (("median", 9), ("spread", 7), ("vs base", 9), ("peak", 9))
+_VERDICT_WIDTH = 13
+_LEAST_NAME_WIDTH = 22
+_ORDER = list(Verdict)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the table. ``verdict`` is set on the line that carries it, so that it may be coloured."""
+
+    text: str
+    verdict: Verdict | None = None
+
+
+def short_name(case: str) -> str:
+    """``tests/perf/test_x.py::TestY::test_step[small]`` -> ``step[small]``."""
+    return case.rsplit("/", 1)[-1].split("::")[-1].removeprefix("test_")
+
+
+def table(results: Sequence[Result], width: int = 80) -> list[Line]:
+    """All results as lines no longer than ``width`` (80 at least)."""
+    fixed = sum(size for _, size in _COLUMNS) + _VERDICT_WIDTH + 2
+    room = max(_LEAST_NAME_WIDTH, max(width, 80) - fixed)
+    names = _names(results)
+    name_width = min(room, max([len(name) for name in names] + [len("case")]))
+    header = "".join(title.rjust(size) for title, size in _COLUMNS)
+    lines = [Line(f"{'case'.ljust(name_width)}{header}  verdict")]
+    for name, result in zip(names, results, strict=True):
+        cells = "".join(cell.rjust(size) for cell, (_, size) in zip(_cells(result), _COLUMNS, strict=True))
+        text = f"{_shorten(name, name_width).ljust(name_width)}{cells}  {_verdict_text(result)}"
+        lines.append(Line(text, result.judgement.verdict))
+        lines += [Line(f"  {part}") for part in _details(result, max(width, 80) - 2)]
+    return lines
+
+
+def tally(results: Sequence[Result]) -> str:
+    """Counts of verdicts: ``11 ok · 1 regressed · 2 new``."""
+    counts = Counter(result.judgement.verdict for result in results)
+    return " · ".join(f"{counts[verdict]} {verdict}" for verdict in _ORDER if counts[verdict])
+
+
+def _names(results: Sequence[Result]) -> list[str]:
+    """Short names, with the module's where two cases would read the same."""
+    short = [short_name(result.case) for result in results]
+    often = Counter(short)
+    return [
+        name if often[name] == 1 else f"{result.case.rsplit('/', 1)[-1].split('.py')[0]}:{name}"
+        for name, result in zip(short, results, strict=True)
+    ]
+
+
+def _shorten(name: str, width: int) -> str:
+    """Cut in the middle: the end tells parameters, the beginning what it is."""
+    if len(name) <= width:
+        return name
+    tail = (width - 1) * 2 // 3
+    return name[: width - 1 - tail] + "…" + name[-tail:]
+
+
+def _cells(result: Result) -> tuple[str, str, str, str]:
+    summary = result.record.summary if result.record else None
+    if summary is None:
+        return ("–", "–", "–", "–")
+    spread = f"±{100 * summary.noise:.1f}%" if summary.samples > 1 else "–"
+    latency = result.judgement.latency
+    peak = format_bytes(summary.memory.peak_bytes) if summary.memory else "–"
+    return (format_ns(summary.median_ns), spread, format_change(latency.ratio) if latency else "–", peak)
+
+
+def _verdict_text(result: Result) -> str:
+    verdict = result.judgement.verdict
+    text = verdict.upper() if verdict in (Verdict.REGRESSED, Verdict.FAILED, Verdict.OOM) else str(verdict)
+    return f"{text}, saved" if result.saved else text
+
+
+def _details(result: Result, width: int) -> list[str]:
+    """Facts below a case's line, and why its verdict is not a plain ok."""
+    lines: list[str] = []
+    if result.record is not None and result.record.summary is not None:
+        lines = wrap_facts(_measured_facts(result.record, result.record.summary), width)
+    if result.judgement.verdict is not Verdict.NEW:  # "new" says it all
+        lines += textwrap.wrap("; ".join(result.judgement.reasons), width, break_long_words=False)
+    return lines
+
+
+def _measured_facts(record: Record, summary: Replicate) -> list[str]:
+    several = len(summary.phases_ns) > 1
+    facts = [f"{name} {format_ns(phase_ns)}" for name, phase_ns in summary.phases_ns.items() if several]
+    if record.work:
+        facts.append(f"mean {format_ns(summary.mean_ns)}")
+        facts.append(f"std {format_ns(summary.std_ns)}")
+        facts += [
+            format_rate(amount / (summary.median_ns / 1e9), _WORK_UNITS.get(unit, unit))
+            for unit, amount in record.work.items()
+        ]
+    return facts
+
+
+_WORK_UNITS = {"flops": "FLOP", "bytes": "B"}
+
+
+def wrap_facts(facts: Sequence[str], width: int) -> list[str]:
+    """Join facts by dots into lines no longer than ``width``, breaking only between facts."""
+    lines: list[str] = []
+    for fact in facts:
+        if lines and len(lines[-1]) + 3 + len(fact) <= width:
+            lines[-1] += f" · {fact}"
+        else:
+            lines.append(fact)
+    return lines

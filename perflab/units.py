@@ -1,0 +1,113 @@
+"""Numbers with units, read and written the way a person does. Imports nothing of ours.
+
+Times are nanoseconds, memory is bytes, ratios are fractions (0.05 is 5 %).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+NS_PER = {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9, "min": 60e9}
+BYTES_PER = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_QUANTITY = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([%A-Za-zµ]*)\s*")
+
+
+def _split(text: str, wanted: str) -> tuple[float, str]:
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not {wanted}")
+    return float(match[1]), match[2]
+
+
+def parse_fraction(text: str) -> float:
+    """Read ``"5%"`` or ``"0.05"`` as the fraction 0.05.
+
+    A bare number of 1 or more is refused: whoever writes ``5`` may mean 5 % or five times.
+
+    Raises:
+        ValueError: the text is neither, with what was wanted.
+    """
+    wanted = "a share such as 5% or 0.05"
+    value, unit = _split(text, wanted)
+    if unit == "%":
+        return value / 100.0
+    if unit or value >= 1.0:
+        raise ValueError(f"{text!r} is not {wanted}")
+    return value
+
+
+def parse_duration_ns(text: str) -> float:
+    """Read ``"2us"``, ``"1.5 ms"`` or ``"3s"`` as nanoseconds.
+
+    Raises:
+        ValueError: no number with one of the units ns, us, ms, s, min (a bare 0 needs none).
+    """
+    wanted = "a duration such as 2us, 1.5ms or 3s"
+    value, unit = _split(text, wanted)
+    if value == 0.0 and not unit:
+        return 0.0
+    if unit not in NS_PER:
+        raise ValueError(f"{text!r} is not {wanted}")
+    return value * NS_PER[unit]
+
+
+def parse_seconds(text: str) -> float:
+    """Read a positive number of seconds: ``"20"``, ``"20s"``, ``"500ms"``.
+
+    Raises:
+        ValueError: the text is no positive, finite number of seconds.
+    """
+    wanted = "a positive number of seconds such as 20 or 500ms"
+    value, unit = _split(text, wanted)
+    if unit and unit not in NS_PER:
+        raise ValueError(f"{text!r} is not {wanted}")
+    seconds = value * NS_PER[unit or "s"] / 1e9
+    if not (0.0 < seconds < math.inf):
+        raise ValueError(f"{text!r} is not {wanted}")
+    return seconds
+
+
+def _three_digits(value: float) -> str:
+    if value >= 99.95:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+
+
+def format_ns(value_ns: float) -> str:
+    """Nanoseconds with three significant digits: ``812 ms``, ``2.71 s``, ``1.30 µs``."""
+    for unit in ("s", "ms", "µs"):
+        if value_ns >= 0.9995 * NS_PER[unit]:
+            return f"{_three_digits(value_ns / NS_PER[unit])} {unit}"
+    return f"{_three_digits(value_ns)} ns"
+
+
+def format_bytes(value_bytes: int) -> str:
+    """Bytes in binary units with three significant digits: ``2.60 GiB``, ``512 B``."""
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        if value_bytes >= 0.9995 * BYTES_PER[unit]:
+            return f"{_three_digits(value_bytes / BYTES_PER[unit])} {unit}"
+    return f"{value_bytes} B"
+
+
+def format_change(ratio: float) -> str:
+    """The change that a ratio means: 1.312 is ``+31.2%``; ten times and more is ``x12.3``."""
+    if ratio >= 10.0:
+        return f"x{_three_digits(ratio)}"
+    change = 100.0 * (ratio - 1.0)
+    return "0.0%" if abs(change) < 0.05 else f"{change:+.1f}%"
+
+
+def format_percent(fraction: float) -> str:
+    """A fraction as a percentage without trailing zeros: 0.05 is ``5%``."""
+    return f"{100.0 * fraction:.3g}%"
+
+
+def format_rate(per_second: float, unit: str) -> str:
+    """A throughput with an SI prefix: ``631 tokens/s``, ``1.23 TFLOP/s``."""
+    for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if per_second >= 0.9995 * size:
+            text = _three_digits(per_second / size)
+            joined = f"{prefix}{unit}" if unit.isupper() else f"{prefix} {unit}"
+            return f"{text} {joined}/s"
+    return f"{_three_digits(per_second)} {unit}/s"
