@@ -71,8 +71,8 @@ class Measurement(Data, frozen=True):
     samples_ns: list[int]
     repetitions: int
     warmup_calls: int
-    settled: bool
-    """Whether successive warm-up calls agreed before sampling began."""
+    settled: bool | None
+    """Whether successive warm-up calls agreed before sampling began; None where their number was fixed."""
     clock: str
     """``host`` (monotonic clock) or ``cuda events``."""
     phases_ns: dict[str, list[int]] = {}
@@ -93,6 +93,8 @@ class Replicate(Data, frozen=True):
     noise: float
     """Half the width of the median's interval within the process, as a share of the median."""
     samples: int
+    first_ns: float | None = None
+    """First sample, where the number of warm-up calls was fixed: what a cold start costs."""
     phases_ns: dict[str, float] = {}
     """Median of each phase."""
     memory: Memory | None = None
@@ -200,6 +202,7 @@ def summarize(measurement: Measurement, noise: float) -> Replicate:
         std_ns=round(stdev(calls), 3) if len(calls) > 1 else 0.0,
         noise=round(noise, 6),
         samples=len(calls),
+        first_ns=round(calls[0], 3) if measurement.settled is None else None,
         phases_ns={
             name: round(median(per_call_ns(samples, measurement.repetitions)), 3)
             for name, samples in measurement.phases_ns.items()

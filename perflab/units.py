@@ -75,7 +75,10 @@ def _three_digits(value: float) -> str:
 
 
 def format_ns(value_ns: float) -> str:
-    """Nanoseconds with three significant digits: ``812 ms``, ``2.71 s``, ``1.30 µs``."""
+    """Nanoseconds with three significant digits: ``812 ms``, ``2.71 s``, ``1.30 µs``; from two minutes on ``min``."""
+    for unit, size in (("h", 3600e9), ("min", 60e9)):
+        if value_ns >= 2 * size:
+            return f"{_three_digits(value_ns / size)} {unit}"
     for unit in ("s", "ms", "µs"):
         if value_ns >= 0.9995 * NS_PER[unit]:
             return f"{_three_digits(value_ns / NS_PER[unit])} {unit}"

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from perflab.measure.workload import Workload
 
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
 read_ns: Callable[[], int] = time.perf_counter_ns
 
 

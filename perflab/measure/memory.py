@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from perflab.measure.workload import Workload
 
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
 _MEASURED = "perflab: memory pass"
 
 

@@ -10,6 +10,8 @@ from perflab.measure import clock
 from perflab.measure.clock import Sample
 from perflab.measure.statistics import relative_half_width
 
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
 SAMPLE_TARGET_NS = 1_000_000
 """A sample lasts this long or longer, so that reading the clock (tens of ns) is lost in it."""
 AGREEMENT = 0.10
@@ -39,10 +41,13 @@ class Plan:
 
 @dataclass(frozen=True)
 class Warmup:
-    """How warm-up went: calls made, whether readings agreed, and how many calls make a sample."""
+    """How warm-up went: calls made, whether readings agreed, and how many calls make a sample.
+
+    ``settled`` is None where the number of calls was fixed, and nobody looked at agreement.
+    """
 
     calls: int
-    settled: bool
+    settled: bool | None
     repetitions: int
     readings_ns: tuple[int, ...] = ()
     """Time of one call in each reading, first to last."""
@@ -72,7 +77,7 @@ def warm_up(time_once: TimeOnce, plan: Plan, progress: Progress) -> Warmup:
     if plan.warmup is not None:
         readings = tuple(time_once(1).total_ns for _ in range(plan.warmup))
         repetitions = repetitions_for(readings[-1], 1) if readings else 1
-        return Warmup(plan.warmup, True, repetitions, readings)
+        return Warmup(plan.warmup, None, repetitions, readings)
 
     start = clock.read_ns()
     repetitions, calls = 1, 0

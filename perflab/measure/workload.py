@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
 
 def _nothing() -> None:
     """Stand-in for a mark that nobody wants."""

@@ -22,6 +22,8 @@ from perflab.units import format_bytes, format_ns
 if TYPE_CHECKING:
     import torch
 
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
 NO_WORK = 1.25
 """A callable no slower than this many empty calls does nothing that could be measured."""
 
@@ -54,11 +56,13 @@ class Perf:
         device: torch.device,
         progress: Progress,
         take_turn: Callable[[], contextlib.AbstractContextManager[object]],
+        measure_fresh: Callable[[], Measurement],
     ) -> None:
         self._state = state
         self._device = device
         self._progress = progress
         self._take_turn = take_turn
+        self._measure_fresh = measure_fresh
 
     @property
     def device(self) -> torch.device:
@@ -184,11 +188,15 @@ class Perf:
         return measured.result
 
     def _measured_or_out_of_memory(self, workload: Workload) -> Measured | None:
+        state = self._state
         try:
-            return measure(workload, self._device, self._state.settings.plan, self._progress, label=self._state.case)
+            if state.settings.fresh_process and not state.is_replicate:
+                self._progress("in a fresh process")
+                return Measured(self._measure_fresh(), workload.run())
+            return measure(workload, self._device, state.settings.plan, self._progress, label=state.case)
         except Exception as error:
-            self._state.out_of_memory = as_out_of_memory(error)
-            if self._state.out_of_memory is None:
+            state.out_of_memory = as_out_of_memory(error)
+            if state.out_of_memory is None:
                 raise
             return None
 

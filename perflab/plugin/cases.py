@@ -26,7 +26,7 @@ from perflab.measure.measurement import replicate_of
 from perflab.plugin.accept import accept_command
 from perflab.plugin.case import CaseState, Perf
 from perflab.plugin.folder import file_name_for
-from perflab.plugin.fresh import Job, measure_fresh, report_replicate
+from perflab.plugin.fresh import Job, measure_fresh, report_measurement
 from perflab.plugin.progress import ProgressLine
 from perflab.plugin.settings import Settings, for_case
 from perflab.records import Entry, Judgement, Parameters, Record, Result, Verdict, to_plain
@@ -86,7 +86,13 @@ class Cases:
             )
         state.device = device
         state.environment = current_environment(device)
-        return Perf(state, device, self._progress.for_case(item), lambda: self._turn(device))
+        return Perf(
+            state,
+            device,
+            self._progress.for_case(item),
+            take_turn=lambda: self._turn(device),
+            measure_fresh=lambda: measure_fresh(self._config, [state.case])[state.case],
+        )
 
     @contextlib.contextmanager
     def _turn(self, device: torch.device) -> Iterator[None]:
@@ -162,11 +168,11 @@ class Cases:
 
     def _conclude(self, item: pytest.Item, state: CaseState) -> None:
         """Judge the case; fail it if it got worse. In a fresh process: report the replicate, nothing else."""
-        summary = replicate_of(state.measurement) if state.measurement is not None else None
         if self._job is not None:
-            if summary is not None:
-                report_replicate(self._job, state.case, summary)
+            if state.measurement is not None:
+                report_measurement(self._job, state.case, state.measurement)
             return
+        summary = replicate_of(state.measurement) if state.measurement is not None else None
         assert state.environment is not None
         settings = state.settings
         record = Record(
@@ -209,7 +215,7 @@ class Cases:
                 return record, msgspec.structs.replace(
                     judgement, verdict=Verdict.INCONCLUSIVE, reasons=doubt, suspect=False
                 )
-            record = msgspec.structs.replace(record, fresh=[*record.fresh, found[state.case]])
+            record = msgspec.structs.replace(record, fresh=[*record.fresh, replicate_of(found[state.case])])
             judgement = judge(record, entry, state.settings.policy)
             if judgement.verdict in (Verdict.OK, Verdict.IMPROVED):
                 break

@@ -18,7 +18,7 @@ import pytest
 
 from perflab.errors import FreshProcessError
 from perflab.plugin.options import REPLICATE_OPTION
-from perflab.records import Data, Replicate
+from perflab.records import Data, Measurement
 
 _SILENCED = {
     "basetemp": None,  # pytest empties it at start, and the parent's temporary files with it
@@ -47,7 +47,7 @@ class JobResult(Data, frozen=True):
     """One line of the results file."""
 
     case: str
-    replicate: Replicate
+    measurement: Measurement
 
 
 def read_job(path: str) -> Job:
@@ -55,10 +55,10 @@ def read_job(path: str) -> Job:
     return msgspec.json.decode(Path(path).read_bytes(), type=Job)
 
 
-def report_replicate(job: Job, case: str, replicate: Replicate) -> None:
+def report_measurement(job: Job, case: str, measurement: Measurement) -> None:
     """Append a measurement to the job's results, at once, so that a later crash loses nothing."""
     with open(job.results, "ab") as file:
-        file.write(msgspec.json.encode(JobResult(case=case, replicate=replicate)) + b"\n")
+        file.write(msgspec.json.encode(JobResult(case=case, measurement=measurement)) + b"\n")
 
 
 def quieten(config: pytest.Config) -> None:
@@ -68,7 +68,7 @@ def quieten(config: pytest.Config) -> None:
             setattr(config.option, dest, value)
 
 
-def measure_fresh(config: pytest.Config, cases: Sequence[str]) -> dict[str, Replicate]:
+def measure_fresh(config: pytest.Config, cases: Sequence[str]) -> dict[str, Measurement]:
     """Measure cases in one fresh process.
 
     Args:
@@ -76,7 +76,7 @@ def measure_fresh(config: pytest.Config, cases: Sequence[str]) -> dict[str, Repl
         cases: node ids.
 
     Returns:
-        Node id to replicate; a case that the child could not measure is missing.
+        Node id to measurement; a case that the child could not measure is missing.
 
     Raises:
         FreshProcessError: the child measured none of the cases; its last output is in the error.
@@ -110,7 +110,7 @@ def measure_fresh(config: pytest.Config, cases: Sequence[str]) -> dict[str, Repl
             f"a fresh process measured nothing (exit status {done.returncode}); it said:\n{tail}",
             f"run the case alone: pytest {cases[0]!r}",
         )
-    return {line.case: line.replicate for line in found}
+    return {line.case: line.measurement for line in found}
 
 
 def _arguments(config: pytest.Config) -> list[str]:

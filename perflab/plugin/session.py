@@ -13,6 +13,7 @@ import perflab
 from perflab.environment import slug
 from perflab.errors import BaselineError, FreshProcessError
 from perflab.gate.store import BaselineStore
+from perflab.measure.measurement import replicate_of
 from perflab.plugin.benchmark import add_to_benchmark_session, spare_second_table
 from perflab.plugin.folder import own_folder
 from perflab.plugin.fresh import measure_fresh
@@ -128,8 +129,8 @@ class Collected:
             except FreshProcessError as error:
                 self._notes.append(f"baselines with fewer replicates: {error}")
                 return
-            for case, replicate in found.items():
-                replicates[case].append(replicate)
+            for case, measurement in found.items():
+                replicates[case].append(replicate_of(measurement))
             missing = [case for case in replicates if case not in found]
             if missing:
                 self._notes.append(f"a fresh process gave no replicate of {', '.join(missing)}")

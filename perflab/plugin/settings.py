@@ -37,6 +37,8 @@ class Settings:
     """Fixed number of warm-up calls; None: until readings agree. Only the marker sets it."""
     allow_nan: bool = False
     """Whether a result may hold NaN. Only the marker sets it."""
+    fresh_process: bool = False
+    """Whether the case is measured in a process of its own. Only the marker sets it."""
 
     @property
     def policy(self) -> Policy:
@@ -167,6 +169,11 @@ MARKER_ARGUMENTS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
         "time for the samples, in seconds, such as 5 or '500ms'",
     ),
     "warmup": ("warmup", _marker_warmup, "exactly so many warm-up calls, instead of until readings agree"),
+    "fresh_process": (
+        "fresh_process",
+        _marker_bool,
+        "True: measure in a new process, where nothing is warm; here the callable runs once, for its result",
+    ),
     "allow_nan": ("allow_nan", _marker_bool, "True: a result that holds NaN is no failure"),
 }
 """Arguments of ``@pytest.mark.perf``: the setting, how it is read, what it means."""

@@ -98,9 +98,11 @@ def _details(result: Result, width: int) -> list[str]:
 def _measured_facts(record: Record, summary: Replicate) -> list[str]:
     several = len(summary.phases_ns) > 1
     facts = [f"{name} {format_ns(phase_ns)}" for name, phase_ns in summary.phases_ns.items() if several]
-    if record.work:
-        facts.append(f"mean {format_ns(summary.mean_ns)}")
-        facts.append(f"std {format_ns(summary.std_ns)}")
+    if summary.first_ns is not None:
+        facts.append(f"first {format_ns(summary.first_ns)}")
+    if record.work or summary.first_ns is not None:
+        deviation = f" ± {format_ns(summary.std_ns)}" if summary.samples > 1 else ""
+        facts.append(f"mean {format_ns(summary.mean_ns)}{deviation}")
         facts += [
             format_rate(amount / (summary.median_ns / 1e9), _WORK_UNITS.get(unit, unit))
             for unit, amount in record.work.items()

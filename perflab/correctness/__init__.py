@@ -1,0 +1,30 @@
+"""Is a kernel right? Error budgets that are derived, comparisons that can be read, runs that can't be fooled.
+
+    verify(my_kernel, make_inputs, reference=float64_definition, plain=same_mathematics_plainly)
+
+`budget` says how far off a tensor may be, `compare` how far off it is and where, `poison` makes memory
+that was never written visible, and `verify` puts a candidate through all of it. Nothing here knows
+attention, or pytest.
+"""
+
+from perflab.correctness.budget import Budget, Errors, derive_budget, measure_errors, rounding_band
+from perflab.correctness.compare import Numbers, Report, TensorReport, compare, compare_all
+from perflab.correctness.poison import PoisonedMemory
+from perflab.correctness.verify import expanded_ones, random_upstream, verify
+
+__all__ = [
+    "Budget",
+    "Errors",
+    "Numbers",
+    "PoisonedMemory",
+    "Report",
+    "TensorReport",
+    "compare",
+    "compare_all",
+    "derive_budget",
+    "expanded_ones",
+    "measure_errors",
+    "random_upstream",
+    "rounding_band",
+    "verify",
+]

@@ -1,0 +1,141 @@
+"""How far from the float64 reference a tensor may be: derived from the same mathematics done plainly.
+
+    candidate's error  <=  multiple * plain's error + rounding band
+
+`plain` is the same mathematics, step by step, in the candidate's own precision: what that precision costs
+by itself. With multiple = 2 this is the bound of FlashAttention's tests (Dao et al., flash-attention,
+tests/test_flash_attn.py: at most twice the error of a PyTorch implementation in the same precision).
+
+The band is what rounding may cost where plain happens to be luckier: half a unit in the last place of the
+result, and one in the sums behind it,
+
+    eps(dtype) / 2 * |reference|  +  eps(float32) * magnitude
+
+The magnitude is the sum of the absolute values of the terms that make up the result, the factor by which
+rounded sums are off (Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed., section 3.1);
+sums are held to float32, as on every GPU, whatever the inputs are. It is |reference| unless the caller
+knows that larger terms cancel. No tolerance is typed by hand.
+
+Four metrics are held to it, because each is blind to what another sees: the largest error misses a small
+error everywhere, the mean and the norm miss a few wrong elements, and all three miss a wrong row whose
+values are small beside those of the others (the last rows of causal attention, say).
+
+Pure functions of tensors; they raise nothing for finite input of one shape.
+"""
+
+from dataclasses import astuple, dataclass, fields
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """The distance between a tensor and its reference, in four metrics.
+
+    max            largest absolute error
+    mean           mean absolute error
+    relative_norm  Euclidean norm of the error, over that of the reference
+    worst_row      the same for the worst row (last dimension), where a row smaller than the rows'
+                   root mean square is measured against that: nearly nothing is no scale of its own
+
+    The relative ones are zero where the reference is zero throughout; max and mean judge it then.
+    """
+
+    max: float
+    mean: float
+    relative_norm: float
+    worst_row: float
+
+    def items(self) -> tuple[tuple[str, float], ...]:
+        """(metric, value), in the order of the fields."""
+        return tuple((field.name, getattr(self, field.name)) for field in fields(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What is allowed, and what it was derived from."""
+
+    plain: Errors
+    band: Errors
+    multiple: float
+
+    @property
+    def limit(self) -> Errors:
+        """multiple * plain + band, metric by metric."""
+        pairs = zip(astuple(self.plain), astuple(self.band), strict=True)
+        return Errors(*(self.multiple * plain + band for plain, band in pairs))
+
+    def exceeded_by(self, errors: Errors) -> tuple[str, ...]:
+        """The metrics that are past their limit. NaN is past every limit."""
+        limit = self.limit
+        return tuple(name for name, error in errors.items() if not error <= getattr(limit, name))
+
+
+def measure_errors(got: Tensor, reference: Tensor) -> Errors:
+    """The errors of `got` (any floating dtype) from `reference` (float64, the same shape).
+
+    Only elements that are finite in both count; whether the others are right is `compare`'s question.
+    """
+    return _metrics(*error_and_size(got, reference))
+
+
+def rounding_band(reference: Tensor, dtype: torch.dtype, magnitude: Tensor | None = None) -> Errors:
+    """What rounding alone may cost a result in `dtype`. reference and magnitude: float64, one shape.
+
+    Integers are exact: their band is zero.
+    """
+    _, size = error_and_size(reference, reference)
+    if not dtype.is_floating_point:
+        return _metrics(torch.zeros_like(size), size)
+    accumulator = torch.float64 if dtype == torch.float64 else torch.float32
+    terms = size if magnitude is None else torch.maximum(magnitude, size)
+    return _metrics(torch.finfo(dtype).eps / 2 * size + torch.finfo(accumulator).eps * terms, size)
+
+
+def derive_budget(
+    plain: Tensor,
+    reference: Tensor,
+    dtype: torch.dtype,
+    *,
+    multiple: float = 2.0,
+    magnitude: Tensor | None = None,
+) -> Budget:
+    """The budget for a result in `dtype`, given plain's result, the reference and the terms' magnitude."""
+    return Budget(measure_errors(plain, reference), rounding_band(reference, dtype, magnitude), multiple)
+
+
+def error_and_size(got: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
+    """|got - reference| and |reference| in float64, both zero where either is not finite."""
+    got = got.detach().double()
+    finite = torch.isfinite(got) & torch.isfinite(reference)
+    zero = torch.zeros((), dtype=torch.float64, device=reference.device)
+    return torch.where(finite, got - reference, zero).abs(), torch.where(finite, reference, zero).abs()
+
+
+def row_errors(error: Tensor, size: Tensor) -> Tensor:
+    """Each row's error norm over its scale; a row is the last dimension, a scalar is a row of one."""
+    scales = row_scales(size)
+    return torch.where(scales > 0, _rows(error).norm(dim=-1) / scales, 0.0)
+
+
+def row_scales(size: Tensor) -> Tensor:
+    """What a row's error is measured against: its norm, or the rows' root mean square if that is larger."""
+    norms = _rows(size).norm(dim=-1)
+    return torch.maximum(norms, norms.square().mean().sqrt())
+
+
+def _metrics(error: Tensor, size: Tensor) -> Errors:
+    if error.numel() == 0:
+        return Errors(0.0, 0.0, 0.0, 0.0)
+    norm = size.norm().item()
+    return Errors(
+        max=error.max().item(),
+        mean=error.mean().item(),
+        relative_norm=error.norm().item() / norm if norm > 0.0 else 0.0,
+        worst_row=row_errors(error, size).max().item(),
+    )
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1, tensor.shape[-1] if tensor.dim() else 1)

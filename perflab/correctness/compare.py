@@ -1,0 +1,235 @@
+"""Tensors against their reference and budget, as a report that says what is wrong, where, and by how much.
+
+Input: three tensors of one shape, the candidate's (any dtype), the reference's (float64) and plain's (the
+candidate's precision). Output: frozen reports whose text fits 80 columns. Nothing is raised for a wrong
+candidate; ValueError where the reference itself is NaN, since nothing can be right there.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from perflab.correctness.budget import (
+    Budget,
+    Errors,
+    derive_budget,
+    error_and_size,
+    measure_errors,
+    row_errors,
+    row_scales,
+)
+
+METRIC_NAMES = {"max": "max", "mean": "mean", "relative_norm": "norm", "worst_row": "worst row"}
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """What was measured of a tensor that could be compared.
+
+    Index, `got` and `wanted` belong to the worst element; `off` counts the elements past their budget, and
+    `region` holds for each dimension the first and last index where any are.
+    """
+
+    errors: Errors
+    budget: Budget
+    exceeded: tuple[str, ...]
+    index: tuple[int, ...]
+    got: float
+    wanted: float
+    off: int
+    non_finite: int
+    region: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorReport:
+    """One tensor's comparison; or, where there was nothing to compare, `mismatch`, which says why."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None
+    numbers: Numbers | None
+    mismatch: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Within budget, and finite where it should be."""
+        return self.numbers is not None and not (self.numbers.exceeded or self.numbers.non_finite)
+
+    def __str__(self) -> str:
+        if self.numbers is None:
+            return f"{self.name} is wrong: {self.mismatch}"
+        return _passed(self, self.numbers) if self.ok else _failed(self, self.numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All tensors of one run: the wrong ones first and in full, the right ones a line each."""
+
+    tensors: tuple[TensorReport, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Every tensor is."""
+        return all(tensor.ok for tensor in self.tensors)
+
+    def __str__(self) -> str:
+        return "\n".join(str(tensor) for tensor in sorted(self.tensors, key=lambda tensor: tensor.ok))
+
+
+def compare_all(
+    got: Mapping[str, Tensor | None],
+    reference: Mapping[str, Tensor],
+    plain: Mapping[str, Tensor],
+    *,
+    multiple: float = 2.0,
+    magnitudes: Mapping[str, Tensor] | None = None,
+) -> Report:
+    """`compare` for every name in `reference`; names without a magnitude have the default."""
+    magnitudes = magnitudes or {}
+    return Report(
+        tuple(
+            compare(name, got.get(name), wanted, plain[name], multiple=multiple, magnitude=magnitudes.get(name))
+            for name, wanted in reference.items()
+        )
+    )
+
+
+def compare(
+    name: str,
+    got: Tensor | None,
+    reference: Tensor,
+    plain: Tensor,
+    *,
+    multiple: float = 2.0,
+    magnitude: Tensor | None = None,
+) -> TensorReport:
+    """Hold `got` to the budget that `plain` and `reference` (float64) give it (see `derive_budget`).
+
+    `got` must have the shape of the reference and the dtype and device of plain; be finite where the
+    reference, rounded to that dtype, is finite; and equal it where it is not.
+    """
+    if torch.isnan(reference).any():
+        index = torch.isnan(reference).nonzero()[0].tolist()
+        raise ValueError(f"the reference of {name} is NaN at {index}: define what is right there")
+    if got is None:
+        return TensorReport(name, tuple(reference.shape), None, None, "missing: the candidate returned None")
+    mismatch = _mismatch(got, reference, plain)
+    if mismatch:
+        return TensorReport(name, tuple(got.shape), got.dtype, None, mismatch)
+    reference = reference.detach().to(got.device)
+    budget = derive_budget(plain, reference, got.dtype, multiple=multiple, magnitude=magnitude)
+    return TensorReport(name, tuple(got.shape), got.dtype, _measure(got.detach(), reference, budget))
+
+
+def _mismatch(got: Tensor, reference: Tensor, plain: Tensor) -> str:
+    if got.shape != reference.shape:
+        return f"its shape is {tuple(got.shape)}, wanted {tuple(reference.shape)}"
+    if got.dtype != plain.dtype:
+        return f"its dtype is {_short(got.dtype)}, wanted {_short(plain.dtype)}"
+    if got.device != plain.device:
+        return f"it is on {got.device}, wanted on {plain.device}"
+    return ""
+
+
+def _measure(got: Tensor, reference: Tensor, budget: Budget) -> Numbers:
+    # Rounded to the candidate's dtype, because a value past its range is rightly infinite there.
+    wanted = reference.to(got.dtype)
+    non_finite = ~((torch.isfinite(got) & torch.isfinite(wanted)) | (got == wanted))
+    errors = measure_errors(got, reference)
+
+    error, size = error_and_size(got, reference)
+    error = torch.where(non_finite, torch.inf, error)
+    off = (error > budget.limit.max) | _in_a_wrong_row(error, size, budget.limit.worst_row)
+    index = _worst_index(torch.where(off, error, -1.0) if off.any() else error)
+    return Numbers(
+        errors=errors,
+        budget=budget,
+        exceeded=budget.exceeded_by(errors),
+        index=index,
+        got=got[index].item() if got.numel() else 0.0,
+        wanted=reference[index].item() if got.numel() else 0.0,
+        off=int(off.sum()),
+        non_finite=int(non_finite.sum()),
+        region=_bounding_box(off),
+    )
+
+
+def _in_a_wrong_row(error: Tensor, size: Tensor, limit: float) -> Tensor:
+    """The elements of rows past `limit` that are themselves past a row's root-mean-square share of it."""
+    if error.numel() == 0:
+        return torch.zeros_like(error, dtype=torch.bool)
+    length = error.shape[-1] if error.dim() else 1
+    wrong = row_errors(error, size) > limit
+    share = limit * row_scales(size) / length**0.5
+    off: Tensor = wrong[:, None] & (error.reshape(-1, length) > share[:, None])
+    return off.reshape(error.shape)
+
+
+def _worst_index(error: Tensor) -> tuple[int, ...]:
+    if error.numel() == 0:
+        return ()
+    return tuple(int(i) for i in torch.unravel_index(error.argmax(), error.shape))
+
+
+def _bounding_box(off: Tensor) -> tuple[tuple[int, int], ...]:
+    if not off.any():
+        return ()
+    indices = off.nonzero()
+    return tuple((int(low), int(high)) for low, high in zip(indices.amin(dim=0), indices.amax(dim=0), strict=True))
+
+
+def _passed(report: TensorReport, numbers: Numbers) -> str:
+    shares = ", ".join(
+        f"{METRIC_NAMES[name]} {_share(error, getattr(numbers.budget.limit, name))}"
+        for name, error in numbers.errors.items()
+    )
+    return f"{report.name} is right, using {shares} of its budget"
+
+
+def _share(error: float, limit: float) -> str:
+    return "0 %" if error == 0.0 else f"{error / limit:.0%}".replace("%", " %")
+
+
+def _failed(report: TensorReport, numbers: Numbers) -> str:
+    count = 1
+    for size in report.shape:
+        count *= size
+    lines = [
+        f"{report.name} is wrong: shape {report.shape}, {_short(report.dtype)}",
+        f"  worst at {list(numbers.index)}: got {numbers.got:.6g}, wanted {numbers.wanted:.6g}, "
+        f"error {abs(numbers.got - numbers.wanted):.3g}",
+    ]
+    if numbers.non_finite:
+        lines.append(
+            f"  {numbers.non_finite} of {count} elements are not finite where the reference is, or differ"
+            f"\n  from its infinity (NaN: memory that was never written holds NaN here)"
+        )
+    if numbers.off:
+        lines.append(f"  {numbers.off} of {count} elements are off ({numbers.off / count:.2%}).")
+        lines.append(f"  all of them within [{_region(numbers.region)}]")
+    else:
+        lines.append("  no element alone is past its budget: the error is small and everywhere")
+    multiple = f"{numbers.budget.multiple:g} x plain"
+    lines.append(f"  {'':9}  {'error':>9}  {'budget':>9} = {multiple:>9} + {'rounding':>9}")
+    for name, error in numbers.errors.items():
+        limit = getattr(numbers.budget.limit, name)
+        plain = numbers.budget.multiple * getattr(numbers.budget.plain, name)
+        verdict = f"  {_times(error, limit)} over" if name in numbers.exceeded else ""
+        band = getattr(numbers.budget.band, name)
+        lines.append(f"  {METRIC_NAMES[name]:9}  {error:9.2e}  {limit:9.2e} = {plain:9.2e} + {band:9.2e}{verdict}")
+    return "\n".join(lines)
+
+
+def _times(error: float, limit: float) -> str:
+    return f"{error / limit:.3g}x" if limit > 0.0 else "any is"
+
+
+def _region(region: tuple[tuple[int, int], ...]) -> str:
+    return ", ".join(str(low) if low == high else f"{low}:{high + 1}" for low, high in region)
+
+
+def _short(dtype: torch.dtype | None) -> str:
+    return str(dtype).removeprefix("torch.")

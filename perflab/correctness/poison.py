@@ -1,0 +1,99 @@
+"""Memory that shows when it was never written: whatever `torch.empty` and its kin return holds NaN.
+
+A kernel that leaves the end of its output unwritten passes a test whenever the allocator hands it memory
+that held a right answer a moment ago, which is what allocators do. Here fresh memory holds NaN, or the
+largest value of an integer dtype, until it is written.
+
+Autograd hands the mode to the threads that run a backward (it restores the caller's thread-local state
+there), so a backward's allocations are poisoned as well. A Triton kernel writes into memory that is
+filled before it, in stream order. Not seen: memory that code from torch.compile takes for itself, and
+allocations inside the body of PyTorch's own compiled operators.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+aten = torch.ops.aten
+_ALLOCATING = frozenset(
+    (
+        aten.empty,
+        aten.empty_like,
+        aten.empty_strided,
+        aten.empty_permuted,
+        aten.new_empty,
+        aten.new_empty_strided,
+    )
+)
+_PYTORCH_NAMESPACES = frozenset(("aten", "prim", "prims"))
+
+
+class PoisonedMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """`with PoisonedMemory(): ...`: uninitialised memory holds NaN, True, or the largest integer."""
+
+    # Let operators that take functions (flex_attention, say) pass through instead of being refused.
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Without this, torch.compile would see a mode and quietly run a compiled candidate eagerly."""
+        return True
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not isinstance(func, OpOverload):
+            return func(*args, **kwargs)
+        if func.namespace not in _PYTORCH_NAMESPACES:
+            return self._call_custom_operator(func, args, kwargs)
+        if func.overloadpacket is aten.resize_:
+            return _resize(func, args, kwargs)
+        result = func(*args, **kwargs)
+        if func.overloadpacket in _ALLOCATING:
+            _fill(result)
+        return result
+
+    def _call_custom_operator(self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run a custom operator's body with this mode on, so that its own allocations are poisoned too.
+
+        While a mode handles an operator it is off. Switched on again it would see the same operator
+        without end; so the operator is entered below the mode, at its device's own kernel.
+        """
+        devices = [arg.device.type for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)]
+        if not devices:
+            return func(*args, **kwargs)
+        # The device of the result, should a scalar of the CPU stand among CUDA tensors.
+        device = next((device for device in devices if device != "cpu"), "cpu")
+        key = torch._C._dispatch_key_parse(torch._C._dispatch_key_for_device(device))
+        with self:
+            return func.redispatch(torch._C.DispatchKeySet(key), *args, **kwargs)
+
+
+def _resize(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """`tensor.resize_`: only what is beyond its old end is fresh."""
+    old = args[0].numel()
+    result = func(*args, **kwargs)
+    if result.numel() > old and result.is_contiguous():
+        _fill(result.view(-1)[old:])
+    return result
+
+
+def _fill(tensor: Tensor) -> None:
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+        tensor.fill_(float("nan"))
+    elif tensor.dtype == torch.bool:
+        tensor.fill_(True)
+    elif not tensor.is_quantized:
+        tensor.fill_(torch.iinfo(tensor.dtype).max)

@@ -1,0 +1,143 @@
+"""One run of a function under scrutiny: its outputs, its gradients, and whether it left its inputs alone.
+
+Inputs are {name: tensor} in the order of the function's arguments, outputs are named by the task, and the
+gradient of input `q` is named `dq`. `verify` decides what is run, and on what; `compare` judges.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perflab.correctness.poison import PoisonedMemory
+
+Function = Callable[..., Tensor | Sequence[Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What every run does: the outputs' names, which of them get an upstream gradient, and the settings."""
+
+    outputs: tuple[str, ...]
+    gradient_of: tuple[str, ...]
+    upstream: Callable[[Tensor, int], Tensor]
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one run of the candidate gave.
+
+    results   copies of the outputs and gradients; None for a gradient that it does not give
+    live      the returned tensors themselves, detached
+    upstream  the gradients that were handed to its backward
+    """
+
+    results: Mapping[str, Tensor | None]
+    live: Mapping[str, Tensor]
+    upstream: Mapping[str, Tensor]
+
+
+def run_candidate(candidate: Function, inputs: Mapping[str, Tensor], task: Task, seed: int, label: str) -> Run:
+    """Forward and, if the task says so, backward, in poisoned memory.
+
+    AssertionError for missing outputs or gradients, and for inputs that changed. What the candidate
+    raises passes through with a note of `label` and seed.
+    """
+    leaves = _leaves(inputs, bool(task.gradient_of))
+    watched = dict(inputs)
+    before = {name: storage_bytes(tensor).clone() for name, tensor in watched.items()}
+    try:
+        with PoisonedMemory():
+            returned = _named(candidate(*leaves.values(), **task.settings), task.outputs)
+            # Copied on the current stream and at once: what a side stream has yet to write is still NaN.
+            results: dict[str, Tensor | None] = {name: x.detach().clone() for name, x in returned.items()}
+        upstream = {}
+        for number, name in enumerate(task.gradient_of):
+            upstream[name] = task.upstream(returned[name].detach(), seed + number)
+            watched[f"the gradient of {name}"] = upstream[name]
+            before[f"the gradient of {name}"] = storage_bytes(upstream[name]).clone()
+        if task.gradient_of:
+            _require_gradients(returned, task.gradient_of)
+            with PoisonedMemory():
+                gradients = _gradients(returned, leaves, upstream)
+                results |= {name: None if x is None else x.clone() for name, x in gradients.items()}
+    except Exception as error:
+        error.add_note(f"in {label} of the candidate, seed {seed}")
+        raise
+    changed = [name for name, tensor in watched.items() if not same_bits(storage_bytes(tensor), before[name])]
+    if changed:
+        raise AssertionError(
+            f"{label}: the candidate changed {', '.join(changed)}, or memory between the elements; "
+            f"inputs must come back bit by bit"
+        )
+    return Run(results, {name: x.detach() for name, x in returned.items()}, upstream)
+
+
+def run_plainly(
+    function: Function, inputs: Mapping[str, Tensor], task: Task, upstream: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Outputs and gradients of a trusted function. It may return more than the task names.
+
+    A gradient is zero where an input has no part in the outputs.
+    """
+    leaves = _leaves(inputs, bool(task.gradient_of))
+    returned = _named(function(*leaves.values(), **task.settings), task.outputs, exactly=False)
+    results = {name: x.detach() for name, x in returned.items()}
+    if task.gradient_of:
+        for name, gradient in _gradients(returned, leaves, upstream).items():
+            results[name] = torch.zeros_like(leaves[name[1:]]) if gradient is None else gradient
+    return results
+
+
+def storage_bytes(tensor: Tensor) -> Tensor:
+    """All the memory behind a tensor as bytes, elements that it skips included."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Equality that holds for NaN, and tells -0.0 from 0.0."""
+    return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
+
+
+def _leaves(inputs: Mapping[str, Tensor], gradients: bool) -> dict[str, Tensor]:
+    """Detached views of the inputs in their own memory and layout, asking for gradients where they can."""
+    return {
+        name: tensor.detach().requires_grad_(gradients and tensor.is_floating_point())
+        for name, tensor in inputs.items()
+    }
+
+
+def _named(returned: Tensor | Sequence[Tensor], names: Sequence[str], exactly: bool = True) -> dict[str, Tensor]:
+    tensors = (returned,) if isinstance(returned, Tensor) else tuple(returned)
+    if len(tensors) < len(names) or (exactly and len(tensors) != len(names)):
+        raise AssertionError(f"got {len(tensors)} outputs, wanted {len(names)}: {', '.join(names)}")
+    for name, tensor in zip(names, tensors, strict=False):
+        if not isinstance(tensor, Tensor):
+            raise AssertionError(f"output {name} is a {type(tensor).__name__}, wanted a tensor")
+    return dict(zip(names, tensors, strict=False))
+
+
+def _require_gradients(returned: Mapping[str, Tensor], names: Sequence[str]) -> None:
+    for name in names:
+        if not returned[name].requires_grad:
+            raise AssertionError(
+                f"{name} does not require a gradient though the inputs do: the candidate has no backward, "
+                f"or detaches; leave {name} out of gradient_of if that is meant"
+            )
+
+
+def _gradients(
+    returned: Mapping[str, Tensor], leaves: Mapping[str, Tensor], upstream: Mapping[str, Tensor]
+) -> dict[str, Tensor | None]:
+    """{"d" + input: gradient}, by autograd.grad: unlike .backward() it adds nothing up and copies nothing."""
+    wanted = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
+    gradients = torch.autograd.grad(
+        [returned[name] for name in upstream],
+        list(wanted.values()),
+        list(upstream.values()),
+        allow_unused=True,
+    )
+    return {f"d{name}": gradient for name, gradient in zip(wanted, gradients, strict=True)}

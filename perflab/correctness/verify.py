@@ -1,0 +1,142 @@
+"""Put a candidate through runs that a wrong kernel does not survive, and hold what it gives to its budget.
+
+The candidate runs first, before the reference could leave a right answer in the allocator's memory; on
+inputs of its own, which must come back bit by bit; into memory that holds NaN until it is written; and
+twice, the second time with fresh data in the same memory, so that a result remembered from the first run
+is wrong. Only then do the reference (float64) and plain (the candidate's precision) run, on copies.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perflab.correctness.compare import Report, compare_all
+from perflab.correctness.run import Function, Run, Task, run_candidate, run_plainly, same_bits
+
+Magnitudes = Callable[..., Mapping[str, Tensor]]
+
+
+def random_upstream(output: Tensor, seed: int) -> Tensor:
+    """A standard normal gradient for `output`, of its shape, dtype and device."""
+    generator = torch.Generator(output.device).manual_seed(seed)
+    return torch.randn(output.shape, generator=generator, dtype=output.dtype, device=output.device)
+
+
+def expanded_ones(output: Tensor, seed: int) -> Tensor:
+    """The gradient that `output.sum().backward()` hands over: one element, expanded with stride 0."""
+    return torch.ones((), dtype=output.dtype, device=output.device).expand(output.shape)
+
+
+def verify(
+    candidate: Function,
+    make_inputs: Callable[[int], Mapping[str, Tensor]],
+    *,
+    reference: Function,
+    plain: Function,
+    outputs: Sequence[str] = ("out",),
+    gradient_of: Sequence[str] = (),
+    upstream: Callable[[Tensor, int], Tensor] = random_upstream,
+    settings: Mapping[str, Any] | None = None,
+    magnitudes: Magnitudes | None = None,
+    multiple: float = 2.0,
+    seeds: tuple[int, int] = (0, 1),
+) -> tuple[Report, ...]:
+    """Hold `candidate` to the reference, within its budget. Returns the reports of both runs.
+
+    candidate    called as candidate(*inputs, **settings); returns a tensor, or one for each of `outputs`
+    make_inputs  make_inputs(seed) -> {name: tensor}, in the order of the candidate's arguments; any
+                 layouts (expanded, transposed, offset): memory between the elements is watched too
+    reference    the definition, called on float64 copies of the inputs, returning float64
+    plain        the same mathematics step by step in the candidate's precision; its error makes the
+                 budget. Reference and plain are differentiated by autograd, and may return more than
+                 `outputs` names; the rest is left out
+    outputs      the names of what the candidate returns, in order
+    gradient_of  those of them that get an upstream gradient; then the gradient of every floating
+                 input is compared too, as "d" + its name
+    upstream     upstream(output, seed) -> the gradient for that output
+    settings     keyword arguments for all of these functions, is_causal=True, say
+    magnitudes   magnitudes(*inputs, upstream=, **settings) -> {result: float64 tensor}, for results
+                 in which larger terms cancel (see `budget`); called on float64 copies
+    multiple     how many times plain's error is allowed
+    seeds        one for each run
+
+    Raises AssertionError whose text says which tensor is wrong, where and by how much, or which input was
+    changed, or what was missing; ValueError for unusable arguments. What the candidate raises passes
+    through, with a note that says in which run.
+    """
+    unknown = [name for name in gradient_of if name not in outputs]
+    if unknown:
+        raise ValueError(f"gradient_of names {unknown}, which are not among the outputs {list(outputs)}")
+    task = Task(tuple(outputs), tuple(gradient_of), upstream, dict(settings or {}))
+
+    first_inputs = dict(make_inputs(seeds[0]))
+    first_copies = _copies(first_inputs)
+    first = run_candidate(candidate, first_inputs, task, seeds[0], "run 1")
+
+    second_inputs = _into_the_same_memory(make_inputs(seeds[1]), first_inputs)
+    second_copies = _copies(second_inputs)
+    kept = {name: tensor.clone() for name, tensor in first.live.items()}
+    second = run_candidate(candidate, second_inputs, task, seeds[1], "run 2")
+    overwritten = [name for name, tensor in first.live.items() if not same_bits(tensor, kept[name])]
+    if overwritten:
+        raise AssertionError(
+            f"run 2 overwrote what run 1 had returned ({', '.join(overwritten)}): the candidate keeps a "
+            f"buffer and hands it out again; allocate the output in each call"
+        )
+
+    reports = []
+    for run, copies in ((first, first_copies), (second, second_copies)):
+        inputs64, upstream64 = _upcast(copies), _upcast(run.upstream)
+        reports.append(
+            compare_all(
+                run.results,
+                run_plainly(reference, inputs64, task, upstream64),
+                run_plainly(plain, copies, task, run.upstream),
+                multiple=multiple,
+                magnitudes=magnitudes(*inputs64.values(), upstream=upstream64, **task.settings) if magnitudes else None,
+            )
+        )
+    _raise_if_wrong(reports, seeds, first, second)
+    return tuple(reports)
+
+
+def _copies(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in inputs.items()}
+
+
+def _upcast(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: x.double() if x.is_floating_point() else x for name, x in inputs.items()}
+
+
+def _into_the_same_memory(fresh: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The fresh values where the old inputs stood, if they fit: a cache keyed on addresses shows, too."""
+    moved = dict(fresh)
+    for name, tensor in fresh.items():
+        if name not in old:
+            continue
+        source, target = tensor.untyped_storage(), old[name].untyped_storage()
+        if source.nbytes() == target.nbytes():
+            target.copy_(source, False)
+            moved[name] = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
+                target, tensor.storage_offset(), tensor.shape, tensor.stride()
+            )
+    return moved
+
+
+def _raise_if_wrong(reports: Sequence[Report], seeds: Sequence[int], first: Run, second: Run) -> None:
+    if all(report.ok for report in reports):
+        return
+    lines = []
+    for number, (report, seed) in enumerate(zip(reports, seeds, strict=True), start=1):
+        if not report.ok:
+            lines += [f"run {number}, seed {seed}:", str(report)]
+    stale = [
+        name
+        for name, tensor in first.results.items()
+        if tensor is not None and (other := second.results[name]) is not None and same_bits(tensor, other)
+    ]
+    if stale and reports[0].ok:
+        lines.append(f"run 2 returned run 1's {', '.join(stale)} bit by bit, for other inputs: is it cached?")
+    raise AssertionError("\n".join(lines))

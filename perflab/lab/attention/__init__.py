@@ -1,0 +1,39 @@
+"""Attention, several ways, behind one call.
+
+Shapes: q (B, H, N_q, D); k, v (B, H, N_k, D); out (B, H, N_q, D); logsumexp (B, H, N_q).
+
+    out = softmax(scale * q k^T + mask) v,    logsumexp = log sum_j exp(scale * q k^T + mask)
+
+    from perflab.lab.attention import attention
+    out = attention(q, k, v, is_causal=True, impl="tiled")
+
+`IMPLEMENTATIONS` names the variants and what each claims. `FlashAttentionPyTorch` and
+`FlashAttentionTriton` are the autograd functions behind "tiled" and "triton". Triton is imported
+when the Triton variant is first asked for, and not before.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from perflab.lab.attention.dispatch import attention, attention_with_logsumexp, import_triton_variant
+from perflab.lab.attention.reference import reference_attention
+from perflab.lab.attention.registry import IMPLEMENTATIONS, Implementation
+from perflab.lab.attention.tiled import FlashAttentionPyTorch
+
+if TYPE_CHECKING:
+    from perflab.lab.attention.triton_forward import FlashAttentionTriton
+
+__all__ = [
+    "IMPLEMENTATIONS",
+    "FlashAttentionPyTorch",
+    "FlashAttentionTriton",
+    "Implementation",
+    "attention",
+    "attention_with_logsumexp",
+    "reference_attention",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "FlashAttentionTriton":
+        return import_triton_variant()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,145 @@
+"""The closed-form cost beside what PyTorch counts: operations exactly, memory as closely as it claims."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
+
+from perflab.lab.models import MODEL_SIZES, ModelConfig, TransformerLM, model_cost, size_config
+from perflab.lab.models.memory import Mode
+from perflab.lab.train import TrainingStep, cross_entropy_loss, random_tokens
+
+pytestmark = pytest.mark.correctness
+
+BLOCKS = replace(MODEL_SIZES["tiny"], vocab_size=256)  # its blocks outweigh its logits
+MODES: tuple[Mode, ...] = ("inference", "forward", "forward_backward", "train_step")
+
+
+@pytest.mark.parametrize("size", ["tiny", "small", "2.7B"])
+def test_flops_are_those_that_pytorch_counts(size: str) -> None:
+    config = size_config(size, attention="naive", context_length=128)
+    with FakeTensorMode():  # shapes only, so that the largest size costs nothing
+        model = TransformerLM(config)
+        tokens = random_tokens(4, 128, vocab_size=config.vocab_size)
+        with FlopCounterMode(display=False) as forward:
+            logits = model(tokens)
+        with FlopCounterMode(display=False) as backward:
+            cross_entropy_loss(logits, tokens).backward()
+    cost = model_cost(config, batch_size=4, seq_len=128, mode="forward")
+    assert forward.get_total_flops() == cost.flops
+    assert backward.get_total_flops() == 2 * cost.flops
+    assert model_cost(config, batch_size=4, seq_len=128, mode="train_step").flops == 3 * cost.flops
+
+
+@pytest.mark.parametrize("autocast_dtype", [None, torch.bfloat16], ids=["fp32", "bf16-autocast"])
+@pytest.mark.parametrize("impl", ["sdpa", "naive", "tiled"])
+def test_memory_of_tiny_is_near_what_the_profiler_sees(impl: str, autocast_dtype: torch.dtype | None) -> None:
+    config = replace(BLOCKS, attention=impl)
+    ratios = memory_ratios(config, 256, autocast_dtype)
+    assert {mode: ratio for mode, ratio in ratios.items() if not 0.85 < ratio < 1.15} == {}
+
+
+def test_memory_of_a_two_layer_small_is_near_what_the_profiler_sees() -> None:
+    ratios = memory_ratios(size_config("small", num_layers=2), 128, None, modes=("forward", "train_step"))
+    assert {mode: ratio for mode, ratio in ratios.items() if not 0.95 < ratio < 1.05} == {}
+
+
+@pytest.mark.parametrize("impl", ["sdpa", "naive"])
+def test_memory_on_a_gpu_is_near_what_its_allocator_saw(impl: str, device: torch.device) -> None:
+    if device.type != "cuda":
+        pytest.skip("needs a CUDA device; on a CPU the profiler's peak is the measure")
+    config = size_config("small", num_layers=2, attention=impl)
+    step = TrainingStep(
+        TransformerLM(config).to(device), random_tokens(4, 1024, vocab_size=config.vocab_size, device=device)
+    )
+    step()
+    torch.cuda.reset_peak_memory_stats(device)
+    step()
+    cost = model_cost(config, batch_size=4, seq_len=1024, mode="train_step")
+    assert 0.85 < cost.memory_bytes / torch.cuda.max_memory_allocated(device) < 1.15
+
+
+def test_naive_attention_needs_memory_that_grows_with_the_square_of_the_sequence() -> None:
+    def activations(impl: str, seq_len: int) -> int:
+        config = size_config("small", attention=impl, context_length=4096)
+        return model_cost(config, batch_size=1, seq_len=seq_len, mode="forward").memory.activations
+
+    assert activations("sdpa", 4096) == 2 * activations("sdpa", 2048)
+    scores = 12 * 12 * 4 * (4096**2 - 2 * 2048**2)  # layers, heads, bytes; beyond twice the half
+    assert activations("naive", 4096) - 2 * activations("naive", 2048) == pytest.approx(scores, rel=0.05)
+
+
+def test_a_training_step_of_2_7b_shows_what_it_needs_before_anything_is_built() -> None:
+    cost = model_cost(size_config("2.7B"), batch_size=4, seq_len=128, mode="train_step")
+    assert cost.parameters == 3_406_809_600
+    assert cost.memory.parameters == 4 * cost.parameters
+    assert cost.memory.optimizer_state == 8 * cost.parameters
+    assert cost.memory_bytes == pytest.approx(16 * cost.parameters, rel=0.01)  # the activations are gone by then
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"mode": "backward"}, "mode='backward': wanted one of inference, forward, forward_backward, train_step"),
+        ({"seq_len": 2048}, "seq_len=2048: wanted 1 or more of each, and no more than context_length=1024 tokens"),
+        ({"batch_size": 0}, "batch_size=0, seq_len=128: wanted 1 or more of each"),
+        (
+            {"param_dtype": torch.bfloat16, "autocast_dtype": torch.bfloat16},
+            "autocast is estimated for torch.float32 weights only; give one of the two",
+        ),
+    ],
+)  # fmt: skip
+def test_a_pass_that_cannot_be_is_refused(settings: dict[str, object], text: str) -> None:
+    with pytest.raises(ValueError, match=r"wanted|estimated") as caught:
+        model_cost(BLOCKS, **{"batch_size": 4, "seq_len": 128, **settings})  # type: ignore[arg-type]
+    assert text in str(caught.value)
+
+
+def memory_ratios(
+    config: ModelConfig, seq_len: int, autocast_dtype: torch.dtype | None, modes: tuple[Mode, ...] = MODES
+) -> dict[Mode, float]:
+    """Estimated over real peak bytes on the CPU, for each mode."""
+    torch.manual_seed(0)
+    model = TransformerLM(config)
+    step = TrainingStep(model, random_tokens(4, seq_len, vocab_size=config.vocab_size), autocast_dtype=autocast_dtype)
+    ratios = {}
+    for mode in modes:
+        if mode == "train_step":
+            step()  # the first one makes the optimizer's state
+        resident = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+        if mode == "train_step":
+            resident += 2 * sum(parameter.nbytes for parameter in model.parameters())
+        cost = model_cost(config, batch_size=4, seq_len=seq_len, mode=mode, autocast_dtype=autocast_dtype)
+        ratios[mode] = cost.memory_bytes / (resident + allocated_peak_bytes(step, mode))
+        model.zero_grad(set_to_none=True)
+    return ratios
+
+
+def allocated_peak_bytes(step: TrainingStep, mode: Mode) -> int:
+    """The most that PyTorch's CPU allocator had handed out at once during one pass, beyond what was there."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run_pass(step, mode)
+    assert profiler.profiler is not None
+    assert profiler.profiler.kineto_results is not None
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    return peak
+
+
+def run_pass(step: TrainingStep, mode: Mode) -> None:
+    if mode == "train_step":
+        step()
+    elif mode == "forward_backward":
+        step.backward(step.forward())
+    else:
+        autocast = torch.autocast("cpu", dtype=step.autocast_dtype, enabled=step.autocast_dtype is not None)
+        with torch.set_grad_enabled(mode == "forward"), autocast:
+            step.model(step.tokens)

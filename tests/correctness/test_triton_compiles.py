@@ -1,0 +1,58 @@
+"""The Triton kernel compiled ahead of time, without a GPU: does it fit, and does it use the tensor cores?"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.correctness
+
+ROOT = Path(__file__).parents[2]
+CONFIGURATIONS = [
+    (dtype, head_dim, capability, True)
+    for dtype in ("bfloat16", "float32")
+    for head_dim in (64, 128, 256)
+    for capability in (80, 90)
+] + [("bfloat16", 80, 90, True), ("float16", 128, 90, False)]
+
+
+def name_of(configuration: tuple[str, int, int, bool]) -> str:
+    dtype, head_dim, capability, is_causal = configuration
+    return f"{dtype}-d{head_dim}-sm{capability}-{'causal' if is_causal else 'full'}"
+
+
+@pytest.fixture(scope="module")
+def resources() -> dict[tuple[str, int, int, bool], dict[str, Any]]:
+    """All configurations, compiled in one process that does not know of Triton's interpreter."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", f"{__package__}.compile_triton_forward", json.dumps(CONFIGURATIONS)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return dict(zip(CONFIGURATIONS, lines, strict=True))
+
+
+@pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=name_of)
+def test_the_forward_kernel_fits_without_spilling(
+    configuration: tuple[str, int, int, bool], resources: dict[tuple[str, int, int, bool], dict[str, Any]]
+) -> None:
+    found = resources[configuration]
+    assert found["shared_bytes"] <= found["shared_limit_bytes"]
+    assert found["shared_bytes"] <= found["predicted_shared_bytes"], "the tiles are chosen by this bound"
+    assert found["spilled_bytes"] == 0, found
+
+
+@pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=name_of)
+def test_products_run_where_their_precision_says(
+    configuration: tuple[str, int, int, bool], resources: dict[tuple[str, int, int, bool], dict[str, Any]]
+) -> None:
+    dtype, _, capability, _ = configuration
+    found = resources[configuration]
+    if dtype == "float32":
+        assert (found["wgmma"], found["mma"], found["tf32"]) == (0, 0, False), "float32 must stay IEEE"
+    else:
+        assert found["wgmma" if capability == 90 else "mma"] > 0

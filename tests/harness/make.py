@@ -1,0 +1,83 @@
+"""Records with sensible defaults, so that a test names only what it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from perflab.records import Entry, Environment, Judgement, Memory, Record, Replicate, Result, Verdict
+
+CASE = "tests/perf/test_transformer.py::test_step[small-128-fp32]"
+MS = 1_000_000
+"""A millisecond in nanoseconds."""
+
+
+def environment(**changes: Any) -> Environment:
+    """A CPU machine."""
+    fields: dict[str, Any] = {
+        "device": "cpu",
+        "device_name": "AMD EPYC (family 25, model 17)",
+        "cores": 2,
+        "threads": 2,
+        "isa": "AVX2",
+        "system": "Linux x86_64",
+        "python": "3.11",
+        "torch": "2.13.0",
+    }
+    return Environment(**{**fields, **changes})
+
+
+def cuda_environment(**changes: Any) -> Environment:
+    """The same machine with a GPU, which is what is measured."""
+    fields = {"device": "cuda", "device_name": "NVIDIA H200", "cuda": "13.0", "driver": "580.65.06"}
+    return environment(**{**fields, **changes})
+
+
+def memory(peak_bytes: int) -> Memory:
+    """Nothing held, everything grown."""
+    return Memory(peak_bytes=peak_bytes, held_bytes=0, growth_bytes=peak_bytes)
+
+
+def replicate(median_ns: float = 100.0 * MS, *, peak_bytes: int | None = None, **changes: Any) -> Replicate:
+    """A quiet measurement: the fastest sample is 1 % below the median."""
+    fields: dict[str, Any] = {
+        "median_ns": median_ns,
+        "fastest_ns": 0.99 * median_ns,
+        "mean_ns": median_ns,
+        "std_ns": 0.01 * median_ns,
+        "noise": 0.002,
+        "samples": 30,
+        "memory": memory(peak_bytes) if peak_bytes is not None else None,
+    }
+    return Replicate(**{**fields, **changes})
+
+
+def entry(replicates: Sequence[Replicate] | None = None, **changes: Any) -> Entry:
+    """A baseline of three quiet replicates of 100 ms, unless others are given."""
+    fields: dict[str, Any] = {
+        "environment": environment(),
+        "recorded": "2025-11-20",
+        "replicates": list(replicates) if replicates is not None else quiet(100.0 * MS),
+    }
+    return Entry(**{**fields, **changes})
+
+
+def quiet(median_ns: float, **changes: Any) -> list[Replicate]:
+    """Three replicates that agree to 0.2 %."""
+    return [replicate(share * median_ns, **changes) for share in (0.999, 1.0, 1.001)]
+
+
+def record(summary: Replicate | None = None, **changes: Any) -> Record:
+    """What a session learned of ``CASE``: 100 ms, not yet measured again."""
+    fields: dict[str, Any] = {
+        "case": CASE,
+        "environment": environment(),
+        "summary": summary if summary is not None else replicate(),
+    }
+    return Record(**{**fields, **changes})
+
+
+def result(case: str = CASE, verdict: Verdict = Verdict.OK, **changes: Any) -> Result:
+    """A case of the given verdict; ``record`` and ``judgement`` may be given whole."""
+    fields: dict[str, Any] = {"case": case, "record": record(), "judgement": Judgement(verdict=verdict)}
+    return Result(**{**fields, **changes})

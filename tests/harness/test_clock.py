@@ -1,0 +1,180 @@
+"""The stopwatches: phases add up to the whole, and a GPU is waited for before and after, never in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from perflab.measure.clock import CudaStopwatch, HostStopwatch, synchronized_seconds
+from perflab.measure.workload import Step, Workload
+from tests.harness.virtual_clock import VirtualClock
+
+
+def taking(advance: Callable[[int], None], cost_ns: int) -> Callable[..., None]:
+    """A callable that takes so long."""
+    return lambda *_args: advance(cost_ns)
+
+
+# --- the host's clock --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("repetitions", [1, 7])
+def test_a_sample_is_the_time_of_all_its_calls(virtual_clock: VirtualClock, repetitions: int) -> None:
+    sample = HostStopwatch().time(Workload(taking(virtual_clock.advance, 30), (), {}), repetitions)
+    assert sample.total_ns == 30 * repetitions
+    assert sample.phases_ns == {}
+
+
+@pytest.mark.parametrize("repetitions", [1, 5])
+def test_phases_of_a_step_add_up_to_the_whole(virtual_clock: VirtualClock, repetitions: int) -> None:
+    advance = virtual_clock.advance
+    step = Step(taking(advance, 10), taking(advance, 25), taking(advance, 4))
+    sample = HostStopwatch().time(step, repetitions)
+    assert sample.phases_ns == {
+        "forward": 10 * repetitions,
+        "backward": 25 * repetitions,
+        "optimizer": 4 * repetitions,
+    }
+    assert sample.total_ns == sum(sample.phases_ns.values())
+
+
+def test_a_step_without_a_backward_pass_has_no_such_phase(virtual_clock: VirtualClock) -> None:
+    advance = virtual_clock.advance
+    sample = HostStopwatch().time(Step(taking(advance, 10), optimizer=taking(advance, 4)), 2)
+    assert sample.phases_ns == {"forward": 20, "optimizer": 8}
+
+
+def test_an_error_in_the_work_is_the_callers() -> None:
+    def fail() -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        HostStopwatch().time(Workload(fail, (), {}), 1)
+
+
+# --- CUDA events, on a device that is played ---------------------------------------------------------------------
+
+
+class FakeCuda:
+    """A device that works through its queue on a clock of its own, and logs what it is asked."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.device_ns = 0
+        self.idle = True
+
+    def work(self, duration_ns: int) -> None:
+        self.device_ns += duration_ns
+        self.idle = False
+        self.log.append("work")
+
+    def synchronize(self, _device: object = None) -> None:
+        self.idle = True
+        self.log.append("synchronize")
+
+    def current_stream(self, _device: object = None) -> str:
+        return "the current stream"
+
+    def new_event(self, *, enable_timing: bool) -> FakeEvent:
+        assert enable_timing
+        self.log.append("create")
+        return FakeEvent(self)
+
+
+class FakeEvent:
+    """An event that knows the device's time once it was recorded, and tells it once the device is idle."""
+
+    def __init__(self, cuda: FakeCuda) -> None:
+        self.cuda = cuda
+        self.at_ns: int | None = None
+
+    def record(self, stream: object) -> None:
+        assert stream == "the current stream"
+        assert self.at_ns is None, "an event was recorded twice"
+        self.at_ns = self.cuda.device_ns
+        self.cuda.log.append("record")
+
+    def elapsed_time(self, end: FakeEvent) -> float:
+        assert self.cuda.idle, "a time was read before the device had finished"
+        assert self.at_ns is not None
+        assert end.at_ns is not None
+        self.cuda.log.append("read")
+        return (end.at_ns - self.at_ns) / 1e6
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    fake = FakeCuda()
+    monkeypatch.setattr(torch.cuda, "synchronize", fake.synchronize)
+    monkeypatch.setattr(torch.cuda, "current_stream", fake.current_stream)
+    monkeypatch.setattr(torch.cuda, "Event", fake.new_event)
+    return fake
+
+
+def stopwatch() -> CudaStopwatch:
+    return CudaStopwatch(torch.device("cuda", 0))
+
+
+@pytest.mark.parametrize("repetitions", [1, 6])
+def test_a_gpu_sample_is_the_devices_own_time(cuda: FakeCuda, repetitions: int) -> None:
+    sample = stopwatch().time(Workload(taking(cuda.work, 2_500), (), {}), repetitions)
+    assert sample.total_ns == 2_500 * repetitions
+    assert sample.phases_ns == {}
+
+
+@pytest.mark.parametrize("repetitions", [1, 4])
+def test_phases_on_a_gpu_add_up_to_the_whole(cuda: FakeCuda, repetitions: int) -> None:
+    step = Step(taking(cuda.work, 1_000), taking(cuda.work, 2_000), taking(cuda.work, 500))
+    sample = stopwatch().time(step, repetitions)
+    assert sample.phases_ns == {
+        "forward": 1_000 * repetitions,
+        "backward": 2_000 * repetitions,
+        "optimizer": 500 * repetitions,
+    }
+    assert sample.total_ns == sum(sample.phases_ns.values())
+
+
+@pytest.mark.parametrize("phased", [False, True])
+def test_a_gpu_is_waited_for_before_the_first_event_and_after_the_last_and_not_in_between(
+    cuda: FakeCuda, phased: bool
+) -> None:
+    work: Any = taking(cuda.work, 1_000)
+    stopwatch().time(Step(work, work) if phased else Workload(work, (), {}), 3)
+    order = [what for what in cuda.log if what not in ("create", "read")]
+    assert order[:2] == ["synchronize", "record"]
+    assert order[-2:] == ["record", "synchronize"]
+    assert order.count("synchronize") == 2
+
+
+def test_events_are_made_before_the_span_and_read_after_it(cuda: FakeCuda) -> None:
+    stopwatch().time(Step(taking(cuda.work, 1_000), taking(cuda.work, 1_000)), 3)
+    begin, end = (n for n, what in enumerate(cuda.log) if what == "synchronize")
+    assert set(cuda.log[:begin]) == {"create"}
+    assert set(cuda.log[end + 1 :]) == {"read"}
+    assert "create" not in cuda.log[begin:end]
+
+
+# --- the timer for pytest-benchmark ------------------------------------------------------------------------------
+
+
+def test_the_benchmark_timer_waits_for_every_gpu_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    synchronized_seconds()
+    assert waited == [0, 1, 2]
+
+
+def test_the_benchmark_timer_does_not_start_cuda_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    earlier = synchronized_seconds()
+    assert synchronized_seconds() >= earlier
+    assert waited == []

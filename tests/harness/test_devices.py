@@ -1,0 +1,218 @@
+"""Devices: which one a name means, what is said if it is not there, how much room there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from perflab.errors import DeviceError, UsageError
+from perflab.measure import devices
+from perflab.measure.devices import (
+    as_dtype,
+    autocast_on,
+    available_bytes,
+    current_device,
+    release_memory,
+    resolve_device,
+    synchronize,
+)
+
+CPU = torch.device("cpu")
+GPU = torch.device("cuda", 0)
+Gpus = Callable[[int], None]
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
+    """Pretend that so many CUDA devices are there."""
+
+    def pretend(count: int) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+    return pretend
+
+
+# --- names -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["tpu", "", "CPU", "cuda:", "cuda:-1", "cuda:x", "cuda0", "cpu:0", " cpu"])
+def test_a_name_that_is_no_device_is_refused_with_the_choices(name: str) -> None:
+    with pytest.raises(DeviceError) as caught:
+        resolve_device(name)
+    assert str(caught.value) == f"{name!r} is not a device\n  -> use --perf-device=auto, cpu, cuda or cuda:N"
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:0", "cuda:3"])
+@pytest.mark.parametrize(("built_for", "why"), [(None, "was built without CUDA"), ("13.0", "sees no CUDA device")])
+def test_cuda_that_is_not_there_says_why_and_what_to_do(
+    gpus: Gpus, monkeypatch: pytest.MonkeyPatch, name: str, built_for: str | None, why: str
+) -> None:
+    gpus(0)
+    monkeypatch.setattr(torch.version, "cuda", built_for)
+    with pytest.raises(DeviceError) as caught:
+        resolve_device(name)
+    assert f"--perf-device={name}, but PyTorch {torch.__version__} {why}" in str(caught.value)
+    assert "use --perf-device=cpu or auto" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["cuda:2", "cuda:10"])
+def test_a_number_beyond_the_devices_names_those_that_are_there(gpus: Gpus, name: str) -> None:
+    gpus(2)
+    with pytest.raises(DeviceError) as caught:
+        resolve_device(name)
+    assert f"--perf-device={name}, but the CUDA devices here are cuda:0 to cuda:1" in str(caught.value)
+    assert "CUDA_VISIBLE_DEVICES" in str(caught.value)
+
+
+def test_auto_is_a_gpu_where_there_is_one_and_a_cpu_elsewhere(gpus: Gpus) -> None:
+    gpus(0)
+    assert resolve_device("auto") == CPU
+    gpus(1)
+    assert resolve_device("auto") == GPU
+
+
+def test_cpu_is_a_cpu_whatever_else_is_there(gpus: Gpus) -> None:
+    gpus(4)
+    assert resolve_device("cpu", worker=3) == CPU
+
+
+def test_workers_spread_over_the_gpus_unless_one_is_named(gpus: Gpus) -> None:
+    gpus(2)
+    for name in ("auto", "cuda"):
+        assert [resolve_device(name, worker).index for worker in range(4)] == [0, 1, 0, 1]
+    assert {resolve_device("cuda:1", worker).index for worker in range(4)} == {1}
+
+
+# --- waiting and releasing ---------------------------------------------------------------------------------------
+
+
+def test_a_gpu_is_waited_for_and_a_cpu_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[object] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    synchronize(CPU)
+    assert waited == []
+    synchronize(GPU)
+    assert waited == [GPU]
+
+
+def test_releasing_memory_empties_a_gpus_cache_and_leaves_cuda_alone_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    emptied: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+    release_memory(CPU)
+    assert emptied == []
+    release_memory(GPU)
+    assert emptied == [True]
+
+
+def test_a_cpu_is_current_without_any_doing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device", None)
+    with current_device(CPU):
+        pass
+
+
+# --- precision ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype"),
+    [
+        ("fp32", torch.float32),
+        ("fp16", torch.float16),
+        ("bf16", torch.bfloat16),
+        ("bfloat16", torch.bfloat16),
+        ("float64", torch.float64),
+        (torch.bfloat16, torch.bfloat16),
+        (None, None),
+    ],
+)
+def test_a_precision_is_read_by_its_short_and_its_full_name(
+    given: torch.dtype | str | None, dtype: torch.dtype | None
+) -> None:
+    assert as_dtype(given) is dtype
+
+
+@pytest.mark.parametrize("given", ["int64", "bool", "tf32", "Tensor", "nn", "", "FP32", 16])
+def test_what_is_no_precision_is_refused_with_the_choices(given: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        as_dtype(given)
+    assert str(caught.value) == f"{given!r} is not a precision\n  -> use fp32, fp16, bf16 or a torch.dtype"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "float32", torch.float32, None])
+def test_autocast_to_float32_is_none(precision: torch.dtype | str | None) -> None:
+    with autocast_on(CPU, precision):
+        assert not torch.is_autocast_enabled("cpu")
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.float32
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_autocast_to_a_low_precision_reaches_a_matrix_product_and_ends_with_its_block(
+    precision: str, dtype: torch.dtype
+) -> None:
+    with autocast_on(CPU, precision):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is dtype
+    assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.float32
+
+
+# --- room --------------------------------------------------------------------------------------------------------
+
+
+def cgroup(folder: Path, limit: str, used: str, stat: str | None = None) -> int | None:
+    (folder / "memory.max").write_text(f"{limit}\n")
+    (folder / "memory.current").write_text(f"{used}\n")
+    if stat is not None:
+        (folder / "memory.stat").write_text(stat)
+    return devices._cgroup_available_bytes(str(folder))
+
+
+def test_a_container_has_the_room_below_its_limit(tmp_path: Path) -> None:
+    assert cgroup(tmp_path, "8000", "3000") == 5000
+
+
+def test_a_container_beyond_its_limit_has_no_room_and_not_less(tmp_path: Path) -> None:
+    assert cgroup(tmp_path, "8000", "9000") == 0
+
+
+def test_a_container_without_a_limit_says_nothing(tmp_path: Path) -> None:
+    assert cgroup(tmp_path, "max", "3000") is None
+
+
+def test_files_that_the_kernel_merely_caches_take_no_room(tmp_path: Path) -> None:
+    stat = "anon 1000\nfile 2000\ninactive_file 1500\nactive_file 500\n"
+    assert cgroup(tmp_path, "8000", "3000", stat) == 6500
+
+
+@pytest.mark.parametrize(("limit", "used"), [("8000", ""), ("", ""), ("", "3000")])
+def test_a_container_whose_files_cannot_be_read_says_nothing(tmp_path: Path, limit: str, used: str) -> None:
+    assert cgroup(tmp_path, limit, used) is None
+
+
+def test_without_a_container_there_is_no_limit_of_one(tmp_path: Path) -> None:
+    assert devices._cgroup_available_bytes(str(tmp_path)) is None
+
+
+@pytest.mark.parametrize(
+    ("system", "group", "room"), [(10, 4, 4), (4, 10, 4), (10, None, 10), (None, 4, 4), (None, None, None), (10, 0, 0)]
+)
+def test_the_room_on_a_cpu_is_the_smaller_of_the_systems_and_the_containers(
+    monkeypatch: pytest.MonkeyPatch, system: int | None, group: int | None, room: int | None
+) -> None:
+    monkeypatch.setattr(devices, "_proc_available_bytes", lambda: system)
+    monkeypatch.setattr(devices, "_cgroup_available_bytes", lambda: group)
+    assert available_bytes(CPU) == room
+
+
+def test_the_room_on_a_gpu_is_what_is_free_and_what_pytorch_keeps_for_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (100, 1000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _device: 60)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _device: 40)
+    assert available_bytes(GPU) == 120
+
+
+def test_this_machine_has_some_room() -> None:
+    room = available_bytes(CPU)
+    assert room is None or room > 0

@@ -1,0 +1,114 @@
+"""What machine this is, by a name that a folder can have, and what keeps two of them from being compared."""
+
+from __future__ import annotations
+
+import io
+import platform
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from perflab import environment as module
+from perflab.environment import cpu_name, current_environment, differences, slug, usable_cores
+from perflab.records import Environment
+from tests.harness.make import cuda_environment, environment
+
+
+@pytest.mark.parametrize(
+    ("machine", "name"),
+    [
+        (environment(), "cpu-amd-epyc-25-17-2c-torch2.13"),
+        (environment(cores=64, torch="2.14.0a0+gitdeadbeef"), "cpu-amd-epyc-25-17-64c-torch2.14"),
+        (environment(device_name="Apple M3 Pro"), "cpu-apple-m3-pro-2c-torch2.13"),
+        (cuda_environment(), "cuda-nvidia-h200-torch2.13"),
+        (cuda_environment(device_name="NVIDIA GeForce RTX 4090 (Laptop/50 W)"), None),
+    ],
+)
+def test_an_environments_folder_is_named_by_device_and_torch(machine: Environment, name: str | None) -> None:
+    assert name is None or slug(machine) == name
+    assert set(slug(machine)) <= set("abcdefghijklmnopqrstuvwxyz0123456789.-")
+    assert "--" not in slug(machine)
+
+
+def test_a_gpus_folder_does_not_depend_on_the_cores_beside_it() -> None:
+    assert slug(cuda_environment(cores=8)) == slug(cuda_environment(cores=96))
+
+
+def test_equal_environments_may_be_compared() -> None:
+    assert differences(environment(), environment()) == []
+
+
+@pytest.mark.parametrize("field", [field.name for field in msgspec.structs.fields(Environment)])
+def test_every_field_alone_keeps_two_environments_apart_and_is_named(field: str) -> None:
+    before = cuda_environment(triton="3.6.0")
+    old: Any = getattr(before, field)
+    new = old + 1 if isinstance(old, int) else f"{old}x"
+    after = msgspec.structs.replace(before, **{field: new})
+    assert differences(before, after) == [f"{field.replace('_', ' ')} {old} -> {new}"]
+
+
+def test_the_environment_of_this_process_survives_a_file() -> None:
+    here = current_environment(torch.device("cpu"))
+    assert msgspec.json.decode(msgspec.json.encode(here), type=Environment) == here
+    assert here.device == "cpu"
+    assert here.cuda is None
+    assert here.driver is None
+    assert here.threads == torch.get_num_threads()
+    assert here.torch == torch.__version__
+
+
+def test_usable_cores_are_those_of_this_process_and_not_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {3, 5, 7}, raising=False)
+    assert usable_cores() == 3
+
+
+def named(monkeypatch: pytest.MonkeyPatch, cpuinfo: str | None) -> str:
+    """The processor's name on a machine whose ``/proc/cpuinfo`` reads so."""
+
+    def fake_open(path: str, **_kwargs: object) -> io.StringIO:
+        assert path == "/proc/cpuinfo"
+        if cpuinfo is None:
+            raise FileNotFoundError(path)
+        return io.StringIO(cpuinfo)
+
+    monkeypatch.setattr(module, "open", fake_open, raising=False)
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(platform, "processor", lambda: "arm")
+    return cpu_name.__wrapped__()
+
+
+@pytest.mark.parametrize(
+    ("brand", "family", "model", "name"),
+    [
+        ("AMD EPYC", "25", "17", "AMD EPYC (family 25, model 17)"),
+        ("AMD EPYC 9654 96-Core Processor", "25", "17", "AMD EPYC 9654 (family 25, model 17)"),
+        (
+            "Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz",
+            "6",
+            "143",
+            "Intel Xeon Platinum 8481C (family 6, model 143)",
+        ),
+        ("Intel(R) Core(TM) i7-1185G7 @ 3.00GHz", "6", "140", "Intel Core i7-1185G7 (family 6, model 140)"),
+    ],
+)
+def test_a_processor_is_named_without_trademarks_and_clock_and_with_its_family(
+    monkeypatch: pytest.MonkeyPatch, brand: str, family: str, model: str, name: str
+) -> None:
+    core = f"processor\t: 0\nvendor_id\t: X\ncpu family\t: {family}\nmodel\t\t: {model}\nmodel name\t: {brand}\n\n"
+    assert named(monkeypatch, core + core) == name
+
+
+def test_a_processor_that_gives_no_brand_is_named_by_its_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert named(monkeypatch, "processor\t: 0\nBogoMIPS\t: 2100.00\n").startswith("aarch64")
+
+
+def test_two_arm_processors_of_different_makes_have_different_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    graviton2 = "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n"
+    graviton3 = "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd40\n"
+    assert named(monkeypatch, graviton2) != named(monkeypatch, graviton3)
+
+
+def test_where_there_is_no_proc_the_platform_tells_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert named(monkeypatch, None) == "arm"

@@ -1,0 +1,267 @@
+"""What a callable has in its hands: everything that it can reach by itself, once, and nothing that it cannot."""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from perflab.measure.held import held_bytes
+
+CPU = torch.device("cpu")
+KIB = 1024
+
+
+def kib(size: int = 1) -> torch.Tensor:
+    return torch.zeros(size * KIB, dtype=torch.uint8)
+
+
+WEIGHT = kib(7)
+"""A global that some functions of this file name."""
+
+
+def held(*roots: object) -> int:
+    """Held KiB; the tensors of these tests are whole ones."""
+    whole, rest = divmod(held_bytes(roots, CPU), KIB)
+    assert rest == 0
+    return whole
+
+
+# --- ways to reach a tensor --------------------------------------------------------------------------------------
+
+
+class Attributed:
+    def __init__(self) -> None:
+        self.tensor = kib()
+
+    def method(self) -> torch.Tensor:
+        return self.tensor
+
+    def __call__(self) -> torch.Tensor:
+        return self.tensor
+
+
+class Slotted:
+    __slots__ = ("empty", "tensor")
+
+    def __init__(self) -> None:
+        self.tensor = kib()
+
+
+class SlottedBelow(Slotted):
+    __slots__ = ()
+
+
+def closure() -> Callable[[], torch.Tensor]:
+    tensor = kib()
+    return lambda: tensor
+
+
+def closure_of_closure() -> Callable[[], torch.Tensor]:
+    inner = closure()
+    return lambda: inner()
+
+
+def decorated() -> Callable[[], torch.Tensor]:
+    inner = closure()
+
+    @functools.wraps(inner)
+    def wrapper() -> torch.Tensor:
+        return inner()
+
+    return wrapper
+
+
+def with_default() -> Callable[..., Any]:
+    default = kib()
+
+    def work(x: torch.Tensor = default) -> torch.Tensor:
+        return x
+
+    return work
+
+
+def with_keyword_default() -> Callable[..., Any]:
+    default = kib()
+
+    def work(*, x: torch.Tensor = default) -> torch.Tensor:
+        return x
+
+    return work
+
+
+def closure_with_an_empty_cell() -> Callable[[], Any]:
+    """A function of a variable that was deleted, or is only set later on."""
+    tensor = kib()
+
+    def work() -> Any:
+        return tensor, later
+
+    if not torch.is_tensor(tensor):
+        later = None
+    return work
+
+
+HOLDERS: dict[str, Callable[[], object]] = {
+    "itself": kib,
+    "a list": lambda: [kib()],
+    "nested containers": lambda: (1, "text", {"a": [kib()]}),
+    "a set": lambda: {kib()},
+    "a key": lambda: {kib(): 1},
+    "a deque": lambda: deque([kib()]),
+    "an attribute": Attributed,
+    "a namespace": lambda: SimpleNamespace(x=kib()),
+    "a bound method": lambda: Attributed().method,
+    "a tensor's own method": lambda: kib().sum,
+    "a slot": Slotted,
+    "a slot of the base class": SlottedBelow,
+    "a closure": closure,
+    "a closure's closure": closure_of_closure,
+    "a decorated function": decorated,
+    "a default": with_default,
+    "a keyword default": with_keyword_default,
+    "a closure with an empty cell": closure_with_an_empty_cell,
+    "a partial's argument": lambda: functools.partial(torch.add, kib()),
+    "a partial's keyword": lambda: functools.partial(torch.add, other=kib()),
+    "a partial's function": lambda: functools.partial(closure()),
+    "a cached function": lambda: functools.lru_cache(closure()),
+    "a parameter": lambda: nn.Parameter(torch.zeros(KIB // 4)),
+    "a module": lambda: nn.Linear(16, 16, bias=False),
+    "a module's method": lambda: nn.Sequential(nn.Linear(16, 16, bias=False)).forward,
+    "modules of containers": lambda: nn.ModuleDict({"a": nn.ParameterList([torch.zeros(KIB // 4)])}),
+    "an optimizer's method": lambda: torch.optim.SGD([torch.zeros(KIB // 4, requires_grad=True)]).step,
+}
+
+
+@pytest.mark.parametrize("make", HOLDERS.values(), ids=HOLDERS)
+def test_a_kibibyte_is_found_wherever_the_callable_has_it(make: Callable[[], object]) -> None:
+    assert held(make()) == 1
+
+
+def test_buffers_of_a_module_are_held() -> None:
+    module = nn.Module()
+    module.register_buffer("table", kib(3))
+    assert held(module) == 3
+
+
+def test_optimizer_state_and_gradients_are_held() -> None:
+    weight = nn.Parameter(torch.zeros(KIB // 4))
+    optimizer = torch.optim.SGD([weight], momentum=0.9)
+    weight.sum().backward()
+    optimizer.step()
+    assert held(optimizer.step) == 3  # weight, gradient, momentum
+
+
+def test_a_global_that_a_function_names_is_held() -> None:
+    def work() -> torch.Tensor:
+        return WEIGHT + 1
+
+    assert held(work) == 7
+
+
+def test_a_global_that_only_an_inner_function_names_is_held() -> None:
+    def work() -> list[torch.Tensor]:
+        return [WEIGHT + n for n in range(3)]
+
+    def outer() -> Callable[[], torch.Tensor]:
+        return lambda: WEIGHT
+
+    assert held(work) == 7
+    assert held(outer) == 7
+
+
+# --- each once ---------------------------------------------------------------------------------------------------
+
+
+def test_a_tensor_that_is_met_twice_counts_once() -> None:
+    x = kib()
+    assert held(x, [x, x], functools.partial(torch.add, x)) == 1
+
+
+def test_views_count_as_their_one_storage() -> None:
+    x = kib(4)
+    assert held(x[:10], x[5:], x.view(2, -1), x.t()) == 4
+
+
+def test_a_view_holds_its_whole_storage() -> None:
+    assert held(kib(4)[:1]) == 4
+
+
+def test_an_expanded_tensor_holds_what_lies_behind_it() -> None:
+    assert held(torch.zeros(KIB, 1, dtype=torch.uint8).expand(-1, 1000)) == 1
+
+
+def test_tied_weights_count_once() -> None:
+    first, second = nn.Linear(16, 16, bias=False), nn.Linear(16, 16, bias=False)
+    second.weight = first.weight
+    assert held(first, second) == 1
+
+
+def test_things_that_hold_each_other_come_to_an_end() -> None:
+    ring: list[object] = [kib()]
+    ring.append(ring)
+    assert held(ring) == 1
+
+
+def test_a_very_deep_structure_comes_to_an_end() -> None:
+    nested: list[object] = [kib()]
+    for _ in range(20_000):
+        nested = [nested]
+    assert held(nested) == 1
+
+
+# --- what it does not have in its hands --------------------------------------------------------------------------
+
+
+class ClassHolder:
+    shared = kib(9)
+
+
+class ReachesThePluginManager:
+    """Stands for a fixture value, from which the whole session can be reached."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+
+
+def test_a_tensor_that_merely_lives_is_not_held() -> None:
+    bystander = kib(100)
+    assert held(lambda: None) == 0
+    assert bystander.numel() == 100 * KIB
+
+
+def test_what_hangs_on_classes_and_modules_is_not_held() -> None:
+    assert held(ClassHolder, ClassHolder(), torch, [nn]) == 0
+
+
+def test_a_global_of_the_name_of_an_attribute_is_not_held() -> None:
+    model = SimpleNamespace(WEIGHT=kib())
+
+    def work() -> torch.Tensor:
+        return model.WEIGHT
+
+    assert held(work) == 1
+
+
+def test_pytests_own_objects_are_not_followed(request: pytest.FixtureRequest, pytestconfig: pytest.Config) -> None:
+    request.node.stowaway = pytestconfig.stowaway = kib(50)  # type: ignore[attr-defined]
+    try:
+        assert held(request, request.node, pytestconfig, ReachesThePluginManager(pytestconfig)) == 0
+        assert held(lambda: request.node) == 0
+    finally:
+        del request.node.stowaway, pytestconfig.stowaway  # type: ignore[attr-defined]
+
+
+def test_tensors_of_other_devices_are_not_held() -> None:
+    assert held(torch.zeros(1000, device="meta")) == 0
+
+
+def test_nothing_holds_nothing() -> None:
+    assert held() == 0
+    assert held(None, 1, "text", b"bytes", (), {}) == 0

@@ -1,0 +1,227 @@
+"""DESIGN.md's "The house", held against every file: who may import whom, and who may load torch when.
+
+A new room takes one line in ``ROOMS``; a room that is not in it fails.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+import pytest
+
+HOUSE = Path(__file__).parents[2] / "perflab"
+FILES = sorted(path.relative_to(HOUSE).as_posix() for path in HOUSE.rglob("*.py"))
+HEAVY = ("torch", "triton", "numpy", "rich")
+"""What nobody pays for who has only installed the plugin."""
+
+
+class When(IntEnum):
+    """How early a room may load torch or triton."""
+
+    NEVER = 0
+    CALLED = 1
+    """Inside of functions, and for type checkers."""
+    IMPORTED = 2
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a room may import: rooms of ours beside itself, and packages of others beside the standard library."""
+
+    below: str = ""
+    packages: str = ""
+    torch: When = When.NEVER
+
+
+_GROUND = "records errors units environment"
+_MIDDLE = "measure gate rival predict static profile snapshots correctness report"
+ROOMS = {
+    # The ground floor.
+    "records": Room(packages="msgspec"),
+    "errors": Room(),
+    "units": Room(),
+    "environment": Room(below="records errors units", packages="msgspec", torch=When.CALLED),
+    # The middle rooms: none imports another, save rival -> gate.
+    "measure": Room(below=_GROUND, torch=When.CALLED),
+    "gate": Room(below=_GROUND, packages="msgspec"),
+    "rival": Room(below=f"{_GROUND} gate", packages="msgspec"),
+    "predict": Room(below=_GROUND, torch=When.IMPORTED),
+    "static": Room(below=_GROUND, torch=When.IMPORTED),
+    "profile": Room(below=_GROUND, torch=When.IMPORTED),
+    "snapshots": Room(below=_GROUND, packages="msgspec", torch=When.CALLED),
+    "correctness": Room(below=_GROUND, torch=When.IMPORTED),
+    "report": Room(below=_GROUND),
+    # The top.
+    "plugin": Room(
+        below=f"perflab {_GROUND} {_MIDDLE}",
+        packages="pytest _pytest pluggy msgspec filelock xdist pytest_benchmark syrupy",
+        torch=When.CALLED,
+    ),
+    "cli": Room(below=f"perflab {_GROUND} {_MIDDLE}", packages="msgspec"),
+    "perflab": Room(below="measure"),  # the package itself: its public face
+    # The lab stands beside the house.
+    "lab": Room(torch=When.IMPORTED),
+}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module, and how early it is loaded."""
+
+    module: str
+    line: int
+    when: When
+
+
+def room_of(module: str) -> str:
+    """``perflab.measure.clock`` -> ``measure``; the package's own ``__init__`` is ``perflab``."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else parts[0]
+
+
+def module_of(file: str) -> str:
+    """``measure/clock.py`` -> ``perflab.measure.clock``."""
+    return ".".join(["perflab", *Path(file).with_suffix("").parts]).removesuffix(".__init__")
+
+
+def imports_in(source: str, module: str, is_package: bool) -> Iterator[Import]:
+    """Every import of a source text, those by ``importlib.import_module("...")`` included."""
+
+    def visit(node: ast.AST, when: When) -> Iterator[Import]:
+        if isinstance(node, ast.Import):
+            yield from (Import(alias.name, node.lineno, when) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            home = module.split(".") if is_package else module.split(".")[:-1]
+            base = home[: len(home) - node.level + 1] if node.level else []
+            origin = ".".join([*base, *([node.module] if node.module else [])])
+            whole_package = origin == "perflab"  # `from perflab import units` means the room
+            for alias in node.names:
+                yield Import(f"perflab.{alias.name}" if whole_package else origin, node.lineno, when)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
+            name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
+            for argument in node.args[:1]:
+                if name in ("import_module", "__import__", "importorskip") and isinstance(argument, ast.Constant):
+                    yield Import(str(argument.value), node.lineno, when)
+        for field, value in ast.iter_fields(node):
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.AST):
+                    yield from visit(child, min(when, _when_run(node, field)))
+
+    yield from visit(ast.parse(source), When.IMPORTED)
+
+
+def _when_run(parent: ast.AST, field: str) -> When:
+    if isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and field == "body":
+        return When.CALLED
+    if isinstance(parent, ast.If) and field == "body" and ast.unparse(parent.test).endswith("TYPE_CHECKING"):
+        return When.CALLED
+    return When.IMPORTED
+
+
+def offences(source: str, module: str, is_package: bool = False) -> list[str]:
+    """What a file does that its room may not."""
+    name = room_of(module)
+    if name not in ROOMS:
+        return [f"{module}: {name!r} is a room that ROOMS does not know; add a line for it"]
+    room, found = ROOMS[name], []
+    for imported in imports_in(source, module, is_package):
+        package = imported.module.split(".")[0]
+        where = f"{module}, line {imported.line}: imports {imported.module}"
+        if package == "perflab":
+            target = room_of(imported.module)
+            if target in ROOMS and target not in {name, *room.below.split()}:
+                found.append(f"{where}, which {name} may not")
+            elif target not in ROOMS and imported.module not in ("perflab.__version__", "perflab.cuda_timer"):
+                found.append(f"{where}, which is no room that ROOMS knows")
+        elif package in ("torch", "triton"):
+            if imported.when > room.torch:
+                found.append(f"{where}; in {name} torch may be loaded: {room.torch.name.lower()}")
+        elif package not in sys.stdlib_module_names and package not in room.packages.split():
+            found.append(f"{where}, which {name} may not depend on")
+    return found
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_file_imports_only_what_its_room_may(file: str) -> None:
+    source = (HOUSE / file).read_text(encoding="utf-8")
+    assert offences(source, module_of(file), is_package=file.endswith("__init__.py")) == []
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_module_begins_with_a_docstring(file: str) -> None:
+    assert ast.get_docstring(ast.parse((HOUSE / file).read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("perflab.records", "from perflab import units"),
+        ("perflab.units", "from perflab.records import Memory"),
+        ("perflab.gate.judge", "def f():\n    import torch"),
+        ("perflab.report.table", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
+        ("perflab.report.table", "from perflab.measure.statistics import median_interval"),
+        ("perflab.gate.judge", "from perflab.rival import blocks"),
+        ("perflab.gate.judge", "from ..measure import clock"),
+        ("perflab.measure.clock", "import torch"),
+        ("perflab.measure.clock", "try:\n    import torch.cuda\nexcept ImportError:\n    pass"),
+        ("perflab.measure.clock", "def f():\n    from perflab.plugin import options"),
+        ("perflab.measure.clock", "def f():\n    import pytest"),
+        ("perflab.measure.clock", "import perflab"),
+        ("perflab.plugin.case", "import triton"),
+        ("perflab.plugin.case", "class A:\n    from torch import Tensor"),
+        ("perflab.plugin.case", "if TYPE_CHECKING:\n    pass\nelse:\n    import torch"),
+        ("perflab.plugin.case", "def f():\n    from perflab.lab.models import build_model"),
+        ("perflab.plugin.case", "import importlib\nimportlib.import_module('perflab.lab.models')"),
+        ("perflab.lab.models.build", "from perflab.errors import PerflabError"),
+        ("perflab.lab.models.build", "import numpy"),
+        ("perflab.lab.models.build", "import pytest"),
+        ("perflab.attic.old", "import os"),
+        ("perflab.plugin.case", "from perflab.attic import old"),
+    ],
+)
+def test_the_rules_would_catch(module: str, source: str) -> None:
+    assert len(offences(source, module)) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("perflab.rival.blocks", "from perflab.gate.robust import compare"),
+        ("perflab.measure.clock", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
+        ("perflab.measure.clock", "def f():\n    import torch"),
+        ("perflab.measure.clock", "from . import sampling"),
+        ("perflab.lab.models.build", "import torch\nimport triton.language as tl\nfrom perflab.lab import attention"),
+        ("perflab.plugin.session", "import perflab\nimport pytest\nfrom perflab.gate import judge, store"),
+    ],
+)
+def test_the_rules_allow(module: str, source: str) -> None:
+    assert offences(source, module) == []
+
+
+def loaded_after(statement: str) -> list[str]:
+    """Which of ``HEAVY`` a fresh interpreter has loaded after the statement."""
+    program = f"import json, sys\n{statement}\nprint(json.dumps([m for m in {HEAVY} if m in sys.modules]))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    found: list[str] = json.loads(done.stdout)
+    return found
+
+
+def test_loading_the_plugin_loads_nothing_heavy() -> None:
+    assert loaded_after("import perflab.plugin") == []
+
+
+def test_no_module_of_a_room_that_loads_torch_late_loads_anything_heavy_when_imported() -> None:
+    modules = [module_of(file) for file in FILES]
+    late = [module for module in modules if ROOMS[room_of(module)].torch < When.IMPORTED]
+    assert loaded_after(f"import {', '.join(late)}") == []
+
+
+def test_the_check_for_heavy_modules_would_see_one() -> None:
+    assert loaded_after("import numpy") == ["numpy"]

@@ -1,0 +1,365 @@
+"""The judge, verdict by verdict and doubt by doubt: a record and a baseline in, what a user is told out."""
+
+from __future__ import annotations
+
+import pytest
+
+from perflab.gate.judge import CUDA_ROUNDING_BYTES, Policy, judge
+from perflab.records import Judgement, OutOfMemory, Record, Replicate, Verdict
+from tests.harness.make import MS, cuda_environment, entry, environment, quiet, record, replicate
+
+POLICY = Policy()
+SLOW = 130.0 * MS
+"""30 % above the baselines of these tests."""
+
+
+def judge_again(fresh: list[Replicate], before: list[Replicate] | None = None, policy: Policy = POLICY) -> Judgement:
+    """Judge a case whose first reading was slow, and that was measured again in fresh processes."""
+    return judge(record(replicate(SLOW), fresh=fresh), entry(before), policy)
+
+
+# --- without a number to compare with ----------------------------------------------------------------------------
+
+
+def test_a_case_without_a_baseline_is_new() -> None:
+    judgement = judge(record(), None, POLICY)
+    assert judgement.verdict is Verdict.NEW
+    assert judgement.reasons == ["no baseline yet"]
+    assert not judgement.suspect
+
+
+def test_a_baseline_from_another_environment_is_incomparable_and_everything_that_differs_is_named() -> None:
+    elsewhere = entry(environment=environment(torch="2.12.0", threads=8))
+    judgement = judge(record(replicate(SLOW)), elsewhere, POLICY)
+    assert judgement.verdict is Verdict.INCOMPARABLE
+    assert sorted(judgement.reasons) == [
+        "baseline from another environment: threads 8 -> 2",
+        "baseline from another environment: torch 2.12.0 -> 2.13.0",
+    ]
+    assert judgement.latency is None
+    assert not judgement.suspect
+
+
+# --- latency -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.96, 1.0, 1.049])
+def test_a_reading_within_the_threshold_is_ok(share: float) -> None:
+    judgement = judge(record(replicate(share * 100 * MS)), entry(), POLICY)
+    assert judgement.verdict is Verdict.OK
+    assert judgement.reasons == []
+    assert judgement.latency is not None
+    assert judgement.latency.before == 100 * MS
+    assert judgement.latency.ratio == pytest.approx(share)
+    assert judgement.latency.limit == pytest.approx(1.05)
+
+
+def test_a_much_faster_reading_is_improved() -> None:
+    assert judge(record(replicate(80 * MS)), entry(), POLICY).verdict is Verdict.IMPROVED
+
+
+def test_a_slow_first_reading_is_suspect_and_not_yet_believed() -> None:
+    judgement = judge(record(replicate(SLOW)), entry(), POLICY)
+    assert judgement.suspect
+
+
+def test_a_suspect_that_fresh_processes_confirm_has_regressed() -> None:
+    judgement = judge_again(quiet(SLOW))
+    assert judgement.verdict is Verdict.REGRESSED
+    assert not judgement.suspect
+    assert judgement.reasons == []
+    assert judgement.latency is not None
+    assert judgement.latency.now == SLOW
+    assert judgement.latency.low is not None
+    assert judgement.latency.high is not None
+    assert 1.05 < judgement.latency.low < 1.30 < judgement.latency.high
+
+
+def test_a_suspect_that_fresh_processes_do_not_confirm_is_ok_and_says_so() -> None:
+    judgement = judge_again(quiet(100.5 * MS))
+    assert judgement.verdict is Verdict.OK
+    assert judgement.reasons == ["a first reading of +30.0% was not confirmed in fresh processes"]
+    assert not judgement.suspect
+
+
+def test_the_first_reading_has_no_say_once_there_are_fresh_ones() -> None:
+    moderate = judge(record(replicate(110 * MS), fresh=quiet(SLOW)), entry(), POLICY)
+    extreme = judge(record(replicate(1000 * MS), fresh=quiet(SLOW)), entry(), POLICY)
+    assert moderate == extreme
+
+
+def test_a_difference_below_the_floor_is_ok_however_large_its_share() -> None:
+    before = quiet(1_000.0)
+    judgement = judge(record(replicate(2_900.0), fresh=quiet(2_900.0)), entry(before), Policy(floor_ns=2_000.0))
+    assert judgement.verdict is Verdict.OK
+    judgement = judge(record(replicate(3_100.0), fresh=quiet(3_100.0)), entry(before), Policy(floor_ns=2_000.0))
+    assert judgement.verdict is Verdict.REGRESSED
+
+
+def test_an_improvement_below_the_floor_is_ok_too() -> None:
+    judgement = judge(record(replicate(500.0)), entry(quiet(1_000.0)), POLICY)
+    assert judgement.verdict is Verdict.OK
+
+
+def test_a_slowdown_within_the_noise_of_the_baselines_replicates_is_inconclusive_and_names_the_noise() -> None:
+    noisy = [replicate(median) for median in (90 * MS, 100 * MS, 110 * MS)]
+    judgement = judge(record(replicate(115 * MS)), entry(noisy), POLICY)
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert not judgement.suspect
+    assert judgement.latency is not None
+    assert judgement.latency.limit is not None
+    assert judgement.latency.limit > 1.15
+    (reason,) = judgement.reasons
+    assert reason.startswith("+15.0% is past the threshold, but within what this baseline's replicates differ by (")
+
+
+def test_noise_within_the_baselines_processes_widens_the_limit_too() -> None:
+    shaky = [replicate(100 * MS, noise=0.2) for _ in range(3)]
+    judgement = judge(record(replicate(115 * MS)), entry(shaky), POLICY)
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+
+
+def test_replicates_that_agree_perfectly_do_not_make_a_percent_past_the_threshold_a_regression() -> None:
+    before = [replicate(100 * MS, noise=0.0) for _ in range(3)]
+    fresh = [replicate(105.5 * MS, noise=0.0) for _ in range(3)]
+    judgement = judge(record(replicate(105.5 * MS), fresh=fresh), entry(before), POLICY)
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+
+
+def test_the_threshold_is_the_policys() -> None:
+    assert judge_again(quiet(SLOW), policy=Policy(threshold=0.5)).verdict is Verdict.OK
+    tight = judge(record(replicate(104 * MS), fresh=quiet(104 * MS)), entry(), Policy(threshold=0.01))
+    assert tight.verdict is Verdict.REGRESSED
+
+
+# --- doubts: a slowdown that fresh processes show, and that may still not be the code's --------------------------
+
+
+def test_an_interval_that_reaches_below_the_threshold_is_inconclusive_and_shown() -> None:
+    judgement = judge_again([replicate(108 * MS), replicate(118 * MS), replicate(128 * MS)])
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert not judgement.suspect
+    assert judgement.latency is not None
+    assert judgement.latency.low is not None
+    assert judgement.latency.low < 1.05
+    (reason,) = judgement.reasons
+    assert reason.startswith("+18.0%, but the 95 % interval (")
+    assert reason.endswith("reaches below the threshold of 5%")
+
+
+def test_fastest_calls_that_are_as_fast_as_before_are_inconclusive_and_shown() -> None:
+    judgement = judge_again(quiet(SLOW, fastest_ns=101 * MS))
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert judgement.reasons == [
+        "typical calls took +30.0%, but the fastest ones +2.1%: a busy machine looks like that"
+    ]
+
+
+def test_a_machine_that_does_its_fixed_work_as_much_slower_is_inconclusive_and_shown() -> None:
+    before = quiet(100 * MS, yardstick_ns=1000.0)
+    judgement = judge_again(quiet(SLOW, yardstick_ns=1280.0), before)
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert judgement.reasons == ["the machine itself ran a fixed piece of work at +28.0%"]
+
+
+def test_a_slowdown_far_beyond_the_machines_own_is_the_codes() -> None:
+    before = quiet(100 * MS, yardstick_ns=1000.0)
+    assert judge_again(quiet(SLOW, yardstick_ns=1100.0), before).verdict is Verdict.REGRESSED
+
+
+def test_a_yardstick_within_its_own_noise_excuses_nothing() -> None:
+    before = quiet(100 * MS, yardstick_ns=1000.0)
+    fresh = quiet(106.5 * MS, yardstick_ns=1019.0)
+    judgement = judge(record(replicate(106.5 * MS), fresh=fresh), entry(before), POLICY)
+    assert judgement.verdict is Verdict.REGRESSED
+
+
+@pytest.mark.parametrize(("before", "now"), [(None, 2000.0), (1000.0, None), (None, None)])
+def test_a_yardstick_that_only_one_side_has_excuses_nothing(before: float | None, now: float | None) -> None:
+    judgement = judge_again(quiet(SLOW, yardstick_ns=now), quiet(100 * MS, yardstick_ns=before))
+    assert judgement.verdict is Verdict.REGRESSED
+
+
+def test_every_doubt_is_told() -> None:
+    before = quiet(100 * MS, yardstick_ns=1000.0)
+    fresh = [replicate(m * MS, fastest_ns=99 * MS, yardstick_ns=1300.0) for m in (108, 118, 128)]
+    assert len(judge_again(fresh, before).reasons) == 3
+
+
+def test_one_disturbed_fresh_process_neither_makes_nor_hides_a_regression() -> None:
+    disturbed = replicate(300 * MS)
+    assert judge_again([*quiet(100 * MS)[:2], disturbed]).verdict is Verdict.OK
+    assert judge_again([*quiet(SLOW)[:2], disturbed]).verdict is Verdict.REGRESSED
+
+
+def test_one_disturbed_replicate_of_the_baseline_does_not_hide_a_regression() -> None:
+    before = [*quiet(100 * MS)[:2], replicate(300 * MS)]
+    assert judge_again(quiet(SLOW), before).verdict is Verdict.REGRESSED
+
+
+# --- memory ------------------------------------------------------------------------------------------------------
+
+
+def judge_memory(before_bytes: int, now_bytes: int, *, policy: Policy = POLICY, on_cuda: bool = False) -> Judgement:
+    """Judge a case whose time is as good as unchanged, after fresh processes have measured it again."""
+    machine = cuda_environment() if on_cuda else environment()
+    again = quiet(100.4 * MS, peak_bytes=now_bytes)
+    baseline = entry(quiet(100 * MS, peak_bytes=before_bytes), environment=machine)
+    return judge(record(again[0], fresh=again, environment=machine), baseline, policy)
+
+
+def test_the_same_bytes_are_ok() -> None:
+    judgement = judge_memory(2**20, 2**20)
+    assert judgement.verdict is Verdict.OK
+    assert judgement.memory is not None
+    assert judgement.memory.ratio == 1.0
+
+
+def test_one_byte_more_on_a_cpu_is_a_regression() -> None:
+    judgement = judge_memory(2**20, 2**20 + 1)
+    assert judgement.verdict is Verdict.REGRESSED
+    assert judgement.reasons[0] == "peak memory +1 B"
+
+
+def test_one_byte_less_on_a_cpu_is_an_improvement() -> None:
+    judgement = judge_memory(2**20, 2**20 - 1)
+    assert judgement.verdict is Verdict.IMPROVED
+    assert judgement.reasons[0] == "peak memory -1 B"
+
+
+def test_only_memory_is_spoken_of_where_only_memory_grew() -> None:
+    assert judge_memory(2**20, 2**21).reasons == ["peak memory +1.00 MiB"]
+
+
+def test_cuda_has_its_allocators_rounding_as_slack_and_no_more() -> None:
+    assert CUDA_ROUNDING_BYTES == 512  # what CUDACachingAllocator rounds sizes to (kMinBlockSize)
+    assert judge_memory(2**20, 2**20 + 512, on_cuda=True).verdict is Verdict.OK
+    assert judge_memory(2**20, 2**20 + 513, on_cuda=True).verdict is Verdict.REGRESSED
+    assert judge_memory(2**20, 2**20 - 512, on_cuda=True).verdict is Verdict.OK
+    assert judge_memory(2**20, 2**20 - 513, on_cuda=True).verdict is Verdict.IMPROVED
+
+
+def test_a_memory_threshold_is_a_share_that_may_be_used_up() -> None:
+    tenth = Policy(memory_threshold=0.10)
+    assert judge_memory(1000, 1100, policy=tenth).verdict is Verdict.OK
+    assert judge_memory(1000, 1101, policy=tenth).verdict is Verdict.REGRESSED
+
+
+def test_more_memory_in_the_first_reading_is_suspect() -> None:
+    judgement = judge(
+        record(replicate(100 * MS, peak_bytes=2**20 + 1)), entry(quiet(100 * MS, peak_bytes=2**20)), POLICY
+    )
+    assert judgement.suspect
+
+
+def test_growth_that_only_one_fresh_process_shows_is_no_regression() -> None:
+    fresh = [replicate(peak_bytes=2**20), replicate(peak_bytes=2**21), replicate(peak_bytes=2**21)]
+    judgement = judge(record(fresh[2], fresh=fresh), entry(quiet(100 * MS, peak_bytes=2**20)), POLICY)
+    assert judgement.verdict is Verdict.OK
+
+
+def test_a_baseline_without_memory_says_nothing_of_memory() -> None:
+    judgement = judge(record(replicate(peak_bytes=2**30)), entry(), POLICY)
+    assert judgement.verdict is Verdict.OK
+    assert judgement.memory is None
+
+
+def test_memory_where_there_was_none_before_is_a_regression_and_no_ratio_of_one() -> None:
+    judgement = judge_memory(0, 1)
+    assert judgement.verdict is Verdict.REGRESSED
+    assert judgement.memory is not None
+    assert judgement.memory.ratio > 1.0
+
+
+def test_no_memory_before_and_now_is_ok() -> None:
+    assert judge_memory(0, 0).verdict is Verdict.OK
+
+
+@pytest.mark.parametrize(
+    ("now_ns", "now_bytes", "verdict"),
+    [
+        (SLOW, 2**19, Verdict.REGRESSED),
+        (80 * MS, 2**21, Verdict.REGRESSED),
+        (SLOW, 2**21, Verdict.REGRESSED),
+        (80 * MS, 2**20, Verdict.IMPROVED),
+        (100 * MS, 2**19, Verdict.IMPROVED),
+    ],
+)
+def test_the_worse_of_latency_and_memory_is_the_verdict(now_ns: float, now_bytes: int, verdict: Verdict) -> None:
+    fresh = quiet(now_ns, peak_bytes=now_bytes)
+    baseline = entry(quiet(100 * MS, peak_bytes=2**20))
+    assert judge(record(fresh[0], fresh=fresh), baseline, POLICY).verdict is verdict
+
+
+def test_latency_that_nobody_can_judge_does_not_hide_a_memory_regression() -> None:
+    fresh = quiet(SLOW, fastest_ns=99 * MS, peak_bytes=2**21)
+    judgement = judge(record(fresh[0], fresh=fresh), entry(quiet(100 * MS, peak_bytes=2**20)), POLICY)
+    assert judgement.verdict is Verdict.REGRESSED
+    assert judgement.reasons[0] == "peak memory +1.00 MiB"
+    assert "a busy machine looks like that" in judgement.reasons[1]
+
+
+# --- out of memory -----------------------------------------------------------------------------------------------
+
+
+def ran_out(asked_bytes: int | None = 20 * 2**30) -> Record:
+    return Record(case="t.py::t", environment=environment(), out_of_memory=OutOfMemory(asked_bytes=asked_bytes))
+
+
+def test_out_of_memory_without_a_baseline_is_a_verdict_of_its_own_with_the_size_asked_for() -> None:
+    judgement = judge(ran_out(), None, POLICY)
+    assert judgement.verdict is Verdict.OOM
+    assert judgement.reasons == ["out of memory: 20.0 GiB asked for"]
+
+
+def test_out_of_memory_without_a_size_says_only_that() -> None:
+    assert judge(ran_out(None), None, POLICY).reasons == ["out of memory"]
+
+
+def test_out_of_memory_where_the_baseline_fitted_is_a_regression_and_says_what_was_needed() -> None:
+    judgement = judge(ran_out(), entry(quiet(100 * MS, peak_bytes=3 * 2**30)), POLICY)
+    assert judgement.verdict is Verdict.REGRESSED
+    assert judgement.reasons == ["out of memory: 20.0 GiB asked for", "the baseline needed 3.00 GiB"]
+
+
+def test_out_of_memory_as_in_the_baseline_is_no_regression() -> None:
+    baseline = entry([], out_of_memory=OutOfMemory(asked_bytes=2**30))
+    assert judge(ran_out(), baseline, POLICY).verdict is Verdict.OOM
+
+
+def test_out_of_memory_is_not_held_against_a_baseline_from_elsewhere() -> None:
+    elsewhere = entry(environment=environment(cores=64))
+    assert judge(ran_out(), elsewhere, POLICY).verdict is Verdict.OOM
+
+
+def test_a_case_that_ran_out_of_memory_in_the_baseline_and_fits_now_has_improved() -> None:
+    judgement = judge(record(), entry([], out_of_memory=OutOfMemory(asked_bytes=None)), POLICY)
+    assert judgement.verdict is Verdict.IMPROVED
+    assert judgement.reasons == ["ran out of memory in the baseline, and fits now"]
+
+
+def test_a_baseline_that_holds_neither_numbers_nor_out_of_memory_is_not_said_to_have_run_out() -> None:
+    judgement = judge(record(), entry([]), POLICY)
+    assert judgement.verdict is Verdict.NEW
+
+
+# --- phases ------------------------------------------------------------------------------------------------------
+
+
+def test_phases_are_compared_by_their_medians() -> None:
+    before = [replicate(phases_ns={"forward": f, "backward": b}) for f, b in ((10, 20), (11, 21), (99, 99))]
+    fresh = [replicate(SLOW, phases_ns={"forward": f, "backward": b}) for f, b in ((11, 40), (11, 42), (12, 44))]
+    phases = judge_again(fresh, before).phases
+    assert (phases["forward"].before, phases["forward"].now, phases["forward"].ratio) == (11, 11, 1.0)
+    assert (phases["backward"].before, phases["backward"].now, phases["backward"].ratio) == (21, 42, 2.0)
+    assert list(phases) == ["forward", "backward"]
+
+
+def test_a_phase_that_only_one_side_has_or_that_took_no_time_is_left_out() -> None:
+    before = [replicate(phases_ns={"forward": 10.0, "optimizer": 0.0})]
+    now = replicate(phases_ns={"forward": 10.0, "backward": 5.0, "optimizer": 3.0})
+    assert list(judge(record(now), entry(before), POLICY).phases) == ["forward"]
+
+
+def test_a_case_without_phases_has_none() -> None:
+    assert judge(record(), entry(), POLICY).phases == {}

@@ -1,0 +1,250 @@
+"""Peak memory on a CPU, to the byte: known allocations in, the same numbers out, in every run."""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from perflab.measure.memory import cpu_allocations, measure_memory
+from perflab.measure.memory_snapshot import record_memory
+from perflab.measure.workload import Step, Workload
+from perflab.records import Memory
+
+CPU = torch.device("cpu")
+MIB = 2**20
+FLOAT = 4
+
+
+def measured(call: Callable[..., Any], *args: Any) -> Memory:
+    memory, _result = measure_memory(Workload(call, args, {}), CPU)
+    return memory
+
+
+def block(size_bytes: int) -> torch.Tensor:
+    return torch.empty(size_bytes, dtype=torch.uint8)
+
+
+def test_the_peak_of_one_allocation_is_its_size() -> None:
+    memory = measured(lambda: block(3 * MIB))
+    assert (memory.peak_bytes, memory.growth_bytes, memory.held_bytes) == (3 * MIB, 3 * MIB, 0)
+
+
+@pytest.mark.parametrize("size_bytes", [1, 63, 64, 65, 4097, MIB + 1])
+def test_sizes_that_fit_no_page_are_exact_as_well(size_bytes: int) -> None:
+    assert measured(lambda: block(size_bytes)).peak_bytes == size_bytes
+
+
+def test_work_without_tensors_needs_nothing() -> None:
+    memory = measured(lambda: sum(range(1000)))
+    assert (memory.peak_bytes, memory.growth_bytes, memory.held_bytes) == (0, 0, 0)
+
+
+def test_an_empty_tensor_needs_nothing() -> None:
+    assert measured(lambda: torch.empty(0)).peak_bytes == 0
+
+
+def test_allocations_that_live_together_add_up() -> None:
+    assert measured(lambda: (block(MIB), block(2 * MIB))).peak_bytes == 3 * MIB
+
+
+def test_of_allocations_that_follow_each_other_the_largest_counts() -> None:
+    def work() -> None:
+        for mib in (1, 5, 2):
+            kept = block(mib * MIB)
+            del kept
+
+    assert measured(work).peak_bytes == 5 * MIB
+
+
+def test_the_peak_within_a_call_counts_and_not_what_is_left_at_its_end() -> None:
+    def work() -> torch.Tensor:
+        large = block(8 * MIB)
+        small = block(MIB)
+        del large
+        return small
+
+    assert measured(work).peak_bytes == 9 * MIB
+
+
+def test_a_mebibyte_more_is_seen_exactly() -> None:
+    weights, x = torch.ones(256, 256), torch.ones(64, 256)
+
+    def work(more_bytes: int) -> torch.Tensor:
+        extra = block(more_bytes)
+        result = (x @ weights).relu()
+        del extra
+        return result
+
+    assert measured(work, 2 * MIB).peak_bytes - measured(work, MIB).peak_bytes == MIB
+
+
+def test_what_is_held_and_what_grows_make_the_peak() -> None:
+    x = torch.ones(1000)
+    memory = measured(torch.exp, x)
+    assert memory.held_bytes == 1000 * FLOAT
+    assert memory.growth_bytes == 1000 * FLOAT
+    assert memory.peak_bytes == 2000 * FLOAT
+
+
+def training_step() -> Step:
+    """A step on two layers that clears its gradients, so that each step frees what the one before made."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 8))
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    x = torch.ones(16, 64)
+
+    def update() -> None:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return Step(lambda: model(x).square().mean(), torch.Tensor.backward, update)
+
+
+def test_a_training_step_needs_the_same_bytes_in_five_runs() -> None:
+    step = training_step()
+    step.run()  # the optimizer makes its state in the first step
+    runs = [measure_memory(step, CPU)[0] for _ in range(5)]
+    assert len({(run.peak_bytes, run.held_bytes, run.growth_bytes) for run in runs}) == 1
+
+
+def test_two_processes_worth_of_one_step_need_the_same_bytes() -> None:
+    peaks = set()
+    for _ in range(2):
+        step = training_step()
+        step.run()
+        peaks.add(measure_memory(step, CPU)[0].peak_bytes)
+    assert len(peaks) == 1
+
+
+def test_a_steps_parameters_and_optimizer_state_are_held() -> None:
+    step = training_step()
+    step.run()
+    parameters = 64 * 128 + 128 + 128 * 8 + 8
+    counters, inputs = 4, 16 * 64  # AdamW keeps a step count a parameter beside its two moments
+    memory, _loss = measure_memory(step, CPU)
+    assert memory.held_bytes == FLOAT * (3 * parameters + counters + inputs)
+
+
+def test_gradients_of_the_step_before_are_held_and_their_exchange_is_no_growth() -> None:
+    weight = torch.ones(100_000, requires_grad=True)
+
+    def work() -> None:
+        weight.grad = None
+        weight.sum().backward()
+
+    memory = measured(work)
+    assert memory.held_bytes == 2 * 100_000 * FLOAT
+    assert memory.growth_bytes <= 2 * 64  # the sum, and the gradient of it
+
+
+def test_gradients_that_pile_up_are_held_once_and_grow_once() -> None:
+    weight = torch.ones(100_000, requires_grad=True)
+    memory = measured(lambda: (weight * 2.0).sum().backward())
+    assert memory.held_bytes == 2 * 100_000 * FLOAT
+    assert memory.growth_bytes >= 100_000 * FLOAT
+
+
+def test_the_result_is_that_of_the_measured_call() -> None:
+    calls: list[int] = []
+
+    def work() -> int:
+        calls.append(1)
+        return len(calls)
+
+    _memory, result = measure_memory(Workload(work, (), {}), CPU)
+    assert result == len(calls) == 2
+
+
+def test_cyclic_garbage_counts_alike_whatever_the_collector_did_before() -> None:
+    def work() -> None:
+        for _ in range(3):
+            ring: list[Any] = [block(MIB)]
+            ring.append(ring)
+
+    peaks = set()
+    for threshold in (1, 10_000):
+        before = gc.get_threshold()
+        gc.set_threshold(threshold)
+        try:
+            peaks.add(measured(work).peak_bytes)
+        finally:
+            gc.set_threshold(*before)
+    assert peaks == {3 * MIB}
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("raises", [True, False])
+def test_the_collector_is_left_as_it_was(enabled: bool, raises: bool) -> None:
+    def work() -> None:
+        assert not gc.isenabled()
+        if raises:
+            raise ValueError("no")
+
+    was_on = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        if raises:
+            with pytest.raises(ValueError, match="no"):
+                measured(work)
+        else:
+            measured(work)
+        assert gc.isenabled() == enabled
+    finally:
+        (gc.enable if was_on else gc.disable)()
+
+
+def test_a_pass_that_fails_spoils_no_later_one() -> None:
+    def fail() -> None:
+        block(MIB)
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        measured(fail)
+    assert measured(lambda: block(MIB)).peak_bytes == MIB
+
+
+def test_resident_growth_stands_beside_as_information() -> None:
+    resident = measured(lambda: block(MIB)).resident_growth_bytes
+    assert resident is None or resident >= 0
+
+
+# --- recording a block -------------------------------------------------------------------------------------------
+
+
+def test_a_recorded_block_has_its_peak_and_every_allocation_in_order(tmp_path: Path) -> None:
+    began_ns = time.time_ns()
+    with record_memory(tmp_path / "deep" / "case", CPU) as snapshot:
+        kept = block(2 * MIB)
+        del kept
+        block(MIB)
+    assert snapshot.peak_bytes == 2 * MIB
+    assert snapshot.path == tmp_path / "deep" / "case.json"
+    history = json.loads(snapshot.path.read_text())
+    assert history["peak_bytes"] == 2 * MIB
+    assert [change for _moment_ns, change in history["events"]] == [2 * MIB, -2 * MIB, MIB, -MIB]
+    moments = [moment_ns for moment_ns, _change in history["events"]]
+    assert moments == sorted(moments)
+    assert moments[0] >= began_ns
+
+
+def test_a_block_without_allocations_has_a_peak_of_zero(tmp_path: Path) -> None:
+    with record_memory(tmp_path / "case", CPU) as snapshot:
+        pass
+    assert snapshot.peak_bytes == 0
+
+
+def test_what_a_block_frees_of_before_does_not_count_against_its_peak() -> None:
+    with cpu_allocations() as allocations:
+        before = block(4 * MIB)
+        with allocations.span():
+            del before
+            block(MIB)
+    assert allocations.peak_bytes() == 0

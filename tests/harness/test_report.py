@@ -1,0 +1,318 @@
+"""What a user reads: a table that fits 80 columns, and a failure that says what a person would ask next."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from syrupy.assertion import SnapshotAssertion
+
+from perflab.gate.judge import Policy, judge
+from perflab.records import Change, Judgement, Measurement, OutOfMemory, Record, Result, Verdict
+from perflab.report.failure import explain
+from perflab.report.table import short_name, table, tally, wrap_facts
+from tests.harness.make import CASE, MS, cuda_environment, entry, environment, quiet, record, replicate, result
+
+ACCEPT = f"pytest -m perf '{CASE}' --perf-update"
+LONG = "tests/perf/test_transformer.py::test_forward_and_backward_and_optimizer[2.7B-context1024-batch4-bf16-compiled]"
+
+
+def lines(*results: Result, width: int = 80) -> list[str]:
+    return [line.text for line in table(results, width)]
+
+
+def judged(now: Record, before_ns: float = 100 * MS, **baseline: int) -> Result:
+    """A case as the judge sees it against a baseline of three quiet replicates."""
+    return Result(case=now.case, record=now, judgement=judge(now, entry(quiet(before_ns, **baseline)), Policy()))
+
+
+def step(median_ns: float, backward_ns: float, **changes: object) -> Record:
+    """A training step of three phases, measured again three times."""
+    phases = {"forward": 30 * MS, "backward": backward_ns, "optimizer": 10 * MS}
+    again = quiet(median_ns, peak_bytes=2**30, phases_ns=phases)
+    measurement = Measurement(
+        samples_ns=[1], repetitions=1, warmup_calls=2, settled=True, clock="host", load_average=0.3
+    )
+    return record(again[1], fresh=again, measurement=measurement, **changes)
+
+
+def slower_step() -> Result:
+    now = step(130 * MS, 90 * MS)
+    before = quiet(
+        100 * MS, peak_bytes=2**30, phases_ns={"forward": 30 * MS, "backward": 60 * MS, "optimizer": 10 * MS}
+    )
+    return Result(case=CASE, record=now, judgement=judge(now, entry(before), Policy()))
+
+
+# --- the table ---------------------------------------------------------------------------------------------------
+
+
+def a_whole_run() -> list[Result]:
+    """One of each verdict."""
+    prefix = "tests/perf/test_transformer.py::test_"
+    out = Record(case="x", environment=environment(), out_of_memory=OutOfMemory(asked_bytes=2**34))
+    tokens = record(replicate(812.4 * MS, peak_bytes=2**30), work={"tokens": 512, "flops": 1.3e11})
+    elsewhere = judge(record(), entry(environment=environment(torch="2.12.0")), Policy())
+    return [
+        judged(record(replicate(100.4 * MS, peak_bytes=2**30), case=f"{prefix}step[tiny]")),
+        slower_step(),
+        result(f"{prefix}forward[medium]", Verdict.NEW, record=tokens),
+        judged(record(replicate(80 * MS), case=f"{prefix}forward[fused]")),
+        result(f"{prefix}forward[elsewhere]", judgement=elsewhere),
+        judged(record(replicate(130 * MS), fresh=quiet(130 * MS, fastest_ns=99 * MS), case=f"{prefix}noisy")),
+        Result(case=f"{prefix}large[16 GiB]", record=out, judgement=judge(out, None, Policy())),
+        Result(
+            case=LONG,
+            record=None,
+            judgement=Judgement(verdict=Verdict.SKIPPED, reasons=["needs 57.3 GiB of memory (19.8 GiB free)"]),
+        ),
+        Result(
+            case=f"{prefix}broken",
+            record=None,
+            judgement=Judgement(verdict=Verdict.FAILED, reasons=["the test failed"]),
+        ),
+    ]
+
+
+def test_a_whole_table_reads_well(snapshot: SnapshotAssertion) -> None:
+    run = a_whole_run()
+    assert "\n".join([*lines(*run), tally(run)]) == snapshot
+
+
+def test_no_line_of_a_whole_table_is_longer_than_80_columns() -> None:
+    assert max(map(len, lines(*a_whole_run()))) <= 80
+
+
+@pytest.mark.parametrize("verdict", list(Verdict))
+def test_every_verdict_fits_80_columns_beside_a_long_name(verdict: Verdict) -> None:
+    (_, line) = lines(result(LONG, verdict, record=record(replicate(peak_bytes=2**30))))
+    assert len(line) <= 80
+
+
+@pytest.mark.parametrize("verdict", [v for v in Verdict if v not in (Verdict.SKIPPED, Verdict.FAILED)])
+def test_every_verdict_that_is_saved_fits_80_columns_beside_a_long_name(verdict: Verdict) -> None:
+    (_, line) = lines(result(LONG, verdict, record=record(replicate(peak_bytes=2**30)), saved=True))
+    assert line.endswith(", saved")
+    assert len(line) <= 80
+
+
+names = st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1, max_size=60)
+runs = st.lists(
+    st.builds(
+        lambda name, verdict, median_ns, noise, ratio, peak: result(
+            f"tests/perf/test_{name[:20]}.py::test_{name}[{name}]",
+            judgement=Judgement(
+                verdict=verdict,
+                latency=Change(before=median_ns / ratio, now=median_ns, ratio=ratio),
+                reasons=["it is as it is, and this sentence goes on for longer than a line of the table is wide"],
+            ),
+            record=record(replicate(median_ns, noise=noise, peak_bytes=peak)),
+        ),
+        names,
+        st.sampled_from(Verdict),
+        st.floats(1.0, 3.6e12),
+        st.floats(0.0, 0.9),
+        st.floats(0.01, 1e4),
+        st.integers(0, 2**42),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(runs, st.sampled_from([80, 100, 132]))
+def test_no_line_is_longer_than_the_terminal_is_wide(run: list[Result], width: int) -> None:
+    assert max(map(len, lines(*run, width=width))) <= width
+
+
+@given(runs)
+def test_verdicts_stand_below_each_other(run: list[Result]) -> None:
+    header, *below = table(run)
+    at = header.text.index("verdict")
+    carriers = [line for line in below if line.verdict is not None]
+    assert len(carriers) == len(run)
+    for line, shown in zip(carriers, run, strict=True):
+        assert line.text[at:].lower() == str(shown.judgement.verdict)
+        assert line.text[at - 2 : at] == "  "
+
+
+def test_numbers_end_below_the_ends_of_their_headers() -> None:
+    header, first, second = lines(
+        judged(record(replicate(812.4 * MS, peak_bytes=2**30)), before_ns=812 * MS),
+        judged(record(replicate(7.1 * MS, peak_bytes=5), case="t.py::test_x"), before_ns=7 * MS, peak_bytes=5),
+    )[:3]
+    for title in ("median", "spread", "vs base", "peak"):
+        end = header.index(title) + len(title)
+        for line in (first, second):
+            assert line[end - 1] not in " ·"
+            assert line[end] == " "
+
+
+def test_a_spread_beyond_the_median_leaves_a_gap_between_the_columns() -> None:
+    (_, line) = lines(result(record=record(replicate(noise=1.5))))
+    assert re.search(r"100 ms\s+±150", line)
+
+
+def test_a_case_of_one_sample_shows_no_spread() -> None:
+    (_, line) = lines(result(record=record(replicate(samples=1, noise=0.0))))
+    assert "±" not in line
+
+
+def test_a_case_without_a_number_shows_dashes() -> None:
+    skipped = Judgement(verdict=Verdict.SKIPPED, reasons=["needs a GPU"])
+    _header, line, why = lines(Result(case=CASE, record=None, judgement=skipped))
+    assert line.count("–") == 4
+    assert line.endswith("skipped")
+    assert why == "  needs a GPU"
+
+
+def test_a_long_name_is_cut_in_the_middle_and_keeps_its_parameters_end() -> None:
+    (_, line) = lines(result(LONG))
+    name = line.split("  ")[0]
+    assert name.startswith("forward_")
+    assert name.endswith("batch4-bf16-compiled]"[-15:])
+    assert "…" in name
+
+
+def test_a_wide_terminal_shows_a_long_name_whole() -> None:
+    (_, line) = lines(result(LONG), width=200)
+    assert line.startswith(short_name(LONG) + " ")
+
+
+def shown_names(*cases: str) -> list[str]:
+    return [line.split("  ")[0].strip() for line in lines(*(result(case) for case in cases), width=200)[1:]]
+
+
+def test_equal_names_of_two_modules_get_their_module() -> None:
+    assert shown_names("tests/test_a.py::test_x", "tests/test_b.py::test_x", "tests/test_b.py::test_y") == [
+        "test_a:x",
+        "test_b:x",
+        "y",
+    ]
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        ("tests/test_a.py::TestSmall::test_x", "tests/test_a.py::TestLarge::test_x"),
+        ("tests/cpu/test_a.py::test_x", "tests/gpu/test_a.py::test_x"),
+    ],
+)
+def test_two_cases_never_have_one_name(pair: tuple[str, str]) -> None:
+    first, second = shown_names(*pair)
+    assert first != second
+
+
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [
+        ("tests/perf/test_x.py::test_step[small]", "step[small]"),
+        ("tests/perf/test_x.py::TestY::test_step", "step"),
+        ("test_x.py::test_step[org/model-7b]", "step[org/model-7b]"),
+        ("test_x.py::test_step[a::b]", "step[a::b]"),
+    ],
+)
+def test_a_short_name_is_the_tests_own_with_all_of_its_parameters(case: str, name: str) -> None:
+    assert short_name(case) == name
+
+
+def test_a_tally_counts_each_verdict_once_and_names_none_that_did_not_occur() -> None:
+    run = [result(verdict=v) for v in (Verdict.NEW, Verdict.OK, Verdict.REGRESSED, Verdict.OK)]
+    assert tally(run) == "2 ok · 1 regressed · 1 new"
+    assert tally([]) == ""
+
+
+@given(st.lists(st.text("abc", min_size=1, max_size=20)), st.integers(20, 60))
+def test_facts_are_joined_into_lines_that_fit_and_lose_nothing(facts: list[str], width: int) -> None:
+    wrapped = wrap_facts(facts, width)
+    assert " · ".join(wrapped).split(" · ") == facts if facts else wrapped == []
+    assert all(len(line) <= width for line in wrapped)
+
+
+# --- the failure -------------------------------------------------------------------------------------------------
+
+
+def test_a_whole_failure_reads_well(snapshot: SnapshotAssertion) -> None:
+    assert explain(slower_step(), 0.0, ACCEPT) == snapshot
+
+
+def test_a_slower_case_says_what_a_person_would_ask_next() -> None:
+    text = explain(slower_step(), 0.0, ACCEPT).splitlines()
+    assert text[0] == "step[small-128-fp32] is slower than its baseline"
+    header, latency, peak = text[1:4]
+    assert header.split("  ")[-1].strip() == "limit"
+    assert re.fullmatch(r"latency +100 ms +130 ms +\+30\.0% +\+\d\d\.\d%…\+\d\d\.\d% +\+5%", latency)
+    assert re.fullmatch(r"peak +1\.00 GiB +1\.00 GiB +same +exact +exact", peak)
+    assert "measured again 3 times in fresh processes; machine load 0.3 on 2 cores" in text
+    assert "where: backward 60.0 ms -> 90.0 ms (forward and optimizer unchanged)" in text
+    assert text[-1] == f"if this is meant: {ACCEPT}"
+
+
+def test_no_line_of_a_failures_table_is_longer_than_80_columns_and_all_end_alike() -> None:
+    rows = explain(slower_step(), 0.0, ACCEPT).splitlines()[1:4]
+    assert len({len(row) for row in rows}) == 1
+    assert len(rows[0]) <= 80
+
+
+def failure(now: Record, before_bytes: int, threshold: float = 0.0) -> str:
+    baseline = entry(quiet(100 * MS, peak_bytes=before_bytes), environment=now.environment)
+    judgement = judge(now, baseline, Policy(memory_threshold=threshold))
+    return explain(Result(case=CASE, record=now, judgement=judgement), threshold, ACCEPT)
+
+
+def hungrier(peak_bytes: int, median_ns: float = 100 * MS, **changes: object) -> Record:
+    again = quiet(median_ns, peak_bytes=peak_bytes)
+    return record(again[0], fresh=again, **changes)
+
+
+def test_a_hungrier_case_says_by_how_many_bytes() -> None:
+    text = failure(hungrier(3 * 2**20), before_bytes=2 * 2**20)
+    assert text.startswith("step[small-128-fp32] needs more memory than its baseline\n")
+    assert re.search(r"peak +2\.00 MiB +3\.00 MiB +\+1\.00 MiB +exact +exact", text)
+
+
+def test_a_case_that_is_both_says_both() -> None:
+    text = failure(hungrier(2**21, 130 * MS), before_bytes=2**20)
+    assert text.startswith("step[small-128-fp32] is slower and needs more memory than its baseline\n")
+
+
+def test_growth_within_the_allocators_rounding_is_not_called_hunger() -> None:
+    text = failure(hungrier(2**20 + 256, 130 * MS, environment=cuda_environment()), before_bytes=2**20)
+    assert text.startswith("step[small-128-fp32] is slower than its baseline\n")
+
+
+def test_a_memory_threshold_stands_as_the_limit() -> None:
+    assert re.search(r"peak .* \+10%\n", failure(hungrier(2**21), before_bytes=2**20, threshold=0.10))
+
+
+def test_memory_where_there_was_none_before_is_said_to_be_more() -> None:
+    assert "needs more memory than its baseline" in failure(hungrier(4), before_bytes=0)
+
+
+def test_running_out_of_memory_is_said_with_the_size_asked_for() -> None:
+    out = Record(case=CASE, environment=environment(), out_of_memory=OutOfMemory(asked_bytes=20 * 2**30))
+    text = explain(judged(out), 0.0, ACCEPT)
+    assert text.startswith("step[small-128-fp32] ran out of memory, and its baseline did not\n")
+    assert "why: out of memory: 20.0 GiB asked for" in text
+    assert text.endswith(f"if this is meant: {ACCEPT}")
+
+
+@pytest.mark.parametrize("verdict", [Verdict.NEW, Verdict.INCOMPARABLE, Verdict.INCONCLUSIVE])
+def test_a_case_that_strict_checking_fails_says_that_it_was_not_judged_and_why(verdict: Verdict) -> None:
+    unjudged = result(judgement=Judgement(verdict=verdict, reasons=["for this reason"]))
+    text = explain(unjudged, 0.0, ACCEPT)
+    assert f"could not be judged ({verdict}), and --perf-check=strict wants it to be" in text
+    assert "why: for this reason" in text
+
+
+def test_phases_that_all_stand_still_are_not_said_to_be_where_it_happened() -> None:
+    assert "where:" not in failure(hungrier(2**21), before_bytes=2**20)
+
+
+def test_a_step_of_one_phase_has_no_place_within_it() -> None:
+    shown = slower_step()
+    phases = {"backward": shown.judgement.phases["backward"]}
+    judgement = Judgement(verdict=Verdict.REGRESSED, latency=shown.judgement.latency, phases=phases)
+    assert "where:" not in explain(Result(case=CASE, record=shown.record, judgement=judgement), 0.0, ACCEPT)

@@ -1,0 +1,83 @@
+"""The median's interval, held to its definition: how often it covers the median, computed exactly."""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perflab.measure.statistics import median_interval, relative_half_width
+
+finite = st.floats(min_value=1e-3, max_value=1e15)
+
+
+def coverage(n: int, confidence: float = 0.95) -> float:
+    """Exact chance that the interval of n samples of any continuous distribution covers its median.
+
+    Samples fall below the median like fair coins. The interval from the i-th to the j-th smallest (from 1) misses
+    unless at least i and at most j - 1 of them do.
+    """
+    low, high = median_interval(range(1, n + 1), confidence)
+    covered = sum(math.comb(n, below) for below in range(int(low), int(high)))
+    return float(covered / 2**n)
+
+
+@pytest.mark.parametrize("n", range(6, 61))
+def test_the_interval_covers_the_median_at_least_as_often_as_it_says(n: int) -> None:
+    assert coverage(n) >= 0.95
+
+
+@pytest.mark.parametrize("n", range(6, 61))
+def test_the_interval_is_the_narrowest_symmetric_one_that_does(n: int) -> None:
+    low, high = median_interval(range(1, n + 1))
+    narrower = sum(math.comb(n, below) for below in range(int(low) + 1, int(high) - 1)) / 2**n
+    assert narrower < 0.95
+
+
+def test_many_samples_are_covered_nearly_as_often_as_it_says() -> None:
+    assert min(coverage(n) for n in range(201, 1001)) >= 0.94
+
+
+@pytest.mark.parametrize("n", [30, 300])
+def test_another_confidence_gives_another_interval(n: int) -> None:
+    assert 0.79 <= coverage(n, 0.8) < coverage(n, 0.95) < coverage(n, 0.99)
+    assert coverage(n, 0.99) >= 0.985
+
+
+@given(st.lists(finite, min_size=1, max_size=5))
+def test_fewer_than_six_samples_give_their_whole_range(values: list[float]) -> None:
+    assert median_interval(values) == (min(values), max(values))
+
+
+@given(st.lists(finite, min_size=1, max_size=250).flatmap(lambda v: st.tuples(st.just(v), st.permutations(v))))
+def test_the_order_of_samples_does_not_matter(pair: tuple[list[float], list[float]]) -> None:
+    values, shuffled = pair
+    assert median_interval(values) == median_interval(shuffled)
+    assert relative_half_width(values) == relative_half_width(shuffled)
+
+
+@given(st.lists(finite, min_size=1, max_size=300))
+def test_the_interval_holds_the_median_and_lies_within_the_samples(values: list[float]) -> None:
+    low, high = median_interval(values)
+    assert min(values) <= low <= median(values) <= high <= max(values)
+
+
+@given(st.lists(st.integers(1, 10**9), min_size=12, max_size=60), st.integers(1, 1000))
+def test_the_relative_width_does_not_depend_on_the_unit_of_time(values: list[int], scale: int) -> None:
+    assert relative_half_width([scale * v for v in values]) == pytest.approx(relative_half_width(values))
+
+
+def test_one_wild_sample_does_not_widen_the_interval_of_many() -> None:
+    quiet = [100 + n % 5 for n in range(40)]
+    assert median_interval([*quiet, 10**9]) == median_interval([*quiet, 105])
+
+
+def test_samples_that_agree_have_no_width() -> None:
+    assert relative_half_width([7, 7, 7]) == 0.0
+
+
+def test_a_clock_that_stood_still_has_no_width_and_divides_by_nothing() -> None:
+    assert relative_half_width([0, 0, 0, 0]) == 0.0

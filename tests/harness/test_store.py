@@ -1,0 +1,369 @@
+"""Baselines on disk: read as they were written, reviewed as diffs, and never lost, whatever lies in the way."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from perflab.environment import slug
+from perflab.errors import BaselineError
+from perflab.gate.store import BaselineStore
+from perflab.records import Entry, Environment, Memory, OutOfMemory, Parameters
+from tests.harness.make import CASE, entry, environment, quiet, replicate
+
+OTHER = "tests/perf/test_transformer.py::test_forward[tiny]"
+ELSEWHERE = "tests/perf/test_attention.py::test_tiled"
+HERE = environment()
+Edit = Callable[[str, str], Path]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "baselines"
+
+
+@pytest.fixture
+def file(folder: Path) -> Path:
+    """A baseline file of one case, as the store writes it."""
+    (path,) = BaselineStore(folder).save({CASE: entry()})
+    return path
+
+
+@pytest.fixture
+def edit(file: Path) -> Edit:
+    """Change a text in the baseline file, as somebody with an editor would."""
+
+    def change(old: str, new: str) -> Path:
+        text = file.read_text(encoding="utf-8")
+        assert old in text
+        file.write_text(text.replace(old, new, 1), encoding="utf-8")
+        return file
+
+    return change
+
+
+def read(folder: Path, case: str = CASE, machine: Environment = HERE) -> Entry | None:
+    return BaselineStore(folder).entry(case, machine)
+
+
+def refusal(folder: Path) -> str:
+    """What a user is told who has the baselines of ``folder``."""
+    with pytest.raises(BaselineError) as caught:
+        read(folder)
+    return str(caught.value)
+
+
+# --- what is written can be read ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [
+        entry(),
+        entry([replicate(1.5)]),
+        entry([], out_of_memory=OutOfMemory(asked_bytes=2**34)),
+        entry([], out_of_memory=OutOfMemory(asked_bytes=None)),
+        entry(parameters={"size": "small", "length": 128, "dropout": 0.1, "causal": True, "window": None}),
+        entry(parameters={"naïve": "µ–…", "quote": '"\\\n', "seed": 2**70}),
+        entry(
+            [
+                replicate(
+                    phases_ns={"forward": 1.0, "backward": 2.0},
+                    yardstick_ns=3.0,
+                    memory=Memory(peak_bytes=3, held_bytes=1, growth_bytes=2, allocated_bytes=4, reserved_bytes=5),
+                )
+            ]
+        ),
+    ],
+)
+def test_an_entry_comes_back_as_it_was_saved(folder: Path, saved: Entry) -> None:
+    BaselineStore(folder).save({CASE: saved})
+    assert read(folder) == saved
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), "\udc80"])
+def test_a_parameter_that_json_has_no_word_for_does_not_make_the_file_unreadable(
+    folder: Path, value: float | str
+) -> None:
+    odd: Parameters = {"value": value}
+    BaselineStore(folder).save({CASE: entry(parameters=odd)})
+    found = read(folder)
+    assert found is not None
+    assert found.replicates == entry().replicates
+
+
+def test_a_case_lives_in_a_file_named_by_its_environment_and_module(folder: Path, file: Path) -> None:
+    assert file == folder / slug(HERE) / "tests.perf.test_transformer.json"
+
+
+def test_a_case_without_a_baseline_has_none(folder: Path) -> None:
+    assert read(folder) is None
+    BaselineStore(folder).save({OTHER: entry()})
+    assert read(folder) is None
+
+
+def test_methods_of_two_classes_are_two_cases(folder: Path) -> None:
+    first, second = entry(quiet(1e6)), entry(quiet(2e6))
+    BaselineStore(folder).save({"t.py::TestA::test_x": first, "t.py::TestB::test_x": second})
+    assert read(folder, "t.py::TestA::test_x") == first
+    assert read(folder, "t.py::TestB::test_x") == second
+
+
+# --- a file is fit for review ------------------------------------------------------------------------------------
+
+
+def test_a_file_begins_with_its_schema_and_has_sorted_cases_with_one_replicate_a_line(folder: Path) -> None:
+    (path,) = BaselineStore(folder).save({CASE: entry(parameters={"b": 1, "a": 2}), OTHER: entry()})
+    text = path.read_text(encoding="utf-8")
+    lines = text.splitlines()
+    assert lines[1] == '  "schema": 1,'
+    assert [line.strip() for line in lines if re.fullmatch(r'    "test_.*": \{', line)] == [
+        '"test_forward[tiny]": {',
+        '"test_step[small-128-fp32]": {',
+    ]
+    assert len([line for line in lines if "median_ns" in line]) == 6
+    assert all(
+        list(json.loads(line.rstrip(","))) == sorted(json.loads(line.rstrip(","))) for line in lines if "_ns" in line
+    )
+    assert '"parameters": {"a": 2, "b": 1},' in text
+    assert text.endswith("}\n")
+    assert not any(line != line.rstrip() for line in lines)
+
+
+def test_the_order_in_which_cases_are_saved_leaves_no_trace(tmp_path: Path) -> None:
+    cases = {CASE: entry(), OTHER: entry(quiet(2e6))}
+    (one,) = BaselineStore(tmp_path / "one").save(cases)
+    (two,) = BaselineStore(tmp_path / "two").save(dict(reversed(cases.items())))
+    assert one.read_bytes() == two.read_bytes()
+
+
+def test_saving_the_same_again_changes_no_byte(folder: Path, file: Path) -> None:
+    before = file.read_bytes()
+    BaselineStore(folder).save({CASE: entry()})
+    assert file.read_bytes() == before
+
+
+def test_accepting_one_case_touches_only_its_own_lines(folder: Path) -> None:
+    (path,) = BaselineStore(folder).save({CASE: entry(), OTHER: entry()})
+    before = path.read_text(encoding="utf-8").splitlines()
+    BaselineStore(folder).save({CASE: entry(quiet(5e6))})
+    after = path.read_text(encoding="utf-8").splitlines()
+    changed = [number for number, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1]]
+    assert len(changed) == 3
+    assert min(changed) > after.index('    "test_step[small-128-fp32]": {')
+
+
+# --- what is there stays -----------------------------------------------------------------------------------------
+
+
+def test_saving_a_case_keeps_other_cases_and_other_files(folder: Path) -> None:
+    BaselineStore(folder).save({CASE: entry(), OTHER: entry(), ELSEWHERE: entry()})
+    changed = entry(quiet(5e6))
+    written = BaselineStore(folder).save({CASE: changed})
+    assert [path.name for path in written] == ["tests.perf.test_transformer.json"]
+    assert read(folder) == changed
+    assert read(folder, OTHER) == entry()
+    assert read(folder, ELSEWHERE) == entry()
+
+
+def test_saving_keeps_what_somebody_else_saved_meanwhile(folder: Path) -> None:
+    early = BaselineStore(folder)
+    assert early.entry(CASE, HERE) is None
+    BaselineStore(folder).save({OTHER: entry()})
+    early.save({CASE: entry()})
+    assert read(folder, OTHER) == entry()
+    assert early.entry(OTHER, HERE) == entry()
+
+
+@pytest.mark.parametrize("content", ["", "{", "not json", '{"version": 2, "benchmarks": []}'])
+def test_saving_never_overwrites_a_file_that_it_cannot_read(folder: Path, file: Path, content: str) -> None:
+    file.write_text(content)
+    with pytest.raises(BaselineError):
+        BaselineStore(folder).save({OTHER: entry()})
+    assert file.read_text() == content
+
+
+def test_a_rename_that_fails_leaves_the_old_file_and_no_temporary(
+    folder: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = file.read_bytes()
+
+    def fail(*_args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    for name in ("replace", "rename"):
+        monkeypatch.setattr(Path, name, fail)
+        monkeypatch.setattr("os." + name, fail)
+    with pytest.raises(BaselineError, match="No space left on device"):
+        BaselineStore(folder).save({CASE: entry(quiet(5e6))})
+    assert file.read_bytes() == before
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+
+
+def test_an_entry_that_cannot_be_written_leaves_the_old_file_and_no_temporary(folder: Path, file: Path) -> None:
+    before = file.read_bytes()
+    unspeakable: Parameters = {"value": object()}  # type: ignore[dict-item]
+    with pytest.raises((BaselineError, TypeError)):
+        BaselineStore(folder).save({CASE: entry(parameters=unspeakable)})
+    assert file.read_bytes() == before
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+
+
+def test_a_saved_file_can_be_read_by_everybody(file: Path) -> None:
+    assert file.stat().st_mode & 0o444 == 0o444
+
+
+# --- what cannot be understood -----------------------------------------------------------------------------------
+
+
+def test_damaged_json_names_the_file_the_line_and_the_remedy(folder: Path, edit: Edit) -> None:
+    path = edit('"recorded": "2025-11-20",', '"recorded": 2025-11-20,')
+    line = next(n for n, text in enumerate(path.read_text().splitlines(), start=1) if "2025-11-20" in text)
+    said = refusal(folder)
+    assert f"baseline file {path} is damaged at line {line}, column" in said
+    assert "restore it (git checkout), or delete it and run with --perf-update-new" in said
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"<<<<<<< HEAD\n{}\n",
+        b"\xff\xfe\xfa",
+        b"\xef\xbb\xbf{}",
+        "{}".encode("utf-16"),
+        b'{"schema": NaN}',
+        b"[" * 100_000,
+        b"[]",
+        b"null",
+        b"{}",
+        b'{"schema": "1"}',
+        b'{"machine_info": {}, "benchmarks": [], "version": "5.1.0"}',
+        b'{"schema": 1, "environments": {}, "cases": {}, "more": 0}',
+    ],
+    ids=lambda content: repr(content[:20]),
+)
+def test_a_file_of_another_kind_is_refused_by_name_with_the_remedy(folder: Path, file: Path, content: bytes) -> None:
+    file.write_bytes(content)
+    said = refusal(folder)
+    assert str(file) in said
+    assert "restore it (git checkout), or delete it and run with --perf-update-new" in said
+    assert file.read_bytes() == content
+
+
+def test_a_newer_schema_asks_for_a_newer_perflab_and_not_for_deletion(folder: Path, edit: Edit) -> None:
+    path = edit('"schema": 1', '"schema": 2, "something": "else"')
+    said = refusal(folder)
+    assert f"{path} was written by a newer perflab" in said
+    assert "upgrade perflab" in said
+    assert "delete" not in said
+
+
+def test_a_case_that_names_an_unknown_environment_is_refused_with_that_name(folder: Path, edit: Edit) -> None:
+    path = edit('"environment": "cpu-', '"environment": "my-')
+    said = refusal(folder)
+    assert str(path) in said
+    assert "unknown environment 'my-amd-epyc" in said
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place", "wanted"),
+    [
+        ('"samples": 30', '"samples": "30"', "replicates[0].samples", "Expected `int`, got `str`"),
+        ('"samples": 30', '"sample": 30', "replicates[0]", "unknown field `sample`"),
+        ('"noise": 0.002, ', "", "replicates[0]", "missing required field `noise`"),
+        ('"cores": 2', '"cores": null', "environments[...].cores", "Expected `int`, got `null`"),
+        ('"replicates": [', '"parameters": {"a": []}, "replicates": [', "parameters", "got `array`"),
+    ],
+)
+def test_a_wrong_field_names_its_place_and_what_was_wanted(
+    folder: Path, edit: Edit, old: str, new: str, place: str, wanted: str
+) -> None:
+    path = edit(old, new)
+    said = refusal(folder)
+    assert str(path) in said
+    assert place in said
+    assert wanted in said
+
+
+@pytest.mark.parametrize("value", ["0.0", "-5.0", "1e999"])
+@pytest.mark.parametrize("field", ["median_ns", "fastest_ns"])
+def test_a_time_that_nothing_can_take_is_refused_where_it_stands(
+    folder: Path, file: Path, field: str, value: str
+) -> None:
+    text = file.read_text(encoding="utf-8")
+    file.write_text(re.sub(rf'"{field}": [0-9.]+', f'"{field}": {value}', text, count=1), encoding="utf-8")
+    said = refusal(folder)
+    assert str(file) in said
+    assert f"replicates[0].{field}" in said
+
+
+# --- places that cannot be used ----------------------------------------------------------------------------------
+
+
+def test_a_file_where_the_directory_should_be_is_named_before_anything_is_measured(folder: Path) -> None:
+    folder.write_text("in the way")
+    store = BaselineStore(folder)
+    for attempt in (store.check_writable, lambda: store.save({CASE: entry()})):
+        with pytest.raises(BaselineError) as caught:
+            attempt()
+        assert str(folder) in str(caught.value)
+    assert folder.read_text() == "in the way"
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs Linux's /proc, where nobody may make a file")
+def test_a_directory_that_nobody_may_write_to_is_named_with_the_remedy() -> None:
+    store = BaselineStore(Path("/proc/perflab-baselines"))
+    for attempt in (store.check_writable, lambda: store.save({CASE: entry()})):
+        with pytest.raises(BaselineError) as caught:
+            attempt()
+        assert "cannot write baselines to /proc/perflab-baselines" in str(caught.value)
+        assert "--perf-baselines=DIR" in str(caught.value)
+
+
+def test_a_directory_in_the_place_of_a_file_is_refused_by_name(folder: Path) -> None:
+    path = BaselineStore(folder).path_for(CASE, HERE)
+    path.mkdir(parents=True)
+    assert f"cannot read the baseline file {path}" in refusal(folder)
+
+
+def test_a_directory_that_can_be_written_to_is_left_empty_by_the_check(folder: Path) -> None:
+    BaselineStore(folder).check_writable()
+    assert list(folder.iterdir()) == []
+
+
+# --- other environments ------------------------------------------------------------------------------------------
+
+
+def test_a_baseline_of_another_environment_is_found_so_that_the_difference_can_be_told(folder: Path) -> None:
+    elsewhere = entry(environment=environment(torch="2.12.0"))
+    BaselineStore(folder).save({CASE: elsewhere})
+    assert read(folder) == elsewhere
+
+
+def test_of_several_other_environments_the_closest_is_found(folder: Path) -> None:
+    far = environment(device_name="Graviton", isa="NEON", system="Linux aarch64", cores=64, threads=64)
+    near = entry(environment=environment(torch="2.12.0"))
+    BaselineStore(folder).save({CASE: entry(environment=far)})
+    BaselineStore(folder).save({CASE: near})
+    assert read(folder) == near
+
+
+def test_ones_own_environment_comes_before_all_others(folder: Path) -> None:
+    BaselineStore(folder).save({CASE: entry(quiet(5e6), environment=environment(torch="2.12.0"))})
+    BaselineStore(folder).save({CASE: entry()})
+    assert read(folder) == entry()
+
+
+def test_two_environments_of_one_slug_share_a_file_and_keep_their_details(folder: Path) -> None:
+    threads = environment(threads=1)
+    assert slug(threads) == slug(HERE)
+    first, second = entry(), entry(quiet(5e6), environment=threads)
+    paths = BaselineStore(folder).save({CASE: first, OTHER: second})
+    assert len(paths) == 1
+    assert read(folder, CASE) == first
+    assert read(folder, OTHER) == second

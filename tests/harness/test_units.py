@@ -1,0 +1,179 @@
+"""Numbers with units: what a person writes is read as it was meant, and what is written can be read."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perflab.units import (
+    BYTES_PER,
+    NS_PER,
+    format_bytes,
+    format_change,
+    format_ns,
+    format_percent,
+    format_rate,
+    parse_duration_ns,
+    parse_fraction,
+    parse_seconds,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "fraction"),
+    [("5%", 0.05), ("0.05", 0.05), (" 2.5 % ", 0.025), ("0", 0.0), ("0%", 0.0), ("100%", 1.0), ("1e-3", 0.001)],
+)
+def test_a_share_is_read_with_and_without_a_percent_sign(text: str, fraction: float) -> None:
+    assert parse_fraction(text) == pytest.approx(fraction)
+
+
+@pytest.mark.parametrize("text", ["5", "1", "", "%", "5 percent", "-5%", "nan", "five", "5%%", "0.05 ms", "1,5%"])
+def test_a_share_that_could_be_misread_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"{text!r} is not a share such as 5% or 0.05")):
+        parse_fraction(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "ns"),
+    [
+        ("2us", 2e3),
+        ("2 µs", 2e3),  # U+00B5, micro sign
+        ("2 μs", 2e3),  # U+03BC, Greek mu: what many keyboards and editors produce
+        ("1.5 ms", 1.5e6),
+        ("3s", 3e9),
+        ("1min", 60e9),
+        (".5s", 0.5e9),
+        ("1e3ns", 1e3),
+        ("0", 0.0),
+        ("0ms", 0.0),
+    ],
+)
+def test_a_duration_is_read_in_every_unit(text: str, ns: float) -> None:
+    assert parse_duration_ns(text) == pytest.approx(ns)
+
+
+@pytest.mark.parametrize("text", ["2", "2 parsecs", "2MS", "-1ms", "", "ms", "2%", "1:30"])
+def test_a_duration_without_a_known_unit_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"{text!r} is not a duration such as 2us, 1.5ms or 3s")):
+        parse_duration_ns(text)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("20", 20.0), ("20s", 20.0), ("500ms", 0.5), ("2 min", 120.0)])
+def test_seconds_are_read_bare_and_with_a_unit(text: str, seconds: float) -> None:
+    assert parse_seconds(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["0", "0s", "-1", "1e999", "5%", "20 seconds", "", "soon"])
+def test_seconds_must_be_positive_and_finite(text: str) -> None:
+    with pytest.raises(
+        ValueError, match=re.escape(f"{text!r} is not a positive number of seconds such as 20 or 500ms")
+    ):
+        parse_seconds(text)
+
+
+@pytest.mark.parametrize(
+    ("ns", "text"),
+    [
+        (0, "0.00 ns"),
+        (9.994, "9.99 ns"),
+        (9.996, "10.0 ns"),
+        (99.94, "99.9 ns"),
+        (999.4, "999 ns"),
+        (999.5, "1.00 µs"),
+        (1_300, "1.30 µs"),
+        (812_400_000, "812 ms"),
+        (999_600_000, "1.00 s"),
+        (2_710_000_000, "2.71 s"),
+        (3_600e9, "3600 s"),
+    ],
+)
+def test_times_are_written_with_three_digits_and_the_unit_that_fits(ns: float, text: str) -> None:
+    assert format_ns(ns) == text
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (1, "1 B"),
+        (1023, "1023 B"),
+        (1024, "1.00 KiB"),
+        (2**20 - 1, "1.00 MiB"),
+        (int(2.6 * 2**30), "2.60 GiB"),
+        (2**40, "1.00 TiB"),
+        (2**50, "1024 TiB"),
+    ],
+)
+def test_bytes_are_written_with_three_digits_and_the_unit_that_fits(size: int, text: str) -> None:
+    assert format_bytes(size) == text
+
+
+@given(st.floats(min_value=1.0, max_value=1e14))
+def test_a_time_reads_back_as_itself_to_half_a_percent(ns: float) -> None:
+    number, unit = format_ns(ns).split()
+    assert float(number) * NS_PER[unit] == pytest.approx(ns, rel=0.005)
+
+
+@given(st.floats(min_value=1e2, max_value=1e14))
+def test_a_written_time_is_a_duration_that_the_options_accept(ns: float) -> None:
+    assert parse_duration_ns(format_ns(ns)) == pytest.approx(ns, rel=0.01)
+
+
+@given(st.integers(min_value=1, max_value=2**60))
+def test_bytes_read_back_as_themselves_to_half_a_percent(size: int) -> None:
+    number, unit = format_bytes(size).split()
+    assert float(number) * BYTES_PER[unit] == pytest.approx(size, rel=0.005)
+
+
+@given(st.floats(min_value=1.0, max_value=1e12))
+def test_a_time_of_less_than_twenty_minutes_never_takes_more_than_seven_characters(ns: float) -> None:
+    assert len(format_ns(ns)) <= 7
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [
+        (1.0, "0.0%"),
+        (1.0004, "0.0%"),
+        (0.9996, "0.0%"),
+        (1.0006, "+0.1%"),
+        (1.312, "+31.2%"),
+        (0.5, "-50.0%"),
+        (2.0, "+100.0%"),
+        (9.99, "+899.0%"),
+        (10.0, "x10.0"),
+        (123.4, "x123"),
+    ],
+)
+def test_a_ratio_is_written_as_the_change_that_it_means(ratio: float, text: str) -> None:
+    assert format_change(ratio) == text
+
+
+@pytest.mark.parametrize(
+    ("fraction", "text"),
+    [(0.05, "5%"), (0.025, "2.5%"), (0.0, "0%"), (1.5, "150%"), (0.00123, "0.123%"), (12.0, "1200%")],
+)
+def test_a_percentage_is_written_without_trailing_zeros_and_never_as_a_power_of_ten(fraction: float, text: str) -> None:
+    assert format_percent(fraction) == text
+
+
+@pytest.mark.parametrize(
+    ("per_second", "unit", "text"),
+    [
+        (631, "tokens", "631 tokens/s"),
+        (1_234, "tokens", "1.23 k tokens/s"),
+        (999.7, "tokens", "1.00 k tokens/s"),
+        (1.23e12, "FLOP", "1.23 TFLOP/s"),
+        (4.8e12, "B", "4.80 TB/s"),
+        (0.5, "steps", "0.50 steps/s"),
+    ],
+)
+def test_a_throughput_has_an_si_prefix(per_second: float, unit: str, text: str) -> None:
+    assert format_rate(per_second, unit) == text
+
+
+def test_a_slow_throughput_is_not_written_as_nothing() -> None:
+    assert not format_rate(1 / 300, "steps").startswith("0.00 ")

@@ -1,0 +1,71 @@
+"""What is measured: a call with its arguments, or the phases of a step, in order."""
+
+from __future__ import annotations
+
+from perflab.measure.workload import Step, Workload
+
+
+def test_a_call_gets_its_arguments_every_time_and_gives_its_result() -> None:
+    got: list[tuple[int, int]] = []
+
+    def work(first: int, *, second: int) -> int:
+        got.append((first, second))
+        return len(got)
+
+    workload = Workload(work, (1,), {"second": 2})
+    assert workload.run() == 1
+    assert workload.run() == 2
+    assert got == [(1, 2), (1, 2)]
+
+
+def test_a_plain_call_has_no_phases_and_marks_none() -> None:
+    marks: list[None] = []
+    workload = Workload(lambda: None, (), {})
+    workload.run(after_phase=lambda: marks.append(None))
+    assert workload.phases == ()
+    assert marks == []
+
+
+def test_a_step_runs_its_phases_in_order_and_hands_the_loss_on() -> None:
+    story: list[object] = []
+
+    def forward() -> str:
+        story.append("forward")
+        return "loss"
+
+    step = Step(
+        forward=forward,
+        backward=lambda loss: story.append(("backward", loss)),
+        optimizer=lambda: story.append("optimizer"),
+    )
+    assert step.run(after_phase=lambda: story.append("mark")) == "loss"
+    assert story == ["forward", "mark", ("backward", "loss"), "mark", "optimizer", "mark"]
+    assert step.phases == ("forward", "backward", "optimizer")
+
+
+def test_phases_that_are_left_out_leave_no_mark() -> None:
+    marks: list[None] = []
+    for step, phases in (
+        (Step(lambda: 1), ("forward",)),
+        (Step(lambda: 1, backward=lambda _loss: None), ("forward", "backward")),
+        (Step(lambda: 1, optimizer=lambda: None), ("forward", "optimizer")),
+    ):
+        marks.clear()
+        assert step.run(after_phase=lambda: marks.append(None)) == 1
+        assert step.phases == phases
+        assert len(marks) == len(phases)
+
+
+def test_what_a_workload_has_in_its_hands_is_its_call_and_arguments() -> None:
+    data, option = object(), object()
+
+    def call(*_args: object, **_kwargs: object) -> None:
+        """Takes anything."""
+
+    workload = Workload(call, (data,), {"option": option})
+    assert workload.roots == (call, (data,), {"option": option})
+
+
+def test_what_a_step_has_in_its_hands_are_its_phases() -> None:
+    forward, backward, optimizer = (lambda *_args: None for _ in range(3))
+    assert Step(forward, backward, optimizer).roots == (forward, backward, optimizer)

@@ -1,0 +1,109 @@
+"""What the lab's end-to-end cases are run on: chosen on the command line, built when a case needs it.
+
+Shapes: tokens (B, T) int64 -> logits (B, T, V).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from perflab.lab.models import MODEL_SIZES, ModelCost, build_model, model_cost, size_config
+from perflab.lab.models.memory import Mode
+from perflab.lab.train import TrainingStep, random_tokens
+from perflab.plugin.case import Perf
+
+VOCAB_SIZE = 10_000
+PRECISIONS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
+"""Autocast dtype by name. Weights are float32."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One end-to-end case: which model, on what shape, in which precision."""
+
+    model_name: str
+    batch_size: int
+    context_length: int
+    precision: str
+    device: torch.device
+
+    def declare(self, perf: Perf, mode: Mode) -> None:
+        """Skip the case if it does not fit, before anything is built, and say how much work one call is."""
+        tokens = self.batch_size * self.context_length
+        perf.work(tokens=tokens)
+        if self.model_name not in MODEL_SIZES:
+            return  # nobody knows what a model of the user's own costs
+        cost = self._cost(mode)
+        perf.requires(memory_bytes=cost.memory_bytes, flops=cost.flops, precision=self.precision)
+        perf.work(flops=cost.flops)
+
+    def model(self) -> nn.Module:
+        """The model, with weights from a fixed seed."""
+        torch.manual_seed(0)
+        name, length = self.model_name, self.context_length
+        return build_model(name, vocab_size=VOCAB_SIZE, context_length=length, device=self.device)
+
+    def tokens(self) -> Tensor:
+        """A batch of random tokens (B, T)."""
+        return random_tokens(self.batch_size, self.context_length, vocab_size=VOCAB_SIZE, device=self.device)
+
+    def training_step(self) -> TrainingStep:
+        """A training step of the model on one batch."""
+        return TrainingStep(self.model(), self.tokens(), autocast_dtype=PRECISIONS[self.precision])
+
+    def _cost(self, mode: Mode) -> ModelCost:
+        config = size_config(self.model_name, vocab_size=VOCAB_SIZE, context_length=self.context_length)
+        return model_cost(
+            config,
+            batch_size=self.batch_size,
+            seq_len=self.context_length,
+            mode=mode,
+            autocast_dtype=PRECISIONS[self.precision],
+        )
+
+
+@pytest.fixture
+def setup(
+    request: pytest.FixtureRequest, device: torch.device, model_name: str, context_length: int, precision: str
+) -> Setup:
+    """The case's ``Setup``, from its parameters."""
+    return Setup(model_name, request.config.getoption("--batch-size"), context_length, precision, device)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Spread end-to-end cases over ``--model``, ``--context-length`` and the precisions."""
+    if "setup" not in metafunc.fixturenames:
+        return
+    name = _model_name(metafunc.config)
+    lengths = _context_lengths(metafunc.config)
+    precisions = list(PRECISIONS)
+    if "warmup_steps" in metafunc.fixturenames:  # a study of its own: the cheapest shape shows it as well
+        lengths, precisions = [min(lengths)], ["fp32"]
+    cases = [(name, length, precision) for length in lengths for precision in precisions]
+    metafunc.parametrize(
+        ("model_name", "context_length", "precision"), cases, ids=["-".join(map(str, case)) for case in cases]
+    )
+
+
+def _model_name(config: pytest.Config) -> str:
+    name: str = config.getoption("--model")
+    if ":" not in name:
+        try:
+            size_config(name)
+        except ValueError as error:
+            raise pytest.UsageError(f"--model: {error}") from None
+    return name
+
+
+def _context_lengths(config: pytest.Config) -> list[int]:
+    text: str = config.getoption("--context-length")
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise pytest.UsageError(f"--context-length={text}: wanted lengths such as 128 or 128,256")
+    if config.getoption("--batch-size") < 1:
+        raise pytest.UsageError(f"--batch-size={config.getoption('--batch-size')}: wanted 1 or more")
+    return [int(part) for part in parts]

@@ -1,0 +1,24 @@
+"""The warm-up study: what the first steps of a process cost, and how many it takes until that is over.
+
+Each case runs in a process of its own, where nothing is warm. After 0, 1, 2 or 5 steps samples are taken of one
+step each: the first one, the mean and the standard deviation tell whether the warm-up was enough.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from perflab.plugin.case import Perf
+from tests.perf.conftest import Setup
+
+WARMUP_STEPS = (0, 1, 2, 5)
+
+
+@pytest.mark.parametrize(
+    "warmup_steps",
+    [pytest.param(steps, marks=pytest.mark.perf(warmup=steps, fresh_process=True)) for steps in WARMUP_STEPS],
+)
+def test_warmup(perf: Perf, setup: Setup, warmup_steps: int) -> None:
+    setup.declare(perf, "forward_backward")
+    step = setup.training_step()
+    perf.step(forward=step.forward, backward=step.backward)

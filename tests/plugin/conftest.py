@@ -1,0 +1,71 @@
+"""A small project in which time is told by a virtual clock, so that stories about slowness are exact."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+CONFTEST = """
+import perflab.measure.clock as clock
+
+class Virtual:
+    now_ns = 0
+
+clock.read_ns = lambda: Virtual.now_ns
+"""
+
+CASE = """
+from pathlib import Path
+
+import torch
+from conftest import Virtual
+
+here = Path(__file__).parent
+
+def work():
+    cost_ms, kib = (int(n) for n in (here / "cost.txt").read_text().split())
+    block = torch.empty(1024 * kib, dtype=torch.uint8)
+    Virtual.now_ns += 1_000_000 * cost_ms
+    return block.numel()
+
+def test_work(perf):
+    assert perf(work) > 0
+"""
+
+
+class Project:
+    """A project of one perf case whose time (virtual) and memory (real) are set from outside."""
+
+    def __init__(self, pytester: pytest.Pytester) -> None:
+        self.pytester = pytester
+        pytester.makeconftest(CONFTEST)
+        self.test_file = pytester.makepyfile(test_story=CASE)
+        pytester.makeini("[pytest]\naddopts = -p perflab.plugin -p no:cacheprovider\n")
+        self.cost(ms=100, kib=512)
+
+    def cost(self, *, ms: int, kib: int = 512) -> None:
+        """What one call takes from now on."""
+        (self.pytester.path / "cost.txt").write_text(f"{ms} {kib}")
+
+    def run(self, *args: str) -> pytest.RunResult:
+        """One more session, in a process of its own."""
+        return self.pytester.runpytest_subprocess("-m", "perf", *args, timeout=240)
+
+    def baseline_file(self) -> Path:
+        """The one baseline file there is."""
+        (path,) = (self.pytester.path / "baselines").glob("*/*.json")
+        return path
+
+
+@pytest.fixture(autouse=True)
+def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measurements take turns through a lock file there: a story need not wait for other work on this machine."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Project:
+    # A story starts many processes; those of other plugins' imports would be most of its time.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    return Project(pytester)

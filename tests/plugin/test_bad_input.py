@@ -1,0 +1,112 @@
+"""What cannot be used is refused before anything is measured, with the place and the remedy; nothing is lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.plugin.conftest import Project
+
+PLAIN = "def test_x(perf):\n    perf(sum, range(1000))\n"
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("--perf-threshold=5", "*--perf-threshold: '5' is not a share such as 5% or 0.05*"),
+        ("--perf-memory-threshold=much", "*--perf-memory-threshold: 'much' is not a share*"),
+        ("--perf-floor=2", "*--perf-floor: '2' is not a duration such as 2us, 1.5ms or 3s*"),
+        ("--perf-budget=-1", "*--perf-budget: '-1' is not a positive number of seconds*"),
+        ("--perf-device=tpu", "*--perf-device: 'tpu' is not a device; use auto, cpu, cuda or cuda:N*"),
+        ("--perf-replicates=0", "*--perf-replicates: '0' is not a number of processes*"),
+        ("--perf-check=maybe", "*--perf-check*maybe*"),
+    ],
+)
+def test_an_option_that_makes_no_sense_is_refused_by_name(pytester: pytest.Pytester, argument: str, said: str) -> None:
+    result = pytester.runpytest_inprocess(argument)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([said])
+
+
+def test_an_ini_key_that_makes_no_sense_is_refused_by_name(pytester: pytest.Pytester) -> None:
+    pytester.makeini("[pytest]\nperf_check = perhaps\n")
+    result = pytester.runpytest_inprocess()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*ini key perf_check: 'perhaps' is none of on, off, strict*"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("treshold='10%'", "*test_x: @pytest.mark.perf has no argument 'treshold'*did you mean 'threshold'?*"),
+        ("'10%'", "*test_x: @pytest.mark.perf takes no positional arguments, got '10%'*"),
+        ("threshold=5", "*test_x: @pytest.mark.perf(threshold=...): '5' is not a share*"),
+        ("warmup=-1", "*@pytest.mark.perf(warmup=...): -1 is not a number of warm-up calls*"),
+        ("budget=True", "*@pytest.mark.perf(budget=...): True is neither a number nor a text*"),
+        ("allow_nan=1", "*@pytest.mark.perf(allow_nan=...): 1 is neither True nor False*"),
+    ],
+)
+def test_a_marker_argument_that_makes_no_sense_is_refused_by_name(
+    pytester: pytest.Pytester, arguments: str, said: str
+) -> None:
+    pytester.makepyfile(f"import pytest\n@pytest.mark.perf({arguments})\n{PLAIN}")
+    result = pytester.runpytest_inprocess("-m", "perf")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    said_on_one_line = " ".join(result.stderr.str().split())
+    assert pytest.LineMatcher([said_on_one_line]).fnmatch_lines([said]) is None
+
+
+def test_the_correctness_marker_takes_no_arguments(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("import pytest\n@pytest.mark.correctness(atol=1)\ndef test_x():\n    pass\n")
+    result = pytester.runpytest_inprocess()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*@pytest.mark.correctness takes no arguments, got atol*"])
+
+
+@pytest.mark.skipif("__import__('torch').cuda.is_available()", reason="a CUDA device is there")
+def test_a_device_that_is_not_there_is_refused_before_anything_runs(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(PLAIN)
+    result = pytester.runpytest_inprocess("-m", "perf", "--perf-device=cuda:3")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--perf-device=cuda:3, but PyTorch*", "*use --perf-device=cpu or auto*"])
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"schema": 1,\n "cases": {', "*test_story.json is damaged at line 2, column *"),
+        (
+            '{"schema": 1, "cases": {}, "environments": {}, "x": 1}',
+            "*is not a perflab baseline*unknown field `x`*",
+        ),
+        ('{"some": "other tool"}', "*is not a perflab baseline file*missing required field `schema`*"),
+        ('{"schema": 99}', "*was written by a newer perflab*"),
+        ("\udcff", "*is damaged: not UTF-8 at byte 0*"),
+    ],
+)
+def test_a_damaged_or_foreign_baseline_file_is_named_and_left_as_it_is(
+    project: Project, content: str, said: str
+) -> None:
+    project.run("--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
+    raw = content.encode("utf-8", "surrogateescape")
+    project.baseline_file().write_bytes(raw)
+    for arguments in ([], ["--perf-update"]):
+        result = project.run(*arguments)
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        said_on_one_line = " ".join(result.stderr.str().split())
+        pytest.LineMatcher([said_on_one_line]).fnmatch_lines([said])
+    assert project.baseline_file().read_bytes() == raw
+
+
+@pytest.mark.parametrize("directory", ["in_the_way", "/proc/perflab"])
+def test_baselines_that_could_not_be_written_are_refused_before_measuring(project: Project, directory: str) -> None:
+    (project.pytester.path / "in_the_way").write_text("a file\n")
+    result = project.run("--perf-update", f"--perf-baselines={directory}")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*cannot write baselines to *", "*name a writable directory with --perf-base*"])
+
+
+def test_an_overridden_device_fixture_must_give_a_device(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("import pytest\n@pytest.fixture\ndef device():\n    return 'cpu'\n" + PLAIN)
+    result = pytester.runpytest_inprocess("-m", "perf")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*the device fixture is overridden and gives 'cpu'*", "*return a torch.device*"])

@@ -1,0 +1,117 @@
+"""Living with pytest-benchmark and pytest-xdist."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.plugin.conftest import Project
+
+MIXED = """
+import torch
+
+def test_ours(perf):
+    perf.work(tokens=10)
+    x = torch.rand(32, 32)
+    perf(torch.matmul, x, x)
+
+def test_theirs(benchmark):
+    assert benchmark(sum, [1, 2]) == 3
+"""
+
+
+def test_results_stand_in_pytest_benchmarks_json_and_its_compare_reads_them(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(MIXED)
+    result = pytester.runpytest_subprocess("--benchmark-json=b.json", "--perf-budget=300ms")
+    result.assert_outcomes(passed=2)
+    rows = {row["name"]: row for row in json.loads((pytester.path / "b.json").read_text())["benchmarks"]}
+    assert set(rows) == {"test_ours", "test_theirs"}
+    ours = rows["test_ours"]
+    assert ours["fullname"] == f"{next(pytester.path.glob('test_*.py')).name}::test_ours"
+    assert 0 < ours["stats"]["min"] <= ours["stats"]["median"] < 1
+    assert ours["stats"]["rounds"] == len(ours["stats"]["data"])
+    assert ours["extra_info"]["peak_bytes"] == 2 * 32 * 32 * 4
+    assert ours["extra_info"]["work"] == {"tokens": 10}
+
+    compare = [sys.executable, "-m", "pytest_benchmark", "compare", "b.json"]
+    compared = subprocess.run(compare, cwd=pytester.path, capture_output=True, text=True, check=False)
+    assert "test_ours" in compared.stdout + compared.stderr
+
+
+def test_one_table_is_shown_unless_pytest_benchmarks_is_asked_for(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(MIXED)
+    shown = pytester.runpytest_subprocess("--perf-budget=300ms").stdout.str()
+    assert shown.count("\nours ") == 1
+    assert "test_ours" not in shown
+    assert "test_theirs" in shown
+
+
+def test_a_test_of_pytest_benchmark_alone_is_left_alone(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("import pytest\n@pytest.mark.perf\ndef test_theirs(benchmark):\n    benchmark(sum, [1, 2])\n")
+    result = pytester.runpytest_subprocess("-m", "perf")
+    result.assert_outcomes(passed=1)
+    result.stdout.no_fnmatch_line("*= perf =*")
+    result.stdout.fnmatch_lines(["test_theirs*"])
+
+
+def test_pytest_benchmark_takes_the_timer_that_waits_for_the_gpu(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_theirs(benchmark):\n    benchmark(sum, [1, 2])\n")
+    result = pytester.runpytest_subprocess("--benchmark-timer=perflab.cuda_timer", "--benchmark-json=b.json")
+    result.assert_outcomes(passed=1)
+    (row,) = json.loads((pytester.path / "b.json").read_text())["benchmarks"]
+    assert row["options"]["timer"] == "cuda_timer"
+    assert row["stats"]["median"] > 0
+
+
+PARALLEL = """
+import time
+from pathlib import Path
+
+import pytest
+
+@pytest.mark.perf(budget="200ms")
+@pytest.mark.parametrize("number", range(4))
+def test_one(perf, number):
+    log = Path(__file__).with_name("log.txt")
+    def work():
+        with log.open("a") as file:
+            file.write(f"{number} ")
+        time.sleep(0.005)
+    perf(work)
+"""
+
+
+def test_workers_measure_one_case_at_a_time_and_one_process_writes_one_summary(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_parallel=PARALLEL)
+    result = pytester.runpytest_subprocess("-m", "perf", "-n2", "--perf-update", "--perf-replicates=2")
+    result.assert_outcomes(passed=4)
+    text = result.stdout.str()
+    assert text.count("= perf =") == 1
+    assert sum(line.startswith("one[") for line in text.splitlines()) == 4
+    result.stdout.fnmatch_lines(["4 new"])
+    log = (pytester.path / "log.txt").read_text().split()
+    changes = sum(a != b for a, b in itertools.pairwise(log))
+    assert changes == 4 + 4 - 1, "the calls of two cases were mixed: they ran at the same time"
+    (path,) = (pytester.path / "baselines").glob("*/*.json")
+    cases = json.loads(path.read_text())["cases"]
+    assert {name: len(case["replicates"]) for name, case in cases.items()} == {f"test_one[{n}]": 2 for n in range(4)}
+
+
+def test_workers_find_the_same_regression_as_one_process(project: Project) -> None:
+    project.run("--perf-update").assert_outcomes(passed=1)
+    project.cost(ms=150)
+    result = project.run("-n2", "-p", "xdist.plugin")
+    result.assert_outcomes(failed=1)
+    result.stdout.re_match_lines([r"latency\s+100 ms\s+150 ms\s+\+50\.0%.*", r"work .* REGRESSED"])
+
+
+def test_correctness_runs_in_parallel(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        "import pytest\n@pytest.mark.correctness\n@pytest.mark.parametrize('n', range(4))\ndef test_x(n, device):\n"
+        "    assert device.type\n"
+    )
+    pytester.runpytest_subprocess("-m", "correctness", "-n2").assert_outcomes(passed=4)

@@ -1,0 +1,126 @@
+"""The main job from outside: measure, save, make it worse, read the failure, accept it."""
+
+from __future__ import annotations
+
+import json
+
+from tests.plugin.conftest import Project
+
+
+def test_code_that_got_slower_fails_says_by_how_much_and_is_accepted_by_the_command_it_names(project: Project) -> None:
+    first = project.run()
+    first.assert_outcomes(passed=1)
+    first.stdout.re_match_lines([r"work .* 100 ms .* new", r"1 new .*--perf-update-new.*"])
+
+    saved = project.run("--perf-update")
+    saved.assert_outcomes(passed=1)
+    saved.stdout.fnmatch_lines(["*saved 1 baseline to baselines/cpu-*/test_story.json"])
+    (case,) = json.loads(project.baseline_file().read_text())["cases"].values()
+    assert len(case["replicates"]) == 3
+
+    project.run().stdout.re_match_lines([r"work .* 0\.0% .* ok", "1 ok"])
+
+    project.cost(ms=130)
+    slower = project.run()
+    assert slower.ret == 1
+    slower.assert_outcomes(failed=1)
+    slower.stdout.re_match_lines(
+        [
+            r"work is slower than its baseline",
+            r"\s+before\s+now\s+change\s+95 % interval\s+limit",
+            r"latency\s+100 ms\s+130 ms\s+\+30\.0%\s+\+\d.*…\+\d.*%\s+\+5%",
+            r"peak\s+512 KiB\s+512 KiB\s+same\s+exact\s+exact",
+            r"measured again 3 times in fresh processes; machine load .*",
+            r"if this is meant: pytest -m perf test_story\.py::test_work --perf-update",
+            r"work .* \+30\.0% .* REGRESSED",
+            r"1 regressed .*--perf-update.*",
+        ]
+    )
+    assert "Traceback" not in slower.stdout.str()
+
+    project.run("test_story.py::test_work", "--perf-update").assert_outcomes(passed=1)
+    project.run().stdout.re_match_lines([r"work .* 130 ms .* ok"])
+
+
+def test_one_more_mebibyte_fails_and_is_accepted(project: Project) -> None:
+    project.run("--perf-update").assert_outcomes(passed=1)
+    project.cost(ms=100, kib=512 + 1024)
+    hungrier = project.run()
+    hungrier.assert_outcomes(failed=1)
+    hungrier.stdout.re_match_lines(
+        [
+            r"work needs more memory than its baseline",
+            r"peak\s+512 KiB\s+1\.50 MiB\s+\+1\.00 MiB\s+exact\s+exact",
+            r"why: peak memory \+1\.00 MiB",
+        ]
+    )
+    project.run("--perf-update").assert_outcomes(passed=1)
+    project.run().stdout.re_match_lines([r"work .* 1\.50 MiB .* ok"])
+
+
+def test_a_slow_reading_that_fresh_processes_do_not_confirm_passes_and_says_so(project: Project) -> None:
+    project.run("--perf-update").assert_outcomes(passed=1)
+    # Slow in the session itself, and back to normal in the process that looks again.
+    slow_once = 'cost_ms = 200 if "--perf-replicate" not in " ".join(sys.argv) else 100'
+    source = project.test_file.read_text().replace("    block =", f"    {slow_once}\n    block =")
+    project.test_file.write_text("import sys\n" + source)
+    result = project.run()
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["*a first reading of +100.0% was not confirmed in fresh processes*", "1 ok*"])
+
+
+def test_a_slowdown_below_the_threshold_passes_and_a_lower_threshold_finds_it(project: Project) -> None:
+    project.run("--perf-update").assert_outcomes(passed=1)
+    project.cost(ms=103)
+    project.run().assert_outcomes(passed=1)
+    project.run("--perf-threshold=1%").assert_outcomes(failed=1)
+
+
+def test_code_that_got_faster_passes_and_hints_at_saving_it(project: Project) -> None:
+    project.run("--perf-update").assert_outcomes(passed=1)
+    project.cost(ms=70)
+    faster = project.run()
+    faster.assert_outcomes(passed=1)
+    faster.stdout.re_match_lines([r"work .* -30\.0% .* improved", r"1 improved .*--perf-update.*"])
+
+
+def test_saving_keeps_cases_that_were_not_run_and_new_ones_can_be_saved_alone(project: Project) -> None:
+    project.run("--perf-update").assert_outcomes(passed=1)
+    project.test_file.write_text(project.test_file.read_text().replace("test_work", "test_other"))
+    project.cost(ms=120)
+    project.run("--perf-update-new").assert_outcomes(passed=1)
+    cases = json.loads(project.baseline_file().read_text())["cases"]
+    assert sorted(cases) == ["test_other", "test_work"]
+    assert cases["test_other"]["replicates"][0]["median_ns"] == 120e6
+    assert cases["test_work"]["replicates"][0]["median_ns"] == 100e6
+
+    project.cost(ms=150)
+    assert project.run("--perf-update-new").ret == 1, "a case with a baseline is gated, not saved"
+    assert json.loads(project.baseline_file().read_text())["cases"] == cases
+
+
+def test_a_step_names_the_phase_that_got_slower(project: Project) -> None:
+    project.test_file.write_text(
+        """
+from pathlib import Path
+from conftest import Virtual
+
+def spend(ms):
+    Virtual.now_ns += 1_000_000 * ms
+
+def test_step(perf):
+    backward_ms = int((Path(__file__).parent / "cost.txt").read_text().split()[0])
+    loss = perf.step(
+        forward=lambda: (spend(40), "loss")[1],
+        backward=lambda loss: spend(backward_ms) if loss == "loss" else None,
+        optimizer=lambda: spend(10),
+    )
+    assert loss == "loss"
+"""
+    )
+    saved = project.run("--perf-update")
+    saved.stdout.fnmatch_lines(["*forward 40.0 ms · backward 100 ms · optimizer 10.0 ms*"])
+    project.cost(ms=190)
+    slower = project.run()
+    slower.assert_outcomes(failed=1)
+    slower.stdout.fnmatch_lines(["where: backward 100 ms -> 190 ms (forward and optimizer unchanged)"])

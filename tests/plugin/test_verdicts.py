@@ -1,0 +1,199 @@
+"""Every verdict, and what each way of going wrong leaves behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.plugin.conftest import Project
+
+
+def test_without_a_baseline_a_case_is_new_and_passes_but_fails_when_strict(project: Project) -> None:
+    project.run().assert_outcomes(passed=1)
+    strict = project.run("--perf-check=strict")
+    strict.assert_outcomes(failed=1)
+    strict.stdout.fnmatch_lines(
+        [
+            "work could not be judged (new), and --perf-check=strict wants it to be",
+            "if this is meant: *--perf-update-new",
+        ]
+    )
+
+
+def test_a_baseline_of_another_environment_is_refused_by_name(project: Project) -> None:
+    project.run("--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
+    file = project.baseline_file()
+    file.write_text(file.read_text().replace('"threads": ', '"threads": 9'))
+    result = project.run()
+    result.assert_outcomes(passed=1)
+    result.stdout.re_match_lines(
+        [r"work .* incomparable", r"\s+baseline from another environment: threads 9\d+ -> \d+"]
+    )
+    project.run("--perf-check=strict").assert_outcomes(failed=1)
+
+
+def test_a_baseline_in_another_environments_folder_is_found_and_refused_by_name(project: Project) -> None:
+    project.run("--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
+    file = project.baseline_file()
+    file.write_text(file.read_text().replace('"torch": "', '"torch": "0.'))
+    file.parent.rename(file.parent.with_name("cpu-something-else"))
+    result = project.run()
+    result.stdout.re_match_lines([r"work .* incomparable", r"\s+baseline from another environment: torch 0\..*"])
+
+
+def test_check_off_measures_without_judging(project: Project) -> None:
+    project.run("--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
+    project.cost(ms=200)
+    result = project.run("--perf-check=off")
+    result.assert_outcomes(passed=1)
+    result.stdout.re_match_lines([r"work .* \+100\.0% .* unchecked", "1 unchecked.*"])
+
+
+SEVERAL = """
+import math
+import pytest, torch
+from conftest import Virtual
+
+def tick(result=None):
+    Virtual.now_ns += 50_000_000
+    return result
+
+def test_before(perf):
+    perf(tick)
+
+def test_too_large(perf):
+    perf(lambda: tick(torch.empty(2**50, dtype=torch.uint8)))
+
+def test_raises(perf):
+    perf(lambda: 1 / 0)
+
+def test_nan(perf):
+    perf(lambda: tick({"loss": [torch.tensor([1.0, math.nan])]}))
+
+@pytest.mark.perf(allow_nan=True)
+def test_nan_that_is_meant(perf):
+    perf(lambda: tick(math.nan))
+
+@pytest.mark.perf
+def test_measures_nothing(perf):
+    pass
+
+@pytest.mark.perf
+def test_marked_only():
+    pass
+
+def test_wrong_result(perf):
+    assert perf(lambda: tick(1)) == 2
+
+def test_skips(perf):
+    pytest.skip("not today")
+
+def test_needs_much(perf):
+    perf.requires(memory_bytes=2**60, seconds=3600)
+    raise AssertionError("must not get here")
+
+def test_twice(perf):
+    perf(tick)
+    perf(tick)
+
+def test_not_callable(perf):
+    perf(tick())
+
+def test_after(perf):
+    perf(tick)
+"""
+
+
+def test_every_way_to_go_wrong_has_its_verdict_and_the_next_case_runs_clean(project: Project) -> None:
+    project.test_file.write_text(SEVERAL)
+    result = project.run("--perf-json=out/results.json")
+    result.assert_outcomes(passed=3, failed=7, skipped=3)
+    result.stdout.re_match_lines(
+        [
+            r"before .* new",
+            r"too_large .* OOM",
+            r"\s+out of memory: 1024 TiB asked for",
+            r"raises .* FAILED",
+            r"nan .* FAILED",
+            r"\s+NaN",
+            r"nan_that_is_meant .* new",
+            r"measures_nothing .* FAILED",
+            r"\s+no work",
+            r"marked_only .* FAILED",
+            r"wrong_result .* FAILED",
+            r"skips .* skipped",
+            r"\s+not today",
+            r"needs_much .* skipped",
+            r"\s+needs 1048576 TiB of memory \(.* free\) and about 6\.00 h \(6 calls of 60\.0.*",
+            r"twice .* FAILED",
+            r"not_callable .* FAILED",
+            r"after .* new",
+            r"3 new · 1 oom · 2 skipped · 7 failed.*",
+        ]
+    )
+    text = result.stdout.str()
+    assert "the measured callable returned NaN; numbers taken on it are not kept" in text
+    assert "is marked perf, but measured nothing" in text
+    assert "perf was called twice in one case" in text
+    assert "pass the function itself and its arguments: perf(model, x), not perf(model(x))" in text
+    assert "ZeroDivisionError" in text
+    assert all(len(line) <= 80 for line in text[text.index("= perf =") :].splitlines() if not line.startswith("FAILED"))
+
+    written = json.loads((project.pytester.path / "out/results.json").read_text())
+    verdicts = {row["case"].split("::test_")[1]: row["judgement"]["verdict"] for row in written["results"]}
+    assert verdicts["too_large"] == "oom"
+    assert next(iter(verdicts)) == "before"
+    assert list(verdicts)[-1] == "after"
+
+
+def test_running_out_of_memory_fails_once_the_baseline_did_not(project: Project) -> None:
+    project.run("--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
+    project.cost(ms=100, kib=2**40)
+    result = project.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["work ran out of memory, and its baseline did not", "why: out of memory: 1024 TiB asked for"]
+    )
+
+
+def test_a_callable_as_fast_as_an_empty_one_has_no_work(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_nothing(perf):\n    perf(lambda: None)\n")
+    result = pytester.runpytest_subprocess("-m", "perf")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*does no work, it is as fast as an empty one*"])
+
+
+def test_ctrl_c_keeps_what_was_finished(project: Project) -> None:
+    project.test_file.write_text(
+        project.test_file.read_text()
+        + """
+def test_hangs(perf):
+    import time
+    Path("hanging").touch()
+    perf(lambda: time.sleep(600))
+"""
+    )
+    command = [sys.executable, "-m", "pytest", "-m", "perf", "--perf-update", "--perf-json=results.json"]
+    process = subprocess.Popen(
+        command, cwd=project.pytester.path, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    deadline = time.monotonic() + 120
+    while not (project.pytester.path / "hanging").exists():
+        assert time.monotonic() < deadline, "the second case was never reached"
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == pytest.ExitCode.INTERRUPTED, output
+    assert "new, saved" in output
+    assert "interrupted: these baselines have one replicate each" in output
+    assert list(json.loads(project.baseline_file().read_text())["cases"]) == ["test_work"]
+    (row,) = json.loads((project.pytester.path / "results.json").read_text())["results"]
+    assert row["case"] == "test_story.py::test_work"
+    (journal,) = (project.pytester.path / ".perflab/runs").glob("*.jsonl")
+    assert json.loads(journal.read_text())["case"] == "test_story.py::test_work"
