@@ -6,11 +6,13 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 MODEL ?= small
+# What does not fit into so many seconds is skipped, with what it would need.
+SECONDS ?= 140
 
 .PHONY: perf test correctness check format clean
 
 perf: $(INSTALLED)
-	$(BIN)/pytest -m perf --model=$(MODEL)
+	$(BIN)/pytest -m perf --model=$(MODEL) --perf-total-budget=$(SECONDS)
 
 test: $(INSTALLED)
 	$(BIN)/pytest tests/harness tests/plugin tests/correctness

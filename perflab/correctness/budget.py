@@ -23,6 +23,7 @@ values are small beside those of the others (the last rows of causal attention, 
 Pure functions of tensors; they raise nothing for finite input of one shape.
 """
 
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 
 import torch
@@ -100,9 +101,15 @@ def derive_budget(
     *,
     multiple: float = 2.0,
     magnitude: Tensor | None = None,
+    other_draws: Sequence[Errors] = (),
 ) -> Budget:
-    """The budget for a result in `dtype`, given plain's result, the reference and the terms' magnitude."""
-    return Budget(measure_errors(plain, reference), rounding_band(reference, dtype, magnitude), multiple)
+    """The budget for a result in `dtype`, given plain's result, the reference and the terms' magnitude.
+
+    `other_draws` are plain's errors on other data of the same kind; in each metric the largest counts.
+    """
+    draws = (measure_errors(plain, reference), *other_draws)
+    largest = Errors(*(max(values) for values in zip(*map(astuple, draws), strict=True)))
+    return Budget(largest, rounding_band(reference, dtype, magnitude), multiple)
 
 
 def error_and_size(got: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:

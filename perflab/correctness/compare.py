@@ -5,7 +5,7 @@ candidate's precision). Output: frozen reports whose text fits 80 columns. Nothi
 candidate; ValueError where the reference itself is NaN, since nothing can be right there.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -86,15 +86,23 @@ def compare_all(
     *,
     multiple: float = 2.0,
     magnitudes: Mapping[str, Tensor] | None = None,
+    other_draws: Sequence[Mapping[str, Errors]] = (),
 ) -> Report:
     """`compare` for every name in `reference`; names without a magnitude have the default."""
     magnitudes = magnitudes or {}
-    return Report(
-        tuple(
-            compare(name, got.get(name), wanted, plain[name], multiple=multiple, magnitude=magnitudes.get(name))
-            for name, wanted in reference.items()
+    reports = []
+    for name, wanted in reference.items():
+        report = compare(
+            name,
+            got.get(name),
+            wanted,
+            plain[name],
+            multiple=multiple,
+            magnitude=magnitudes.get(name),
+            other_draws=[errors[name] for errors in other_draws],
         )
-    )
+        reports.append(report)
+    return Report(tuple(reports))
 
 
 def compare(
@@ -105,6 +113,7 @@ def compare(
     *,
     multiple: float = 2.0,
     magnitude: Tensor | None = None,
+    other_draws: Sequence[Errors] = (),
 ) -> TensorReport:
     """Hold `got` to the budget that `plain` and `reference` (float64) give it (see `derive_budget`).
 
@@ -120,7 +129,7 @@ def compare(
     if mismatch:
         return TensorReport(name, tuple(got.shape), got.dtype, None, mismatch)
     reference = reference.detach().to(got.device)
-    budget = derive_budget(plain, reference, got.dtype, multiple=multiple, magnitude=magnitude)
+    budget = derive_budget(plain, reference, got.dtype, multiple=multiple, magnitude=magnitude, other_draws=other_draws)
     return TensorReport(name, tuple(got.shape), got.dtype, _measure(got.detach(), reference, budget))
 
 

@@ -13,9 +13,12 @@ if TYPE_CHECKING:
     import torch
 
 _ASKED = re.compile(r"tried to allocate ([0-9.]+) ?(bytes|[KMGT]iB|B)\b", re.IGNORECASE)
-CALLS_AT_LEAST = 6
-"""Warm-up, three samples and the two calls of the memory pass: no measurement takes fewer calls."""
+CALLS_AT_LEAST = 7
+"""Two calls of warm-up, three samples, and the two of the memory pass: no measurement takes fewer."""
+ESTIMATE_SLACK = 1.5
+"""A time estimated from operations and a matmul rate may be off by this; a case on the edge gets its try."""
 _RATE_SIDE = 768
+_RATE_SECONDS = 0.3
 _rates: dict[tuple[str, str], float] = {}
 
 
@@ -40,7 +43,7 @@ def as_out_of_memory(error: BaseException) -> OutOfMemory | None:
 
 
 def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
-    """Matrix-multiply rate of the device, measured once per process: best of five 768³ products.
+    """Matrix-multiply rate of the device, measured once per process: the best 768³ product of a third of a second.
 
     It is a yardstick for "would this fit into the budget", good to a factor of two, and no benchmark.
     """
@@ -53,7 +56,8 @@ def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
         left = torch.rand(_RATE_SIDE, _RATE_SIDE, device=device).to(dtype)
         best = float("inf")
         with torch.inference_mode():
-            for _ in range(5):
+            deadline = time.perf_counter() + _RATE_SECONDS
+            while best == float("inf") or time.perf_counter() < deadline:
                 synchronize(device)
                 start = time.perf_counter()
                 left @ left

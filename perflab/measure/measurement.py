@@ -7,9 +7,10 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from perflab.measure import clock
 from perflab.measure.clock import CudaStopwatch, HostStopwatch, Sample, Stopwatch
 from perflab.measure.devices import current_device
-from perflab.measure.memory import measure_memory
+from perflab.measure.memory import MEMORY_CALLS, measure_memory
 from perflab.measure.nvtx import nvtx_range
 from perflab.measure.sampling import Plan, Progress, collect, warm_up
 from perflab.measure.statistics import relative_half_width
@@ -43,7 +44,7 @@ def measure(workload: Workload, device: torch.device, plan: Plan, progress: Prog
     Args:
         workload: what is called, again and again.
         device: where its work happens; it is made the current CUDA device meanwhile.
-        plan: budget and warm-up.
+        plan: budget, for warm-up, samples and memory together, and warm-up.
         progress: told what is under way, between samples.
         label: name of the NVTX ranges around the passes.
 
@@ -54,14 +55,19 @@ def measure(workload: Workload, device: torch.device, plan: Plan, progress: Prog
     yardstick = Yardstick(device)
     load_average = _load_average()
 
+    began_ns = clock.read_ns()
+
     def time_once(repetitions: int) -> Sample:
         return stopwatch.time(workload, repetitions)
 
     with current_device(device), _collector_at_ease():
         with nvtx_range(f"{label}: warm-up", device):
             warmup = warm_up(time_once, plan, progress)
+        # What the budget leaves for samples: warm-up is over, the memory pass is still to come.
+        call_ns = warmup.readings_ns[-1] if warmup.readings_ns else 0
+        left_ns = max(0.0, plan.budget_ns - (clock.read_ns() - began_ns) - MEMORY_CALLS * call_ns)
         with nvtx_range(f"{label}: samples", device):
-            samples = collect(time_once, warmup.repetitions, plan, progress, between=yardstick.read)
+            samples = collect(time_once, warmup.repetitions, plan, left_ns, progress, between=yardstick.read)
         progress("memory")
         with nvtx_range(f"{label}: memory", device):
             memory, result = measure_memory(workload, device)

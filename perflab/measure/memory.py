@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
+MEMORY_CALLS = 2
+"""Calls that the memory pass makes, at most."""
 _MEASURED = "perflab: memory pass"
 
 

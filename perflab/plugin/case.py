@@ -11,7 +11,7 @@ import pytest
 
 from perflab.errors import UsageError
 from perflab.measure.devices import as_dtype, available_bytes, release_memory
-from perflab.measure.limits import CALLS_AT_LEAST, as_out_of_memory, matmul_flops_per_second
+from perflab.measure.limits import CALLS_AT_LEAST, ESTIMATE_SLACK, as_out_of_memory, matmul_flops_per_second
 from perflab.measure.measurement import Measured, measure, stopwatch_for
 from perflab.measure.sampling import Progress
 from perflab.measure.workload import Step, Workload
@@ -57,12 +57,14 @@ class Perf:
         progress: Progress,
         take_turn: Callable[[], contextlib.AbstractContextManager[object]],
         measure_fresh: Callable[[], Measurement],
+        seconds_left: Callable[[], float | None],
     ) -> None:
         self._state = state
         self._device = device
         self._progress = progress
         self._take_turn = take_turn
         self._measure_fresh = measure_fresh
+        self._seconds_left = seconds_left
 
     @property
     def device(self) -> torch.device:
@@ -135,7 +137,8 @@ class Perf:
             precision: precision of most of the operations.
 
         Raises:
-            pytest.skip.Exception: more memory than is free, or more time than the budget.
+            pytest.skip.Exception: more memory than is free, or more time than the budget, or than is left of the
+                run's total budget.
         """
         if self._state.is_replicate:
             return  # the session that asked for a replicate has decided
@@ -146,17 +149,19 @@ class Perf:
         free = available_bytes(self._device)
         no_room = memory_bytes is not None and free is not None and memory_bytes > free
         least_s = CALLS_AT_LEAST * seconds if seconds is not None else 0.0
-        no_time = least_s > self._state.settings.budget_s
-        if not (no_room or no_time):
+        left_s = self._seconds_left()
+        no_time = least_s > ESTIMATE_SLACK * self._state.settings.budget_s
+        too_late = left_s is not None and least_s > left_s
+        if not (no_room or no_time or too_late):
             return
         needs = []
         if memory_bytes is not None and free is not None:
             needs.append(f"{format_bytes(int(memory_bytes))} of memory ({format_bytes(free)} free)")
         if seconds is not None:
-            needs.append(
-                f"about {format_ns(least_s * 1e9)} ({CALLS_AT_LEAST} calls of {format_ns(seconds * 1e9)}; "
-                f"--perf-budget is {self._state.settings.budget_s:g} s)"
-            )
+            limit = f"--perf-budget is {self._state.settings.budget_s:g} s"
+            if left_s is not None and not no_time:
+                limit = f"{max(0.0, left_s):.0f} s of --perf-total-budget are left"
+            needs.append(f"about {format_ns(least_s * 1e9)} ({CALLS_AT_LEAST} x {format_ns(seconds * 1e9)}; {limit})")
         pytest.skip("needs " + " and ".join(needs))
 
     def _measure(self, workload: Workload) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,7 @@ class Cases:
         self._store = BaselineStore(settings.baselines)
         self._progress = ProgressLine(config)
         self._case_settings: dict[str, Settings] = {}
+        self._began_s = time.monotonic()
 
     # --- before anything runs -------------------------------------------------------------------------------
 
@@ -92,7 +94,13 @@ class Cases:
             self._progress.for_case(item),
             take_turn=lambda: self._turn(device),
             measure_fresh=lambda: measure_fresh(self._config, [state.case])[state.case],
+            seconds_left=self._seconds_left,
         )
+
+    def _seconds_left(self) -> float | None:
+        """What is left of the run's total budget; None without one."""
+        total_s = self._settings.total_budget_s
+        return None if total_s is None else total_s - (time.monotonic() - self._began_s)
 
     @contextlib.contextmanager
     def _turn(self, device: torch.device) -> Iterator[None]:

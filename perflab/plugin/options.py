@@ -39,7 +39,13 @@ OPTIONS = (
         choices=("on", "off", "strict"),
     ),
     Option("--perf-device", "auto", "where to measure: auto, cpu, cuda or cuda:N", metavar="DEVICE"),
-    Option("--perf-budget", "10", "time for the samples of one case", metavar="SECONDS"),
+    Option("--perf-budget", "10", "time for one case: warm-up, samples and memory", metavar="SECONDS"),
+    Option(
+        "--perf-total-budget",
+        "",
+        "time for all cases; one that declares more (perf.requires) than is left is skipped",
+        metavar="SECONDS",
+    ),
     Option("--perf-replicates", "3", "processes that measure a baseline, or confirm a slowdown", metavar="N"),
     Option("--perf-json", "", "write all results to this file", metavar="FILE"),
 )

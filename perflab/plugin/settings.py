@@ -31,6 +31,7 @@ class Settings:
     check: str
     device: str
     budget_s: float
+    total_budget_s: float | None
     replicates: int
     json: Path | None
     warmup: int | None = None
@@ -96,6 +97,7 @@ def read_settings(config: pytest.Config) -> Settings:
         check=value("perf_check", lambda text: _parse_choice(text, check.choices)),
         device=value("perf_device", _parse_device),
         budget_s=value("perf_budget", parse_seconds),
+        total_budget_s=value("perf_total_budget", lambda text: parse_seconds(text) if text else None),
         replicates=value("perf_replicates", _parse_count),
         json=path("perf_json") if raw["perf_json"][0] else None,
     )
@@ -166,7 +168,7 @@ MARKER_ARGUMENTS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
     "budget": (
         "budget_s",
         _from_marker(parse_seconds),
-        "time for the samples, in seconds, such as 5 or '500ms'",
+        "time for the case, in seconds, such as 5 or '500ms'",
     ),
     "warmup": ("warmup", _marker_warmup, "exactly so many warm-up calls, instead of until readings agree"),
     "fresh_process": (

@@ -126,12 +126,13 @@ class _NoDelta(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor, _: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        q, k, v, logsumexp = ctx.saved_tensors
+        (q, k, v), logsumexp = (x.float() for x in ctx.saved_tensors[:3]), ctx.saved_tensors[3]
         weights = torch.exp(q @ k.mT * ctx.scale - logsumexp[..., None])
         if ctx.is_causal:
             weights = weights.tril()
-        d_scores = weights * (d_out @ v.mT) * ctx.scale
-        return d_scores @ k, d_scores.mT @ q, weights.mT @ d_out, None, None
+        d_scores = weights * (d_out.float() @ v.mT) * ctx.scale
+        dq, dk, dv = d_scores @ k, d_scores.mT @ q, weights.mT @ d_out.float()
+        return dq.to(d_out.dtype), dk.to(d_out.dtype), dv.to(d_out.dtype), None, None
 
 
 def no_delta(

@@ -1,11 +1,18 @@
-"""What the tests of the pure rooms share: a clock that moves only when it is told to."""
+"""What the tests of the pure rooms share: a clock that moves only when it is told to, and quiet surroundings."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import hypothesis
 import pytest
 
 from perflab.measure import clock
 from tests.harness.virtual_clock import VirtualClock
+
+# A failure is to be seen by everybody who runs the tests, and never because a machine was slow.
+hypothesis.settings.register_profile("harness", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("harness")
 
 
 @pytest.fixture
@@ -14,3 +21,14 @@ def virtual_clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
     virtual = VirtualClock()
     monkeypatch.setattr(clock, "read_ns", virtual.read_ns)
     return virtual
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """PyTorch without its thread pool, whose threads wait long for each other on a machine that is busy."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

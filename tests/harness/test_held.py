@@ -97,14 +97,13 @@ def with_keyword_default() -> Callable[..., Any]:
 
 
 def closure_with_an_empty_cell() -> Callable[[], Any]:
-    """A function of a variable that was deleted, or is only set later on."""
-    tensor = kib()
+    """A function of a variable that is gone, or is only set later on."""
+    tensor, gone = kib(), None
 
     def work() -> Any:
-        return tensor, later
+        return tensor, gone  # noqa: F821
 
-    if not torch.is_tensor(tensor):
-        later = None
+    del gone
     return work
 
 
@@ -153,7 +152,7 @@ def test_buffers_of_a_module_are_held() -> None:
 def test_optimizer_state_and_gradients_are_held() -> None:
     weight = nn.Parameter(torch.zeros(KIB // 4))
     optimizer = torch.optim.SGD([weight], momentum=0.9)
-    weight.sum().backward()
+    torch.autograd.backward(weight.sum())
     optimizer.step()
     assert held(optimizer.step) == 3  # weight, gradient, momentum
 
@@ -243,7 +242,7 @@ def test_what_hangs_on_classes_and_modules_is_not_held() -> None:
 def test_a_global_of_the_name_of_an_attribute_is_not_held() -> None:
     model = SimpleNamespace(WEIGHT=kib())
 
-    def work() -> torch.Tensor:
+    def work() -> Any:
         return model.WEIGHT
 
     assert held(work) == 1

@@ -71,7 +71,21 @@ def setup(
     request: pytest.FixtureRequest, device: torch.device, model_name: str, context_length: int, precision: str
 ) -> Setup:
     """The case's ``Setup``, from its parameters."""
-    return Setup(model_name, request.config.getoption("--batch-size"), context_length, precision, device)
+    batch_size = request.config.getoption("--batch-size")
+    if "warmup_steps" in request.fixturenames:
+        batch_size = 1
+    return Setup(model_name, batch_size, context_length, precision, device)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Short contexts first: where time runs out, every kind of case has been measured by then."""
+    items.sort(key=_context_length)  # stable: within a length, the order of the files
+
+
+def _context_length(item: pytest.Item) -> int:
+    callspec = getattr(item, "callspec", None)
+    length: int = callspec.params.get("context_length", 0) if callspec is not None else 0
+    return length
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -81,7 +95,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     name = _model_name(metafunc.config)
     lengths = _context_lengths(metafunc.config)
     precisions = list(PRECISIONS)
-    if "warmup_steps" in metafunc.fixturenames:  # a study of its own: the cheapest shape shows it as well
+    if "warmup_steps" in metafunc.fixturenames:  # a study of first steps: the cheapest shape shows it as well
         lengths, precisions = [min(lengths)], ["fp32"]
     cases = [(name, length, precision) for length in lengths for precision in precisions]
     metafunc.parametrize(

@@ -22,7 +22,7 @@ DTYPE = torch.bfloat16 if ON_CUDA else torch.float32
 VARIANTS = [name for name in IMPLEMENTATIONS if name != "reference"]
 
 pytestmark = [
-    pytest.mark.perf(budget=2),
+    pytest.mark.perf(budget=1),
     pytest.mark.parametrize("impl", VARIANTS),
     pytest.mark.parametrize("seq_len", SEQ_LENGTHS),
     pytest.mark.parametrize("head_dim", HEAD_DIMS),

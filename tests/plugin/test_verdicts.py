@@ -129,7 +129,7 @@ def test_every_way_to_go_wrong_has_its_verdict_and_the_next_case_runs_clean(proj
             r"skips .* skipped",
             r"\s+not today",
             r"needs_much .* skipped",
-            r"\s+needs 1048576 TiB of memory \(.* free\) and about 6\.00 h \(6 calls of 60\.0.*",
+            r"\s+needs 1048576 TiB of memory \(.* free\) and about 7\.00 h \(7 x 60\.0.*",
             r"twice .* FAILED",
             r"not_callable .* FAILED",
             r"after .* new",

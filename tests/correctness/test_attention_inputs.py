@@ -1,0 +1,200 @@
+"""How attention is asked for: choices are explicit, errors say what to do, Triton is imported when wanted."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import perflab.lab.attention
+from perflab.lab.attention import (
+    IMPLEMENTATIONS,
+    FlashAttentionPyTorch,
+    attention,
+    attention_with_logsumexp,
+)
+
+pytestmark = pytest.mark.correctness
+
+IN_PYTORCH = ("reference", "naive", "tiled", "sdpa")
+
+
+def ones(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.ones(shape, dtype=dtype)
+
+
+def run_python(code: str, **environment: str) -> str:
+    inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", code], env=inherited | environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_an_unknown_variant_is_refused_with_the_choices() -> None:
+    q = ones(1, 1, 4, 8)
+    with pytest.raises(ValueError, match="unknown attention impl 'flash'; choose one of: reference, naive, tiled"):
+        attention(q, q, q, impl="flash")
+
+
+def test_a_variant_without_logsumexp_is_refused_with_those_that_have_it() -> None:
+    q = ones(1, 1, 4, 8)
+    with pytest.raises(ValueError, match="'sdpa' gives no log-sum-exp; choose one of: reference, naive, tiled"):
+        attention_with_logsumexp(q, q, q, impl="sdpa")
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "v", "error", "text"),
+    [
+        (ones(4, 8), ones(4, 8), ones(4, 8), ValueError, r"wants q, k and v as \(batch, heads, seq, head_dim\)"),
+        (ones(1, 1, 4, 8), ones(1, 1, 5, 8), ones(1, 1, 6, 8), ValueError, r"k and v of one shape.*v \(1, 1, 6, 8\)"),
+        (ones(1, 4, 4, 8), ones(1, 2, 4, 8), ones(1, 2, 4, 8), ValueError, "same batch and heads.*Expand"),
+        (ones(1, 1, 4, 8), ones(1, 1, 4, 9), ones(1, 1, 4, 9), ValueError, r"one head dimension \(the last\)"),
+        (ones(1, 1, 4, 8), ones(1, 1, 0, 8), ones(1, 1, 0, 8), ValueError, "every dimension to be 1 at least"),
+        (
+            ones(1, 1, 4, 8),
+            ones(1, 1, 4, 8, dtype=torch.float64),
+            ones(1, 1, 4, 8),
+            TypeError,
+            "one dtype out of float64, float32, bfloat16, float16; got.*k .* float64 on cpu",
+        ),
+        (*(3 * [ones(1, 1, 4, 8, dtype=torch.int64)]), TypeError, "got q .* int64.*Cast"),
+    ],
+    ids=["two-dimensional", "k-and-v", "heads", "head-dim", "empty", "mixed-dtypes", "integers"],
+)
+def test_inputs_that_do_not_fit_are_refused_with_what_was_given_and_wanted(
+    q: Tensor, k: Tensor, v: Tensor, error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        attention(q, k, v, impl="tiled")
+
+
+def test_tensors_on_two_devices_are_refused() -> None:
+    q = ones(1, 1, 4, 8)
+    with pytest.raises(ValueError, match=r"on one device; got .* on cpu, .* on meta.*\.to\(device\)"):
+        attention(q, q.to("meta"), q.to("meta"), impl="naive")
+
+
+def test_the_autograd_function_names_both_of_its_layouts() -> None:
+    with pytest.raises(ValueError, match=r"\(batch, seq, head_dim\) or \(batch, heads, seq, head_dim\)"):
+        FlashAttentionPyTorch.apply(ones(4, 8), ones(4, 8), ones(4, 8), False)
+
+
+def test_triton_refuses_float64_and_head_dimensions_that_no_tile_fits() -> None:
+    wide, double = ones(1, 1, 4, 257), ones(1, 1, 4, 8, dtype=torch.float64)
+    with pytest.raises(TypeError, match="triton attention wants .* float32, bfloat16, float16; got q .* float64"):
+        attention(double, double, double, impl="triton")
+    with pytest.raises(ValueError, match="head dimensions up to 256, got 257; choose impl='tiled'"):
+        attention(wide, wide, wide, impl="triton")
+
+
+def test_triton_on_cpu_tensors_without_its_interpreter_raises_and_does_not_fall_back() -> None:
+    code = """
+import torch
+from perflab.lab.attention import attention
+q = torch.ones(1, 1, 4, 8)
+try:
+    attention(q, q, q, impl="triton")
+except RuntimeError as error:
+    print(error)
+"""
+    text = run_python(code)
+    for part in ("wants CUDA tensors, got tensors on cpu", "TRITON_INTERPRET=1 before Triton is imported", "'tiled'"):
+        assert part in text
+
+
+def test_an_interpreter_that_was_asked_for_too_late_is_named() -> None:
+    code = """
+import os, torch, triton
+os.environ["TRITON_INTERPRET"] = "1"
+from perflab.lab.attention import attention
+q = torch.ones(1, 1, 4, 8)
+try:
+    attention(q, q, q, impl="triton")
+except RuntimeError as error:
+    print(error)
+"""
+    assert "TRITON_INTERPRET was set after Triton had been imported" in run_python(code)
+
+
+def test_triton_is_imported_only_when_it_is_asked_for() -> None:
+    code = """
+import sys, torch
+from perflab.lab.attention import FlashAttentionPyTorch, IMPLEMENTATIONS, attention
+q = torch.ones(1, 1, 4, 8)
+for impl in ("reference", "naive", "tiled", "sdpa"):
+    attention(q, q, q, impl=impl)
+before = "triton" in sys.modules
+from perflab.lab.attention import FlashAttentionTriton
+print(before, "triton" in sys.modules)
+"""
+    assert run_python(code, TRITON_INTERPRET="1") == "False True"
+
+
+def test_a_missing_triton_is_an_import_error_that_names_the_way_out() -> None:
+    code = """
+import sys
+sys.modules["triton"] = None
+try:
+    from perflab.lab.attention import FlashAttentionTriton
+except ImportError as error:
+    print(error)
+"""
+    text = run_python(code)
+    assert "needs Triton, which is not installed" in text
+    assert "impl='tiled'" in text
+
+
+def test_the_package_has_no_other_lazy_names() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'FlashAttentionCUDA'"):
+        _ = perflab.lab.attention.FlashAttentionCUDA
+
+
+@pytest.mark.parametrize("impl", IN_PYTORCH)
+def test_under_autocast_a_variant_computes_in_the_dtype_that_pytorchs_own_would(
+    impl: str, device: torch.device
+) -> None:
+    q, k, v = (torch.randn(1, 2, 20, 16, device=device) for _ in "qkv")
+    with torch.autocast(device.type, torch.bfloat16):
+        mixed = attention(q, k.bfloat16(), v, is_causal=True, impl=impl)
+    assert mixed.dtype == torch.bfloat16
+    assert torch.equal(mixed, attention(*(x.bfloat16() for x in (q, k, v)), is_causal=True, impl=impl))
+
+
+def test_autocast_does_not_reach_into_the_tiles(device: torch.device) -> None:
+    """Their float32 products would be rounded to bfloat16, in a backward inside the context too."""
+    leaves = [torch.randn(1, 20, 16, device=device, requires_grad=True) for _ in "qkv"]
+
+    def results() -> tuple[Tensor, ...]:
+        out = FlashAttentionPyTorch.apply(*leaves, True)
+        return out, *torch.autograd.grad(out.sum(), leaves)
+
+    outside = results()
+    with torch.autocast(device.type, torch.bfloat16):
+        inside = results()
+    for one, other in zip(outside, inside, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("impl", IN_PYTORCH)
+def test_a_variant_compiles_without_graph_breaks(impl: str, device: torch.device) -> None:
+    def run(function: Callable[..., Tensor]) -> tuple[Tensor, ...]:
+        torch.manual_seed(0)
+        leaves = [torch.randn(1, 2, 150, 16, device=device, requires_grad=True) for _ in "qkv"]
+        out = function(*leaves)
+        return out, *torch.autograd.grad(out.sum(), leaves)
+
+    def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention(q, k, v, is_causal=True, impl=impl)
+
+    compiled = torch.compile(causal, backend="aot_eager", fullgraph=True)
+    for one, other in zip(run(causal), run(compiled), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_the_registry_is_frozen_and_names_itself() -> None:
+    assert all(name == claims.name for name, claims in IMPLEMENTATIONS.items())
+    with pytest.raises(TypeError):
+        IMPLEMENTATIONS["mine"] = IMPLEMENTATIONS["sdpa"]  # type: ignore[index]

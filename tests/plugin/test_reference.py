@@ -1,0 +1,47 @@
+"""The reference page and the code say the same."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from perflab import plugin
+from perflab.plugin.case import Perf
+from perflab.plugin.options import OPTIONS
+from perflab.plugin.settings import MARKER_ARGUMENTS
+from perflab.records import Verdict
+
+PAGE = (Path(__file__).parents[2] / "docs" / "reference.md").read_text(encoding="utf-8")
+
+
+def rows(heading: str) -> list[list[str]]:
+    """Cells of the table below a heading, without its head."""
+    section = re.split(r"^##+ ", PAGE.split(f"{heading}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")][2:]
+    return [[cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+
+
+def test_every_option_stands_there_with_its_ini_key_and_default() -> None:
+    documented = [
+        (option.strip("`").split("=")[0], ini.strip("`"), default.strip("`"))
+        for option, ini, default, _ in rows("## Options and ini keys")
+    ]
+    assert documented == [(option.name, option.dest, option.default) for option in OPTIONS]
+
+
+def test_every_marker_argument_stands_there() -> None:
+    assert [name.strip("`") for name, _ in rows("## Markers")] == list(MARKER_ARGUMENTS)
+
+
+def test_every_fixture_stands_there() -> None:
+    assert {name.strip("`") for name, _ in rows("## Fixtures")} == set(plugin.__all__)
+
+
+def test_everything_that_perf_can_do_stands_there() -> None:
+    documented = {re.match(r"`perf\.?(\w*)", call)[1] or "__call__" for call, _ in rows("### What `perf` can do")}  # type: ignore[index]
+    offered = {name for name in vars(Perf) if not name.startswith("_")} | {"__call__"}
+    assert documented == offered
+
+
+def test_every_verdict_stands_there() -> None:
+    assert [name.strip("`") for name, _, _ in rows("## Verdicts")] == [str(verdict) for verdict in Verdict]
