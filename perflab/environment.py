@@ -78,6 +78,8 @@ def cpu_name() -> str:
         return platform.processor() or platform.machine()  # not Linux
     name = re.sub(r"\((R|TM|tm)\)|\bCPU\b|\s+@.*|\b\d+-Core\b|\bProcessor\b", " ", fields.get("model name", ""))
     name = " ".join(name.split()) or platform.machine()
+    if "CPU implementer" in fields:  # Arm: no model name, and every generation is called aarch64
+        name += f" (implementer {fields['CPU implementer']}, part {fields.get('CPU part', '?')})"
     if "cpu family" in fields and "model" in fields:
         name += f" (family {fields['cpu family']}, model {fields['model']})"
     return name

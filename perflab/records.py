@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from enum import StrEnum
 from statistics import fmean, median, stdev
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+"""A time that can be compared: ratios and logarithms are taken of it."""
 Parameters = dict[str, str | int | float | bool | None]
 """A case's parameters as pytest has them; values that are no plain data stand as their text."""
 
@@ -78,16 +80,18 @@ class Measurement(Data, frozen=True):
     phases_ns: dict[str, list[int]] = {}
     """Samples of each phase of a step, in the order of ``samples_ns``."""
     memory: Memory | None = None
-    yardstick_ns: float | None = None
-    """Median reading of a fixed piece of work on the same machine, taken between the samples."""
+    yardsticks_ns: dict[str, Positive] = {}
+    """Median readings of fixed pieces of work on the same machine, taken between the samples."""
+    cores_busy: float | None = None
+    """CPU time over wall time of the samples: about 1 for work in one thread, more for work in several."""
     load_average: float | None = None
 
 
 class Replicate(Data, frozen=True):
     """A measurement boiled down to what comparisons need. Times are of one call."""
 
-    median_ns: float
-    fastest_ns: float
+    median_ns: Positive
+    fastest_ns: Positive
     mean_ns: float
     std_ns: float
     noise: float
@@ -98,7 +102,8 @@ class Replicate(Data, frozen=True):
     phases_ns: dict[str, float] = {}
     """Median of each phase."""
     memory: Memory | None = None
-    yardstick_ns: float | None = None
+    yardsticks_ns: dict[str, Positive] = {}
+    cores_busy: float | None = None
 
 
 class OutOfMemory(Data, frozen=True):
@@ -172,6 +177,8 @@ class Judgement(Data, frozen=True):
     latency: Change | None = None
     memory: Change | None = None
     phases: dict[str, Change] = {}
+    worse: list[str] = []
+    """What got worse past its limit: ``latency``, ``memory``."""
     reasons: list[str] = []
     """Plain sentences, most important first."""
     suspect: bool = False
@@ -208,7 +215,8 @@ def summarize(measurement: Measurement, noise: float) -> Replicate:
             for name, samples in measurement.phases_ns.items()
         },
         memory=measurement.memory,
-        yardstick_ns=measurement.yardstick_ns,
+        yardsticks_ns=measurement.yardsticks_ns,
+        cores_busy=measurement.cores_busy,
     )
 
 

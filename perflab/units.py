@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 import re
 
-NS_PER = {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9, "min": 60e9}
+NS_PER = {"ns": 1.0, "us": 1e3, "\u00b5s": 1e3, "\u03bcs": 1e3, "ms": 1e6, "s": 1e9, "min": 60e9, "h": 3600e9}
 BYTES_PER = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-_QUANTITY = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([%A-Za-zµ]*)\s*")
+_QUANTITY = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([%A-Za-z\u00b5\u03bc]*)\s*")
 
 
 def _split(text: str, wanted: str) -> tuple[float, str]:
@@ -41,7 +41,7 @@ def parse_duration_ns(text: str) -> float:
     """Read ``"2us"``, ``"1.5 ms"`` or ``"3s"`` as nanoseconds.
 
     Raises:
-        ValueError: no number with one of the units ns, us, ms, s, min (a bare 0 needs none).
+        ValueError: no number with one of the units ns, us, ms, s, min, h (a bare 0 needs none).
     """
     wanted = "a duration such as 2us, 1.5ms or 3s"
     value, unit = _split(text, wanted)
@@ -103,7 +103,8 @@ def format_change(ratio: float) -> str:
 
 def format_percent(fraction: float) -> str:
     """A fraction as a percentage without trailing zeros: 0.05 is ``5%``."""
-    return f"{100.0 * fraction:.3g}%"
+    percent = 100.0 * fraction
+    return f"{percent:.0f}%" if percent >= 100.0 else f"{percent:.3g}%"
 
 
 def format_rate(per_second: float, unit: str) -> str:
@@ -113,4 +114,5 @@ def format_rate(per_second: float, unit: str) -> str:
             text = _three_digits(per_second / size)
             joined = f"{prefix}{unit}" if unit.isupper() else f"{prefix} {unit}"
             return f"{text} {joined}/s"
-    return f"{_three_digits(per_second)} {unit}/s"
+    digits = _three_digits(per_second) if per_second >= 1.0 else f"{per_second:#.3g}"
+    return f"{digits} {unit}/s"

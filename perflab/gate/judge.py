@@ -6,9 +6,10 @@ How a slowdown is told from a bad moment of the machine:
    own replicates are seen to differ by, and the difference is larger than an absolute floor.
 2. A suspect is measured again, in fresh processes (the caller's work), and judged by those alone: the reading
    that raised the suspicion was picked for being high, so it is no fair witness.
-3. It regressed if the whole interval of the ratio lies past the threshold; if, besides, even the fastest sample
-   of each fresh process is past it, since a busy machine delays most samples but not all; and if a fixed piece
-   of work, timed between the samples, does not tell that the machine itself became slower by as much.
+3. It regressed if the baseline has replicates to know its noise from; if the whole interval of the ratio lies past
+   the threshold; if, besides, even the fastest sample of the fresh processes is past it, since a busy machine
+   delays most samples but not all; and if fixed pieces of work, timed between the samples, do not tell that the
+   machine itself became slower by as much.
    If it looks worse and one of these does not hold, nobody can tell: ``inconclusive``, with the reason.
 
 Memory is exact. Only the allocator's rounding is slack, and an explicit threshold.
@@ -33,6 +34,8 @@ CUDA_ROUNDING_BYTES = 512
 """The CUDA caching allocator hands out multiples of this."""
 MACHINE_SLACK = 1.02
 """A yardstick reading up to this much above the baseline's is its own noise."""
+SEVERAL_CORES = 1.2
+"""A case that keeps more cores busy than this works in several threads, and waits when one of them has to."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ def judge(record: Record, entry: Entry | None, policy: Policy) -> Judgement:
     here = record.summary
     if here is None:
         return _judge_out_of_memory(record, entry)
-    if entry is None:
+    if entry is None or not (entry.replicates or entry.out_of_memory):
         return Judgement(verdict=Verdict.NEW, reasons=["no baseline yet"])
     foreign = differences(entry.environment, record.environment)
     if foreign:
@@ -75,14 +78,15 @@ def judge(record: Record, entry: Entry | None, policy: Policy) -> Judgement:
     if memory is not None and memory_verdict is not Verdict.OK:
         grown = int(memory.now) - int(memory.before)
         reasons.insert(0, f"peak memory {'+' if grown > 0 else '-'}{format_bytes(abs(grown))}")
-    suspect = worst is Verdict.REGRESSED and not record.fresh
+    verdicts = {"latency": latency_verdict, "memory": memory_verdict}
     return Judgement(
         verdict=worst,
         latency=latency,
         memory=memory,
         phases=_phases(now, entry),
+        worse=[name for name, verdict in verdicts.items() if verdict is Verdict.REGRESSED],
         reasons=reasons,
-        suspect=suspect,
+        suspect=worst is Verdict.REGRESSED and not record.fresh,
     )
 
 
@@ -112,7 +116,7 @@ def _judge_memory(now: Sequence[Replicate], entry: Entry, policy: Policy) -> tup
     before, after = max(before_bytes), min(now_bytes)
     slack = CUDA_ROUNDING_BYTES if entry.environment.device == "cuda" else 0
     allowed = before * (1.0 + policy.memory_threshold) + slack
-    ratio = after / before if before else (1.0 if after == 0 else float(after))
+    ratio = after / before if before else 1.0 + after
     change = Change(before=before, now=after, ratio=ratio, limit=1.0 + policy.memory_threshold)
     if after > allowed:
         return change, Verdict.REGRESSED
@@ -123,12 +127,11 @@ def _judge_memory(now: Sequence[Replicate], entry: Entry, policy: Policy) -> tup
 
 def _judge_latency(record: Record, here: Replicate, entry: Entry, policy: Policy) -> tuple[Change, Verdict, list[str]]:
     before = entry.replicates
+    now = record.fresh or [here]
     # A median that rests on few samples of a noisy run may be off by its own interval.
-    noise = max(LEAST_NOISE, median(r.noise for r in before) / 2.0)
+    noise = max(LEAST_NOISE, *(median(r.noise for r in group) / 2.0 for group in (before, now)))
     between = robust_spread([r.median_ns / median(x.median_ns for x in before) for r in before])
     limit = 1.0 + max(policy.threshold, NOISE_FACTOR * max(between, noise))
-
-    now = record.fresh or [here]
     ratio = compare([r.median_ns for r in before], [r.median_ns for r in now], noise)
     change = _as_change(ratio, limit)
     beyond_floor = abs(ratio.now - ratio.before) > policy.floor_ns
@@ -138,9 +141,9 @@ def _judge_latency(record: Record, here: Replicate, entry: Entry, policy: Policy
         return change, Verdict.IMPROVED, []
     if ratio.value <= 1.0 + policy.threshold:
         reasons = []
-        if record.fresh:
-            first = format_change(here.median_ns / ratio.before)
-            reasons = [f"a first reading of {first} was not confirmed in fresh processes"]
+        first = here.median_ns / ratio.before
+        if record.fresh and first > limit and here.median_ns - ratio.before > policy.floor_ns:
+            reasons = [f"a first reading of {format_change(first)} was not confirmed in fresh processes"]
         return change, Verdict.OK, reasons
     if ratio.value <= limit:
         return (
@@ -161,6 +164,8 @@ def _doubts(now: Sequence[Replicate], before: Sequence[Replicate], ratio: Ratio,
     """Why a slowdown that fresh processes show may still not be the code's."""
     doubts = []
     bound = 1.0 + policy.threshold
+    if len(before) < 2:
+        doubts.append("the baseline is a single process, and does not know its noise; save it again (--perf-update)")
     if ratio.low <= bound:
         doubts.append(
             f"{format_change(ratio.value)}, but the 95 % interval ({format_change(ratio.low)} to "
@@ -172,13 +177,22 @@ def _doubts(now: Sequence[Replicate], before: Sequence[Replicate], ratio: Ratio,
             f"typical calls took {format_change(ratio.value)}, but the fastest ones {format_change(fastest)}: "
             "a busy machine looks like that"
         )
-    old = [r.yardstick_ns for r in before if r.yardstick_ns]
-    new = [r.yardstick_ns for r in now if r.yardstick_ns]
-    if old and new:
-        machine = median(new) / median(old)
-        if machine > MACHINE_SLACK and ratio.value / machine <= bound:
-            doubts.append(f"the machine itself ran a fixed piece of work at {format_change(machine)}")
+    name, machine = _machine(now, before)
+    if machine > MACHINE_SLACK and ratio.value / machine <= bound:
+        doubts.append(f"the machine itself ran a fixed piece of work ({name}) at {format_change(machine)}")
     return doubts
+
+
+def _machine(now: Sequence[Replicate], before: Sequence[Replicate]) -> tuple[str, float]:
+    """By how much the machine became slower at what this case needs of it, and which yardstick says so."""
+    several = any(r.cores_busy is not None and r.cores_busy > SEVERAL_CORES for r in (*now, *before))
+    ratios = {"": 1.0}
+    for name in ("interpreter", "threads") if several else ("interpreter",):
+        old = [r.yardsticks_ns[name] for r in before if name in r.yardsticks_ns]
+        new = [r.yardsticks_ns[name] for r in now if name in r.yardsticks_ns]
+        if old and new:
+            ratios[name] = median(new) / median(old)
+    return max(ratios.items(), key=lambda item: item[1])
 
 
 def _as_change(ratio: Ratio, limit: float) -> Change:

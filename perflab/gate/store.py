@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import tempfile
@@ -121,7 +122,7 @@ def _module_of(case: str) -> str:
 
 
 def _name_of(case: str) -> str:
-    return case.split("::", 1)[-1]
+    return str(_writable(case.split("::", 1)[-1]))
 
 
 def _read(path: Path) -> dict[str, Entry]:
@@ -133,10 +134,11 @@ def _read(path: Path) -> dict[str, Entry]:
     except OSError as error:
         raise BaselineError(f"cannot read the baseline file {path}: {error.strerror}", "check its rights") from error
     try:
-        json.loads(raw)  # its errors carry a line and a column, msgspec's an offset
-        if msgspec.json.decode(raw, type=_Header).schema > SCHEMA:
+        text = raw.decode("utf-8")
+        json.loads(text, parse_constant=_no_number)  # its errors carry a line and a column, msgspec's an offset
+        if msgspec.json.decode(text, type=_Header).schema > SCHEMA:
             raise BaselineError(f"{path} was written by a newer perflab", "upgrade perflab")
-        file = msgspec.json.decode(raw, type=BaselineFile)
+        file = msgspec.json.decode(text, type=BaselineFile)
         return {
             name: Entry(
                 environment=file.environments[case.environment],
@@ -154,7 +156,7 @@ def _read(path: Path) -> dict[str, Entry]:
         raise BaselineError(f"baseline file {path} is damaged at {place}", remedy) from error
     except KeyError as error:
         raise BaselineError(f"baseline file {path} names an unknown environment {error}", remedy) from error
-    except msgspec.ValidationError as error:
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
         raise BaselineError(f"{path} is not a perflab baseline file: {error}", remedy) from error
 
 
@@ -162,20 +164,23 @@ def _write(path: Path, entries: Mapping[str, Entry]) -> None:
     """Write to a temporary file and rename: a reader meets the old file or the new one, never half."""
     temporary: Path | None = None
     try:
+        content = _format(entries).encode("utf-8")  # first, so that what can go wrong with it leaves no file behind
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         temporary = Path(name)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(_format(entries))
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.chmod(0o644)
         temporary.replace(path)
+        temporary = None
     except OSError as error:
+        raise _unwritable(path, error) from error
+    finally:
         if temporary is not None:
             with contextlib.suppress(OSError):
                 temporary.unlink()
-        raise _unwritable(path, error) from error
 
 
 def _unwritable(path: Path, error: OSError) -> BaselineError:
@@ -191,11 +196,13 @@ def _format(entries: Mapping[str, Entry]) -> str:
     blocks = []
     for name in sorted(entries):
         entry = entries[name]
-        key = f"{slug(entry.environment)}-python{entry.environment.python}"
-        while names.get(key, entry.environment) != entry.environment:
-            key += "+"  # same slug, other details: a driver, a thread count
+        details = entry.environment
+        key = f"{slug(details)}-python{details.python}-{details.threads}t"
+        while names.get(key, details) != details:
+            key += "+"  # the same by name, and other in some further detail
         names[key] = entry.environment
         fields = {**to_plain(entry), "environment": key}
+        fields["parameters"] = {key: _writable(value) for key, value in entry.parameters.items()}
         replicates = fields.pop("replicates")
         lines = [f"      {_json(field)}: {_json(value)}" for field, value in sorted(fields.items())]
         rows = ",\n".join(f"        {_json(replicate)}" for replicate in replicates)
@@ -207,4 +214,15 @@ def _format(entries: Mapping[str, Entry]) -> str:
 
 
 def _json(value: object) -> str:
-    return json.dumps(value, sort_keys=True, ensure_ascii=False)
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
+
+
+def _writable(value: object) -> object:
+    """A parameter as JSON can hold it: infinities and halves of a character as text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(value, str) else value
+
+
+def _no_number(constant: str) -> float:
+    raise ValueError(f"{constant} is no number")

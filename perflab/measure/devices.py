@@ -90,7 +90,7 @@ def as_dtype(precision: torch.dtype | str | None) -> torch.dtype | None:
 
     if precision is None or isinstance(precision, torch.dtype):
         return precision
-    dtype = getattr(torch, PRECISIONS.get(precision, precision), None)
+    dtype = getattr(torch, PRECISIONS.get(precision, precision), None) if isinstance(precision, str) else None
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise UsageError(f"{precision!r} is not a precision", "use fp32, fp16, bf16 or a torch.dtype")
     return dtype
@@ -135,12 +135,27 @@ def _proc_available_bytes() -> int | None:
 
 
 def _cgroup_available_bytes(root: str = "/sys/fs/cgroup") -> int | None:
-    """Room in this process's memory cgroup (version 2); containers are killed at it, whatever the host has."""
+    """Room in this process's memory cgroup (version 2); containers are killed at it, whatever the host has.
+
+    Pages of files that were only read count as used there, though they are given back on demand.
+    """
     try:
-        with open(f"{root}/memory.max", encoding="ascii") as file:
-            limit = file.read().strip()
-        with open(f"{root}/memory.current", encoding="ascii") as file:
-            used = int(file.read())
+        limit = _read(f"{root}/memory.max")
+        if limit == "max":
+            return None
+        used = int(_read(f"{root}/memory.current"))
+        return max(0, int(limit) - used + _cgroup_file_pages(root))
     except (OSError, ValueError):
         return None
-    return None if limit == "max" else max(0, int(limit) - used)
+
+
+def _cgroup_file_pages(root: str) -> int:
+    try:
+        return int(dict(line.split() for line in _read(f"{root}/memory.stat").splitlines())["inactive_file"])
+    except (OSError, ValueError, KeyError):
+        return 0
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="ascii") as file:
+        return file.read().strip()

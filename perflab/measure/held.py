@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
+import contextlib
+import dis
+import gc
+import sys
 import types
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -44,31 +47,45 @@ def held_bytes(roots: tuple[Any, ...], device: torch.device) -> int:
 def _note_tensor(tensor: torch.Tensor, device: torch.device, storages: dict[int, int]) -> list[Any]:
     import torch
 
-    if tensor.device.type == device.type and tensor.layout is torch.strided:
+    if _is_there(tensor, device) and tensor.layout is torch.strided:
         storage = tensor.untyped_storage()
         if storage.nbytes():
             storages[storage.data_ptr()] = storage.nbytes()
     return [tensor.grad] if tensor.is_leaf and tensor.grad is not None else []
 
 
-def _neighbours(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return [*value.keys(), *value.values()]
-    if isinstance(value, list | tuple | set | frozenset):
-        return list(value)
-    if isinstance(value, functools.partial):
-        return [value.func, value.args, value.keywords]
-    if isinstance(value, types.MethodType):
-        return [value.__self__, value.__func__]
+def _is_there(tensor: torch.Tensor, device: torch.device) -> bool:
+    """Whether the tensor takes memory on that device; a fake tensor takes none anywhere."""
+    fake = sys.modules.get("torch._subclasses.fake_tensor")
+    if fake is not None and isinstance(tensor, fake.FakeTensor):
+        return False
+    return tensor.device.type == device.type and device.index in (None, tensor.device.index)
+
+
+def _neighbours(value: Any) -> Iterable[Any]:
     if isinstance(value, types.FunctionType):
-        used = inspect.getclosurevars(value)
-        return [*used.nonlocals.values(), *used.globals.values(), value.__defaults__, value.__kwdefaults__]
+        return _of_function(value)
     if (type(value).__module__ or "").startswith(_NOT_THE_CASE):
-        return []
-    found = list(getattr(value, "__dict__", {}).values())
-    for owner in type(value).__mro__:
-        slots = owner.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if not name.startswith("__"):
-                found.append(getattr(value, name, None))
+        return ()
+    # What the collector knows of any other object: items, attributes, slots, a method's instance, a partial's
+    # arguments, whatever C type it is.
+    return gc.get_referents(value)
+
+
+def _of_function(function: types.FunctionType) -> list[Any]:
+    """Closure, defaults, and the globals that its code loads; its whole module is not in its hands."""
+    found: list[Any] = [function.__defaults__, function.__kwdefaults__, function.__dict__]
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # a cell that nothing was put into yet
+            found.append(cell.cell_contents)
+    found += [function.__globals__[name] for name in _loaded_globals(function.__code__) if name in function.__globals__]
     return found
+
+
+def _loaded_globals(code: types.CodeType) -> set[str]:
+    """Names that the code, or a function or comprehension inside it, loads as globals."""
+    names = {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _loaded_globals(constant)
+    return names

@@ -12,7 +12,8 @@ from perflab.units import BYTES_PER
 if TYPE_CHECKING:
     import torch
 
-_ASKED = re.compile(r"tried to allocate ([0-9.]+) ?(bytes|[KMGT]iB|B)\b", re.IGNORECASE)
+_ASKED = re.compile(r"[Tt]ried to allocate ([0-9.]+) ?(bytes|[KMGT]iB|B)\b")
+_RAN_OUT = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 CALLS_AT_LEAST = 7
 """Two calls of warm-up, three samples, and the two of the memory pass: no measurement takes fewer."""
 ESTIMATE_SLACK = 1.5
@@ -25,14 +26,14 @@ _rates: dict[tuple[str, str], float] = {}
 def as_out_of_memory(error: BaseException) -> OutOfMemory | None:
     """The error as a result if it says that memory ran out, else None.
 
-    Known are PyTorch's ``OutOfMemoryError`` of every device, its CPU allocator's ``RuntimeError``, and Python's
-    ``MemoryError``. ``asked_bytes`` is the allocation that failed, where the text tells it.
+    Known are PyTorch's ``OutOfMemoryError`` of every device, the ``RuntimeError`` of its CPU allocator, of CUDA and of
+    cuBLAS, and Python's ``MemoryError``. ``asked_bytes`` is the allocation that failed, where the text tells it.
     """
     import torch
 
     text = str(error)
     if not isinstance(error, torch.OutOfMemoryError | MemoryError) and not (
-        isinstance(error, RuntimeError) and "can't allocate memory" in text
+        isinstance(error, RuntimeError) and any(said in text for said in _RAN_OUT)
     ):
         return None
     match = _ASKED.search(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from perflab.measure.memory import MEMORY_CALLS, measure_memory
 from perflab.measure.nvtx import nvtx_range
 from perflab.measure.sampling import Plan, Progress, collect, warm_up
 from perflab.measure.statistics import relative_half_width
-from perflab.measure.yardstick import Yardstick
+from perflab.measure.yardstick import Yardsticks
 from perflab.records import Measurement, Replicate, per_call_ns, summarize
 
 if TYPE_CHECKING:
@@ -52,13 +53,17 @@ def measure(workload: Workload, device: torch.device, plan: Plan, progress: Prog
         Exception: whatever the workload raises, out of memory included.
     """
     stopwatch = stopwatch_for(device)
-    yardstick = Yardstick(device)
+    yardsticks = Yardsticks(device)
+    cpu_ns: list[int] = []
     load_average = _load_average()
 
     began_ns = clock.read_ns()
 
     def time_once(repetitions: int) -> Sample:
-        return stopwatch.time(workload, repetitions)
+        before_ns = time.process_time_ns()
+        sample = stopwatch.time(workload, repetitions)
+        cpu_ns.append(time.process_time_ns() - before_ns)
+        return sample
 
     with current_device(device), _collector_at_ease():
         with nvtx_range(f"{label}: warm-up", device):
@@ -67,7 +72,7 @@ def measure(workload: Workload, device: torch.device, plan: Plan, progress: Prog
         call_ns = warmup.readings_ns[-1] if warmup.readings_ns else 0
         left_ns = max(0.0, plan.budget_ns - (clock.read_ns() - began_ns) - MEMORY_CALLS * call_ns)
         with nvtx_range(f"{label}: samples", device):
-            samples = collect(time_once, warmup.repetitions, plan, left_ns, progress, between=yardstick.read)
+            samples = collect(time_once, warmup.repetitions, plan, left_ns, progress, between=yardsticks.read)
         progress("memory")
         with nvtx_range(f"{label}: memory", device):
             memory, result = measure_memory(workload, device)
@@ -80,7 +85,8 @@ def measure(workload: Workload, device: torch.device, plan: Plan, progress: Prog
             clock=stopwatch.name,
             phases_ns={name: [sample.phases_ns[name] for sample in samples] for name in workload.phases},
             memory=memory,
-            yardstick_ns=yardstick.result_ns(),
+            yardsticks_ns=yardsticks.results_ns(),
+            cores_busy=_cores_busy(cpu_ns, samples),
             load_average=load_average,
         ),
         result,
@@ -106,6 +112,12 @@ class _collector_at_ease:  # noqa: N801 - used like a function
 
     def __exit__(self, *_error: object) -> None:
         gc.unfreeze()
+
+
+def _cores_busy(cpu_ns: list[int], samples: list[Sample]) -> float | None:
+    """CPU time over wall time of the samples, which were the last spans that were timed."""
+    wall_ns = sum(sample.total_ns for sample in samples)
+    return round(sum(cpu_ns[-len(samples) :]) / wall_ns, 2) if wall_ns > 0 else None
 
 
 def _load_average() -> float | None:

@@ -28,8 +28,9 @@ def measure_memory(workload: Workload, device: torch.device) -> tuple[Memory, An
     """Run the workload and return its memory, with its result.
 
     On CUDA the caching allocator's own peaks are read. On a CPU PyTorch's profiler reports every allocation and
-    free; summed in time order they give the peak to the byte. A first call under the profiler makes it know the
-    blocks that a second one frees (gradients of the step before, say); the second call is the one measured.
+    free made by this thread and by autograd; summed in time order they give the peak to the byte. A first call under
+    the profiler makes it know the blocks that a second one frees (gradients of the step before, say); the second call
+    is the one measured.
 
     Cyclic garbage is not collected during the pass: what is reported is what the code needs without the
     collector's luck, and the same in every run.

@@ -26,8 +26,8 @@ TIGHT_HALF_WIDTH = 0.02
 MIN_SAMPLING_NS = 300_000_000
 """Samples are spread over at least this long: neighbours on a shared machine come and go within less."""
 MAX_SAMPLES = 1000
-STANDSTILL = 1_000_000
-"""A clock that has not moved after this many calls never will."""
+MOST_REPETITIONS = 1_000_000
+"""More calls than this in a sample are never needed; a clock that has not moved by then never will."""
 OVERRUN = 3.0
 """A case whose calls are longer than its budget may take this many budgets to reach MIN_SAMPLES."""
 
@@ -60,13 +60,13 @@ Progress = Callable[[str], None]
 """Told what is being done, between samples."""
 
 
-def repetitions_for(sample_ns: int, repetitions: int) -> int:
-    """How many calls fill a sample, when ``repetitions`` calls took ``sample_ns``."""
+def repetitions_for(sample_ns: int, repetitions: int, most: int | None = None) -> int:
+    """How many calls fill a sample, when ``repetitions`` calls took ``sample_ns``; ``most`` is ten times as many."""
     if sample_ns >= SAMPLE_TARGET_NS:
         return repetitions
-    # A reading of zero says nothing but "more": go up by ten, and never by more, since first calls mislead.
+    # A reading of zero says nothing but "more": go up by ten, and never by more at once, since first calls mislead.
     grown = math.ceil(repetitions * SAMPLE_TARGET_NS / sample_ns) if sample_ns > 0 else 10 * repetitions
-    return max(1, min(grown, 10 * repetitions))
+    return max(1, min(grown, most or 10 * repetitions))
 
 
 def warm_up(time_once: TimeOnce, plan: Plan, progress: Progress) -> Warmup:
@@ -77,7 +77,9 @@ def warm_up(time_once: TimeOnce, plan: Plan, progress: Progress) -> Warmup:
     """
     if plan.warmup is not None:
         readings = tuple(time_once(1).total_ns for _ in range(plan.warmup))
-        repetitions = repetitions_for(readings[-1], 1) if readings else 1
+        # The first call may be a thousand times slower than the rest; after a second one the time is known.
+        most = MOST_REPETITIONS if len(readings) > 1 else None
+        repetitions = repetitions_for(readings[-1], 1, most) if readings else 1
         return Warmup(plan.warmup, None, repetitions, readings)
 
     start = clock.read_ns()
@@ -94,7 +96,7 @@ def warm_up(time_once: TimeOnce, plan: Plan, progress: Progress) -> Warmup:
         overdue = clock.read_ns() - start > WARMUP_SHARE * plan.budget_ns
         if wanted > repetitions and not (overdue and total_ns > 0):
             # Readings with few repetitions are not comparable with those that follow.
-            if total_ns <= 0 and repetitions >= STANDSTILL:
+            if total_ns <= 0 and repetitions >= MOST_REPETITIONS:
                 return Warmup(calls, False, repetitions, tuple(readings_ns))
             repetitions, previous = wanted, None
             continue

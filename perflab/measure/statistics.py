@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import median
+from statistics import NormalDist, median
 
 CONFIDENCE = 0.95
+UNKNOWN_SPREAD = 0.25
+"""Of one sample: more than nearly all cases are seen to have, so that nothing is concluded from it too easily."""
 
 
 def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float]:
@@ -19,8 +21,9 @@ def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> 
     ordered = sorted(values)
     n = len(ordered)
     tail = (1.0 - confidence) / 2.0
-    if n > 200:  # normal approximation of the binomial, good to a rank here
-        rank = math.floor((n - 1.96 * math.sqrt(n)) / 2.0)
+    if n > 200:  # normal approximation of the binomial; a rank wider, so that it never covers less than asked
+        width = NormalDist().inv_cdf(1.0 - tail) * math.sqrt(n)
+        rank = max(0, math.floor((n - width) / 2.0) - 1)
         return ordered[rank], ordered[n - 1 - rank]
     rank, below = 0, 1.0 / 2.0**n
     while below + math.comb(n, rank + 1) / 2.0**n <= tail:
@@ -30,7 +33,12 @@ def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> 
 
 
 def relative_half_width(values: Sequence[float]) -> float:
-    """Half the width of the median's interval as a share of the median; 0 for a median of 0."""
+    """Half the width of the median's interval as a share of the median; 0 for a median of 0.
+
+    A single value says nothing about its own spread; UNKNOWN_SPREAD is assumed for it.
+    """
+    if len(values) == 1:
+        return UNKNOWN_SPREAD
     middle = median(values)
     low, high = median_interval(values)
     return (high - low) / 2.0 / middle if middle else 0.0

@@ -1,11 +1,16 @@
-"""A fixed piece of work, read between the samples: it tells a slower machine from slower code.
+"""Fixed pieces of work, read between the samples: they tell a slower machine from slower code.
 
-Its text must never change: baselines carry its readings. It uses what PyTorch code uses on a CPU, the
-interpreter and the intra-op thread pool, and is small enough (well under a millisecond) to sit between samples.
+Their text must never change: baselines carry their readings.
+
+- ``interpreter``: a Python loop in one thread. It slows down with the clock frequency and with stolen time.
+- ``threads``: small matrix products on PyTorch's intra-op pool. A neighbour that takes one core away makes threads
+  wait at barriers for each other, and such work many times slower while a single thread notices nothing. The judge
+  heeds it for cases that keep more than one core busy.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -15,46 +20,56 @@ if TYPE_CHECKING:
     import torch
 
 _SIDE = 128
+_PRODUCTS = 4
 _ADDITIONS = 2_000
 _SHARE = 20
-"""A reading is taken when this many times its own duration has passed since the last one: at most 5 %."""
+"""Readings are taken when this many times their own duration has passed since the last ones: at most 5 %."""
 
 
-class Yardstick:
+class Yardsticks:
     """Readings of the fixed work in nanoseconds, spread over a measurement."""
 
     def __init__(self, device: torch.device) -> None:
-        self.readings_ns: list[int] = []
         self._next_ns = 0
-        self._operands: tuple[torch.Tensor, torch.Tensor] | None = None
-        if device.type == "cpu":
-            import torch
-
-            self._operands = (torch.full((_SIDE, _SIDE), 0.5), torch.empty(_SIDE, _SIDE))
-            self._work()  # first calls are slow, and are no reading
-
-    def _work(self) -> None:
-        import torch
-
-        assert self._operands is not None
-        factor, product = self._operands
-        with torch.inference_mode():
-            for _ in range(4):
-                torch.mm(factor, factor, out=product)
-        total = 0
-        for number in range(_ADDITIONS):
-            total += number
+        self._work: dict[str, Callable[[], None]] = {}
+        if device.type == "cpu":  # a GPU's clocks are evidence of their own
+            self._work = {"interpreter": _count, "threads": _products()}
+            for work in self._work.values():
+                work()  # first calls are slow, and are no reading
+        self._readings_ns: dict[str, list[int]] = {name: [] for name in self._work}
 
     def read(self) -> None:
-        """Take a reading if one is due. On a GPU there is none: its clocks are evidence of their own."""
-        if self._operands is None or clock.read_ns() < self._next_ns:
+        """Take readings if they are due."""
+        begin = clock.read_ns()
+        if not self._work or begin < self._next_ns:
             return
-        start = clock.read_ns()
-        self._work()
+        for name, work in self._work.items():
+            start = clock.read_ns()
+            work()
+            self._readings_ns[name].append(clock.read_ns() - start)
         end = clock.read_ns()
-        self.readings_ns.append(end - start)
-        self._next_ns = end + _SHARE * (end - start)
+        self._next_ns = end + _SHARE * (end - begin)
 
-    def result_ns(self) -> float | None:
-        """Median reading; None without any, or where the clock did not move."""
-        return median(self.readings_ns) or None if self.readings_ns else None
+    def results_ns(self) -> dict[str, float]:
+        """Median reading of each; none of those for which the clock did not move."""
+        medians = {name: float(median(readings)) for name, readings in self._readings_ns.items() if readings}
+        return {name: value for name, value in medians.items() if value > 0}
+
+
+def _count() -> None:
+    total = 0
+    for number in range(_ADDITIONS):
+        total += number
+
+
+def _products() -> Callable[[], None]:
+    import torch
+
+    factor, product = torch.full((_SIDE, _SIDE), 0.5), torch.empty(_SIDE, _SIDE)
+
+    def multiply() -> None:
+        with torch.inference_mode():
+            for _ in range(_PRODUCTS):
+                torch.mm(factor, factor, out=product)
+
+    return multiply

@@ -155,14 +155,14 @@ class Perf:
         if not (no_room or no_time or too_late):
             return
         needs = []
-        if memory_bytes is not None and free is not None:
-            needs.append(f"{format_bytes(int(memory_bytes))} of memory ({format_bytes(free)} free)")
         if seconds is not None:
-            limit = f"--perf-budget is {self._state.settings.budget_s:g} s"
+            budget_s, left = self._state.settings.budget_s, ""
             if left_s is not None and not no_time:
-                limit = f"{max(0.0, left_s):.0f} s of --perf-total-budget are left"
-            needs.append(f"about {format_ns(least_s * 1e9)} ({CALLS_AT_LEAST} x {format_ns(seconds * 1e9)}; {limit})")
-        pytest.skip("needs " + " and ".join(needs))
+                budget_s, left = max(0.0, left_s), " left"
+            needs.append(f"{format_ns(least_s * 1e9)} of {format_ns(budget_s * 1e9)}{left}")
+        if memory_bytes is not None and free is not None:
+            needs.append(f"{format_bytes(int(memory_bytes))} of {format_bytes(free)}")
+        pytest.skip(f"needs {', '.join(needs)}")
 
     def _measure(self, workload: Workload) -> Any:
         state = self._state
@@ -188,6 +188,10 @@ class Perf:
             raise UsageError(
                 f"{state.case}: the measured callable does no work, it is as fast as an empty one",
                 "measure a callable that does something: perf(fn, *args), not perf(lambda: None)",
+            )
+        if min(measured.measurement.samples_ns) <= 0:
+            raise UsageError(
+                f"{state.case}: the clock did not move while it was measured", "measure more work in a call"
             )
         state.measurement = measured.measurement
         return measured.result

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from perflab.records import Change, Record, Result, Verdict
 from perflab.report.table import short_name
 from perflab.units import format_bytes, format_change, format_ns, format_percent
 
+WIDTH = 80
 UNCHANGED = 0.02
 """A phase that moved less than this is called unchanged."""
 
@@ -22,7 +24,8 @@ def explain(result: Result, memory_threshold: float, accept: str) -> str:
     where = _where(judgement.phases)
     if where:
         lines.append(f"where: {where}")
-    lines += [f"why: {reason}" for reason in judgement.reasons]
+    for reason in judgement.reasons:
+        lines += textwrap.wrap(f"why: {reason}", WIDTH, subsequent_indent="     ", break_long_words=False)
     lines.append(f"if this is meant: {accept}")
     return "\n".join(lines)
 
@@ -33,13 +36,11 @@ def _headline(result: Result) -> str:
         return f"{name} could not be judged ({judgement.verdict}), and --perf-check=strict wants it to be"
     if result.record is not None and result.record.out_of_memory is not None:
         return f"{name} ran out of memory, and its baseline did not"
-    worse = []
-    latency, memory = judgement.latency, judgement.memory
-    if latency is not None and latency.limit is not None and latency.ratio > latency.limit:
-        worse.append("is slower")
-    if memory is not None and memory.limit is not None and memory.ratio > memory.limit:
-        worse.append("needs more memory")
-    return f"{name} {' and '.join(worse) or 'is worse'} than its baseline"
+    worse = " and ".join(_WORSE[name] for name in judgement.worse)
+    return f"{name} {worse or 'is worse'} than its baseline"
+
+
+_WORSE = {"latency": "is slower", "memory": "needs more memory"}
 
 
 def _numbers(latency: Change | None, memory: Change | None, memory_threshold: float) -> list[str]:

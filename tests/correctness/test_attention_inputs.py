@@ -84,7 +84,7 @@ def test_the_autograd_function_names_both_of_its_layouts() -> None:
 
 def test_triton_refuses_float64_and_head_dimensions_that_no_tile_fits() -> None:
     wide, double = ones(1, 1, 4, 257), ones(1, 1, 4, 8, dtype=torch.float64)
-    with pytest.raises(TypeError, match="triton attention wants .* float32, bfloat16, float16; got q .* float64"):
+    with pytest.raises(TypeError, match=r"triton attention wants .* float32, bfloat16, float16; got q .* float64"):
         attention(double, double, double, impl="triton")
     with pytest.raises(ValueError, match="head dimensions up to 256, got 257; choose impl='tiled'"):
         attention(wide, wide, wide, impl="triton")

@@ -18,7 +18,7 @@ from perflab.lab.attention.tiled import TILE
 
 pytestmark = pytest.mark.correctness
 
-BATCH, HEADS, HEAD_DIM = 1, 2, 16
+BATCH, HEADS, HEAD_DIM = 1, 1, 64
 
 
 class LargestTensor(TorchDispatchMode):
@@ -55,7 +55,7 @@ def largest_tensor(impl: str, length: int, is_causal: bool, device: torch.device
 
 
 @pytest.mark.parametrize("is_causal", [True, False], ids=["causal", "full"])
-@pytest.mark.parametrize("length", [512, 1024])
+@pytest.mark.parametrize("length", [384, 700])
 def test_tiled_attention_holds_nothing_larger_than_its_operands_or_a_tile(
     length: int, is_causal: bool, device: torch.device
 ) -> None:
@@ -66,7 +66,7 @@ def test_tiled_attention_holds_nothing_larger_than_its_operands_or_a_tile(
 
 
 def test_tiled_attention_grows_with_the_length_and_not_with_its_square(device: torch.device) -> None:
-    short, long = (largest_tensor("tiled", length, False, device) for length in (1024, 2048))
+    short, long = (largest_tensor("tiled", length, False, device) for length in (512, 1024))
     assert [b / a for a, b in zip(short, long, strict=True)] == [2.0, 2.0]
 
 

@@ -13,6 +13,11 @@ SLOW = 130.0 * MS
 """30 % above the baselines of these tests."""
 
 
+def only(reading_ns: float | None) -> dict[str, float]:
+    """A yardstick's reading, where there is one."""
+    return {} if reading_ns is None else {"interpreter": reading_ns}
+
+
 def judge_again(fresh: list[Replicate], before: list[Replicate] | None = None, policy: Policy = POLICY) -> Judgement:
     """Judge a case whose first reading was slow, and that was measured again in fresh processes."""
     return judge(record(replicate(SLOW), fresh=fresh), entry(before), policy)
@@ -156,33 +161,50 @@ def test_fastest_calls_that_are_as_fast_as_before_are_inconclusive_and_shown() -
 
 
 def test_a_machine_that_does_its_fixed_work_as_much_slower_is_inconclusive_and_shown() -> None:
-    before = quiet(100 * MS, yardstick_ns=1000.0)
-    judgement = judge_again(quiet(SLOW, yardstick_ns=1280.0), before)
+    before = quiet(100 * MS, yardsticks_ns={"interpreter": 1000.0})
+    judgement = judge_again(quiet(SLOW, yardsticks_ns={"interpreter": 1280.0}), before)
     assert judgement.verdict is Verdict.INCONCLUSIVE
-    assert judgement.reasons == ["the machine itself ran a fixed piece of work at +28.0%"]
+    assert judgement.reasons == ["the machine itself ran a fixed piece of work (interpreter) at +28.0%"]
+
+
+@pytest.mark.parametrize(("cores_busy", "verdict"), [(1.0, Verdict.REGRESSED), (1.9, Verdict.INCONCLUSIVE)])
+def test_threads_that_wait_for_each_other_excuse_only_work_that_has_threads(
+    cores_busy: float, verdict: Verdict
+) -> None:
+    before = quiet(100 * MS, yardsticks_ns={"interpreter": 1000.0, "threads": 300.0}, cores_busy=cores_busy)
+    fresh = quiet(SLOW, yardsticks_ns={"interpreter": 1000.0, "threads": 60_000.0}, cores_busy=cores_busy)
+    assert judge_again(fresh, before).verdict is verdict
+
+
+def test_a_baseline_of_one_process_does_not_know_its_noise_and_fails_nothing() -> None:
+    judgement = judge_again(quiet(SLOW), [replicate(100 * MS)])
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert judgement.reasons == [
+        "the baseline is a single process, and does not know its noise; save it again (--perf-update)"
+    ]
 
 
 def test_a_slowdown_far_beyond_the_machines_own_is_the_codes() -> None:
-    before = quiet(100 * MS, yardstick_ns=1000.0)
-    assert judge_again(quiet(SLOW, yardstick_ns=1100.0), before).verdict is Verdict.REGRESSED
+    before = quiet(100 * MS, yardsticks_ns={"interpreter": 1000.0})
+    assert judge_again(quiet(SLOW, yardsticks_ns={"interpreter": 1100.0}), before).verdict is Verdict.REGRESSED
 
 
 def test_a_yardstick_within_its_own_noise_excuses_nothing() -> None:
-    before = quiet(100 * MS, yardstick_ns=1000.0)
-    fresh = quiet(106.5 * MS, yardstick_ns=1019.0)
+    before = quiet(100 * MS, yardsticks_ns={"interpreter": 1000.0})
+    fresh = quiet(106.5 * MS, yardsticks_ns={"interpreter": 1019.0})
     judgement = judge(record(replicate(106.5 * MS), fresh=fresh), entry(before), POLICY)
     assert judgement.verdict is Verdict.REGRESSED
 
 
 @pytest.mark.parametrize(("before", "now"), [(None, 2000.0), (1000.0, None), (None, None)])
 def test_a_yardstick_that_only_one_side_has_excuses_nothing(before: float | None, now: float | None) -> None:
-    judgement = judge_again(quiet(SLOW, yardstick_ns=now), quiet(100 * MS, yardstick_ns=before))
+    judgement = judge_again(quiet(SLOW, yardsticks_ns=only(now)), quiet(100 * MS, yardsticks_ns=only(before)))
     assert judgement.verdict is Verdict.REGRESSED
 
 
 def test_every_doubt_is_told() -> None:
-    before = quiet(100 * MS, yardstick_ns=1000.0)
-    fresh = [replicate(m * MS, fastest_ns=99 * MS, yardstick_ns=1300.0) for m in (108, 118, 128)]
+    before = quiet(100 * MS, yardsticks_ns={"interpreter": 1000.0})
+    fresh = [replicate(m * MS, fastest_ns=99 * MS, yardsticks_ns={"interpreter": 1300.0}) for m in (108, 118, 128)]
     assert len(judge_again(fresh, before).reasons) == 3
 
 

@@ -161,11 +161,23 @@ def test_a_case_of_one_sample_shows_no_spread() -> None:
 
 
 def test_a_case_without_a_number_shows_dashes() -> None:
-    skipped = Judgement(verdict=Verdict.SKIPPED, reasons=["needs a GPU"])
-    _header, line, why = lines(Result(case=CASE, record=None, judgement=skipped))
+    failed = Judgement(verdict=Verdict.FAILED, reasons=["the test failed"])
+    _header, line, why = lines(Result(case=CASE, record=None, judgement=failed))
     assert line.count("–") == 4
-    assert line.endswith("skipped")
-    assert why == "  needs a GPU"
+    assert line.endswith("FAILED")
+    assert why == "  the test failed"
+
+
+def test_a_skipped_case_gives_its_reason_on_its_line_where_that_fits() -> None:
+    for reason in ("needs a GPU", "needs " + "a lot of things " * 5):
+        skipped = Judgement(verdict=Verdict.SKIPPED, reasons=[reason])
+        _header, line, *more = lines(Result(case=CASE, record=None, judgement=skipped))
+        if len(reason) < 20:
+            assert line == "step[small-128-fp32]  skipped: needs a GPU"
+            assert not more
+        else:
+            assert line.endswith("skipped")
+            assert " ".join(text.strip() for text in more) == reason.strip()
 
 
 def test_a_long_name_is_cut_in_the_middle_and_keeps_its_parameters_end() -> None:

@@ -48,7 +48,7 @@ def warm(work: Work, budget_ns: float = 10 * S, warmup: int | None = None) -> Wa
 
 
 def sampled(work: Work, budget_ns: float, repetitions: int = 1) -> list[Sample]:
-    return collect(work.time_once, repetitions, Plan(budget_ns), silent, between=lambda: None)
+    return collect(work.time_once, repetitions, Plan(budget_ns), budget_ns, silent, between=lambda: None)
 
 
 # --- calibration -------------------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ def test_what_runs_between_samples_runs_before_each_and_is_in_none(virtual_clock
         seen.append(len(work.samples))
         virtual_clock.advance(3 * MS)
 
-    samples = collect(work.time_once, 1, Plan(1 * S), silent, between)
+    samples = collect(work.time_once, 1, Plan(1 * S), 1 * S, silent, between)
     assert seen == list(range(len(samples)))
     assert {sample.total_ns for sample in samples} == {10 * MS}
 
@@ -219,6 +219,6 @@ def test_a_watcher_is_told_of_warm_up_and_of_every_sample_with_the_time_that_it_
     warm_up(work.time_once, Plan(10 * S), told.append)
     assert told == ["warm-up 1", "warm-up 2"]
     told.clear()
-    samples = collect(work.time_once, 1, Plan(10 * S), told.append, between=lambda: None)
+    samples = collect(work.time_once, 1, Plan(10 * S), 10 * S, told.append, between=lambda: None)
     assert len(told) == len(samples)
     assert told[4] == "sample 5, 4 s of 10 s"

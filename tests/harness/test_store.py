@@ -73,7 +73,8 @@ def refusal(folder: Path) -> str:
             [
                 replicate(
                     phases_ns={"forward": 1.0, "backward": 2.0},
-                    yardstick_ns=3.0,
+                    yardsticks_ns={"interpreter": 3.0},
+                    cores_busy=1.0,
                     memory=Memory(peak_bytes=3, held_bytes=1, growth_bytes=2, allocated_bytes=4, reserved_bytes=5),
                 )
             ]
@@ -345,8 +346,9 @@ def test_a_baseline_of_another_environment_is_found_so_that_the_difference_can_b
     assert read(folder) == elsewhere
 
 
-def test_of_several_other_environments_the_closest_is_found(folder: Path) -> None:
-    far = environment(device_name="Graviton", isa="NEON", system="Linux aarch64", cores=64, threads=64)
+@pytest.mark.parametrize("name", ["A comes first", "Z comes last"])
+def test_of_several_other_environments_the_closest_is_found(folder: Path, name: str) -> None:
+    far = environment(device_name=name, isa="NEON", system="Linux aarch64", cores=64, threads=64)
     near = entry(environment=environment(torch="2.12.0"))
     BaselineStore(folder).save({CASE: entry(environment=far)})
     BaselineStore(folder).save({CASE: near})

@@ -171,7 +171,7 @@ def test_a_percentage_is_written_without_trailing_zeros_and_never_as_a_power_of_
         (999.7, "tokens", "1.00 k tokens/s"),
         (1.23e12, "FLOP", "1.23 TFLOP/s"),
         (4.8e12, "B", "4.80 TB/s"),
-        (0.5, "steps", "0.50 steps/s"),
+        (0.5, "steps", "0.500 steps/s"),
     ],
 )
 def test_a_throughput_has_an_si_prefix(per_second: float, unit: str, text: str) -> None:

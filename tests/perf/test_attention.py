@@ -38,7 +38,7 @@ def _inputs(seq_len: int, head_dim: int, device: torch.device, *, requires_grad:
 
 def _declare(perf: Perf, impl: str, seq_len: int, head_dim: int, factor: float) -> None:
     if IMPLEMENTATIONS[impl].needs_triton and perf.device.type == "cpu":
-        pytest.skip("Triton's interpreter: its time says nothing about the kernel")
+        pytest.skip("interpreted here, so its time says nothing")
     flops = factor * 0.5 * 4 * BATCH * HEADS * seq_len**2 * head_dim
     scores_bytes = BATCH * HEADS * seq_len**2 * DTYPE.itemsize if impl == "naive" else 0
     perf.requires(flops=flops, memory_bytes=4 * factor * scores_bytes, precision=DTYPE)

@@ -29,7 +29,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from perflab.lab.attention.inputs import accumulation_dtype, check_inputs, default_scale
 from perflab.lab.attention.registry import IMPLEMENTATIONS
@@ -165,11 +164,17 @@ class FlashAttentionPyTorch(torch.autograd.Function):
         return save_for_tiled_backward(ctx, q, k, v, out, logsumexp, is_causal, scale, return_logsumexp)
 
     @staticmethod
-    @once_differentiable
     def backward(
         ctx: Any, d_out: Tensor, d_logsumexp: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         """Gradients of q, k and v; d_logsumexp is None unless `apply` returned the log-sum-exp."""
+        # once_differentiable would let a second derivative through as if it were zero whenever the upstream
+        # gradient is a constant. Gradients are recorded here under create_graph=True alone.
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            raise RuntimeError(
+                "flash attention has no second derivative here, and create_graph=True asks for one; "
+                "choose impl='naive' or drop create_graph"
+            )
         q, k, v, out, logsumexp = ctx.saved_tensors
         with torch.autocast(q.device.type, enabled=False):
             dq, dk, dv = tiled_backward(
