@@ -15,10 +15,10 @@ perf: $(INSTALLED)
 	$(BIN)/pytest -m perf --model=$(MODEL) --perf-total-budget=$(SECONDS)
 
 test: $(INSTALLED)
-	$(BIN)/pytest tests/harness tests/plugin tests/correctness
+	$(BIN)/pytest -n 2 tests/harness tests/plugin tests/correctness
 
 correctness: $(INSTALLED)
-	$(BIN)/pytest -m correctness
+	$(BIN)/pytest -n 2 -m correctness
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .

@@ -134,17 +134,16 @@ def _judge_latency(record: Record, here: Replicate, entry: Entry, policy: Policy
     limit = 1.0 + max(policy.threshold, NOISE_FACTOR * max(between, noise))
     ratio = compare([r.median_ns for r in before], [r.median_ns for r in now], noise)
     change = _as_change(ratio, limit)
-    beyond_floor = abs(ratio.now - ratio.before) > policy.floor_ns
-    if not beyond_floor:
-        return change, Verdict.OK, []
+    cleared: list[str] = []
+    first = here.median_ns / ratio.before
+    if record.fresh and first > limit and here.median_ns - ratio.before > policy.floor_ns:
+        cleared = [f"a first reading of {format_change(first)} was not confirmed in fresh processes"]
+    if abs(ratio.now - ratio.before) <= policy.floor_ns:
+        return change, Verdict.OK, cleared
     if ratio.value < 1.0 / limit:
         return change, Verdict.IMPROVED, []
     if ratio.value <= 1.0 + policy.threshold:
-        reasons = []
-        first = here.median_ns / ratio.before
-        if record.fresh and first > limit and here.median_ns - ratio.before > policy.floor_ns:
-            reasons = [f"a first reading of {format_change(first)} was not confirmed in fresh processes"]
-        return change, Verdict.OK, reasons
+        return change, Verdict.OK, cleared
     if ratio.value <= limit:
         return (
             change,

@@ -117,7 +117,7 @@ class CpuAllocations:
     def _read(self) -> None:
         from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
-        for event in self.profiler.profiler.kineto_results.events():
+        for event in self.profiler.kineto_results.events():
             if event.name() == "[memory]":
                 if event.device_type() == DeviceType.CPU:
                     self.events.append((event.start_ns(), event.nbytes()))
@@ -131,10 +131,11 @@ def cpu_allocations() -> Iterator[CpuAllocations]:
     """Watch PyTorch's CPU allocator for the length of the block; read the result after it."""
     # Kineto greets on standard error at start and stop unless it was told before its first use.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    from torch.profiler import ProfilerActivity, profile
+    # Not torch.profiler's class around it, which loads the whole compiler (two seconds) to read one setting.
+    from torch.autograd.profiler import profile
 
     allocations = CpuAllocations()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with profile(use_cpu=True, profile_memory=True, use_kineto=True) as profiler:
         yield allocations
     allocations.profiler = profiler
     allocations._read()

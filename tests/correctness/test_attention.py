@@ -4,7 +4,7 @@ Shapes: q, out (B, H, N_q, D); k, v (B, H, N_k, D); logsumexp (B, H, N_q). Budge
 perflab.correctness.budget; the candidate runs as perflab.correctness.verify says.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import pytest
@@ -42,15 +42,6 @@ MakeInputs = Callable[[int], Mapping[str, Tensor]]
 every_variant = pytest.mark.parametrize("impl", VARIANTS)
 every_mask = pytest.mark.parametrize("is_causal", MASKS.values(), ids=MASKS.keys())
 every_dtype = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES.keys())
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """On matrices as small as these, PyTorch's threads wait for each other longer than they work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def normal_inputs(

@@ -1,6 +1,6 @@
 """The suite is held to its own word: kernels that are wrong on purpose must not pass it."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import pytest
@@ -14,15 +14,6 @@ from .plain_attention import attention_magnitudes, plain_attention
 from .wrong_kernels import WRONG_KERNELS, WrongKernel, online_softmax
 
 pytestmark = pytest.mark.correctness
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """On matrices as small as these, PyTorch's threads wait for each other longer than they work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,8 @@ def _flash_function(impl: str) -> Any:
 
 def _cast_as_autocast_does(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     device_type = q.device.type
-    if not torch.is_autocast_enabled(device_type):
+    # `meta` tensors, on which shapes are tried out, have no autocast, and asking for it raises.
+    if not torch.amp.is_autocast_available(device_type) or not torch.is_autocast_enabled(device_type):
         return q, k, v
     dtype = torch.get_autocast_dtype(device_type)
     # float64 is left alone, as autocast leaves it.
