@@ -76,6 +76,8 @@ def _three_digits(value: float) -> str:
 
 def format_ns(value_ns: float) -> str:
     """Nanoseconds with three significant digits: ``812 ms``, ``2.71 s``, ``1.30 µs``; from two minutes on ``min``."""
+    if value_ns == 0:
+        return "0 s"
     for unit, size in (("h", 3600e9), ("min", 60e9)):
         if value_ns >= 2 * size:
             return f"{_three_digits(value_ns / size)} {unit}"

@@ -57,6 +57,7 @@ def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
         left = torch.rand(_RATE_SIDE, _RATE_SIDE, device=device).to(dtype)
         best = float("inf")
         with torch.inference_mode():
+            left @ left  # the first product of a dtype sets libraries up for as long as a second
             deadline = time.perf_counter() + _RATE_SECONDS
             while best == float("inf") or time.perf_counter() < deadline:
                 synchronize(device)

@@ -160,7 +160,7 @@ class Perf:
             if left_s is not None and not no_time:
                 budget_s, left = max(0.0, left_s), " left"
             needs.append(f"{format_ns(least_s * 1e9)} of {format_ns(budget_s * 1e9)}{left}")
-        if memory_bytes is not None and free is not None:
+        if no_room and memory_bytes is not None and free is not None:
             needs.append(f"{format_bytes(int(memory_bytes))} of {format_bytes(free)}")
         pytest.skip(f"needs {', '.join(needs)}")
 

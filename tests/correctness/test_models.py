@@ -245,3 +245,10 @@ def test_cross_entropy_is_its_formula_in_float64(device: torch.device) -> None:
     wanted = -log_softmax[:, :-1].gather(-1, tokens[:, 1:, None]).mean()
     torch.testing.assert_close(cross_entropy_loss(logits, tokens), wanted, rtol=1e-14, atol=0)
     assert cross_entropy_loss(logits.bfloat16(), tokens).dtype == torch.float32
+
+
+def test_the_model_runs_on_meta_for_its_shapes() -> None:
+    model = build_model("tiny", vocab_size=100, context_length=16, device="meta")
+    logits = model(torch.zeros(2, 16, dtype=torch.long, device="meta"))
+    assert logits.shape == (2, 16, 100)
+    assert logits.device.type == "meta"

@@ -33,7 +33,7 @@ def test_forward_backward(perf: Perf, setup: Setup) -> None:
     assert loss.ndim == 0
 
 
-def test_train_step(perf: Perf, setup: Setup) -> None:
+def test_step(perf: Perf, setup: Setup) -> None:
     """Forward, backward, AdamW."""
     setup.declare(perf, "train_step")
     step = setup.training_step()

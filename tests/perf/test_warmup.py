@@ -16,10 +16,7 @@ WARMUP_STEPS = (0, 1, 2, 5)
 
 @pytest.mark.parametrize(
     "warmup_steps",
-    [
-        pytest.param(steps, marks=pytest.mark.perf(warmup=steps, fresh_process=True, budget=10))
-        for steps in WARMUP_STEPS
-    ],
+    [pytest.param(steps, marks=pytest.mark.perf(warmup=steps, fresh_process=True, budget=5)) for steps in WARMUP_STEPS],
 )
 def test_warmup(perf: Perf, setup: Setup, warmup_steps: int) -> None:
     setup.declare(perf, "forward_backward")

@@ -5,6 +5,7 @@ Shapes: q (B, H, N_q, D); k, v (B, H, N_k, D); out (B, H, N_q, D); logsumexp (B,
     out = softmax(scale * q k^T + mask) v,    logsumexp = log sum_j exp(scale * q k^T + mask)
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ def attention(
     """
     q, k, v = _cast_as_autocast_does(q, k, v)
     check_inputs(q, k, v, name=impl, dtypes=get_implementation(impl).dtypes)
-    with torch.autocast(q.device.type, enabled=False):
+    with _without_autocast(q.device.type):
         if impl == "reference":
             return reference_attention(q, k, v, is_causal=is_causal, scale=scale)[0].to(q.dtype)
         if impl == "naive":
@@ -70,7 +71,7 @@ def attention_with_logsumexp(
         raise ValueError(f"attention impl {impl!r} gives no log-sum-exp; choose one of: {able}")
     q, k, v = _cast_as_autocast_does(q, k, v)
     check_inputs(q, k, v, name=impl, dtypes=get_implementation(impl).dtypes)
-    with torch.autocast(q.device.type, enabled=False):
+    with _without_autocast(q.device.type):
         if impl == "reference":
             out, logsumexp = reference_attention(q, k, v, is_causal=is_causal, scale=scale)
             return out.to(q.dtype), logsumexp.to(accumulation_dtype(q.dtype))
@@ -98,9 +99,15 @@ def _flash_function(impl: str) -> Any:
     return import_triton_variant() if impl == "triton" else FlashAttentionPyTorch
 
 
+def _without_autocast(device_type: str) -> AbstractContextManager[object]:
+    # `meta` tensors, on which shapes are tried out, have no autocast, and naming it raises.
+    if not torch.amp.is_autocast_available(device_type):
+        return nullcontext()
+    return torch.autocast(device_type, enabled=False)
+
+
 def _cast_as_autocast_does(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     device_type = q.device.type
-    # `meta` tensors, on which shapes are tried out, have no autocast, and asking for it raises.
     if not torch.amp.is_autocast_available(device_type) or not torch.is_autocast_enabled(device_type):
         return q, k, v
     dtype = torch.get_autocast_dtype(device_type)
