@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from perflab.correctness import compare
-from perflab.lab.models import MODEL_SIZES, ModelConfig, TransformerLM, parameter_count
+from perflab.lab.models import MODEL_SIZES, ModelConfig, TransformerLM, build_model, parameter_count
 from perflab.lab.models.transformer import RMSNorm, RotaryEmbedding, SwiGLU
 from perflab.lab.train import cross_entropy_loss, random_tokens
 

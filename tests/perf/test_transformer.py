@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
+import pytest
 from torch import Tensor
 
 from perflab.plugin.case import Perf
 from tests.perf.conftest import PRECISIONS, Setup
 
 
+@pytest.mark.perf(budget=10)
 def test_forward(perf: Perf, setup: Setup, autocast: Callable[..., AbstractContextManager[object]]) -> None:
     """Logits with the graph behind them, as the first phase of training makes them."""
     setup.declare(perf, "forward")
