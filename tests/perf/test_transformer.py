@@ -27,17 +27,17 @@ def test_forward(perf: Perf, setup: Setup, autocast: Callable[..., AbstractConte
     assert logits.shape[:2] == tokens.shape
 
 
-def test_forward_backward(perf: Perf, setup: Setup) -> None:
-    """Loss and gradients; the gradients are added to those of the call before, as in accumulation."""
-    setup.declare(perf, "forward_backward")
-    step = setup.training_step()
-    loss = perf.step(forward=step.forward, backward=step.backward)
-    assert loss.ndim == 0
-
-
 def test_step(perf: Perf, setup: Setup) -> None:
     """Forward, backward, AdamW."""
     setup.declare(perf, "train_step")
     step = setup.training_step()
     loss = perf.step(forward=step.forward, backward=step.backward, optimizer=step.optimizer)
+    assert loss.ndim == 0
+
+
+def test_forward_backward(perf: Perf, setup: Setup) -> None:
+    """Loss and gradients; the gradients are added to those of the call before, as in accumulation."""
+    setup.declare(perf, "forward_backward")
+    step = setup.training_step()
+    loss = perf.step(forward=step.forward, backward=step.backward)
     assert loss.ndim == 0
