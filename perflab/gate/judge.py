@@ -7,9 +7,9 @@ How a slowdown is told from a bad moment of the machine:
 2. A suspect is measured again, in fresh processes (the caller's work), and judged by those alone: the reading
    that raised the suspicion was picked for being high, so it is no fair witness.
 3. It regressed if the baseline has replicates to know its noise from; if the whole interval of the ratio lies past
-   the threshold; if, besides, even the fastest sample of the fresh processes is past it, since a busy machine
-   delays most samples but not all; and if fixed pieces of work, timed between the samples, do not tell that the
-   machine itself became slower by as much.
+   the threshold; if every fresh process was slower than all of the baseline's; if even the fastest sample of the
+   fresh processes is past the threshold, since a busy machine delays most samples but not all; and if fixed pieces
+   of work, timed between the samples, do not tell that the machine itself became slower by as much.
    If it looks worse and one of these does not hold, nobody can tell: ``inconclusive``, with the reason.
 
 Memory is exact. Only the allocator's rounding is slack, and an explicit threshold.
@@ -24,7 +24,7 @@ from statistics import median
 from perflab.environment import differences
 from perflab.gate.robust import Ratio, compare, robust_spread
 from perflab.records import Change, Entry, Judgement, Record, Replicate, Verdict
-from perflab.units import format_bytes, format_change, format_percent
+from perflab.units import format_bytes, format_change, format_ns, format_percent
 
 NOISE_FACTOR = 3.0
 """How many spreads of the baseline's replicates a reading must lie above it to be suspect."""
@@ -75,9 +75,6 @@ def judge(record: Record, entry: Entry | None, policy: Policy) -> Judgement:
     memory, memory_verdict = _judge_memory(now, entry, policy)
     latency, latency_verdict, reasons = _judge_latency(record, here, entry, policy)
     worst = _worse_of(latency_verdict, memory_verdict)
-    if memory is not None and memory_verdict is not Verdict.OK:
-        grown = int(memory.now) - int(memory.before)
-        reasons.insert(0, f"peak memory {'+' if grown > 0 else '-'}{format_bytes(abs(grown))}")
     verdicts = {"latency": latency_verdict, "memory": memory_verdict}
     return Judgement(
         verdict=worst,
@@ -169,6 +166,12 @@ def _doubts(now: Sequence[Replicate], before: Sequence[Replicate], ratio: Ratio,
         doubts.append(
             f"{format_change(ratio.value)}, but the 95 % interval ({format_change(ratio.low)} to "
             f"{format_change(ratio.high)}) reaches below the threshold of {format_percent(policy.threshold)}"
+        )
+    lowest, highest = min(r.median_ns for r in now), max(r.median_ns for r in before)
+    if lowest <= highest:
+        doubts.append(
+            f"the fastest of the fresh processes ({format_ns(lowest)}) was no slower than the slowest of the "
+            f"baseline's ({format_ns(highest)}): this case differs that much from process to process"
         )
     fastest = min(r.fastest_ns for r in now) / min(r.fastest_ns for r in before)
     if fastest <= bound:

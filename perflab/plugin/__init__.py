@@ -1,8 +1,8 @@
 """pytest's side of perflab. Loading it loads neither torch nor triton, and nothing is done until a case asks.
 
 What happens, in order: options are declared and read; ``perf`` cases are found among the selected tests; only
-then the measuring side (``cases``) is loaded. Results travel on test reports to the collecting side
-(``session``), which journals, saves and shows them.
+then the measuring side (``measuring``) is loaded. Results travel on test reports to the collecting side
+(``collecting``), which journals, saves and shows them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 from perflab.errors import PerflabError
 from perflab.plugin.fixtures import autocast, device, memory_snapshot, nvtx_range, perf, sync, warmup
 from perflab.plugin.options import add_options
-from perflab.plugin.stash import CASES, SETTINGS, is_worker
+from perflab.plugin.stash import CASES, EARLY_PROBLEM, SETTINGS, is_worker
 
 __all__ = ["autocast", "device", "memory_snapshot", "nvtx_range", "perf", "sync", "warmup"]
 
@@ -46,7 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
     except PerflabError as error:
         raise pytest.UsageError(str(error)) from None
     if not is_worker(config) and not _job_path(config):
-        from perflab.plugin.session import Collected
+        from perflab.plugin.collecting import Collected
 
         config.pluginmanager.register(Collected(config, settings), "perflab-collected")
 
@@ -89,8 +89,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         selected = [item for item in session.items if item.get_closest_marker("perf") is not None]
         if not selected or config.option.collectonly:
             return
-        from perflab.plugin.cases import Cases
         from perflab.plugin.fresh import read_job
+        from perflab.plugin.measuring import Cases
 
         path = _job_path(config)
         cases = Cases(config, config.stash[SETTINGS], read_job(path) if path else None)
@@ -98,6 +98,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         config.pluginmanager.register(cases, "perflab-cases")
         cases.check(selected)
     except PerflabError as error:
+        if is_worker(config):  # a worker that ends here would take its other tests with it: let the cases say it
+            config.stash[EARLY_PROBLEM] = error
+            return
         raise pytest.UsageError(str(error)) from None
 
 

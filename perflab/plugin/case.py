@@ -1,4 +1,4 @@
-"""The ``perf`` fixture: a case takes its one measurement through it. What becomes of it is ``cases.py``'s."""
+"""The ``perf`` fixture: a case takes its one measurement through it. What becomes of it is ``measuring.py``'s."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def perf(request: pytest.FixtureRequest, device: torch.device) -> Perf:
     tokens=512)`` adds throughput, ``perf.requires(memory_bytes=..., flops=...)`` skips a case that does not fit.
     A test that asks for this fixture is marked ``perf``. One measurement a test.
     """
-    from perflab.plugin.cases import Cases
+    from perflab.plugin.measuring import Cases
 
     cases = request.config.stash.get(CASES, None)
     if not isinstance(cases, Cases):

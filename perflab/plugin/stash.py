@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from perflab.errors import PerflabError
 from perflab.plugin.settings import Settings
 
 SETTINGS = pytest.StashKey[Settings]()
 CASES = pytest.StashKey[object]()
 """The ``Cases`` object, once a perf case is selected; typed loosely, since loading it loads the measuring rooms."""
+
+EARLY_PROBLEM = pytest.StashKey[PerflabError]()
+"""In a worker: what would have ended the session before anything ran, to be raised by each case instead."""
 
 
 def is_worker(config: pytest.Config) -> bool:

@@ -114,6 +114,10 @@ def _details(result: Result, width: int) -> list[str]:
     lines: list[str] = []
     if result.record is not None and result.record.summary is not None:
         lines = wrap_facts(_measured_facts(result.record, result.record.summary), width)
+    memory = result.judgement.memory
+    if memory is not None and memory.now != memory.before:
+        grown = int(memory.now) - int(memory.before)
+        lines.append(f"peak memory {'+' if grown > 0 else '-'}{format_bytes(abs(grown))}")
     if result.judgement.verdict is not Verdict.NEW:  # "new" says it all
         lines += textwrap.wrap("; ".join(result.judgement.reasons), width, break_long_words=False)
     return lines

@@ -198,7 +198,7 @@ def test_the_rules_would_catch(module: str, source: str) -> None:
         ("perflab.measure.clock", "def f():\n    import torch"),
         ("perflab.measure.clock", "from . import sampling"),
         ("perflab.lab.models.build", "import torch\nimport triton.language as tl\nfrom perflab.lab import attention"),
-        ("perflab.plugin.session", "import perflab\nimport pytest\nfrom perflab.gate import judge, store"),
+        ("perflab.plugin.collecting", "import perflab\nimport pytest\nfrom perflab.gate import judge, store"),
     ],
 )
 def test_the_rules_allow(module: str, source: str) -> None:

@@ -109,6 +109,15 @@ def test_workers_find_the_same_regression_as_one_process(project: Project) -> No
     result.stdout.re_match_lines([r"latency\s+100 ms\s+150 ms\s+\+50\.0%.*", r"work .* REGRESSED"])
 
 
+def test_workers_say_what_is_wrong_with_a_baseline_file(project: Project) -> None:
+    project.run("--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
+    project.baseline_file().write_text("{")
+    result = project.run("-n2", "-p", "xdist.plugin")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*test_story.json is damaged at line 1, column 2*", "*restore it*"])
+    assert project.baseline_file().read_text() == "{"
+
+
 def test_correctness_runs_in_parallel(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         "import pytest\n@pytest.mark.correctness\n@pytest.mark.parametrize('n', range(4))\ndef test_x(n, device):\n"

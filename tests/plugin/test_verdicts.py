@@ -149,6 +149,56 @@ def test_every_way_to_go_wrong_has_its_verdict_and_the_next_case_runs_clean(proj
     assert list(verdicts)[-1] == "after"
 
 
+def test_a_long_case_tells_what_is_being_measured_and_how_far_it_is(project: Project) -> None:
+    with (project.pytester.path / "conftest.py").open("a") as conftest:
+        conftest.write("import perflab.plugin.progress as progress\nprogress._LOG_AFTER_S = 0.0\n")
+    result = project.run()
+    result.stdout.re_match_lines(
+        [
+            r"measuring work: warm-up 1, \d+ s so far",
+            r"measuring work: sample 3, 0 s of \d+ s, \d+ s so far",
+            r"measuring work: memory, \d+ s so far",
+        ]
+    )
+
+
+def test_a_run_out_of_its_total_budget_skips_what_says_its_cost(project: Project) -> None:
+    project.test_file.write_text(
+        project.test_file.read_text() + "\ndef test_long(perf):\n    perf.requires(seconds=1)\n    perf(work)\n"
+    )
+    result = project.run("--perf-total-budget=2")
+    result.assert_outcomes(passed=1, skipped=1)
+    result.stdout.re_match_lines([r"long +skipped: needs 7\.00 s of .* left"])
+
+
+def test_a_case_in_a_fresh_process_is_measured_there_and_called_once_here(project: Project) -> None:
+    project.test_file.write_text(
+        """
+import os
+import pytest
+from pathlib import Path
+from conftest import Virtual
+
+def work():
+    with open("calls.txt", "a") as file:
+        file.write(f"{os.getpid()} ")
+    Virtual.now_ns += 10_000_000 if Path("calls.txt").read_text().count(str(os.getpid())) > 1 else 90_000_000
+    return "result"
+
+@pytest.mark.perf(fresh_process=True, warmup=0)
+def test_cold(perf):
+    assert perf(work) == "result"
+"""
+    )
+    result = project.run()
+    result.assert_outcomes(passed=1)
+    result.stdout.re_match_lines([r"cold .* 10\.0 ms .* new", r"  first 90\.0 ms · mean .*"])
+    calls = (project.pytester.path / "calls.txt").read_text().split()
+    here = [pid for pid in calls if pid != calls[0]]
+    assert len(here) == 1
+    assert len(calls) > 5
+
+
 def test_running_out_of_memory_fails_once_the_baseline_did_not(project: Project) -> None:
     project.run("--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
     project.cost(ms=100, kib=2**40)

@@ -31,6 +31,7 @@ from perflab.plugin.folder import file_name_for
 from perflab.plugin.fresh import Job, measure_fresh, report_measurement
 from perflab.plugin.progress import ProgressLine
 from perflab.plugin.settings import Settings, for_case
+from perflab.plugin.stash import EARLY_PROBLEM
 from perflab.records import Entry, Judgement, Parameters, Record, Result, Verdict, to_plain
 from perflab.report.failure import explain
 from perflab.units import format_bytes
@@ -128,6 +129,8 @@ class Cases:
         """Give a perf case its state."""
         if item.get_closest_marker("perf") is None:
             return
+        if EARLY_PROBLEM in self._config.stash:
+            raise self._config.stash[EARLY_PROBLEM]
         settings = self._case_settings.get(item.nodeid) or for_case(self._settings, item)
         item.stash[STATE] = CaseState(
             item.nodeid, settings, parameters=_parameters(item), is_replicate=self._job is not None
@@ -213,6 +216,9 @@ class Cases:
         for number in range(1, state.settings.replicates + 1):
             self._progress.show(f"looks worse; fresh process {number} of {state.settings.replicates}")
             problem = _no_room(record, state.device)
+            left_s = self._seconds_left()
+            if left_s is not None and left_s <= 0:
+                problem = "no time is left of --perf-total-budget"
             if problem is None:
                 release_memory(state.device)
                 try:
