@@ -151,7 +151,7 @@ def test_every_way_to_go_wrong_has_its_verdict_and_the_next_case_runs_clean(proj
 
 def test_a_long_case_tells_what_is_being_measured_and_how_far_it_is(project: Project) -> None:
     with (project.pytester.path / "conftest.py").open("a") as conftest:
-        conftest.write("import perflab.plugin.progress as progress\nprogress._LOG_AFTER_S = 0.0\n")
+        conftest.write("\nimport perflab.plugin.progress as progress\nprogress._LOG_AFTER_S = 0.0\n")
     result = project.run()
     result.stdout.re_match_lines(
         [
