@@ -17,6 +17,18 @@ if not (Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse an unknown model at once. Only where one was named: looking it up loads PyTorch."""
+    name = config.getoption("--model")
+    if name != "small" and ":" not in name:
+        from perflab.lab.models import size_config
+
+        try:
+            size_config(name)
+        except ValueError as error:
+            raise pytest.UsageError(f"--model: {error}") from None
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare what the lab's cases are run on."""
     group = parser.getgroup("perflab lab", "the lab's models and shapes")

@@ -119,6 +119,8 @@ class Record(Data, frozen=True):
     case: str
     """The pytest node id: ``tests/perf/test_transformer.py::test_step[small-128-fp32]``."""
     environment: Environment
+    device: str = "cpu"
+    """Which device it was, exactly: ``cuda:1``."""
     parameters: Parameters = {}
     work: dict[str, float] = {}
     """Units of work in one call, such as ``{"tokens": 512}``, from which throughput is derived."""

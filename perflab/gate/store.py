@@ -9,10 +9,10 @@ import contextlib
 import json
 import math
 import os
-import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import quote
 
 import msgspec
 
@@ -118,7 +118,7 @@ class BaselineStore:
 def _module_of(case: str) -> str:
     """``tests/perf/test_x.py::test_y[a]`` -> ``tests.perf.test_x``, so that equal names do not collide."""
     module = case.split("::", 1)[0].removesuffix(".py")
-    return re.sub(r"[^A-Za-z0-9_.-]", "_", module.replace("/", "."))
+    return quote(module.replace("/", "."), safe="")
 
 
 def _name_of(case: str) -> str:

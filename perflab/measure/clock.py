@@ -27,8 +27,10 @@ def synchronized_seconds() -> float:
     """Seconds on the monotonic clock, after the CUDA devices of this process have gone idle."""
     torch = sys.modules.get("torch")  # if nobody loaded torch, no CUDA work can be under way
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        has_context = getattr(torch._C, "_cuda_hasPrimaryContext", None)
         for index in range(torch.cuda.device_count()):
-            torch.cuda.synchronize(index)
+            if has_context is None or has_context(index):  # waiting for an unused device would make a context on it
+                torch.cuda.synchronize(index)
     return time.perf_counter()
 
 

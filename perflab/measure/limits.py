@@ -18,7 +18,8 @@ CALLS_AT_LEAST = 7
 """Two calls of warm-up, three samples, and the two of the memory pass: no measurement takes fewer."""
 ESTIMATE_SLACK = 1.5
 """A time estimated from operations and a matmul rate may be off by this; a case on the edge gets its try."""
-_RATE_SIDE = 768
+_RATE_SIDE = {"cpu": 768, "cuda": 6144}
+"""Long against a launch, short against a case."""
 _RATE_SECONDS = 0.3
 _rates: dict[tuple[str, str], float] = {}
 
@@ -44,7 +45,7 @@ def as_out_of_memory(error: BaseException) -> OutOfMemory | None:
 
 
 def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
-    """Matrix-multiply rate of the device, measured once per process: the best 768³ product of a third of a second.
+    """Matrix-multiply rate of the device, measured once per process: the best square product of a third of a second.
 
     It is a yardstick for "would this fit into the budget", good to a factor of two, and no benchmark.
     """
@@ -54,7 +55,8 @@ def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
 
     key = (str(device), str(dtype))
     if key not in _rates:
-        left = torch.rand(_RATE_SIDE, _RATE_SIDE, device=device).to(dtype)
+        side = _RATE_SIDE[device.type]
+        left = torch.rand(side, side, device=device).to(dtype)
         best = float("inf")
         with torch.inference_mode():
             left @ left  # the first product of a dtype sets libraries up for as long as a second
@@ -65,5 +67,5 @@ def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
                 left @ left
                 synchronize(device)
                 best = min(best, time.perf_counter() - start)
-        _rates[key] = 2.0 * _RATE_SIDE**3 / best
+        _rates[key] = 2.0 * side**3 / best
     return _rates[key]

@@ -104,6 +104,22 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         raise pytest.UsageError(str(error)) from None
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """In a worker: say in each test what would have ended the session before anything ran."""
+    if EARLY_PROBLEM in item.config.stash:
+        raise item.config.stash[EARLY_PROBLEM]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show errors of ours by their text alone; it is complete."""
+    report = yield
+    if call.excinfo is not None and isinstance(call.excinfo.value, PerflabError):
+        report.longrepr = str(call.excinfo.value)
+    return report
+
+
 def _job_path(config: pytest.Config) -> str | None:
     path: str | None = config.getoption("perf_replicate", default=None)
     return path

@@ -15,6 +15,7 @@ from perflab.measure.limits import CALLS_AT_LEAST, ESTIMATE_SLACK, as_out_of_mem
 from perflab.measure.measurement import Measured, measure, stopwatch_for
 from perflab.measure.sampling import Progress
 from perflab.measure.workload import Step, Workload
+from perflab.plugin.fresh import JobResult
 from perflab.plugin.settings import Settings
 from perflab.records import Environment, Measurement, OutOfMemory, Parameters, per_call_ns
 from perflab.units import format_bytes, format_ns
@@ -56,7 +57,7 @@ class Perf:
         device: torch.device,
         progress: Progress,
         take_turn: Callable[[], contextlib.AbstractContextManager[object]],
-        measure_fresh: Callable[[], Measurement],
+        measure_fresh: Callable[[], JobResult],
         seconds_left: Callable[[], float | None],
     ) -> None:
         self._state = state
@@ -201,7 +202,9 @@ class Perf:
         try:
             if state.settings.fresh_process and not state.is_replicate:
                 self._progress("in a fresh process")
-                return Measured(self._measure_fresh(), workload.run())
+                found = self._measure_fresh()
+                state.out_of_memory = found.out_of_memory
+                return None if found.measurement is None else Measured(found.measurement, workload.run())
             return measure(workload, self._device, state.settings.plan, self._progress, label=state.case)
         except Exception as error:
             state.out_of_memory = as_out_of_memory(error)

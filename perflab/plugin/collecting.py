@@ -16,10 +16,12 @@ from perflab.gate.store import BaselineStore
 from perflab.measure.measurement import replicate_of
 from perflab.plugin.benchmark import add_to_benchmark_session, spare_second_table
 from perflab.plugin.folder import own_folder
-from perflab.plugin.fresh import measure_fresh
+from perflab.plugin.fresh import JobResult, measure_fresh
 from perflab.plugin.settings import Settings
+from perflab.plugin.turn import device_turn
 from perflab.records import Entry, Environment, Record, Replicate, Result, Verdict
-from perflab.report.table import table, tally, wrap_facts
+from perflab.report.table import short_name, table, tally, wrap_facts
+from perflab.units import format_percent
 
 _KEPT_JOURNALS = 20
 _COLOURS = {
@@ -60,9 +62,18 @@ class Collected:
             return
         try:
             self._save(interrupted=exitstatus == pytest.ExitCode.INTERRUPTED)
-            self._write_json(exitstatus)
-        except (BaselineError, OSError) as error:
+        except KeyboardInterrupt:  # while replicates were measured; what there was is saved
+            session.exitstatus = pytest.ExitCode.INTERRUPTED
+        except BaselineError as error:
             self._notes.append(str(error))
+            session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+        try:
+            self._write_json(int(session.exitstatus))
+        except OSError as error:
+            self._notes.append(
+                f"cannot write {self._settings.json}: {error.strerror}\n"
+                "  -> name another file with --perf-json=FILE; the results stand in .perflab/runs/"
+            )
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 
     @pytest.hookimpl(tryfirst=True)
@@ -85,7 +96,7 @@ class Collected:
             at = line.text.rindex("  ") + 2
             out.write(line.text[:at])
             out.write_line(line.text[at:], **{colour: True})
-        for note in self._notes:
+        for note in [*self._notes, *_noisy_baselines(self._results, self._settings.threshold)]:
             out.write_line(note)
         out.write_line(tally(self._results) + self._hint())
 
@@ -97,16 +108,24 @@ class Collected:
             return
         records = {result.case: result.record for result in chosen if result.record is not None}
         replicates = {case: [record.summary] for case, record in records.items() if record.summary is not None}
+        stopped: KeyboardInterrupt | None = None
         if replicates and not interrupted:
-            self._add_fresh(replicates)
+            try:
+                self._add_fresh(replicates, {case: record.device for case, record in records.items()})
+            except KeyboardInterrupt as error:
+                stopped = error
         entries = {case: _entry(record, replicates.get(case, [])) for case, record in records.items()}
         store = BaselineStore(self._settings.baselines)
         paths = store.save(entries)
         self._results = [msgspec.structs.replace(result, saved=result.case in entries) for result in self._results]
         written = ", ".join(_relative(path, self._config) for path in paths)
         self._notes.append(f"saved {len(entries)} baseline{'s' * (len(entries) != 1)} to {written}")
-        if interrupted:
-            self._notes.append("interrupted: these baselines have one replicate each, and know less of their noise")
+        if interrupted or stopped is not None:
+            least = min([len(group) for group in replicates.values()], default=0)
+            many = "one replicate each" if least == 1 else f"{least} replicates each"
+            self._notes.append(f"interrupted: these baselines have {many}, and know less of their noise")
+        if stopped is not None:
+            raise stopped
 
     def _is_to_be_saved(self, result: Result) -> bool:
         if result.record is None:
@@ -116,21 +135,26 @@ class Collected:
         without = result.judgement.verdict in (Verdict.NEW, Verdict.INCOMPARABLE, Verdict.OOM)
         return self._settings.update_new and without
 
-    def _add_fresh(self, replicates: dict[str, list[Replicate]]) -> None:
+    def _add_fresh(self, replicates: dict[str, list[Replicate]], devices: dict[str, str]) -> None:
         reporter = self._config.pluginmanager.getplugin("terminalreporter")
         for number in range(2, self._settings.replicates + 1):
             if reporter is not None:
                 if reporter._tw.width_of_current_line:
                     reporter._tw.line()
-                cases = f"{len(replicates)} case{'s' * (len(replicates) != 1)}"
-                reporter.write_line(f"perf: replicate {number} of {self._settings.replicates} ({cases})")
+                many = f"{len(replicates)} case{'s' * (len(replicates) != 1)}"
+                reporter.write_line(f"perf: replicate {number} of {self._settings.replicates} ({many})")
+            found: dict[str, JobResult] = {}
             try:
-                found = measure_fresh(self._config, list(replicates))
+                for device in sorted(set(devices.values())):
+                    cases = [case for case in replicates if devices[case] == device]
+                    with device_turn(device, self._notes.append):
+                        found |= measure_fresh(self._config, cases, device)
             except FreshProcessError as error:
                 self._notes.append(f"baselines with fewer replicates: {error}")
                 return
-            for case, measurement in found.items():
-                replicates[case].append(replicate_of(measurement))
+            for case, result in found.items():
+                if result.measurement is not None:
+                    replicates[case].append(replicate_of(result.measurement))
             missing = [case for case in replicates if case not in found]
             if missing:
                 self._notes.append(f"a fresh process gave no replicate of {', '.join(missing)}")
@@ -163,7 +187,9 @@ class Collected:
             "results": [json.loads(msgspec.json.encode(result)) for result in self._results],
         }
         self._settings.json.parent.mkdir(parents=True, exist_ok=True)
-        self._settings.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        half = self._settings.json.with_name(f".{self._settings.json.name}.part")
+        half.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        half.replace(self._settings.json)
         self._notes.append(f"wrote {_relative(self._settings.json, self._config)}")
 
     # --- the table's frame ----------------------------------------------------------------------------------
@@ -191,6 +217,24 @@ class Collected:
         if verdicts & {Verdict.REGRESSED, Verdict.IMPROVED}:
             return "   (accept: --perf-update)"
         return ""
+
+
+def _noisy_baselines(results: list[Result], threshold: float) -> list[str]:
+    """What the run could not have seen: cases whose baselines differ by far more than the threshold."""
+    limits = {
+        result.case: result.judgement.latency.limit - 1.0
+        for result in results
+        if result.judgement.latency is not None and result.judgement.latency.limit is not None and not result.saved
+    }
+    noisy = {case: limit for case, limit in limits.items() if limit > 2 * threshold}
+    if not noisy:
+        return []
+    worst = max(noisy, key=lambda case: noisy[case])
+    span = f"{format_percent(min(noisy.values()))} to {format_percent(noisy[worst])}"
+    return [
+        f"{len(noisy)} of {len(limits)} baselines are noisy, and see only changes above {span}",
+        f"  (worst: {short_name(worst)}); save them again on a quieter machine: --perf-update",
+    ]
 
 
 def _entry(record: Record, replicates: list[Replicate]) -> Entry:

@@ -18,11 +18,13 @@ import pytest
 
 from perflab.errors import FreshProcessError
 from perflab.plugin.options import REPLICATE_OPTION
-from perflab.records import Data, Measurement
+from perflab.records import Data, Measurement, OutOfMemory
 
 _SILENCED = {
     "basetemp": None,  # pytest empties it at start, and the parent's temporary files with it
     "xmlpath": None,
+    "log_file": None,
+    "pastebin": None,
     "report_log": None,
     "htmlpath": None,
     "json_report_file": None,
@@ -31,6 +33,9 @@ _SILENCED = {
     "failedfirst": False,
     "newfirst": False,
     "stepwise": False,
+    "stepwise_skip": False,
+    "stepwise_reset": False,
+    "trace": False,
     "maxfail": 0,
 }
 """Options of the parent's command that would make a child overwrite its files, choose tests or wait for input."""
@@ -47,7 +52,8 @@ class JobResult(Data, frozen=True):
     """One line of the results file."""
 
     case: str
-    measurement: Measurement
+    measurement: Measurement | None = None
+    out_of_memory: OutOfMemory | None = None
 
 
 def read_job(path: str) -> Job:
@@ -55,10 +61,12 @@ def read_job(path: str) -> Job:
     return msgspec.json.decode(Path(path).read_bytes(), type=Job)
 
 
-def report_measurement(job: Job, case: str, measurement: Measurement) -> None:
+def report_measurement(job: Job, case: str, measurement: Measurement | None, out_of_memory: OutOfMemory | None) -> None:
     """Append a measurement to the job's results, at once, so that a later crash loses nothing."""
     with open(job.results, "ab") as file:
-        file.write(msgspec.json.encode(JobResult(case=case, measurement=measurement)) + b"\n")
+        file.write(
+            msgspec.json.encode(JobResult(case=case, measurement=measurement, out_of_memory=out_of_memory)) + b"\n"
+        )
 
 
 def quieten(config: pytest.Config) -> None:
@@ -68,15 +76,16 @@ def quieten(config: pytest.Config) -> None:
             setattr(config.option, dest, value)
 
 
-def measure_fresh(config: pytest.Config, cases: Sequence[str]) -> dict[str, Measurement]:
+def measure_fresh(config: pytest.Config, cases: Sequence[str], device: str) -> dict[str, JobResult]:
     """Measure cases in one fresh process.
 
     Args:
         config: the running session's configuration, whose command is repeated.
         cases: node ids.
+        device: where to measure, exactly: a worker's GPU would be another one in a process that is no worker.
 
     Returns:
-        Node id to measurement; a case that the child could not measure is missing.
+        Node id to what was measured; a case that the child could not measure is missing.
 
     Raises:
         FreshProcessError: the child measured none of the cases; its last output is in the error.
@@ -85,7 +94,8 @@ def measure_fresh(config: pytest.Config, cases: Sequence[str]) -> dict[str, Meas
         job = Job(cases=list(cases), results=str(Path(folder, "results.jsonl")))
         job_file = Path(folder, "job.json")
         job_file.write_bytes(msgspec.json.encode(job))
-        command = [sys.executable, "-m", "pytest", *_arguments(config), f"{REPLICATE_OPTION}={job_file}"]
+        command = [sys.executable, "-m", "pytest", *_arguments(config), f"--perf-device={device}"]
+        command.append(f"{REPLICATE_OPTION}={job_file}")
         # The parent's import path, whichever way it came by it (rootdir, conftest, `python -m`, pythonpath).
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         for name in [name for name in environment if name.startswith("PYTEST_XDIST")]:
@@ -110,13 +120,13 @@ def measure_fresh(config: pytest.Config, cases: Sequence[str]) -> dict[str, Meas
             f"a fresh process measured nothing (exit status {done.returncode}); it said:\n{tail}",
             f"run the case alone: pytest {cases[0]!r}",
         )
-    return {line.case: line.measurement for line in found}
+    return {line.case: line for line in found}
 
 
 def _arguments(config: pytest.Config) -> list[str]:
     """The command's own arguments; pytest-xdist gives its workers those of the controller."""
     arguments = [os.fspath(argument) for argument in config.invocation_params.args]
-    if config.pluginmanager.hasplugin("xdist"):
+    if hasattr(config.option, "numprocesses"):
         arguments.append("-n0")
     if config.pluginmanager.hasplugin("_cov"):
         arguments.append("--no-cov")

@@ -8,30 +8,26 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-import tempfile
 import time
-from collections.abc import Generator, Iterator
-from pathlib import Path
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from filelock import FileLock, Timeout
 
 from perflab.environment import current_environment
-from perflab.errors import FreshProcessError, PerflabError, UsageError
+from perflab.errors import FreshProcessError, UsageError
 from perflab.gate.judge import judge
 from perflab.gate.store import BaselineStore
 from perflab.measure.devices import available_bytes, release_memory
+from perflab.measure.limits import as_out_of_memory
 from perflab.measure.measurement import replicate_of
 from perflab.plugin.accept import accept_command
 from perflab.plugin.case import CaseState, Perf
-from perflab.plugin.folder import file_name_for
 from perflab.plugin.fresh import Job, measure_fresh, report_measurement
 from perflab.plugin.progress import ProgressLine
 from perflab.plugin.settings import Settings, for_case
-from perflab.plugin.stash import EARLY_PROBLEM
+from perflab.plugin.turn import device_turn
 from perflab.records import Entry, Judgement, Parameters, Record, Result, Verdict, to_plain
 from perflab.report.failure import explain
 from perflab.units import format_bytes
@@ -78,15 +74,18 @@ class Cases:
         for item in items:
             self._store.entry(item.nodeid, environment)
 
-    def perf_for(self, item: pytest.Item, device: torch.device) -> Perf:
+    def perf_for(self, item: pytest.Item, device: torch.device | str) -> Perf:
         """The ``perf`` fixture's value for a test."""
         import torch
 
         state = item.stash[STATE]
+        item.addfinalizer(state.turn.close)  # also where perf() was called by a fixture, and raised
+        if isinstance(device, str):  # how many projects' own device fixtures give it
+            device = torch.device(device)
         if not isinstance(device, torch.device):
             raise UsageError(
                 f"{item.nodeid}: the device fixture is overridden and gives {device!r}",
-                "let it return a torch.device",
+                "let it return a torch.device, or its name",
             )
         state.device = device
         state.environment = current_environment(device)
@@ -95,7 +94,7 @@ class Cases:
             device,
             self._progress.for_case(item),
             take_turn=lambda: self._turn(device),
-            measure_fresh=lambda: measure_fresh(self._config, [state.case])[state.case],
+            measure_fresh=lambda: measure_fresh(self._config, [state.case], str(device))[state.case],
             seconds_left=self._seconds_left,
         )
 
@@ -104,23 +103,9 @@ class Cases:
         total_s = self._settings.total_budget_s
         return None if total_s is None else total_s - (time.monotonic() - self._began_s)
 
-    @contextlib.contextmanager
-    def _turn(self, device: torch.device) -> Iterator[None]:
-        """Hold the device: one measurement at a time, whichever worker or session of this user it is from."""
-        if self._job is not None:
-            yield  # whoever started this process holds it
-            return
-        owner = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "")
-        lock = FileLock(Path(tempfile.gettempdir(), f"perflab-{owner}-{file_name_for(str(device))}.lock"))
-        try:
-            lock.acquire(timeout=2)
-        except Timeout:
-            self._progress.show("waiting for another measurement")
-            lock.acquire()
-        try:
-            yield
-        finally:
-            lock.release()
+    def _turn(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
+        """Hold the device. In a fresh process whoever started it holds it."""
+        return contextlib.nullcontext() if self._job is not None else device_turn(str(device), self._progress.show)
 
     # --- around each test -----------------------------------------------------------------------------------
 
@@ -129,8 +114,6 @@ class Cases:
         """Give a perf case its state."""
         if item.get_closest_marker("perf") is None:
             return
-        if EARLY_PROBLEM in self._config.stash:
-            raise self._config.stash[EARLY_PROBLEM]
         settings = self._case_settings.get(item.nodeid) or for_case(self._settings, item)
         item.stash[STATE] = CaseState(
             item.nodeid, settings, parameters=_parameters(item), is_replicate=self._job is not None
@@ -150,6 +133,15 @@ class Cases:
                     raise
                 self._conclude(item, state)
                 raise
+            except Exception as error:
+                state.out_of_memory = as_out_of_memory(error) if state.environment is not None else None
+                if state.out_of_memory is None:
+                    raise
+            if state.out_of_memory is not None:  # outside of perf(): while the model was built, say
+                self._conclude(item, state)
+                pytest.skip("out of memory")
+            if getattr(item, "_excinfo", None):
+                return outcome  # a unittest.TestCase keeps its failure to itself until the report
             if state.measurement is not None:
                 self._conclude(item, state)
             elif not _measures_elsewhere(item):
@@ -164,11 +156,9 @@ class Cases:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Hang the case's result on its report; errors of ours are shown by their text alone."""
+        """Hang the case's result on its report."""
         report = yield
         state = item.stash.get(STATE, None)
-        if call.excinfo is not None and isinstance(call.excinfo.value, PerflabError):
-            report.longrepr = str(call.excinfo.value)
         if state is None or self._job is not None:
             return report
         result = _result_of(item, state, report)
@@ -181,14 +171,15 @@ class Cases:
     def _conclude(self, item: pytest.Item, state: CaseState) -> None:
         """Judge the case; fail it if it got worse. In a fresh process: report the replicate, nothing else."""
         if self._job is not None:
-            if state.measurement is not None:
-                report_measurement(self._job, state.case, state.measurement)
+            if state.measurement is not None or state.out_of_memory is not None:
+                report_measurement(self._job, state.case, state.measurement, state.out_of_memory)
             return
         summary = replicate_of(state.measurement) if state.measurement is not None else None
         assert state.environment is not None
         settings = state.settings
         record = Record(
             case=state.case,
+            device=str(state.device),
             environment=state.environment,
             parameters=state.parameters,
             work=state.work,
@@ -199,7 +190,7 @@ class Cases:
         saving = settings.update or settings.update_new
         entry = self._store.entry(state.case, state.environment)
         judgement = judge(record, entry, settings.policy)
-        if settings.check == "off" and judgement.verdict is not Verdict.OOM:
+        if settings.check == "off" and judgement.verdict not in (Verdict.OOM, Verdict.NEW, Verdict.INCOMPARABLE):
             judgement = msgspec.structs.replace(judgement, verdict=Verdict.UNCHECKED, suspect=False)
         elif judgement.suspect and not settings.update:
             record, judgement = self._look_again(state, record, entry)
@@ -215,22 +206,28 @@ class Cases:
         judgement = judge(record, entry, state.settings.policy)
         for number in range(1, state.settings.replicates + 1):
             self._progress.show(f"looks worse; fresh process {number} of {state.settings.replicates}")
+            release_memory(state.device)
             problem = _no_room(record, state.device)
             left_s = self._seconds_left()
             if left_s is not None and left_s <= 0:
                 problem = "no time is left of --perf-total-budget"
             if problem is None:
-                release_memory(state.device)
                 try:
-                    found = measure_fresh(self._config, [state.case])
+                    found = measure_fresh(self._config, [state.case], str(state.device))[state.case]
+                    problem = "out of memory in a fresh process" if found.measurement is None else None
                 except FreshProcessError as error:
                     problem = error.problem
-            if problem is not None:
-                doubt = [*judgement.reasons, f"could not be measured again: {problem}"]
+            if problem is not None or found.measurement is None:
+                # Memory is exact: it needs no second reading to be believed. Time does.
+                exact = "memory" in judgement.worse
                 return record, msgspec.structs.replace(
-                    judgement, verdict=Verdict.INCONCLUSIVE, reasons=doubt, suspect=False
+                    judgement,
+                    verdict=Verdict.REGRESSED if exact else Verdict.INCONCLUSIVE,
+                    worse=["memory"] if exact else [],
+                    reasons=[*judgement.reasons, f"could not be measured again: {problem}"],
+                    suspect=False,
                 )
-            record = msgspec.structs.replace(record, fresh=[*record.fresh, replicate_of(found[state.case])])
+            record = msgspec.structs.replace(record, fresh=[*record.fresh, replicate_of(found.measurement)])
             judgement = judge(record, entry, state.settings.policy)
             if _cleared(judgement, state.settings.threshold):
                 break
@@ -289,13 +286,16 @@ def _result_of(item: pytest.Item, state: CaseState, report: pytest.TestReport) -
     """What the report says of the case; None while it says nothing final."""
     if report.when == "teardown":
         return None
-    if report.skipped and state.out_of_memory is None:
+    concluded = item.stash.get(JUDGEMENT, None)
+    if concluded is not None and not (report.failed and concluded[1].verdict is Verdict.OK):
+        return Result(case=state.case, record=concluded[0], judgement=concluded[1])
+    if hasattr(report, "wasxfail"):
+        expected = Judgement(verdict=Verdict.SKIPPED, reasons=[f"expected to fail: {report.wasxfail}".rstrip(": ")])
+        return Result(case=state.case, record=None, judgement=expected)
+    if report.skipped:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         judgement = Judgement(verdict=Verdict.SKIPPED, reasons=[reason.removeprefix("Skipped: ")])
         return Result(case=state.case, record=None, judgement=judgement)
-    concluded = item.stash.get(JUDGEMENT, None)
-    if concluded is not None:
-        return Result(case=state.case, record=concluded[0], judgement=concluded[1])
     if report.failed:
         what = state.problem or ("set-up failed" if report.when == "setup" else "the test failed")
         return Result(case=state.case, record=None, judgement=Judgement(verdict=Verdict.FAILED, reasons=[what]))

@@ -10,6 +10,8 @@ from perflab.report.table import short_name
 from perflab.units import format_bytes, format_change, format_ns, format_percent
 
 WIDTH = 80
+_MEANINGLESS = 100.0
+"""An interval that reaches to a hundred times the baseline says nothing."""
 UNCHANGED = 0.02
 """A phase that moved less than this is called unchanged."""
 
@@ -46,7 +48,9 @@ _WORSE = {"latency": "is slower", "memory": "needs more memory"}
 def _numbers(latency: Change | None, memory: Change | None, memory_threshold: float) -> list[str]:
     rows: list[tuple[str, ...]] = [("", "before", "now", "change", "95 % interval", "limit")]
     if latency is not None:
-        interval = f"{_change(latency.low)}…{_change(latency.high)}" if latency.low and latency.high else "–"
+        interval = "unknown"
+        if latency.low is not None and latency.high is not None and latency.high < _MEANINGLESS:
+            interval = f"{format_change(latency.low)}…{format_change(latency.high)}"
         limit = f"+{format_percent(latency.limit - 1)}" if latency.limit is not None else "–"
         row = (
             format_ns(latency.before),
@@ -66,10 +70,6 @@ def _numbers(latency: Change | None, memory: Change | None, memory_threshold: fl
         "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
         for row in rows
     ]
-
-
-def _change(ratio: float | None) -> str:
-    return "–" if ratio is None else format_change(ratio)
 
 
 def _evidence(record: Record | None) -> list[str]:

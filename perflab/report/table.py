@@ -100,13 +100,16 @@ def _cells(result: Result) -> tuple[str, str, str, str]:
     spread = f"±{min(999.9, 100 * summary.noise):.1f}%" if summary.samples > 1 else "–"
     latency = result.judgement.latency
     peak = format_bytes(summary.memory.peak_bytes) if summary.memory else "–"
-    return (format_ns(summary.median_ns), spread, format_change(latency.ratio) if latency else "–", peak)
+    # Where fresh processes were asked, theirs is the time that was judged.
+    now_ns = latency.now if latency is not None and result.record is not None and result.record.fresh else None
+    return (format_ns(now_ns or summary.median_ns), spread, format_change(latency.ratio) if latency else "–", peak)
 
 
 def _verdict_text(result: Result) -> str:
     verdict = result.judgement.verdict
-    text = verdict.upper() if verdict in (Verdict.REGRESSED, Verdict.FAILED, Verdict.OOM) else str(verdict)
-    return f"{text}, saved" if result.saved else text
+    if result.saved:
+        return f"{verdict}, saved"
+    return verdict.upper() if verdict in (Verdict.REGRESSED, Verdict.FAILED, Verdict.OOM) else str(verdict)
 
 
 def _details(result: Result, width: int) -> list[str]:

@@ -17,6 +17,7 @@ from perflab.lab.train import TrainingStep, random_tokens
 from perflab.plugin.case import Perf
 
 VOCAB_SIZE = 10_000
+DEFAULT_BATCH_SIZE = 4
 PRECISIONS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
 """Autocast dtype by name. Weights are float32."""
 
@@ -45,7 +46,10 @@ class Setup:
         """The model, with weights from a fixed seed."""
         torch.manual_seed(0)
         name, length = self.model_name, self.context_length
-        return build_model(name, vocab_size=VOCAB_SIZE, context_length=length, device=self.device)
+        try:
+            return build_model(name, vocab_size=VOCAB_SIZE, context_length=length, device=self.device)
+        except (ImportError, TypeError, ValueError) as error:
+            pytest.fail(f"--model={name}: {error}", pytrace=False)
 
     def tokens(self) -> Tensor:
         """A batch of random tokens (B, T)."""
@@ -92,25 +96,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Spread end-to-end cases over ``--model``, ``--context-length`` and the precisions."""
     if "setup" not in metafunc.fixturenames:
         return
-    name = _model_name(metafunc.config)
+    name = metafunc.config.getoption("--model")
     lengths = _context_lengths(metafunc.config)
     precisions = list(PRECISIONS)
     if "warmup_steps" in metafunc.fixturenames:  # a study of first steps: the cheapest shape shows it as well
         lengths, precisions = [min(lengths)], ["fp32"]
+    batch_size = metafunc.config.getoption("--batch-size")
+    suffix = "" if batch_size == DEFAULT_BATCH_SIZE else f"-b{batch_size}"  # another batch is another case
     cases = [(name, length, precision) for length in lengths for precision in precisions]
     metafunc.parametrize(
-        ("model_name", "context_length", "precision"), cases, ids=["-".join(map(str, case)) for case in cases]
+        ("model_name", "context_length", "precision"), cases, ids=["-".join(map(str, case)) + suffix for case in cases]
     )
-
-
-def _model_name(config: pytest.Config) -> str:
-    name: str = config.getoption("--model")
-    if ":" not in name:
-        try:
-            size_config(name)
-        except ValueError as error:
-            raise pytest.UsageError(f"--model: {error}") from None
-    return name
 
 
 def _context_lengths(config: pytest.Config) -> list[int]:
