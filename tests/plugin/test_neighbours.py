@@ -118,6 +118,13 @@ def test_workers_say_what_is_wrong_with_a_baseline_file(project: Project) -> Non
     assert project.baseline_file().read_text() == "{"
 
 
+def test_workers_refuse_a_marker_argument_in_every_test(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("import pytest\n@pytest.mark.correctness(atol=1)\ndef test_x():\n    pass\n")
+    result = pytester.runpytest_subprocess("-n2")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*@pytest.mark.correctness takes no arguments, got atol*"])
+
+
 def test_correctness_runs_in_parallel(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         "import pytest\n@pytest.mark.correctness\n@pytest.mark.parametrize('n', range(4))\ndef test_x(n, device):\n"

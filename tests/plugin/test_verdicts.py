@@ -209,6 +209,69 @@ def test_running_out_of_memory_fails_once_the_baseline_did_not(project: Project)
     )
 
 
+ODD_ENDS = """
+import pytest, torch
+from conftest import Virtual
+
+def tick():
+    Virtual.now_ns += 50_000_000
+
+def test_runs_out_while_building(perf):
+    model = torch.empty(2**50, dtype=torch.uint8)
+    perf(tick)
+
+@pytest.mark.xfail(reason="known to be wrong")
+def test_expected(perf):
+    perf(tick)
+    assert False
+
+@pytest.fixture
+def measured(perf):
+    return perf(lambda: 1 / 0)
+
+def test_fixture_raises(measured):
+    pass
+
+def test_after(perf):
+    perf(tick)
+"""
+
+
+def test_odd_ends_have_their_verdict_and_leave_the_device_to_the_next_case(project: Project) -> None:
+    project.test_file.write_text(ODD_ENDS)
+    result = project.run()
+    result.assert_outcomes(passed=1, skipped=1, xfailed=1, errors=1)
+    result.stdout.re_match_lines(
+        [
+            r"runs_out_while_building .* OOM",
+            r"expected +skipped: expected to fail: known to be wrong",
+            r"fixture_raises .* FAILED",
+            r"\s+set-up failed",
+            r"after .* new",
+        ]
+    )
+
+
+def test_a_memory_regression_needs_no_second_reading_where_there_is_no_time_for_one(project: Project) -> None:
+    project.run("--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
+    project.cost(ms=100, kib=513)
+    result = project.run("--perf-total-budget=1ms")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["work needs more memory than its baseline", "*could not be measured again: no time is left*"]
+    )
+
+
+def test_a_noisy_baseline_says_what_it_cannot_see(project: Project) -> None:
+    project.run("--perf-update").assert_outcomes(passed=1)
+    file = project.baseline_file()
+    for ms in ("130", "150"):  # two of the three replicates
+        file.write_text(file.read_text().replace('"median_ns": 100000000.0', f'"median_ns": {ms}000000.0', 1))
+    result = project.run()
+    result.assert_outcomes(passed=1)
+    result.stdout.re_match_lines([r"1 of 1 baselines are noisy, and see only changes above \d+% to \d+%"])
+
+
 def test_a_callable_as_fast_as_an_empty_one_has_no_work(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_nothing(perf):\n    perf(lambda: None)\n")
     result = pytester.runpytest_subprocess("-m", "perf")
@@ -245,3 +308,28 @@ def test_hangs(perf):
     assert row["case"] == "test_story.py::test_work"
     (journal,) = (project.pytester.path / ".perflab/runs").glob("*.jsonl")
     assert json.loads(journal.read_text())["case"] == "test_story.py::test_work"
+
+
+def test_ctrl_c_while_replicates_are_measured_saves_what_there_is(project: Project) -> None:
+    source = project.test_file.read_text()
+    hang = """    if "--perf-replicate" in " ".join(sys.argv):
+        (here / "hanging").touch()
+        time.sleep(600)
+"""
+    project.test_file.write_text("import sys, time\n" + source.replace("    cost_ms, kib", hang + "    cost_ms, kib"))
+    command = [sys.executable, "-m", "pytest", "-m", "perf", "--perf-update", "--perf-json=results.json"]
+    process = subprocess.Popen(
+        command, cwd=project.pytester.path, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    deadline = time.monotonic() + 120
+    while not (project.pytester.path / "hanging").exists():
+        assert time.monotonic() < deadline, "no replicate was ever begun"
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == pytest.ExitCode.INTERRUPTED, output
+    assert "interrupted: these baselines have one replicate each" in output
+    (case,) = json.loads(project.baseline_file().read_text())["cases"].values()
+    assert len(case["replicates"]) == 1
+    assert (project.pytester.path / "results.json").exists()
