@@ -15,8 +15,8 @@ from perflab.plugin.case import Perf
 
 BATCH, HEADS = 1, 8
 ON_CUDA = torch.cuda.is_available()
-SEQ_LENGTHS = (1024, 4096, 16384) if ON_CUDA else (256, 1024)
-HEAD_DIMS = (64, 128) if ON_CUDA else (64,)
+ON_A_GPU = [(1024, 64), (4096, 64), (16384, 64), (1024, 128), (4096, 128), (16384, 128)]
+ON_A_CPU = [(256, 64), (1024, 64), (256, 128)]
 DTYPE = torch.bfloat16 if ON_CUDA else torch.float32
 # float64 is the definition, and nobody's choice for speed.
 VARIANTS = [name for name in IMPLEMENTATIONS if name != "reference"]
@@ -24,8 +24,7 @@ VARIANTS = [name for name in IMPLEMENTATIONS if name != "reference"]
 pytestmark = [
     pytest.mark.perf(budget=1),
     pytest.mark.parametrize("impl", VARIANTS),
-    pytest.mark.parametrize("seq_len", SEQ_LENGTHS),
-    pytest.mark.parametrize("head_dim", HEAD_DIMS),
+    pytest.mark.parametrize(("seq_len", "head_dim"), ON_A_GPU if ON_CUDA else ON_A_CPU),
 ]
 
 
