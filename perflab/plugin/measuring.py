@@ -20,7 +20,7 @@ from perflab.errors import FreshProcessError, UsageError
 from perflab.gate.judge import judge
 from perflab.gate.store import BaselineStore
 from perflab.measure.devices import available_bytes, release_memory
-from perflab.measure.limits import as_out_of_memory
+from perflab.measure.limits import CALLS_AT_LEAST, as_out_of_memory
 from perflab.measure.measurement import replicate_of
 from perflab.plugin.accept import accept_command
 from perflab.plugin.case import CaseState, Perf
@@ -209,8 +209,9 @@ class Cases:
             release_memory(state.device)
             problem = _no_room(record, state.device)
             left_s = self._seconds_left()
-            if left_s is not None and left_s <= 0:
-                problem = "no time is left of --perf-total-budget"
+            needed_s = CALLS_AT_LEAST * record.summary.median_ns / 1e9 if record.summary is not None else 0.0
+            if left_s is not None and left_s < needed_s:
+                problem = "not enough time is left of --perf-total-budget"
             if problem is None:
                 try:
                     found = measure_fresh(self._config, [state.case], str(state.device))[state.case]

@@ -259,7 +259,7 @@ def test_a_memory_regression_needs_no_second_reading_where_there_is_no_time_for_
     result = project.run("--perf-total-budget=1ms")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        ["work needs more memory than its baseline", "*could not be measured again: no time is left*"]
+        ["work needs more memory than its baseline", "*could not be measured again: not enough time is left*"]
     )
 
 
