@@ -189,7 +189,7 @@ def _machine(now: Sequence[Replicate], before: Sequence[Replicate]) -> tuple[str
     """By how much the machine became slower at what this case needs of it, and which yardstick says so."""
     several = any(r.cores_busy is not None and r.cores_busy > SEVERAL_CORES for r in (*now, *before))
     ratios = {"": 1.0}
-    for name in ("interpreter", "threads") if several else ("interpreter",):
+    for name in ("interpreter", "memory", "threads") if several else ("interpreter", "memory"):
         old = [r.yardsticks_ns[name] for r in before if name in r.yardsticks_ns]
         new = [r.yardsticks_ns[name] for r in now if name in r.yardsticks_ns]
         if old and new:

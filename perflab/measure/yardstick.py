@@ -3,6 +3,7 @@
 Their text must never change: baselines carry their readings.
 
 - ``interpreter``: a Python loop in one thread. It slows down with the clock frequency and with stolen time.
+- ``memory``: a fresh block, allocated and filled. Its cost is page faults and bandwidth.
 - ``threads``: small matrix products on PyTorch's intra-op pool. A neighbour that takes one core away makes threads
   wait at barriers for each other, and such work many times slower while a single thread notices nothing. The judge
   heeds it for cases that keep more than one core busy.
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 _SIDE = 128
 _PRODUCTS = 4
 _ADDITIONS = 2_000
+_FILLED = 1 << 20
+"""float32 numbers: 4 MiB, which the C library maps anew and the kernel faults in page by page at every call."""
 _SHARE = 20
 """Readings are taken when this many times their own duration has passed since the last ones: at most 5 %."""
 
@@ -33,7 +36,7 @@ class Yardsticks:
         self._next_ns = 0
         self._work: dict[str, Callable[[], None]] = {}
         if device.type == "cpu":  # a GPU's clocks are evidence of their own
-            self._work = {"interpreter": _count, "threads": _products()}
+            self._work = {"interpreter": _count, "memory": _fill, "threads": _products()}
             for work in self._work.values():
                 work()  # first calls are slow, and are no reading
         self._readings_ns: dict[str, list[int]] = {name: [] for name in self._work}
@@ -60,6 +63,12 @@ def _count() -> None:
     total = 0
     for number in range(_ADDITIONS):
         total += number
+
+
+def _fill() -> None:
+    import torch
+
+    torch.full((_FILLED,), 0.5)
 
 
 def _products() -> Callable[[], None]:
