@@ -50,10 +50,12 @@ def test_unchanged_code_is_hardly_ever_called_slower(noise: float, disturbed: fl
     assert verdicts(noise, 1.0, disturbed)[Verdict.REGRESSED] <= 0.01 * TRIALS
 
 
-@pytest.mark.parametrize("speeds", [(1.0, 1.4), (1.0, 2.2), (1.0, 1.3, 2.0)])
-def test_code_that_runs_at_one_of_several_speeds_is_hardly_ever_called_slower(speeds: tuple[float, ...]) -> None:
+@pytest.mark.parametrize(("speeds", "most"), [((1.0, 1.4), 0.01), ((1.0, 2.2), 0.01), ((1.0, 1.3, 2.0), 0.025)])
+def test_code_that_runs_at_one_of_several_speeds_is_seldom_called_slower(
+    speeds: tuple[float, ...], most: float
+) -> None:
     # Seen: an allocation-heavy case of 1.3, 1.8 or 2.9 ms a call, the same all through a process.
-    assert verdicts(0.01, 1.0, speeds=speeds)[Verdict.REGRESSED] <= 0.03 * TRIALS
+    assert verdicts(0.01, 1.0, speeds=speeds)[Verdict.REGRESSED] <= most * TRIALS
 
 
 @pytest.mark.parametrize("noise", [0.003, 0.01, 0.02])
