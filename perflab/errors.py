@@ -35,3 +35,15 @@ class UsageError(PerflabError):
 
 class FreshProcessError(PerflabError):
     """A measurement in a fresh process that brought no result."""
+
+
+class RivalError(PerflabError):
+    """The other side of a paired comparison cannot be had, or does not run."""
+
+
+class DocumentError(PerflabError):
+    """A results file that cannot be read or written."""
+
+
+class SideEndedError(RivalError):
+    """A process of a paired comparison ended while it was needed."""

@@ -6,6 +6,7 @@ and an unknown or missing field is an error that names its place. Times are nano
 
 from __future__ import annotations
 
+from datetime import datetime
 from enum import StrEnum
 from statistics import fmean, median, stdev
 from typing import Annotated, Any
@@ -64,6 +65,45 @@ class Memory(Data, frozen=True):
     """CPU: growth of the process's resident set, as information only."""
 
 
+class GpuState(Data, frozen=True):
+    """What NVML says of a GPU at one moment; None where it does not say."""
+
+    sm_clock_mhz: int | None = None
+    max_sm_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    temperature_c: int | None = None
+    power_w: float | None = None
+    throttle: list[str] = []
+    """Why the clocks are not higher: ``power cap``, ``hardware thermal slowdown``, …"""
+    neighbours: int | None = None
+    """Processes with work on the GPU, those of this run not counted."""
+
+
+class Evidence(Data, frozen=True):
+    """What may have disturbed the samples: the machine over the time in which they were taken.
+
+    None is what this system does not tell, or not for so short a time.
+    """
+
+    span_ns: int
+    """How long the samples took, with everything between them."""
+    neighbours_cores: float | None = None
+    """CPU cores that other processes kept busy meanwhile, among those that this process may use."""
+    steal_share: float | None = None
+    """Share of the time in which those cores had work, but the hypervisor ran another machine."""
+    pressure_share: float | None = None
+    """Share of the time in which some thread on this machine waited for a core."""
+    involuntary_switches: int | None = None
+    """How often a thread of this process lost its core before its work was done."""
+    load_average: float | None = None
+    """Of the last minute, as the samples began."""
+    cpu_mhz_before: float | None = None
+    """Frequency of the core that the samples' main thread was on."""
+    cpu_mhz_after: float | None = None
+    gpu_before: GpuState | None = None
+    gpu_after: GpuState | None = None
+
+
 class Measurement(Data, frozen=True):
     """A case's samples and memory in one process.
 
@@ -84,7 +124,9 @@ class Measurement(Data, frozen=True):
     """Median readings of fixed pieces of work on the same machine, taken between the samples."""
     cores_busy: float | None = None
     """CPU time over wall time of the samples: about 1 for work in one thread, more for work in several."""
-    load_average: float | None = None
+    evidence: Evidence | None = None
+    counts: dict[str, int] = {}
+    """What one call did, such as ``{"operators": 112}``; ``measure/counts.py`` says what each counts."""
 
 
 class Replicate(Data, frozen=True):
@@ -104,6 +146,14 @@ class Replicate(Data, frozen=True):
     memory: Memory | None = None
     yardsticks_ns: dict[str, Positive] = {}
     cores_busy: float | None = None
+    neighbours_cores: float | None = None
+    steal_share: float | None = None
+    gpu_neighbours: int | None = None
+    temperature_c: int | None = None
+    """The GPU's, the higher of before and after the samples."""
+    throttle: list[str] = []
+    """Why the GPU's clocks were not higher, before or after the samples."""
+    counts: dict[str, int] = {}
 
 
 class OutOfMemory(Data, frozen=True):
@@ -111,6 +161,23 @@ class OutOfMemory(Data, frozen=True):
 
     asked_bytes: int | None
     """Size of the allocation that failed, where the allocator says it."""
+
+
+class Paired(Data, frozen=True):
+    """What a comparison in turns with another version found."""
+
+    against: str
+    """The other side, as people call it: ``main (8009b65)``."""
+    commit: str | None = None
+    screen: list[float] = []
+    """Ratio head / base of each pair of fresh processes that was looked at first."""
+    confirm: list[float] = []
+    """The same of the pairs that judged a suspect."""
+    control: list[float] = []
+    """Ratios of the base over itself, where this case was the null control."""
+    detectable: float | None = None
+    """The smallest ratio that would have been found in nine of ten such runs."""
+    base_memory: Memory | None = None
 
 
 class Record(Data, frozen=True):
@@ -129,7 +196,54 @@ class Record(Data, frozen=True):
     summary: Replicate | None = None
     """``measurement``, boiled down."""
     fresh: list[Replicate] = []
+    """What fresh processes measured once the case was suspect: the replicates that are judged."""
+    set_aside: list[Replicate] = []
+    """Those of fresh processes that were disturbed, and were taken again undisturbed."""
     out_of_memory: OutOfMemory | None = None
+    paired: Paired | None = None
+
+
+class Policy(Data, frozen=True):
+    """What counts as worse."""
+
+    threshold: float = 0.05
+    memory_threshold: float = 0.0
+    floor_ns: float = 2_000.0
+    gate_counts: bool = True
+    """Whether a count that rose is a regression."""
+
+
+class Anchor(Data, frozen=True):
+    """An older state of a baseline, that time is compared with too: small accepted steps add up against it."""
+
+    recorded: str
+    """Date, ISO 8601."""
+    replicates: list[Replicate]
+    steps: int
+    """How often the baseline was saved since then without a step past the limit."""
+    commit: str | None = None
+
+
+class MemoryAnchor(Data, frozen=True):
+    """The same for peak memory, which moves for reasons of its own."""
+
+    recorded: str
+    peak_bytes: int
+    steps: int
+    commit: str | None = None
+
+
+class Accepted(Data, frozen=True):
+    """One change of a baseline that was accepted."""
+
+    date: str
+    latency_ratio: float | None = None
+    """Time now / before; None where there were no comparable times."""
+    peak_bytes_before: int | None = None
+    peak_bytes_now: int | None = None
+    """Both only if the peak changed."""
+    reason: str | None = None
+    commit: str | None = None
 
 
 class Entry(Data, frozen=True):
@@ -141,6 +255,13 @@ class Entry(Data, frozen=True):
     replicates: list[Replicate]
     parameters: Parameters = {}
     out_of_memory: OutOfMemory | None = None
+    anchor: Anchor | None = None
+    """None: the replicates are the anchor themselves."""
+    memory_anchor: MemoryAnchor | None = None
+    accepted: list[Accepted] = []
+    """The latest accepted changes, oldest first."""
+    commit: str | None = None
+    """The project's commit, with ``+dirty`` behind it if files differed; None where there is no git."""
 
 
 class Verdict(StrEnum):
@@ -172,6 +293,16 @@ class Change(Data, frozen=True):
     """The ratio from which the change counts."""
 
 
+class Drift(Data, frozen=True):
+    """How a quantity stands against its anchor, where that is older than the baseline."""
+
+    recorded: str
+    steps: int
+    change: Change
+    decides: bool = False
+    """Whether the verdict is the anchor's: against the baseline alone it would have been better."""
+
+
 class Judgement(Data, frozen=True):
     """A verdict with everything it rests on."""
 
@@ -179,10 +310,16 @@ class Judgement(Data, frozen=True):
     latency: Change | None = None
     memory: Change | None = None
     phases: dict[str, Change] = {}
+    counts: dict[str, Change] = {}
+    """Each count that both sides know exactly. Without ``limit`` it is shown and not gated."""
     worse: list[str] = []
-    """What got worse past its limit: ``latency``, ``memory``."""
+    """What got worse past its limit: ``latency``, ``memory``, ``counts``."""
+    drift: dict[str, Drift] = {}
+    """By the same names. Where it decides, ``latency`` or ``memory`` is the comparison with the anchor."""
     reasons: list[str] = []
     """Plain sentences, most important first."""
+    disturbed: list[str] | None = None
+    """What disturbed the processes that were judged, as sentences. Empty: nothing did. None: there is no telling."""
     suspect: bool = False
     """Looks worse, and was not yet measured again in fresh processes."""
 
@@ -194,6 +331,32 @@ class Result(Data, frozen=True):
     record: Record | None
     judgement: Judgement
     saved: bool = False
+    policy: Policy | None = None
+    """What the case was judged by; None where there was nothing to judge."""
+    failure: str | None = None
+    """What pytest shows of the test, if it failed."""
+
+
+class Document(Data, frozen=True):
+    """What one run learned, as ``--perf-json`` writes it; or several parts of a run, merged."""
+
+    schema: Annotated[int, msgspec.Meta(ge=1)]
+    perflab: str
+    """Version that wrote it."""
+    created: Annotated[datetime, msgspec.Meta(tz=True)]
+    exitstatus: int
+    """pytest's."""
+    baselines: str | None
+    """Directory of the baselines, as it is shown; None where results were not compared with any."""
+    threshold: float
+    """Slowdown that counted, unless a case's marker said otherwise."""
+    results: list[Result]
+    preface: list[str] = []
+    """What is to be known before the table, such as what else the results were compared with."""
+    collected: list[str] = []
+    """All perf cases that were found, chosen or not, in their order."""
+    other_failures: list[str] = []
+    """Node ids of what failed beside the perf cases' own results: plain tests, teardowns, files that do not import."""
 
 
 def per_call_ns(samples_ns: list[int], repetitions: int) -> list[float]:
@@ -204,6 +367,8 @@ def per_call_ns(samples_ns: list[int], repetitions: int) -> list[float]:
 def summarize(measurement: Measurement, noise: float) -> Replicate:
     """Boil a measurement down; ``noise`` is the relative half-width of its median's interval."""
     calls = per_call_ns(measurement.samples_ns, measurement.repetitions)
+    evidence = measurement.evidence
+    gpu = [state for state in (evidence.gpu_before, evidence.gpu_after) if state is not None] if evidence else []
     return Replicate(
         median_ns=round(median(calls), 3),
         fastest_ns=round(min(calls), 3),
@@ -219,6 +384,12 @@ def summarize(measurement: Measurement, noise: float) -> Replicate:
         memory=measurement.memory,
         yardsticks_ns=measurement.yardsticks_ns,
         cores_busy=measurement.cores_busy,
+        neighbours_cores=evidence.neighbours_cores if evidence else None,
+        steal_share=evidence.steal_share if evidence else None,
+        gpu_neighbours=max((state.neighbours for state in gpu if state.neighbours is not None), default=None),
+        temperature_c=max((state.temperature_c for state in gpu if state.temperature_c is not None), default=None),
+        throttle=sorted({reason for state in gpu for reason in state.throttle}),
+        counts=measurement.counts,
     )
 
 

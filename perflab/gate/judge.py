@@ -8,22 +8,30 @@ How a slowdown is told from a bad moment of the machine:
    that raised the suspicion was picked for being high, so it is no fair witness.
 3. It regressed if the baseline has replicates to know its noise from; if the whole interval of the ratio lies past
    the threshold; if every fresh process was slower than all of the baseline's; if even the fastest sample of the
-   fresh processes is past the threshold, since a busy machine delays most samples but not all; and if fixed pieces
-   of work, timed between the samples, do not tell that the machine itself became slower by as much.
+   fresh processes is past the threshold, since a busy machine delays most samples but not all; if fixed pieces
+   of work, timed between the samples, do not tell that the machine itself became slower by as much; and if nothing
+   disturbed them that could be the cause and was not there when the baseline was taken (``gate/disturbance.py``).
    If it looks worse and one of these does not hold, nobody can tell: ``inconclusive``, with the reason.
 
-Memory is exact. Only the allocator's rounding is slack, and an explicit threshold.
+Memory is exact. Only the allocator's rounding is slack, and an explicit threshold. Counts are ``gate/counts.py``'s.
+
+Time and memory are each compared with the baseline and, where that has one, with its older anchor, by the same
+rules; the worse of the two verdicts counts. So accepted steps too small to be seen cannot add up unseen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+import msgspec
+
 from perflab.environment import differences
-from perflab.gate.robust import Ratio, compare, robust_spread
-from perflab.records import Change, Entry, Judgement, Record, Replicate, Verdict
+from perflab.gate.counts import exactly_worse, judge_counts
+from perflab.gate.disturbance import disturbances, is_witnessed
+from perflab.gate.robust import compare, robust_spread
+from perflab.records import Change, Drift, Entry, Judgement, Policy, Record, Replicate, Verdict
 from perflab.units import format_bytes, format_change, format_ns, format_percent
 
 NOISE_FACTOR = 3.0
@@ -36,15 +44,23 @@ MACHINE_SLACK = 1.02
 """A yardstick reading up to this much above the baseline's is its own noise."""
 SEVERAL_CORES = 1.2
 """A case that keeps more cores busy than this works in several threads, and waits when one of them has to."""
+SHARING_AT_MOST = 4.0
+"""Work in one thread that keeps its core shares caches, memory and clock with neighbours, and is not slowed more."""
+KEPT_CORE = 0.9
+"""A thread that gets this share of the CPU time that it got in the baseline was not pushed aside."""
+
+
+_ORDER = (Verdict.REGRESSED, Verdict.INCONCLUSIVE, Verdict.IMPROVED, Verdict.OK)
+"""What is told first, of two verdicts on one case."""
 
 
 @dataclass(frozen=True)
-class Policy:
-    """What counts as worse."""
+class Finding:
+    """One quantity against one baseline or anchor."""
 
-    threshold: float = 0.05
-    memory_threshold: float = 0.0
-    floor_ns: float = 2_000.0
+    change: Change | None
+    verdict: Verdict
+    reasons: Sequence[str] = ()
 
 
 def judge(record: Record, entry: Entry | None, policy: Policy) -> Judgement:
@@ -72,19 +88,42 @@ def judge(record: Record, entry: Entry | None, policy: Policy) -> Judgement:
         return Judgement(verdict=Verdict.IMPROVED, reasons=["ran out of memory in the baseline, and fits now"])
 
     now = record.fresh or [here]
-    memory, memory_verdict = _judge_memory(now, entry, policy)
-    latency, latency_verdict, reasons = _judge_latency(record, here, entry, policy)
-    worst = _worse_of(latency_verdict, memory_verdict)
-    verdicts = {"latency": latency_verdict, "memory": memory_verdict}
-    return Judgement(
+    latency = _judge_latency(record, here, entry.replicates, policy, "baseline")
+    memory = judge_memory(peaks_of(entry.replicates), peaks_of(now), entry.environment.device, policy)
+    before, drift = entry.replicates, {}
+    if entry.anchor is not None:
+        latency_anchor = entry.anchor
+        older = _judge_latency(record, here, latency_anchor.replicates, policy, "anchor")
+        latency, drift["latency"] = _worse_of_two(latency, older, latency_anchor.recorded, latency_anchor.steps)
+        if drift["latency"].decides:
+            before = latency_anchor.replicates
+    if entry.memory_anchor is not None:
+        anchor = entry.memory_anchor
+        older = judge_memory([anchor.peak_bytes], peaks_of(now), entry.environment.device, policy)
+        if older.change is not None:
+            memory, drift["memory"] = _worse_of_two(memory, older, anchor.recorded, anchor.steps)
+    counts, counts_verdict, notes = judge_counts(now, entry.replicates, gated=policy.gate_counts)
+    verdicts = {"latency": latency.verdict, "memory": memory.verdict, "counts": counts_verdict}
+    worst = worst_of(verdicts.values())
+    disturbed = disturbances(now, before, record.environment)
+    judgement = Judgement(
         verdict=worst,
-        latency=latency,
-        memory=memory,
-        phases=_phases(now, entry),
+        latency=latency.change,
+        memory=memory.change,
+        phases=_phases(now, before),
+        counts=counts,
         worse=[name for name, verdict in verdicts.items() if verdict is Verdict.REGRESSED],
-        reasons=reasons,
-        suspect=worst is Verdict.REGRESSED and not record.fresh,
+        drift=drift,
+        reasons=[*latency.reasons, *notes],
+        disturbed=disturbed if disturbed or is_witnessed(now, record.environment) else None,
     )
+    believed = exactly_worse(judgement) == ["counts"] == judgement.worse
+    return msgspec.structs.replace(judgement, suspect=worst is Verdict.REGRESSED and not record.fresh and not believed)
+
+
+def worst_of(verdicts: Iterable[Verdict]) -> Verdict:
+    """Of what is said of a case's quantities, what is said of the case."""
+    return min(verdicts, key=_ORDER.index)
 
 
 def _judge_out_of_memory(record: Record, entry: Entry | None) -> Judgement:
@@ -99,97 +138,116 @@ def _judge_out_of_memory(record: Record, entry: Entry | None) -> Judgement:
     return Judgement(verdict=Verdict.OOM, reasons=reasons)
 
 
-def _worse_of(latency: Verdict, memory: Verdict) -> Verdict:
-    order = [Verdict.REGRESSED, Verdict.INCONCLUSIVE, Verdict.IMPROVED, Verdict.OK]
-    return min(latency, memory, key=order.index)
+def _worse_of_two(newer: Finding, older: Finding, recorded: str, steps: int) -> tuple[Finding, Drift]:
+    """Of a finding against the baseline and one against its anchor, what counts. An anchor only makes it worse."""
+    assert older.change is not None
+    bad = (Verdict.REGRESSED, Verdict.INCONCLUSIVE)
+    decides = older.verdict in bad and _ORDER.index(older.verdict) < _ORDER.index(newer.verdict)
+    drift = Drift(recorded=recorded, steps=steps, change=older.change, decides=decides)
+    if decides or (older.verdict is newer.verdict is Verdict.OK and not newer.reasons):
+        said = [f"against its anchor of {recorded}: {reason}" for reason in older.reasons]
+        return Finding(older.change if decides else newer.change, older.verdict, said), drift
+    return newer, drift
 
 
-def _judge_memory(now: Sequence[Replicate], entry: Entry, policy: Policy) -> tuple[Change | None, Verdict]:
+def peaks_of(replicates: Sequence[Replicate]) -> list[int]:
+    """Peak memory of the replicates that have it, in bytes."""
+    return [r.memory.peak_bytes for r in replicates if r.memory is not None]
+
+
+def judge_memory(before_bytes: Sequence[int], now_bytes: Sequence[int], device: str, policy: Policy) -> Finding:
     """Exact: the least that was needed now against the most that was needed before."""
-    before_bytes = [r.memory.peak_bytes for r in entry.replicates if r.memory is not None]
-    now_bytes = [r.memory.peak_bytes for r in now if r.memory is not None]
     if not before_bytes or not now_bytes:
-        return None, Verdict.OK
+        return Finding(None, Verdict.OK)
     before, after = max(before_bytes), min(now_bytes)
-    slack = CUDA_ROUNDING_BYTES if entry.environment.device == "cuda" else 0
+    slack = CUDA_ROUNDING_BYTES if device == "cuda" else 0
     allowed = before * (1.0 + policy.memory_threshold) + slack
     ratio = after / before if before else 1.0 + after
     change = Change(before=before, now=after, ratio=ratio, limit=1.0 + policy.memory_threshold)
     if after > allowed:
-        return change, Verdict.REGRESSED
+        return Finding(change, Verdict.REGRESSED)
     if max(now_bytes) < min(before_bytes) - slack:
-        return change, Verdict.IMPROVED
-    return change, Verdict.OK
+        return Finding(change, Verdict.IMPROVED)
+    return Finding(change, Verdict.OK)
 
 
-def _judge_latency(record: Record, here: Replicate, entry: Entry, policy: Policy) -> tuple[Change, Verdict, list[str]]:
-    before = entry.replicates
-    now = record.fresh or [here]
+def latency_change(before: Sequence[Replicate], now: Sequence[Replicate], policy: Policy) -> Change:
+    """The change of time with its interval, and the limit from which it counts."""
     # A median that rests on few samples of a noisy run may be off by its own interval.
     noise = max(LEAST_NOISE, *(median(r.noise for r in group) / 2.0 for group in (before, now)))
     between = robust_spread([r.median_ns / median(x.median_ns for x in before) for r in before])
     limit = 1.0 + max(policy.threshold, NOISE_FACTOR * max(between, noise))
     ratio = compare([r.median_ns for r in before], [r.median_ns for r in now], noise)
-    change = _as_change(ratio, limit)
+    return Change(before=ratio.before, now=ratio.now, ratio=ratio.value, low=ratio.low, high=ratio.high, limit=limit)
+
+
+def _judge_latency(record: Record, here: Replicate, before: Sequence[Replicate], policy: Policy, name: str) -> Finding:
+    """``name`` says what ``before`` is: the baseline, or its anchor."""
+    now = record.fresh or [here]
+    change = latency_change(before, now, policy)
+    assert change.limit is not None
     cleared: list[str] = []
-    first = here.median_ns / ratio.before
-    if record.fresh and first > limit and here.median_ns - ratio.before > policy.floor_ns:
+    first = here.median_ns / change.before
+    if record.fresh and first > change.limit and here.median_ns - change.before > policy.floor_ns:
         cleared = [f"a first reading of {format_change(first)} was not confirmed in fresh processes"]
-    if abs(ratio.now - ratio.before) <= policy.floor_ns:
-        return change, Verdict.OK, cleared
-    if ratio.value < 1.0 / limit:
-        return change, Verdict.IMPROVED, []
-    if ratio.value <= 1.0 + policy.threshold:
-        return change, Verdict.OK, cleared
-    if ratio.value <= limit:
-        return (
-            change,
-            Verdict.INCONCLUSIVE,
-            [
-                f"{format_change(ratio.value)} is past the threshold, but within what this baseline's replicates "
-                f"differ by ({format_percent(limit - 1.0)})"
-            ],
+    if abs(change.now - change.before) <= policy.floor_ns:
+        return Finding(change, Verdict.OK, cleared)
+    if change.ratio < 1.0 / change.limit:
+        return Finding(change, Verdict.IMPROVED)
+    if change.ratio <= 1.0 + policy.threshold:
+        return Finding(change, Verdict.OK, cleared)
+    if change.ratio <= change.limit:
+        reason = (
+            f"{format_change(change.ratio)} is past the threshold, but within what this {name}'s replicates "
+            f"differ by ({format_percent(change.limit - 1.0)})"
         )
+        return Finding(change, Verdict.INCONCLUSIVE, [reason])
     if not record.fresh:
-        return change, Verdict.REGRESSED, []
-    doubts = _doubts(now, before, ratio, policy)
-    return change, (Verdict.INCONCLUSIVE if doubts else Verdict.REGRESSED), doubts
+        return Finding(change, Verdict.REGRESSED)
+    doubts = _doubts(now, before, change, policy, name)
+    if not (record.environment.device == "cpu" and _beyond_sharing(now, before, change)):
+        doubts += disturbances(now, before, record.environment)
+    return Finding(change, Verdict.INCONCLUSIVE if doubts else Verdict.REGRESSED, doubts)
 
 
-def _doubts(now: Sequence[Replicate], before: Sequence[Replicate], ratio: Ratio, policy: Policy) -> list[str]:
+def _doubts(
+    now: Sequence[Replicate], before: Sequence[Replicate], change: Change, policy: Policy, name: str
+) -> list[str]:
     """Why a slowdown that fresh processes show may still not be the code's."""
+    assert change.low is not None
+    assert change.high is not None
     doubts = []
     bound = 1.0 + policy.threshold
     if len(before) < 2:
-        doubts.append("the baseline is a single process, and does not know its noise; save it again (--perf-update)")
-    if ratio.low <= bound:
+        remedy = "--perf-update" if name == "baseline" else "--perf-update --perf-reason=TEXT"
+        doubts.append(f"the {name} is a single process, and does not know its noise; save it again ({remedy})")
+    if change.low <= bound:
         doubts.append(
-            f"{format_change(ratio.value)}, but the 95 % interval ({format_change(ratio.low)} to "
-            f"{format_change(ratio.high)}) reaches below the threshold of {format_percent(policy.threshold)}"
+            f"{format_change(change.ratio)}, but the 95 % interval ({format_change(change.low)} to "
+            f"{format_change(change.high)}) reaches below the threshold of {format_percent(policy.threshold)}"
         )
     lowest, highest = min(r.median_ns for r in now), max(r.median_ns for r in before)
     if lowest <= highest:
         doubts.append(
             f"the fastest of the fresh processes ({format_ns(lowest)}) was no slower than the slowest of the "
-            f"baseline's ({format_ns(highest)}): this case differs that much from process to process"
+            f"{name}'s ({format_ns(highest)}): this case differs that much from process to process"
         )
     fastest = min(r.fastest_ns for r in now) / min(r.fastest_ns for r in before)
     if fastest <= bound:
         doubts.append(
-            f"typical calls took {format_change(ratio.value)}, but the fastest ones {format_change(fastest)}: "
+            f"typical calls took {format_change(change.ratio)}, but the fastest ones {format_change(fastest)}: "
             "a busy machine looks like that"
         )
     name, machine = _machine(now, before)
-    if machine > MACHINE_SLACK and ratio.value / machine <= bound:
+    if machine > MACHINE_SLACK and change.ratio / machine <= bound:
         doubts.append(f"the machine itself ran a fixed piece of work ({name}) at {format_change(machine)}")
     return doubts
 
 
 def _machine(now: Sequence[Replicate], before: Sequence[Replicate]) -> tuple[str, float]:
     """By how much the machine became slower at what this case needs of it, and which yardstick says so."""
-    several = any(r.cores_busy is not None and r.cores_busy > SEVERAL_CORES for r in (*now, *before))
     ratios = {"": 1.0}
-    for name in ("interpreter", "memory", "threads") if several else ("interpreter", "memory"):
+    for name in ("interpreter", "memory", "threads") if _several(now, before) else ("interpreter", "memory"):
         old = [r.yardsticks_ns[name] for r in before if name in r.yardsticks_ns]
         new = [r.yardsticks_ns[name] for r in now if name in r.yardsticks_ns]
         if old and new:
@@ -197,14 +255,22 @@ def _machine(now: Sequence[Replicate], before: Sequence[Replicate]) -> tuple[str
     return max(ratios.items(), key=lambda item: item[1])
 
 
-def _as_change(ratio: Ratio, limit: float) -> Change:
-    return Change(before=ratio.before, now=ratio.now, ratio=ratio.value, low=ratio.low, high=ratio.high, limit=limit)
+def _several(now: Sequence[Replicate], before: Sequence[Replicate]) -> bool:
+    return any(r.cores_busy is not None and r.cores_busy > SEVERAL_CORES for r in (*now, *before))
 
 
-def _phases(now: Sequence[Replicate], entry: Entry) -> dict[str, Change]:
+def _beyond_sharing(now: Sequence[Replicate], before: Sequence[Replicate], change: Change) -> bool:
+    """Whether no neighbour can have done this: without it, a busy machine would excuse any slowdown at all."""
+    kept = [[r.cores_busy for r in group if r.cores_busy is not None] for group in (now, before)]
+    if _several(now, before) or not all(kept) or change.low is None:
+        return False
+    return change.low > SHARING_AT_MOST and median(kept[0]) >= KEPT_CORE * median(kept[1])
+
+
+def _phases(now: Sequence[Replicate], old: Sequence[Replicate]) -> dict[str, Change]:
     changes = {}
     for name in now[0].phases_ns:
-        before = [r.phases_ns[name] for r in entry.replicates if r.phases_ns.get(name)]
+        before = [r.phases_ns[name] for r in old if r.phases_ns.get(name)]
         after = [r.phases_ns[name] for r in now if r.phases_ns.get(name)]
         if before and after:
             changes[name] = Change(before=median(before), now=median(after), ratio=median(after) / median(before))

@@ -90,3 +90,29 @@ def _middle(values: Sequence[float]) -> float:
     ordered = sorted(values)
     low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
     return low if low == high else math.sqrt(low * high)
+
+
+def student_t_tail(t: float, freedom: int) -> float:
+    """P(T > t) of Student's t with a whole number of degrees of freedom (Abramowitz & Stegun 26.7.3 and 26.7.4)."""
+    angle = math.atan(t / math.sqrt(freedom))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    if freedom == 1:
+        return 0.5 - angle / math.pi
+    odd = freedom % 2 == 1
+    term = total = cosine if odd else 1.0
+    for k in range(3 if odd else 2, freedom - 1, 2):
+        term *= cosine * cosine * (k - 1) / k
+        total += term
+    within = 2.0 / math.pi * (angle + sine * total) if odd else sine * total
+    return (1.0 - within) / 2.0
+
+
+def student_t_quantile(probability: float, freedom: int) -> float:
+    """The t with P(T <= t) = ``probability``, for probabilities above a half."""
+    low, high = 0.0, 1.0
+    while student_t_tail(high, freedom) > 1.0 - probability:
+        high *= 2.0
+    for _ in range(60):
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if student_t_tail(middle, freedom) > 1.0 - probability else (low, middle)
+    return high

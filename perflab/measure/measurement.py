@@ -1,16 +1,18 @@
-"""One measurement from beginning to end: warm up, sample, then the memory pass."""
+"""One measurement from beginning to end: warm up, sample, then count and look at memory."""
 
 from __future__ import annotations
 
 import gc
-import os
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from perflab.measure import clock
+from perflab.measure.allocator import keep_freed_memory
 from perflab.measure.clock import CudaStopwatch, HostStopwatch, Sample, Stopwatch
+from perflab.measure.counts import CallCounter
 from perflab.measure.devices import current_device
+from perflab.measure.evidence import Witness
 from perflab.measure.memory import MEMORY_CALLS, measure_memory
 from perflab.measure.nvtx import nvtx_range
 from perflab.measure.sampling import Plan, Progress, collect, warm_up
@@ -39,7 +41,14 @@ def stopwatch_for(device: torch.device) -> Stopwatch:
     return CudaStopwatch(device) if device.type == "cuda" else HostStopwatch()
 
 
-def measure(workload: Workload, device: torch.device, plan: Plan, progress: Progress, label: str) -> Measured:
+def measure(
+    workload: Workload,
+    device: torch.device,
+    plan: Plan,
+    progress: Progress,
+    label: str,
+    counter: CallCounter | None = None,
+) -> Measured:
     """Measure ``workload`` on ``device``.
 
     Args:
@@ -48,6 +57,7 @@ def measure(workload: Workload, device: torch.device, plan: Plan, progress: Prog
         plan: budget, for warm-up, samples and memory together, and warm-up.
         progress: told what is under way, between samples.
         label: name of the NVTX ranges around the passes.
+        counter: counts what a call does, after the samples; None: nothing is counted.
 
     Raises:
         Exception: whatever the workload raises, out of memory included.
@@ -55,8 +65,9 @@ def measure(workload: Workload, device: torch.device, plan: Plan, progress: Prog
     stopwatch = stopwatch_for(device)
     yardsticks = Yardsticks(device)
     cpu_ns: list[int] = []
-    load_average = _load_average()
+    witness = Witness(device)
 
+    keep_freed_memory()
     began_ns = clock.read_ns()
 
     def time_once(repetitions: int) -> Sample:
@@ -65,17 +76,22 @@ def measure(workload: Workload, device: torch.device, plan: Plan, progress: Prog
         cpu_ns.append(time.process_time_ns() - before_ns)
         return sample
 
-    with current_device(device), _collector_at_ease():
+    with current_device(device), collector_at_ease():
         with nvtx_range(f"{label}: warm-up", device):
             warmup = warm_up(time_once, plan, progress)
         # What the budget leaves for samples: warm-up is over, the memory pass is still to come.
         call_ns = warmup.readings_ns[-1] if warmup.readings_ns else 0
-        left_ns = max(0.0, plan.budget_ns - (clock.read_ns() - began_ns) - MEMORY_CALLS * call_ns)
+        later_calls = MEMORY_CALLS + (counter.extra_calls if counter is not None else 0)
+        left_ns = max(0.0, plan.budget_ns - (clock.read_ns() - began_ns) - later_calls * call_ns)
         with nvtx_range(f"{label}: samples", device):
+            end_of_samples = witness.begin()
             samples = collect(time_once, warmup.repetitions, plan, left_ns, progress, between=yardsticks.read)
+            evidence = end_of_samples()
         progress("memory")
         with nvtx_range(f"{label}: memory", device):
-            memory, result = measure_memory(workload, device)
+            if counter is not None:
+                counter.count_apart(workload)
+            memory, result = measure_memory(workload, device, counter)
     return Measured(
         Measurement(
             samples_ns=[sample.total_ns for sample in samples],
@@ -87,7 +103,8 @@ def measure(workload: Workload, device: torch.device, plan: Plan, progress: Prog
             memory=memory,
             yardsticks_ns=yardsticks.results_ns(),
             cores_busy=_cores_busy(cpu_ns, samples),
-            load_average=load_average,
+            evidence=evidence,
+            counts=dict(sorted(counter.counts.items())) if counter is not None else {},
         ),
         result,
     )
@@ -99,7 +116,7 @@ def replicate_of(measurement: Measurement) -> Replicate:
     return summarize(measurement, relative_half_width(calls))
 
 
-class _collector_at_ease:  # noqa: N801 - used like a function
+class collector_at_ease:  # noqa: N801 - used like a function
     """Leave the garbage collector on, but spare it the objects that were there before.
 
     Its full passes over everything a PyTorch process holds take a tenth of a second and would fall into samples
@@ -118,10 +135,3 @@ def _cores_busy(cpu_ns: list[int], samples: list[Sample]) -> float | None:
     """CPU time over wall time of the samples, which were the last spans that were timed."""
     wall_ns = sum(sample.total_ns for sample in samples)
     return round(sum(cpu_ns[-len(samples) :]) / wall_ns, 2) if wall_ns > 0 else None
-
-
-def _load_average() -> float | None:
-    try:
-        return round(os.getloadavg()[0], 2)
-    except (OSError, AttributeError):
-        return None  # not a Unix

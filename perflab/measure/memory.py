@@ -15,6 +15,7 @@ from perflab.records import Memory
 if TYPE_CHECKING:
     import torch
 
+    from perflab.measure.counts import CallCounter
     from perflab.measure.workload import Workload
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
@@ -24,8 +25,10 @@ MEMORY_CALLS = 2
 _MEASURED = "perflab: memory pass"
 
 
-def measure_memory(workload: Workload, device: torch.device) -> tuple[Memory, Any]:
+def measure_memory(workload: Workload, device: torch.device, counter: CallCounter | None = None) -> tuple[Memory, Any]:
     """Run the workload and return its memory, with its result.
+
+    On a CPU ``counter`` counts these calls, since the profiler sees all of them anyway; on CUDA it is not heeded.
 
     On CUDA the caching allocator's own peaks are read. On a CPU PyTorch's profiler reports every allocation and
     free made by this thread and by autograd; summed in time order they give the peak to the byte. A first call under
@@ -39,7 +42,7 @@ def measure_memory(workload: Workload, device: torch.device) -> tuple[Memory, An
     with _collector_off():
         if device.type == "cuda":
             return _cuda_memory(workload, device)
-        return _cpu_memory(workload, device)
+        return _cpu_memory(workload, device, counter)
 
 
 @contextlib.contextmanager
@@ -73,15 +76,19 @@ def _cuda_memory(workload: Workload, device: torch.device) -> tuple[Memory, Any]
     return memory, result
 
 
-def _cpu_memory(workload: Workload, device: torch.device) -> tuple[Memory, Any]:
+def _cpu_memory(workload: Workload, device: torch.device, counter: CallCounter | None) -> tuple[Memory, Any]:
+    counted = counter.call if counter is not None else contextlib.nullcontext
     with cpu_allocations() as allocations:
-        workload.run()
+        with counted():
+            workload.run()
         held = held_bytes(workload.roots, device)
         resident_before = _resident_bytes()
-        with allocations.span():
+        with allocations.span(), counted():
             result = workload.run()
         resident_after = _resident_bytes()
     growth = allocations.peak_bytes()
+    if counter is not None:
+        counter.read(allocations.profiler.kineto_results)
     resident = (
         max(0, resident_after - resident_before) if resident_before is not None and resident_after is not None else None
     )

@@ -1,9 +1,10 @@
 """Fixed pieces of work, read between the samples: they tell a slower machine from slower code.
 
-Their text must never change: baselines carry their readings.
+What they do must never change: baselines carry their readings.
 
 - ``interpreter``: a Python loop in one thread. It slows down with the clock frequency and with stolen time.
-- ``memory``: a fresh block, allocated and filled. Its cost is page faults and bandwidth.
+- ``memory``: a block, allocated and filled. Its cost is bandwidth, and page faults where freed memory cannot be kept
+  (``measure/allocator.py``).
 - ``threads``: small matrix products on PyTorch's intra-op pool. A neighbour that takes one core away makes threads
   wait at barriers for each other, and such work many times slower while a single thread notices nothing. The judge
   heeds it for cases that keep more than one core busy.
@@ -24,7 +25,7 @@ _SIDE = 128
 _PRODUCTS = 4
 _ADDITIONS = 2_000
 _FILLED = 1 << 20
-"""float32 numbers: 4 MiB, which the C library maps anew and the kernel faults in page by page at every call."""
+"""float32 numbers: 4 MiB, more than a core's own caches hold."""
 _SHARE = 20
 """Readings are taken when this many times their own duration has passed since the last ones: at most 5 %."""
 

@@ -7,6 +7,7 @@ then the measuring side (``measuring``) is loaded. Results travel on test report
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator
 from pathlib import Path
 
@@ -15,7 +16,8 @@ import pytest
 from perflab.errors import PerflabError
 from perflab.plugin.fixtures import autocast, device, memory_snapshot, nvtx_range, perf, sync, warmup
 from perflab.plugin.options import add_options
-from perflab.plugin.stash import CASES, EARLY_PROBLEM, SETTINGS, is_worker
+from perflab.plugin.order import note_found, tell_order
+from perflab.plugin.stash import AGAINST, CASES, EARLY_PROBLEM, SETTINGS, is_worker
 
 __all__ = ["autocast", "device", "memory_snapshot", "nvtx_range", "perf", "sync", "warmup"]
 
@@ -23,6 +25,20 @@ __all__ = ["autocast", "device", "memory_snapshot", "nvtx_range", "perf", "sync"
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare the options and their ini twins."""
     add_options(parser)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """In a process that measures an installed version: have its modules found before a conftest imports others."""
+    path = getattr(early_config.known_args_namespace, "perf_replicate", None)
+    if path is not None:
+        from perflab.plugin.fresh import read_job
+
+        serve = read_job(path).serve
+        if serve is not None and serve.first:
+            from perflab.plugin.serving import TakenFrom
+
+            sys.meta_path.insert(0, TakenFrom(serve.first))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -45,7 +61,16 @@ def pytest_configure(config: pytest.Config) -> None:
         settings = config.stash[SETTINGS] = read_settings(config)
     except PerflabError as error:
         raise pytest.UsageError(str(error)) from None
-    if not is_worker(config) and not _job_path(config):
+    if settings.against is not None and hasattr(config.option, "numprocesses"):
+        # Sides take turns on the machine, one case at a time: workers would only be in each other's way.
+        config.option.numprocesses, config.option.dist, config.option.tx = 0, "no", []
+    if _job_path(config):
+        return
+    from perflab.plugin.seen import SEEN, Seen
+
+    seen = config.stash[SEEN] = Seen(config, settings)
+    config.pluginmanager.register(seen, "perflab-seen")
+    if not is_worker(config):
         from perflab.plugin.collecting import Collected
 
         config.pluginmanager.register(Collected(config, settings), "perflab-collected")
@@ -58,7 +83,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     from perflab.plugin.fresh import read_job
 
-    wanted = {(config.rootpath / case.split("::")[0]).resolve() for case in read_job(path).cases}
+    cases = read_job(path).cases
+    if cases is None:
+        return None
+    wanted = {(config.rootpath / case.split("::")[0]).resolve() for case in cases}
     return None if collection_path.resolve() in wanted else True
 
 
@@ -68,12 +96,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "perf" in getattr(item, "fixturenames", ()) and item.get_closest_marker("perf") is None:
             item.add_marker("perf")
+    note_found(config, items)
     yield
     path = _job_path(config)
     if path is not None:
         from perflab.plugin.fresh import read_job
 
         wanted = read_job(path).cases
+        if wanted is None:
+            items[:] = [item for item in items if item.get_closest_marker("perf") is not None]
+            return
         items.sort(key=lambda item: wanted.index(item.nodeid) if item.nodeid in wanted else len(wanted))
         items[:] = [item for item in items if item.nodeid in wanted]
 
@@ -87,13 +119,27 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         for item in session.items:
             check_correctness_marker(item)
         selected = [item for item in session.items if item.get_closest_marker("perf") is not None]
-        if not selected or config.option.collectonly:
-            return
+        _conclude_what_was_seen(config, bool(selected) and not config.option.collectonly)
+        path = _job_path(config)
         from perflab.plugin.fresh import read_job
+
+        job = read_job(path) if path else None
+        serves = job is not None and job.serve is not None  # also where there is no case: that is an answer
+        if config.option.collectonly or not (selected or serves):
+            return
+        tell_order(config, selected)
+        if config.stash[SETTINGS].against is not None and path is None:
+            _compare_instead(config, [item for item in selected if "perf" in getattr(item, "fixturenames", ())])
+            return
         from perflab.plugin.measuring import Cases
 
-        path = _job_path(config)
-        cases = Cases(config, config.stash[SETTINGS], read_job(path) if path else None)
+        server = None
+        if job is not None and job.serve is not None:
+            from perflab.plugin.serving import Server
+
+            server = Server(job.serve)
+            config.pluginmanager.register(server, "perflab-server")
+        cases = Cases(config, config.stash[SETTINGS], job, server)
         config.stash[CASES] = cases
         config.pluginmanager.register(cases, "perflab-cases")
         cases.check(selected)
@@ -102,6 +148,23 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             config.stash[EARLY_PROBLEM] = error
             return
         raise pytest.UsageError(str(error)) from None
+
+
+def _compare_instead(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Have the cases compared with another version, in processes of their own."""
+    from perflab.plugin.against import Against
+
+    against = Against(config, config.stash[SETTINGS])
+    config.pluginmanager.register(against, AGAINST)
+    against.check(items)
+
+
+def _conclude_what_was_seen(config: pytest.Config, measures: bool) -> None:
+    from perflab.plugin.seen import SEEN
+
+    seen = config.stash.get(SEEN, None)
+    if seen is not None and (measures or config.stash[SETTINGS].prune):
+        seen.conclude()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -8,18 +8,29 @@ import shlex
 
 import pytest
 
+from perflab.plugin.words import without_positionals
 from perflab.records import Verdict
+from perflab.report.drift import REASON_TO_FILL_IN
 
-_NOT_NEEDED = ("--perf-check", "--perf-json", "--perf-total-budget", "--basetemp", "-k", "--junit-xml", "--junitxml")
-_NOT_NEEDED_FLAGS = ("--perf-update", "--perf-update-new", "-x", "--lf", "--ff", "--sw")
+_NOT_NEEDED = (
+    "--perf-check",
+    "--perf-json",
+    "--perf-total-budget",
+    "--perf-reason",
+    "--basetemp",
+    "-k",
+    "--junit-xml",
+    "--junitxml",
+)
+_NOT_NEEDED_FLAGS = ("--perf-update", "--perf-update-new", "--perf-prune", "-x", "--lf", "--ff", "--sw")
 
 
-def accept_command(config: pytest.Config, case: str, verdict: Verdict) -> str:
-    """Words that a shell takes: without what chose other tests, and with the case named from where the user is."""
-    words = [os.fspath(argument) for argument in config.invocation_params.args]
-    for positional in reversed(config.option.file_or_dir):  # from the end: an option's value may read the same
-        if positional in words:
-            del words[len(words) - 1 - words[::-1].index(positional)]
+def accept_command(config: pytest.Config, case: str, verdict: Verdict, *, is_drift: bool = False) -> str:
+    """Words that a shell takes: without what chose other tests, and with the case named from where the user is.
+
+    ``is_drift``: the case is worse than its anchor only, which moves for a reason and not by saving alone.
+    """
+    words = without_positionals(config, [os.fspath(argument) for argument in config.invocation_params.args])
     drop = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for option in _NOT_NEEDED:
         drop.add_argument(option, action="append")
@@ -29,4 +40,5 @@ def accept_command(config: pytest.Config, case: str, verdict: Verdict) -> str:
     path, *rest = case.split("::", 1)
     here = os.path.relpath(config.rootpath / path, config.invocation_params.dir)
     flag = "--perf-update-new" if verdict in (Verdict.NEW, Verdict.INCOMPARABLE) else "--perf-update"
-    return shlex.join(["pytest", *kept, "::".join([here, *rest]), flag])
+    command = shlex.join(["pytest", *kept, "::".join([here, *rest]), flag])
+    return f"{command} {REASON_TO_FILL_IN}" if is_drift else command

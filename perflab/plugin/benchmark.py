@@ -36,7 +36,8 @@ def add_to_benchmark_session(config: pytest.Config, result: Result) -> None:
     for call_ns in per_call_ns(measurement.samples_ns, measurement.repetitions):
         entry.update(call_ns / 1e9)
     entry.iterations = measurement.repetitions
-    session.benchmarks.append(entry)
+    earlier = [b for b in session.benchmarks if not (b.fullname == result.case and b.group == "perflab")]
+    session.benchmarks[:] = [*earlier, entry]  # a test that was run again stands there once
 
 
 def _extra_info(record: Record, measurement: Measurement, result: Result) -> dict[str, Any]:
@@ -47,6 +48,8 @@ def _extra_info(record: Record, measurement: Measurement, result: Result) -> dic
     }
     if memory is not None:
         info["peak_bytes"] = memory.peak_bytes
+    if measurement.counts:
+        info["counts"] = dict(measurement.counts)
     if record.work:
         info["work"] = dict(record.work)
     return info

@@ -7,14 +7,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from perflab.errors import UsageError
+from perflab.measure.compiling import CompilerState, compiler_state
+from perflab.measure.counts import CallCounter
 from perflab.measure.devices import as_dtype, available_bytes, release_memory
 from perflab.measure.limits import CALLS_AT_LEAST, ESTIMATE_SLACK, as_out_of_memory, matmul_flops_per_second
 from perflab.measure.measurement import Measured, measure, stopwatch_for
 from perflab.measure.sampling import Progress
 from perflab.measure.workload import Step, Workload
+from perflab.plugin.callgrind import COUNT, run_counted
 from perflab.plugin.fresh import JobResult
 from perflab.plugin.settings import Settings
 from perflab.records import Environment, Measurement, OutOfMemory, Parameters, per_call_ns
@@ -44,8 +48,17 @@ class CaseState:
     problem: str | None = None
     """Why there is nothing to judge, said in the verdict column."""
     is_replicate: bool = False
+    served: bool = False
+    """Whether the case was measured in turns with another process, which keeps the numbers."""
+    under_callgrind: bool = False
+    """Whether this process only counts the instructions of a call."""
+    compiler: CompilerState = field(default_factory=compiler_state)
+    """What torch.compile had done before the case was set up."""
     turn: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     """Holds the device while the case measures and is judged."""
+
+
+STATE = pytest.StashKey[CaseState]()
 
 
 class Perf:
@@ -59,6 +72,9 @@ class Perf:
         take_turn: Callable[[], contextlib.AbstractContextManager[object]],
         measure_fresh: Callable[[], JobResult],
         seconds_left: Callable[[], float | None],
+        count_under_callgrind: Callable[[], int],
+        serve: Callable[[Workload, CallCounter | None], Any] | None = None,
+        sides: Callable[[], int] = lambda: 1,
     ) -> None:
         self._state = state
         self._device = device
@@ -66,6 +82,9 @@ class Perf:
         self._take_turn = take_turn
         self._measure_fresh = measure_fresh
         self._seconds_left = seconds_left
+        self._serve = serve
+        self._sides = sides
+        self._count_under_callgrind = count_under_callgrind
 
     @property
     def device(self) -> torch.device:
@@ -141,8 +160,10 @@ class Perf:
             pytest.skip.Exception: more memory than is free, or more time than the budget, or than is left of the
                 run's total budget.
         """
-        if self._state.is_replicate:
+        if self._state.is_replicate and self._serve is None:
             return  # the session that asked for a replicate has decided
+        if memory_bytes is not None:
+            memory_bytes *= self._sides()
         if seconds is None and flops is not None:
             dtype = as_dtype(precision)
             assert dtype is not None
@@ -167,23 +188,22 @@ class Perf:
 
     def _measure(self, workload: Workload) -> Any:
         state = self._state
-        if state.measurement is not None or state.out_of_memory is not None:
+        if state.measurement is not None or state.out_of_memory is not None or state.served:
             raise UsageError(
                 f"{state.case}: perf was called twice in one case",
                 "measure one thing a test; parametrize for several",
             )
         state.turn.enter_context(self._take_turn())
+        if state.under_callgrind:
+            return run_counted(workload)
         release_memory(self._device)
+        if self._serve is not None:
+            return self._measure_in_turns(workload, self._serve)
         measured = self._measured_or_out_of_memory(workload)
         if measured is None:
             release_memory(self._device)  # the error, and the frames it held, are gone by now
             pytest.skip("out of memory")
-        if not state.settings.allow_nan and holds_nan(measured.result):
-            state.problem = "NaN"
-            raise UsageError(
-                f"{state.case}: the measured callable returned NaN; numbers taken on it are not kept",
-                "find the NaN, or mark the case @pytest.mark.perf(allow_nan=True) if it is meant",
-            )
+        self._refuse_nan(measured.result)
         if not workload.phases and _does_nothing(measured.measurement, self._device):
             state.problem = "no work"
             raise UsageError(
@@ -194,8 +214,31 @@ class Perf:
             raise UsageError(
                 f"{state.case}: the clock did not move while it was measured", "measure more work in a call"
             )
-        state.measurement = measured.measurement
+        state.measurement = self._with_callgrind(measured.measurement)
         return measured.result
+
+    def _measure_in_turns(self, workload: Workload, serve: Callable[[Workload, CallCounter | None], Any]) -> Any:
+        try:
+            result = serve(workload, self._counter())
+        except Exception as error:
+            self._state.out_of_memory = as_out_of_memory(error)
+            if self._state.out_of_memory is None:
+                raise
+        else:
+            self._state.served = True
+            self._refuse_nan(result)
+            return result
+        release_memory(self._device)  # the error, and the frames it held, are gone by now
+        pytest.skip("out of memory")
+
+    def _refuse_nan(self, result: Any) -> None:
+        state = self._state
+        if not state.settings.allow_nan and holds_nan(result):
+            state.problem = "NaN"
+            raise UsageError(
+                f"{state.case}: the measured callable returned NaN; numbers taken on it are not kept",
+                "find the NaN, or mark the case @pytest.mark.perf(allow_nan=True) if it is meant",
+            )
 
     def _measured_or_out_of_memory(self, workload: Workload) -> Measured | None:
         state = self._state
@@ -205,12 +248,27 @@ class Perf:
                 found = self._measure_fresh()
                 state.out_of_memory = found.out_of_memory
                 return None if found.measurement is None else Measured(found.measurement, workload.run())
-            return measure(workload, self._device, state.settings.plan, self._progress, label=state.case)
+            return measure(
+                workload, self._device, state.settings.plan, self._progress, label=state.case, counter=self._counter()
+            )
         except Exception as error:
             state.out_of_memory = as_out_of_memory(error)
             if state.out_of_memory is None:
                 raise
             return None
+
+    def _with_callgrind(self, measurement: Measurement) -> Measurement:
+        settings = self._state.settings
+        if settings.counts == "off" or settings.instructions != "callgrind" or COUNT in measurement.counts:
+            return measurement
+        self._progress("instructions, under callgrind")
+        return msgspec.structs.replace(measurement, counts={**measurement.counts, COUNT: self._count_under_callgrind()})
+
+    def _counter(self) -> CallCounter | None:
+        settings = self._state.settings
+        if settings.counts == "off":
+            return None
+        return CallCounter(self._device, self._state.compiler, instructions=settings.instructions == "auto")
 
 
 def _does_nothing(measurement: Measurement, device: torch.device) -> bool:

@@ -1,27 +1,38 @@
-"""The collecting side: one process, the controller under pytest-xdist. Journals, saves and shows the results."""
+"""The collecting side: one process, the controller under pytest-xdist. Journals, saves and shows the results.
+
+Of each case the last result counts: a plugin that runs a test again reports it again. Cases stand in the order in
+which they were collected, whichever worker was first.
+"""
 
 from __future__ import annotations
 
-import json
+import textwrap
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 import perflab
-from perflab.environment import slug
-from perflab.errors import BaselineError, FreshProcessError
+from perflab.documents import SCHEMA, in_order, write_document
+from perflab.errors import BaselineError, FreshProcessError, PerflabError
+from perflab.gate.stale import Collection
 from perflab.gate.store import BaselineStore
 from perflab.measure.measurement import replicate_of
 from perflab.plugin.benchmark import add_to_benchmark_session, spare_second_table
+from perflab.plugin.commit import current_commit
 from perflab.plugin.folder import own_folder
 from perflab.plugin.fresh import JobResult, measure_fresh
+from perflab.plugin.order import CaseList
+from perflab.plugin.prune import Stale
+from perflab.plugin.saving import Succession
+from perflab.plugin.seen import SEEN, SEEN_BY_WORKER
 from perflab.plugin.settings import Settings
+from perflab.plugin.stash import AGAINST
 from perflab.plugin.turn import device_turn
-from perflab.records import Entry, Environment, Record, Replicate, Result, Verdict
-from perflab.report.table import short_name, table, tally, wrap_facts
-from perflab.units import format_percent
+from perflab.records import Document, Entry, Judgement, Record, Replicate, Result, Verdict
+from perflab.report.summary import summary
 
 _KEPT_JOURNALS = 20
 _COLOURS = {
@@ -41,25 +52,64 @@ class Collected:
     def __init__(self, config: pytest.Config, settings: Settings) -> None:
         self._config = config
         self._settings = settings
-        self._results: list[Result] = []
+        self._results: dict[str, Result] = {}
+        self._other_failures: dict[str, None] = {}
+        self._cases = CaseList(config)
         self._journal: Path | None = None
         self._notes: list[str] = []
+        self._stale: list[str] = []
+        self._collections: list[Collection | None] = []
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Ask a worker of pytest-xdist to tell which perf cases there are."""
+        self._cases.ask(node)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take a result at once, and journal it before anything else can go wrong."""
+        if report.when == "setup":  # a test that is run again begins anew
+            self._other_failures.pop(report.nodeid, None)
         plain = getattr(report, "perflab", None)
-        if plain is None:
+        if plain is not None:
+            result = msgspec.convert(plain, Result)
+        elif report.when not in ("setup", "call", "teardown") and report.nodeid in self._cases.collected():
+            crashed = Judgement(verdict=Verdict.FAILED, reasons=["its worker process crashed"])
+            result = Result(case=report.nodeid, record=None, judgement=crashed)
+        else:
+            if report.failed:
+                self._other_failures[report.nodeid] = None
             return
-        result = msgspec.convert(plain, Result)
-        self._results.append(result)
+        if report.failed:
+            # Not report.longreprtext: that one begins with the worker's name.
+            text = str(report.longrepr or "the test failed").strip()
+            result = msgspec.structs.replace(result, failure=text.encode("utf-8", "replace").decode("utf-8"))
+        self._results[result.case] = result
         self._write_journal(result)
         add_to_benchmark_session(self._config, result)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Take what a worker of pytest-xdist has collected; one that crashed cannot say."""
+        plain = getattr(node, "workeroutput", {}).get(SEEN_BY_WORKER)
+        self._collections.append(msgspec.convert(plain, Collection) if plain is not None else None)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Note a file that cannot be collected: the run fails for it."""
+        if report.failed:
+            self._other_failures[report.nodeid] = None
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Save what is to be saved. Runs after Ctrl-C too, with what was finished by then."""
-        if not self._results:
-            return
+        self._cases.forget()
+        self._results = {result.case: result for result in in_order(self._results, self._cases.collected())}
+        asked = self._config.getoption("perf_json") is not None and not self._config.option.collectonly
+        if self._results or asked:  # an ini key alone writes no file of nothing over the last run's
+            self._finish(session, exitstatus)
+        if self._results or self._settings.prune:
+            self._look_for_stale(session, exitstatus)
+
+    def _finish(self, session: pytest.Session, exitstatus: int) -> None:
         try:
             self._save(interrupted=exitstatus == pytest.ExitCode.INTERRUPTED)
         except KeyboardInterrupt:  # while replicates were measured; what there was is saved
@@ -76,19 +126,33 @@ class Collected:
             )
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Show the table."""
-        if not self._results:
+    def _look_for_stale(self, session: pytest.Session, exitstatus: int) -> None:
+        """Report stored baselines whose cases are gone; remove them if that was asked for."""
+        collections = self._collections or [self._config.stash[SEEN].collection]
+        stale = Stale(self._config, self._settings, collections)
+        environments = [result.record.environment for result in self._results.values() if result.record is not None]
+        if not self._settings.prune:
+            self._stale += stale.report(environments)
             return
+        try:
+            self._stale += stale.prune(environments, exitstatus)
+        except PerflabError as error:
+            self._notes.append(str(error))
+            session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:
+        """Show the table."""
         out = terminalreporter
+        if not self._results:
+            for note in [*self._notes, *self._stale]:
+                out.write_line(note)
+            return
         spare_second_table(self._config)
         out.ensure_newline()
         out.section("perf", sep="=")
         width = max(80, out._tw.fullwidth)
-        for text in self._header(width):
-            out.write_line(text)
-        for line in table(self._results, width):
+        for line in summary(self._document(int(exitstatus)), width, self._notes):
             colour = _COLOURS.get(line.verdict) if line.verdict is not None else None
             if colour is None:
                 out.write_line(line.text)
@@ -96,17 +160,22 @@ class Collected:
             at = line.text.rindex("  ") + 2
             out.write(line.text[:at])
             out.write_line(line.text[at:], **{colour: True})
-        for note in [*self._notes, *_noisy_baselines(self._results, self._settings.threshold)]:
-            out.write_line(note)
-        out.write_line(tally(self._results) + self._hint())
+        for note in self._stale:
+            for text in textwrap.wrap(
+                note, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+            ):
+                out.write_line(text)
 
     # --- saving ---------------------------------------------------------------------------------------------
 
     def _save(self, *, interrupted: bool) -> None:
-        chosen = [result for result in self._results if self._is_to_be_saved(result)]
+        chosen = [result for result in self._results.values() if self._is_to_be_saved(result)]
         if not chosen:
+            if self._settings.reason is not None:
+                self._notes.append("nothing was saved, so the reason given stands nowhere")
             return
         records = {result.case: result.record for result in chosen if result.record is not None}
+        commit = current_commit(self._config.rootpath, self._settings.baselines)
         replicates = {case: [record.summary] for case, record in records.items() if record.summary is not None}
         stopped: KeyboardInterrupt | None = None
         if replicates and not interrupted:
@@ -114,12 +183,15 @@ class Collected:
                 self._add_fresh(replicates, {case: record.device for case, record in records.items()})
             except KeyboardInterrupt as error:
                 stopped = error
-        entries = {case: _entry(record, replicates.get(case, [])) for case, record in records.items()}
-        store = BaselineStore(self._settings.baselines)
-        paths = store.save(entries)
-        self._results = [msgspec.structs.replace(result, saved=result.case in entries) for result in self._results]
+        now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+        entries = {case: _entry(record, replicates.get(case, []), now, commit) for case, record in records.items()}
+        succession = Succession(chosen, self._settings.reason)
+        paths = BaselineStore(self._settings.baselines).save(entries, succession)
+        for case in entries:
+            self._results[case] = msgspec.structs.replace(self._results[case], saved=True)
         written = ", ".join(_relative(path, self._config) for path in paths)
         self._notes.append(f"saved {len(entries)} baseline{'s' * (len(entries) != 1)} to {written}")
+        self._notes += succession.notes()
         if interrupted or stopped is not None:
             least = min([len(group) for group in replicates.values()], default=0)
             many = "one replicate each" if least == 1 else f"{least} replicates each"
@@ -179,71 +251,33 @@ class Collected:
     def _write_json(self, exitstatus: int) -> None:
         if self._settings.json is None:
             return
-        document = {
-            "schema": 1,
-            "perflab": perflab.__version__,
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            "exitstatus": int(exitstatus),
-            "results": [json.loads(msgspec.json.encode(result)) for result in self._results],
-        }
-        self._settings.json.parent.mkdir(parents=True, exist_ok=True)
-        half = self._settings.json.with_name(f".{self._settings.json.name}.part")
-        half.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        half.replace(self._settings.json)
+        write_document(self._document(exitstatus), self._settings.json)
         self._notes.append(f"wrote {_relative(self._settings.json, self._config)}")
 
-    # --- the table's frame ----------------------------------------------------------------------------------
-
-    def _header(self, width: int) -> list[str]:
-        environments = [result.record.environment for result in self._results if result.record is not None]
-        seen: dict[str, Environment] = {slug(environment): environment for environment in environments}
-        return [
-            line
-            for name, e in seen.items()
-            for line in wrap_facts(
-                [
-                    f"{e.device}: {e.device_name}{f', {e.cores} cores' if e.device == 'cpu' else ''}",
-                    f"torch {e.torch}",
-                    f"{_relative(self._settings.baselines / name, self._config)}/",
-                ],
-                width,
-            )
-        ]
-
-    def _hint(self) -> str:
-        verdicts = {result.judgement.verdict for result in self._results if not result.saved}
-        if verdicts & {Verdict.NEW, Verdict.INCOMPARABLE}:
-            return "   (save: --perf-update-new)"
-        if verdicts & {Verdict.REGRESSED, Verdict.IMPROVED}:
-            return "   (accept: --perf-update)"
-        return ""
+    def _document(self, exitstatus: int) -> Document:
+        against = self._config.pluginmanager.getplugin(AGAINST)
+        return Document(
+            schema=SCHEMA,
+            perflab=perflab.__version__,
+            created=datetime.now(UTC),
+            exitstatus=exitstatus,
+            baselines=None if against is not None else _relative(self._settings.baselines, self._config),
+            threshold=self._settings.threshold,
+            results=list(self._results.values()),
+            collected=self._cases.collected(),
+            other_failures=list(self._other_failures),
+            preface=against.notes if against is not None else [],
+        )
 
 
-def _noisy_baselines(results: list[Result], threshold: float) -> list[str]:
-    """What the run could not have seen: cases whose baselines differ by far more than the threshold."""
-    limits = {
-        result.case: result.judgement.latency.limit - 1.0
-        for result in results
-        if result.judgement.latency is not None and result.judgement.latency.limit is not None and not result.saved
-    }
-    noisy = {case: limit for case, limit in limits.items() if limit > 2 * threshold}
-    if not noisy:
-        return []
-    worst = max(noisy, key=lambda case: noisy[case])
-    span = f"{format_percent(min(noisy.values()))} to {format_percent(noisy[worst])}"
-    return [
-        f"{len(noisy)} of {len(limits)} baselines are noisy, and see only changes above {span}",
-        f"  (worst: {short_name(worst)}); save them again on a quieter machine: --perf-update",
-    ]
-
-
-def _entry(record: Record, replicates: list[Replicate]) -> Entry:
+def _entry(record: Record, replicates: list[Replicate], now: str, commit: str | None) -> Entry:
     return Entry(
         environment=record.environment,
-        recorded=f"{datetime.now(UTC):%Y-%m-%d}",
+        recorded=now,
         replicates=replicates,
         parameters=record.parameters,
         out_of_memory=record.out_of_memory,
+        commit=commit,
     )
 
 

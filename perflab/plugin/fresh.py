@@ -37,15 +37,33 @@ _SILENCED = {
     "stepwise_reset": False,
     "trace": False,
     "maxfail": 0,
+    "reruns": None,
 }
 """Options of the parent's command that would make a child overwrite its files, choose tests or wait for input."""
+
+
+class Serve(Data, frozen=True):
+    """Whose code a process of a paired run is to use."""
+
+    foreign: str | None = None
+    """The other side's tree: nothing may be imported from there."""
+    own: str | None = None
+    """This side's tree, which may lie within the other's."""
+    first: list[str] = []
+    """Folders that top-level modules are taken from before anything else."""
 
 
 class Job(Data, frozen=True):
     """What a fresh process is to measure, and where its results go."""
 
-    cases: list[str]
-    results: str
+    cases: list[str] | None
+    """Node ids; None: whatever the command selects."""
+    results: str | None = None
+    """Path of the file that measurements are appended to."""
+    under_callgrind: bool = False
+    """Whether the process only counts the instructions of a call, and reports nothing itself."""
+    serve: Serve | None = None
+    """Set in a process of a paired run, which measures in turns and answers on a socket."""
 
 
 class JobResult(Data, frozen=True):
@@ -63,6 +81,7 @@ def read_job(path: str) -> Job:
 
 def report_measurement(job: Job, case: str, measurement: Measurement | None, out_of_memory: OutOfMemory | None) -> None:
     """Append a measurement to the job's results, at once, so that a later crash loses nothing."""
+    assert job.results is not None
     with open(job.results, "ab") as file:
         file.write(
             msgspec.json.encode(JobResult(case=case, measurement=measurement, out_of_memory=out_of_memory)) + b"\n"
@@ -94,12 +113,7 @@ def measure_fresh(config: pytest.Config, cases: Sequence[str], device: str) -> d
         job = Job(cases=list(cases), results=str(Path(folder, "results.jsonl")))
         job_file = Path(folder, "job.json")
         job_file.write_bytes(msgspec.json.encode(job))
-        command = [sys.executable, "-m", "pytest", *_arguments(config), f"--perf-device={device}"]
-        command.append(f"{REPLICATE_OPTION}={job_file}")
-        # The parent's import path, whichever way it came by it (rootdir, conftest, `python -m`, pythonpath).
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        for name in [name for name in environment if name.startswith("PYTEST_XDIST")]:
-            del environment[name]
+        command, environment = child_command(config, job_file, device)
         done = subprocess.run(
             command,
             cwd=config.invocation_params.dir,
@@ -111,7 +125,7 @@ def measure_fresh(config: pytest.Config, cases: Sequence[str], device: str) -> d
             errors="replace",
             check=False,
         )
-        results = Path(job.results)
+        results = Path(folder, "results.jsonl")
         lines = results.read_bytes().splitlines() if results.exists() else []
     found = [msgspec.json.decode(line, type=JobResult) for line in lines]
     if not found:
@@ -123,11 +137,25 @@ def measure_fresh(config: pytest.Config, cases: Sequence[str], device: str) -> d
     return {line.case: line for line in found}
 
 
-def _arguments(config: pytest.Config) -> list[str]:
-    """The command's own arguments; pytest-xdist gives its workers those of the controller."""
+def child_command(config: pytest.Config, job_file: Path, device: str) -> tuple[list[str], dict[str, str]]:
+    """The running session's command again, for a job, and the environment to run it in."""
+    command = [sys.executable, "-m", "pytest", *repeated_arguments(config), f"--perf-device={device}"]
+    command.append(f"{REPLICATE_OPTION}={job_file}")
+    # The parent's import path, whichever way it came by it (rootdir, conftest, `python -m`, pythonpath).
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    for name in [name for name in environment if name.startswith("PYTEST_XDIST")]:
+        del environment[name]
+    return command, environment
+
+
+def repeated_arguments(config: pytest.Config, *, plugins_too: bool = True) -> list[str]:
+    """The session's own arguments, for a process that repeats it; pytest-xdist gives its workers the controller's.
+
+    ``plugins_too``: whether the plugins of this process are there too, to be told to do nothing.
+    """
     arguments = [os.fspath(argument) for argument in config.invocation_params.args]
-    if hasattr(config.option, "numprocesses"):
+    if plugins_too and hasattr(config.option, "numprocesses"):
         arguments.append("-n0")
-    if config.pluginmanager.hasplugin("_cov"):
+    if plugins_too and config.pluginmanager.hasplugin("_cov"):
         arguments.append("--no-cov")
     return arguments

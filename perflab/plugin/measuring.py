@@ -17,41 +17,53 @@ import pytest
 
 from perflab.environment import current_environment
 from perflab.errors import FreshProcessError, UsageError
+from perflab.gate.counts import exactly_worse
+from perflab.gate.disturbance import disturbances
 from perflab.gate.judge import judge
 from perflab.gate.store import BaselineStore
 from perflab.measure.devices import available_bytes, release_memory
 from perflab.measure.limits import CALLS_AT_LEAST, as_out_of_memory
 from perflab.measure.measurement import replicate_of
 from perflab.plugin.accept import accept_command
-from perflab.plugin.case import CaseState, Perf
+from perflab.plugin.callgrind import check_callgrind, count_under_callgrind
+from perflab.plugin.case import STATE, CaseState, Perf
 from perflab.plugin.fresh import Job, measure_fresh, report_measurement
 from perflab.plugin.progress import ProgressLine
 from perflab.plugin.settings import Settings, for_case
 from perflab.plugin.turn import device_turn
-from perflab.records import Entry, Judgement, Parameters, Record, Result, Verdict, to_plain
+from perflab.plugin.verdicts import fails
+from perflab.records import Entry, Judgement, Parameters, Record, Replicate, Result, Verdict, to_plain
 from perflab.report.failure import explain
 from perflab.units import format_bytes
 
 if TYPE_CHECKING:
     import torch
 
-STATE = pytest.StashKey[CaseState]()
+    from perflab.plugin.serving import Server
+
 JUDGEMENT = pytest.StashKey[tuple[Record | None, Judgement]]()
 FRESH_PROCESS_BYTES = 1 << 30
 """Room that a fresh process needs beside the case's own tensors: an interpreter and PyTorch."""
+FURTHER_PROCESSES = 3
+"""How many more fresh processes a suspect may take in place of disturbed ones. Neighbours that stay longer, stay."""
 
 
 class Cases:
     """Hooks around the perf cases of this process."""
 
-    def __init__(self, config: pytest.Config, settings: Settings, job: Job | None) -> None:
+    def __init__(
+        self, config: pytest.Config, settings: Settings, job: Job | None, server: Server | None = None
+    ) -> None:
         self._config = config
         self._settings = settings
         self._job = job
+        self._server = server
         self._store = BaselineStore(settings.baselines)
         self._progress = ProgressLine(config)
         self._case_settings: dict[str, Settings] = {}
         self._began_s = time.monotonic()
+        self._neighbours_pass = True
+        """Whether waiting for a calm moment was of use to the last suspect; if not, the next one does not wait."""
 
     # --- before anything runs -------------------------------------------------------------------------------
 
@@ -68,6 +80,8 @@ class Cases:
         device = resolve_device(self._settings.device)
         if self._job is not None:
             return
+        if self._settings.instructions == "callgrind":
+            check_callgrind(device)
         if self._settings.update or self._settings.update_new:
             self._store.check_writable()
         environment = current_environment(device)
@@ -89,6 +103,7 @@ class Cases:
             )
         state.device = device
         state.environment = current_environment(device)
+        server = self._server
         return Perf(
             state,
             device,
@@ -96,6 +111,11 @@ class Cases:
             take_turn=lambda: self._turn(device),
             measure_fresh=lambda: measure_fresh(self._config, [state.case], str(device))[state.case],
             seconds_left=self._seconds_left,
+            count_under_callgrind=lambda: count_under_callgrind(self._config, state.case, str(device)),
+            serve=None
+            if server is None
+            else lambda workload, counter: server.measure(state, workload, device, counter),
+            sides=lambda: 1 if server is None else server.sides,
         )
 
     def _seconds_left(self) -> float | None:
@@ -114,9 +134,15 @@ class Cases:
         """Give a perf case its state."""
         if item.get_closest_marker("perf") is None:
             return
+        if JUDGEMENT in item.stash:  # the test is run again
+            del item.stash[JUDGEMENT]
         settings = self._case_settings.get(item.nodeid) or for_case(self._settings, item)
         item.stash[STATE] = CaseState(
-            item.nodeid, settings, parameters=_parameters(item), is_replicate=self._job is not None
+            item.nodeid,
+            settings,
+            parameters=_parameters(item),
+            is_replicate=self._job is not None,
+            under_callgrind=self._job is not None and self._job.under_callgrind,
         )
 
     @pytest.hookimpl(wrapper=True)
@@ -144,7 +170,7 @@ class Cases:
                 return outcome  # a unittest.TestCase keeps its failure to itself until the report
             if state.measurement is not None:
                 self._conclude(item, state)
-            elif not _measures_elsewhere(item):
+            elif not (state.served or state.under_callgrind or _measures_elsewhere(item)):
                 state.problem = "no work"
                 raise UsageError(
                     f"{item.nodeid} is marked perf, but measured nothing",
@@ -171,6 +197,8 @@ class Cases:
     def _conclude(self, item: pytest.Item, state: CaseState) -> None:
         """Judge the case; fail it if it got worse. In a fresh process: report the replicate, nothing else."""
         if self._job is not None:
+            if self._server is not None:
+                return  # it says itself how a case ended
             if state.measurement is not None or state.out_of_memory is not None:
                 report_measurement(self._job, state.case, state.measurement, state.out_of_memory)
             return
@@ -195,51 +223,78 @@ class Cases:
         elif judgement.suspect and not settings.update:
             record, judgement = self._look_again(state, record, entry)
         item.stash[JUDGEMENT] = (record, judgement)
-        if _fails(judgement.verdict, settings, saving):
-            accept = accept_command(self._config, state.case, judgement.verdict)
+        if fails(judgement.verdict, settings, saving=saving):
+            is_drift = any(drift.decides for drift in judgement.drift.values())
+            accept = accept_command(self._config, state.case, judgement.verdict, is_drift=is_drift)
             result = Result(case=state.case, record=record, judgement=judgement)
             pytest.fail(explain(result, settings.memory_threshold, accept), pytrace=False)
 
     def _look_again(self, state: CaseState, record: Record, entry: Entry | None) -> tuple[Record, Judgement]:
-        """Measure a suspect in fresh processes, and stop early at the first that clears it."""
-        assert state.device is not None
+        """Measure a suspect in fresh processes, and stop early at the first that clears it.
+
+        One that was disturbed is taken again, so that a neighbour who passes by hides no slowdown.
+        """
         judgement = judge(record, entry, state.settings.policy)
-        for number in range(1, state.settings.replicates + 1):
-            self._progress.show(f"looks worse; fresh process {number} of {state.settings.replicates}")
-            release_memory(state.device)
-            problem = _no_room(record, state.device)
-            left_s = self._seconds_left()
-            needed_s = CALLS_AT_LEAST * record.summary.median_ns / 1e9 if record.summary is not None else 0.0
-            if left_s is not None and left_s < needed_s:
-                problem = "not enough time is left of --perf-total-budget"
-            if problem is None:
-                try:
-                    found = measure_fresh(self._config, [state.case], str(state.device))[state.case]
-                    problem = "out of memory in a fresh process" if found.measurement is None else None
-                except FreshProcessError as error:
-                    problem = error.problem
-            if problem is not None or found.measurement is None:
-                # Memory is exact: it needs no second reading to be believed. Time does.
-                exact = "memory" in judgement.worse
+        before = entry.replicates if entry is not None else []
+        wanted, slow = state.settings.replicates, 1.0 + state.settings.threshold
+        most = wanted + (FURTHER_PROCESSES if self._neighbours_pass else 0)
+        calm: list[Replicate] = []
+        disturbed: list[Replicate] = []
+        what = "looks worse"
+        while len(calm) < wanted and len(calm) + len(disturbed) < most:
+            number = len(calm) + len(disturbed) + 1
+            self._progress.show(f"{what}; fresh process {number} of {wanted if number <= wanted else most}")
+            found = self._measure_again(state, record)
+            if isinstance(found, str):
+                if len(calm) + len(disturbed) >= wanted:
+                    break  # what there is will do
+                # Memory and counts are exact: they need no second reading to be believed. Time does.
+                exact = exactly_worse(judgement)
                 return record, msgspec.structs.replace(
                     judgement,
                     verdict=Verdict.REGRESSED if exact else Verdict.INCONCLUSIVE,
-                    worse=["memory"] if exact else [],
-                    reasons=[*judgement.reasons, f"could not be measured again: {problem}"],
+                    worse=exact,
+                    reasons=[*judgement.reasons, f"could not be measured again: {found}"],
                     suspect=False,
                 )
-            record = msgspec.structs.replace(record, fresh=[*record.fresh, replicate_of(found.measurement)])
+            # What disturbs a process makes it slower: one that is not slow, or only hungrier, needs no excuse.
+            is_slow = judgement.latency is not None and found.median_ns > slow * judgement.latency.before
+            by = disturbances([found], before, record.environment) if is_slow else []
+            (disturbed if by else calm).append(found)
+            what = by[0] if by else "looks worse"
+            found_all = calm + disturbed
+            record = msgspec.structs.replace(record, fresh=found_all[:wanted], set_aside=found_all[wanted:])
             judgement = judge(record, entry, state.settings.policy)
             if _cleared(judgement, state.settings.threshold):
                 break
+        if calm or disturbed:
+            self._neighbours_pass = bool(calm)
         return record, judgement
+
+    def _measure_again(self, state: CaseState, record: Record) -> Replicate | str:
+        """A replicate from a fresh process, or why there is none."""
+        assert state.device is not None
+        release_memory(state.device)
+        problem = _no_room(record, state.device)
+        left_s = self._seconds_left()
+        needed_s = CALLS_AT_LEAST * record.summary.median_ns / 1e9 if record.summary is not None else 0.0
+        if left_s is not None and left_s < needed_s:
+            problem = "not enough time is left of --perf-total-budget"
+        if problem is not None:
+            return problem
+        try:
+            found = measure_fresh(self._config, [state.case], str(state.device))[state.case]
+        except FreshProcessError as error:
+            return error.problem
+        return replicate_of(found.measurement) if found.measurement is not None else "out of memory in a fresh process"
 
 
 def _cleared(judgement: Judgement, threshold: float) -> bool:
     """Whether no more fresh processes are needed: not worse, and not just below the threshold by one lucky process."""
     if judgement.verdict not in (Verdict.OK, Verdict.IMPROVED):
         return False
-    return judgement.latency is None or judgement.latency.ratio <= 1.0 + threshold / 2
+    changes = [judgement.latency, judgement.drift["latency"].change if "latency" in judgement.drift else None]
+    return all(change is None or change.ratio <= 1.0 + threshold / 2 for change in changes)
 
 
 def _no_room(record: Record, device: torch.device) -> str | None:
@@ -250,18 +305,6 @@ def _no_room(record: Record, device: torch.device) -> str | None:
         return None
     needed = memory.peak_bytes + FRESH_PROCESS_BYTES
     return None if needed <= free else f"it needs {format_bytes(needed)}, and {format_bytes(free)} are free"
-
-
-def _fails(verdict: Verdict, settings: Settings, saving: bool) -> bool:
-    """Whether a verdict fails the test. What is being accepted does not."""
-    if settings.check == "off" or settings.update:
-        return False
-    if verdict is Verdict.REGRESSED:
-        return True
-    unjudged = verdict in (Verdict.NEW, Verdict.INCOMPARABLE, Verdict.INCONCLUSIVE, Verdict.OOM)
-    if saving and verdict in (Verdict.NEW, Verdict.INCOMPARABLE, Verdict.OOM):
-        return False
-    return settings.check == "strict" and unjudged
 
 
 def _measures_elsewhere(item: pytest.Item) -> bool:
@@ -289,7 +332,7 @@ def _result_of(item: pytest.Item, state: CaseState, report: pytest.TestReport) -
         return None
     concluded = item.stash.get(JUDGEMENT, None)
     if concluded is not None and not (report.failed and concluded[1].verdict is Verdict.OK):
-        return Result(case=state.case, record=concluded[0], judgement=concluded[1])
+        return Result(case=state.case, record=concluded[0], judgement=concluded[1], policy=state.settings.policy)
     if hasattr(report, "wasxfail"):
         expected = Judgement(verdict=Verdict.SKIPPED, reasons=[f"expected to fail: {report.wasxfail}".rstrip(": ")])
         return Result(case=state.case, record=None, judgement=expected)

@@ -28,6 +28,8 @@ class Option:
 OPTIONS = (
     Option("--perf-update", "false", "save what was measured as the new baseline", flag=True),
     Option("--perf-update-new", "false", "save baselines of cases that have no comparable one", flag=True),
+    Option("--perf-reason", "", "why what is saved is meant; kept in the baselines, and moves anchors", metavar="TEXT"),
+    Option("--perf-prune", "false", "remove stored baselines whose cases no longer exist", flag=True),
     Option("--perf-baselines", "baselines", "directory of the saved baselines", metavar="DIR"),
     Option("--perf-threshold", "5%", "slowdown of the median that counts", metavar="SHARE"),
     Option("--perf-memory-threshold", "0", "growth of peak memory that counts", metavar="SHARE"),
@@ -38,6 +40,18 @@ OPTIONS = (
         "on: a worse case fails; off: measure only; strict: a case that can't be judged fails too",
         choices=("on", "off", "strict"),
     ),
+    Option(
+        "--perf-counts",
+        "on",
+        "operators, allocations, launches of a call. on: one more fails; report: shown only; off: not counted",
+        choices=("on", "report", "off"),
+    ),
+    Option(
+        "--perf-instructions",
+        "auto",
+        "count a call's instructions too, on a CPU; auto: where the system lets us; callgrind: under valgrind, slowly",
+        choices=("off", "auto", "callgrind"),
+    ),
     Option("--perf-device", "auto", "where to measure: auto, cpu, cuda or cuda:N", metavar="DEVICE"),
     Option("--perf-budget", "10", "time for one case: warm-up, samples and memory", metavar="SECONDS"),
     Option(
@@ -47,6 +61,13 @@ OPTIONS = (
         metavar="SECONDS",
     ),
     Option("--perf-replicates", "3", "processes that measure a baseline, or confirm a slowdown", metavar="N"),
+    Option(
+        "--perf-against",
+        "",
+        "compare with another commit, branch, tag, checkout or installed version, measured here and now, in turns",
+        metavar="REF|PATH",
+    ),
+    Option("--perf-against-threshold", "2%", "slowdown that counts under --perf-against", metavar="SHARE"),
     Option("--perf-json", "", "write all results to this file", metavar="FILE"),
 )
 

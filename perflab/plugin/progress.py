@@ -29,11 +29,19 @@ class ProgressLine:
 
     def for_case(self, item: pytest.Item) -> Progress:
         """The callback for one case."""
-        self._label = short_name(item.nodeid)
-        self._shown = False
-        self._last_s = self._began_s = time.monotonic()
+        self.begin(item.nodeid)
         item.addfinalizer(self.clear)
         return self.show
+
+    def begin(self, case: str) -> None:
+        """Speak of this case from here on."""
+        self.label(case)
+        self._shown = False
+        self._last_s = self._began_s = time.monotonic()
+
+    def label(self, case: str) -> None:
+        """Speak of this case from here on, and go on counting time."""
+        self._label = short_name(case) if case else ""
 
     def show(self, what: str) -> None:
         """Show what is under way, if something has to be said by now."""

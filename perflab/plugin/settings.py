@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from perflab.errors import SettingError
-from perflab.gate.judge import Policy
 from perflab.measure.devices import DEVICE_CHOICES
 from perflab.measure.sampling import Plan
 from perflab.plugin.options import OPTIONS, Option
+from perflab.records import Policy
 from perflab.units import parse_duration_ns, parse_fraction, parse_seconds
 
 
@@ -24,16 +24,23 @@ class Settings:
 
     update: bool
     update_new: bool
+    reason: str | None
+    prune: bool
     baselines: Path
     threshold: float
     memory_threshold: float
     floor_ns: float
     check: str
+    counts: str
+    instructions: str
     device: str
     budget_s: float
     total_budget_s: float | None
     replicates: int
     json: Path | None
+    against: str | None = None
+    """The other side of a paired comparison: a commit, branch, tag or directory."""
+    against_threshold: float = 0.02
     warmup: int | None = None
     """Fixed number of warm-up calls; None: until readings agree. Only the marker sets it."""
     allow_nan: bool = False
@@ -44,7 +51,12 @@ class Settings:
     @property
     def policy(self) -> Policy:
         """What counts as worse."""
-        return Policy(self.threshold, self.memory_threshold, self.floor_ns)
+        return Policy(
+            threshold=self.threshold,
+            memory_threshold=self.memory_threshold,
+            floor_ns=self.floor_ns,
+            gate_counts=self.counts == "on",
+        )
 
     @property
     def plan(self) -> Plan:
@@ -86,20 +98,47 @@ def read_settings(config: pytest.Config) -> Settings:
             else config.invocation_params.dir
         ) / text
 
-    check = next(option for option in OPTIONS if option.dest == "perf_check")
+    def choice(dest: str) -> str:
+        known = next(option.choices for option in OPTIONS if option.dest == dest)
+        chosen: str = value(dest, lambda text: _parse_choice(text, known))
+        return chosen
+
+    against = raw["perf_against"][0] or None
+    if against is None and config.getoption("perf_against", None) is not None:
+        raise SettingError(
+            "--perf-against is given, and empty", "name a commit, branch, tag or directory; is the variable set?"
+        )
+    update, update_new = value("perf_update", _parse_flag), value("perf_update_new", _parse_flag)
+    if against is not None and (update or update_new):
+        raise SettingError(
+            "--perf-against and --perf-update: a comparison in turns uses no baselines, and saves none",
+            "save baselines in a run of its own",
+        )
+    reason = value("perf_reason", _parse_reason)
+    if reason is not None and not (update or update_new):
+        raise SettingError(
+            f"{raw['perf_reason'][1]}: {reason!r} is a reason for saving, and nothing is saved in this run",
+            "give it together with --perf-update or --perf-update-new, or leave it out",
+        )
     return Settings(
-        update=value("perf_update", _parse_flag),
-        update_new=value("perf_update_new", _parse_flag),
+        update=update,
+        update_new=update_new,
+        reason=reason,
+        prune=value("perf_prune", _parse_flag),
         baselines=path("perf_baselines"),
         threshold=value("perf_threshold", parse_fraction),
         memory_threshold=value("perf_memory_threshold", parse_fraction),
         floor_ns=value("perf_floor", parse_duration_ns),
-        check=value("perf_check", lambda text: _parse_choice(text, check.choices)),
+        check=choice("perf_check"),
+        counts=choice("perf_counts"),
+        instructions=choice("perf_instructions"),
         device=value("perf_device", _parse_device),
         budget_s=value("perf_budget", parse_seconds),
         total_budget_s=value("perf_total_budget", lambda text: parse_seconds(text) if text else None),
         replicates=value("perf_replicates", _parse_count),
         json=path("perf_json") if raw["perf_json"][0] else None,
+        against=against,
+        against_threshold=value("perf_against_threshold", parse_fraction),
     )
 
 
@@ -110,6 +149,13 @@ def _parse_flag(text: str) -> bool:
     if lowered in ("false", "0", "no", "off", ""):
         return False
     raise ValueError(f"{text!r} is neither true nor false")
+
+
+def _parse_reason(text: str) -> str | None:
+    reason = text.strip()
+    if reason in ("\u2026", "..."):  # as the command shown for accepting has it
+        raise ValueError(f"{text!r} stands for your own words; say why the change is meant")
+    return reason or None
 
 
 def _parse_choice(text: str, choices: tuple[str, ...]) -> str:
@@ -141,6 +187,10 @@ def _from_marker(parse: Callable[[str], float]) -> Callable[[Any], float]:
     return read
 
 
+def _marker_counts(value: Any) -> str:
+    return _parse_choice(value if isinstance(value, str) else repr(value), ("on", "report", "off"))
+
+
 def _marker_warmup(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError(f"{value!r} is not a number of warm-up calls (0 or more)")
@@ -165,6 +215,7 @@ MARKER_ARGUMENTS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
         _from_marker(parse_duration_ns),
         "differences below this never count, such as '2us'",
     ),
+    "counts": ("counts", _marker_counts, "'on', 'report' or 'off': whether counts are gated, shown, or not taken"),
     "budget": (
         "budget_s",
         _from_marker(parse_seconds),

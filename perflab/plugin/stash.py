@@ -11,6 +11,9 @@ SETTINGS = pytest.StashKey[Settings]()
 CASES = pytest.StashKey[object]()
 """The ``Cases`` object, once a perf case is selected; typed loosely, since loading it loads the measuring rooms."""
 
+AGAINST = "perflab-against"
+"""Name under which the comparison with another version is registered as a plugin."""
+
 EARLY_PROBLEM = pytest.StashKey[PerflabError]()
 """In a worker: what would have ended the session before anything ran, to be raised by each case instead."""
 

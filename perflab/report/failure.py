@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from statistics import median
 
-from perflab.records import Change, Record, Result, Verdict
+from perflab.records import Change, Judgement, Paired, Record, Result, Verdict
+from perflab.report.counts import changed, count_row
+from perflab.report.drift import headline
 from perflab.report.table import short_name
 from perflab.units import format_bytes, format_change, format_ns, format_percent
 
@@ -16,20 +19,27 @@ UNCHANGED = 0.02
 """A phase that moved less than this is called unchanged."""
 
 
-def explain(result: Result, memory_threshold: float, accept: str) -> str:
-    """The text of a failure. ``accept`` is the command that takes the numbers as the new baseline."""
+def explain(result: Result, memory_threshold: float, accept: str | None) -> str:
+    """The text of a failure. ``accept`` is the command that takes the numbers as the new baseline, if there is one."""
     judgement, record = result.judgement, result.record
-    lines = [_headline(result)]
-    if judgement.latency is not None or judgement.memory is not None:
-        lines += _numbers(judgement.latency, judgement.memory, memory_threshold)
-    lines += _evidence(record)
+    drifted = any(drift.decides for drift in judgement.drift.values())
+    lines = _wrapped(_headline(result), indent="  ") if drifted else [_headline(result)]
+    counts = changed(judgement.counts)
+    if judgement.latency is not None or judgement.memory is not None or counts:
+        lines += _numbers(judgement, counts, memory_threshold)
+    lines += _evidence(record, judgement)
     where = _where(judgement.phases)
     if where:
         lines.append(f"where: {where}")
     for reason in judgement.reasons:
-        lines += textwrap.wrap(f"why: {reason}", WIDTH, subsequent_indent="     ", break_long_words=False)
-    lines.append(f"if this is meant: {accept}")
+        lines += _wrapped(f"why: {reason}", indent="     ")
+    if accept is not None:
+        lines.append(f"if this is meant: {accept}")
     return "\n".join(lines)
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _headline(result: Result) -> str:
@@ -38,14 +48,16 @@ def _headline(result: Result) -> str:
         return f"{name} could not be judged ({judgement.verdict}), and --perf-check=strict wants it to be"
     if result.record is not None and result.record.out_of_memory is not None:
         return f"{name} ran out of memory, and its baseline did not"
-    worse = " and ".join(_WORSE[name] for name in judgement.worse)
-    return f"{name} {worse or 'is worse'} than its baseline"
+    if not judgement.worse and judgement.reasons:
+        return f"{name}: {judgement.reasons[0]}"
+    paired = result.record.paired if result.record is not None else None
+    return f"{name} {headline(judgement, 'its baseline' if paired is None else f'in {paired.against}')}"
 
 
-_WORSE = {"latency": "is slower", "memory": "needs more memory"}
-
-
-def _numbers(latency: Change | None, memory: Change | None, memory_threshold: float) -> list[str]:
+def _numbers(judgement: Judgement, counts: dict[str, Change], memory_threshold: float) -> list[str]:
+    latency, memory = judgement.latency, judgement.memory
+    # Which of the two is compared with its anchor, and not with the baseline.
+    to_anchor = [name for name, drift in judgement.drift.items() if drift.decides]
     rows: list[tuple[str, ...]] = [("", "before", "now", "change", "95 % interval", "limit")]
     if latency is not None:
         interval = "unknown"
@@ -59,12 +71,14 @@ def _numbers(latency: Change | None, memory: Change | None, memory_threshold: fl
             interval,
             limit,
         )
-        rows.append(("latency", *row))
+        rows.append(("latency, to anchor" if "latency" in to_anchor else "latency", *row))
     if memory is not None:
         before, now = int(memory.before), int(memory.now)
         grown = f"{'+' if now > before else '-'}{format_bytes(abs(now - before))}" if now != before else "same"
         limit = f"+{format_percent(memory_threshold)}" if memory_threshold else "exact"
-        rows.append(("peak", format_bytes(before), format_bytes(now), grown, "exact", limit))
+        label = "peak, to anchor" if "memory" in to_anchor else "peak"
+        rows.append((label, format_bytes(before), format_bytes(now), grown, "exact", limit))
+    rows += [count_row(name, change) for name, change in counts.items()]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
@@ -72,13 +86,34 @@ def _numbers(latency: Change | None, memory: Change | None, memory_threshold: fl
     ]
 
 
-def _evidence(record: Record | None) -> list[str]:
+def _evidence(record: Record | None, judgement: Judgement) -> list[str]:
+    """How it was looked at again, and what else was going on then, unless that is a reason of the verdict's."""
+    if record is not None and record.paired is not None:
+        return _paired_evidence(record.paired, judgement)
     if record is None or not record.fresh:
         return []
     times = "once" if len(record.fresh) == 1 else f"{len(record.fresh)} times"
-    load = record.measurement.load_average if record.measurement else None
-    said = f"; machine load {load:.1f} on {record.environment.cores} cores" if load is not None else ""
-    return [f"measured again {times} in fresh processes{said}"]
+    said = [f"measured again {times} in fresh processes"]
+    evidence = record.measurement.evidence if record.measurement else None
+    if judgement.disturbed is not None:
+        said += [text for text in judgement.disturbed if text not in judgement.reasons]
+        said += [] if judgement.disturbed else ["nothing disturbed it"]
+    elif evidence is not None and evidence.load_average is not None:
+        said.append(f"machine load {evidence.load_average:.1f} on {record.environment.cores} cores")
+    aside = len(record.set_aside)
+    said += [f"{aside} disturbed {'ones were' if aside > 1 else 'one was'} set aside"] if aside else []
+    return textwrap.wrap("; ".join(said), WIDTH, break_long_words=False)
+
+
+def _paired_evidence(paired: Paired, judgement: Judgement) -> list[str]:
+    pairs = paired.confirm or paired.screen
+    said = [f"{len(pairs)} pairs of fresh processes, measured in turns"]
+    if paired.control:
+        said.append(f"the base against itself: {format_change(median(paired.control))}")
+    if judgement.disturbed is not None:
+        said += [text for text in judgement.disturbed if text not in judgement.reasons]
+        said += [] if judgement.disturbed else ["nothing disturbed it"]
+    return textwrap.wrap("; ".join(said), WIDTH, break_long_words=False)
 
 
 def _where(phases: dict[str, Change]) -> str:

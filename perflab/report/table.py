@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perflab.records import Record, Replicate, Result, Verdict
+from perflab.report.counts import changed, count_fact
+from perflab.report.drift import drift_sentences
 from perflab.units import format_bytes, format_change, format_ns, format_rate
 
 _COLUMNS = (("median", 9), ("spread", 8), ("vs base", 8), ("peak", 9))
@@ -56,6 +58,25 @@ def table(results: Sequence[Result], width: int = 80) -> list[Line]:
         lines.append(Line(f"{shown}{cells}  {_verdict_text(result)}", result.judgement.verdict))
         lines += [Line(f"  {part}") for part in _details(result, max(width, 80) - 2)]
     return lines
+
+
+@dataclass(frozen=True)
+class Row:
+    """A case in words, for tables that are no plain text. ``cells`` are by column; ``details`` say why."""
+
+    name: str
+    cells: dict[str, str]
+    verdict: str
+    details: list[str]
+
+
+def rows(results: Sequence[Result]) -> list[Row]:
+    """What ``table`` shows, cell by cell."""
+    titles = [title for title, _ in _COLUMNS]
+    return [
+        Row(name, dict(zip(titles, _cells(result), strict=True)), _verdict_text(result), _details(result, 10_000))
+        for name, result in zip(_names(results), results, strict=True)
+    ]
 
 
 def tally(results: Sequence[Result]) -> str:
@@ -121,8 +142,10 @@ def _details(result: Result, width: int) -> list[str]:
     if memory is not None and memory.now != memory.before:
         grown = int(memory.now) - int(memory.before)
         lines.append(f"peak memory {'+' if grown > 0 else '-'}{format_bytes(abs(grown))}")
+    lines += wrap_facts([count_fact(*item) for item in changed(result.judgement.counts).items()], width)
     if result.judgement.verdict is not Verdict.NEW:  # "new" says it all
-        lines += textwrap.wrap("; ".join(result.judgement.reasons), width, break_long_words=False)
+        said = [*drift_sentences(result.judgement), *result.judgement.reasons]
+        lines += textwrap.wrap("; ".join(said), width, break_long_words=False)
     return lines
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
-from perflab.records import Entry, Environment, Judgement, Memory, Record, Replicate, Result, Verdict
+from perflab.records import Document, Entry, Environment, Judgement, Memory, Record, Replicate, Result, Verdict
 
 CASE = "tests/perf/test_transformer.py::test_step[small-128-fp32]"
 MS = 1_000_000
@@ -81,3 +82,17 @@ def result(case: str = CASE, verdict: Verdict = Verdict.OK, **changes: Any) -> R
     """A case of the given verdict; ``record`` and ``judgement`` may be given whole."""
     fields: dict[str, Any] = {"case": case, "record": record(), "judgement": Judgement(verdict=verdict)}
     return Result(**{**fields, **changes})
+
+
+def document(*results: Result, **changes: Any) -> Document:
+    """A run of these results that ended well."""
+    fields: dict[str, Any] = {
+        "schema": 1,
+        "perflab": "0.1.0",
+        "created": datetime(2025, 11, 20, 12, 0, tzinfo=UTC),
+        "exitstatus": 0,
+        "baselines": "baselines",
+        "threshold": 0.05,
+        "results": list(results),
+    }
+    return Document(**{**fields, **changes})

@@ -40,7 +40,7 @@ class Room:
     torch: When = When.NEVER
 
 
-_GROUND = "records errors units environment"
+_GROUND = "records errors units environment documents"
 _MIDDLE = "measure gate rival predict static profile snapshots correctness report"
 ROOMS = {
     # The ground floor.
@@ -48,10 +48,11 @@ ROOMS = {
     "errors": Room(),
     "units": Room(),
     "environment": Room(below="records errors units", packages="msgspec", torch=When.CALLED),
+    "documents": Room(below="records errors", packages="msgspec"),
     # The middle rooms: none imports another, save rival -> gate.
-    "measure": Room(below=_GROUND, torch=When.CALLED),
+    "measure": Room(below=_GROUND, packages="pynvml", torch=When.CALLED),
     "gate": Room(below=_GROUND, packages="msgspec"),
-    "rival": Room(below=f"{_GROUND} gate", packages="msgspec"),
+    "rival": Room(below=f"{_GROUND} gate", packages="msgspec filelock"),
     "predict": Room(below=_GROUND, torch=When.IMPORTED),
     "static": Room(below=_GROUND, torch=When.IMPORTED),
     "profile": Room(below=_GROUND, torch=When.IMPORTED),
@@ -64,7 +65,9 @@ ROOMS = {
         packages="pytest _pytest pluggy msgspec filelock xdist pytest_benchmark syrupy",
         torch=When.CALLED,
     ),
-    "cli": Room(below=f"perflab {_GROUND} {_MIDDLE}", packages="msgspec"),
+    "doctor": Room(below=f"perflab {_GROUND} {_MIDDLE} plugin", packages="msgspec"),
+    "cli": Room(below=f"perflab doctor {_GROUND} {_MIDDLE}", packages="msgspec"),
+    "__main__": Room(below="cli"),
     "perflab": Room(below="measure"),  # the package itself: its public face
     # The lab stands beside the house.
     "lab": Room(torch=When.IMPORTED),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
 from perflab.gate.judge import Policy, judge
-from perflab.records import Change, Judgement, Measurement, OutOfMemory, Record, Result, Verdict
+from perflab.records import Change, Evidence, Judgement, Measurement, OutOfMemory, Record, Replicate, Result, Verdict
 from perflab.report.failure import explain
 from perflab.report.table import short_name, table, tally, wrap_facts
 from tests.harness.make import CASE, MS, cuda_environment, entry, environment, quiet, record, replicate, result
@@ -33,7 +33,12 @@ def step(median_ns: float, backward_ns: float, **changes: object) -> Record:
     phases = {"forward": 30 * MS, "backward": backward_ns, "optimizer": 10 * MS}
     again = quiet(median_ns, peak_bytes=2**30, phases_ns=phases)
     measurement = Measurement(
-        samples_ns=[1], repetitions=1, warmup_calls=2, settled=True, clock="host", load_average=0.3
+        samples_ns=[1],
+        repetitions=1,
+        warmup_calls=2,
+        settled=True,
+        clock="host",
+        evidence=Evidence(span_ns=1, load_average=0.3),
     )
     return record(again[1], fresh=again, measurement=measurement, **changes)
 
@@ -266,6 +271,32 @@ def test_no_line_of_a_failures_table_is_longer_than_80_columns_and_all_end_alike
     rows = explain(slower_step(), 0.0, ACCEPT).splitlines()[1:4]
     assert len({len(row) for row in rows}) == 1
     assert len(rows[0]) <= 80
+
+
+def looked_at_again(fresh: list[Replicate], **changes: object) -> str:
+    now = record(fresh[0], fresh=fresh, **changes)
+    text = explain(judged(now, peak_bytes=2**20), 0.0, ACCEPT)
+    assert max(len(line) for line in text.splitlines()[1:-1]) <= 80  # between headline and command
+    return " ".join(text.split())
+
+
+def test_a_failure_that_nothing_disturbed_says_so() -> None:
+    text = looked_at_again(quiet(130 * MS, neighbours_cores=0.03, steal_share=0.0))
+    assert "measured again 3 times in fresh processes; nothing disturbed it if this" in text
+
+
+def test_processes_that_were_disturbed_and_taken_again_are_counted() -> None:
+    calm = quiet(130 * MS, neighbours_cores=0.03, steal_share=0.0)
+    text = looked_at_again(calm, set_aside=[replicate(neighbours_cores=0.9)] * 2)
+    assert "in fresh processes; nothing disturbed it; 2 disturbed ones were set aside if this" in text
+
+
+def test_a_disturbance_is_told_once_as_the_reason_or_beside_the_evidence() -> None:
+    beside = looked_at_again(quiet(130 * MS, neighbours_cores=0.9))
+    assert beside.count("other processes used 0.9 cores meanwhile") == 1
+    assert "in fresh processes why: other processes used 0.9 cores meanwhile if this" in beside
+    hungry = looked_at_again(quiet(100 * MS, neighbours_cores=0.9, peak_bytes=2**21))
+    assert "in fresh processes; other processes used 0.9 cores meanwhile if this" in hungry
 
 
 def failure(now: Record, before_bytes: int, threshold: float = 0.0) -> str:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from perflab.environment import slug
 from perflab.errors import BaselineError
-from perflab.gate.store import BaselineStore
-from perflab.records import Entry, Environment, Memory, OutOfMemory, Parameters
+from perflab.gate.locked import LOCK_NAME, locked
+from perflab.gate.store import BaselineStore, module_of, paths_of
+from perflab.records import Accepted, Anchor, Entry, Environment, Memory, MemoryAnchor, OutOfMemory, Parameters
 from tests.harness.make import CASE, entry, environment, quiet, replicate
 
 OTHER = "tests/perf/test_transformer.py::test_forward[tiny]"
@@ -69,6 +72,12 @@ def refusal(folder: Path) -> str:
         entry([], out_of_memory=OutOfMemory(asked_bytes=None)),
         entry(parameters={"size": "small", "length": 128, "dropout": 0.1, "causal": True, "window": None}),
         entry(parameters={"naïve": "µ–…", "quote": '"\\\n', "seed": 2**70}),
+        entry(
+            anchor=Anchor(recorded="2025-01-01", replicates=quiet(1e6), steps=3, commit="abc"),
+            memory_anchor=MemoryAnchor(recorded="2025-01-02", peak_bytes=5, steps=1),
+            accepted=[Accepted(date="2025-01-03", reason="naïve"), Accepted(date="2025-01-04", latency_ratio=1.2)],
+            commit="abc+dirty",
+        ),
         entry(
             [
                 replicate(
@@ -158,6 +167,24 @@ def test_accepting_one_case_touches_only_its_own_lines(folder: Path) -> None:
     assert min(changed) > after.index('    "test_step[small-128-fp32]": {')
 
 
+def test_anchors_and_accepted_changes_stand_one_a_line(folder: Path) -> None:
+    accepted = [Accepted(date="2025-01-03", reason="fused"), Accepted(date="2025-01-04", latency_ratio=1.2)]
+    anchor = Anchor(recorded="2025-01-01", replicates=quiet(1e6), steps=3)
+    (path,) = BaselineStore(folder).save({CASE: entry(anchor=anchor, accepted=accepted)})
+    lines = [line.strip().rstrip(",") for line in path.read_text(encoding="utf-8").splitlines()]
+    assert '{"date": "2025-01-03", "reason": "fused"}' in lines
+    assert '{"date": "2025-01-04", "latency_ratio": 1.2}' in lines
+    assert '"anchor": {"recorded": "2025-01-01", "steps": 3, "replicates": [' in lines
+    assert len([line for line in lines if "median_ns" in line]) == 6
+
+
+def test_a_file_written_before_there_were_anchors_is_read(folder: Path, file: Path) -> None:
+    assert not {"anchor", "memory_anchor", "accepted", "commit"} & set(json.loads(file.read_text())["cases"])
+    found = read(folder)
+    assert found is not None
+    assert (found.anchor, found.memory_anchor, found.accepted, found.commit) == (None, None, [], None)
+
+
 # --- what is there stays -----------------------------------------------------------------------------------------
 
 
@@ -178,6 +205,63 @@ def test_saving_keeps_what_somebody_else_saved_meanwhile(folder: Path) -> None:
     early.save({CASE: entry()})
     assert read(folder, OTHER) == entry()
     assert early.entry(OTHER, HERE) == entry()
+
+
+def test_several_that_save_at_the_same_time_lose_nothing_of_each_other(folder: Path) -> None:
+    def save_some(saver: int) -> None:
+        for number in range(8):
+            BaselineStore(folder).save({f"t.py::test_{saver}[{number}]": entry()})
+
+    with ThreadPoolExecutor(max_workers=6) as savers:
+        list(savers.map(save_some, range(6)))
+    (path,) = folder.glob("*/*.json")
+    assert len(BaselineStore(folder).load(path)) == 6 * 8
+    assert [found.name for found in folder.iterdir()] == [slug(HERE)], "a lock file was left behind"
+
+
+def test_the_directory_is_free_again_after_an_error(folder: Path) -> None:
+    folder.mkdir()
+    with contextlib.suppress(ZeroDivisionError), locked(folder):
+        assert (folder / LOCK_NAME).exists()
+        raise ZeroDivisionError
+    with locked(folder):
+        pass
+    assert list(folder.iterdir()) == []
+
+
+def test_what_takes_an_entrys_place_is_decided_by_what_the_file_holds_by_then(folder: Path) -> None:
+    early = BaselineStore(folder)
+    assert early.entry(CASE, HERE) is None
+    BaselineStore(folder).save({CASE: entry(recorded="2025-01-01")})
+    seen: list[tuple[str, Entry | None]] = []
+
+    def successor(case: str, old: Entry | None, new: Entry) -> Entry:
+        seen.append((case, old))
+        return entry(recorded="2025-03-03") if old is not None else new
+
+    early.save({CASE: entry(), OTHER: entry(recorded="2025-02-02")}, successor)
+    assert seen == [(CASE, entry(recorded="2025-01-01")), (OTHER, None)]
+    assert [found.recorded for case in (CASE, OTHER) if (found := read(folder, case))] == ["2025-03-03", "2025-02-02"]
+
+
+def test_removing_cases_leaves_the_others_and_a_file_of_none_is_deleted(folder: Path) -> None:
+    (path,) = BaselineStore(folder).save({CASE: entry(), OTHER: entry()})
+    store = BaselineStore(folder)
+    assert store.remove({path: ["test_forward[tiny]", "test_never_there"]}) == {path: ["test_forward[tiny]"]}
+    assert read(folder) == entry()
+    assert store.entry(OTHER, HERE) is None
+    before = path.stat()
+    assert store.remove({path: ["test_never_there"]}) == {path: []}
+    assert path.stat() == before
+    assert store.remove({path: ["test_step[small-128-fp32]"]}) == {path: ["test_step[small-128-fp32]"]}
+    assert list(folder.iterdir()) == []
+
+
+def test_removing_from_a_file_that_cannot_be_read_leaves_it(folder: Path, file: Path) -> None:
+    file.write_text("{")
+    with pytest.raises(BaselineError):
+        BaselineStore(folder).remove({file: ["test_step[small-128-fp32]"]})
+    assert file.read_text() == "{"
 
 
 @pytest.mark.parametrize("content", ["", "{", "not json", '{"version": 2, "benchmarks": []}'])
@@ -369,3 +453,36 @@ def test_two_environments_of_one_slug_share_a_file_and_keep_their_details(folder
     assert len(paths) == 1
     assert read(folder, CASE) == first
     assert read(folder, OTHER) == second
+
+
+# --- which test file a baseline file belongs to ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "test_x.py",
+        "tests/perf/test_x.py",
+        "tests/v1.2/test_x.py",
+        "tests/v1.2/test.x.py",
+        "tests/größe µ/test%2F x.py",
+        ".hidden/test_x.py",
+        "tests/cases.yaml",
+        "../beside/test_x.py",
+    ],
+)
+def test_a_test_file_is_found_by_the_name_of_its_baseline_file(tmp_path: Path, path: str) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    assert paths_of(module_of(f"{path}::test_y"), root) == []
+    (root / path).write_text("")
+    assert paths_of(module_of(f"{path}::test_y"), root) == [path]
+
+
+def test_a_baseline_file_that_two_test_files_share_belongs_to_both(tmp_path: Path) -> None:
+    (tmp_path / "a.b").mkdir()
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    for path in ("a/b/test_x.py", "a.b/test_x.py", "a/b/test_y.py"):
+        (tmp_path / path).write_text("")
+    assert paths_of("a.b.test_x", tmp_path) == ["a.b/test_x.py", "a/b/test_x.py"]

@@ -7,12 +7,30 @@ from pathlib import Path
 import pytest
 
 CONFTEST = """
+from pathlib import Path
+
+import perflab.environment as environment
 import perflab.measure.clock as clock
+import perflab.measure.evidence as evidence
 
 class Virtual:
     now_ns = 0
 
 clock.read_ns = lambda: Virtual.now_ns
+
+environment.usable_cores = lambda: 2
+
+queue = Path(__file__).with_name("neighbours.txt")
+cores, *later = queue.read_text().split() if queue.exists() else ["0"]
+if later:
+    queue.write_text(" ".join(later))
+
+def read_host():
+    now = Virtual.now_ns
+    cpu = evidence.CpuTime(cores=2, total_ns=2 * now, busy_ns=int((1 + float(cores)) * now), stolen_ns=0)
+    return evidence.Host(at_ns=now, cpu=cpu, own_ns=now)
+
+evidence.read_host = read_host
 """
 
 CASE = """
@@ -47,6 +65,10 @@ class Project:
     def cost(self, *, ms: int, kib: int = 512) -> None:
         """What one call takes from now on."""
         (self.pytester.path / "cost.txt").write_text(f"{ms} {kib}")
+
+    def neighbours(self, *cores: float) -> None:
+        """CPU cores that other processes use beside each of the next processes, and beside all after the last."""
+        (self.pytester.path / "neighbours.txt").write_text(" ".join(map(str, cores)))
 
     def run(self, *args: str) -> pytest.RunResult:
         """One more session, in a process of its own."""

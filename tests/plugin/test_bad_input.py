@@ -19,6 +19,7 @@ PLAIN = "def test_x(perf):\n    perf(sum, range(1000))\n"
         ("--perf-device=tpu", "*--perf-device: 'tpu' is not a device; use auto, cpu, cuda or cuda:N*"),
         ("--perf-replicates=0", "*--perf-replicates: '0' is not a number of processes*"),
         ("--perf-check=maybe", "*--perf-check*maybe*"),
+        ("--perf-counts=some", "*--perf-counts*some*"),
     ],
 )
 def test_an_option_that_makes_no_sense_is_refused_by_name(pytester: pytest.Pytester, argument: str, said: str) -> None:

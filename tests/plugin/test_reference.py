@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from pathlib import Path
 
+import pytest
+
 from perflab import plugin
+from perflab.cli import COMMANDS, build_parser
 from perflab.plugin.case import Perf
 from perflab.plugin.options import OPTIONS
 from perflab.plugin.settings import MARKER_ARGUMENTS
@@ -45,3 +49,28 @@ def test_everything_that_perf_can_do_stands_there() -> None:
 
 def test_every_verdict_stands_there() -> None:
     assert [name.strip("`") for name, _, _ in rows("## Verdicts")] == [str(verdict) for verdict in Verdict]
+
+
+def test_every_command_stands_there_and_no_other() -> None:
+    section = PAGE.split("## Commands\n", 1)[1].split("\n## ", 1)[0]
+    assert re.findall(r"^### `perflab (.*)`$", section, flags=re.MULTILINE) == list(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_argument_of_a_command_stands_there(command: str) -> None:
+    (commands,) = (a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
+    taken = []
+    for action in commands.choices[command]._actions:
+        assert action.help, f"{command}: {action.dest} is not explained by --help"
+        if action.dest == "help":
+            continue
+        value = "|".join(action.choices) if action.choices else action.metavar
+        if not action.option_strings:
+            taken.append(f"{value}..." if action.nargs == "+" else value)
+        else:
+            taken.append(action.option_strings[-1] + (f"={value}" if action.nargs != 0 else ""))
+    documented = rows(f"### `perflab {command}`")
+    assert [argument.strip("`") for argument, _, _ in documented] == taken
+    defaults = [default.strip("`") for _, default, _ in documented]
+    text = " ".join(commands.choices[command].format_help().split())
+    assert all(f"(default: {default})" in text for default in defaults if default)

@@ -30,7 +30,7 @@ def test_code_that_got_slower_fails_says_by_how_much_and_is_accepted_by_the_comm
             r"\s+before\s+now\s+change\s+95 % interval\s+limit",
             r"latency\s+100 ms\s+130 ms\s+\+30\.0%\s+\+\d.*…\+\d.*%\s+\+5%",
             r"peak\s+512 KiB\s+512 KiB\s+same\s+exact\s+exact",
-            r"measured again 3 times in fresh processes; machine load .*",
+            r"measured again 3 times in fresh processes; nothing disturbed it",
             r"if this is meant: pytest -m perf test_story\.py::test_work --perf-update",
             r"work .* \+30\.0% .* REGRESSED",
             r"1 regressed .*--perf-update.*",

@@ -1,0 +1,133 @@
+"""The ``perflab`` command: what is done with a run's results once pytest has ended.
+
+A command is a function that declares its arguments on a parser and returns what runs them; its docstring is its
+help. One more is one more function, and a line in ``COMMANDS``. Nothing here loads torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from perflab.doctor.checkup import checkup
+from perflab.documents import PASSED, merge, read_document, write_document
+from perflab.errors import PerflabError, UsageError
+from perflab.gate.join import join_baselines
+from perflab.records import Document
+from perflab.report.markdown import markdown
+from perflab.report.summary import ending, measured_elsewhere, other_failures, summary, unseen_failures
+
+Run = Callable[[argparse.Namespace], int]
+"""Runs a command; returns its exit status."""
+BAD_INPUT = 2
+
+
+def merge_command(parser: argparse.ArgumentParser) -> Run:
+    """Merge the parts of one run: shards and reruns of its cases, or with --baselines what they saved.
+
+    Shows the table that one run would have shown, and exits as it would have: 1 if anything failed.
+    """
+    parser.add_argument("paths", nargs="+", type=Path, metavar="FILE", help="what pytest wrote with --perf-json")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="where to write the result (default: merged.json)")
+    parser.add_argument(
+        "--baselines", action="store_true", help="join directories of baselines instead, into the --output directory"
+    )
+
+    def run(given: argparse.Namespace) -> int:
+        if given.baselines:
+            if given.output is None:
+                raise UsageError("--baselines without --output", "name the directory to write to: --output DIR")
+            joined = join_baselines(given.paths, given.output)
+            print(f"joined {joined.entries} baselines into {', '.join(map(str, joined.files))}")
+            return 0
+        parts = [read_document(path) for path in given.paths]
+        merged = merge(parts)
+        output = given.output if given.output is not None else Path("merged.json")
+        write_document(merged, output)
+        endings = [f"{path}: {text}" for path, part in zip(given.paths, parts, strict=True) for text in ending(part)]
+        others = [*other_failures(merged), *measured_elsewhere(parts, merged)]
+        _show(merged, [*endings, *others, f"wrote {output}"])
+        return 0 if merged.exitstatus == PASSED else 1
+
+    return run
+
+
+def report_command(parser: argparse.ArgumentParser) -> Run:
+    """Show one run's results as text or as GitHub Markdown."""
+    parser.add_argument("file", type=Path, metavar="FILE", help="what pytest wrote with --perf-json, or perflab merge")
+    parser.add_argument("--format", choices=("text", "markdown"), default="text", help="(default: text)")
+
+    def run(given: argparse.Namespace) -> int:
+        document = read_document(given.file)
+        if given.format == "markdown":
+            sys.stdout.write(markdown(document))
+        else:
+            _show(document, unseen_failures(document))
+        return 0
+
+    return run
+
+
+def doctor_command(parser: argparse.ArgumentParser) -> Run:
+    """Say what can be measured here; with --gate, how often the gate is wrong on this machine.
+
+    --gate measures unchanged code again and again, for about a minute a trial, and prints false alarms, the share of
+    injected slowdowns that is found, and the cost, of perflab's gates and of pytest-benchmark's rule on the same data.
+    """
+    parser.add_argument("--gate", action="store_true", help="try the gate itself")
+    parser.add_argument("--trials", type=int, default=10, metavar="N", help="trials to record (default: 10)")
+    parser.add_argument("--log", type=Path, metavar="FILE", help="keep what is recorded, and judge what it holds too")
+
+    def run(given: argparse.Namespace) -> int:
+        if not given.gate:
+            print("\n".join(checkup()))
+            return 0
+        from perflab.doctor.gate import measure_gate  # it loads pytest, for its processes' sake
+
+        if given.trials < 0:
+            raise UsageError(f"--trials={given.trials}", "give how many trials to record, 0 to judge a log alone")
+        print("\n".join(measure_gate(given.trials, given.log, lambda text: print(text, file=sys.stderr, flush=True))))
+        return 0
+
+    return run
+
+
+COMMANDS: dict[str, Callable[[argparse.ArgumentParser], Run]] = {
+    "doctor": doctor_command,
+    "merge": merge_command,
+    "report": report_command,
+}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line: every command with its options, and what runs it as ``run``."""
+    parser = argparse.ArgumentParser(prog="perflab", description="What a run of pytest with perflab left behind.")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, declare in COMMANDS.items():
+        first, _, rest = (declare.__doc__ or "").partition("\n")
+        told = " ".join([first, *rest.split()])
+        own = commands.add_parser(name, help=first.rstrip("."), description=told)
+        own.set_defaults(run=declare(own))
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status: 2 for input that cannot be used."""
+    given = build_parser().parse_args(arguments)
+    run: Run = given.run
+    try:
+        return run(given)
+    except PerflabError as error:
+        print(f"perflab {given.command}: {error}", file=sys.stderr)
+    except OSError as error:
+        print(f"perflab {given.command}: {error.filename or 'output'}: {error.strerror}", file=sys.stderr)
+    return BAD_INPUT
+
+
+def _show(document: Document, notes: Sequence[str]) -> None:
+    width = max(80, shutil.get_terminal_size((80, 24)).columns)
+    for line in summary(document, width, notes):
+        print(line.text)

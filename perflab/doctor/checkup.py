@@ -1,0 +1,50 @@
+"""``perflab doctor``: what can be measured here, and what of it is missing, each line with its remedy."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from importlib import util
+from importlib.metadata import PackageNotFoundError, version
+
+from perflab.environment import cpu_name, usable_cores
+
+_PARTS = (
+    ("torch", "torch", "what is measured"),
+    ("triton", "triton", "the lab's Triton kernels: pip install 'perflab[triton]'"),
+    ("pytest-benchmark", "pytest_benchmark", "results in its session and files: pip install 'perflab[benchmark]'"),
+    ("pytest-xdist", "xdist", "-n: pip install 'perflab[xdist]'"),
+    ("nvidia-ml-py", "pynvml", "clocks and throttling of a GPU as evidence: pip install 'perflab[nvml]'"),
+)
+_PROGRAMS = (
+    ("git", "--perf-against=COMMIT: install git"),
+    ("valgrind", "--perf-instructions=callgrind: install valgrind"),
+)
+
+
+def checkup() -> list[str]:
+    """One line a part: there, or what it would be for and how to get it. Loads no torch."""
+    lines = [f"processor: {cpu_name()}, {usable_cores()} cores"]
+    lines += [_part(*part) for part in _PARTS]
+    lines += [f"{name}: {shutil.which(name) or f'missing ({use})'}" for name, use in _PROGRAMS]
+    lines.append(f"CUDA device files: {'found' if os.path.exists('/dev/nvidiactl') else 'none'}")
+    lines.append(f"load: {_load()}")
+    return lines
+
+
+def _part(package: str, module: str, use: str) -> str:
+    if util.find_spec(module) is None:
+        return f"{package}: missing ({use})"
+    try:
+        return f"{package}: {version(package)}"
+    except PackageNotFoundError:
+        return f"{package}: found"
+
+
+def _load() -> str:
+    try:
+        one, five, fifteen = os.getloadavg()
+    except (OSError, AttributeError):
+        return "unknown"
+    busy = " (others are at work: numbers will be noisy)" if one > 0.5 * usable_cores() else ""
+    return f"{one:.2f}, {five:.2f}, {fifteen:.2f} over 1, 5 and 15 minutes{busy}"

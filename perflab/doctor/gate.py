@@ -1,0 +1,46 @@
+"""``perflab doctor --gate``: record trials, judge them, print the table."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from perflab.doctor.table import gate_table
+from perflab.doctor.trials import append, read, record_trial
+from perflab.doctor.workloads import write_modules
+from perflab.errors import UsageError
+
+
+def measure_gate(trials: int, log: Path | None, say: Callable[[str], None]) -> list[str]:
+    """Record so many trials and judge them, together with what the log held before.
+
+    Args:
+        trials: how many to record; 0 judges what the log holds.
+        log: file that is appended to, one line a measurement; None keeps it for this call alone.
+        say: told the progress.
+
+    Returns:
+        The table, line by line.
+
+    Raises:
+        RivalError: the workloads do not run here.
+        UsageError: no trials, and a log that holds none.
+    """
+    with tempfile.TemporaryDirectory(prefix="perflab-doctor-") as name:
+        folder = Path(name)
+        write_modules(folder)
+        kept = log or folder / "trials.jsonl"
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.touch()
+        try:
+            for number in range(trials):
+                say(f"trial {number + 1} of {trials}")
+                for line in record_trial(folder, number):
+                    append(kept, line)
+        except KeyboardInterrupt:
+            say("stopped; this is what there was")
+        lines = read(kept)
+        if not lines:
+            raise UsageError("there is nothing to judge: no trial was recorded", "record some: --trials=10")
+        return gate_table(lines)

@@ -1,0 +1,166 @@
+"""Judging a log: what each gate would have said of unchanged code, and of code made slower by a known share. Pure.
+
+Slowdowns are injected into the recorded data: every time of the later side is multiplied. Both gates see the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import permutations
+from statistics import NormalDist, fmean
+
+import msgspec
+
+from perflab.doctor.trials import REPLICATES, Benchmarked, Line, Pair, Parent, Session
+from perflab.gate.judge import judge, judge_memory, peaks_of
+from perflab.gate.paired import SCREEN_PAIRS, PairedCase, PairedPolicy, Stage, latency_findings, stage
+from perflab.records import Entry, Environment, Policy, Record, Replicate, Verdict
+
+SLOWDOWNS = (0.0, 0.02, 0.03, 0.05, 0.10)
+BENCHMARK_LIMIT = 1.05
+"""``--benchmark-compare-fail=median:5%``, the usual rule."""
+
+
+@dataclass
+class Rate:
+    """How often something was found, of so many times, and what that cost."""
+
+    found: int = 0
+    tried: int = 0
+    unsure: int = 0
+    """Times that the answer was ``inconclusive``; they count as not found."""
+    seconds: list[float] = field(default_factory=list)
+    """Of each run over all cases."""
+
+    @property
+    def share(self) -> float:
+        """Found, of those tried."""
+        return self.found / self.tried if self.tried else math.nan
+
+    def interval(self, confidence: float = 0.95) -> tuple[float, float]:
+        """Wilson's score interval (1927) of ``share``."""
+        if not self.tried:
+            return 0.0, 1.0
+        z = NormalDist().inv_cdf(0.5 + confidence / 2.0)
+        n, p = self.tried, self.share
+        middle = (p + z * z / (2 * n)) / (1 + z * z / n)
+        half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+        return max(0.0, middle - half), min(1.0, middle + half)
+
+    @property
+    def cost_s(self) -> float:
+        """Mean seconds of a run over all cases."""
+        return fmean(self.seconds) if self.seconds else math.nan
+
+
+def paired_rate(lines: Sequence[Line], slowdown: float, policy: PairedPolicy | None = None) -> Rate:
+    """The paired gate: each screen is of its own pairs; suspects go on with the pairs that were recorded next."""
+    policy = policy or PairedPolicy()
+    pairs = [line for line in lines if isinstance(line, Pair)]
+    twins = [pair.twin_over_base for pair in pairs if pair.twin_over_base]
+    two = _costs([pair for pair in pairs if not pair.twin_over_base])
+    three = _costs([pair for pair in pairs if pair.twin_over_base])
+    added = math.log1p(slowdown)
+    parent_s = fmean([line.seconds for line in lines if isinstance(line, Parent)] or [0.0])
+    names = sorted(set.intersection(*(set(pair.head_over_base) for pair in pairs))) if pairs else []
+    rate = Rate()
+    for first in range(0, len(pairs) - SCREEN_PAIRS + 1, SCREEN_PAIRS):
+        drawn = pairs[first:] + pairs[:first]  # the last trials confirm with the first ones' pairs
+        cases = {name: PairedCase() for name in names}
+        taken, seconds = 0, parent_s
+        for wanted_stage, costs in ((Stage.UNSCREENED, two), (Stage.OPEN, three)):
+            while wanted := [n for n, case in cases.items() if stage(case, policy, len(cases)) is wanted_stage]:
+                pair = drawn[taken % len(drawn)]
+                taken += 1
+                seconds += costs[""] + sum(costs[name] for name in wanted)
+                for name in wanted:
+                    logs = cases[name].screen if wanted_stage is Stage.UNSCREENED else cases[name].confirm
+                    logs.append(pair.head_over_base[name] + added)
+            if wanted_stage is Stage.UNSCREENED:
+                taken = max(taken, SCREEN_PAIRS)
+        rounds = taken - SCREEN_PAIRS
+        trial = first // SCREEN_PAIRS
+        control = (
+            [twins[(trial + 1 + n) % len(twins)][names[trial % len(names)]] for n in range(rounds)] if twins else []
+        )
+        for finding in latency_findings(cases, control, policy).values():
+            _count(rate, finding.verdict)
+        rate.seconds.append(seconds)
+    return rate
+
+
+def _costs(pairs: Sequence[Pair]) -> dict[str, float]:
+    """Mean seconds of a round: of each case, and under the name "" until the processes are up."""
+    if not pairs:
+        return defaultdict(lambda: math.nan)
+    names = pairs[0].case_s
+    return {"": fmean(pair.start_s for pair in pairs), **{n: fmean(pair.case_s[n] for pair in pairs) for n in names}}
+
+
+def benchmark_rate(lines: Sequence[Line], slowdown: float, *, stored: bool = False) -> Rate:
+    """pytest-benchmark's rule: two runs back to back; with ``stored``, each run against the very first one."""
+    runs = [line for line in lines if isinstance(line, Benchmarked)]
+    couples = (
+        [(runs[0], run) for run in runs[1:]] if stored and runs else list(zip(runs[::2], runs[1::2], strict=False))
+    )
+    rate = Rate()
+    for before, now in couples:
+        for name, median_ns in now.medians_ns.items():
+            rate.tried += 1
+            rate.found += median_ns * (1.0 + slowdown) / before.medians_ns[name] > BENCHMARK_LIMIT
+        rate.seconds.append(now.seconds + (0.0 if stored else before.seconds))
+    return rate
+
+
+def stored_rate(lines: Sequence[Line], slowdown: float) -> Rate:
+    """The gate over a stored baseline: each session judged by the baseline that each other one would have saved."""
+    sessions = [line for line in lines if isinstance(line, Session)]
+    rate = Rate()
+    for saved, session in permutations(sessions, 2):
+        processes = 1
+        for name, replicates in session.replicates.items():
+            entry = Entry(environment=_HERE, recorded="", replicates=saved.replicates[name][:REPLICATES])
+            here, *fresh = [_slower(replicate, slowdown) for replicate in replicates]
+            record = Record(case=name, environment=_HERE, summary=here)
+            judgement = judge(record, entry, Policy())
+            if judgement.suspect:
+                processes = 1 + len(fresh)
+                judgement = judge(msgspec.structs.replace(record, fresh=fresh), entry, Policy())
+            _count(rate, judgement.verdict)
+        rate.seconds.append(sum(session.seconds[:processes]))
+    return rate
+
+
+def memory_rate(lines: Sequence[Line], added_bytes: int) -> Rate:
+    """The exact gate on peak memory: each process of every session but the first, against the first one's."""
+    sessions = [line for line in lines if isinstance(line, Session)]
+    rate = Rate()
+    for session in sessions[1:]:
+        for name, replicates in session.replicates.items():
+            before = peaks_of(sessions[0].replicates[name][:REPLICATES])
+            for peak_bytes in peaks_of(replicates):
+                _count(rate, judge_memory(before, [peak_bytes + added_bytes], "cpu", Policy()).verdict)
+    return rate
+
+
+def _slower(replicate: Replicate, slowdown: float) -> Replicate:
+    """The same process with code that takes so much longer; the machine's yardsticks stay what they were."""
+    factor = 1.0 + slowdown
+    return msgspec.structs.replace(
+        replicate,
+        median_ns=replicate.median_ns * factor,
+        fastest_ns=replicate.fastest_ns * factor,
+        mean_ns=replicate.mean_ns * factor,
+    )
+
+
+def _count(rate: Rate, verdict: Verdict) -> None:
+    rate.tried += 1
+    rate.found += verdict is Verdict.REGRESSED
+    rate.unsure += verdict is Verdict.INCONCLUSIVE
+
+
+_HERE = Environment(device="cpu", device_name="", cores=0, threads=0, isa="", system="", python="", torch="")

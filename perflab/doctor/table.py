@@ -1,0 +1,55 @@
+"""The self-test's answer: one line a slowdown, both gates side by side, as Markdown that also reads as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perflab.doctor.rates import SLOWDOWNS, Rate, benchmark_rate, memory_rate, paired_rate, stored_rate
+from perflab.doctor.trials import Line, Pair
+
+_HEADER = ("gate", "code", "flagged", "95 % interval", "can't tell", "cases", "cost of a run")
+
+
+def gate_table(lines: Sequence[Line]) -> list[str]:
+    """Rates of all gates on all that was recorded."""
+    rows: list[tuple[str, ...]] = [_HEADER]
+    for name, rates in (
+        ("perflab, in turns", {s: paired_rate(lines, s) for s in SLOWDOWNS}),
+        ("pytest-benchmark, two runs", {s: benchmark_rate(lines, s) for s in SLOWDOWNS}),
+        ("perflab, stored baseline", {s: stored_rate(lines, s) for s in SLOWDOWNS}),
+        ("pytest-benchmark, stored run", {s: benchmark_rate(lines, s, stored=True) for s in SLOWDOWNS}),
+    ):
+        rows += [_row(name, slowdown, rate) for slowdown, rate in rates.items() if rate.tried]
+    for name, added in (("unchanged", 0), ("+1 MiB", 1 << 20)):
+        rate = memory_rate(lines, added)
+        if rate.tried:
+            rows.append(("perflab, memory", name, *_row("perflab", 0.0, rate)[2:6], "–"))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
+    table = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
+    ]
+    table.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return [*table, "", _told(lines)]
+
+
+def _row(name: str, slowdown: float, rate: Rate) -> tuple[str, ...]:
+    low, high = rate.interval()
+    return (
+        name,
+        "unchanged" if slowdown == 0.0 else f"+{slowdown:.0%}",
+        f"{rate.share:.1%}",
+        f"{low:.1%} to {high:.1%}",
+        f"{rate.unsure / rate.tried:.1%}" if name.startswith("perflab") else "–",
+        str(rate.tried),
+        f"{rate.cost_s:.0f} s",
+    )
+
+
+def _told(lines: Sequence[Line]) -> str:
+    pairs = sum(isinstance(line, Pair) for line in lines)
+    hours = (max(line.began_s for line in lines) - min(line.began_s for line in lines)) / 3600.0 if lines else 0.0
+    return (
+        f"{pairs} process pairs, and all other runs, over {hours:.1f} h; slowdowns are injected into the times.\n"
+        "Suspects are confirmed with pairs that later screens have too, and every session is judged by the baseline\n"
+        "of every other one: there, comparisons depend on each other, and the intervals are too narrow."
+    )

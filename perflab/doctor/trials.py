@@ -1,0 +1,188 @@
+"""Recording: the same code measured again and again, as both gates would measure it, into a log that can be judged.
+
+A trial is three things, one after another: the process pairs of a screen, two runs of pytest-benchmark, and a
+session with the fresh processes that a stored baseline would ask for. Nothing is judged while it is recorded, so
+that every rule sees the same data.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from perflab.doctor.workloads import name_of
+from perflab.errors import RivalError
+from perflab.gate.paired import SCREEN_PAIRS
+from perflab.measure.measurement import replicate_of
+from perflab.plugin.fresh import Job, JobResult, Serve
+from perflab.plugin.options import REPLICATE_OPTION
+from perflab.records import Data, Replicate
+from perflab.rival.process import Start
+from perflab.rival.rounds import Round, RoundPlan
+
+REPLICATES = 3
+"""Fresh processes of a baseline, and of a suspect."""
+ROUND_BUDGET_NS = 1.2e9
+"""What a case's turns take in a round under the default budget."""
+
+
+class Pair(Data, frozen=True, tag=True):
+    """One round: log-ratios of two processes of the same code, by case."""
+
+    began_s: float
+    start_s: float
+    """Until both had collected their cases."""
+    case_s: dict[str, float]
+    """What each case took."""
+    head_over_base: dict[str, float]
+    twin_over_base: dict[str, float] = {}
+
+
+class Benchmarked(Data, frozen=True, tag=True):
+    """One run of pytest-benchmark: medians in nanoseconds, by case."""
+
+    began_s: float
+    seconds: float
+    medians_ns: dict[str, float]
+
+
+class Session(Data, frozen=True, tag=True):
+    """What a session, and then fresh processes, measured, by case: the first is the session's own."""
+
+    began_s: float
+    seconds: list[float]
+    replicates: dict[str, list[Replicate]]
+
+
+class Parent(Data, frozen=True, tag=True):
+    """What a paired run takes before its first pair: pytest, PyTorch, collecting."""
+
+    began_s: float
+    seconds: float
+
+
+Line = Pair | Benchmarked | Session | Parent
+
+
+def record_trial(folder: Path, number: int) -> Iterator[Line]:
+    """Record the ``number``-th trial. Not every one has the slower parts: the pairs are what there must be most of.
+
+    Raises:
+        RivalError: the workloads do not run here.
+    """
+    if number == 0:
+        began_s, began = time.time(), time.monotonic()
+        _run(folder, "test_perf_gate.py", "--collect-only")
+        yield Parent(began_s=began_s, seconds=time.monotonic() - began)
+    for pair in range(SCREEN_PAIRS):
+        yield record_pair(folder, twin=pair == SCREEN_PAIRS - 1)
+    if number % 2 == 0:
+        yield record_benchmark(folder)
+        yield record_benchmark(folder)
+    if number % 3 == 0:
+        yield record_session(folder)
+
+
+def record_pair(folder: Path, *, twin: bool) -> Pair:
+    """One round of two processes, or of three."""
+    sides = ["head", "base", *(["twin"] if twin else [])]
+    job_file = _job_file(folder, Job(cases=None, serve=Serve()))
+    began_s, began = time.time(), time.monotonic()
+    with Round({side: _start(folder, side, job_file) for side in sides}) as running:
+        start_s = time.monotonic() - began
+        found, case_s = {}, {}
+        cases = running.cases["base"]
+        for number, case in enumerate(cases):
+            began = time.monotonic()
+            found[name_of(case)] = running.run(
+                case, cases[number + 1 :], RoundPlan(ROUND_BUDGET_NS, memory=False), _silently
+            )
+            case_s[name_of(case)] = time.monotonic() - began
+    ratios: list[dict[str, float]] = []
+    for side in sides:
+        logs = {name: case.log_ratio(side, "base") for name, case in found.items() if side != "base"}
+        ratios += [{name: round(log, 6) for name, log in logs.items() if log is not None}] * (side != "base")
+    return Pair(
+        began_s=began_s,
+        start_s=start_s,
+        case_s=case_s,
+        head_over_base=ratios[0],
+        twin_over_base=ratios[1] if twin else {},
+    )
+
+
+def record_benchmark(folder: Path) -> Benchmarked:
+    """One run of pytest-benchmark, as its users run it."""
+    out = folder / "benchmark.json"
+    began_s, began = time.time(), time.monotonic()
+    _run(folder, "test_benchmark_gate.py", f"--benchmark-json={out}", "-p", "no:cacheprovider")
+    seconds = time.monotonic() - began
+    document = json.loads(out.read_text())
+    medians = {name_of(one["name"]): one["stats"]["median"] * 1e9 for one in document["benchmarks"]}
+    return Benchmarked(began_s=began_s, seconds=seconds, medians_ns=medians)
+
+
+def record_session(folder: Path) -> Session:
+    """What the gate over a stored baseline measures at most: a session, and its fresh processes."""
+    began_s = time.time()
+    seconds: list[float] = []
+    replicates: dict[str, list[Replicate]] = {}
+    for _ in range(1 + REPLICATES):
+        results = folder / "results.jsonl"
+        results.unlink(missing_ok=True)
+        job_file = _job_file(folder, Job(cases=None, results=str(results)))
+        began = time.monotonic()
+        _run(folder, "test_perf_gate.py", f"{REPLICATE_OPTION}={job_file}")
+        seconds.append(time.monotonic() - began)
+        for line in results.read_bytes().splitlines():
+            result = msgspec.json.decode(line, type=JobResult)
+            if result.measurement is not None:
+                replicates.setdefault(name_of(result.case), []).append(replicate_of(result.measurement))
+    return Session(began_s=began_s, seconds=seconds, replicates=replicates)
+
+
+def append(log: Path, line: Line) -> None:
+    """Add a line to the log, at once: a recording may be stopped at any time."""
+    with log.open("ab") as file:
+        file.write(msgspec.json.encode(line) + b"\n")
+
+
+def read(log: Path) -> list[Line]:
+    """All that a log holds. A last line that was cut off when the recording was stopped is passed over."""
+    whole = log.read_bytes().rpartition(b"\n")[0]
+    return [msgspec.json.decode(line, type=Line) for line in whole.splitlines()]
+
+
+def _start(folder: Path, label: str, job_file: Path) -> Start:
+    command = [sys.executable, "-m", "pytest", "test_perf_gate.py", f"{REPLICATE_OPTION}={job_file}"]
+    return Start(label, command, _environment(), folder)
+
+
+def _job_file(folder: Path, job: Job) -> Path:
+    path = folder / "job.json"
+    path.write_bytes(msgspec.json.encode(job))
+    return path
+
+
+def _run(folder: Path, *arguments: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", *arguments]
+    done = subprocess.run(command, cwd=folder, env=_environment(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        tail = "\n".join(done.stdout.splitlines()[-15:])
+        raise RivalError(f"the workloads do not run: {tail}", "see what they need: pip install 'perflab[benchmark]'")
+
+
+def _environment() -> dict[str, str]:
+    """This process's own, with its import path: workloads use the lab, wherever perflab was imported from."""
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    return {**os.environ, "PYTHONPATH": path}
+
+
+_silently: Callable[[str], None] = lambda _what: None  # noqa: E731 - a callback that nobody listens to

@@ -1,0 +1,138 @@
+"""Results files: what ``--perf-json`` writes, read back with errors that name the place, and parts of a run made one.
+
+The same rules make a run's own results one: the last result of a case counts, and cases stand in collected order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from perflab.errors import DocumentError
+from perflab.records import Document, Result
+
+SCHEMA = 1
+PASSED, FAILED, NOTHING_RUN = 0, 1, 5
+"""pytest's exit statuses that a run ends with in peace; with any other one it ended early."""
+
+
+class _Header(msgspec.Struct):
+    schema: int
+
+
+def read_document(path: Path) -> Document:
+    """Read a results file.
+
+    Raises:
+        DocumentError: it is missing, damaged, from a newer perflab, or not one of ours.
+    """
+    remedy = "write it anew: pytest -m perf --perf-json=FILE"
+    try:
+        text = path.read_bytes().decode("utf-8")
+        json.loads(text)  # its errors carry a line and a column, msgspec's an offset
+        if msgspec.json.decode(text, type=_Header).schema > SCHEMA:
+            raise DocumentError(f"{path} was written by a newer perflab", "upgrade perflab")
+        return msgspec.json.decode(text, type=Document)
+    except FileNotFoundError as error:
+        raise DocumentError(f"there is no file {path}", "name what pytest wrote with --perf-json=FILE") from error
+    except OSError as error:
+        raise DocumentError(f"cannot read {path}: {error.strerror}", "name what pytest wrote, a file") from error
+    except UnicodeDecodeError as error:
+        raise DocumentError(f"{path} is damaged: not UTF-8 at byte {error.start}", remedy) from error
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}: {error.msg}"
+        raise DocumentError(f"{path} is damaged at {place}", remedy) from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise DocumentError(f"{path} is not a file of perflab's results: {error}", remedy) from error
+
+
+def write_document(document: Document, path: Path) -> None:
+    """Write to a file beside it and rename: a reader meets the old file or the new one, never half.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    half = path.with_name(f".{path.name}.part")
+    half.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
+    half.replace(path)
+
+
+def merge(parts: Sequence[Document]) -> Document:
+    """Parts of one run as the run that they are parts of; at least one.
+
+    Where a case stands in several, the result of the part that was written last counts: that is a rerun.
+    """
+    by_age = sorted(parts, key=lambda part: part.created)
+    newest = by_age[-1]
+    results = latest(result for part in by_age for result in part.results)
+    collected = weave([weave([part.collected, [result.case for result in part.results]]) for part in parts])
+    others: dict[str, None] = {}
+    for part in by_age:
+        again = {result.case for result in part.results}
+        others = {name: None for name in others if name not in again} | dict.fromkeys(part.other_failures)
+    merged = msgspec.structs.replace(
+        newest,
+        preface=list(dict.fromkeys(line for part in parts for line in part.preface)),
+        results=in_order(results, collected),
+        collected=collected,
+        other_failures=list(others),
+    )
+    return msgspec.structs.replace(merged, exitstatus=_exit_status(parts, merged))
+
+
+def _exit_status(parts: Sequence[Document], merged: Document) -> int:
+    for part in parts:
+        if ended_early(part):
+            return part.exitstatus
+    if merged.other_failures or any(result.failure for result in merged.results):
+        return FAILED
+    if any(part.exitstatus == FAILED and not _explained(part) for part in parts):
+        return FAILED
+    return PASSED if any(part.exitstatus != NOTHING_RUN for part in parts) else NOTHING_RUN
+
+
+def _explained(part: Document) -> bool:
+    """Whether we know what failed in it, so that a later part may take it back."""
+    return bool(part.other_failures) or any(result.failure for result in part.results)
+
+
+def ended_early(document: Document) -> bool:
+    """Whether its run was interrupted or broke, so that cases may be missing."""
+    return document.exitstatus not in (PASSED, FAILED, NOTHING_RUN)
+
+
+def latest(results: Iterable[Result]) -> dict[str, Result]:
+    """Each case with its last result."""
+    return {result.case: result for result in results}
+
+
+def in_order(results: Mapping[str, Result], order: Sequence[str]) -> list[Result]:
+    """Results in the order in which their cases were collected, however they came in."""
+    return [results[case] for case in weave([order, list(results)]) if case in results]
+
+
+def weave(orders: Iterable[Sequence[str]]) -> list[str]:
+    """One order out of several: what an order adds stands after the same case as there, or before it if it leads."""
+    woven: list[str] = []
+    for order in orders:
+        known = set(woven)
+        before: dict[str, list[str]] = {}
+        after: dict[str, list[str]] = {}
+        lead: list[str] = []
+        anchor: str | None = None
+        for case in dict.fromkeys(order):
+            if case in known:
+                if anchor is None:
+                    before[case] = lead
+                anchor = case
+            else:
+                (lead if anchor is None else after.setdefault(anchor, [])).append(case)
+        if anchor is None:
+            woven += lead
+        else:
+            woven = [one for case in woven for one in (*before.get(case, ()), case, *after.get(case, ()))]
+    return woven

@@ -1,0 +1,194 @@
+"""One baseline file: JSON that is checked field by field on reading, fit for review as a diff, never half written.
+
+A file that cannot be understood is an error that names the file, the place and the remedy; it is left as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from perflab.environment import slug
+from perflab.errors import BaselineError
+from perflab.records import (
+    Accepted,
+    Anchor,
+    Data,
+    Entry,
+    Environment,
+    MemoryAnchor,
+    OutOfMemory,
+    Parameters,
+    Replicate,
+    to_plain,
+)
+
+SCHEMA = 1
+
+
+class StoredCase(Data, frozen=True):
+    """An entry as it stands in a file: ``environment`` is the name of one of the file's."""
+
+    environment: str
+    recorded: str
+    replicates: list[Replicate]
+    parameters: Parameters = {}
+    out_of_memory: OutOfMemory | None = None
+    anchor: Anchor | None = None
+    memory_anchor: MemoryAnchor | None = None
+    accepted: list[Accepted] = []
+    commit: str | None = None
+
+
+class BaselineFile(Data, frozen=True):
+    """One file. Environments stand once, and cases name theirs, so that a case reads as one short block."""
+
+    schema: int
+    environments: dict[str, Environment]
+    cases: dict[str, StoredCase]
+
+
+class _Header(msgspec.Struct):
+    schema: int
+
+
+def read_file(path: Path) -> dict[str, Entry]:
+    """All entries of a file, by the cases' names; none if there is no such file.
+
+    Raises:
+        BaselineError: the file cannot be read, is no JSON, or is not one of ours.
+    """
+    remedy = "restore it (git checkout), or delete it and run with --perf-update-new"
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise BaselineError(f"cannot read the baseline file {path}: {error.strerror}", "check its rights") from error
+    try:
+        text = raw.decode("utf-8")
+        json.loads(text, parse_constant=_no_number)  # its errors carry a line and a column, msgspec's an offset
+        if msgspec.json.decode(text, type=_Header).schema > SCHEMA:
+            raise BaselineError(f"{path} was written by a newer perflab", "upgrade perflab")
+        file = msgspec.json.decode(text, type=BaselineFile)
+        return {
+            name: Entry(
+                environment=file.environments[case.environment],
+                recorded=case.recorded,
+                replicates=case.replicates,
+                parameters=case.parameters,
+                out_of_memory=case.out_of_memory,
+                anchor=case.anchor,
+                memory_anchor=case.memory_anchor,
+                accepted=case.accepted,
+                commit=case.commit,
+            )
+            for name, case in file.cases.items()
+        }
+    except UnicodeDecodeError as error:
+        raise BaselineError(f"baseline file {path} is damaged: not UTF-8 at byte {error.start}", remedy) from error
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}: {error.msg}"
+        raise BaselineError(f"baseline file {path} is damaged at {place}", remedy) from error
+    except KeyError as error:
+        raise BaselineError(f"baseline file {path} names an unknown environment {error}", remedy) from error
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        raise BaselineError(f"{path} is not a perflab baseline file: {error}", remedy) from error
+
+
+def write_file(path: Path, entries: Mapping[str, Entry]) -> None:
+    """Write to a temporary file and rename: a reader meets the old file or the new one, never half."""
+    temporary: Path | None = None
+    try:
+        content = _format(entries).encode("utf-8")  # first, so that what can go wrong with it leaves no file behind
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        temporary = Path(name)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)
+        temporary.replace(path)
+        temporary = None
+    except OSError as error:
+        raise unwritable(path, error) from error
+    finally:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+
+
+def delete_file(path: Path) -> None:
+    """Delete a file, and its folder if it held no others."""
+    try:
+        path.unlink()
+    except OSError as error:
+        raise unwritable(path, error) from error
+    with contextlib.suppress(OSError):
+        path.parent.rmdir()
+
+
+def unwritable(path: Path, error: OSError) -> BaselineError:
+    """What to tell of a place that cannot be written to."""
+    return BaselineError(
+        f"cannot write baselines to {path}: {error.strerror}",
+        "name a writable directory with --perf-baselines=DIR; what was measured stands in .perflab/",
+    )
+
+
+def _format(entries: Mapping[str, Entry]) -> str:
+    """JSON with sorted keys, one case a block and one replicate a line, so that a diff can be read."""
+    names: dict[str, Environment] = {}
+    blocks = []
+    for name in sorted(entries):
+        entry = entries[name]
+        details = entry.environment
+        key = f"{slug(details)}-python{details.python}-{details.threads}t"
+        while names.get(key, details) != details:
+            key += "+"  # the same by name, and other in some further detail
+        names[key] = entry.environment
+        fields = {**to_plain(entry), "environment": key}
+        fields["parameters"] = {key: writable(value) for key, value in entry.parameters.items()}
+        replicates, anchor = fields.pop("replicates"), fields.pop("anchor", None)
+        accepted = fields.pop("accepted", None)
+        lines = [f"      {_json(field)}: {_json(value)}" for field, value in sorted(fields.items())]
+        if accepted:
+            lines.append(f'      "accepted": {_rows(accepted)}')
+        if anchor:
+            of_anchor = anchor.pop("replicates")
+            facts = "".join(f"{_json(field)}: {_json(value)}, " for field, value in sorted(anchor.items()))
+            lines.append(f'      "anchor": {{{facts}"replicates": {_rows(of_anchor)}}}')
+        lines.append(f'      "replicates": {_rows(replicates)}')
+        blocks.append(f"    {_json(name)}: {{\n" + ",\n".join(lines) + "\n    }")
+    environments = ",\n".join(f"    {_json(key)}: {_json(to_plain(names[key]))}" for key in sorted(names))
+    cases = ",\n".join(blocks)
+    return f'{{\n  "schema": {SCHEMA},\n  "environments": {{\n{environments}\n  }},\n  "cases": {{\n{cases}\n  }}\n}}\n'
+
+
+def _rows(values: Sequence[object]) -> str:
+    """A list within a case, one value a line."""
+    rows = ",\n".join(f"        {_json(value)}" for value in values)
+    return f"[\n{rows}\n      ]" if rows else "[]"
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
+
+
+def writable(value: object) -> object:
+    """A parameter as JSON can hold it: infinities and halves of a character as text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(value, str) else value
+
+
+def _no_number(constant: str) -> float:
+    raise ValueError(f"{constant} is no number")

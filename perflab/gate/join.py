@@ -1,0 +1,50 @@
+"""Baselines directories that shards of one run wrote, joined entry by entry into what one run would have written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote
+
+from perflab.errors import BaselineError
+from perflab.gate.store import BaselineStore
+from perflab.records import Entry
+
+
+@dataclass(frozen=True)
+class Joined:
+    """What was written."""
+
+    entries: int
+    files: list[Path]
+
+
+def join_baselines(directories: Sequence[Path], output: Path) -> Joined:
+    """Join directories into ``output``; of a case that stands in several, the entry that was recorded last.
+
+    What ``output`` holds already takes part, and so do entries that a shard has from its checkout: an update in
+    another shard is later. All is read and checked before anything is written.
+
+    Raises:
+        BaselineError: a directory is missing or holds no baselines, or a file is damaged or cannot be written.
+    """
+    by_folder: dict[str, dict[str, Entry]] = {}
+    for directory in [output, *directories]:
+        store = BaselineStore(directory)
+        paths = sorted(directory.glob("*/*.json"))
+        if not paths and directory is not output:
+            problem = "holds no baselines" if directory.is_dir() else "is no directory"
+            raise BaselineError(
+                f"{directory} {problem}", "name what --perf-baselines named: it holds <environment>/<test module>.json"
+            )
+        for path in paths:
+            joined = by_folder.setdefault(path.parent.name, {})
+            for name, entry in store.load(path).items():
+                case = f"{unquote(path.stem)}.py::{name}"  # not the node id, but one with the same place in a store
+                if case not in joined or entry.recorded >= joined[case].recorded:
+                    joined[case] = entry
+    store = BaselineStore(output)
+    store.check_writable()
+    files = {file for entries in by_folder.values() for file in store.save(entries)}
+    return Joined(entries=sum(map(len, by_folder.values())), files=sorted(files))

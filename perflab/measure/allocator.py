@@ -1,0 +1,43 @@
+"""The C library's allocator, kept from a lottery: whether a freed block goes back to the kernel at once.
+
+glibc gives memory at the top of its heap back as soon as enough of it is free, and maps large blocks anew each time.
+Whether a tensor's block lies at the top depends on the layout of the heap, which differs from process to process.
+Seen: the same chain of ``tanh`` over 4 MB took 5.1 ms in some processes, without a page fault, and 7.3 to 10 ms in
+others, with 1,922 of them in each call. That is no property of the code. So memory that was freed is kept, as it is in
+a long-running process whose heap has grown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import sys
+
+# mallopt(3): parameters, and the most that they take.
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+_KEEP_BYTES = 2**31 - 1
+_PAD_BYTES = 64 << 20
+_LARGEST_MMAP_THRESHOLD = 32 << 20
+"""Blocks above this are mapped anew at every call, in every process alike."""
+
+
+@functools.cache
+def keep_freed_memory() -> bool:
+    """Have this process keep what it frees, from here on. Returns whether the allocator could be told.
+
+    Elsewhere than under glibc nothing is done: other allocators have rules of their own.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    with contextlib.suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        return all(
+            mallopt(parameter, value) == 1
+            for parameter, value in (
+                (_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD),
+                (_M_TRIM_THRESHOLD, _KEEP_BYTES),
+                (_M_TOP_PAD, _PAD_BYTES),
+            )
+        )
+    return False

@@ -1,0 +1,151 @@
+"""Counting what one call does: operators, allocations, launches. Counts do not wobble as times do.
+
+A counted call runs under PyTorch's profiler, in a span of its own, after the samples. What the profiler saw becomes
+plain events, and the counts are pure functions of these (``measure/events.py``):
+
+- ``operators``: calls of registered operators (``aten::mm``, ``mylib::op``) that no other operator made. What an
+  operator calls in turn is PyTorch's affair and is not counted; operators that a backward pass calls are.
+- ``allocations``: blocks that PyTorch's allocator gave out on the measured device.
+- ``kernel_launches`` (CUDA): calls of the host that start a kernel, or a whole CUDA graph.
+- ``host_syncs`` (CUDA): calls of the host that wait for the device. Read from the CUDA API's own events and not from
+  ``torch.cuda.set_sync_debug_mode``, which sees neither ``torch.cuda.synchronize`` nor what other libraries do.
+- ``graph_breaks``, ``recompiles``: where the call enters frames of torch.compile, see ``measure/compiling.py``.
+- ``instructions`` (CPU): see ``measure/instructions.py``; the one that is not quite the same from run to run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from perflab.measure.compiling import CompilerState, compiler_state, counts_of_compiler
+from perflab.measure.devices import release_memory, synchronize
+from perflab.measure.events import (
+    COUNTED,
+    Event,
+    agreed,
+    compiled_regions,
+    count_allocations,
+    count_cuda_calls,
+    outermost_operators,
+    spans,
+)
+from perflab.measure.instructions import count_events, instructions_are_counted
+
+if TYPE_CHECKING:
+    import torch
+
+    from perflab.measure.workload import Workload
+
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
+
+class CallCounter:
+    """Counts calls that run in its spans, while a profiler runs; then ``read`` turns what that saw into ``counts``.
+
+    Args:
+        device: where the work happens.
+        before: the compiler's state before the case began: what it compiles from then on is the case's own.
+        instructions: whether instructions are counted too, on a CPU that does so.
+    """
+
+    def __init__(self, device: torch.device, before: CompilerState, *, instructions: bool = False) -> None:
+        self._device = device
+        self._before = before
+        self._compiled_frames: list[int] = []
+        self._instructions = instructions and device.type == "cpu" and instructions_are_counted()
+        self.counts: dict[str, int] = {}
+
+    @property
+    def extra_calls(self) -> int:
+        """Calls that counting needs beside those that the memory pass makes on a CPU."""
+        return int(self._instructions)
+
+    def count_apart(self, workload: Workload) -> None:
+        """Count what needs a call of its own: everything on CUDA, instructions on a CPU.
+
+        Raises:
+            Exception: whatever the workload raises.
+        """
+        if self._device.type == "cuda":
+            _count_on_cuda(workload, self._device, self)
+        elif self._instructions:
+            release_memory(self._device)  # the collector's next pass comes at the same moment in every run
+            found = count_events(workload.run)
+            if found is not None:
+                self.counts["instructions"] = found
+
+    @contextlib.contextmanager
+    def call(self) -> Iterator[None]:
+        """The span of one call that is counted."""
+        import torch
+
+        before = compiler_state()
+        with torch.profiler.record_function(COUNTED):
+            yield
+        self._compiled_frames.append(compiler_state().frames_seen - before.frames_seen)
+
+    def read(self, results: Any) -> None:
+        """Count what kineto saw in the spans; kept is what all of them agree on."""
+        events = read_events(results)
+        each: list[dict[str, int]] = []
+        found = spans(events)
+        if len(found) != len(self._compiled_frames):
+            return  # the workload has stopped our profiler, by one of its own: what is there is not whole
+        for span, frames in zip(found, self._compiled_frames, strict=True):
+            counts = {"operators": len(outermost_operators(events, span))}
+            if self._device.type == "cuda":
+                counts |= count_cuda_calls(events, span)
+            else:
+                counts["allocations"] = count_allocations(events, span)
+            regions = compiled_regions(events, span)
+            each.append(counts | counts_of_compiler(regions, frames, self._before, compiler_state()))
+        self.counts |= agreed(each)
+
+
+def read_events(results: Any) -> list[Event]:
+    """What kineto saw on the host; the device's own side of ranges and copies is left out."""
+    from torch.autograd import DeviceType  # type: ignore[attr-defined]
+
+    return [
+        Event(
+            name=event.name(),
+            start_ns=event.start_ns(),
+            end_ns=event.end_ns(),
+            thread=event.start_thread_id(),
+            scope=event.scope(),
+            correlation=event.correlation_id(),
+            size_bytes=event.nbytes(),
+        )
+        for event in results.events()
+        if event.device_type() == DeviceType.CPU
+    ]
+
+
+def _count_on_cuda(workload: Workload, device: torch.device, counter: CallCounter) -> None:
+    """Count one call in a pass of its own: watching the CUDA API disturbs times, and memory too."""
+    import torch
+
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it greets on standard error
+    from torch.autograd.profiler import profile
+
+    release_memory(device)
+    with profile(use_cpu=True, use_device="cuda", use_kineto=True) as profiler:
+        synchronize(device)
+        before = _blocks_given_out(device)
+        with counter.call():
+            workload.run()
+        after = _blocks_given_out(device)
+        synchronize(device)  # outside of the span: this wait is ours
+    counter.read(profiler.kineto_results)
+    if torch.cuda.get_allocator_backend() == "native":
+        counter.counts["allocations"] = after - before
+
+
+def _blocks_given_out(device: torch.device) -> int:
+    """By the caching allocator since the process began."""
+    import torch
+
+    return int(torch.cuda.memory_stats(device).get("allocation.all.allocated", 0))

@@ -1,0 +1,111 @@
+"""What NVML says of a GPU: clocks, temperature, power, why it slows itself down, who else is on it.
+
+NVML comes by the module ``pynvml`` of the package nvidia-ml-py (``pip install 'perflab[nvml]'``), and is opened only
+for a CUDA device. Where it is missing, or a driver does not answer a question, that is None and no error.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from perflab.records import GpuState
+
+if TYPE_CHECKING:
+    import torch
+
+REASONS = {
+    0x001: "idle",
+    0x002: "application clocks",
+    0x004: "power cap",
+    0x008: "hardware slowdown",
+    0x010: "sync boost",
+    0x020: "software thermal slowdown",
+    0x040: "hardware thermal slowdown",
+    0x080: "power brake",
+    0x100: "display clocks",
+    0x200: "board limit",
+    0x400: "reliability",
+}
+"""Bits of NVML's clocks event reasons (nvml.h, nvmlClocksEventReason…)."""
+
+
+def gpu_reader(device: torch.device) -> Callable[[], GpuState | None]:
+    """A function that reads the GPU's state; it returns None for a CPU, and where NVML cannot be had."""
+    if device.type != "cuda":
+        return lambda: None
+    try:
+        import pynvml
+    except ImportError:
+        return lambda: None
+    try:
+        pynvml.nvmlInit()  # all but the first only count
+        handle = _find(pynvml, device)
+    except (pynvml.NVMLError, AttributeError):  # no driver, or a module of the same name that is another
+        return lambda: None
+    return lambda: read_state(pynvml, handle) if handle is not None else None
+
+
+def read_state(nvml: Any, handle: Any) -> GpuState:
+    """Ask for each figure by itself: which of them a GPU knows differs."""
+
+    def ask(name: str, *arguments: Any) -> Any:
+        try:
+            return getattr(nvml, name)(handle, *arguments)
+        except (nvml.NVMLError, AttributeError):
+            return None
+
+    reasons = ask("nvmlDeviceGetCurrentClocksEventReasons")
+    if reasons is None:  # what drivers before 535 call it
+        reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+    power_mw = ask("nvmlDeviceGetPowerUsage")
+    processes = ask("nvmlDeviceGetComputeRunningProcesses")
+    return GpuState(
+        sm_clock_mhz=ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
+        max_sm_clock_mhz=ask("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM),
+        memory_clock_mhz=ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
+        temperature_c=ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
+        power_w=power_mw / 1000 if power_mw is not None else None,
+        throttle=[name for bit, name in REASONS.items() if (reasons or 0) & bit],
+        neighbours=count_others([process.pid for process in processes]) if processes is not None else None,
+    )
+
+
+def count_others(pids: Sequence[int]) -> int | None:
+    """How many of the processes are none of this run's.
+
+    Those of one command are in one process group: the process that asked for fresh ones, and other workers, which
+    hold memory on the GPU while they wait for their turn. None if this process is not among them itself: in a
+    container the driver may count processes in another way, and nobody can tell which are ours.
+    """
+    if os.getpid() not in pids:
+        return None
+    return sum(not _is_ours(pid) for pid in set(pids))
+
+
+def _is_ours(pid: int) -> bool:
+    try:
+        return pid == os.getpid() or os.getpgid(pid) == os.getpgid(0)
+    except AttributeError:  # Windows
+        return pid == os.getppid()
+    except OSError:
+        return False  # ended meanwhile, or not to be seen
+
+
+def _find(nvml: Any, device: torch.device) -> Any:
+    """NVML's handle of a CUDA device. CUDA_VISIBLE_DEVICES renumbers devices for CUDA alone, so no number will do."""
+    import torch
+
+    properties: Any = torch.cuda.get_device_properties(device)
+    uuid = str(getattr(properties, "uuid", ""))
+    place: list[Any] = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    ways = [("nvmlDeviceGetHandleByUUID", name) for name in (uuid, f"GPU-{uuid}", f"MIG-{uuid}") if uuid]
+    if None not in place:
+        ways.append(("nvmlDeviceGetHandleByPciBusId", "{:08X}:{:02X}:{:02X}.0".format(*place)))
+    for way, name in ways:
+        try:
+            return getattr(nvml, way)(name)
+        except nvml.NVMLError:
+            continue
+    return None

@@ -1,0 +1,97 @@
+"""A measurement taken in turns: some samples now, some more when it is this process's turn again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING
+
+from perflab.measure.allocator import keep_freed_memory
+from perflab.measure.clock import Sample
+from perflab.measure.devices import current_device, release_memory
+from perflab.measure.measurement import collector_at_ease, stopwatch_for
+from perflab.measure.memory import measure_memory
+from perflab.measure.sampling import Plan, Warmup, warm_up
+from perflab.records import Memory
+
+if TYPE_CHECKING:
+    import torch
+
+    from perflab.measure.counts import CallCounter
+    from perflab.measure.workload import Workload
+
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
+
+class Turns:
+    """Measures a workload piece by piece, while others use the machine in between. A context manager."""
+
+    def __init__(
+        self, workload: Workload, device: torch.device, plan: Plan, counter: CallCounter | None = None
+    ) -> None:
+        self._counter = counter
+        self._workload = workload
+        self._device = device
+        self._plan = plan
+        self._stopwatch = stopwatch_for(device)
+        self._around = contextlib.ExitStack()
+        self.clock = self._stopwatch.name
+
+    def __enter__(self) -> Turns:
+        keep_freed_memory()
+        self._around.enter_context(current_device(self._device))
+        self._around.enter_context(collector_at_ease())
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._around.close()
+
+    def warm_up(self) -> Warmup:
+        """Call until readings agree, as any measurement does."""
+        warmup = warm_up(self._time, self._plan, _say_nothing)
+        self._hand_back()
+        return warmup
+
+    def take(self, repetitions: int, samples: int, *, rewarm: bool, core: int | None = None) -> list[Sample]:
+        """Some samples in a row.
+
+        Args:
+            repetitions: calls in a sample.
+            samples: how many.
+            rewarm: take one more before them and throw it away: caches hold what ran here last, which was
+                somebody else's work. It is worth its time where a sample is short.
+            core: where this thread is to begin; it stays free to move, as do all threads that it starts.
+        """
+        if core is not None:
+            _move_to(core)
+        if rewarm:
+            self._time(repetitions)
+        taken = [self._time(repetitions) for _ in range(samples)]
+        self._hand_back()
+        return taken
+
+    def weigh(self) -> tuple[Memory, dict[str, int]]:
+        """Memory of one call, and what can be counted in it."""
+        if self._counter is not None:
+            self._counter.count_apart(self._workload)
+        memory, _ = measure_memory(self._workload, self._device, self._counter)
+        return memory, dict(sorted(self._counter.counts.items())) if self._counter is not None else {}
+
+    def _time(self, repetitions: int) -> Sample:
+        return self._stopwatch.time(self._workload, repetitions)
+
+    def _hand_back(self) -> None:
+        if self._device.type == "cuda":  # the other side's process needs the same memory for its turn
+            release_memory(self._device)
+
+
+def _move_to(core: int) -> None:
+    """Move this thread to a core. A thread that is bound nowhere mostly stays where it last ran."""
+    free = os.sched_getaffinity(0)
+    with contextlib.suppress(OSError):  # the core was taken from us meanwhile: any other will do
+        os.sched_setaffinity(0, {core})
+        os.sched_setaffinity(0, free)
+
+
+def _say_nothing(_what: str) -> None:
+    """A side's process has nobody to tell its progress to."""

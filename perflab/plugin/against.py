@@ -1,0 +1,184 @@
+"""``--perf-against``: the session's cases are measured in turns with another version before any test is reported.
+
+The bodies of perf cases do not run in this process: each side runs them in processes of its own. What came out is
+then told through each test's own reports, so that a regression fails the test that it belongs to.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
+
+import pytest
+
+from perflab.environment import differences
+from perflab.errors import PerflabError
+from perflab.gate.paired import PairedPolicy
+from perflab.measure.devices import resolve_device
+from perflab.measure.evidence import Witness
+from perflab.plugin.conclusions import conclude, without_numbers
+from perflab.plugin.progress import ProgressLine
+from perflab.plugin.settings import Settings, for_case
+from perflab.plugin.sides import Starts
+from perflab.plugin.turn import device_turn
+from perflab.plugin.verdicts import fails
+from perflab.records import Evidence, Result, Verdict, to_plain
+from perflab.report.failure import explain
+from perflab.rival.checkout import Tree, head_label, other_side
+from perflab.rival.comparison import BASE, HEAD, Compared, Comparison, Limits, compare
+
+TURNS_SHARE = 0.12
+"""Of a case's budget: what its turns take in one round. A case that is let go at once has two rounds."""
+
+_NAMED = 5
+
+
+class Against:
+    """Compares the session's perf cases, and reports each test by what was found."""
+
+    def __init__(self, config: pytest.Config, settings: Settings) -> None:
+        self._config = config
+        self._settings = settings
+        self._progress = ProgressLine(config)
+        self._results: dict[str, Result] = {}
+        self._case_settings: dict[str, Settings] = {}
+        self._began_s = time.monotonic()
+        self.notes: list[str] = []
+        """What is said above the table: who was compared with whom, and what only the other side has."""
+
+    def check(self, items: list[pytest.Item]) -> None:
+        """Find what would fail late: bad markers, no device.
+
+        Raises:
+            PerflabError: the first problem found.
+        """
+        for item in items:
+            self._case_settings[item.nodeid] = for_case(self._settings, item)
+        self._device = resolve_device(self._settings.device)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
+        """Measure everything first; the tests then have something to report."""
+        if not session.testsfailed:  # of collecting
+            items = [item for item in session.items if item.nodeid in self._case_settings]
+            try:
+                self._compare(items)
+            except (PerflabError, KeyboardInterrupt) as error:
+                for item in items:  # what was found so far is not lost
+                    if item.nodeid in self._results:
+                        self.pytest_runtest_protocol(item)
+                if isinstance(error, PerflabError):
+                    raise pytest.UsageError(str(error)) from None
+                raise
+        return (yield)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
+        """Report a compared case, in the phases that any test has. Others run as they always do."""
+        if item.nodeid not in self._case_settings:
+            return None
+        unmeasured = without_numbers(item.nodeid, Verdict.SKIPPED, "not measured: the comparison ended before")
+        result = self._results.setdefault(item.nodeid, unmeasured)
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        for when in ("setup", "call", "teardown"):
+            tell = self._tell if when == "call" else _nothing
+            call = pytest.CallInfo.from_call(lambda tell=tell: tell(item.nodeid), when=when)  # type: ignore[misc]
+            report = item.ihook.pytest_runtest_makereport(item=item, call=call)
+            if when == "call":
+                report.perflab = to_plain(result)
+            item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
+
+    def _tell(self, case: str) -> None:
+        result, settings = self._results[case], self._case_settings[case]
+        if result.failure is not None:
+            pytest.fail(result.failure, pytrace=False)
+        judgement = result.judgement
+        if fails(judgement.verdict, settings, saving=False):
+            pytest.fail(explain(result, settings.memory_threshold, accept=None), pytrace=False)
+        if judgement.verdict in (Verdict.SKIPPED, Verdict.OOM):
+            pytest.skip("; ".join(judgement.reasons) or "out of memory")
+
+    # --- comparing --------------------------------------------------------------------------------------
+
+    def _compare(self, items: list[pytest.Item]) -> None:
+        root, against = self._config.rootpath.resolve(), self._settings.against
+        assert against is not None
+        files = sorted({item.nodeid.split("::")[0] for item in items})
+        cases = [item.nodeid for item in items if not self._case_settings[item.nodeid].fresh_process]
+        label, commit = head_label(root)
+        policy = PairedPolicy(threshold=self._settings.against_threshold)
+        found = Comparison()
+        device = str(self._device)
+        self._progress.begin("")
+        with (
+            tempfile.TemporaryDirectory(prefix="perflab-") as folder,
+            other_side(against, root, files, self._progress.show) as base,
+            device_turn(device, self._progress.show),
+        ):
+            self.notes = [f"this side: {label} · against: {base.label}"]
+            mirrors = (base.mirrors[0], base.mirrors[0]) if base.mirrors is not None else None
+            starts = Starts(self._config, Tree(label, root, mirrors, commit=commit), base, device, Path(folder))
+            budgets = {case: TURNS_SHARE * self._case_settings[case].budget_s * 1e9 for case in cases}
+            try:
+                compare(
+                    cases,
+                    starts.start,
+                    policy,
+                    Limits(budgets, self._seconds_left, self._witness()),
+                    self._say,
+                    into=found,
+                )
+            finally:
+                self._progress.clear()
+                self._take(items, conclude(found, base, policy, self._case_settings))
+                self.notes += _said_of(found)
+
+    def _witness(self) -> Callable[[], Callable[[], Evidence]]:
+        """What else goes on, of the host alone: on a GPU our own sides' processes look like any others."""
+        import torch
+
+        return Witness(torch.device("cpu")).begin
+
+    def _say(self, case: str, what: str) -> None:
+        self._progress.label(case)
+        self._progress.show(what)
+
+    def _seconds_left(self) -> float | None:
+        total_s = self._settings.total_budget_s
+        return None if total_s is None else total_s - (time.monotonic() - self._began_s)
+
+    def _take(self, items: list[pytest.Item], concluded: Mapping[str, Result]) -> None:
+        for item in items:
+            settings = self._case_settings[item.nodeid]
+            result = concluded.get(item.nodeid)
+            if settings.fresh_process:
+                result = without_numbers(item.nodeid, Verdict.SKIPPED, "a cold start is not compared in turns")
+            if result is not None:  # else the comparison ended before it came to this case
+                self._results[item.nodeid] = result
+
+
+def _nothing(_case: str) -> None:
+    """Set-up and teardown of a case that ran elsewhere."""
+
+
+def _environments(one: Compared) -> list[str]:
+    before, now = one.turns(BASE), one.turns(HEAD)
+    return differences(before[0].ready.environment, now[0].ready.environment) if before and now else []
+
+
+def _said_of(found: Comparison) -> list[str]:
+    """What the table does not say of a comparison."""
+    said = []
+    if found.base_only:
+        more = f" and {len(found.base_only) - _NAMED} more" if len(found.base_only) > _NAMED else ""
+        said.append(f"only there: {', '.join(found.base_only[:_NAMED])}{more}")
+    differing = {text for one in found.cases.values() for text in _environments(one)}
+    if differing:
+        said.append(f"the sides differ beyond the code: {', '.join(sorted(differing))}")
+    if found.out_of_time:
+        said.append("--perf-total-budget ended the comparison before everything was confirmed")
+    return said

@@ -1,0 +1,96 @@
+"""How the processes of a paired run are started: the session's own pytest command, over each side's code."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from perflab.plugin.fresh import Job, Serve, repeated_arguments
+from perflab.plugin.options import REPLICATE_OPTION
+from perflab.plugin.words import without_positionals
+from perflab.rival.checkout import Tree
+from perflab.rival.imports import import_path
+from perflab.rival.process import Start
+
+
+@dataclass(frozen=True)
+class Starts:
+    """Makes the start of a side's process."""
+
+    config: pytest.Config
+    head: Tree
+    base: Tree
+    device: str
+    folder: Path
+    """Holds the job files."""
+
+    def start(self, side: str, cases: Sequence[str] | None) -> Start | None:
+        """A process of ``head`` or ``base`` for these cases; for whatever the command selects if ``cases`` is None.
+
+        None if the command names files alone that the side does not have.
+        """
+        tree = self.head if side == "head" else self.base
+        files = self._files(tree)
+        if self.config.option.file_or_dir and not files:
+            return None
+        job = Job(cases=None if cases is None else list(cases), serve=self._serve(tree))
+        handle, job_file = tempfile.mkstemp(suffix=".json", dir=self.folder)
+        with os.fdopen(handle, "wb") as file:
+            file.write(msgspec.json.encode(job))
+        repeated = repeated_arguments(self.config, plugins_too=tree.python == sys.executable)
+        words = [self._translated(word, tree) for word in without_positionals(self.config, repeated)]
+        words += [*files, f"--rootdir={tree.root}", f"--perf-device={self.device}", f"{REPLICATE_OPTION}={job_file}"]
+        return Start(
+            label=tree.label,
+            command=[tree.python, "-m", "pytest", *words],
+            environment={**_environment(), "PYTHONPATH": os.pathsep.join(self._path(tree))},
+            directory=self._directory(tree),
+        )
+
+    def _files(self, tree: Tree) -> list[str]:
+        """What the command names of this side's tree; whole files, since cases are chosen by the job."""
+        named = dict.fromkeys(self._translated(name.split("::")[0], tree) for name in self.config.option.file_or_dir)
+        return [name for name in named if (self._directory(tree) / name).exists()]
+
+    def _path(self, tree: Tree) -> list[str]:
+        if tree.mirrors is not None:
+            return import_path(*tree.mirrors)
+        if tree.python != sys.executable:
+            return [str(place) for place in tree.first]
+        return [*(str(place) for place in tree.first), *(path for path in sys.path if path)]
+
+    def _serve(self, tree: Tree) -> Serve:
+        first = [str(place) for place in tree.first]
+        if tree.mirrors is None:
+            return Serve(first=first)
+        mirrored, mirror = tree.mirrors
+        return Serve(foreign=str(mirrored), own=str(mirror), first=first)
+
+    def _directory(self, tree: Tree) -> Path:
+        """Where the command is given: the same place within each tree."""
+        here = self.config.invocation_params.dir
+        if tree.mirrors is None:
+            return here
+        mirrored, mirror = tree.mirrors
+        place = mirror / os.path.relpath(here.resolve(), mirrored)
+        return place if here.resolve().is_relative_to(mirrored) and place.is_dir() else tree.root
+
+    def _translated(self, word: str, tree: Tree) -> str:
+        """An argument that names a place in the session's tree, naming the same place in this one."""
+        if tree.mirrors is None:
+            return word
+        mirrored, mirror = (str(path) for path in tree.mirrors)
+        # Whole path components: /work/lib must not be found in /work/lib2.
+        return re.sub(re.escape(mirrored) + rf"(?={re.escape(os.sep)}|$)", lambda _match: mirror, word)
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}

@@ -1,0 +1,76 @@
+"""A run as GitHub Markdown, for a job's summary or a comment: what needs looking at first, failures to unfold."""
+
+from __future__ import annotations
+
+import html
+import re
+
+from perflab.records import Document, Result, Verdict
+from perflab.report.summary import environments, hint, unseen_failures
+from perflab.report.table import Row, rows, tally
+
+_FIRST = (Verdict.REGRESSED, Verdict.FAILED, Verdict.OOM, Verdict.INCONCLUSIVE)
+_LONGEST_FAILURE = 80
+"""Lines of a failure; of a longer one, the last, where the error stands. GitHub takes 1 MiB for a whole summary."""
+
+
+def markdown(document: Document) -> str:
+    """The whole run; ends with a newline."""
+    results = document.results
+    if not results:
+        return "\n\n".join(["### perflab", "no perf case ran", *map(_escape, unseen_failures(document))]) + "\n"
+    shown = sorted(zip(rows(results), results, strict=True), key=lambda pair: _rank(pair[1]))
+    blocks = [f"### perflab: {tally(results)}"]
+    blocks += [_escape(note) for note in unseen_failures(document)]
+    blocks += [_escape(" · ".join(facts)) for facts in [document.preface, *environments(document)] if facts]
+    blocks.append("\n".join(_table([row for row, _ in shown])))
+    blocks += [_failure(row.name, result) for row, result in shown if result.failure]
+    if hint(document):
+        blocks.append(hint(document).strip())
+    return "\n\n".join(blocks) + "\n"
+
+
+def _rank(result: Result) -> int:
+    """Regressions first, then what failed otherwise; a sort by it keeps the order of the rest."""
+    verdict = result.judgement.verdict
+    if verdict in _FIRST:
+        return _FIRST.index(verdict)
+    return len(_FIRST) - (1 if result.failure else 0)
+
+
+def _table(shown: list[Row]) -> list[str]:
+    titles = list(shown[0].cells)
+    lines = [f"| {' | '.join(['case', *titles, 'verdict'])} |", f"|---|{'--:|' * len(titles)}---|"]
+    for row in shown:
+        verdict = f"**{row.verdict}**" if row.verdict.isupper() else row.verdict
+        why = "".join(f"<br>{_escape(detail)}" for detail in row.details)
+        lines.append(f"| {' | '.join([code(row.name), *row.cells.values(), verdict + why])} |")
+    return lines
+
+
+def _failure(name: str, result: Result) -> str:
+    lines = (result.failure or "").splitlines()
+    if len(lines) > _LONGEST_FAILURE:
+        left_out = len(lines) - _LONGEST_FAILURE
+        lines = [f"... ({left_out} lines before)", *lines[left_out:]]
+    text = "\n".join(lines)
+    fence = "`" * max(3, _longest_run(text) + 1)
+    summary = f"{html.escape(name)}: {result.judgement.verdict}"
+    return f"<details><summary>{summary}</summary>\n\n{fence}text\n{text}\n{fence}\n\n</details>"
+
+
+def code(text: str) -> str:
+    """The text as code, within one cell of a table. Entities where it holds what would end the span, or the cell."""
+    one_line = " ".join(text.splitlines())
+    if not re.search(r"[`|\\]", one_line):
+        return f"`{one_line}`"
+    return f"<code>{re.sub(r'[^A-Za-z0-9 ]', lambda found: f'&#{ord(found[0])};', one_line)}</code>"
+
+
+def _longest_run(text: str) -> int:
+    return max((len(run) for run in re.findall("`+", text)), default=0)
+
+
+def _escape(text: str) -> str:
+    """Text that Markdown and HTML leave as it is."""
+    return re.sub(r"([\\`*_{}\[\]|~#])", r"\\\1", html.escape(" ".join(text.splitlines()), quote=False))

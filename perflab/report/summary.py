@@ -1,0 +1,121 @@
+"""A whole run as text: environments, the table, what it cannot show, the tally. The same wherever it is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import PurePath
+
+from perflab.documents import ended_early
+from perflab.environment import slug
+from perflab.records import Document, Environment, Result, Verdict
+from perflab.report.drift import REASON_TO_FILL_IN
+from perflab.report.table import Line, short_name, table, tally, wrap_facts
+from perflab.units import format_percent
+
+_ENDINGS = {2: "was interrupted", 3: "broke with an internal error", 4: "could not begin"}
+_NAMED = 5
+
+
+def summary(document: Document, width: int = 80, notes: Sequence[str] = ()) -> list[Line]:
+    """The lines that end a run; ``notes`` stand below the table."""
+    results = document.results
+    noisy = _noisy_baselines(results, document.threshold) if document.baselines is not None else []
+    texts = [*notes, *noisy]
+    return [
+        *(Line(text) for fact in document.preface for text in wrap_facts([fact], width)),
+        *(Line(text) for facts in environments(document) for text in wrap_facts(facts, width)),
+        *(table(results, width) if results else []),
+        *(Line(text) for text in texts),
+        Line(tally(results) + hint(document) if results else "no perf case ran"),
+    ]
+
+
+def environments(document: Document) -> list[list[str]]:
+    """Facts of each environment that was measured in, the directory of its baselines (if any) last."""
+    found = [result.record.environment for result in document.results if result.record is not None]
+    seen: dict[str, Environment] = {slug(environment): environment for environment in found}
+    return [
+        [
+            f"{e.device}: {e.device_name}{f', {e.cores} cores' if e.device == 'cpu' else ''}",
+            f"torch {e.torch}",
+            *([f"{PurePath(document.baselines, name).as_posix()}/"] if document.baselines is not None else []),
+        ]
+        for name, e in seen.items()
+    ]
+
+
+def hint(document: Document) -> str:
+    """The option that takes the numbers as baselines, where that would change something."""
+    if document.baselines is None:
+        return ""
+    unsaved = [result.judgement for result in document.results if not result.saved]
+    verdicts = {judgement.verdict for judgement in unsaved}
+    if verdicts & {Verdict.NEW, Verdict.INCOMPARABLE}:
+        return "   (save: --perf-update-new)"
+    worse = [judgement for judgement in unsaved if judgement.verdict is Verdict.REGRESSED]
+    if any(drift.decides for judgement in worse for drift in judgement.drift.values()):
+        return f"   (accept: --perf-update {REASON_TO_FILL_IN})"
+    if verdicts & {Verdict.REGRESSED, Verdict.IMPROVED}:
+        return "   (accept: --perf-update)"
+    if Verdict.INCONCLUSIVE in verdicts:
+        return "   (settle: --perf-against=COMMIT)"
+    return ""
+
+
+def unseen_failures(document: Document) -> list[str]:
+    """What the table does not show of a run that was no success; pytest itself says it where it runs."""
+    return [*ending(document), *other_failures(document)]
+
+
+def ending(document: Document) -> list[str]:
+    """How a run ended that did not reach its end."""
+    if not ended_early(document):
+        return []
+    how = _ENDINGS.get(document.exitstatus, "ended early")
+    return [f"the run {how} (exit status {document.exitstatus}): cases may be missing"]
+
+
+def other_failures(document: Document) -> list[str]:
+    """What failed beside the results of perf cases."""
+    others = document.other_failures
+    if others:
+        more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+        return [f"failed beside the perf cases: {', '.join(others[:_NAMED])}{more}"]
+    if document.exitstatus == 1 and not any(result.failure for result in document.results):
+        return ["the run failed (exit status 1), and for none of its perf cases: see pytest's own output"]
+    return []
+
+
+def measured_elsewhere(parts: Sequence[Document], merged: Document) -> list[str]:
+    """Cases of which results from another environment were left out of the merged run: one run has one of each."""
+    standing = {result.case: result.record.environment for result in merged.results if result.record is not None}
+    measured = [result for part in parts for result in part.results if result.record is not None]
+    others = {
+        result.case: None
+        for result in measured
+        if result.record is not None
+        and result.record.environment != standing.get(result.case, result.record.environment)
+    }
+    if not others:
+        return []
+    named = ", ".join(short_name(case) for case in list(others)[:_NAMED])
+    more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+    return [f"measured in another environment too, by an earlier part that does not count: {named}{more}"]
+
+
+def _noisy_baselines(results: Sequence[Result], threshold: float) -> list[str]:
+    """What the run could not have seen: cases whose baselines differ by far more than the threshold."""
+    limits = {
+        result.case: result.judgement.latency.limit - 1.0
+        for result in results
+        if result.judgement.latency is not None and result.judgement.latency.limit is not None and not result.saved
+    }
+    noisy = {case: limit for case, limit in limits.items() if limit > 2 * threshold}
+    if not noisy:
+        return []
+    worst = max(noisy, key=lambda case: noisy[case])
+    span = f"{format_percent(min(noisy.values()))} to {format_percent(noisy[worst])}"
+    return [
+        f"{len(noisy)} of {len(limits)} baselines are noisy, and see only changes above {span}",
+        f"  (worst: {short_name(worst)}); save them again on a quieter machine: --perf-update",
+    ]

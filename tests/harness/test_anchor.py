@@ -1,0 +1,231 @@
+"""When an anchor stays and when it moves, and what the judge makes of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from perflab.gate.anchor import ACCEPTED_KEPT, past_anchor, successor
+from perflab.gate.judge import judge
+from perflab.records import Entry, Judgement, OutOfMemory, Policy, Replicate, Verdict
+from perflab.report.failure import explain
+from perflab.report.table import table
+from tests.harness.make import MS, cuda_environment, entry, environment, quiet, record, replicate, result
+
+POLICY = Policy()
+TENTH = Policy(memory_threshold=0.10)
+
+
+def saved(*medians_ms: float, policy: Policy = POLICY, reasons: dict[int, str] | None = None) -> Entry:
+    """What the file holds after saving a case of these times one after the other."""
+    return saved_replicates(*(quiet(ms * MS) for ms in medians_ms), policy=policy, reasons=reasons)
+
+
+def saved_replicates(
+    *saves: list[Replicate], policy: Policy = POLICY, reasons: dict[int, str] | None = None, **changes: object
+) -> Entry:
+    held: Entry | None = None
+    for number, replicates in enumerate(saves):
+        new = entry(replicates, recorded=f"2026-08-{number + 1:02}", commit=f"c{number}", **changes)
+        held = successor(held, new, policy, (reasons or {}).get(number))
+    assert held is not None
+    return held
+
+
+def judged(now_ms: float, held: Entry, policy: Policy = POLICY) -> Judgement:
+    again = quiet(now_ms * MS)
+    return judge(record(again[1], fresh=again), held, policy)
+
+
+def anchor_ms(held: Entry) -> float:
+    """Where the anchor stands."""
+    return (held.anchor.replicates if held.anchor else held.replicates)[1].median_ns / MS
+
+
+# --- when it moves -----------------------------------------------------------------------------------------------
+
+
+def test_the_first_save_is_its_own_anchor() -> None:
+    held = saved(100)
+    assert held.anchor is None
+    assert held.accepted == []
+
+
+def test_steps_too_small_to_count_leave_the_anchor_where_it_was() -> None:
+    held = saved(100, 103, 106, 109)
+    assert held.anchor is not None
+    assert (held.anchor.recorded, held.anchor.steps, held.anchor.commit) == ("2026-08-01", 3, "c0")
+    assert anchor_ms(held) == 100
+    assert held.replicates == quiet(109 * MS)
+    assert held.accepted == []
+
+
+@pytest.mark.parametrize("last_ms", [115, 90])
+def test_a_step_past_the_limit_moves_it_in_either_direction(last_ms: float) -> None:
+    held = saved(100, 103, last_ms)
+    assert held.anchor is None
+    (accepted,) = held.accepted
+    assert accepted.latency_ratio == pytest.approx(last_ms / 103, abs=1e-4)
+    assert accepted.commit == "c2"
+    assert accepted.reason is None
+
+
+def test_a_reason_moves_it() -> None:
+    held = saved(100, 103, 106, reasons={2: "checks its mask"})
+    assert held.anchor is None
+    (accepted,) = held.accepted
+    assert (accepted.date, accepted.reason) == ("2026-08-03", "checks its mask")
+
+
+def test_an_improvement_on_the_anchor_moves_it_though_each_step_was_small() -> None:
+    assert anchor_ms(saved(100, 97)) == 100
+    assert anchor_ms(saved(100, 97, 94)) == 94
+
+
+def test_a_difference_below_the_floor_moves_nothing() -> None:
+    held = saved_replicates(quiet(1_000.0), quiet(2_500.0))
+    assert held.anchor is not None
+    assert held.accepted == []
+
+
+def test_the_limit_is_that_of_noisy_replicates_where_they_are_noisy() -> None:
+    noisy = [replicate(median) for median in (90 * MS, 100 * MS, 110 * MS)]
+    assert saved_replicates(noisy, quiet(115 * MS)).anchor is not None
+
+
+def test_another_environment_starts_anew_and_keeps_the_history() -> None:
+    held = saved(100, 130, 133)
+    moved = successor(held, entry(environment=environment(threads=1)), POLICY, None)
+    assert moved.anchor is None
+    assert moved.accepted == held.accepted
+
+
+def test_a_new_case_with_a_reason_keeps_it() -> None:
+    (accepted,) = saved(100, reasons={0: "a first version"}).accepted
+    assert (accepted.reason, accepted.latency_ratio) == ("a first version", None)
+
+
+def test_a_case_that_runs_out_of_memory_has_no_anchor_and_neither_when_it_fits_again() -> None:
+    out = entry([], out_of_memory=OutOfMemory(asked_bytes=None))
+    gone = successor(saved(100, 103), out, POLICY, None)
+    assert gone.anchor is None
+    assert len(gone.accepted) == 1
+    assert successor(gone, entry(), POLICY, None).anchor is None
+
+
+def test_an_entry_remembers_its_latest_accepted_changes() -> None:
+    held = saved(*(100 * 1.2**step for step in range(14)))
+    assert len(held.accepted) == ACCEPTED_KEPT
+    assert held.accepted[-1].date == "2026-08-14"
+
+
+# --- memory has its own ------------------------------------------------------------------------------------------
+
+
+def test_memory_that_grew_by_little_leaves_its_anchor_and_past_the_limit_moves_it() -> None:
+    peaks = [quiet(100 * MS, peak_bytes=size) for size in (1000, 1060, 1120)]
+    held = saved_replicates(*peaks, policy=TENTH)
+    assert held.memory_anchor is not None
+    assert (held.memory_anchor.peak_bytes, held.memory_anchor.steps) == (1000, 2)
+    held = successor(held, entry(quiet(100 * MS, peak_bytes=2000)), TENTH, None)
+    assert held.memory_anchor is None
+    (accepted,) = held.accepted
+    assert (accepted.peak_bytes_before, accepted.peak_bytes_now) == (1120, 2000)
+
+
+def test_exact_memory_never_drifts_and_does_not_move_the_anchor_of_time() -> None:
+    held = saved_replicates(*(quiet(ms * MS, peak_bytes=ms) for ms in (100, 103, 106)))
+    assert held.memory_anchor is None
+    assert anchor_ms(held) == 100
+    assert len(held.accepted) == 2
+
+
+def test_memory_that_adds_up_on_a_gpu_below_the_allocators_rounding_is_seen() -> None:
+    gpu = cuda_environment()
+    peaks = [quiet(100 * MS, peak_bytes=size) for size in (100_000, 100_400, 100_800)]
+    held = saved_replicates(*peaks, environment=gpu)
+    judgement = judge(record(peaks[-1][0], fresh=peaks[-1], environment=gpu), held, POLICY)
+    assert judgement.worse == ["memory"]
+    text = explain(result(record=record(peaks[-1][0], environment=gpu), judgement=judgement), 0.0, "accept")
+    assert " ".join(text.split()).startswith(
+        "step[small-128-fp32] needs more memory than its anchor of 2026-08-01 by +800 B, in 2 accepted steps, none of "
+        "which passed the limit before"
+    )
+    assert "peak, to anchor" in text
+
+
+# --- what the judge makes of it ----------------------------------------------------------------------------------
+
+
+def test_a_case_that_is_ok_against_its_baseline_and_not_against_its_anchor_has_regressed() -> None:
+    held = saved(100, 103, 106, 109)
+    judgement = judged(109.3, held)
+    assert judgement.verdict is Verdict.REGRESSED
+    assert judgement.worse == ["latency"]
+    assert judgement.latency is not None
+    assert judgement.latency.before == 100 * MS
+    drift = judgement.drift["latency"]
+    assert drift.decides
+    assert drift.steps == 3
+    drifted = result(judgement=judgement)
+    sentence = "slower than its anchor of 2026-08-01 by +9.3%, in 3 accepted steps, none of which passed the limit"
+    text = explain(drifted, 0.0, "accept")
+    assert f"is {sentence} " in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 80
+    assert sentence in " ".join(" ".join(line.text for line in table([drifted])).split())
+
+
+def test_one_step_is_told_as_one() -> None:
+    text = " ".join(explain(result(judgement=judged(107, saved(100, 103))), 0.0, "accept").split())
+    assert "in 1 accepted step, which did not pass the limit" in text
+
+
+def test_a_case_within_the_limit_of_both_is_ok_and_compared_with_its_baseline() -> None:
+    judgement = judged(104, saved(100, 103))
+    assert judgement.verdict is Verdict.OK
+    assert judgement.latency is not None
+    assert judgement.latency.before == 103 * MS
+    assert not judgement.drift["latency"].decides
+    assert judgement.drift["latency"].change.ratio == pytest.approx(1.04)
+
+
+def test_a_step_past_the_limit_is_told_against_the_baseline() -> None:
+    judgement = judged(130, saved(100, 103))
+    assert judgement.verdict is Verdict.REGRESSED
+    assert not judgement.drift["latency"].decides
+    assert "slower than its baseline" in explain(result(judgement=judgement), 0.0, "accept")
+
+
+def test_a_suspect_of_drift_is_measured_again_like_any_other() -> None:
+    held = saved(100, 103, 106, 109)
+    first = judge(record(replicate(109 * MS)), held, POLICY)
+    assert first.suspect
+    cleared = judge(record(replicate(109 * MS), fresh=quiet(101 * MS)), held, POLICY)
+    assert cleared.verdict is not Verdict.REGRESSED
+
+
+def test_a_doubt_about_a_drift_names_the_anchor() -> None:
+    held = saved(100, 103, 106, 109)
+    busy = quiet(109 * MS, fastest_ns=98 * MS)
+    judgement = judge(record(busy[1], fresh=busy), held, POLICY)
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert judgement.reasons[0].startswith("against its anchor of 2026-08-01: typical calls took +9.0%, but the fast")
+
+
+def test_an_anchor_never_makes_a_verdict_better() -> None:
+    assert judged(97, saved(100, 103, 101.5)).verdict is Verdict.OK
+    faster = judged(94, saved(100, 103))
+    assert faster.verdict is Verdict.IMPROVED
+    assert faster.latency is not None
+    assert faster.latency.before == 103 * MS
+
+
+def test_an_entry_of_an_older_file_is_its_own_anchor() -> None:
+    old = entry(quiet(100 * MS), recorded="2026-01-01")
+    held = successor(old, entry(quiet(103 * MS)), POLICY, None)
+    assert held.anchor is not None
+    assert (held.anchor.recorded, held.anchor.steps) == ("2026-01-01", 1)
+
+
+def test_what_is_saved_past_its_anchor_is_known_at_once() -> None:
+    assert past_anchor(saved(100, 103), POLICY) == []
+    assert past_anchor(saved(100, 103, 106), POLICY) == ["latency"]

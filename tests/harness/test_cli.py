@@ -1,0 +1,114 @@
+"""The command line: what it says, what it leaves behind, and how it exits."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from perflab.cli import build_parser, main
+from perflab.documents import read_document, write_document
+from perflab.records import Judgement, Result, Verdict
+from perflab.report.summary import summary
+from tests.harness.make import cuda_environment, document, record, result
+
+BROKEN = Result(case="t.py::test_b", record=None, judgement=Judgement(verdict=Verdict.FAILED), failure="wrong")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write_document(document(result("t.py::test_a")), Path("a.json"))
+    write_document(document(BROKEN, exitstatus=1), Path("b.json"))
+    return tmp_path
+
+
+def test_report_shows_what_the_run_showed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "a.json"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.splitlines() == [line.text for line in summary(document(result("t.py::test_a")))]
+    assert shown.splitlines()[-1] == "1 ok"
+
+
+def test_report_of_a_run_without_baselines_names_none(capsys: pytest.CaptureFixture[str]) -> None:
+    new = result("t.py::test_a", Verdict.NEW)
+    write_document(document(new, baselines=None, preface=["against main"]), Path("a.json"))
+    assert main(["report", "a.json"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert (shown[0], shown[1], shown[-1]) == (
+        "against main",
+        "cpu: AMD EPYC (family 25, model 17), 2 cores · torch 2.13.0",
+        "1 new",
+    )
+
+
+def test_report_of_a_run_that_failed_succeeds_in_reporting(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "b.json", "--format=markdown"]) == 0
+    assert capsys.readouterr().out.startswith("### perflab: 1 failed\n")
+
+
+def test_merge_shows_the_whole_writes_it_and_exits_as_the_run_would(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["merge", "a.json", "b.json"]) == 1
+    assert capsys.readouterr().out.splitlines()[-2:] == ["wrote merged.json", "1 ok · 1 failed"]
+    assert [row.case for row in read_document(here / "merged.json").results] == ["t.py::test_a", "t.py::test_b"]
+    assert main(["merge", "a.json", "--output", "out/one.json"]) == 0
+    assert read_document(here / "out/one.json") == document(result("t.py::test_a"), collected=["t.py::test_a"])
+
+
+def test_merge_says_which_part_ended_early(capsys: pytest.CaptureFixture[str]) -> None:
+    write_document(document(result("t.py::test_c"), exitstatus=3), Path("c.json"))
+    assert main(["merge", "a.json", "c.json"]) == 1
+    assert (
+        "c.json: the run broke with an internal error (exit status 3): cases may be missing" in capsys.readouterr().out
+    )
+
+
+def test_merge_shows_each_environment_and_says_what_does_not_count(capsys: pytest.CaptureFixture[str]) -> None:
+    on_gpu = record(environment=cuda_environment())
+    write_document(document(result("t.py::test_c", record=on_gpu)), Path("gpu.json"))
+    main(["merge", "a.json", "gpu.json"])
+    shown = capsys.readouterr().out
+    assert shown.count("· torch ") == 2
+    assert "another environment" not in shown
+    write_document(document(result("t.py::test_a", record=on_gpu)), Path("gpu.json"))
+    main(["merge", "a.json", "gpu.json"])
+    assert "measured in another environment too, by an earlier part that does not count: a\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["report", "none.json"], "perflab report: there is no file none.json\n  -> "),
+        (["merge", "a.json", "none.json"], "perflab merge: there is no file none.json\n  -> "),
+        (["merge", "a.json", "--output", "a.json/x"], "perflab merge: a.json: File exists"),
+        (["merge", "--baselines", "x"], "perflab merge: --baselines without --output\n  -> "),
+        (["merge", "--baselines", "x", "--output", "y"], "perflab merge: x is no directory\n  -> "),
+    ],
+)
+def test_what_cannot_be_used_exits_with_2_and_says_why(
+    here: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    assert main(arguments) == 2
+    assert capsys.readouterr().err.startswith(said)
+    assert not (here / "merged.json").exists()
+
+
+@pytest.mark.parametrize("arguments", [[], ["merge"], ["report"], ["nonsense"], ["report", "a.json", "--format=html"]])
+def test_a_command_line_that_makes_no_sense_exits_with_2(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        build_parser().parse_args(arguments)
+    assert caught.value.code == 2
+
+
+def test_it_also_runs_as_a_module_and_loads_no_torch() -> None:
+    program = (
+        "import runpy, sys; sys.argv = ['perflab', 'report', 'a.json']\n"
+        "try:\n    runpy.run_module('perflab', run_name='__main__')\n"
+        "except SystemExit as end:\n    print(end.code, 'torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-2:] == ["1 ok", "0 False"]

@@ -1,0 +1,255 @@
+"""Counts: known work in, the same numbers out; what the profiler saw, told by hand where it takes a GPU to see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from perflab.measure.compiling import CompilerState, counts_of_compiler
+from perflab.measure.counts import CallCounter
+from perflab.measure.events import (
+    COUNTED,
+    Event,
+    Span,
+    agreed,
+    compiled_regions,
+    count_allocations,
+    count_cuda_calls,
+    outermost_operators,
+    spans,
+)
+from perflab.measure.instructions import count_events, instructions_are_counted
+from perflab.measure.memory import measure_memory
+from perflab.measure.workload import Step, Workload
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+CPU = torch.device("cpu")
+SPAN = Span(100, 200)
+
+
+def counted(call: Callable[..., Any], *args: Any) -> dict[str, int]:
+    return counted_workload(Workload(call, args, {}))
+
+
+def counted_workload(workload: Workload) -> dict[str, int]:
+    counter = CallCounter(CPU, CompilerState())
+    measure_memory(workload, CPU, counter)
+    return counter.counts
+
+
+# --- real calls on a CPU ------------------------------------------------------------------------------------------
+
+
+def test_operators_that_the_code_calls_are_counted_and_not_what_these_call() -> None:
+    x, weights = torch.ones(4, 8), torch.ones(8, 8)
+    assert counted(lambda: torch.nn.functional.linear(x, weights).relu().sum())["operators"] == 3
+
+
+def test_work_without_tensors_calls_no_operator() -> None:
+    assert counted(lambda: sum(range(100))) == {"operators": 0, "allocations": 0}
+
+
+def test_every_block_that_is_given_out_is_an_allocation_however_short_it_lives() -> None:
+    def work() -> None:
+        for _ in range(3):
+            torch.empty(1000)
+
+    assert counted(work) == {"operators": 3, "allocations": 3}
+
+
+def test_the_backward_passs_operators_are_counted() -> None:
+    x = torch.ones(8, requires_grad=True)
+    y = torch.ones(8, requires_grad=True)
+
+    def work(backward: bool) -> None:
+        x.grad = y.grad = None
+        product = (x * y).sum()
+        if backward:
+            product.backward()
+
+    assert counted(work, False)["operators"] == 2
+    assert counted(work, True)["operators"] > 4
+
+
+def test_a_training_step_counts_the_same_in_five_runs() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
+    optimizer = torch.optim.AdamW(model.parameters())
+    x = torch.ones(8, 16)
+
+    def update() -> None:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    step = Step(lambda: model(x).square().mean(), torch.Tensor.backward, update)
+    step.run()
+    runs = [counted_workload(step) for _ in range(5)]
+    assert runs[0]["operators"] > 20
+    assert all(run == runs[0] for run in runs)
+
+
+def test_an_operator_of_somebody_elses_is_one() -> None:
+    with torch.library._scoped_library("perflab_test", "FRAGMENT") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x + x, "CPU")
+        assert counted(lambda: torch.ops.perflab_test.twice(torch.ones(3)))["operators"] == 2  # ones, twice
+
+
+def test_a_range_that_a_user_names_is_no_operator() -> None:
+    def work() -> None:
+        with torch.profiler.record_function("mylib::range"):
+            torch.empty(3)
+
+    assert counted(work)["operators"] == 1
+
+
+def test_a_count_that_differs_from_call_to_call_is_left_out() -> None:
+    calls = iter(range(100))
+
+    def work() -> None:
+        kept = [torch.ones(3) for _ in range(next(calls))]
+        del kept
+
+    assert counted(work) == {}
+
+
+# --- what the profiler saw, by hand -------------------------------------------------------------------------------
+
+
+def test_each_counted_call_is_a_span_of_its_own() -> None:
+    events = [Event(COUNTED, 300, 400, scope=7), Event("aten::add", 310, 320), Event(COUNTED, 100, 200, scope=7)]
+    assert spans(events) == [Span(100, 200), Span(300, 400)]
+
+
+def test_an_operator_within_another_is_told_by_time_and_thread() -> None:
+    events = [
+        Event("aten::linear", 100, 140),
+        Event("aten::addmm", 100, 130),  # begins in the same tick
+        Event("aten::mm", 120, 130, thread=2),  # meanwhile, in autograd's thread
+        Event("aten::relu", 140, 150),  # begins in the tick that linear ended in
+        Event("autograd::engine::evaluate_function: MulBackward0", 150, 190),
+        Event("MulBackward0", 151, 189, scope=1),
+        Event("aten::mul", 155, 160),
+        Event("aten::sum", 90, 99),  # before the call
+        Event("aten::sum", 200, 210),  # after it
+    ]
+    assert outermost_operators(events, SPAN) == ["aten::linear", "aten::mm", "aten::relu", "aten::mul"]
+
+
+def test_frees_and_empty_blocks_are_no_allocations() -> None:
+    events = [Event("[memory]", at, at, size_bytes=size) for at, size in ((99, 8), (100, 8), (150, -8), (160, 0))]
+    assert count_allocations(events, SPAN) == 1
+
+
+def test_regions_of_torch_compile_are_named_by_frame_and_compilation() -> None:
+    names = ["Torch-Compiled Region: 0/0", "TorchDynamo Cache Lookup", "Torch-Compiled Region: 1/2"]
+    events = [Event(name, 100 + at, 150) for at, name in enumerate([*names, names[0]])]
+    assert compiled_regions(events, SPAN) == {"0/0", "1/2"}
+
+
+def cuda_counts(*names: str, correlations: tuple[int, ...] = ()) -> dict[str, int]:
+    numbers = correlations or tuple(range(1, len(names) + 1))
+    return count_cuda_calls(
+        [Event(name, 100 + at, 101 + at, correlation=numbers[at]) for at, name in enumerate(names)], SPAN
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["cudaLaunchKernel", "cudaLaunchKernel_v7000", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx",
+     "cudaLaunchKernel_ptsz", "cudaGraphLaunch_v10000"],
+)  # fmt: skip
+def test_whatever_starts_a_kernel_or_a_graph_is_one_launch(name: str) -> None:
+    assert cuda_counts(name) == {"kernel_launches": 1, "host_syncs": 0}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy", "cuStreamSynchronize"],
+)
+def test_whatever_waits_for_the_device_is_a_host_sync(name: str) -> None:
+    assert cuda_counts(name) == {"kernel_launches": 0, "host_syncs": 1}
+
+
+def test_reading_a_number_back_is_one_sync_and_its_copy_is_none() -> None:
+    call = ("aten::item", "aten::_local_scalar_dense", "cudaMemcpyAsync", "cudaStreamSynchronize")
+    assert cuda_counts(*call) == {"kernel_launches": 0, "host_syncs": 1}
+
+
+def test_other_calls_of_the_cuda_api_are_neither() -> None:
+    others = ("cudaMalloc", "cudaEventRecord", "cudaMemsetAsync", "cudaStreamIsCapturing", "cudaEventQuery")
+    assert cuda_counts(*others) == {"kernel_launches": 0, "host_syncs": 0}
+
+
+def test_a_driver_call_that_the_runtime_makes_for_a_launch_is_no_second_one() -> None:
+    names = ("cudaLaunchKernel", "cuLaunchKernel", "cudaLaunchKernel")
+    assert cuda_counts(*names, correlations=(7, 7, 8))["kernel_launches"] == 2
+
+
+def test_launches_without_a_correlation_are_all_counted() -> None:
+    assert cuda_counts("cudaLaunchKernel", "cudaLaunchKernel", correlations=(0, 0))["kernel_launches"] == 2
+
+
+def test_cuda_calls_outside_of_the_counted_call_are_the_harness_own() -> None:
+    events = [Event("cudaDeviceSynchronize", at, at + 5, correlation=at) for at in (90, 150, 205)]
+    assert count_cuda_calls(events, SPAN)["host_syncs"] == 1
+
+
+def test_what_calls_disagree_on_is_dropped() -> None:
+    assert agreed([{"operators": 3, "allocations": 2}, {"operators": 3, "allocations": 1}]) == {"operators": 3}
+    assert agreed([{"operators": 3, "recompiles": 1}, {"operators": 3}]) == {"operators": 3}
+    assert agreed([]) == {}
+
+
+# --- torch.compile ------------------------------------------------------------------------------------------------
+
+BEFORE = CompilerState(graph_breaks=4, frames_seen=9, compilations={0: 2, 1: 1})
+AFTER = CompilerState(graph_breaks=6, frames_seen=12, compilations={0: 2, 1: 2, 2: 1})
+
+
+def test_a_call_that_enters_nothing_compiled_has_no_counts_of_the_compiler() -> None:
+    assert counts_of_compiler([], 0, BEFORE, AFTER) == {}
+
+
+def test_breaks_are_those_since_the_case_was_set_up() -> None:
+    assert counts_of_compiler(["2/0", "1/1"], 0, BEFORE, AFTER) == {"recompiles": 0, "graph_breaks": 2}
+
+
+@pytest.mark.parametrize("region", ["0/1", "1/0", "!0/0/0", "something new"])
+def test_where_an_earlier_test_compiled_what_is_entered_breaks_are_not_known(region: str) -> None:
+    assert counts_of_compiler(["2/0", region], 0, BEFORE, AFTER) == {"recompiles": 0}
+
+
+def test_after_a_reset_everything_is_the_cases_own() -> None:
+    after = CompilerState(graph_breaks=5, frames_seen=10, compilations={0: 1})
+    assert counts_of_compiler(["0/0"], 0, BEFORE, after) == {"recompiles": 0, "graph_breaks": 1}
+
+
+def test_a_version_that_does_not_number_its_compilations_has_no_breaks() -> None:
+    state = CompilerState(compilations=None)
+    assert counts_of_compiler(["0/0"], 1, state, state) == {"recompiles": 1}
+
+
+# --- instructions -------------------------------------------------------------------------------------------------
+
+
+def test_instructions_are_counted_or_there_is_no_number() -> None:
+    found = count_events(lambda: sum(range(10_000)))
+    assert (found is not None and found > 10_000) if instructions_are_counted() else found is None
+
+
+def test_what_the_kernel_counts_for_us_arrives() -> None:
+    """Page faults, which need no counter of the processor: 16 MiB anew are 4,096 pages of 4 KiB."""
+    software, page_faults, page_bytes = 1, 2, 1 << 16
+    found = count_events(lambda: torch.ones(1 << 22), software, page_faults)
+    if found is None:
+        pytest.skip("this kernel lets nobody count")
+    assert found >= (1 << 24) // page_bytes // 32  # huge pages are 2 MiB
+
+
+def test_a_call_that_raises_while_it_is_counted_raises() -> None:
+    with pytest.raises(ZeroDivisionError):
+        count_events(lambda: 1 / 0)

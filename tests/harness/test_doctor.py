@@ -1,0 +1,120 @@
+"""The gate's self-test, on made-up logs: it must see a gate that is good, and one that is not."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from perflab.doctor.checkup import checkup
+from perflab.doctor.gate import measure_gate
+from perflab.doctor.rates import Rate, benchmark_rate, memory_rate, paired_rate, stored_rate
+from perflab.doctor.table import gate_table
+from perflab.doctor.trials import Benchmarked, Line, Pair, Parent, Session, append, read
+from perflab.errors import UsageError
+from perflab.records import Memory
+from tests.harness.make import MS, replicate
+
+NAMES = ("one", "two")
+
+
+def recorded(noise: float, trials: int = 40) -> list[Line]:
+    """A log of a machine whose processes differ by so much."""
+    draw = random.Random(20261120)
+
+    def session(began_s: float) -> Session:
+        memory = Memory(peak_bytes=4096, held_bytes=0, growth_bytes=4096)
+        replicates = {
+            name: [replicate(100 * MS * (1.0 + draw.gauss(0.0, noise)), memory=memory) for _ in range(4)]
+            for name in NAMES
+        }
+        return Session(began_s=began_s, seconds=[2.0] * 4, replicates=replicates)
+
+    lines: list[Line] = [Parent(began_s=0.0, seconds=3.0)]
+    for trial in range(trials):
+        for number in range(3):
+            logs = [{name: draw.gauss(0.0, noise) for name in NAMES} for _ in range(2)]
+            twin = logs[1] if number == 2 else {}
+            case_s = dict.fromkeys(NAMES, 1.0 + 0.5 * bool(twin))
+            lines.append(
+                Pair(began_s=60.0 * trial, start_s=2.0, case_s=case_s, head_over_base=logs[0], twin_over_base=twin)
+            )
+        for _ in range(2):
+            medians = {name: 1e8 * (1.0 + draw.gauss(0.0, noise)) for name in NAMES}
+            lines.append(Benchmarked(began_s=60.0 * trial, seconds=5.0, medians_ns=medians))
+        lines.append(session(60.0 * trial))
+    return lines
+
+
+def test_a_quiet_machine_s_gate_is_silent_on_unchanged_code_and_finds_what_is_slower() -> None:
+    lines = recorded(0.005)
+    assert paired_rate(lines, 0.0).found == 0
+    assert paired_rate(lines, 0.05).share == 1.0
+    assert stored_rate(lines, 0.0).found == 0
+    assert stored_rate(lines, 0.30).share > 0.9
+    assert benchmark_rate(lines, 0.0).found == 0
+    assert benchmark_rate(lines, 0.10).share == 1.0
+
+
+def test_on_a_noisy_machine_the_usual_rule_cries_wolf_and_the_pairs_do_not() -> None:
+    lines = recorded(0.06)
+    assert benchmark_rate(lines, 0.0).share > 0.1
+    assert paired_rate(lines, 0.0).share <= 0.0125
+    assert paired_rate(lines, 0.05).unsure > 0
+
+
+def test_memory_that_grew_is_always_found_and_memory_that_did_not_never() -> None:
+    lines = recorded(0.01)
+    assert memory_rate(lines, 0).found == 0
+    grown = memory_rate(lines, 1 << 20)
+    assert (grown.found, grown.tried) == (grown.tried, 39 * 2 * 4)
+
+
+def test_costs_are_of_whole_runs_and_suspects_cost_more() -> None:
+    lines = recorded(0.005)
+    unchanged, slower = paired_rate(lines, 0.0), paired_rate(lines, 0.05)
+    # The session's own start, and two rounds of two processes and two cases; sometimes a third.
+    assert 3.0 + 2 * 4.0 <= unchanged.cost_s < 3.0 + 3 * 4.0
+    assert slower.cost_s >= 3.0 + 3 * 4.0 + 8 * 5.0
+    assert benchmark_rate(lines, 0.0).cost_s == 10.0
+
+
+@pytest.mark.parametrize(
+    ("found", "tried", "low", "high"), [(0, 300, 0.0, 0.0127), (5, 10, 0.2366, 0.7634), (10, 10, 0.7225, 1.0)]
+)
+def test_the_interval_is_wilson_s(found: int, tried: int, low: float, high: float) -> None:
+    assert Rate(found, tried).interval() == pytest.approx((low, high), abs=1e-3)
+
+
+def test_a_log_that_was_cut_off_is_read_up_to_there(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    lines = recorded(0.01, trials=2)
+    for line in lines:
+        append(log, line)
+    log.write_bytes(log.read_bytes() + b'{"type":"Pair","beg')
+    assert read(log) == lines
+    table = measure_gate(0, log, print)
+    assert table == gate_table(lines)
+    assert "perflab, in turns" in table[2]
+    assert all(len(line) == len(table[0]) for line in table[:-2])
+
+
+def test_an_empty_log_and_no_trials_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no trial was recorded"):
+        measure_gate(0, tmp_path / "new.jsonl", print)
+
+
+def test_a_log_of_pairs_alone_without_a_control_is_judged() -> None:
+    pairs: list[Line] = [
+        Pair(began_s=0.0, start_s=1.0, case_s={"one": 1.0}, head_over_base={"one": 0.001 * n}) for n in range(6)
+    ]
+    assert paired_rate(pairs, 0.0).tried == 2
+    assert gate_table(pairs)
+
+
+def test_the_checkup_names_what_is_there_and_how_to_get_what_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    lines = checkup()
+    assert any(line.startswith("torch: 2.") for line in lines)
+    assert "git: missing (--perf-against=COMMIT: install git)" in lines

@@ -1,0 +1,203 @@
+"""Results files: read back as they were written, refused by name, and parts of a run made one."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perflab.documents import in_order, merge, read_document, weave, write_document
+from perflab.errors import DocumentError
+from perflab.records import Document, Judgement, Result, Verdict
+from tests.harness.make import document, result
+
+NOW = datetime(2025, 11, 20, 12, 0, tzinfo=UTC)
+
+
+def failed(case: str, text: str = "came out wrong") -> Result:
+    return Result(case=case, record=None, judgement=Judgement(verdict=Verdict.FAILED), failure=text)
+
+
+def part(*results: Result, minute: int = 0, **changes: Any) -> Document:
+    status = 1 if any(result.failure for result in results) else 0
+    given = {"created": NOW + timedelta(minutes=minute), "exitstatus": status, **changes}
+    return document(*results, **given)
+
+
+# --- files -------------------------------------------------------------------------------------------------------
+
+
+def test_a_document_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    written = part(result("a"), failed("b"), collected=["a", "b", "c"], other_failures=["d"])
+    path = tmp_path / "new" / "perf.json"
+    write_document(written, path)
+    assert read_document(path) == written
+    assert [file.name for file in path.parent.iterdir()] == ["perf.json"]
+    assert json.loads(path.read_text())["created"].startswith("2025-11-20T12:00:00")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "perf.json is damaged at line 1, column 1: Expecting value"),
+        ('{"schema": 1,\n "results": [', "perf.json is damaged at line 2, column 14: Expecting value"),
+        ("\udcff", "perf.json is damaged: not UTF-8 at byte 0"),
+        ('{"schema": 99, "what": "ever"}', "perf.json was written by a newer perflab\n  -> upgrade perflab"),
+        ('{"schema": 0}', "not a file of perflab's results: "),
+        ("[]", "not a file of perflab's results: Expected `object`, got `array`"),
+        ('{"benchmarks": []}', "not a file of perflab's results: Object missing required field `schema`"),
+        ('{"schema": 1, "environments": {}, "cases": {}}', "not a file of perflab's results: Object contains unknown"),
+        ("[" * 100_000, "perf.json"),
+    ],
+)
+def test_a_damaged_newer_or_foreign_file_is_refused_by_name_and_place(tmp_path: Path, content: str, said: str) -> None:
+    path = tmp_path / "perf.json"
+    path.write_bytes(content.encode("utf-8", "surrogateescape"))
+    with pytest.raises(DocumentError) as caught:
+        read_document(path)
+    assert said in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "\n  -> " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        ({"exitstatus": "0"}, "`$.exitstatus`"),
+        ({"created": "2025-11-20T12:00:00"}, "`$.created`"),
+        (
+            {"results": [{"case": "a", "record": None, "judgement": {"verdict": "fine"}}]},
+            "`$.results[0].judgement.verdict`",
+        ),
+        ({"results": [{"case": "a", "record": None, "judgement": {"verdict": "ok"}, "x": 1}]}, "`$.results[0]`"),
+    ],
+)
+def test_a_field_that_will_not_do_is_named(tmp_path: Path, change: dict[str, Any], place: str) -> None:
+    path = tmp_path / "perf.json"
+    write_document(part(result("a")), path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(DocumentError) as caught:
+        read_document(path)
+    assert place in str(caught.value)
+
+
+def test_a_missing_file_and_a_directory_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(DocumentError, match=r"there is no file .*none.json\n  -> name what pytest wrote"):
+        read_document(tmp_path / "none.json")
+    with pytest.raises(DocumentError, match=r"cannot read .*: Is a directory"):
+        read_document(tmp_path)
+
+
+# --- parts of a run ----------------------------------------------------------------------------------------------
+
+
+def test_of_a_case_in_several_parts_the_one_written_last_counts_in_whichever_order_they_are_given() -> None:
+    early, late = part(failed("a"), result("b")), part(result("a"), minute=1)
+    for parts in ([early, late], [late, early]):
+        merged = merge(parts)
+        assert {one.case: one.failure for one in merged.results} == {"a": None, "b": None}
+        assert merged.exitstatus == 0
+        assert merged.created == late.created
+
+
+def test_of_a_case_that_stands_twice_in_one_part_the_last_counts() -> None:
+    assert merge([part(failed("a"), result("a"))]).results == [result("a")]
+
+
+def test_of_parts_written_at_the_same_time_the_one_given_last_counts() -> None:
+    assert merge([part(failed("a")), part(result("a"))]).results == [result("a")]
+
+
+def test_shards_stand_in_the_order_in_which_all_cases_were_collected() -> None:
+    everything = ["a", "b", "c", "d"]
+    one = part(result("b"), result("d"), collected=everything)
+    two = part(result("a"), result("c"), collected=everything)
+    for parts in ([one, two], [two, one]):
+        assert [row.case for row in merge(parts).results] == everything
+
+
+def test_shards_of_different_files_stand_in_the_order_in_which_they_are_given() -> None:
+    one, two = part(result("a1"), result("a2")), part(result("b1"), result("b2"))
+    assert [row.case for row in merge([two, one]).results] == ["b1", "b2", "a1", "a2"]
+
+
+def test_what_stands_before_the_table_of_any_part_stands_there_once() -> None:
+    parts = [part(preface=["against main"]), part(preface=["against main", "and more"], minute=1)]
+    assert merge(parts).preface == ["against main", "and more"]
+
+
+def test_merging_what_is_merged_changes_nothing() -> None:
+    merged = merge([part(result("a"), collected=["a", "b"]), part(failed("b"), minute=1, collected=["a", "b"])])
+    assert merge([merged]) == merged
+    assert merge([merged, merged]) == merged
+
+
+@pytest.mark.parametrize(
+    ("parts", "status"),
+    [
+        ([part(result("a")), part(result("b"))], 0),
+        ([part(result("a")), part(failed("b"))], 1),
+        ([part(failed("a")), part(result("a"), minute=1)], 0),
+        ([part(result("a")), part(failed("a"), minute=1)], 1),
+        ([part(result("a")), part(exitstatus=5)], 0),  # a shard into which no case fell
+        ([part(exitstatus=5), part(exitstatus=5)], 5),
+        ([part(result("a"), exitstatus=2), part(result("b"))], 2),  # interrupted
+        ([part(result("a")), part(failed("b"), exitstatus=3)], 3),
+        ([part(result("a"), exitstatus=-9), part(result("a"), minute=1)], -9),
+        # What failed beside the cases' results is taken back by a result of the same test, and by nothing else.
+        ([part(result("a"), exitstatus=1, other_failures=["plain"]), part(result("a"), minute=1)], 1),
+        ([part(result("a"), exitstatus=1, other_failures=["a"]), part(result("a"), minute=1)], 0),
+        ([part(result("a"), exitstatus=1), part(result("a"), minute=1)], 1),  # too little covered, say
+    ],
+)
+def test_the_exit_status_is_that_of_one_run(parts: list[Document], status: int) -> None:
+    assert merge(parts).exitstatus == status
+
+
+# --- orders ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("orders", "woven"),
+    [
+        ([], ""),
+        (["abc"], "abc"),
+        (["", "ab"], "ab"),
+        (["ac", "abcd"], "abcd"),
+        (["c", "abcd"], "abcd"),
+        (["ab", "cd"], "abcd"),
+        (["bd", "ac"], "bdac"),  # nobody knows better
+        (["ab", "ba"], "ab"),
+        (["ac", "ab", "bc"], "abc"),
+        (["aab"], "ab"),
+    ],
+)
+def test_orders_are_woven_into_one(orders: list[str], woven: str) -> None:
+    assert "".join(weave(orders)) == woven
+
+
+cases = st.permutations(list("abcdefgh"))
+
+
+@given(cases, st.lists(st.sets(st.sampled_from("abcdefgh")), max_size=4))
+def test_the_order_of_the_whole_is_found_again_from_any_parts_once_one_part_knows_it(
+    whole: list[str], parts: list[set[str]]
+) -> None:
+    orders = [[case for case in whole if case in chosen] for chosen in parts]
+    assert weave([whole, *orders]) == whole
+
+
+@given(st.lists(st.lists(st.sampled_from("abcdefgh"), unique=True), max_size=4))
+def test_weaving_loses_nothing_and_repeats_nothing(orders: list[list[str]]) -> None:
+    woven = weave(orders)
+    assert sorted(woven) == sorted({case for order in orders for case in order})
+
+
+def test_a_result_that_is_in_no_order_stands_after_the_one_it_followed() -> None:
+    results = {case: result(case) for case in "cax"}
+    assert [one.case for one in in_order(results, ["a", "b", "c"])] == ["a", "x", "c"]

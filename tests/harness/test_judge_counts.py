@@ -1,0 +1,163 @@
+"""Judging counts: exact where they are exact, silent where they are not, and never called slower."""
+
+from __future__ import annotations
+
+import pytest
+
+from perflab.gate.counts import exactly_worse
+from perflab.gate.judge import Policy, judge
+from perflab.records import Entry, Judgement, Replicate, Result, Verdict
+from perflab.report.failure import explain
+from perflab.report.table import table
+from tests.harness.make import CASE, MS, entry, quiet, record, replicate
+
+POLICY = Policy()
+
+
+def now(median_ns: float = 100 * MS, **counts: int) -> Replicate:
+    return replicate(median_ns, counts=counts)
+
+
+def before(**counts: int) -> Entry:
+    """A baseline of three replicates that agree."""
+    return entry(quiet(100 * MS, counts=counts))
+
+
+def differing(name: str, *values: int) -> Entry:
+    return entry([replicate(100 * MS, counts={name: value}) for value in values])
+
+
+def test_one_operator_more_has_regressed_at_once_and_nothing_is_said_of_time() -> None:
+    judgement = judge(record(now(operators=113, allocations=40)), before(operators=112, allocations=40), POLICY)
+    assert judgement.verdict is Verdict.REGRESSED
+    assert judgement.worse == ["counts"]
+    assert not judgement.suspect
+    assert (judgement.counts["operators"].before, judgement.counts["operators"].now) == (112, 113)
+    text = explain(Result(case=CASE, record=record(), judgement=judgement), 0.0, "accept")
+    assert text.splitlines()[0] == "step[small-128-fp32] does more in a call than its baseline"
+    assert "slower" not in text
+
+
+def test_the_same_counts_are_ok() -> None:
+    assert judge(record(now(operators=112)), before(operators=112), POLICY).verdict is Verdict.OK
+
+
+def test_fewer_have_improved() -> None:
+    judgement = judge(record(now(operators=100)), before(operators=112), POLICY)
+    assert judgement.verdict is Verdict.IMPROVED
+    assert judgement.worse == []
+
+
+def test_more_of_one_and_fewer_of_another_has_regressed() -> None:
+    judgement = judge(record(now(operators=100, allocations=2)), before(operators=112, allocations=1), POLICY)
+    assert judgement.verdict is Verdict.REGRESSED
+
+
+def test_the_first_of_a_kind_has_regressed_too() -> None:
+    judgement = judge(record(now(graph_breaks=1)), before(graph_breaks=0), POLICY)
+    assert judgement.verdict is Verdict.REGRESSED
+    assert judgement.counts["graph_breaks"].ratio == 2.0
+
+
+@pytest.mark.parametrize("baseline", [before(), before(allocations=3), entry([])])
+def test_a_count_that_the_baseline_does_not_have_is_ignored(baseline: Entry) -> None:
+    assert judge(record(now(operators=112)), baseline, POLICY).counts == {}
+
+
+def test_a_count_that_is_not_there_any_more_is_ignored() -> None:
+    judgement = judge(record(now()), before(operators=112), POLICY)
+    assert (judgement.verdict, judgement.counts) == (Verdict.OK, {})
+
+
+def test_a_count_that_the_baselines_replicates_disagree_on_is_not_gated() -> None:
+    judgement = judge(record(now(operators=200)), differing("operators", 112, 112, 113), POLICY)
+    assert (judgement.verdict, judgement.counts) == (Verdict.OK, {})
+
+
+def test_a_count_that_one_of_the_baselines_replicates_does_not_have_is_not_gated() -> None:
+    baseline = entry([now(operators=112), now(operators=112), now()])
+    assert judge(record(now(operators=200)), baseline, POLICY).verdict is Verdict.OK
+
+
+def test_fresh_processes_speak_where_there_are_some() -> None:
+    suspicious = record(now(130 * MS, operators=113), fresh=quiet(100 * MS, counts={"operators": 112}))
+    assert judge(suspicious, before(operators=112), POLICY).verdict is Verdict.OK
+
+
+def test_fresh_processes_that_disagree_gate_nothing_and_it_is_said() -> None:
+    fresh = [replicate(100 * MS, counts={"operators": count}) for count in (113, 114, 113)]
+    judgement = judge(record(now(130 * MS, operators=113), fresh=fresh), before(operators=112), POLICY)
+    assert judgement.verdict is Verdict.OK
+    assert "operators differ from process to process now (113 to 114), and are not gated" in judgement.reasons
+
+
+def test_a_slow_case_that_also_does_more_is_measured_again_and_both_are_named() -> None:
+    first = judge(record(now(130 * MS, operators=113)), before(operators=112), POLICY)
+    assert first.suspect
+    again = record(now(130 * MS, operators=113), fresh=quiet(130 * MS, counts={"operators": 113}))
+    judgement = judge(again, before(operators=112), POLICY)
+    assert judgement.worse == ["latency", "counts"]
+    text = explain(Result(case=CASE, record=again, judgement=judgement), 0.0, "accept")
+    assert "is slower and does more in a call than its baseline" in text
+
+
+def test_reported_only_a_count_that_rose_is_shown_and_fails_nothing() -> None:
+    judgement = judge(record(now(operators=113)), before(operators=112), Policy(gate_counts=False))
+    assert judgement.verdict is Verdict.OK
+    assert judgement.counts["operators"].limit is None
+    assert "  operators 112 -> 113" in shown(judgement)
+
+
+def shown(judgement: Judgement) -> list[str]:
+    return [line.text for line in table([Result(case=CASE, record=record(), judgement=judgement)])]
+
+
+def test_the_table_shows_counts_that_changed_and_no_others() -> None:
+    changed = judge(record(now(operators=1118, allocations=7)), before(operators=1112, allocations=7), POLICY)
+    assert shown(changed)[2:] == ["  operators 1,112 -> 1,118"]
+    same = judge(record(now(operators=112)), before(operators=112), POLICY)
+    assert shown(same)[2:] == []
+
+
+def test_a_failure_has_a_row_for_each_count_that_changed() -> None:
+    judgement = judge(
+        record(now(operators=118, host_syncs=0, allocations=7)),
+        before(operators=112, host_syncs=2, allocations=7),
+        POLICY,
+    )
+    rows = explain(Result(case=CASE, record=record(), judgement=judgement), 0.0, "accept").splitlines()
+    assert [row.split() for row in rows[3:5]] == [
+        ["operators", "112", "118", "+6", "exact", "exact"],
+        ["host", "syncs", "2", "0", "-2", "exact", "exact"],
+    ]
+
+
+# --- instructions: not quite exact ---------------------------------------------------------------------------------
+
+
+def test_a_little_more_instructions_are_noise_and_not_shown() -> None:
+    judgement = judge(record(now(instructions=1_009_000)), before(instructions=1_000_000), POLICY)
+    assert judgement.verdict is Verdict.OK
+    assert shown(judgement)[2:] == []
+
+
+def test_many_more_instructions_are_believed_once_fresh_processes_say_so() -> None:
+    first = judge(record(now(instructions=1_100_000)), before(instructions=1_000_000), POLICY)
+    assert first.suspect
+    assert exactly_worse(first) == []
+    again = record(now(instructions=1_100_000), fresh=quiet(100 * MS, counts={"instructions": 1_100_500}))
+    judgement = judge(again, before(instructions=1_000_000), POLICY)
+    assert judgement.worse == ["counts"]
+    text = explain(Result(case=CASE, record=again, judgement=judgement), 0.0, "accept")
+    assert ["instructions", "1,000,000", "1,100,500", "+10.1%", "–", "+1%"] in [row.split() for row in text.split("\n")]
+
+
+@pytest.mark.parametrize("baseline", [differing("instructions", 1_000_000, 1_006_000), differing("instructions", 1)])
+def test_instructions_of_a_baseline_that_does_not_know_them_well_are_not_gated(baseline: Entry) -> None:
+    assert judge(record(now(instructions=9_000_000)), baseline, POLICY).counts == {}
+
+
+def test_operators_need_no_second_reading_though_instructions_would() -> None:
+    judgement = judge(record(now(instructions=2_000, operators=3)), before(instructions=1_000, operators=2), POLICY)
+    assert not judgement.suspect
+    assert exactly_worse(judgement) == ["counts"]

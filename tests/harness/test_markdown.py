@@ -1,0 +1,129 @@
+"""A run as GitHub Markdown: what needs looking at first, and nothing that a name could break."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perflab.gate.judge import Policy, judge
+from perflab.records import Document, Judgement, Result, Verdict
+from perflab.report.markdown import code, markdown
+from tests.harness.make import cuda_environment, document, entry, quiet, record, replicate, result
+
+
+def regressed(case: str = "t.py::test_slow", failure: str = "slow is slower than its baseline\nwhy: code") -> Result:
+    now = record(replicate(130e6), fresh=quiet(130e6), case=case)
+    return Result(case=case, record=now, judgement=judge(now, entry(), Policy()), failure=failure)
+
+
+def cells(text: str) -> list[list[str]]:
+    """The table as GitHub splits it: at every pipe that no backslash is before."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+
+
+def test_a_run_reads_with_its_regressions_first_and_their_failures_to_unfold() -> None:
+    text = markdown(document(result("t.py::test_good"), regressed(), exitstatus=1))
+    assert (
+        text
+        == """\
+### perflab: 1 ok · 1 regressed
+
+cpu: AMD EPYC (family 25, model 17), 2 cores · torch 2.13.0 · baselines/cpu-amd-epyc-25-17-2c-torch2.13/
+
+| case | median | spread | vs base | peak | verdict |
+|---|--:|--:|--:|--:|---|
+| `slow` | 130 ms | ±0.2% | +30.0% | – | **REGRESSED** |
+| `good` | 100 ms | ±0.2% | – | – | ok |
+
+<details><summary>slow: regressed</summary>
+
+```text
+slow is slower than its baseline
+why: code
+```
+
+</details>
+
+(accept: --perf-update)
+"""
+    )
+
+
+def test_a_run_that_was_not_compared_with_baselines_names_none_and_says_first_with_what_it_was() -> None:
+    text = markdown(document(regressed(), baselines=None, preface=["against main (8009b65)"]))
+    assert "\n\nagainst main (8009b65)\n\ncpu: AMD EPYC (family 25, model 17), 2 cores · torch 2.13.0\n\n" in text
+    assert "--perf-update" not in text
+
+
+def test_what_failed_stands_before_what_is_only_unclear_and_the_rest_keeps_its_order() -> None:
+    judged = [Verdict.OK, Verdict.NEW, Verdict.INCONCLUSIVE, Verdict.FAILED, Verdict.REGRESSED, Verdict.OK]
+    run = [
+        Result(case=f"t.py::test_{number}", record=None, judgement=Judgement(verdict=verdict))
+        for number, verdict in enumerate(judged)
+    ]
+    assert [row[0] for row in cells(markdown(document(*run)))[2:]] == ["`4`", "`3`", "`2`", "`0`", "`1`", "`5`"]
+
+
+def test_reasons_stand_with_the_verdict_and_are_no_markup() -> None:
+    why = Judgement(verdict=Verdict.INCONCLUSIVE, reasons=["a|b <b>*bold*</b> `x`"])
+    text = markdown(document(result("t.py::test_x", judgement=why)))
+    (row,) = cells(text)[2:]
+    assert row[-1] == r"inconclusive<br>a\|b &lt;b&gt;\*bold\*&lt;/b&gt; \`x\`"
+
+
+@pytest.mark.parametrize("name", ["t[a|b]", "t[`a`]", "t[```]", "t[a\\|b]", "t[<b>]", "t[*a*_b_]", "t[é|x]"])
+def test_a_name_with_a_pipe_or_a_backtick_stays_in_its_cell(name: str) -> None:
+    text = markdown(document(regressed(f"t.py::test_{name}"), exitstatus=1))
+    rows = cells(text)
+    assert [len(row) for row in rows] == [6, 6, 6]
+    shown = rows[2][0]
+    if shown.startswith("`"):
+        assert shown == f"`{name}`"
+        assert not set("`|\\") & set(name)
+    else:
+        inner = shown.removeprefix("<code>").removesuffix("</code>")
+        assert re.sub(r"&#(\d+);", lambda found: chr(int(found[1])), inner) == name
+    assert "<b>" not in re.sub(r"`[^`]*`", "", text)
+
+
+@given(st.text(min_size=1))
+def test_code_never_breaks_a_table(text: str) -> None:
+    shown = code(text)
+    assert "\n" not in shown
+    assert "|" not in shown
+    assert shown.count("`") in (0, 2)
+
+
+def test_a_failure_that_holds_fences_does_not_end_its_own_and_a_long_one_is_cut_at_its_beginning() -> None:
+    text = markdown(document(regressed(failure="````\n" + "\n".join(f"line {n}" for n in range(200)) + "\n```")))
+    assert "`````" not in text
+    text = markdown(document(regressed(failure="````")))
+    assert "`````text\n````\n`````\n" in text
+    text = markdown(document(regressed(failure="\n".join(f"line {n}" for n in range(200)))))
+    assert "... (120 lines before)\nline 120\n" in text
+    assert "line 199\n" in text
+
+
+def test_every_environment_has_its_line() -> None:
+    gpu = result("t.py::test_gpu", record=record(environment=cuda_environment()))
+    text = markdown(document(result("t.py::test_cpu"), gpu))
+    assert "\n\ncpu: AMD EPYC" in text
+    assert "\n\ncuda: NVIDIA H200 · torch 2.13.0 · " in text
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        (document(exitstatus=5), "### perflab\n\nno perf case ran\n"),
+        (document(exitstatus=2, other_failures=["t_x.py"]), r"failed beside the perf cases: t\_x.py"),
+        (document(result(), exitstatus=2), "the run was interrupted (exit status 2): cases may be missing"),
+        (document(result(), exitstatus=-9), "the run ended early (exit status -9): cases may be missing"),
+        (document(result(), exitstatus=1), "the run failed (exit status 1), and for none of its perf cases"),
+    ],
+)
+def test_a_run_that_was_no_success_says_why_where_the_table_does_not(run: Document, said: str) -> None:
+    assert said in markdown(run)

@@ -1,0 +1,230 @@
+"""The paired judge on process pairs of known noise: what it calls slower, what it finds, what its interval covers."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable
+from statistics import median
+
+import pytest
+
+from perflab.gate.paired import (
+    LOOKS,
+    Finding,
+    PairedCase,
+    PairedPolicy,
+    Stage,
+    control_alarm,
+    estimate,
+    latency_findings,
+    stage,
+)
+from perflab.gate.robust import student_t_quantile, student_t_tail
+from perflab.records import Verdict
+
+Noise = Callable[[random.Random], float]
+POLICY = PairedPolicy()
+
+
+def gaussian(spread: float) -> Noise:
+    return lambda draw: draw.gauss(0.0, spread)
+
+
+def heavy_tailed(spread: float) -> Noise:
+    """Student's t with three degrees of freedom."""
+
+    def noise(draw: random.Random) -> float:
+        return spread * draw.gauss(0.0, 1.0) / math.sqrt(sum(draw.gauss(0.0, 1.0) ** 2 for _ in range(3)) / 3.0)
+
+    return noise
+
+
+def disturbed(spread: float) -> Noise:
+    """Three pairs in a hundred off by a lot, as was seen on a shared machine."""
+
+    def noise(draw: random.Random) -> float:
+        if draw.random() < 0.03:
+            return draw.choice([-1.0, 1.0]) * draw.uniform(0.05, 0.30)
+        return draw.gauss(0.0, spread)
+
+    return noise
+
+
+def two_speeds(gap: float, often: float) -> Noise:
+    """Each process runs at one of two speeds to its end."""
+    return lambda draw: draw.gauss(0.0, 0.005) + gap * ((draw.random() < often) - (draw.random() < often))
+
+
+def drifting(spread: float) -> Noise:
+    """A machine that slows down and recovers over the run: what taking turns does not cancel, a tenth of it."""
+    moments: dict[random.Random, int] = {}
+
+    def noise(draw: random.Random) -> float:
+        moments[draw] = moments.get(draw, 0) + 1
+        return 0.1 * 0.10 * math.sin(moments[draw] / 7.0) + draw.gauss(0.0, spread)
+
+    return noise
+
+
+NOISES = {
+    "quiet": gaussian(0.005),
+    "usual": gaussian(0.01),
+    "wide": gaussian(0.02),
+    "very wide": gaussian(0.05),
+    "heavy-tailed": heavy_tailed(0.01),
+    "disturbed": disturbed(0.009),
+    "two speeds, near": two_speeds(0.03, 0.5),
+    "two speeds, far": two_speeds(0.10, 0.5),
+    "rarely slow processes": two_speeds(0.20, 0.1),
+    "drifting": drifting(0.008),
+}
+
+
+def run(draw: random.Random, noise: Noise, slowdowns: list[float]) -> dict[str, Finding]:
+    """One run over as many cases as there are slowdowns, the null control included."""
+    cases = {f"{number}": PairedCase() for number in range(len(slowdowns))}
+
+    def pair(name: str) -> float:
+        return math.log1p(slowdowns[int(name)]) + noise(draw)
+
+    while wanted := [name for name, case in cases.items() if stage(case, POLICY, len(cases)) is Stage.UNSCREENED]:
+        for name in wanted:
+            cases[name].screen.append(pair(name))
+    control = []
+    while wanted := [name for name, case in cases.items() if stage(case, POLICY, len(cases)) is Stage.OPEN]:
+        control.append(noise(draw))
+        for name in wanted:
+            cases[name].confirm.append(pair(name))
+    return latency_findings(cases, control, POLICY)
+
+
+def verdicts(noise: Noise, slowdown: float, runs: int, cases: int = 4) -> Counter[Verdict]:
+    draw = random.Random(20251120)
+    return Counter(finding.verdict for _ in range(runs) for finding in run(draw, noise, [slowdown] * cases).values())
+
+
+@pytest.mark.parametrize("cases", [1, 4, 20])
+@pytest.mark.parametrize("name", NOISES)
+def test_unchanged_code_is_called_slower_in_less_than_two_of_a_thousand_cases(name: str, cases: int) -> None:
+    found = verdicts(NOISES[name], 0.0, runs=2400 // cases, cases=cases)
+    assert found[Verdict.REGRESSED] <= 0.002 * found.total()
+
+
+@pytest.mark.parametrize(
+    ("name", "slowdown", "least"),
+    [
+        ("quiet", 0.03, 0.99),
+        ("usual", 0.03, 0.97),
+        ("usual", 0.05, 0.99),
+        ("wide", 0.05, 0.97),
+        ("wide", 0.10, 0.99),
+        ("very wide", 0.20, 0.97),
+        ("heavy-tailed", 0.05, 0.97),
+        ("disturbed", 0.03, 0.93),
+        ("disturbed", 0.05, 0.97),
+        ("drifting", 0.05, 0.98),
+    ],
+)
+def test_a_slowdown_is_found_where_the_noise_allows_it(name: str, slowdown: float, least: float) -> None:
+    found = verdicts(NOISES[name], slowdown, runs=100)
+    assert found[Verdict.REGRESSED] >= least * found.total()
+
+
+def test_one_slow_case_among_many_is_found_and_the_others_are_left_alone() -> None:
+    draw = random.Random(20251120)
+    runs = [run(draw, gaussian(0.01), [0.05, *[0.0] * 19]) for _ in range(100)]
+    assert sum(found["0"].verdict is Verdict.REGRESSED for found in runs) >= 98
+    assert not [name for found in runs for name in found if name != "0" and found[name].verdict is Verdict.REGRESSED]
+
+
+@pytest.mark.parametrize("name", ["very wide", "two speeds, far"])
+def test_too_much_noise_is_inconclusive_and_says_what_it_could_have_found(name: str) -> None:
+    draw = random.Random(20251120)
+    found = [finding for _ in range(100) for finding in run(draw, NOISES[name], [0.05] * 4).values()]
+    unsure = [finding for finding in found if finding.verdict is Verdict.INCONCLUSIVE]
+    assert len(unsure) > 100
+    for finding in unsure:
+        assert finding.detectable is not None
+        if "could have found" in finding.reasons[0]:
+            assert finding.detectable > 1.03
+
+
+@pytest.mark.parametrize("count", LOOKS)
+@pytest.mark.parametrize("name", ["quiet", "usual", "wide", "very wide", "heavy-tailed"])
+def test_the_interval_covers_the_truth_at_its_nominal_rate(name: str, count: int) -> None:
+    draw = random.Random(20251120)
+    covered = 0
+    for _ in range(3000):
+        found = estimate([0.03 + NOISES[name](draw) for _ in range(count)])
+        covered += found.low <= 0.03 <= found.high
+    assert 0.943 <= covered / 3000 <= 0.99
+
+
+@pytest.mark.parametrize("name", ["quiet", "usual", "wide", "heavy-tailed", "disturbed", "drifting"])
+def test_the_interval_that_is_reported_covers_the_truth_though_pairs_were_taken_until_it_was_clear(name: str) -> None:
+    draw = random.Random(20251120)
+    slowdowns = [0.0, 0.02, 0.03, 0.05]
+    covered = reported = 0
+    for _ in range(400):
+        for case, finding in run(draw, NOISES[name], slowdowns).items():
+            if finding.change.low is None or finding.change.high is None:
+                continue
+            reported += 1
+            covered += finding.change.low <= 1.0 + slowdowns[int(case)] <= finding.change.high
+    assert reported > 300
+    assert covered / reported >= 0.93
+
+
+def test_a_bad_pair_at_either_end_moves_neither_the_estimate_nor_the_interval() -> None:
+    pairs = [0.048, 0.049, 0.050, 0.050, 0.051, 0.052]
+    calm, shaken = estimate([*pairs, 0.045, 0.055]), estimate([*pairs, -0.9, 2.0])
+    assert shaken.value == pytest.approx(calm.value)
+    assert (shaken.low, shaken.high) == pytest.approx((calm.low, calm.high))
+
+
+def test_what_the_control_says_of_itself_makes_failures_inconclusive() -> None:
+    slow = PairedCase(screen=[0.1] * 3, confirm=[0.1] * 8)
+    honest = latency_findings({"case": slow}, [0.001, -0.002] * 4, POLICY)["case"]
+    assert honest.verdict is Verdict.REGRESSED
+    unfit = latency_findings({"case": slow}, [0.03, 0.031] * 4, POLICY)["case"]
+    assert unfit.verdict is Verdict.INCONCLUSIVE
+    assert "null control: the base, measured against itself, came out at +3.1%" in unfit.reasons[0]
+    assert control_alarm([0.03], POLICY) is None, "a single pair is no evidence"
+
+
+def test_code_that_got_faster_is_improved_and_needs_no_confirmation() -> None:
+    faster = latency_findings({"case": PairedCase(screen=[-0.05, -0.06, -0.05])}, [], POLICY)["case"]
+    assert faster.verdict is Verdict.IMPROVED
+    assert faster.change.ratio == pytest.approx(math.exp(-0.05))
+
+
+@pytest.mark.parametrize("case", [PairedCase([0.04] * 3, [0.04]), PairedCase([0.04] * 3), PairedCase([0.009])])
+def test_a_case_that_was_not_followed_up_is_inconclusive(case: PairedCase) -> None:
+    found = latency_findings({"case": case}, [], POLICY)["case"]
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert "not followed up" in found.reasons[0]
+    assert found.detectable is None
+
+
+def test_what_a_cleared_screen_says_it_could_have_found_it_does_find() -> None:
+    draw = random.Random(20251120)
+    noise = gaussian(0.01)
+    said = [
+        finding.detectable
+        for _ in range(50)
+        for finding in run(draw, noise, [0.0] * 4).values()
+        if finding.verdict is Verdict.OK and finding.detectable is not None
+    ]
+    typical = median(said)
+    assert 1.02 < typical < 1.05
+    found = verdicts(noise, typical - 1.0, runs=50)
+    assert found[Verdict.REGRESSED] >= 0.9 * found.total()
+
+
+@pytest.mark.parametrize(("freedom", "t"), [(1, 12.706), (2, 4.303), (3, 3.182), (5, 2.571), (10, 2.228), (30, 2.042)])
+def test_students_t_agrees_with_the_textbooks_table(freedom: int, t: float) -> None:
+    assert student_t_tail(t, freedom) == pytest.approx(0.025, abs=3e-5)
+    assert student_t_quantile(0.975, freedom) == pytest.approx(t, abs=6e-4)
+    assert student_t_tail(-t, freedom) == pytest.approx(0.975, abs=3e-5)

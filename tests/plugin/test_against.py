@@ -1,0 +1,357 @@
+"""``--perf-against`` from outside: two versions of a small project, compared in turns on a virtual clock."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.plugin.conftest import Project
+
+TWO_CASES = """
+from pathlib import Path
+
+import torch
+from conftest import Virtual
+
+here = Path(__file__).parent
+
+def spend(ms, kib=512):
+    block = torch.empty(1024 * kib, dtype=torch.uint8)
+    Virtual.now_ns += round(1_000_000 * ms)
+    return block.numel()
+
+def test_steady(perf):
+    perf(spend, 20)
+
+def test_work(perf):
+    cost_ms, kib = (int(n) for n in (here / "cost.txt").read_text().split())
+    assert perf(spend, cost_ms, kib) > 0
+"""
+
+
+def git(project: Project, *arguments: str) -> str:
+    identity = ["-c", "user.name=perflab", "-c", "user.email=perflab@example.org", "-c", "commit.gpgsign=false"]
+    command = ["git", *identity, *arguments]
+    done = subprocess.run(command, cwd=project.pytester.path, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def commit(project: Project, message: str) -> None:
+    git(project, "add", "--all")
+    git(project, "commit", "--quiet", "--message", message)
+
+
+@pytest.fixture
+def repository(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """The small project with two cases, in a git repository with one commit, tagged ``before``."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    project.test_file.write_text(TWO_CASES)
+    (project.pytester.path / ".gitignore").write_text("__pycache__/\n.perflab/\n")
+    git(project, "init", "--quiet", "--initial-branch=main")
+    commit(project, "first")
+    git(project, "tag", "before")
+    return project
+
+
+def worktrees(project: Project) -> int:
+    return len(git(project, "worktree", "list").splitlines()) - 1
+
+
+def test_a_slower_change_fails_its_test_and_says_by_how_much_against_what(repository: Project) -> None:
+    repository.cost(ms=104)
+    result = repository.run("--perf-against=before", "--perf-json=out.json")
+    assert result.ret == 1
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.re_match_lines(
+        [
+            r"work is slower than in before \([0-9a-f]{7}\)",
+            r"\s+before\s+now\s+change\s+95 % interval\s+limit",
+            r"latency\s+100 ms\s+104 ms\s+\+4\.0%\s+\+\d.*…\+\d.*%\s+\+2%",
+            r"peak\s+512 KiB\s+512 KiB\s+same\s+exact\s+exact",
+            r"8 pairs of fresh processes, measured in turns; the base against itself: 0\.0%",
+            r"this side: [0-9a-f]{7} with \d+ uncommitted changes? · against: before \([0-9a-f]{7}\)",
+            r"steady .* 0\.0% .* ok",
+            r"work .* \+4\.0% .* REGRESSED",
+            r"1 ok · 1 regressed",
+        ]
+    )
+    assert "Traceback" not in result.stdout.str()
+    assert "--perf-update" not in result.stdout.str(), "there is nothing to accept: no baseline is involved"
+    assert not (repository.pytester.path / "baselines").exists()
+    by_case = {one["case"]: one["record"]["paired"] for one in json.loads(_out(repository))["results"]}
+    assert by_case["test_story.py::test_work"]["confirm"] == [1.04] * 8
+    assert by_case["test_story.py::test_steady"]["screen"] == [1.0] * 2
+    assert by_case["test_story.py::test_steady"]["detectable"] < 1.05
+
+
+def _out(project: Project) -> str:
+    return (project.pytester.path / "out.json").read_text()
+
+
+def test_the_same_code_passes_and_the_worktree_is_kept_for_the_next_time(repository: Project) -> None:
+    result = repository.run("--perf-against=before", "-k", "work")
+    result.assert_outcomes(passed=1, deselected=1)
+    result.stdout.re_match_lines([r"this side: [0-9a-f]{7} .*· against: before.*", r"work .* 0\.0% .* ok", "1 ok"])
+    assert worktrees(repository) == 1
+    (place,) = (place for place in _shelf(repository).iterdir() if place.is_dir())
+    (place / "cost.txt").write_text("300 512")  # somebody meddles with the kept worktree
+    again = repository.run("--perf-against=main", "-k", "work")
+    again.stdout.re_match_lines([r"work .* 0\.0% .* ok"])
+    assert worktrees(repository) == 1
+
+
+def _shelf(project: Project) -> Path:
+    (shelf,) = (Path(os.environ["XDG_CACHE_HOME"]) / "perflab" / "worktrees").iterdir()
+    return shelf
+
+
+def test_one_more_mebibyte_fails_without_any_confirmation_since_memory_is_exact(repository: Project) -> None:
+    repository.cost(ms=100, kib=512 + 1024)
+    result = repository.run("--perf-against=before")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.re_match_lines(
+        [
+            r"work needs more memory than in before.*",
+            r"peak\s+512 KiB\s+1\.50 MiB\s+\+1\.00 MiB\s+exact\s+exact",
+            r"2 pairs of fresh processes.*",
+        ]
+    )
+
+
+def test_cases_of_one_side_and_ends_other_than_a_number_are_told_apart(repository: Project) -> None:
+    source = (
+        TWO_CASES
+        + """
+def test_gone(perf):
+    perf(spend, 10)
+
+def test_broken_there(perf):
+    perf(spend, 10)
+    assert False, "was broken"
+
+def test_broken_here(perf):
+    perf(spend, 10)
+
+def test_skipped(perf):
+    import pytest
+    pytest.skip("not on this machine")
+"""
+    )
+    repository.test_file.write_text(source)
+    commit(repository, "more cases")
+    changed = source.replace("test_gone", "test_new").replace('assert False, "was broken"', "pass")
+    changed = changed.replace("def test_broken_here(perf):", "def test_broken_here(perf):\n    assert 1 == 2")
+    repository.test_file.write_text(changed)
+    result = repository.run("--perf-against=HEAD")
+    result.assert_outcomes(passed=4, failed=1, skipped=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*assert 1 == 2",
+            "*only there: test_story.py::test_gone",
+            "steady* ok",
+            "new * new",
+            "broken_there * incomparable",
+            "  failed in HEAD (*",
+            "broken_here * FAILED",
+            "skipped * skipped: not on this machine",
+            "2 ok · 1 new · 1 incomparable · 1 skipped · 1 failed",
+        ]
+    )
+
+
+def test_modules_that_share_no_case_and_a_new_file_are_no_error(repository: Project) -> None:
+    path = repository.pytester.path
+    (path / "test_another.py").write_text(
+        TWO_CASES.replace("test_steady", "test_first").replace("test_work", "test_last")
+    )
+    commit(repository, "another module")
+    (path / "test_another.py").write_text((path / "test_another.py").read_text().replace("test_last", "test_renamed"))
+    (path / "test_brand_new.py").write_text(TWO_CASES)
+    result = repository.run("--perf-against=HEAD")
+    result.assert_outcomes(passed=6)
+    result.stdout.fnmatch_lines(
+        ["*only there: test_another.py::test_last", "first * ok", "renamed * new", "3 ok · 3 new"]
+    )
+    alone = repository.run("--perf-against=HEAD", "test_brand_new.py")
+    alone.assert_outcomes(passed=2)
+    alone.stdout.fnmatch_lines(["steady * new", "work * new", "2 new"])
+
+
+def test_a_step_that_gained_a_phase_and_a_side_that_dies_cost_no_other_case(repository: Project) -> None:
+    source = """
+import os
+import torch
+from conftest import Virtual
+
+def spend(ms):
+    Virtual.now_ns += 1_000_000 * ms
+
+def test_step(perf):
+    perf.step(forward=lambda: spend(40))
+
+def test_dies_there(perf):
+    perf(os._exit, 3)
+
+def test_last(perf):
+    perf(spend, 20)
+"""
+    repository.test_file.write_text(source)
+    commit(repository, "a step")
+    longer = source.replace("lambda: spend(40))", "lambda: spend(40), optimizer=lambda: spend(10))")
+    repository.test_file.write_text(longer.replace("perf(os._exit, 3)", "perf(spend, 5)"))
+    result = repository.run("--perf-against=HEAD", "--perf-check=off")
+    result.assert_outcomes(passed=3)
+    result.stdout.fnmatch_lines(["step * +25.0% * unchecked", "dies_there * incomparable", "last * 0.0% * unchecked"])
+
+
+def test_an_empty_name_is_refused_before_the_gate_is_off_unseen(repository: Project) -> None:
+    result = repository.run("--perf-against=")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--perf-against is given, and empty*", "*is the variable set?"])
+
+
+def test_strict_wants_every_case_to_be_compared(repository: Project) -> None:
+    repository.test_file.write_text(TWO_CASES.replace("test_steady", "test_new"))
+    result = repository.run("--perf-against=HEAD", "--perf-check=strict", "-k", "new")
+    result.assert_outcomes(failed=1, deselected=1)
+    result.stdout.fnmatch_lines(["*new could not be judged (new), and --perf-check=strict wants it to be*"])
+
+
+def test_workers_are_not_used_and_change_nothing(repository: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("xdist")
+    result = repository.run("--perf-against=before", "-p", "xdist.plugin", "-n2")
+    result.assert_outcomes(passed=2)
+    result.stdout.re_match_lines([r"steady .* ok", r"work .* ok", "2 ok"])
+    # The worker's own announcements; its name alone is also in the path of a test that a worker runs.
+    result.stdout.no_re_match_line(r"(\[gw\d\]|created: \d+/\d+ worker|\d+ workers? \[)")
+
+
+def test_another_checkout_can_be_named_by_its_path(repository: Project, tmp_path: Path) -> None:
+    git(repository, "clone", "--quiet", ".", str(tmp_path / "other"))
+    (tmp_path / "other" / "cost.txt").write_text("80 512")
+    result = repository.run(f"--perf-against={tmp_path / 'other'}", "-k", "work", "--perf-check=off")
+    result.assert_outcomes(passed=1, deselected=1)
+    result.stdout.re_match_lines([r"work .* \+25\.0% .* unchecked"])
+    assert worktrees(repository) == 0
+
+
+def test_an_installed_version_is_measured_by_this_sides_tests(repository: Project, tmp_path: Path) -> None:
+    path = repository.pytester.path
+    (path / "library.py").write_text("COST_MS = 100\n")
+    repository.test_file.write_text(
+        TWO_CASES.replace("import torch", "import library\nimport torch").replace(
+            "perf(spend, 20)", "perf(spend, library.COST_MS)"
+        )
+    )
+    installed = tmp_path / "installed"
+    installed.mkdir()
+    (installed / "library.py").write_text("COST_MS = 80\n")
+    result = repository.run(f"--perf-against={installed}", "-k", "steady", "--perf-check=off")
+    result.assert_outcomes(passed=1, deselected=1)
+    result.stdout.re_match_lines([r"steady .* \+25\.0% .* unchecked"])
+
+
+@pytest.mark.parametrize(
+    ("against", "said"),
+    [
+        ("no-such-branch", "*--perf-against=no-such-branch is neither a commit of this repository nor a directory*"),
+        (".", "*--perf-against=. is this very tree*"),
+        ("empty", "*holds neither these tests nor packages that could be imported*"),
+    ],
+)
+def test_what_cannot_be_compared_with_is_refused_at_once(repository: Project, against: str, said: str) -> None:
+    (repository.pytester.path / "empty").mkdir()
+    result = repository.run(f"--perf-against={against}")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([said, "  -> *"])
+
+
+def test_a_close_name_is_suggested(repository: Project) -> None:
+    git(repository, "update-ref", "refs/remotes/origin/feature", "HEAD")
+    result = repository.run("--perf-against=feature")
+    result.stderr.fnmatch_lines(["*-> did you mean origin/feature?"])
+
+
+def test_a_base_that_does_not_import_says_why(repository: Project) -> None:
+    good = repository.test_file.read_text()
+    repository.test_file.write_text("import no_such_module\n" + good)
+    commit(repository, "broken")
+    repository.test_file.write_text(good)
+    result = repository.run("--perf-against=HEAD")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*HEAD (*: its process ended*", "*No module named 'no_such_module'*", "  -> *"])
+
+
+def test_submodules_are_named_as_what_is_missing(repository: Project) -> None:
+    head = git(repository, "rev-parse", "HEAD").strip()
+    git(repository, "update-index", "--add", "--cacheinfo", f"160000,{head},vendor/thing")
+    git(repository, "commit", "--quiet", "--message", "a submodule")
+    result = repository.run("--perf-against=HEAD")
+    result.stderr.fnmatch_lines(["*has submodules (vendor/thing)*", "*--perf-against=PATH*"])
+
+
+def test_a_base_that_imports_this_sides_code_is_refused(repository: Project, tmp_path: Path) -> None:
+    path = repository.pytester.path
+    (path / "hidden").mkdir()
+    (path / "hidden" / "library.py").write_text("COST_MS = 100\n")
+    repository.test_file.write_text(
+        f"import sys\nsys.path.insert(0, {str(path / 'hidden')!r})\nimport library\n" + TWO_CASES
+    )
+    commit(repository, "a hard-wired path")
+    result = repository.run("--perf-against=HEAD")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*imported this side's code: library (*", "  -> *"])
+
+
+def test_saving_and_comparing_in_turns_exclude_each_other(repository: Project) -> None:
+    result = repository.run("--perf-against=HEAD", "--perf-update")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*uses no baselines, and saves none*"])
+
+
+def test_without_git_a_commit_cannot_be_had(repository: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
+    if shutil.which("git") is not None:
+        pytest.skip("git lies beside this Python")
+    result = repository.run("--perf-against=HEAD")
+    result.stderr.fnmatch_lines(["*takes git*"])
+
+
+def test_ctrl_c_leaves_no_worktree_and_no_process_behind(repository: Project, tmp_path: Path) -> None:
+    # Says so when a side has begun to measure, and then takes for ever.
+    source = TWO_CASES.replace(
+        "    perf(spend, 20)", "    (here / f'begun-{os.getpid()}').touch()\n    time.sleep(600)"
+    )
+    repository.test_file.write_text("import os, time\n" + source)
+    commit(repository, "slow to set up")
+    command = [sys.executable, "-m", "pytest", "-m", "perf", "--perf-against=HEAD"]
+    running = subprocess.Popen(command, cwd=repository.pytester.path, start_new_session=True, stdout=subprocess.PIPE)
+    begun = _wait_for(lambda: list(tmp_path.rglob("begun-*")) + list(repository.pytester.path.rglob("begun-*")))
+    assert worktrees(repository) == 1
+    children = [int(path.name.removeprefix("begun-")) for path in begun]
+    running.send_signal(signal.SIGINT)
+    output, _ = running.communicate(timeout=60)
+    assert running.returncode == pytest.ExitCode.INTERRUPTED, output
+    assert worktrees(repository) == 0
+    assert not [place for place in _shelf(repository).iterdir() if place.is_dir()]
+    for child in children:
+        assert not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text().split()[2]
+
+
+def _wait_for(found: object) -> list[Path]:
+    assert callable(found)
+    for _ in range(1200):
+        paths = found()
+        if paths:
+            assert isinstance(paths, list)
+            return paths
+        time.sleep(0.1)
+    raise AssertionError("no side began to measure")

@@ -1,0 +1,83 @@
+"""Counting under callgrind, from outside. A stand-in takes valgrind's place: the real one needs minutes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from perflab.plugin.callgrind import total_of
+from tests.plugin.conftest import Project
+
+STAND_IN = """#!{python}
+import os, subprocess, sys
+
+options = [argument for argument in sys.argv[1:] if argument.startswith("--")]
+until = next(at for at, argument in enumerate(sys.argv) if at and not argument.startswith("--"))
+assert "--tool=callgrind" in options and "--collect-atstart=no" in options
+assert os.environ["PYTHONHASHSEED"] == "0"
+(out,) = [option.split("=")[1] for option in options if option.startswith("--callgrind-out-file=")]
+status = subprocess.run(sys.argv[until:]).returncode
+with open(out, "w") as file:
+    file.write("events: Ir\\nsummary: " + open({cost!r}).read().split()[0] + "\\n")
+sys.exit(status)
+"""
+
+
+@pytest.fixture
+def valgrind(project: Project, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program of that name that counts what ``cost.txt`` says, found before any other."""
+    folder = project.pytester.mkdir("bin")
+    script = folder / "valgrind"
+    script.write_text(STAND_IN.format(python=sys.executable, cost=str(project.pytester.path / "cost.txt")))
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    return script
+
+
+def test_without_valgrind_it_is_said_before_anything_is_measured(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(project.pytester.path))
+    result = project.run("--perf-instructions=callgrind")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        [
+            "ERROR: --perf-instructions=callgrind, but there is no valgrind here",
+            "  -> install it (apt-get install valgrind), or use --perf-instructions=auto",
+        ]
+    )
+
+
+def test_instructions_are_counted_in_a_process_apart_for_each_replicate(project: Project, valgrind: Path) -> None:
+    saved = project.run("--perf-instructions=callgrind", "--perf-update", "--perf-replicates=2")
+    saved.assert_outcomes(passed=1)
+    (case,) = json.loads(project.baseline_file().read_text())["cases"].values()
+    assert [replicate["counts"]["callgrind_instructions"] for replicate in case["replicates"]] == [100, 100]
+
+
+def test_a_process_that_counts_nothing_fails_the_case_and_tells_its_last_words(
+    project: Project, valgrind: Path
+) -> None:
+    valgrind.write_text("#!/bin/sh\necho illegal instruction\nexit 4\n")
+    result = project.run("--perf-instructions=callgrind")
+    result.assert_outcomes(failed=1)
+    result.stdout.re_match_lines(
+        [
+            re.escape("callgrind counted nothing in test_story.py::test_work (exit status 4); it said:"),
+            "illegal instruction",
+            r"  -> run with --perf-instructions=auto.*",
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("profile", "total"),
+    [("events: Ir\nfn=f\n1 2\nsummary: 34474\n", 34474), ("events: Ir\ntotals: 7\n", 7), ("events: Ir\n", 0), ("", 0)],
+)
+def test_a_profiles_total_is_read(profile: str, total: int) -> None:
+    assert total_of(profile) == total

@@ -1,0 +1,68 @@
+"""A slowdown beside other processes: told from the code's where that can be, and named where it cannot."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.plugin.conftest import Project
+
+
+@pytest.fixture
+def slower(project: Project) -> Project:
+    """A case that became slower than a baseline that was taken on a calm machine."""
+    project.run("--perf-update").assert_outcomes(passed=1)
+    project.cost(ms=150)
+    return project
+
+
+def written(project: Project) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads((project.pytester.path / "results.json").read_text())["results"]
+    return rows
+
+
+def test_neighbours_that_pass_hide_no_slowdown_and_the_failure_says_that_nothing_disturbed_it(slower: Project) -> None:
+    slower.neighbours(1.5, 1.9, 1.5, 0.0)  # beside this process, two fresh ones, and all after them
+    result = slower.run("--perf-json=results.json")
+    result.assert_outcomes(failed=1)
+    result.stdout.re_match_lines([r"latency\s+100 ms\s+150 ms\s+\+50\.0%.*"])
+    said = " ".join(result.stdout.str().split())
+    assert "in fresh processes; nothing disturbed it; 2 disturbed ones were set aside if this is meant" in said
+    (row,) = written(slower)
+    assert row["judgement"]["disturbed"] == []
+    assert row["record"]["measurement"]["evidence"]["neighbours_cores"] == 1.5
+    assert [fresh["neighbours_cores"] for fresh in row["record"]["fresh"]] == [0.0] * 3
+    assert [fresh["neighbours_cores"] for fresh in row["record"]["set_aside"]] == [1.9, 1.5]
+
+
+def test_neighbours_that_stay_make_a_slowdown_inconclusive_and_are_named(slower: Project) -> None:
+    file = slower.baseline_file()
+    older = file.read_text().replace('"neighbours_cores": 0.0, ', "").replace(', "steal_share": 0.0', "")
+    assert "neighbours" not in older
+    file.write_text(older)  # as it was written before there was evidence: nothing disturbed it, as far as one knows
+    slower.neighbours(1.5)
+    result = slower.run("--perf-check=strict", "--perf-json=results.json")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "work could not be judged (inconclusive), and --perf-check=strict wants it to be",
+            "why: other processes used 1.5 cores meanwhile",
+        ]
+    )
+    result.stdout.re_match_lines([r"work .* \+50\.0% .* inconclusive", r"\s+other processes used 1\.5 cores meanwhile"])
+    (row,) = written(slower)
+    assert (len(row["record"]["fresh"]), len(row["record"]["set_aside"])) == (3, 3)
+
+
+def test_after_a_case_whose_neighbours_stayed_the_next_one_does_not_wait_for_them(project: Project) -> None:
+    source = project.test_file.read_text() + "\n"
+    project.test_file.write_text(source + source[source.index("def test_work") :].replace("test_work", "test_more"))
+    project.run("--perf-update").assert_outcomes(passed=2)
+    project.cost(ms=150)
+    project.neighbours(1.5)
+    project.run("--perf-json=results.json").assert_outcomes(passed=2)
+    rows = written(project)
+    assert [len(row["record"].get("set_aside", [])) for row in rows] == [3, 0]
+    assert [row["judgement"]["verdict"] for row in rows] == ["inconclusive", "inconclusive"]

@@ -1,0 +1,264 @@
+"""Baselines of cases that are gone: reported, removed when asked, and never taken for what merely was not run."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from perflab.environment import current_environment
+from perflab.gate.store import BaselineStore
+from perflab.plugin.seen import Seen
+from perflab.records import Parameters
+from tests.harness.make import entry
+from tests.plugin.conftest import Project
+
+CASES = """
+import pytest
+from conftest import Virtual
+
+def work():
+    Virtual.now_ns += 50_000_000
+    return 1
+
+def test_a(perf):
+    perf(work)
+
+class TestGroup:
+    def test_b(self, perf):
+        perf(work)
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_c(perf, n):
+    perf(work)
+"""
+CASES_STORED: dict[str, Parameters] = {
+    "TestGroup::test_b": {},
+    "test_a": {},
+    "test_c[1]": {"n": 1},
+    "test_c[2]": {"n": 2},
+    "test_c[3]": {"n": 3},
+}
+ALL = list(CASES_STORED)
+
+
+def store(project: Project, cases: dict[str, Parameters]) -> None:
+    """Baselines as a run would have saved them; which cases there are is all that matters here."""
+    here = current_environment(torch.device("cpu"))
+    entries = {
+        f"test_story.py::{name}": entry(environment=here, parameters=parameters) for name, parameters in cases.items()
+    }
+    BaselineStore(project.pytester.path / "baselines").save(entries)
+
+
+@pytest.fixture
+def suite(project: Project) -> Project:
+    """A project of five cases with baselines."""
+    project.test_file.write_text(CASES)
+    store(project, CASES_STORED)
+    assert stored(project) == ALL
+    return project
+
+
+def stored(project: Project) -> list[str]:
+    return list(json.loads(project.baseline_file().read_text())["cases"])
+
+
+def in_one_line(result: pytest.RunResult) -> str:
+    """What was shown, as if the terminal were wide enough."""
+    return " ".join(result.stdout.str().split())
+
+
+def change(project: Project, old: str, new: str) -> None:
+    text = project.test_file.read_text()
+    assert old in text
+    project.test_file.write_text(text.replace(old, new))
+
+
+def prune(project: Project, *arguments: str) -> str:
+    """Prune by collecting alone; what was said."""
+    return project.run("--collect-only", "-q", "--perf-prune", *arguments).stdout.str()
+
+
+def test_what_is_gone_is_reported_and_pruned_and_the_rest_stays(suite: Project) -> None:
+    change(suite, "def test_b", "def test_other")
+    change(suite, "[1, 2, 3]", "[1, 2]")
+    said = in_one_line(suite.run("-k", "test_a"))
+    assert re.search(
+        r"2 stale baselines in baselines/cpu-\S+/test_story\.json: TestGroup::test_b, test_c\[3\] \(remove: --.*",
+        said,
+    )
+    assert stored(suite) == ALL
+    said = in_one_line(suite.run("-k", "test_a", "--perf-prune"))
+    assert re.search(
+        r"removed 2 stale baselines from baselines/cpu-\S+/test_story\.json: TestGroup::test_b, test_c\[3\] ", said
+    )
+    assert stored(suite) == ["test_a", "test_c[1]", "test_c[2]"]
+    assert "--perf-prune: no stale baselines" in prune(suite)
+
+
+def test_a_file_that_is_gone_takes_its_baselines_along(suite: Project) -> None:
+    file = suite.baseline_file()
+    suite.test_file.rename(suite.test_file.with_name("test_new_name.py"))
+    said = in_one_line(suite.run("-k", "test_a"))
+    assert re.search(r"5 stale baselines in baselines/cpu-\S+/test_story\.json: TestGroup::test_b, test_a, ", said)
+    assert "test_story.json" in prune(suite)
+    assert not file.exists()
+    assert not file.parent.exists()
+
+
+def test_a_file_left_without_a_single_test_is_still_seen(suite: Project) -> None:
+    suite.test_file.write_text("")
+    assert "removed 5 stale baselines" in prune(suite)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["-k", "test_a"],
+        ["-m", "perf and not perf"],
+        ["test_story.py::test_a"],
+        ["test_story.py::TestGroup"],
+        ["--deselect=test_story.py::test_a"],
+        ["--pyargs", "test_story::test_a"],
+        ["--ignore=test_story.py"],
+        ["--lf", "-p", "cacheprovider"],
+    ],
+    ids=" ".join,
+)
+def test_what_was_not_run_is_not_stale(suite: Project, arguments: list[str]) -> None:
+    if "--lf" in arguments:
+        change(suite, "def test_a(perf):\n", "def test_a(perf):\n    assert False\n")
+        suite.pytester.makeini("[pytest]\naddopts = -p perflab.plugin\n")
+        suite.run("-k", "test_a").assert_outcomes(failed=1, deselected=4)
+    said = suite.pytester.runpytest_subprocess("--collect-only", "--perf-prune", *arguments).stdout.str()
+    assert "no stale baselines" in said
+    assert stored(suite) == ALL
+
+
+def test_what_other_tests_of_the_run_say_does_not_hide_a_file_that_was_collected_whole(suite: Project) -> None:
+    change(suite, "def test_a", "def test_other")
+    suite.pytester.makepyfile(test_second="def test_x():\n    pass\n")
+    said = prune(suite, "test_story.py", "test_second.py::test_x")
+    assert "test_a" in said
+    assert stored(suite) == ALL[:1] + ALL[2:]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("import pytest\n", "import pytest\nimport nowhere\n"),
+        ("import pytest\n", "import pytest\npytest.skip('not here', allow_module_level=True)\n"),
+        ("def test_a", "if False:\n  def test_a"),
+        ("class TestGroup:", "class TestGroup:\n    __test__ = False"),
+        ("[1, 2, 3]", "[]"),
+    ],
+    ids=["does not import", "is skipped", "is there under a condition", "is switched off", "lists no values here"],
+)
+def test_a_file_that_could_have_more_elsewhere_loses_nothing(suite: Project, old: str, new: str) -> None:
+    change(suite, old, new)
+    said = prune(suite)
+    assert "no stale baselines" in said or "nothing was pruned" in said
+    assert stored(suite) == ALL
+
+
+OPTION = """
+def pytest_addoption(parser):
+    parser.addoption("--sizes", default="")
+
+def pytest_generate_tests(metafunc):
+    sizes = metafunc.config.getoption("--sizes").split()
+    if "size" in metafunc.fixturenames and sizes:
+        metafunc.parametrize("size", sizes)
+"""
+BY_OPTION = """
+import pytest
+from conftest import Virtual
+
+def work():
+    Virtual.now_ns += 50_000_000
+    return 1
+
+@pytest.fixture
+def size():
+    return "default"
+
+@pytest.fixture(params=["x", "y"])
+def kind(request):
+    return request.param
+
+def test_by_option(perf, size):
+    perf(work)
+
+def test_by_fixture(perf, kind):
+    perf(work)
+
+@pytest.mark.parametrize("n", [1])
+def test_by_both(perf, size, n):
+    perf(work)
+"""
+
+
+def test_parameters_that_an_option_or_a_fixture_gives_may_come_back(project: Project) -> None:
+    with (project.pytester.path / "conftest.py").open("a") as conftest:
+        conftest.write(OPTION)
+    project.test_file.write_text(BY_OPTION)
+    by_option: dict[str, Parameters] = {f"test_by_option[{size}]": {"size": size} for size in ("small", "large")}
+    by_fixture: dict[str, Parameters] = {f"test_by_fixture[{kind}]": {"kind": kind} for kind in "xy"}
+    by_both: dict[str, Parameters] = {f"test_by_both[{size}-1]": {"size": size, "n": 1} for size in ("small", "large")}
+    store(project, by_option | by_fixture | by_both)
+    before = stored(project)
+    project.test_file.write_text(project.test_file.read_text().replace('["x", "y"]', '["x"]'))
+    for arguments in (["--sizes=small"], []):
+        said = prune(project, *arguments)
+        assert "no stale baselines" in said
+        assert stored(project) == before
+
+
+def test_a_parameter_that_the_test_no_longer_takes_cannot_come_back(suite: Project) -> None:
+    change(suite, '@pytest.mark.parametrize("n", [1, 2, 3])\ndef test_c(perf, n)', "def test_c(perf)")
+    prune(suite)
+    assert stored(suite) == ALL[:2]
+
+
+def test_workers_tell_what_they_collected(suite: Project) -> None:
+    change(suite, "def test_a", "def test_other")
+    xdist = ("-n2", "-p", "xdist.plugin")
+    result = suite.run(*xdist, "-k", "test_other")
+    assert re.search(r"1 stale baseline in baselines/cpu-\S+/test_story\.json: test_a ", in_one_line(result))
+    suite.run(*xdist, "test_story.py::test_other", "--perf-prune")
+    assert stored(suite) == ALL
+    said = in_one_line(suite.run(*xdist, "-k", "test_other", "--perf-prune"))
+    assert re.search(r"removed 1 stale baseline from \S+: test_a ", said)
+    assert stored(suite) == ALL[:1] + ALL[2:]
+
+
+def test_an_interrupted_run_prunes_nothing(suite: Project) -> None:
+    change(suite, "def test_a(perf):\n    perf(work)", "def test_other(perf):\n    raise KeyboardInterrupt")
+    result = suite.run("-k", "test_other", "--perf-prune")
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.stdout.fnmatch_lines(["*nothing was pruned: the run did not come to its end*"])
+    assert stored(suite) == ALL
+
+
+def test_baselines_outside_of_the_project_are_not_gone_because_a_file_is(suite: Project, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "shared"
+    (suite.pytester.path / "baselines").rename(elsewhere)
+    suite.test_file.unlink()
+    suite.pytester.makepyfile(test_second=CASES)
+    said = prune(suite, f"--perf-baselines={elsewhere}")
+    assert "no stale baselines" in said
+    assert len(list(elsewhere.glob("*/*.json"))) == 1
+
+
+def test_nothing_is_noted_for_a_run_that_measures_nothing(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makepyfile("def test_plain():\n    pass\n")
+    concluded: list[Seen] = []
+    monkeypatch.setattr(Seen, "conclude", concluded.append)
+    pytester.runpytest_inprocess().assert_outcomes(passed=1)
+    assert not concluded
