@@ -178,6 +178,8 @@ class Paired(Data, frozen=True):
     detectable: float | None = None
     """The smallest ratio that would have been found in nine of ten such runs."""
     base_memory: Memory | None = None
+    base_ns: Positive | None = None
+    """Typical time of one call of the other side, measured beside this one's."""
 
 
 class Record(Data, frozen=True):
@@ -322,6 +324,8 @@ class Judgement(Data, frozen=True):
     """What disturbed the processes that were judged, as sentences. Empty: nothing did. None: there is no telling."""
     suspect: bool = False
     """Looks worse, and was not yet measured again in fresh processes."""
+    unsettled: bool = False
+    """What stored numbers cannot tell of the time, though turns with the code that they were saved from could."""
 
 
 class Result(Data, frozen=True):

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
-from statistics import NormalDist, fmean
+from statistics import NormalDist, fmean, median
 
 import msgspec
 
 from perflab.doctor.trials import REPLICATES, Benchmarked, Line, Pair, Parent, Session
 from perflab.gate.judge import judge, judge_memory, peaks_of
 from perflab.gate.paired import SCREEN_PAIRS, PairedCase, PairedPolicy, Stage, latency_findings, stage
-from perflab.records import Entry, Environment, Policy, Record, Replicate, Verdict
+from perflab.gate.unsettled import turns_policy
+from perflab.records import Entry, Environment, Paired, Policy, Record, Replicate, Verdict
 
 SLOWDOWNS = (0.0, 0.02, 0.03, 0.05, 0.10)
 BENCHMARK_LIMIT = 1.05
@@ -59,21 +60,42 @@ class Rate:
 def paired_rate(lines: Sequence[Line], slowdown: float, policy: PairedPolicy | None = None) -> Rate:
     """The paired gate: each screen is of its own pairs; suspects go on with the pairs that were recorded next."""
     policy = policy or PairedPolicy()
-    pairs = [line for line in lines if isinstance(line, Pair)]
-    twins = [pair.twin_over_base for pair in pairs if pair.twin_over_base]
-    two = _costs([pair for pair in pairs if not pair.twin_over_base])
-    three = _costs([pair for pair in pairs if pair.twin_over_base])
-    added = math.log1p(slowdown)
+    drawing = _Drawing(lines)
     parent_s = fmean([line.seconds for line in lines if isinstance(line, Parent)] or [0.0])
-    names = sorted(set.intersection(*(set(pair.head_over_base) for pair in pairs))) if pairs else []
     rate = Rate()
-    for first in range(0, len(pairs) - SCREEN_PAIRS + 1, SCREEN_PAIRS):
-        drawn = pairs[first:] + pairs[:first]  # the last trials confirm with the first ones' pairs
-        cases = {name: PairedCase() for name in names}
-        taken, seconds = 0, parent_s
-        for wanted_stage, costs in ((Stage.UNSCREENED, two), (Stage.OPEN, three)):
-            while wanted := [n for n, case in cases.items() if stage(case, policy, len(cases)) is wanted_stage]:
-                pair = drawn[taken % len(drawn)]
+    for trial, first in enumerate(range(0, len(drawing.pairs) - SCREEN_PAIRS + 1, SCREEN_PAIRS)):
+        cases = {name: PairedCase() for name in drawing.names}
+        seconds, rounds = drawing.fill(cases, first, slowdown, policy)
+        control = drawing.control(rounds, trial, drawing.names[trial % len(drawing.names)])
+        for finding in latency_findings(cases, control, policy).values():
+            _count(rate, finding.verdict)
+        rate.seconds.append(parent_s + seconds)
+    return rate
+
+
+class _Drawing:
+    """Process pairs out of a log, as a comparison in turns asks for them."""
+
+    def __init__(self, lines: Sequence[Line]) -> None:
+        self.pairs = [line for line in lines if isinstance(line, Pair)]
+        self._twins = [pair.twin_over_base for pair in self.pairs if pair.twin_over_base]
+        self._two = _costs([pair for pair in self.pairs if not pair.twin_over_base])
+        self._three = _costs([pair for pair in self.pairs if pair.twin_over_base])
+        every = [set(pair.head_over_base) for pair in self.pairs]
+        self.names = sorted(set.intersection(*every)) if every else []
+
+    def fill(
+        self, cases: Mapping[str, PairedCase], first: int, slowdown: float, policy: PairedPolicy
+    ) -> tuple[float, int]:
+        """Give the cases pairs, from the ``first`` one on, until none asks for more; the seconds, and the last rounds.
+
+        The last trials confirm with the first ones' pairs.
+        """
+        added = math.log1p(slowdown)
+        taken, seconds = 0, 0.0
+        for wanted_stage, costs in ((Stage.UNSCREENED, self._two), (Stage.OPEN, self._three)):
+            while wanted := [name for name, case in cases.items() if stage(case, policy, len(cases)) is wanted_stage]:
+                pair = self.pairs[(first + taken) % len(self.pairs)]
                 taken += 1
                 seconds += costs[""] + sum(costs[name] for name in wanted)
                 for name in wanted:
@@ -81,15 +103,11 @@ def paired_rate(lines: Sequence[Line], slowdown: float, policy: PairedPolicy | N
                     logs.append(pair.head_over_base[name] + added)
             if wanted_stage is Stage.UNSCREENED:
                 taken = max(taken, SCREEN_PAIRS)
-        rounds = taken - SCREEN_PAIRS
-        trial = first // SCREEN_PAIRS
-        control = (
-            [twins[(trial + 1 + n) % len(twins)][names[trial % len(names)]] for n in range(rounds)] if twins else []
-        )
-        for finding in latency_findings(cases, control, policy).values():
-            _count(rate, finding.verdict)
-        rate.seconds.append(seconds)
-    return rate
+        return seconds, taken - SCREEN_PAIRS
+
+    def control(self, rounds: int, trial: int, name: str) -> list[float]:
+        """So many pairs of the base with itself."""
+        return [self._twins[(trial + 1 + n) % len(self._twins)][name] for n in range(rounds)] if self._twins else []
 
 
 def _costs(pairs: Sequence[Pair]) -> dict[str, float]:
@@ -115,12 +133,16 @@ def benchmark_rate(lines: Sequence[Line], slowdown: float, *, stored: bool = Fal
     return rate
 
 
-def stored_rate(lines: Sequence[Line], slowdown: float) -> Rate:
-    """The gate over a stored baseline: each session judged by the baseline that each other one would have saved."""
+def stored_rate(lines: Sequence[Line], slowdown: float, *, settle: bool = False) -> Rate:
+    """The gate over a stored baseline: each session judged by the baseline that each other one would have saved.
+
+    ``settle``: whether the baseline's commit is at hand, so that what is unsettled is measured in turns with it.
+    """
     sessions = [line for line in lines if isinstance(line, Session)]
+    drawing = _Drawing(lines)
     rate = Rate()
-    for saved, session in permutations(sessions, 2):
-        processes = 1
+    for number, (saved, session) in enumerate(permutations(sessions, 2)):
+        processes, turns_s = 1, 0.0
         for name, replicates in session.replicates.items():
             entry = Entry(environment=_HERE, recorded="", replicates=saved.replicates[name][:REPLICATES])
             here, *fresh = [_slower(replicate, slowdown) for replicate in replicates]
@@ -128,9 +150,22 @@ def stored_rate(lines: Sequence[Line], slowdown: float) -> Rate:
             judgement = judge(record, entry, Policy())
             if judgement.suspect:
                 processes = 1 + len(fresh)
-                judgement = judge(msgspec.structs.replace(record, fresh=fresh), entry, Policy())
+                record = msgspec.structs.replace(record, fresh=fresh)
+                judgement = judge(record, entry, Policy())
+            if settle and judgement.unsettled and drawing.pairs:
+                logs = PairedCase()
+                seconds, rounds = drawing.fill({name: logs}, number * SCREEN_PAIRS, slowdown, turns_policy(Policy()))
+                turns_s += seconds
+                paired = Paired(
+                    against="",
+                    screen=[math.exp(log) for log in logs.screen],
+                    confirm=[math.exp(log) for log in logs.confirm],
+                    control=[math.exp(log) for log in drawing.control(rounds, number, name)],
+                    base_ns=median(r.median_ns for r in entry.replicates),
+                )
+                judgement = judge(msgspec.structs.replace(record, paired=paired), entry, Policy())
             _count(rate, judgement.verdict)
-        rate.seconds.append(sum(session.seconds[:processes]))
+        rate.seconds.append(sum(session.seconds[:processes]) + turns_s)
     return rate
 
 

@@ -17,6 +17,7 @@ def gate_table(lines: Sequence[Line]) -> list[str]:
         ("perflab, in turns", {s: paired_rate(lines, s) for s in SLOWDOWNS}),
         ("pytest-benchmark, two runs", {s: benchmark_rate(lines, s) for s in SLOWDOWNS}),
         ("perflab, stored baseline", {s: stored_rate(lines, s) for s in SLOWDOWNS}),
+        ("perflab, stored, then in turns", {s: stored_rate(lines, s, settle=True) for s in SLOWDOWNS}),
         ("pytest-benchmark, stored run", {s: benchmark_rate(lines, s, stored=True) for s in SLOWDOWNS}),
     ):
         rows += [_row(name, slowdown, rate) for slowdown, rate in rates.items() if rate.tried]

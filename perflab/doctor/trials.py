@@ -20,10 +20,12 @@ import msgspec
 from perflab.doctor.workloads import name_of
 from perflab.errors import RivalError
 from perflab.gate.paired import SCREEN_PAIRS
+from perflab.measure.evidence import Witness
 from perflab.measure.measurement import replicate_of
 from perflab.plugin.fresh import Job, JobResult, Serve
 from perflab.plugin.options import REPLICATE_OPTION
 from perflab.records import Data, Replicate
+from perflab.rival.comparison import WEIGHING_ROUNDS
 from perflab.rival.process import Start
 from perflab.rival.rounds import Round, RoundPlan
 
@@ -38,7 +40,7 @@ class Pair(Data, frozen=True, tag=True):
 
     began_s: float
     start_s: float
-    """Until both had collected their cases."""
+    """Until both had collected their cases, and from the last case until both were gone."""
     case_s: dict[str, float]
     """What each case took."""
     head_over_base: dict[str, float]
@@ -82,7 +84,7 @@ def record_trial(folder: Path, number: int) -> Iterator[Line]:
         _run(folder, "test_perf_gate.py", "--collect-only")
         yield Parent(began_s=began_s, seconds=time.monotonic() - began)
     for pair in range(SCREEN_PAIRS):
-        yield record_pair(folder, twin=pair == SCREEN_PAIRS - 1)
+        yield record_pair(folder, twin=pair == SCREEN_PAIRS - 1, weigh=pair < WEIGHING_ROUNDS)
     if number % 2 == 0:
         yield record_benchmark(folder)
         yield record_benchmark(folder)
@@ -90,21 +92,26 @@ def record_trial(folder: Path, number: int) -> Iterator[Line]:
         yield record_session(folder)
 
 
-def record_pair(folder: Path, *, twin: bool) -> Pair:
-    """One round of two processes, or of three."""
+def record_pair(folder: Path, *, twin: bool, weigh: bool) -> Pair:
+    """One round of two processes, or of three, as the comparison in turns has them."""
+    import torch
+
     sides = ["head", "base", *(["twin"] if twin else [])]
     job_file = _job_file(folder, Job(cases=None, serve=Serve()))
     began_s, began = time.time(), time.monotonic()
-    with Round({side: _start(folder, side, job_file) for side in sides}) as running:
+    witness = Witness(torch.device("cpu")).begin
+    found, case_s = {}, {}
+    with Round({side: _start(folder, side, job_file) for side in sides}, witness) as running:
         start_s = time.monotonic() - began
-        found, case_s = {}, {}
         cases = running.cases["base"]
         for number, case in enumerate(cases):
             began = time.monotonic()
             found[name_of(case)] = running.run(
-                case, cases[number + 1 :], RoundPlan(ROUND_BUDGET_NS, memory=False), _silently
+                case, cases[number + 1 :], RoundPlan(ROUND_BUDGET_NS, memory=weigh), _silently
             )
             case_s[name_of(case)] = time.monotonic() - began
+        ending = time.monotonic()
+    start_s += time.monotonic() - ending
     ratios: list[dict[str, float]] = []
     for side in sides:
         logs = {name: case.log_ratio(side, "base") for name, case in found.items() if side != "base"}

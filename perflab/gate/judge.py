@@ -13,6 +13,10 @@ How a slowdown is told from a bad moment of the machine:
    disturbed them that could be the cause and was not there when the baseline was taken (``gate/disturbance.py``).
    If it looks worse and one of these does not hold, nobody can tell: ``inconclusive``, with the reason.
 
+4. What stored numbers cannot tell is *unsettled*: inconclusive, or ok by a median that a busy baseline let pass while
+   even the fastest calls are slower. The caller may then measure the case in turns with the code that the baseline
+   was saved from (``record.paired``), and what the turns say counts.
+
 Memory is exact. Only the allocator's rounding is slack, and an explicit threshold. Counts are ``gate/counts.py``'s.
 
 Time and memory are each compared with the baseline and, where that has one, with its older anchor, by the same
@@ -21,8 +25,7 @@ rules; the worse of the two verdicts counts. So accepted steps too small to be s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from statistics import median
 
 import msgspec
@@ -30,8 +33,10 @@ import msgspec
 from perflab.environment import differences
 from perflab.gate.counts import exactly_worse, judge_counts
 from perflab.gate.disturbance import disturbances, is_witnessed
+from perflab.gate.finding import Finding, worse_of_two, worst_of
 from perflab.gate.robust import compare, robust_spread
-from perflab.records import Change, Drift, Entry, Judgement, Policy, Record, Replicate, Verdict
+from perflab.gate.unsettled import after_turns, drift_after_turns, is_unsettled
+from perflab.records import Change, Entry, Judgement, Policy, Record, Replicate, Verdict
 from perflab.units import format_bytes, format_change, format_ns, format_percent
 
 NOISE_FACTOR = 3.0
@@ -48,19 +53,6 @@ SHARING_AT_MOST = 4.0
 """Work in one thread that keeps its core shares caches, memory and clock with neighbours, and is not slowed more."""
 KEPT_CORE = 0.9
 """A thread that gets this share of the CPU time that it got in the baseline was not pushed aside."""
-
-
-_ORDER = (Verdict.REGRESSED, Verdict.INCONCLUSIVE, Verdict.IMPROVED, Verdict.OK)
-"""What is told first, of two verdicts on one case."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One quantity against one baseline or anchor."""
-
-    change: Change | None
-    verdict: Verdict
-    reasons: Sequence[str] = ()
 
 
 def judge(record: Record, entry: Entry | None, policy: Policy) -> Judgement:
@@ -94,18 +86,24 @@ def judge(record: Record, entry: Entry | None, policy: Policy) -> Judgement:
     if entry.anchor is not None:
         latency_anchor = entry.anchor
         older = _judge_latency(record, here, latency_anchor.replicates, policy, "anchor")
-        latency, drift["latency"] = _worse_of_two(latency, older, latency_anchor.recorded, latency_anchor.steps)
+        latency, drift["latency"] = worse_of_two(latency, older, latency_anchor.recorded, latency_anchor.steps)
         if drift["latency"].decides:
             before = latency_anchor.replicates
     if entry.memory_anchor is not None:
         anchor = entry.memory_anchor
         older = judge_memory([anchor.peak_bytes], peaks_of(now), entry.environment.device, policy)
         if older.change is not None:
-            memory, drift["memory"] = _worse_of_two(memory, older, anchor.recorded, anchor.steps)
+            memory, drift["memory"] = worse_of_two(memory, older, anchor.recorded, anchor.steps)
+    unsettled = record.paired is None and is_unsettled(latency, now, entry.replicates, policy)
+    if record.paired is not None:
+        latency = after_turns(latency, record.paired, policy)
+        if "latency" in drift:
+            drift["latency"] = drift_after_turns(drift["latency"], latency)
     counts, counts_verdict, notes = judge_counts(now, entry.replicates, gated=policy.gate_counts)
     verdicts = {"latency": latency.verdict, "memory": memory.verdict, "counts": counts_verdict}
     worst = worst_of(verdicts.values())
-    disturbed = disturbances(now, before, record.environment)
+    disturbed = disturbances(now, before, record.environment) if record.paired is None else []
+    witnessed = record.paired is None and is_witnessed(now, record.environment)
     judgement = Judgement(
         verdict=worst,
         latency=latency.change,
@@ -115,15 +113,11 @@ def judge(record: Record, entry: Entry | None, policy: Policy) -> Judgement:
         worse=[name for name, verdict in verdicts.items() if verdict is Verdict.REGRESSED],
         drift=drift,
         reasons=[*latency.reasons, *notes],
-        disturbed=disturbed if disturbed or is_witnessed(now, record.environment) else None,
+        disturbed=disturbed if disturbed or witnessed else None,
     )
     believed = exactly_worse(judgement) == ["counts"] == judgement.worse
-    return msgspec.structs.replace(judgement, suspect=worst is Verdict.REGRESSED and not record.fresh and not believed)
-
-
-def worst_of(verdicts: Iterable[Verdict]) -> Verdict:
-    """Of what is said of a case's quantities, what is said of the case."""
-    return min(verdicts, key=_ORDER.index)
+    suspect = worst is Verdict.REGRESSED and not record.fresh and not believed
+    return msgspec.structs.replace(judgement, suspect=suspect, unsettled=unsettled and not suspect)
 
 
 def _judge_out_of_memory(record: Record, entry: Entry | None) -> Judgement:
@@ -136,18 +130,6 @@ def _judge_out_of_memory(record: Record, entry: Entry | None) -> Judgement:
             reasons.append(f"the baseline needed {format_bytes(max(held))}")
         return Judgement(verdict=Verdict.REGRESSED, reasons=reasons)
     return Judgement(verdict=Verdict.OOM, reasons=reasons)
-
-
-def _worse_of_two(newer: Finding, older: Finding, recorded: str, steps: int) -> tuple[Finding, Drift]:
-    """Of a finding against the baseline and one against its anchor, what counts. An anchor only makes it worse."""
-    assert older.change is not None
-    bad = (Verdict.REGRESSED, Verdict.INCONCLUSIVE)
-    decides = older.verdict in bad and _ORDER.index(older.verdict) < _ORDER.index(newer.verdict)
-    drift = Drift(recorded=recorded, steps=steps, change=older.change, decides=decides)
-    if decides or (older.verdict is newer.verdict is Verdict.OK and not newer.reasons):
-        said = [f"against its anchor of {recorded}: {reason}" for reason in older.reasons]
-        return Finding(older.change if decides else newer.change, older.verdict, said), drift
-    return newer, drift
 
 
 def peaks_of(replicates: Sequence[Replicate]) -> list[int]:

@@ -6,10 +6,8 @@ then told through each test's own reports, so that a regression fails the test t
 
 from __future__ import annotations
 
-import tempfile
 import time
-from collections.abc import Callable, Generator, Mapping
-from pathlib import Path
+from collections.abc import Generator, Mapping
 
 import pytest
 
@@ -17,20 +15,15 @@ from perflab.environment import differences
 from perflab.errors import PerflabError
 from perflab.gate.paired import PairedPolicy
 from perflab.measure.devices import resolve_device
-from perflab.measure.evidence import Witness
 from perflab.plugin.conclusions import conclude, without_numbers
 from perflab.plugin.progress import ProgressLine
 from perflab.plugin.settings import Settings, for_case
-from perflab.plugin.sides import Starts
+from perflab.plugin.sides import turns_ns, two_sides, witness_of_host
 from perflab.plugin.turn import device_turn
 from perflab.plugin.verdicts import fails
-from perflab.records import Evidence, Result, Verdict, to_plain
+from perflab.records import Result, Verdict, to_plain
 from perflab.report.failure import explain
-from perflab.rival.checkout import Tree, head_label, other_side
 from perflab.rival.comparison import BASE, HEAD, Compared, Comparison, Limits, compare
-
-TURNS_SHARE = 0.12
-"""Of a case's budget: what its turns take in one round. A case that is let go at once has two rounds."""
 
 _NAMED = 5
 
@@ -105,30 +98,26 @@ class Against:
     # --- comparing --------------------------------------------------------------------------------------
 
     def _compare(self, items: list[pytest.Item]) -> None:
-        root, against = self._config.rootpath.resolve(), self._settings.against
+        against = self._settings.against
         assert against is not None
         files = sorted({item.nodeid.split("::")[0] for item in items})
         cases = [item.nodeid for item in items if not self._case_settings[item.nodeid].fresh_process]
-        label, commit = head_label(root)
         policy = PairedPolicy(threshold=self._settings.against_threshold)
         found = Comparison()
         device = str(self._device)
         self._progress.begin("")
         with (
-            tempfile.TemporaryDirectory(prefix="perflab-") as folder,
-            other_side(against, root, files, self._progress.show) as base,
+            two_sides(self._config, against, files, device, self._progress.show) as (starts, base),
             device_turn(device, self._progress.show),
         ):
-            self.notes = [f"this side: {label} · against: {base.label}"]
-            mirrors = (base.mirrors[0], base.mirrors[0]) if base.mirrors is not None else None
-            starts = Starts(self._config, Tree(label, root, mirrors, commit=commit), base, device, Path(folder))
-            budgets = {case: TURNS_SHARE * self._case_settings[case].budget_s * 1e9 for case in cases}
+            self.notes = [f"this side: {starts.head.label} · against: {base.label}"]
+            budgets = {case: turns_ns(self._case_settings[case]) for case in cases}
             try:
                 compare(
                     cases,
                     starts.start,
                     policy,
-                    Limits(budgets, self._seconds_left, self._witness()),
+                    Limits(budgets, self._seconds_left, witness_of_host()),
                     self._say,
                     into=found,
                 )
@@ -136,12 +125,6 @@ class Against:
                 self._progress.clear()
                 self._take(items, conclude(found, base, policy, self._case_settings))
                 self.notes += _said_of(found)
-
-    def _witness(self) -> Callable[[], Callable[[], Evidence]]:
-        """What else goes on, of the host alone: on a GPU our own sides' processes look like any others."""
-        import torch
-
-        return Witness(torch.device("cpu")).begin
 
     def _say(self, case: str, what: str) -> None:
         self._progress.label(case)

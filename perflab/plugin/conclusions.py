@@ -10,7 +10,8 @@ import msgspec
 
 from perflab.gate.counts import judge_counts
 from perflab.gate.disturbance import disturbances, is_witnessed
-from perflab.gate.judge import judge_memory, peaks_of, worst_of
+from perflab.gate.finding import worst_of
+from perflab.gate.judge import judge_memory, peaks_of
 from perflab.gate.paired import Finding, PairedPolicy, latency_findings
 from perflab.measure.measurement import replicate_of
 from perflab.plugin.settings import Settings
@@ -61,7 +62,7 @@ def _judged(found: Comparison, one: Compared, finding: Finding, base: Tree, sett
         verdict=Verdict.UNCHECKED if settings.check == "off" else worst,
         latency=latency,
         memory=memory.change,
-        phases=_phases(one),
+        phases=phases_of(one),
         counts=counts,
         worse=[name for name, verdict in verdicts.items() if verdict is Verdict.REGRESSED],
         reasons=[*reasons, *(disturbed if worst is Verdict.INCONCLUSIVE else []), *notes],
@@ -140,7 +141,7 @@ def _in_turns(one: Compared) -> list[Replicate]:
     return [replicate_of(_measurement(found.turns[HEAD], found.evidence)) for found in one.rounds]
 
 
-def _phases(one: Compared) -> dict[str, Change]:
+def phases_of(one: Compared) -> dict[str, Change]:
     """Typical times of the phases that both sides have."""
     changes = {}
     for name in one.turns(HEAD)[0].phases_ns:
@@ -174,15 +175,22 @@ def _record(found: Comparison, one: Compared, detectable: float | None, base: Tr
         work=one.ended[HEAD].work,
         measurement=measurement,
         summary=replicate_of(measurement),
-        paired=Paired(
-            against=base.label,
-            commit=base.commit,
-            screen=_ratios(one.logs.screen),
-            confirm=_ratios(one.logs.confirm),
-            control=_ratios(found.control if found.control_case == one.case else []),
-            detectable=detectable,
-            base_memory=weighed[BASE].memory if BASE in weighed else None,
-        ),
+        paired=paired_of(found, one, base.label, base.commit, detectable),
+    )
+
+
+def paired_of(found: Comparison, one: Compared, label: str, commit: str | None, detectable: float | None) -> Paired:
+    """What the pairs of a case said of it, and the null control if it was taken there."""
+    weighed = one.weighed[0].turns if one.weighed else {}
+    return Paired(
+        against=label,
+        commit=commit,
+        screen=_ratios(one.logs.screen),
+        confirm=_ratios(one.logs.confirm),
+        control=_ratios(found.control if found.control_case == one.case else []),
+        detectable=detectable,
+        base_memory=weighed[BASE].memory if BASE in weighed else None,
+        base_ns=round(one.median_ns(BASE), 3),
     )
 
 

@@ -16,13 +16,10 @@ import msgspec
 import pytest
 
 from perflab.environment import current_environment
-from perflab.errors import FreshProcessError, UsageError
-from perflab.gate.counts import exactly_worse
-from perflab.gate.disturbance import disturbances
+from perflab.errors import UsageError
 from perflab.gate.judge import judge
 from perflab.gate.store import BaselineStore
-from perflab.measure.devices import available_bytes, release_memory
-from perflab.measure.limits import CALLS_AT_LEAST, as_out_of_memory
+from perflab.measure.limits import as_out_of_memory
 from perflab.measure.measurement import replicate_of
 from perflab.plugin.accept import accept_command
 from perflab.plugin.callgrind import check_callgrind, count_under_callgrind
@@ -30,11 +27,12 @@ from perflab.plugin.case import STATE, CaseState, Perf
 from perflab.plugin.fresh import Job, measure_fresh, report_measurement
 from perflab.plugin.progress import ProgressLine
 from perflab.plugin.settings import Settings, for_case
+from perflab.plugin.settling import Settling, may_settle
+from perflab.plugin.suspects import Suspects
 from perflab.plugin.turn import device_turn
 from perflab.plugin.verdicts import fails
-from perflab.records import Entry, Judgement, Parameters, Record, Replicate, Result, Verdict, to_plain
+from perflab.records import Judgement, Parameters, Record, Result, Verdict, to_plain
 from perflab.report.failure import explain
-from perflab.units import format_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -42,10 +40,6 @@ if TYPE_CHECKING:
     from perflab.plugin.serving import Server
 
 JUDGEMENT = pytest.StashKey[tuple[Record | None, Judgement]]()
-FRESH_PROCESS_BYTES = 1 << 30
-"""Room that a fresh process needs beside the case's own tensors: an interpreter and PyTorch."""
-FURTHER_PROCESSES = 3
-"""How many more fresh processes a suspect may take in place of disturbed ones. Neighbours that stay longer, stay."""
 
 
 class Cases:
@@ -62,8 +56,10 @@ class Cases:
         self._progress = ProgressLine(config)
         self._case_settings: dict[str, Settings] = {}
         self._began_s = time.monotonic()
-        self._neighbours_pass = True
-        """Whether waiting for a calm moment was of use to the last suspect; if not, the next one does not wait."""
+        self._suspects = Suspects(config, self._progress, self._seconds_left)
+        self._settling = Settling(config, self._store, self._progress, self._seconds_to_spare)
+        self._done = 0
+        """Cases that were measured and judged."""
 
     # --- before anything runs -------------------------------------------------------------------------------
 
@@ -122,6 +118,14 @@ class Cases:
         """What is left of the run's total budget; None without one."""
         total_s = self._settings.total_budget_s
         return None if total_s is None else total_s - (time.monotonic() - self._began_s)
+
+    def _seconds_to_spare(self) -> float | None:
+        """The same, less what the cases to come will take if they are like those that were measured."""
+        left_s, total_s = self._seconds_left(), self._settings.total_budget_s
+        if left_s is None or total_s is None:
+            return None
+        to_come = len(self._case_settings) - self._done - 1
+        return left_s - to_come * (total_s - left_s) / (self._done + 1)
 
     def _turn(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
         """Hold the device. In a fresh process whoever started it holds it."""
@@ -220,91 +224,18 @@ class Cases:
         judgement = judge(record, entry, settings.policy)
         if settings.check == "off" and judgement.verdict not in (Verdict.OOM, Verdict.NEW, Verdict.INCOMPARABLE):
             judgement = msgspec.structs.replace(judgement, verdict=Verdict.UNCHECKED, suspect=False)
-        elif judgement.suspect and not settings.update:
-            record, judgement = self._look_again(state, record, entry)
+        elif not settings.update:
+            if judgement.suspect:
+                record, judgement = self._suspects.look_again(state, record, entry)
+            if entry is not None and may_settle(judgement, settings):
+                record, judgement = self._settling.settle(state, record, entry, judgement)
+        self._done += 1
         item.stash[JUDGEMENT] = (record, judgement)
         if fails(judgement.verdict, settings, saving=saving):
             is_drift = any(drift.decides for drift in judgement.drift.values())
             accept = accept_command(self._config, state.case, judgement.verdict, is_drift=is_drift)
             result = Result(case=state.case, record=record, judgement=judgement)
             pytest.fail(explain(result, settings.memory_threshold, accept), pytrace=False)
-
-    def _look_again(self, state: CaseState, record: Record, entry: Entry | None) -> tuple[Record, Judgement]:
-        """Measure a suspect in fresh processes, and stop early at the first that clears it.
-
-        One that was disturbed is taken again, so that a neighbour who passes by hides no slowdown.
-        """
-        judgement = judge(record, entry, state.settings.policy)
-        before = entry.replicates if entry is not None else []
-        wanted, slow = state.settings.replicates, 1.0 + state.settings.threshold
-        most = wanted + (FURTHER_PROCESSES if self._neighbours_pass else 0)
-        calm: list[Replicate] = []
-        disturbed: list[Replicate] = []
-        what = "looks worse"
-        while len(calm) < wanted and len(calm) + len(disturbed) < most:
-            number = len(calm) + len(disturbed) + 1
-            self._progress.show(f"{what}; fresh process {number} of {wanted if number <= wanted else most}")
-            found = self._measure_again(state, record)
-            if isinstance(found, str):
-                if len(calm) + len(disturbed) >= wanted:
-                    break  # what there is will do
-                # Memory and counts are exact: they need no second reading to be believed. Time does.
-                exact = exactly_worse(judgement)
-                return record, msgspec.structs.replace(
-                    judgement,
-                    verdict=Verdict.REGRESSED if exact else Verdict.INCONCLUSIVE,
-                    worse=exact,
-                    reasons=[*judgement.reasons, f"could not be measured again: {found}"],
-                    suspect=False,
-                )
-            # What disturbs a process makes it slower: one that is not slow, or only hungrier, needs no excuse.
-            is_slow = judgement.latency is not None and found.median_ns > slow * judgement.latency.before
-            by = disturbances([found], before, record.environment) if is_slow else []
-            (disturbed if by else calm).append(found)
-            what = by[0] if by else "looks worse"
-            found_all = calm + disturbed
-            record = msgspec.structs.replace(record, fresh=found_all[:wanted], set_aside=found_all[wanted:])
-            judgement = judge(record, entry, state.settings.policy)
-            if _cleared(judgement, state.settings.threshold):
-                break
-        if calm or disturbed:
-            self._neighbours_pass = bool(calm)
-        return record, judgement
-
-    def _measure_again(self, state: CaseState, record: Record) -> Replicate | str:
-        """A replicate from a fresh process, or why there is none."""
-        assert state.device is not None
-        release_memory(state.device)
-        problem = _no_room(record, state.device)
-        left_s = self._seconds_left()
-        needed_s = CALLS_AT_LEAST * record.summary.median_ns / 1e9 if record.summary is not None else 0.0
-        if left_s is not None and left_s < needed_s:
-            problem = "not enough time is left of --perf-total-budget"
-        if problem is not None:
-            return problem
-        try:
-            found = measure_fresh(self._config, [state.case], str(state.device))[state.case]
-        except FreshProcessError as error:
-            return error.problem
-        return replicate_of(found.measurement) if found.measurement is not None else "out of memory in a fresh process"
-
-
-def _cleared(judgement: Judgement, threshold: float) -> bool:
-    """Whether no more fresh processes are needed: not worse, and not just below the threshold by one lucky process."""
-    if judgement.verdict not in (Verdict.OK, Verdict.IMPROVED):
-        return False
-    changes = [judgement.latency, judgement.drift["latency"].change if "latency" in judgement.drift else None]
-    return all(change is None or change.ratio <= 1.0 + threshold / 2 for change in changes)
-
-
-def _no_room(record: Record, device: torch.device) -> str | None:
-    """Why a second process with the same tensors would not fit beside this one."""
-    memory = record.measurement.memory if record.measurement is not None else None
-    free = available_bytes(device)
-    if memory is None or free is None:
-        return None
-    needed = memory.peak_bytes + FRESH_PROCESS_BYTES
-    return None if needed <= free else f"it needs {format_bytes(needed)}, and {format_bytes(free)} are free"
 
 
 def _measures_elsewhere(item: pytest.Item) -> bool:

@@ -60,6 +60,12 @@ OPTIONS = (
         "time for all cases; one that declares more (perf.requires) than is left is skipped",
         metavar="SECONDS",
     ),
+    Option(
+        "--perf-settle",
+        "on",
+        "on: what a stored number cannot tell is settled in turns with the commit that it was saved at; off: it stays",
+        choices=("on", "off"),
+    ),
     Option("--perf-replicates", "3", "processes that measure a baseline, or confirm a slowdown", metavar="N"),
     Option(
         "--perf-against",

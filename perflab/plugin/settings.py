@@ -36,6 +36,7 @@ class Settings:
     device: str
     budget_s: float
     total_budget_s: float | None
+    settle: str
     replicates: int
     json: Path | None
     against: str | None = None
@@ -135,6 +136,7 @@ def read_settings(config: pytest.Config) -> Settings:
         device=value("perf_device", _parse_device),
         budget_s=value("perf_budget", parse_seconds),
         total_budget_s=value("perf_total_budget", lambda text: parse_seconds(text) if text else None),
+        settle=choice("perf_settle"),
         replicates=value("perf_replicates", _parse_count),
         json=path("perf_json") if raw["perf_json"][0] else None,
         against=against,

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from perflab.measure.evidence import Witness
 from perflab.plugin.fresh import Job, Serve, repeated_arguments
 from perflab.plugin.options import REPLICATE_OPTION
+from perflab.plugin.settings import Settings
 from perflab.plugin.words import without_positionals
-from perflab.rival.checkout import Tree
+from perflab.records import Evidence
+from perflab.rival.checkout import Tree, head_label, other_side
 from perflab.rival.imports import import_path
 from perflab.rival.process import Start
+
+TURNS_SHARE = 0.12
+"""Of a case's budget: what its turns take in one round. A case that is let go at once has two rounds."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +97,44 @@ class Starts:
         mirrored, mirror = (str(path) for path in tree.mirrors)
         # Whole path components: /work/lib must not be found in /work/lib2.
         return re.sub(re.escape(mirrored) + rf"(?={re.escape(os.sep)}|$)", lambda _match: mirror, word)
+
+
+@contextlib.contextmanager
+def two_sides(
+    config: pytest.Config, against: str, files: Sequence[str], device: str, waiting: Callable[[str], None]
+) -> Iterator[tuple[Starts, Tree]]:
+    """This tree and the one that ``against`` names, for the length of the block: starts of both, and the other one.
+
+    Args:
+        config: the running session's configuration.
+        against: a commit, branch, tag or directory.
+        files: test files of the session, relative to its root.
+        device: where both sides measure, exactly.
+        waiting: told if another session uses the same worktree.
+
+    Raises:
+        RivalError: the other side cannot be had.
+    """
+    root = config.rootpath.resolve()
+    label, commit = head_label(root)
+    with (
+        tempfile.TemporaryDirectory(prefix="perflab-") as folder,
+        other_side(against, root, files, waiting) as base,
+    ):
+        mirrors = (base.mirrors[0], base.mirrors[0]) if base.mirrors is not None else None
+        yield Starts(config, Tree(label, root, mirrors, commit=commit), base, device, Path(folder)), base
+
+
+def turns_ns(settings: Settings) -> float:
+    """What a case's turns may take in one round."""
+    return TURNS_SHARE * settings.budget_s * 1e9
+
+
+def witness_of_host() -> Callable[[], Callable[[], Evidence]]:
+    """What else goes on, of the host alone: on a GPU our own sides' processes look like any others."""
+    import torch
+
+    return Witness(torch.device("cpu")).begin
 
 
 def _environment() -> dict[str, str]:

@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from perflab.errors import RivalError
+from perflab.rival.git import commit_named, run_git, top_of
 
 _KEPT = 3
 """Worktrees of a repository that stay in the cache."""
@@ -55,11 +55,11 @@ def other_side(against: str, root: Path, files: Sequence[str], waiting: Callable
         RivalError: there is no such commit or directory, or it cannot be checked out.
     """
     root = root.resolve()
-    top = _toplevel(root)
-    commit = _commit(top, against) if top is not None else None
+    top = top_of(root)
+    commit = commit_named(top, against) if top is not None else None
     if top is not None and commit is not None:
         with _worktree(top, commit, waiting) as worktree:
-            name = against if commit.startswith(against) else f"{against} ({commit[:7]})"
+            name = commit[:7] if commit.startswith(against) else f"{against} ({commit[:7]})"
             yield Tree(name, worktree / root.relative_to(top), mirrors=(top, worktree), commit=commit)
         return
     folder = Path(os.path.expanduser(against))
@@ -70,13 +70,13 @@ def other_side(against: str, root: Path, files: Sequence[str], waiting: Callable
 
 def head_label(root: Path) -> tuple[str, str | None]:
     """What people call the session's own side, and its commit."""
-    top = _toplevel(root)
+    top = top_of(root)
     if top is None:
         return "this tree", None
-    commit = _commit(top, "HEAD")
+    commit = commit_named(top, "HEAD")
     if commit is None:
         return "this tree", None
-    changed = [line for line in _git(top, "status", "--porcelain").splitlines() if line]
+    changed = [line for line in run_git(top, "status", "--porcelain").splitlines() if line]
     said = f" with {len(changed)} uncommitted change{'s' * (len(changed) != 1)}" if changed else ""
     return f"{commit[:7]}{said}", commit
 
@@ -91,7 +91,7 @@ def _directory(folder: Path, against: str, root: Path, top: Path | None, files: 
                 raise RivalError(
                     f"--perf-against={against} is this very tree", "name a commit, or another checkout of the project"
                 )
-            commit = _commit(candidate, "HEAD")
+            commit = commit_named(candidate, "HEAD")
             label = against + (f" ({commit[:7]})" if commit else "")
             return Tree(label, candidate, mirrors=(mirrored, mirror), commit=commit)
     for python in (folder / "bin" / "python", folder / "Scripts" / "python.exe"):
@@ -120,8 +120,10 @@ def _unknown(against: str, top: Path | None) -> RivalError:
             f"--perf-against={against}: this is no git repository, and there is no such directory",
             "name a directory: another checkout, or a folder of installed packages",
         )
-    shallow = _git(top, "rev-parse", "--is-shallow-repository").strip() == "true"
-    branches = _git(top, "for-each-ref", "--format=%(refname:short)", "refs/heads", "refs/remotes", "refs/tags").split()
+    shallow = run_git(top, "rev-parse", "--is-shallow-repository").strip() == "true"
+    branches = run_git(
+        top, "for-each-ref", "--format=%(refname:short)", "refs/heads", "refs/remotes", "refs/tags"
+    ).split()
     close = [name for name in branches if name.endswith("/" + against.rpartition("/")[2])][:3]
     remedy = "fetch it: git fetch --unshallow (in GitHub Actions: fetch-depth: 0)" if shallow else "see `git log --all`"
     if close:
@@ -134,14 +136,14 @@ def _unknown(against: str, top: Path | None) -> RivalError:
 
 @contextlib.contextmanager
 def _worktree(top: Path, commit: str, waiting: Callable[[str], None]) -> Iterator[Path]:
-    listed = _git(top, "ls-tree", "-r", commit).splitlines()
+    listed = run_git(top, "ls-tree", "-r", commit).splitlines()
     submodules = [line.split("\t", 1)[1] for line in listed if line.startswith("160000 ")]
     if submodules:
         raise RivalError(
             f"{commit[:7]} has submodules ({', '.join(submodules[:3])}), which a worktree comes without",
             "check it out with them: git clone --recurse-submodules, and use --perf-against=PATH",
         )
-    common = _git(top, "rev-parse", "--path-format=absolute", "--git-common-dir").strip()
+    common = run_git(top, "rev-parse", "--path-format=absolute", "--git-common-dir").strip()
     shelf = cache_folder() / hashlib.sha256(common.encode()).hexdigest()[:12]
     place = shelf / commit[:12]
     try:
@@ -164,13 +166,13 @@ def _check_out(top: Path, place: Path, commit: str) -> None:
     """Have the commit's files at ``place``, whatever is there already."""
     if place.exists():
         with contextlib.suppress(RivalError):  # its repository may be gone, or a killed checkout have left a lock
-            _git(place, "reset", "--quiet", "--hard", commit)  # somebody may have changed it
+            run_git(place, "reset", "--quiet", "--hard", commit)  # somebody may have changed it
             os.utime(place)
             return
         shutil.rmtree(place, ignore_errors=True)
-    _git(top, "worktree", "prune")
+    run_git(top, "worktree", "prune")
     no_hooks = ["-c", "core.hooksPath=/dev/null"]
-    _git(top, *no_hooks, "worktree", "add", "--quiet", "--detach", "--force", str(place), commit)
+    run_git(top, *no_hooks, "worktree", "add", "--quiet", "--detach", "--force", str(place), commit)
 
 
 @contextlib.contextmanager
@@ -197,7 +199,7 @@ def _make_room(top: Path, shelf: Path, keep: Path) -> None:
 
 def _remove(top: Path, place: Path) -> None:
     with contextlib.suppress(RivalError):
-        _git(top, "worktree", "remove", "--force", str(place))
+        run_git(top, "worktree", "remove", "--force", str(place))
     with contextlib.suppress(OSError):
         place.with_suffix(".lock").unlink()
 
@@ -206,43 +208,3 @@ def cache_folder() -> Path:
     """Where worktrees are kept."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(base) / "perflab" / "worktrees"
-
-
-# --- git ----------------------------------------------------------------------------------------------------
-
-
-def _toplevel(folder: Path) -> Path | None:
-    try:
-        return Path(_git(folder, "rev-parse", "--show-toplevel").strip())
-    except RivalError:
-        return None
-
-
-def _commit(folder: Path, name: str) -> str | None:
-    try:
-        return (
-            _git(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}").strip() or None
-        )
-    except RivalError:
-        return None
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    # A hook's environment names the repository that it runs in, which need not be the one that is asked about.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-        )
-    except FileNotFoundError:
-        raise RivalError("git is not installed", "install git, or name a directory") from None
-    if done.returncode:
-        said = done.stderr.strip() or f"exit status {done.returncode}"
-        raise RivalError(f"git {arguments[0]} failed: {said}", "mend the repository, or name a directory instead")
-    return done.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,32 @@ class Project:
         """The one baseline file there is."""
         (path,) = (self.pytester.path / "baselines").glob("*/*.json")
         return path
+
+
+def git(project: Project, *arguments: str) -> str:
+    """What git prints, asked in the project's folder."""
+    identity = ["-c", "user.name=perflab", "-c", "user.email=perflab@example.org", "-c", "commit.gpgsign=false"]
+    command = ["git", *identity, *arguments]
+    done = subprocess.run(command, cwd=project.pytester.path, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def commit(project: Project, message: str) -> None:
+    """Commit all that there is."""
+    git(project, "add", "--all")
+    git(project, "commit", "--quiet", "--message", message)
+
+
+def begin_repository(project: Project) -> None:
+    """Make the project a git repository with one commit."""
+    (project.pytester.path / ".gitignore").write_text("__pycache__/\n.perflab/\n/stdout\n/stderr\n/runpytest-*\n")
+    git(project, "init", "--quiet", "--initial-branch=main")
+    commit(project, "first")
+
+
+def worktrees(project: Project) -> int:
+    """How many there are beside the project itself."""
+    return len(git(project, "worktree", "list").splitlines()) - 1
 
 
 @pytest.fixture(autouse=True)

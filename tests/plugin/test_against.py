@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.plugin.conftest import Project
+from tests.plugin.conftest import Project, begin_repository, commit, git, worktrees
 
 TWO_CASES = """
 from pathlib import Path
@@ -37,32 +37,14 @@ def test_work(perf):
 """
 
 
-def git(project: Project, *arguments: str) -> str:
-    identity = ["-c", "user.name=perflab", "-c", "user.email=perflab@example.org", "-c", "commit.gpgsign=false"]
-    command = ["git", *identity, *arguments]
-    done = subprocess.run(command, cwd=project.pytester.path, capture_output=True, text=True, check=True)
-    return done.stdout
-
-
-def commit(project: Project, message: str) -> None:
-    git(project, "add", "--all")
-    git(project, "commit", "--quiet", "--message", message)
-
-
 @pytest.fixture
 def repository(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     """The small project with two cases, in a git repository with one commit, tagged ``before``."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     project.test_file.write_text(TWO_CASES)
-    (project.pytester.path / ".gitignore").write_text("__pycache__/\n.perflab/\n")
-    git(project, "init", "--quiet", "--initial-branch=main")
-    commit(project, "first")
+    begin_repository(project)
     git(project, "tag", "before")
     return project
-
-
-def worktrees(project: Project) -> int:
-    return len(git(project, "worktree", "list").splitlines()) - 1
 
 
 def test_a_slower_change_fails_its_test_and_says_by_how_much_against_what(repository: Project) -> None:

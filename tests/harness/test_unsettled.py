@@ -1,0 +1,139 @@
+"""What stored numbers cannot tell, and what turns with the baseline's commit make of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perflab.gate.judge import judge
+from perflab.gate.unsettled import LOOKS
+from perflab.records import Anchor, Judgement, Paired, Policy, Record, Verdict
+from tests.harness.make import MS, entry, quiet, record, replicate
+
+POLICY = Policy()
+THERE = "abc1234, where its baseline was saved"
+
+
+def in_turns(ratio: float, *, screen: int = 3, confirm: int = LOOKS[0], **changes: Any) -> Paired:
+    """Pairs that all show the same ratio."""
+    fields: dict[str, Any] = {"against": THERE, "base_ns": 90.0 * MS}
+    return Paired(screen=[ratio] * screen, confirm=[ratio] * confirm, **{**fields, **changes})
+
+
+def doubtful(**changes: Any) -> Record:
+    """30 % slower in fresh processes, beside busy neighbours."""
+    fresh = quiet(130.0 * MS, neighbours_cores=1.5)
+    return record(replicate(130.0 * MS), **{"fresh": fresh, **changes})
+
+
+def settled(paired: Paired, policy: Policy = POLICY, **changes: Any) -> Judgement:
+    return judge(doubtful(paired=paired, **changes), entry(), policy)
+
+
+def test_a_slowdown_that_could_be_the_machine_s_is_unsettled() -> None:
+    judgement = judge(doubtful(), entry(), POLICY)
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert judgement.unsettled
+
+
+@pytest.mark.parametrize(("fastest_ns", "unsettled"), [(101.0 * MS, False), (103.0 * MS, True)])
+def test_fastest_calls_half_a_threshold_slower_are_unsettled_though_the_median_is_ok(
+    fastest_ns: float, unsettled: bool
+) -> None:
+    judgement = judge(record(replicate(103.0 * MS, fastest_ns=fastest_ns)), entry(), POLICY)
+    assert judgement.verdict is Verdict.OK
+    assert judgement.unsettled is unsettled
+
+
+def test_differences_below_the_floor_are_settled() -> None:
+    before = quiet(10_000.0)
+    reading = replicate(10_400.0, fastest_ns=10_400.0)
+    assert not judge(record(reading), entry(before), POLICY).unsettled
+
+
+def test_a_suspect_is_first_measured_in_fresh_processes() -> None:
+    judgement = judge(record(replicate(130.0 * MS)), entry(), POLICY)
+    assert (judgement.suspect, judgement.unsettled) == (True, False)
+
+
+def test_what_fresh_processes_confirm_needs_no_turns() -> None:
+    judgement = judge(record(replicate(130.0 * MS), fresh=quiet(130.0 * MS)), entry(), POLICY)
+    assert judgement.verdict is Verdict.REGRESSED
+    assert not judgement.unsettled
+
+
+def test_a_slowdown_in_turns_is_the_code_s() -> None:
+    judgement = settled(in_turns(1.1))
+    assert judgement.verdict is Verdict.REGRESSED
+    assert judgement.worse == ["latency"]
+    assert judgement.reasons == []
+    assert not judgement.unsettled
+    change = judgement.latency
+    assert change is not None
+    assert (change.before, change.now) == (90.0 * MS, pytest.approx(99.0 * MS))
+    assert (change.ratio, change.limit) == (pytest.approx(1.1), pytest.approx(1.05))
+
+
+def test_no_slowdown_in_turns_clears_the_case_and_says_that_the_stored_number_could_not_tell() -> None:
+    judgement = settled(in_turns(1.001, screen=2, confirm=0))
+    assert judgement.verdict is Verdict.OK
+    assert judgement.reasons == [
+        f"in turns with {THERE}: +0.1%; the stored number alone (+30.0%) could not tell",
+    ]
+    assert not judgement.unsettled
+    assert judgement.disturbed is None, "what disturbed the fresh processes is of no interest any more"
+
+
+def test_a_slowdown_within_the_threshold_for_stored_numbers_is_none() -> None:
+    assert settled(in_turns(1.04)).verdict is Verdict.OK
+    assert settled(in_turns(1.04), Policy(threshold=0.02)).verdict is Verdict.REGRESSED
+
+
+def test_faster_in_turns_is_improved_whatever_the_stored_number_says() -> None:
+    assert settled(in_turns(0.8)).verdict is Verdict.IMPROVED
+
+
+def test_pairs_that_cannot_tell_either_stay_inconclusive_and_say_both() -> None:
+    scattered = Paired(
+        against=THERE, base_ns=90.0 * MS, screen=[1.1, 1.2, 0.9], confirm=[1.3, 0.8, 1.2, 0.9, 1.4, 1.1, 1.25, 0.85] * 2
+    )
+    judgement = settled(scattered)
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert judgement.reasons[0].startswith(f"in turns with {THERE}: ")
+    assert "pairs" in judgement.reasons[1]
+    assert not judgement.unsettled, "there is nothing more to be done"
+
+
+def test_a_control_that_fires_leaves_it_open() -> None:
+    judgement = settled(in_turns(1.1, control=[1.05] * 8))
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert "null control" in " ".join(judgement.reasons)
+
+
+def test_a_slowdown_below_the_floor_is_none() -> None:
+    judgement = settled(in_turns(1.1, base_ns=10_000.0))
+    assert judgement.verdict is Verdict.OK
+    assert judgement.reasons == [f"in turns with {THERE}: +10.0%, less than --perf-floor"]
+
+
+def test_turns_are_about_time_and_memory_that_grew_still_fails() -> None:
+    fresh = quiet(130.0 * MS, neighbours_cores=1.5, peak_bytes=2048)
+    now = record(replicate(130.0 * MS, peak_bytes=2048), fresh=fresh, paired=in_turns(1.0))
+    judgement = judge(now, entry(quiet(100.0 * MS, peak_bytes=1024)), POLICY)
+    assert judgement.verdict is Verdict.REGRESSED
+    assert judgement.worse == ["memory"]
+
+
+@pytest.mark.parametrize(("ratio", "verdict"), [(1.1, Verdict.REGRESSED), (1.0, Verdict.OK)])
+def test_where_the_anchor_alone_raised_the_doubt_the_turns_are_with_its_commit(ratio: float, verdict: Verdict) -> None:
+    drifted = entry(quiet(128.0 * MS), anchor=Anchor(recorded="2025-01-02", replicates=quiet(100.0 * MS), steps=3))
+    doubt = judge(doubtful(), drifted, POLICY)
+    assert doubt.verdict is Verdict.INCONCLUSIVE
+    assert doubt.drift["latency"].decides
+    assert doubt.unsettled
+    judgement = judge(doubtful(paired=in_turns(ratio)), drifted, POLICY)
+    assert judgement.verdict is verdict
+    drift = judgement.drift["latency"]
+    assert drift.decides is (verdict is Verdict.REGRESSED)
+    assert drift.change.ratio == pytest.approx(ratio)

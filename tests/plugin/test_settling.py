@@ -1,0 +1,235 @@
+"""What stored numbers cannot tell, settled in turns with the commit that they were saved at, seen from outside."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perflab.plugin.commit import commit_of_baseline, current_commit, differs_from, is_shallow
+from tests.plugin.conftest import Project, begin_repository, commit, git, worktrees
+
+CASE = """
+import os
+from pathlib import Path
+
+import torch
+from conftest import Virtual
+
+here = Path(__file__).parent
+
+def work():
+    cost_ms, kib = (int(n) for n in (here / "cost.txt").read_text().split())
+    block = torch.empty(1024 * kib, dtype=torch.uint8)
+    Virtual.now_ns += round(1_000_000 * cost_ms * float(os.environ.get("MACHINE", "1")))
+    return block.numel()
+
+def test_work(perf):
+    assert perf(work) > 0
+"""
+BUSY = 1.5
+"""Cores that others use beside each process: stored numbers cannot tell a slowdown from that."""
+
+
+@pytest.fixture
+def saved(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """A project in git whose baseline was saved on a calm machine from code that was then committed with it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    project.test_file.write_text(CASE)
+    project.cost(ms=300)
+    begin_repository(project)
+    project.cost(ms=100)
+    project.run("--perf-update", "--perf-replicates=2").assert_outcomes(passed=1)
+    assert "+dirty" in project.baseline_file().read_text()
+    commit(project, "faster, with its baseline")
+    return project
+
+
+def said(result: pytest.RunResult) -> str:
+    return " ".join(result.stdout.str().split())
+
+
+def row(project: Project) -> dict[str, Any]:
+    (one,) = json.loads((project.pytester.path / "results.json").read_text())["results"]
+    found: dict[str, Any] = one
+    return found
+
+
+def test_a_slowdown_that_a_faster_machine_hides_fails_in_turns(saved: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = git(saved, "rev-parse", "--short=7", "HEAD").strip()
+    monkeypatch.setenv("MACHINE", "0.95")
+    saved.cost(ms=110)
+    hidden = saved.run("--perf-settle=off", "--perf-json=results.json")
+    hidden.assert_outcomes(passed=1)
+    hidden.stdout.re_match_lines([r"work .* \+4\.5% .* ok"])
+    assert "paired" not in row(saved)["record"]
+    assert worktrees(saved) == 0
+    result = saved.run("--perf-json=results.json")
+    result.assert_outcomes(failed=1)
+    result.stdout.re_match_lines(
+        [
+            rf"work is slower than in {head}, where its baseline was saved",
+            r"latency\s+95\.0 ms\s+104 ms\s+\+10\.0%\s+\+\d.*…\+\d.*%\s+\+5%",
+            r"8 pairs of fresh processes, measured in turns; the base against itself: 0\.0%.*",
+            r"if this is meant: .*--perf-update",
+            r"work .* \+10\.0% .* REGRESSED",
+        ]
+    )
+    assert row(saved)["record"]["paired"]["confirm"] == pytest.approx([1.1] * 8)
+    assert worktrees(saved) == 1
+
+
+@pytest.mark.parametrize("workers", [(), ("-p", "xdist.plugin", "-n2")], ids=["alone", "in a worker"])
+def test_a_machine_that_became_slower_is_not_the_code(
+    saved: Project, monkeypatch: pytest.MonkeyPatch, workers: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("MACHINE", "1.04")
+    (saved.pytester.path / "notes.txt").write_text("a change")
+    commit(saved, "another file")
+    result = saved.run("--perf-json=results.json", *workers)
+    result.assert_outcomes(passed=1)
+    result.stdout.re_match_lines([r"work .* 0\.0% .* ok"])
+    assert "where its baseline was saved: 0.0%; the stored number alone (+4.0%) could not tell" in said(result)
+    assert row(saved)["record"]["paired"]["screen"] == [1.0] * 2
+
+
+def test_where_no_file_has_changed_there_is_nothing_to_compare_with(
+    saved: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MACHINE", "1.3")
+    saved.neighbours(BUSY)
+    result = saved.run("--perf-json=results.json", "--perf-replicates=1")
+    result.assert_outcomes(passed=1)
+    result.stdout.re_match_lines([r"work .* \+30\.0% .* inconclusive"])
+    assert "other processes used 1.5 cores meanwhile" in said(result)
+    assert "no file of the project has changed since" in said(result)
+    assert "paired" not in row(saved)["record"]
+
+
+def test_a_baseline_that_was_never_committed_has_no_code_to_go_back_to(saved: Project) -> None:
+    saved.cost(ms=90)
+    saved.run("--perf-update", "--perf-replicates=2").assert_outcomes(passed=1)
+    saved.cost(ms=94)
+    result = saved.run("--perf-json=results.json")
+    result.assert_outcomes(passed=1)
+    result.stdout.re_match_lines([r"work .* \+4\.4% .* ok"])
+    assert "paired" not in row(saved)["record"]
+
+
+def test_a_commit_that_does_not_run_any_more_is_named_with_what_shows_why(saved: Project) -> None:
+    good = git(saved, "rev-parse", "HEAD~1").strip()
+    source = saved.test_file.read_text()
+    saved.test_file.write_text("import no_such_module\n" + source)
+    commit(saved, "broken")
+    broken = git(saved, "rev-parse", "HEAD").strip()
+    file = saved.baseline_file()
+    file.write_text(file.read_text().replace(f"{good}+dirty", broken))
+    saved.test_file.write_text(source)
+    saved.cost(ms=130)
+    saved.neighbours(BUSY)
+    result = saved.run("--perf-replicates=1")
+    result.assert_outcomes(passed=1)
+    result.stdout.re_match_lines([r"work .* \+30\.0% .* inconclusive"])
+    assert f"not settled in turns with {broken[:7]}, where its baseline was saved: its process ended" in said(result)
+    assert f"(see: --perf-against={broken[:7]})" in said(result)
+    assert "no_such_module" not in said(result)
+
+
+# --- which commit -------------------------------------------------------------------------------------------
+
+
+class Repository:
+    """A git repository with a baseline file."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.file = root / "baselines" / "here" / "test_it.json"
+        self.file.parent.mkdir(parents=True)
+        self.git("init", "--quiet", "--initial-branch=main")
+
+    def git(self, *arguments: str) -> str:
+        identity = ["-c", "user.name=perflab", "-c", "user.email=perflab@example.org", "-c", "commit.gpgsign=false"]
+        command = ["git", "-C", str(self.root), *identity, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    def commit(self, **files: str) -> str:
+        """Write Python files, and commit all that there is; the commit's name."""
+        for name, text in files.items():
+            (self.root / f"{name}.py").write_text(text)
+        self.git("add", "--all")
+        self.git("commit", "--quiet", "--message", "more")
+        return self.git("rev-parse", "HEAD")
+
+    def save(self, recorded: str) -> None:
+        """A baseline of this date."""
+        self.file.write_text(f'{{"recorded": "{recorded}"}}\n')
+
+    def commit_of(self, recorded: str, commit: str | None) -> str | None:
+        return commit_of_baseline(self.root, self.file, recorded, commit)
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Repository:
+    return Repository(tmp_path / "project")
+
+
+def test_a_commit_without_changes_is_taken_at_its_word(repo: Repository) -> None:
+    first = repo.commit(code="1")
+    repo.save("2025-01-01T00:00:00Z")
+    assert current_commit(repo.root, repo.root / "baselines") == first
+    repo.commit(code="2")
+    assert repo.commit_of("2025-01-01T00:00:00Z", first) == first
+
+
+def test_a_baseline_saved_before_its_code_was_committed_belongs_to_the_commit_that_brought_it(repo: Repository) -> None:
+    first = repo.commit(code="1")
+    (repo.root / "code.py").write_text("2")
+    dirty = current_commit(repo.root, repo.root / "baselines")
+    assert dirty == f"{first}+dirty"
+    repo.save("2025-01-01T00:00:00Z")
+    assert repo.commit_of("2025-01-01T00:00:00Z", dirty) is None, "not committed yet"
+    second = repo.commit()
+    repo.save("2025-02-02T00:00:00Z")
+    third = repo.commit(code="3")
+    assert repo.commit_of("2025-01-01T00:00:00Z", dirty) == second
+    assert repo.commit_of("2025-02-02T00:00:00Z", f"{second}+dirty") == third
+
+
+def test_a_commit_that_was_squashed_away_is_found_by_the_baseline_that_it_brought(repo: Repository) -> None:
+    repo.commit(code="1")
+    repo.save("2025-01-01T00:00:00Z")
+    second = repo.commit(code="2")
+    assert repo.commit_of("2025-01-01T00:00:00Z", "1234567890" * 4) == second
+
+
+def test_without_git_or_outside_of_the_repository_there_is_no_commit(repo: Repository, tmp_path: Path) -> None:
+    repo.commit(code="1")
+    assert commit_of_baseline(tmp_path, tmp_path / "it.json", "2025-01-01", None) is None
+    assert commit_of_baseline(repo.root, tmp_path / "it.json", "2025-01-01", None) is None
+    assert current_commit(tmp_path, tmp_path / "baselines") is None
+    assert not is_shallow(tmp_path)
+
+
+def test_a_shallow_clone_does_not_take_its_end_for_the_beginning(repo: Repository, tmp_path: Path) -> None:
+    repo.save("2025-01-01T00:00:00Z")
+    first = repo.commit(code="1")
+    last = repo.commit(code="2")
+    clone = tmp_path / "clone"
+    repo.git("clone", "--quiet", "--depth=1", f"file://{repo.root}", str(clone))
+    file = clone / repo.file.relative_to(repo.root)
+    assert is_shallow(clone)
+    assert commit_of_baseline(clone, file, "2025-01-01T00:00:00Z", f"{first}+dirty") is None
+    assert commit_of_baseline(clone, file, "2025-01-01T00:00:00Z", first) is None
+    assert commit_of_baseline(clone, file, "2025-01-01T00:00:00Z", last) == last
+
+
+def test_changed_baselines_are_no_change_of_the_code(repo: Repository) -> None:
+    first = repo.commit(code="1")
+    repo.save("2025-01-01T00:00:00Z")
+    repo.commit()
+    assert not differs_from(first, repo.root, repo.root / "baselines")
+    (repo.root / "code.py").write_text("2")
+    assert differs_from(first, repo.root, repo.root / "baselines")
