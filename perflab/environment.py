@@ -57,12 +57,14 @@ def slug(environment: Environment) -> str:
     return "-".join(re.sub(r"[^a-z0-9.]+", "-", part.lower()).strip("-") for part in parts)
 
 
+def core_numbers() -> list[int]:
+    """Numbers of the CPU cores that this process, and so its children, may run on; none where the system has no say."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
 def usable_cores() -> int:
-    """CPU cores that this process may run on."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # macOS
-        return os.cpu_count() or 1
+    """How many CPU cores this process may run on."""
+    return len(core_numbers()) or os.cpu_count() or 1
 
 
 @functools.cache

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from perflab.environment import core_numbers
 from perflab.measure.gpu_state import gpu_reader
 from perflab.records import Evidence, GpuState
 
@@ -76,7 +77,7 @@ def read_linux_host() -> Host:
     children_ns = _live_children_ns()  # first, and the rest as close together as can be
     return Host(
         at_ns=time.monotonic_ns(),
-        cpu=_try(lambda: parse_cpu_time(_text("/proc/stat"), _usable_cpus(), 10**9 // os.sysconf("SC_CLK_TCK"))),
+        cpu=_try(lambda: parse_cpu_time(_text("/proc/stat"), core_numbers(), 10**9 // os.sysconf("SC_CLK_TCK"))),
         own_ns=_try(lambda: _used_ns() + children_ns),
         waited_ns=_try(lambda: parse_pressure(_text("/proc/pressure/cpu"))),
         switches=_try(_involuntary_switches),
@@ -189,10 +190,6 @@ def _involuntary_switches() -> int:
 def _current_mhz() -> float:
     cpu = parse_process(_text("/proc/self/stat"))[2]
     return int(_text(f"/sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_cur_freq")) / 1000
-
-
-def _usable_cpus() -> Collection[int]:
-    return os.sched_getaffinity(0)
 
 
 def _text(path: str) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from statistics import median
 
 import msgspec
 
+from perflab.environment import core_numbers
 from perflab.errors import RivalError, SideEndedError
 from perflab.records import Evidence, Memory
 from perflab.rival.messages import (
@@ -225,7 +225,7 @@ class Round:
         )
         end_of_turns = self._witness() if self._witness is not None else None
         turn, blocks = _shape(sample_ns, repetitions, plan, result.turns[sides[0]].ready.device)
-        cores = usable_cores()
+        cores = core_numbers()
         for block in range(blocks):
             say(f"block {block + 1} of {blocks}")
             order = random.sample(sides, len(sides))
@@ -269,11 +269,6 @@ def stray(label: str, strays: Sequence[str]) -> RivalError:
         "the module is missing there, or found by a finder that goes before the import path; "
         "install the other side in an environment of its own, and use --perf-against=THAT_ENVIRONMENT",
     )
-
-
-def usable_cores() -> list[int]:
-    """Numbers of the cores that this process, and so its children, may run on; none where the system has no say."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
 def _shape(sample_ns: float, repetitions: int, plan: RoundPlan, device: str) -> tuple[Turn, int]:
