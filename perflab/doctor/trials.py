@@ -20,10 +20,10 @@ import msgspec
 from perflab.doctor.workloads import name_of
 from perflab.errors import RivalError
 from perflab.gate.paired import SCREEN_PAIRS
-from perflab.measure.evidence import Witness
 from perflab.measure.measurement import replicate_of
 from perflab.plugin.fresh import Job, JobResult, Serve
 from perflab.plugin.options import REPLICATE_OPTION
+from perflab.plugin.sides import witness_of_host
 from perflab.records import Data, Replicate
 from perflab.rival.comparison import WEIGHING_ROUNDS
 from perflab.rival.process import Start
@@ -94,14 +94,11 @@ def record_trial(folder: Path, number: int) -> Iterator[Line]:
 
 def record_pair(folder: Path, *, twin: bool, weigh: bool) -> Pair:
     """One round of two processes, or of three, as the comparison in turns has them."""
-    import torch
-
     sides = ["head", "base", *(["twin"] if twin else [])]
     job_file = _job_file(folder, Job(cases=None, serve=Serve()))
     began_s, began = time.time(), time.monotonic()
-    witness = Witness(torch.device("cpu")).begin
     found, case_s = {}, {}
-    with Round({side: _start(folder, side, job_file) for side in sides}, witness) as running:
+    with Round({side: _start(folder, side, job_file) for side in sides}, witness_of_host()) as running:
         start_s = time.monotonic() - began
         cases = running.cases["base"]
         for number, case in enumerate(cases):
