@@ -167,7 +167,7 @@ class Paired(Data, frozen=True):
     """What a comparison in turns with another version found."""
 
     against: str
-    """The other side, as people call it: ``main (8009b65)``."""
+    """The other side, as people call it: ``main (8009b65)``; ``8009b65, where its baseline was saved``."""
     commit: str | None = None
     screen: list[float] = []
     """Ratio head / base of each pair of fresh processes that was looked at first."""
@@ -203,6 +203,9 @@ class Record(Data, frozen=True):
     """Those of fresh processes that were disturbed, and were taken again undisturbed."""
     out_of_memory: OutOfMemory | None = None
     paired: Paired | None = None
+    """What turns said: with the other version of a comparison, or with the code of an unsettled case's baseline."""
+    paired_to_anchor: Paired | None = None
+    """The same with the code of its anchor."""
 
 
 class Policy(Data, frozen=True):
@@ -324,8 +327,8 @@ class Judgement(Data, frozen=True):
     """What disturbed the processes that were judged, as sentences. Empty: nothing did. None: there is no telling."""
     suspect: bool = False
     """Looks worse, and was not yet measured again in fresh processes."""
-    unsettled: bool = False
-    """What stored numbers cannot tell of the time, though turns with the code that they were saved from could."""
+    unsettled: list[str] = []
+    """``baseline``, ``anchor``: which stored times cannot tell, though turns with their code could."""
 
 
 class Result(Data, frozen=True):

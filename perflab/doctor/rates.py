@@ -63,6 +63,8 @@ def paired_rate(lines: Sequence[Line], slowdown: float, policy: PairedPolicy | N
     drawing = _Drawing(lines)
     parent_s = fmean([line.seconds for line in lines if isinstance(line, Parent)] or [0.0])
     rate = Rate()
+    if not drawing.names:
+        return rate
     for trial, first in enumerate(range(0, len(drawing.pairs) - SCREEN_PAIRS + 1, SCREEN_PAIRS)):
         cases = {name: PairedCase() for name in drawing.names}
         seconds, rounds = drawing.fill(cases, first, slowdown, policy)
@@ -152,7 +154,7 @@ def stored_rate(lines: Sequence[Line], slowdown: float, *, settle: bool = False)
                 processes = 1 + len(fresh)
                 record = msgspec.structs.replace(record, fresh=fresh)
                 judgement = judge(record, entry, Policy())
-            if settle and judgement.unsettled and drawing.pairs:
+            if settle and judgement.unsettled and judgement.verdict is not Verdict.REGRESSED and name in drawing.names:
                 logs = PairedCase()
                 seconds, rounds = drawing.fill({name: logs}, number * SCREEN_PAIRS, slowdown, turns_policy(Policy()))
                 turns_s += seconds

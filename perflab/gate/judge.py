@@ -15,7 +15,7 @@ How a slowdown is told from a bad moment of the machine:
 
 4. What stored numbers cannot tell is *unsettled*: inconclusive, or ok by a median that a busy baseline let pass while
    even the fastest calls are slower. The caller may then measure the case in turns with the code that the baseline
-   was saved from (``record.paired``), and what the turns say counts.
+   was saved from (``record.paired``; ``record.paired_to_anchor`` for the anchor's), and what the turns say counts.
 
 Memory is exact. Only the allocator's rounding is slack, and an explicit threshold. Counts are ``gate/counts.py``'s.
 
@@ -35,7 +35,7 @@ from perflab.gate.counts import exactly_worse, judge_counts
 from perflab.gate.disturbance import disturbances, is_witnessed
 from perflab.gate.finding import Finding, worse_of_two, worst_of
 from perflab.gate.robust import compare, robust_spread
-from perflab.gate.unsettled import after_turns, drift_after_turns, is_unsettled
+from perflab.gate.unsettled import after_turns, is_unsettled
 from perflab.records import Change, Entry, Judgement, Policy, Record, Replicate, Verdict
 from perflab.units import format_bytes, format_change, format_ns, format_percent
 
@@ -59,12 +59,14 @@ def judge(record: Record, entry: Entry | None, policy: Policy) -> Judgement:
     """Compare a case with its baseline.
 
     Args:
-        record: the case; ``record.fresh`` holds what fresh processes measured once it was suspect.
+        record: the case; ``record.fresh`` holds what fresh processes measured once it was suspect, ``record.paired``
+            what turns with the baseline's commit said once it was unsettled.
         entry: its baseline, or None.
         policy: thresholds.
 
     Returns:
-        The verdict. With ``suspect`` set it is provisional: measure again in fresh processes and judge again.
+        The verdict. With ``suspect`` set it is provisional: measure again in fresh processes and judge again. With
+        ``unsettled`` it is as good as stored numbers allow, and turns may better it.
     """
     here = record.summary
     if here is None:
@@ -80,12 +82,21 @@ def judge(record: Record, entry: Entry | None, policy: Policy) -> Judgement:
         return Judgement(verdict=Verdict.IMPROVED, reasons=["ran out of memory in the baseline, and fits now"])
 
     now = record.fresh or [here]
+    unsettled: list[str] = []
     latency = _judge_latency(record, here, entry.replicates, policy, "baseline")
+    if record.paired is not None:
+        latency = after_turns(latency, record.paired, policy)
+    elif is_unsettled(latency, now, entry.replicates, policy):
+        unsettled.append("baseline")
     memory = judge_memory(peaks_of(entry.replicates), peaks_of(now), entry.environment.device, policy)
     before, drift = entry.replicates, {}
     if entry.anchor is not None:
         latency_anchor = entry.anchor
         older = _judge_latency(record, here, latency_anchor.replicates, policy, "anchor")
+        if record.paired_to_anchor is not None:
+            older = after_turns(older, record.paired_to_anchor, policy)
+        elif is_unsettled(older, now, latency_anchor.replicates, policy):
+            unsettled.append("anchor")
         latency, drift["latency"] = worse_of_two(latency, older, latency_anchor.recorded, latency_anchor.steps)
         if drift["latency"].decides:
             before = latency_anchor.replicates
@@ -94,16 +105,12 @@ def judge(record: Record, entry: Entry | None, policy: Policy) -> Judgement:
         older = judge_memory([anchor.peak_bytes], peaks_of(now), entry.environment.device, policy)
         if older.change is not None:
             memory, drift["memory"] = worse_of_two(memory, older, anchor.recorded, anchor.steps)
-    unsettled = record.paired is None and is_unsettled(latency, now, entry.replicates, policy)
-    if record.paired is not None:
-        latency = after_turns(latency, record.paired, policy)
-        if "latency" in drift:
-            drift["latency"] = drift_after_turns(drift["latency"], latency)
     counts, counts_verdict, notes = judge_counts(now, entry.replicates, gated=policy.gate_counts)
     verdicts = {"latency": latency.verdict, "memory": memory.verdict, "counts": counts_verdict}
     worst = worst_of(verdicts.values())
-    disturbed = disturbances(now, before, record.environment) if record.paired is None else []
-    witnessed = record.paired is None and is_witnessed(now, record.environment)
+    in_turns = record.paired is not None or record.paired_to_anchor is not None
+    disturbed = disturbances(now, before, record.environment) if not in_turns else []
+    witnessed = not in_turns and is_witnessed(now, record.environment)
     judgement = Judgement(
         verdict=worst,
         latency=latency.change,
@@ -116,8 +123,8 @@ def judge(record: Record, entry: Entry | None, policy: Policy) -> Judgement:
         disturbed=disturbed if disturbed or witnessed else None,
     )
     believed = exactly_worse(judgement) == ["counts"] == judgement.worse
-    suspect = worst is Verdict.REGRESSED and not record.fresh and not believed
-    return msgspec.structs.replace(judgement, suspect=suspect, unsettled=unsettled and not suspect)
+    suspect = worst is Verdict.REGRESSED and not (record.fresh or in_turns or believed)
+    return msgspec.structs.replace(judgement, suspect=suspect, unsettled=[] if suspect else unsettled)
 
 
 def _judge_out_of_memory(record: Record, entry: Entry | None) -> Judgement:

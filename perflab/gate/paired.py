@@ -18,9 +18,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from statistics import NormalDist, fmean, median
+
+import msgspec
 
 from perflab.gate.robust import student_t_quantile, student_t_tail
 from perflab.records import Change, Verdict
@@ -206,8 +208,8 @@ def discoveries(found: Mapping[str, Estimate], policy: PairedPolicy, cases: int)
 
 
 @dataclass(frozen=True)
-class Finding:
-    """What the pairs say of one case. ``change`` is in units of the base: the caller knows the times."""
+class PairedFinding:
+    """What the pairs say of one case. ``change`` is in units of the base, until ``timed`` has put times in."""
 
     verdict: Verdict
     change: Change
@@ -215,10 +217,21 @@ class Finding:
     detectable: float | None = None
     """The smallest ratio that nine of ten such runs would have found; None where that is unknown."""
 
+    def timed(self, base_ns: float, floor_ns: float) -> PairedFinding:
+        """The same in nanoseconds, the other side's time being known; a slowdown below the floor is none.
+
+        This side's time follows from the ratio, which is known far better than either.
+        """
+        now_ns = round(base_ns * self.change.ratio, 3)
+        timed = replace(self, change=msgspec.structs.replace(self.change, before=base_ns, now=now_ns))
+        if self.verdict is Verdict.REGRESSED and now_ns - base_ns <= floor_ns:
+            return replace(timed, verdict=Verdict.OK, reasons=["slower by less than --perf-floor"])
+        return timed
+
 
 def latency_findings(
     cases: Mapping[str, PairedCase], control: Sequence[float], policy: PairedPolicy
-) -> dict[str, Finding]:
+) -> dict[str, PairedFinding]:
     """The verdict on every case's latency.
 
     Args:
@@ -241,7 +254,7 @@ def latency_findings(
             cleared = stage(case, policy, len(cases)) is Stage.CLEARED
             found[name] = _of_screen(case, usual, policy) if cleared else _unfinished(case, policy)
         elif name in slower and alarm is not None:
-            found[name] = Finding(
+            found[name] = PairedFinding(
                 Verdict.INCONCLUSIVE, _change(seen, policy), [alarm], math.exp(detectable(seen, policy))
             )
         else:
@@ -260,7 +273,7 @@ def control_alarm(control: Sequence[float], policy: PairedPolicy) -> str | None:
     return f"null control: the base, measured against itself, came out at {format_change(math.exp(seen.value))}"
 
 
-def _of_confirmation(seen: Estimate, policy: PairedPolicy, *, regressed: bool) -> Finding:
+def _of_confirmation(seen: Estimate, policy: PairedPolicy, *, regressed: bool) -> PairedFinding:
     change, least = _change(seen, policy), math.exp(detectable(seen, policy))
     told = f"this run could have found {format_change(least)} and more"
     verdict, reasons = Verdict.OK, []
@@ -274,10 +287,10 @@ def _of_confirmation(seen: Estimate, policy: PairedPolicy, *, regressed: bool) -
         verdict, reasons = Verdict.INCONCLUSIVE, [f"looks slower, but its process pairs differ too much; {told}"]
     elif math.log(least) > RESOLUTION * policy.bound:
         verdict, reasons = Verdict.INCONCLUSIVE, [f"its process pairs differ too much; {told}"]
-    return Finding(verdict, change, reasons, least)
+    return PairedFinding(verdict, change, reasons, least)
 
 
-def _of_screen(case: PairedCase, usual: float, policy: PairedPolicy) -> Finding:
+def _of_screen(case: PairedCase, usual: float, policy: PairedPolicy) -> PairedFinding:
     faster = max(_witnesses(case)) < -policy.bound
     spread = max(usual, _spread(case.screen), LEAST_SPREAD)
     sure = NormalDist().inv_cdf(POWER)
@@ -290,16 +303,16 @@ def _of_screen(case: PairedCase, usual: float, policy: PairedPolicy) -> Finding:
         pairs
     )
     least = math.exp(max(in_screen, confirmed))
-    return Finding(Verdict.IMPROVED if faster else Verdict.OK, _screen_change(case, policy), [], least)
+    return PairedFinding(Verdict.IMPROVED if faster else Verdict.OK, _screen_change(case, policy), [], least)
 
 
-def _unfinished(case: PairedCase, policy: PairedPolicy) -> Finding:
+def _unfinished(case: PairedCase, policy: PairedPolicy) -> PairedFinding:
     change = _screen_change(case, policy)
     taken = len(case.screen) + len(case.confirm)
     reason = (
         f"{format_change(change.ratio)} after {taken} pair{'s' * (taken != 1)}, which was not followed up to the end"
     )
-    return Finding(Verdict.INCONCLUSIVE, change, [reason])
+    return PairedFinding(Verdict.INCONCLUSIVE, change, [reason])
 
 
 def _spread(screen: Sequence[float]) -> float:

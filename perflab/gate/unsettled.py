@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import median
 
-import msgspec
-
-from perflab.gate.finding import BAD, Finding
-from perflab.gate.paired import PairedCase, PairedPolicy, latency_findings
-from perflab.records import Drift, Paired, Policy, Replicate, Verdict
+from perflab.gate.finding import Finding
+from perflab.gate.paired import PairedCase, PairedFinding, PairedPolicy, latency_findings
+from perflab.records import Paired, Policy, Replicate, Verdict
 from perflab.units import format_change
 
 LOOKS = (8, 12, 16)
@@ -32,32 +31,29 @@ def is_unsettled(stored: Finding, now: Sequence[Replicate], before: Sequence[Rep
         return stored.verdict is Verdict.INCONCLUSIVE
     # Medians of a busy hour hide a slowdown. The fastest calls hide less. Most cases whose fastest calls are this
     # much slower are innocent all the same; that costs each two pairs of processes.
-    fastest_ns, before_ns = min(r.fastest_ns for r in now), min(r.fastest_ns for r in before)
+    fastest_ns, before_ns = min(r.fastest_ns for r in now), median(r.fastest_ns for r in before)
     return fastest_ns / before_ns > 1.0 + policy.threshold / 2.0 and fastest_ns - before_ns > policy.floor_ns
 
 
-def after_turns(stored: Finding, paired: Paired, policy: Policy) -> Finding:
-    """What counts of a case's time once it was measured in turns with the code that its baseline was saved from."""
-    assert stored.change is not None
+def found_in_turns(paired: Paired, policy: Policy) -> PairedFinding:
+    """What the pairs say, by the rules of a comparison in turns."""
     assert paired.base_ns is not None
     screen, confirm, control = (
         [math.log(ratio) for ratio in ratios] for ratios in (paired.screen, paired.confirm, paired.control)
     )
     found = latency_findings({"": PairedCase(screen, confirm)}, control, turns_policy(policy))[""]
-    now_ns = round(paired.base_ns * found.change.ratio, 3)
-    change = msgspec.structs.replace(found.change, before=paired.base_ns, now=now_ns)
-    said = f"in turns with {paired.against}: {format_change(change.ratio)}"
-    if found.verdict is Verdict.REGRESSED and now_ns - paired.base_ns <= policy.floor_ns:
-        return Finding(change, Verdict.OK, [f"{said}, less than --perf-floor"])
+    return found.timed(paired.base_ns, policy.floor_ns)
+
+
+def after_turns(stored: Finding, paired: Paired, policy: Policy) -> Finding:
+    """What counts of a case's time once it was measured in turns with the code that the stored one was saved from."""
+    assert stored.change is not None
+    found = found_in_turns(paired, policy)
     if found.verdict is Verdict.REGRESSED:
-        return Finding(change, found.verdict, found.reasons)  # whom it is compared with, the headline says
-    if found.verdict is Verdict.OK:
-        said += f"; the stored number alone ({format_change(stored.change.ratio)}) could not tell"
-    return Finding(change, found.verdict, [said, *found.reasons])
-
-
-def drift_after_turns(drift: Drift, settled: Finding) -> Drift:
-    """A comparison with an anchor: if it was the one that decided, the turns were with the anchor's code."""
-    if not drift.decides or settled.change is None:
-        return drift
-    return msgspec.structs.replace(drift, change=settled.change, decides=settled.verdict in BAD)
+        return Finding(found.change, found.verdict, found.reasons)  # whom it is compared with, the headline says
+    said = f"in turns with {paired.against}: {format_change(found.change.ratio)}"
+    if stored.verdict is Verdict.INCONCLUSIVE and found.verdict is Verdict.OK:
+        said += f", where the stored number could not tell ({format_change(stored.change.ratio)})"
+        if stored.change.limit is not None and stored.change.ratio > stored.change.limit:
+            said += "; if it stays slower, look at what is installed"
+    return Finding(found.change, found.verdict, [said, *found.reasons])

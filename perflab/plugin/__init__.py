@@ -137,7 +137,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         if job is not None and job.serve is not None:
             from perflab.plugin.serving import Server
 
-            server = Server(job.serve)
+            server = Server(job.serve, config.rootpath)
             config.pluginmanager.register(server, "perflab-server")
         cases = Cases(config, config.stash[SETTINGS], job, server)
         config.stash[CASES] = cases

@@ -25,10 +25,11 @@ _NOT_NEEDED = (
 _NOT_NEEDED_FLAGS = ("--perf-update", "--perf-update-new", "--perf-prune", "-x", "--lf", "--ff", "--sw")
 
 
-def accept_command(config: pytest.Config, case: str, verdict: Verdict, *, is_drift: bool = False) -> str:
+def accept_command(config: pytest.Config, case: str, verdict: Verdict, *, moves_anchor: bool = False) -> str:
     """Words that a shell takes: without what chose other tests, and with the case named from where the user is.
 
-    ``is_drift``: the case is worse than its anchor only, which moves for a reason and not by saving alone.
+    ``moves_anchor``: what is accepted is worse by what its stored numbers do not show, and an anchor that does not
+    move would report it again. It moves for a reason, and not by saving alone.
     """
     words = without_positionals(config, [os.fspath(argument) for argument in config.invocation_params.args])
     drop = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -41,4 +42,4 @@ def accept_command(config: pytest.Config, case: str, verdict: Verdict, *, is_dri
     here = os.path.relpath(config.rootpath / path, config.invocation_params.dir)
     flag = "--perf-update-new" if verdict in (Verdict.NEW, Verdict.INCOMPARABLE) else "--perf-update"
     command = shlex.join(["pytest", *kept, "::".join([here, *rest]), flag])
-    return f"{command} {REASON_TO_FILL_IN}" if is_drift else command
+    return f"{command} {REASON_TO_FILL_IN}" if moves_anchor else command

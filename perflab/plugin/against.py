@@ -6,7 +6,6 @@ then told through each test's own reports, so that a regression fails the test t
 
 from __future__ import annotations
 
-import time
 from collections.abc import Generator, Mapping
 
 import pytest
@@ -19,6 +18,7 @@ from perflab.plugin.conclusions import conclude, without_numbers
 from perflab.plugin.progress import ProgressLine
 from perflab.plugin.settings import Settings, for_case
 from perflab.plugin.sides import turns_ns, two_sides, witness_of_host
+from perflab.plugin.total_budget import TotalBudget
 from perflab.plugin.turn import device_turn
 from perflab.plugin.verdicts import fails
 from perflab.records import Result, Verdict, to_plain
@@ -37,7 +37,7 @@ class Against:
         self._progress = ProgressLine(config)
         self._results: dict[str, Result] = {}
         self._case_settings: dict[str, Settings] = {}
-        self._began_s = time.monotonic()
+        self._budget = TotalBudget(settings.total_budget_s)
         self.notes: list[str] = []
         """What is said above the table: who was compared with whom, and what only the other side has."""
 
@@ -106,9 +106,10 @@ class Against:
         found = Comparison()
         device = str(self._device)
         self._progress.begin("")
+        # The device first, then the worktree: who settles a doubt holds the device already, and takes them so too.
         with (
-            two_sides(self._config, against, files, device, self._progress.show) as (starts, base),
             device_turn(device, self._progress.show),
+            two_sides(self._config, against, files, device, self._progress.show) as (starts, base),
         ):
             self.notes = [f"this side: {starts.head.label} · against: {base.label}"]
             budgets = {case: turns_ns(self._case_settings[case]) for case in cases}
@@ -117,7 +118,7 @@ class Against:
                     cases,
                     starts.start,
                     policy,
-                    Limits(budgets, self._seconds_left, witness_of_host()),
+                    Limits(budgets, self._budget.left_s, witness_of_host()),
                     self._say,
                     into=found,
                 )
@@ -129,10 +130,6 @@ class Against:
     def _say(self, case: str, what: str) -> None:
         self._progress.label(case)
         self._progress.show(what)
-
-    def _seconds_left(self) -> float | None:
-        total_s = self._settings.total_budget_s
-        return None if total_s is None else total_s - (time.monotonic() - self._began_s)
 
     def _take(self, items: list[pytest.Item], concluded: Mapping[str, Result]) -> None:
         for item in items:

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from perflab.rival.git import ask_git, commit_named, top_of
 
 _DIRTY = "+dirty"
+
+
+@dataclass(frozen=True)
+class CodeOf:
+    """Where the code of a baseline, or of an anchor, is to be found."""
+
+    commit: str | None
+    told: str
+    """With a commit: how it belongs to the baseline. Without: why there is none; empty where there is no git."""
 
 
 def current_commit(root: Path, baselines: Path) -> str | None:
@@ -20,36 +31,36 @@ def current_commit(root: Path, baselines: Path) -> str | None:
     return f"{commit}{_DIRTY}" if ask_git(top, "status", "--porcelain", *_all_but(baselines, top)) else commit
 
 
-def commit_of_baseline(root: Path, file: Path, recorded: str, commit: str | None) -> str | None:
-    """A commit that holds the code which a baseline was saved from; None if this repository has none.
+def code_of(what: str, root: Path, baselines: Path, recorded: str, commit: str | None) -> CodeOf:
+    """A commit that holds the code which a baseline was saved from.
 
     Args:
+        what: ``baseline`` or ``anchor``, for words.
         root: a folder of the project.
-        file: the baseline file.
+        baselines: the directory of its baselines.
         recorded: the date that the entry, or anchor, has there.
         commit: what it says of its commit.
 
     Baselines are mostly saved before what they were measured on is committed. Then it is the commit with which the
-    entry's date first came into the file.
+    date first came into the baselines.
     """
     if commit is not None and not commit.endswith(_DIRTY):
         known = commit_named(root, commit)
         if known is not None:
-            return known  # else it was rebased or squashed away
+            return CodeOf(known, f"where its {what} was saved")  # else it was rebased or squashed away
     top = top_of(root)
-    if top is None or not file.resolve().is_relative_to(top.resolve()):
-        return None
-    name = file.resolve().relative_to(top.resolve()).as_posix()
-    brought = ask_git(top, "log", "--format=%H", f"-S{recorded}", "--", f":(top,literal){name}")
-    first = brought.splitlines()[-1] if brought else None
-    if first is not None and is_shallow(top) and commit_named(top, f"{first}^") is None:
-        return None  # where a shallow clone ends, everything looks as if it had come then
-    return first
-
-
-def is_shallow(root: Path) -> bool:
-    """Whether older commits were left out when the repository was cloned."""
-    return ask_git(root, "rev-parse", "--is-shallow-repository") == "true"
+    if top is None or not baselines.resolve().is_relative_to(top.resolve()):
+        return CodeOf(None, "")
+    name = baselines.resolve().relative_to(top.resolve()).as_posix()
+    dated = f'"recorded": "{recorded}"'
+    brought = ask_git(top, "log", "--format=%H", f"-S{dated}", "--", f":(top,literal){name}")
+    if not brought:
+        return CodeOf(None, f"its {what} is not committed")
+    first = brought.splitlines()[-1]
+    if ask_git(top, "rev-parse", "--is-shallow-repository") == "true" and commit_named(top, f"{first}^") is None:
+        # Where a shallow clone ends, everything looks as if it had come then.
+        return CodeOf(None, "this clone is too shallow: git fetch --unshallow, in GitHub Actions fetch-depth: 0")
+    return CodeOf(first, f"with which its {what} was committed")
 
 
 def differs_from(commit: str, root: Path, baselines: Path) -> bool:
@@ -59,7 +70,9 @@ def differs_from(commit: str, root: Path, baselines: Path) -> bool:
 
 
 def _all_but(baselines: Path, top: Path) -> list[str]:
-    paths = ["--", "."]
-    if baselines.resolve().is_relative_to(top.resolve()) and baselines.resolve() != top.resolve():
-        paths.append(f":(exclude,literal){baselines.resolve().relative_to(top.resolve()).as_posix()}")
-    return paths
+    """The whole tree without baseline files; other files may lie among them, tests even."""
+    if not baselines.resolve().is_relative_to(top.resolve()):
+        return ["--", "."]
+    place = baselines.resolve().relative_to(top.resolve()) / "*" / "*.json"
+    escaped = [re.sub(r"([*?\[\\])", r"\\\1", part) for part in place.parts[:-2]]
+    return ["--", ".", f":(exclude,glob){'/'.join([*escaped, *place.parts[-2:]])}"]

@@ -12,7 +12,7 @@ from perflab.gate.counts import judge_counts
 from perflab.gate.disturbance import disturbances, is_witnessed
 from perflab.gate.finding import worst_of
 from perflab.gate.judge import judge_memory, peaks_of
-from perflab.gate.paired import Finding, PairedPolicy, latency_findings
+from perflab.gate.paired import PairedFinding, PairedPolicy, latency_findings
 from perflab.measure.measurement import replicate_of
 from perflab.plugin.settings import Settings
 from perflab.records import Change, Evidence, Judgement, Measurement, Paired, Record, Replicate, Result, Verdict
@@ -41,32 +41,27 @@ def conclude(
     return results
 
 
-def _judged(found: Comparison, one: Compared, finding: Finding, base: Tree, settings: Settings) -> Result:
-    # The base's time is a typical one, and the head's follows from the ratio, which is known far better than either.
-    before_ns = one.median_ns(BASE)
-    now_ns = before_ns * finding.change.ratio
-    latency = msgspec.structs.replace(finding.change, before=before_ns, now=now_ns)
+def _judged(found: Comparison, one: Compared, finding: PairedFinding, base: Tree, settings: Settings) -> Result:
+    finding = finding.timed(round(one.median_ns(BASE), 3), settings.floor_ns)
     slower, reasons = finding.verdict, list(finding.reasons)
     if one.lost is not None:
-        slower, reasons = Verdict.INCONCLUSIVE, [f"could not be confirmed: {_last_line(one.lost)}"]
-    if slower is Verdict.REGRESSED and now_ns - before_ns <= settings.floor_ns:
-        slower, reasons = Verdict.OK, ["slower by less than --perf-floor"]
+        slower, reasons = Verdict.INCONCLUSIVE, [f"could not be confirmed: {last_line(one.lost)}"]
     before, now = _weighed(one, BASE), _weighed(one, HEAD)
     environment = one.turns(HEAD)[-1].ready.environment
     memory = judge_memory(peaks_of(before), peaks_of(now), environment.device, settings.policy)
     counts, more, notes = judge_counts(now, before, gated=settings.policy.gate_counts)
     verdicts = {"latency": slower, "memory": memory.verdict, "counts": more}
-    disturbed = disturbances(_in_turns(one), [], environment)
+    disturbed = disturbances(in_turns(one), [], environment)
     worst = worst_of(verdicts.values())
     judgement = Judgement(
         verdict=Verdict.UNCHECKED if settings.check == "off" else worst,
-        latency=latency,
+        latency=finding.change,
         memory=memory.change,
         phases=phases_of(one),
         counts=counts,
         worse=[name for name, verdict in verdicts.items() if verdict is Verdict.REGRESSED],
         reasons=[*reasons, *(disturbed if worst is Verdict.INCONCLUSIVE else []), *notes],
-        disturbed=disturbed if disturbed or is_witnessed(_in_turns(one), environment) else None,
+        disturbed=disturbed if disturbed or is_witnessed(in_turns(one), environment) else None,
     )
     record = _record(found, one, finding.detectable, base)
     return Result(case=one.case, record=record, judgement=judgement, policy=settings.policy)
@@ -87,7 +82,7 @@ def _not_compared(one: Compared, base: Tree) -> Result:
         return without_numbers(one.case, Verdict.NEW, f"not in {base.label}")
     if "oom" in (head.outcome, other.outcome):
         return _out_of_memory(one, head, other, base)
-    reason = f"{other.outcome} in {base.label}: {_last_line(other.text)}"
+    reason = f"{other.outcome} in {base.label}: {last_line(other.text)}"
     return without_numbers(one.case, Verdict.INCOMPARABLE, reason)
 
 
@@ -107,7 +102,8 @@ def _first_line(text: str) -> str:
     return text.strip().partition("\n")[0]
 
 
-def _last_line(text: str) -> str:
+def last_line(text: str) -> str:
+    """Of what a process or a test said, what says most."""
     return text.strip().rpartition("\n")[2]
 
 
@@ -136,7 +132,7 @@ def _weighed(one: Compared, side: str) -> list[Replicate]:
     return [replicate_of(_measurement(found.turns[side], None)) for found in one.weighed if side in found.turns]
 
 
-def _in_turns(one: Compared) -> list[Replicate]:
+def in_turns(one: Compared) -> list[Replicate]:
     """The head's processes of the rounds that count, with what else went on."""
     return [replicate_of(_measurement(found.turns[HEAD], found.evidence)) for found in one.rounds]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
+import os
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from perflab.plugin.progress import ProgressLine
 from perflab.plugin.settings import Settings, for_case
 from perflab.plugin.settling import Settling, may_settle
 from perflab.plugin.suspects import Suspects
+from perflab.plugin.total_budget import TotalBudget
 from perflab.plugin.turn import device_turn
 from perflab.plugin.verdicts import fails
 from perflab.records import Judgement, Parameters, Record, Result, Verdict, to_plain
@@ -55,11 +56,9 @@ class Cases:
         self._store = BaselineStore(settings.baselines)
         self._progress = ProgressLine(config)
         self._case_settings: dict[str, Settings] = {}
-        self._began_s = time.monotonic()
-        self._suspects = Suspects(config, self._progress, self._seconds_left)
-        self._settling = Settling(config, self._store, self._progress, self._seconds_to_spare)
-        self._done = 0
-        """Cases that were measured and judged."""
+        self._budget = TotalBudget(settings.total_budget_s)
+        self._suspects = Suspects(config, self._progress, self._budget)
+        self._settling = Settling(config, self._store, self._progress, self._budget)
 
     # --- before anything runs -------------------------------------------------------------------------------
 
@@ -73,6 +72,8 @@ class Cases:
 
         for item in items:
             self._case_settings[item.nodeid] = for_case(self._settings, item)
+        self._budget.cases = len(items)
+        self._budget.processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
         device = resolve_device(self._settings.device)
         if self._job is not None:
             return
@@ -106,26 +107,13 @@ class Cases:
             self._progress.for_case(item),
             take_turn=lambda: self._turn(device),
             measure_fresh=lambda: measure_fresh(self._config, [state.case], str(device))[state.case],
-            seconds_left=self._seconds_left,
+            seconds_left=self._budget.left_s,
             count_under_callgrind=lambda: count_under_callgrind(self._config, state.case, str(device)),
             serve=None
             if server is None
             else lambda workload, counter: server.measure(state, workload, device, counter),
             sides=lambda: 1 if server is None else server.sides,
         )
-
-    def _seconds_left(self) -> float | None:
-        """What is left of the run's total budget; None without one."""
-        total_s = self._settings.total_budget_s
-        return None if total_s is None else total_s - (time.monotonic() - self._began_s)
-
-    def _seconds_to_spare(self) -> float | None:
-        """The same, less what the cases to come will take if they are like those that were measured."""
-        left_s, total_s = self._seconds_left(), self._settings.total_budget_s
-        if left_s is None or total_s is None:
-            return None
-        to_come = len(self._case_settings) - self._done - 1
-        return left_s - to_come * (total_s - left_s) / (self._done + 1)
 
     def _turn(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
         """Hold the device. In a fresh process whoever started it holds it."""
@@ -191,6 +179,8 @@ class Cases:
         state = item.stash.get(STATE, None)
         if state is None or self._job is not None:
             return report
+        if report.when == "teardown":
+            self._budget.case_done()
         result = _result_of(item, state, report)
         if result is not None:
             report.perflab = to_plain(result)  # type: ignore[attr-defined]
@@ -229,11 +219,11 @@ class Cases:
                 record, judgement = self._suspects.look_again(state, record, entry)
             if entry is not None and may_settle(judgement, settings):
                 record, judgement = self._settling.settle(state, record, entry, judgement)
-        self._done += 1
         item.stash[JUDGEMENT] = (record, judgement)
         if fails(judgement.verdict, settings, saving=saving):
-            is_drift = any(drift.decides for drift in judgement.drift.values())
-            accept = accept_command(self._config, state.case, judgement.verdict, is_drift=is_drift)
+            drifted = any(drift.decides for drift in judgement.drift.values())
+            by_turns = record.paired is not None and "latency" in judgement.worse
+            accept = accept_command(self._config, state.case, judgement.verdict, moves_anchor=drifted or by_turns)
             result = Result(case=state.case, record=record, judgement=judgement)
             pytest.fail(explain(result, settings.memory_threshold, accept), pytrace=False)
 

@@ -22,6 +22,7 @@ from perflab.errors import UsageError
 from perflab.measure.turns import Turns
 from perflab.plugin.case import STATE, CaseState
 from perflab.plugin.fresh import Serve
+from perflab.rival.imports import copies
 from perflab.rival.messages import (
     PROTOCOL,
     Bye,
@@ -51,11 +52,12 @@ if TYPE_CHECKING:
 class Server:
     """Answers for the cases of this process."""
 
-    def __init__(self, serve: Serve) -> None:
+    def __init__(self, serve: Serve, root: Path) -> None:
         number = int(os.environ.pop(SOCKET_VARIABLE))
         os.set_inheritable(number, False)
         self._connection = Connection(number)
         self._serve = serve
+        self._root = root
         self._outcome = ("passed", "")
         self._was_ready = False
         self.sides = 1
@@ -78,6 +80,7 @@ class Server:
                 phases=list(workload.phases),
                 strays=self._strays(),
                 taken=self._taken(),
+                copies=self._copies(),
             )
             self._say(ready)
             while True:
@@ -151,6 +154,10 @@ class Server:
         first = tuple(folder + os.sep for folder in self._serve.first)
         files = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
         return not first or any(file.startswith(first) for file in files)
+
+    def _copies(self) -> list[str]:
+        """Packages of this side's project that came from elsewhere; an installed version is meant to."""
+        return [] if self._serve.own is None else copies(sys.modules, {Path(self._serve.own), self._root})
 
     def _heard(self) -> SetUp | Warm | Turn | Weigh | Finish | Bye:
         try:

@@ -9,121 +9,144 @@ import msgspec
 import pytest
 
 from perflab.errors import RivalError
+from perflab.gate.disturbance import disturbances, is_witnessed
 from perflab.gate.judge import judge
-from perflab.gate.paired import Stage
+from perflab.gate.paired import Stage, latency_findings
 from perflab.gate.store import BaselineStore
 from perflab.gate.unsettled import turns_policy
 from perflab.measure.devices import release_memory
 from perflab.plugin.case import CaseState
-from perflab.plugin.commit import commit_of_baseline, differs_from, is_shallow
-from perflab.plugin.conclusions import paired_of, phases_of
+from perflab.plugin.commit import code_of, differs_from
+from perflab.plugin.conclusions import in_turns, last_line, paired_of, phases_of
 from perflab.plugin.progress import ProgressLine
 from perflab.plugin.settings import Settings
 from perflab.plugin.sides import turns_ns, two_sides, witness_of_host
 from perflab.plugin.suspects import no_room
+from perflab.plugin.total_budget import TotalBudget
 from perflab.records import Entry, Judgement, Record, Verdict
 from perflab.rival.comparison import BASE, HEAD, Compared, Comparison, Limits, compare
 
-SHALLOW = (
-    "the commit that its baseline was saved at is not in this shallow clone; with it (git fetch --unshallow, in GitHub "
-    "Actions fetch-depth: 0) this would be settled in turns"
-)
+PROCESSES = 3
+"""That hold the case at once while it is confirmed, beside this one."""
+_NO_TIME = "not enough time is left of --perf-total-budget"
 
 
 def may_settle(judgement: Judgement, settings: Settings) -> bool:
     """Whether turns could change the verdict, and are wanted. A cold start cannot be taken in turns."""
     wanted = settings.settle == "on" and not settings.fresh_process
-    return wanted and judgement.unsettled and judgement.verdict is not Verdict.REGRESSED
+    return wanted and bool(judgement.unsettled) and judgement.verdict is not Verdict.REGRESSED
 
 
 class Settling:
     """Settles one case at a time, right after its test."""
 
     def __init__(
-        self,
-        config: pytest.Config,
-        store: BaselineStore,
-        progress: ProgressLine,
-        seconds_to_spare: Callable[[], float | None],
+        self, config: pytest.Config, store: BaselineStore, progress: ProgressLine, budget: TotalBudget
     ) -> None:
         self._config = config
         self._store = store
         self._progress = progress
-        self._seconds_to_spare = seconds_to_spare
-        self._commit_of = functools.cache(commit_of_baseline)  # git is asked once a file and date
+        self._budget = budget
+        self._code_of = functools.cache(code_of)  # git is asked once a date
         self._differs_from = functools.cache(differs_from)
+        self._unusable: dict[str, str] = {}
+        """Commits that do not run, and why: they are not tried for every case again."""
 
     def settle(self, state: CaseState, record: Record, entry: Entry, judgement: Judgement) -> tuple[Record, Judgement]:
-        """Measure the case in turns with the commit of its baseline, and judge it again.
+        """Measure the case in turns with the code of its baseline, of its anchor or of both, and judge it again.
 
         The record and the judgement stay what they are, with a reason if that matters, where this cannot be done.
         """
-        anchor = entry.anchor
-        by_anchor = anchor is not None and "latency" in judgement.drift and judgement.drift["latency"].decides
-        saved = anchor if by_anchor and anchor is not None else entry
-        root = self._config.rootpath.resolve()
-        file = self._store.path_for(state.case, record.environment)
-        commit = self._commit_of(root, file, saved.recorded, saved.commit)
-        if commit is None:
-            return record, _with_reason(judgement, SHALLOW) if is_shallow(root) else judgement
-        there = f"{commit[:7]}, where its {'anchor' if by_anchor else 'baseline'} was saved"
-        if not self._differs_from(commit, root, self._store.directory):
+        for what in judgement.unsettled:
+            if judgement.verdict is not Verdict.REGRESSED:
+                record, judgement = self._settle(state, record, entry, judgement, what)
+        return record, judgement
+
+    def _settle(
+        self, state: CaseState, record: Record, entry: Entry, judgement: Judgement, what: str
+    ) -> tuple[Record, Judgement]:
+        saved = entry.anchor if what == "anchor" and entry.anchor is not None else entry
+        root, baselines = self._config.rootpath.resolve(), self._store.directory
+        code = self._code_of(what, root, baselines, saved.recorded, saved.commit)
+        if code.commit is None:
+            return record, _with_reason(judgement, f"not settled in turns: {code.told}") if code.told else judgement
+        there = f"{code.commit[:7]}, {code.told}"
+        if not self._differs_from(code.commit, root, baselines):
             why = f"no file of the project has changed since {there}: if it is slower, look at what is installed"
             return record, _with_reason(judgement, why)
-        found = self._in_turns(state, record, commit)
+        found = self._in_turns(state, record, code.commit)
         if isinstance(found, str):
             return record, _with_reason(judgement, f"not settled in turns with {there}: {found}")
-        one = found.cases[state.case]
-        record = msgspec.structs.replace(record, paired=paired_of(found, one, there, commit, None))
-        settled = judge(record, entry, state.settings.policy)
-        return record, msgspec.structs.replace(settled, phases=phases_of(one))
+        one, policy = found.cases[state.case], turns_policy(state.settings.policy)
+        detectable = latency_findings({state.case: one.logs}, found.control, policy)[state.case].detectable
+        paired = paired_of(found, one, there, code.commit, detectable)
+        changes = {"paired_to_anchor" if what == "anchor" else "paired": paired}
+        record = msgspec.structs.replace(record, **changes)
+        judgement = judge(record, entry, state.settings.policy)
+        processes, environment = in_turns(one), record.environment
+        disturbed = disturbances(processes, [], environment)
+        return record, msgspec.structs.replace(
+            judgement,
+            phases=phases_of(one),
+            reasons=[*judgement.reasons, *(disturbed if judgement.verdict is Verdict.INCONCLUSIVE else [])],
+            disturbed=disturbed if disturbed or is_witnessed(processes, environment) else None,
+        )
 
     def _in_turns(self, state: CaseState, record: Record, commit: str) -> Comparison | str:
         """A comparison that is decided, or why there is none."""
         assert state.device is not None
-        case, found = state.case, Comparison()
         release_memory(state.device)
-        problem = no_room(record, state.device, processes=2)
+        problem = self._unusable.get(commit) or no_room(record, state.device, PROCESSES)
         if problem is not None:
             return problem
-        policy = turns_policy(state.settings.policy)
-        limits = Limits({case: turns_ns(state.settings)}, self._seconds_to_spare, witness_of_host())
-        files, device = [case.split("::")[0]], str(state.device)
+        found = Comparison()
         try:
-            with two_sides(self._config, commit, files, device, self._progress.show) as (starts, _base):
-                compare(
-                    [case],
-                    lambda side, cases: starts.start(side, cases or [case]),
-                    policy,
-                    limits,
-                    lambda _case, what: self._progress.show(f"in turns with {commit[:7]}: {what}"),
-                    into=found,
-                )
-        except RivalError as error:
-            return _in_short(error.problem, commit)
-        one = found.cases[case]
-        if one.lost is not None:
-            return _in_short(one.lost, commit)
-        if not one.comparable:
-            return _missing(one, commit) or "not enough time is left of --perf-total-budget"
-        undecided = one.needs(policy, 1) in (Stage.UNSCREENED, Stage.OPEN)
-        return "not enough time is left of --perf-total-budget" if undecided else found
+            with self._budget.extra() as seconds_left:
+                self._compare(state, commit, seconds_left, found)
+        except (RivalError, OSError) as error:
+            said = error.problem if isinstance(error, RivalError) else str(error)
+            self._unusable[commit] = _in_short(said, commit)
+            return self._unusable[commit]
+        one, policy = found.cases[state.case], turns_policy(state.settings.policy)
+        why = _not_comparable(one, commit)
+        if why is None and one.needs(policy, 1) in (Stage.UNSCREENED, Stage.OPEN):
+            why = _NO_TIME if found.out_of_time else "it measured nothing there"
+        return found if why is None else why
+
+    def _compare(
+        self, state: CaseState, commit: str, seconds_left: Callable[[], float | None], found: Comparison
+    ) -> None:
+        case, show = state.case, self._progress.show
+        limits = Limits({case: turns_ns(state.settings)}, seconds_left, witness_of_host(), weighs=False)
+        files, device = [case.split("::")[0]], str(state.device)
+        with two_sides(self._config, commit, files, device, show) as (starts, _base):
+            compare(
+                [case],
+                lambda side, cases: starts.start(side, cases or [case]),
+                turns_policy(state.settings.policy),
+                limits,
+                lambda _case, what: show(f"in turns with {commit[:7]}: {what}"),
+                into=found,
+            )
 
 
-def _missing(one: Compared, commit: str) -> str | None:
-    """Why a case that was asked of both sides came from one, or from none; None if neither was asked."""
+def _not_comparable(one: Compared, commit: str) -> str | None:
+    """Why a case that was asked of both sides came from one, or from none; None if both gave it."""
+    if one.lost is not None:
+        return _in_short(one.lost, commit)
     head, base = one.ended.get(HEAD), one.ended.get(BASE)
-    if head is not None and base is None:
-        return "it did not exist there"
     for ended, where in ((head, "here, in a fresh process"), (base, "there")):
         if ended is not None and ended.outcome != "passed":
             return f"{ended.outcome} {where} (see: --perf-against={commit[:7]})"
-    return None
+    if head is None:
+        return "it was not collected again in a fresh process"
+    return "it did not exist there" if base is None else None
 
 
 def _in_short(problem: str, commit: str) -> str:
-    """The first line of a problem, and how to see the rest; what the process said may be long."""
-    line = problem.strip().partition("\n")[0].removesuffix("; it said:")
+    """The line of a problem that says most, and how to see the rest: what a process said may be long."""
+    first = problem.strip().partition("\n")[0]
+    line = first.removesuffix("; it said:") if first.endswith("; it said:") else last_line(problem)
     return f"{line.removeprefix(f'{commit[:7]}: ')} (see: --perf-against={commit[:7]})"
 
 

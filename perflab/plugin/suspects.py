@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,6 +17,7 @@ from perflab.measure.measurement import replicate_of
 from perflab.plugin.case import CaseState
 from perflab.plugin.fresh import measure_fresh
 from perflab.plugin.progress import ProgressLine
+from perflab.plugin.total_budget import TotalBudget
 from perflab.records import Entry, Judgement, Record, Replicate, Verdict
 from perflab.units import format_bytes
 
@@ -33,10 +33,10 @@ FURTHER_PROCESSES = 3
 class Suspects:
     """Looks at suspects again, one after another, and learns whether waiting for a calm moment is of use."""
 
-    def __init__(self, config: pytest.Config, progress: ProgressLine, seconds_left: Callable[[], float | None]) -> None:
+    def __init__(self, config: pytest.Config, progress: ProgressLine, budget: TotalBudget) -> None:
         self._config = config
         self._progress = progress
-        self._seconds_left = seconds_left
+        self._budget = budget
         self._neighbours_pass = True
         """Whether waiting for a calm moment was of use to the last suspect; if not, the next one does not wait."""
 
@@ -87,7 +87,7 @@ class Suspects:
         assert state.device is not None
         release_memory(state.device)
         problem = no_room(record, state.device)
-        left_s = self._seconds_left()
+        left_s = self._budget.left_s()
         needed_s = CALLS_AT_LEAST * record.summary.median_ns / 1e9 if record.summary is not None else 0.0
         if left_s is not None and left_s < needed_s:
             problem = "not enough time is left of --perf-total-budget"

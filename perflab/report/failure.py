@@ -50,7 +50,7 @@ def _headline(result: Result) -> str:
         return f"{name} ran out of memory, and its baseline did not"
     if not judgement.worse and judgement.reasons:
         return f"{name}: {judgement.reasons[0]}"
-    paired = result.record.paired if result.record is not None else None
+    paired = _paired(result.record, judgement)
     return f"{name} {headline(judgement, 'its baseline' if paired is None else f'in {paired.against}')}"
 
 
@@ -88,8 +88,9 @@ def _numbers(judgement: Judgement, counts: dict[str, Change], memory_threshold: 
 
 def _evidence(record: Record | None, judgement: Judgement) -> list[str]:
     """How it was looked at again, and what else was going on then, unless that is a reason of the verdict's."""
-    if record is not None and record.paired is not None:
-        return _paired_evidence(record.paired, judgement)
+    paired = _paired(record, judgement)
+    if paired is not None:
+        return _paired_evidence(paired, judgement)
     if record is None or not record.fresh:
         return []
     times = "once" if len(record.fresh) == 1 else f"{len(record.fresh)} times"
@@ -103,6 +104,14 @@ def _evidence(record: Record | None, judgement: Judgement) -> list[str]:
     aside = len(record.set_aside)
     said += [f"{aside} disturbed {'ones were' if aside > 1 else 'one was'} set aside"] if aside else []
     return textwrap.wrap("; ".join(said), WIDTH, break_long_words=False)
+
+
+def _paired(record: Record | None, judgement: Judgement) -> Paired | None:
+    """The turns that the verdict on time rests on, if it rests on any."""
+    if record is None:
+        return None
+    by_anchor = "latency" in judgement.drift and judgement.drift["latency"].decides
+    return record.paired_to_anchor if by_anchor else record.paired
 
 
 def _paired_evidence(paired: Paired, judgement: Judgement) -> list[str]:

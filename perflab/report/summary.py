@@ -53,13 +53,24 @@ def hint(document: Document) -> str:
     if verdicts & {Verdict.NEW, Verdict.INCOMPARABLE}:
         return "   (save: --perf-update-new)"
     worse = [judgement for judgement in unsaved if judgement.verdict is Verdict.REGRESSED]
-    if any(drift.decides for judgement in worse for drift in judgement.drift.values()):
+    if any(drift.decides for judgement in worse for drift in judgement.drift.values()) or _by_turns(document):
         return f"   (accept: --perf-update {REASON_TO_FILL_IN})"
     if verdicts & {Verdict.REGRESSED, Verdict.IMPROVED}:
         return "   (accept: --perf-update)"
     if Verdict.INCONCLUSIVE in verdicts:
         return "   (settle: --perf-against=COMMIT)"
     return ""
+
+
+def _by_turns(document: Document) -> bool:
+    """Whether a stored number let pass what turns found: saving a new one by itself would not move its anchor."""
+    return any(
+        result.record is not None
+        and result.record.paired is not None
+        and result.judgement.verdict is Verdict.REGRESSED
+        and "latency" in result.judgement.worse
+        for result in document.results
+    )
 
 
 def unseen_failures(document: Document) -> list[str]:

@@ -121,8 +121,10 @@ def _cells(result: Result) -> tuple[str, str, str, str]:
     spread = f"±{min(999.9, 100 * summary.noise):.1f}%" if summary.samples > 1 else "–"
     latency = result.judgement.latency
     peak = format_bytes(summary.memory.peak_bytes) if summary.memory else "–"
-    # Where fresh processes were asked, theirs is the time that was judged.
-    now_ns = latency.now if latency is not None and result.record is not None and result.record.fresh else None
+    # Where other processes were asked, in turns or not, theirs is the time that was judged.
+    record = result.record
+    judged = record is not None and (record.fresh or record.paired or record.paired_to_anchor)
+    now_ns = latency.now if latency is not None and judged else None
     return (format_ns(now_ns or summary.median_ns), spread, format_change(latency.ratio) if latency else "–", peak)
 
 

@@ -103,6 +103,8 @@ class Limits:
     seconds_left: Callable[[], float | None]
     witness: Witness | None = None
     """Says what else went on while turns were taken."""
+    weighs: bool = True
+    """Whether memory and counts are compared too."""
 
 
 def compare(
@@ -153,8 +155,8 @@ def _screen(
     """One more pair of processes for every case that wants one; returns the seconds that it took."""
     told = f"pair {number + 1} of {policy.screen_pairs} at most"
     began_s = time.monotonic()
-    first = number == 0
-    for case, found, running in _rounds(start, wanted, limits, say, told, weigh=number < WEIGHING_ROUNDS, first=first):
+    first, weigh = number == 0, limits.weighs and number < WEIGHING_ROUNDS
+    for case, found, running in _rounds(start, wanted, limits, say, told, weigh=weigh, first=first):
         if first:
             result.base_only = [case for case in running.cases.get(BASE, ()) if case not in running.cases[HEAD]]
         result.cases[case].add(found, confirming=False)

@@ -23,7 +23,8 @@ def run_git(folder: Path, *arguments: str, patience_s: float | None = None) -> s
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *arguments],
-            env={**environment, "GIT_OPTIONAL_LOCKS": "0"},  # a look must not keep others from working
+            # A look must not keep others from working; and nobody is there to answer a question.
+            env={**environment, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

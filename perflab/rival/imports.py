@@ -32,6 +32,30 @@ def import_path(head: Path, other: Path) -> list[str]:
     return list(dict.fromkeys([*mirrored, *kept]))
 
 
+def copies(modules: Mapping[str, ModuleType], roots: Iterable[Path]) -> list[str]:
+    """Packages that were imported from where they are installed, though a project holds their source.
+
+    Both sides of a comparison would run the one installed copy, and differ in nothing.
+
+    Args:
+        modules: what a process has imported.
+        roots: folders of the project; a package is looked for there and in their ``src``.
+    """
+    places = [place for root in roots for place in (root, root / "src")]
+    found = []
+    for name, module in list(modules.items()):
+        file = getattr(module, "__file__", None)
+        if file is None or "." in name or name in _NO_PACKAGES or not _INSTALLED & {*Path(file).parts}:
+            continue
+        if any((place / name / "__init__.py").is_file() or (place / f"{name}.py").is_file() for place in places):
+            found.append(f"{name} ({file})")
+    return sorted(found)
+
+
+_INSTALLED = {"site-packages", "dist-packages"}
+_NO_PACKAGES = ("conftest", "setup", "tests", "test", "docs")
+
+
 def _roots_of(modules: Mapping[str, ModuleType], head: Path) -> Iterable[str]:
     """The folders below ``head`` that imported modules were found in."""
     for name, module in list(modules.items()):

@@ -46,6 +46,8 @@ class Ready(Data, frozen=True, tag=True):
     strays: list[str] = []
     taken: bool = True
     """Whether anything was imported from the folders that were to go first; true where there are none."""
+    copies: list[str] = []
+    """Packages of the project that were imported from an installed copy."""
 
 
 class Warm(Data, frozen=True, tag=True):

@@ -197,6 +197,13 @@ class Round:
         label = self._processes[side].label
         if ready.strays:
             raise stray(label, ready.strays)
+        if ready.copies:
+            raise RivalError(
+                f"{label} runs installed copies of this project's code: {', '.join(ready.copies[:3])}; "
+                "both sides would run the same",
+                "install the project so that its source is used (pip install --editable .), or compare two installed "
+                "versions: --perf-against=FOLDER_OF_PACKAGES",
+            )
         if not ready.taken:
             raise RivalError(
                 f"nothing was imported from {label}: this side would be compared with itself",

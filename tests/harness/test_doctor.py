@@ -57,6 +57,15 @@ def test_a_quiet_machine_s_gate_is_silent_on_unchanged_code_and_finds_what_is_sl
     assert benchmark_rate(lines, 0.10).share == 1.0
 
 
+def test_what_stored_numbers_cannot_tell_their_commit_does() -> None:
+    lines = recorded(0.03, trials=15)
+    alone, settled = stored_rate(lines, 0.10), stored_rate(lines, 0.10, settle=True)
+    assert alone.share < 0.5
+    assert settled.share > 0.9
+    assert settled.cost_s > alone.cost_s
+    assert stored_rate(lines, 0.0, settle=True).share <= 0.01
+
+
 def test_on_a_noisy_machine_the_usual_rule_cries_wolf_and_the_pairs_do_not() -> None:
     lines = recorded(0.06)
     assert benchmark_rate(lines, 0.0).share > 0.1

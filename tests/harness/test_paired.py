@@ -12,8 +12,8 @@ import pytest
 
 from perflab.gate.paired import (
     LOOKS,
-    Finding,
     PairedCase,
+    PairedFinding,
     PairedPolicy,
     Stage,
     control_alarm,
@@ -82,7 +82,7 @@ NOISES = {
 }
 
 
-def run(draw: random.Random, noise: Noise, slowdowns: list[float]) -> dict[str, Finding]:
+def run(draw: random.Random, noise: Noise, slowdowns: list[float]) -> dict[str, PairedFinding]:
     """One run over as many cases as there are slowdowns, the null control included."""
     cases = {f"{number}": PairedCase() for number in range(len(slowdowns))}
 

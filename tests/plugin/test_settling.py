@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from perflab.plugin.commit import commit_of_baseline, current_commit, differs_from, is_shallow
+from perflab.plugin.commit import CodeOf, code_of, current_commit, differs_from
 from tests.plugin.conftest import Project, begin_repository, commit, git, worktrees
 
 CASE = """
@@ -71,10 +71,10 @@ def test_a_slowdown_that_a_faster_machine_hides_fails_in_turns(saved: Project, m
     result.assert_outcomes(failed=1)
     result.stdout.re_match_lines(
         [
-            rf"work is slower than in {head}, where its baseline was saved",
+            rf"work is slower than in {head}, with which its baseline was committed",
             r"latency\s+95\.0 ms\s+104 ms\s+\+10\.0%\s+\+\d.*…\+\d.*%\s+\+5%",
             r"8 pairs of fresh processes, measured in turns; the base against itself: 0\.0%.*",
-            r"if this is meant: .*--perf-update",
+            r"if this is meant: .*--perf-update --perf-reason=.*",
             r"work .* \+10\.0% .* REGRESSED",
         ]
     )
@@ -92,7 +92,7 @@ def test_a_machine_that_became_slower_is_not_the_code(
     result = saved.run("--perf-json=results.json", *workers)
     result.assert_outcomes(passed=1)
     result.stdout.re_match_lines([r"work .* 0\.0% .* ok"])
-    assert "where its baseline was saved: 0.0%; the stored number alone (+4.0%) could not tell" in said(result)
+    assert "with which its baseline was committed: 0.0%" in said(result)
     assert row(saved)["record"]["paired"]["screen"] == [1.0] * 2
 
 
@@ -167,8 +167,12 @@ class Repository:
         """A baseline of this date."""
         self.file.write_text(f'{{"recorded": "{recorded}"}}\n')
 
-    def commit_of(self, recorded: str, commit: str | None) -> str | None:
-        return commit_of_baseline(self.root, self.file, recorded, commit)
+    @property
+    def baselines(self) -> Path:
+        return self.root / "baselines"
+
+    def code_of(self, recorded: str, commit: str | None) -> CodeOf:
+        return code_of("baseline", self.root, self.baselines, recorded, commit)
 
 
 @pytest.fixture
@@ -176,60 +180,87 @@ def repo(tmp_path: Path) -> Repository:
     return Repository(tmp_path / "project")
 
 
+DAY, NEXT_DAY = "2025-01-01T00:00:00Z", "2025-01-02T00:00:00Z"
+
+
 def test_a_commit_without_changes_is_taken_at_its_word(repo: Repository) -> None:
     first = repo.commit(code="1")
-    repo.save("2025-01-01T00:00:00Z")
-    assert current_commit(repo.root, repo.root / "baselines") == first
+    repo.save(DAY)
+    assert current_commit(repo.root, repo.baselines) == first
     repo.commit(code="2")
-    assert repo.commit_of("2025-01-01T00:00:00Z", first) == first
+    assert repo.code_of(DAY, first) == CodeOf(first, "where its baseline was saved")
 
 
 def test_a_baseline_saved_before_its_code_was_committed_belongs_to_the_commit_that_brought_it(repo: Repository) -> None:
     first = repo.commit(code="1")
     (repo.root / "code.py").write_text("2")
-    dirty = current_commit(repo.root, repo.root / "baselines")
+    dirty = current_commit(repo.root, repo.baselines)
     assert dirty == f"{first}+dirty"
-    repo.save("2025-01-01T00:00:00Z")
-    assert repo.commit_of("2025-01-01T00:00:00Z", dirty) is None, "not committed yet"
+    repo.save(DAY)
+    assert repo.code_of(DAY, dirty) == CodeOf(None, "its baseline is not committed")
     second = repo.commit()
-    repo.save("2025-02-02T00:00:00Z")
+    repo.save(NEXT_DAY)
     third = repo.commit(code="3")
-    assert repo.commit_of("2025-01-01T00:00:00Z", dirty) == second
-    assert repo.commit_of("2025-02-02T00:00:00Z", f"{second}+dirty") == third
+    assert repo.code_of(DAY, dirty) == CodeOf(second, "with which its baseline was committed")
+    assert repo.code_of(NEXT_DAY, f"{second}+dirty").commit == third
+    assert repo.code_of(DAY[:10], dirty).commit is None, "half a date is no date"
+
+
+def test_a_baseline_s_file_may_be_renamed_later(repo: Repository) -> None:
+    repo.save(DAY)
+    first = repo.commit(code="1")
+    repo.file.rename(repo.file.with_name("test_other.json"))
+    repo.commit(code="2")
+    assert repo.code_of(DAY, "unknown+dirty").commit == first
 
 
 def test_a_commit_that_was_squashed_away_is_found_by_the_baseline_that_it_brought(repo: Repository) -> None:
     repo.commit(code="1")
-    repo.save("2025-01-01T00:00:00Z")
+    repo.save(DAY)
     second = repo.commit(code="2")
-    assert repo.commit_of("2025-01-01T00:00:00Z", "1234567890" * 4) == second
+    assert repo.code_of(DAY, "1234567890" * 4).commit == second
 
 
 def test_without_git_or_outside_of_the_repository_there_is_no_commit(repo: Repository, tmp_path: Path) -> None:
     repo.commit(code="1")
-    assert commit_of_baseline(tmp_path, tmp_path / "it.json", "2025-01-01", None) is None
-    assert commit_of_baseline(repo.root, tmp_path / "it.json", "2025-01-01", None) is None
+    assert code_of("baseline", tmp_path, tmp_path / "baselines", DAY, None) == CodeOf(None, "")
+    assert code_of("baseline", repo.root, tmp_path / "baselines", DAY, None) == CodeOf(None, "")
     assert current_commit(tmp_path, tmp_path / "baselines") is None
-    assert not is_shallow(tmp_path)
 
 
 def test_a_shallow_clone_does_not_take_its_end_for_the_beginning(repo: Repository, tmp_path: Path) -> None:
-    repo.save("2025-01-01T00:00:00Z")
+    repo.save(DAY)
     first = repo.commit(code="1")
     last = repo.commit(code="2")
     clone = tmp_path / "clone"
     repo.git("clone", "--quiet", "--depth=1", f"file://{repo.root}", str(clone))
-    file = clone / repo.file.relative_to(repo.root)
-    assert is_shallow(clone)
-    assert commit_of_baseline(clone, file, "2025-01-01T00:00:00Z", f"{first}+dirty") is None
-    assert commit_of_baseline(clone, file, "2025-01-01T00:00:00Z", first) is None
-    assert commit_of_baseline(clone, file, "2025-01-01T00:00:00Z", last) == last
+    for saved_at in (first, f"{first}+dirty"):
+        code = code_of("anchor", clone, clone / "baselines", DAY, saved_at)
+        assert code.commit is None
+        assert "shallow" in code.told
+    assert code_of("anchor", clone, clone / "baselines", DAY, last).commit == last
 
 
-def test_changed_baselines_are_no_change_of_the_code(repo: Repository) -> None:
+def test_changed_baselines_are_no_change_of_the_code_and_what_lies_beside_them_is(repo: Repository) -> None:
     first = repo.commit(code="1")
-    repo.save("2025-01-01T00:00:00Z")
+    repo.save(DAY)
     repo.commit()
-    assert not differs_from(first, repo.root, repo.root / "baselines")
+    assert not differs_from(first, repo.root, repo.baselines)
+    assert current_commit(repo.root, repo.baselines) == repo.git("rev-parse", "HEAD")
+    beside = repo.baselines / "test_here.py"
+    beside.write_text("1")
+    repo.commit()
+    assert differs_from(first, repo.root, repo.baselines)
     (repo.root / "code.py").write_text("2")
-    assert differs_from(first, repo.root, repo.root / "baselines")
+    assert differs_from(first, repo.root, repo.baselines)
+
+
+def test_baselines_in_the_root_of_the_repository_hide_no_code(repo: Repository) -> None:
+    first = repo.commit(code="1")
+    repo.file = repo.root / "here" / "test_it.json"
+    repo.file.parent.mkdir()
+    repo.save(DAY)
+    repo.commit()
+    assert not differs_from(first, repo.root, repo.root)
+    repo.commit(code="2")
+    assert differs_from(first, repo.root, repo.root)
