@@ -16,14 +16,14 @@ from perflab.gate.store import BaselineStore
 from perflab.gate.unsettled import turns_policy
 from perflab.measure.devices import release_memory
 from perflab.plugin.case import CaseState
-from perflab.plugin.commit import code_of, differs_from
+from perflab.plugin.commit import CodeOf, code_of, differs_from
 from perflab.plugin.conclusions import in_turns, last_line, paired_of, phases_of
 from perflab.plugin.progress import ProgressLine
 from perflab.plugin.settings import Settings
 from perflab.plugin.sides import turns_ns, two_sides, witness_of_host
 from perflab.plugin.suspects import no_room
 from perflab.plugin.total_budget import TotalBudget
-from perflab.records import Entry, Judgement, Record, Verdict
+from perflab.records import Anchor, Entry, Environment, Judgement, Policy, Record, Verdict
 from perflab.rival.comparison import BASE, HEAD, Compared, Comparison, Limits, compare
 
 PROCESSES = 3
@@ -57,39 +57,47 @@ class Settling:
 
         The record and the judgement stay what they are, with a reason if that matters, where this cannot be done.
         """
+        policy, notes = state.settings.policy, []
+        compared: dict[str, Comparison | str] = {}
+        last: Compared | None = None
         for what in judgement.unsettled:
-            if judgement.verdict is not Verdict.REGRESSED:
-                record, judgement = self._settle(state, record, entry, judgement, what)
+            saved = entry.anchor if what == "anchor" and entry.anchor is not None else entry
+            code = self._code(what, saved)
+            if code.commit is None:
+                notes.append(code.told)
+                continue
+            there = f"{code.commit[:7]}, {code.told}"
+            if code.commit not in compared:
+                compared[code.commit] = self._in_turns(state, record, code.commit)
+            found = compared[code.commit]
+            if isinstance(found, str):
+                notes.append(f"not settled in turns with {there}: {found}")
+                continue
+            last = found.cases[state.case]
+            paired = paired_of(found, last, there, code.commit, _detectable(found, last, policy))
+            field = "paired_to_anchor" if what == "anchor" else "paired"
+            record = msgspec.structs.replace(record, **{field: paired})
+            judgement = judge(record, entry, policy)
+            if judgement.verdict is Verdict.REGRESSED:
+                break
+        if last is not None:
+            judgement = _with_evidence(judgement, last, record.environment)
+            notes += judgement.disturbed or []
+        if judgement.verdict is Verdict.INCONCLUSIVE:  # others owe no explanation
+            judgement = msgspec.structs.replace(judgement, reasons=[*judgement.reasons, *filter(None, notes)])
         return record, judgement
 
-    def _settle(
-        self, state: CaseState, record: Record, entry: Entry, judgement: Judgement, what: str
-    ) -> tuple[Record, Judgement]:
-        saved = entry.anchor if what == "anchor" and entry.anchor is not None else entry
+    def _code(self, what: str, saved: Entry | Anchor) -> CodeOf:
+        """The commit to compare with, or why there is none."""
         root, baselines = self._config.rootpath.resolve(), self._store.directory
         code = self._code_of(what, root, baselines, saved.recorded, saved.commit)
         if code.commit is None:
-            return record, _with_reason(judgement, f"not settled in turns: {code.told}") if code.told else judgement
+            return CodeOf(None, f"not settled in turns: {code.told}" if code.told else "")
+        if self._differs_from(code.commit, root, baselines):
+            return code
         there = f"{code.commit[:7]}, {code.told}"
-        if not self._differs_from(code.commit, root, baselines):
-            why = f"no file of the project has changed since {there}: if it is slower, look at what is installed"
-            return record, _with_reason(judgement, why)
-        found = self._in_turns(state, record, code.commit)
-        if isinstance(found, str):
-            return record, _with_reason(judgement, f"not settled in turns with {there}: {found}")
-        one, policy = found.cases[state.case], turns_policy(state.settings.policy)
-        detectable = latency_findings({state.case: one.logs}, found.control, policy)[state.case].detectable
-        paired = paired_of(found, one, there, code.commit, detectable)
-        changes = {"paired_to_anchor" if what == "anchor" else "paired": paired}
-        record = msgspec.structs.replace(record, **changes)
-        judgement = judge(record, entry, state.settings.policy)
-        processes, environment = in_turns(one), record.environment
-        disturbed = disturbances(processes, [], environment)
-        return record, msgspec.structs.replace(
-            judgement,
-            phases=phases_of(one),
-            reasons=[*judgement.reasons, *(disturbed if judgement.verdict is Verdict.INCONCLUSIVE else [])],
-            disturbed=disturbed if disturbed or is_witnessed(processes, environment) else None,
+        return CodeOf(
+            None, f"no file of the project has changed since {there}: if it is slower, look at what is installed"
         )
 
     def _in_turns(self, state: CaseState, record: Record, commit: str) -> Comparison | str:
@@ -108,7 +116,7 @@ class Settling:
             self._unusable[commit] = _in_short(said, commit)
             return self._unusable[commit]
         one, policy = found.cases[state.case], turns_policy(state.settings.policy)
-        why = _not_comparable(one, commit)
+        why = why_not_settled(one, commit)
         if why is None and one.needs(policy, 1) in (Stage.UNSCREENED, Stage.OPEN):
             why = _NO_TIME if found.out_of_time else "it measured nothing there"
         return found if why is None else why
@@ -130,7 +138,7 @@ class Settling:
             )
 
 
-def _not_comparable(one: Compared, commit: str) -> str | None:
+def why_not_settled(one: Compared, commit: str) -> str | None:
     """Why a case that was asked of both sides came from one, or from none; None if both gave it."""
     if one.lost is not None:
         return _in_short(one.lost, commit)
@@ -150,8 +158,13 @@ def _in_short(problem: str, commit: str) -> str:
     return f"{line.removeprefix(f'{commit[:7]}: ')} (see: --perf-against={commit[:7]})"
 
 
-def _with_reason(judgement: Judgement, reason: str) -> Judgement:
-    """Only a verdict that owes an explanation gets one."""
-    if judgement.verdict is not Verdict.INCONCLUSIVE:
-        return judgement
-    return msgspec.structs.replace(judgement, reasons=[*judgement.reasons, reason])
+def _with_evidence(judgement: Judgement, one: Compared, environment: Environment) -> Judgement:
+    """Where in the case the difference lies, and what disturbed the processes that took turns."""
+    processes = in_turns(one)
+    disturbed = disturbances(processes, [], environment)
+    witnessed = bool(disturbed) or is_witnessed(processes, environment)
+    return msgspec.structs.replace(judgement, phases=phases_of(one), disturbed=disturbed if witnessed else None)
+
+
+def _detectable(found: Comparison, one: Compared, policy: Policy) -> float | None:
+    return latency_findings({one.case: one.logs}, found.control, turns_policy(policy))[one.case].detectable

@@ -293,6 +293,24 @@ def test_a_base_that_imports_this_sides_code_is_refused(repository: Project, tmp
     result.stderr.fnmatch_lines(["*imported this side's code: library (*", "  -> *"])
 
 
+def test_an_installed_copy_of_the_project_is_refused_since_both_sides_would_run_it(
+    repository: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = repository.pytester.path
+    (path / "src").mkdir()
+    (path / "src" / "library.py").write_text("COST_MS = 100\n")
+    repository.test_file.write_text("import library\n" + TWO_CASES)
+    commit(repository, "a src layout")
+    (path / "src" / "library.py").write_text("COST_MS = 200\n")
+    installed = tmp_path / "lib" / "site-packages"
+    installed.mkdir(parents=True)
+    (installed / "library.py").write_text("COST_MS = 100\n")
+    monkeypatch.setenv("PYTHONPATH", str(installed))
+    result = repository.run("--perf-against=HEAD", "-k", "steady")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*runs installed copies of this project's code: library (*", "*--editable*"])
+
+
 def test_saving_and_comparing_in_turns_exclude_each_other(repository: Project) -> None:
     result = repository.run("--perf-against=HEAD", "--perf-update")
     assert result.ret == pytest.ExitCode.USAGE_ERROR

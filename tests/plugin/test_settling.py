@@ -10,12 +10,16 @@ from typing import Any
 import pytest
 
 from perflab.plugin.commit import CodeOf, code_of, current_commit, differs_from
+from perflab.plugin.settling import why_not_settled
+from perflab.rival.comparison import Compared
+from perflab.rival.messages import Ended
 from tests.plugin.conftest import Project, begin_repository, commit, git, worktrees
 
 CASE = """
 import os
 from pathlib import Path
 
+import pytest
 import torch
 from conftest import Virtual
 
@@ -27,8 +31,10 @@ def work():
     Virtual.now_ns += round(1_000_000 * cost_ms * float(os.environ.get("MACHINE", "1")))
     return block.numel()
 
-def test_work(perf):
-    assert perf(work) > 0
+@pytest.mark.parametrize("size", ["a/b::c"])
+class TestIt:
+    def test_work(self, perf, size):
+        assert perf(work) > 0
 """
 BUSY = 1.5
 """Cores that others use beside each process: stored numbers cannot tell a slowdown from that."""
@@ -64,18 +70,18 @@ def test_a_slowdown_that_a_faster_machine_hides_fails_in_turns(saved: Project, m
     saved.cost(ms=110)
     hidden = saved.run("--perf-settle=off", "--perf-json=results.json")
     hidden.assert_outcomes(passed=1)
-    hidden.stdout.re_match_lines([r"work .* \+4\.5% .* ok"])
+    hidden.stdout.re_match_lines([r"work\[a/b::c\] .* \+4\.5% .* ok"])
     assert "paired" not in row(saved)["record"]
     assert worktrees(saved) == 0
     result = saved.run("--perf-json=results.json")
     result.assert_outcomes(failed=1)
     result.stdout.re_match_lines(
         [
-            rf"work is slower than in {head}, with which its baseline was committed",
+            rf"work\[a/b::c\] is slower than in {head}, with which its baseline was committed",
             r"latency\s+95\.0 ms\s+104 ms\s+\+10\.0%\s+\+\d.*…\+\d.*%\s+\+5%",
             r"8 pairs of fresh processes, measured in turns; the base against itself: 0\.0%.*",
             r"if this is meant: .*--perf-update --perf-reason=.*",
-            r"work .* \+10\.0% .* REGRESSED",
+            r"work\[a/b::c\] .* \+10\.0% .* REGRESSED",
         ]
     )
     assert row(saved)["record"]["paired"]["confirm"] == pytest.approx([1.1] * 8)
@@ -91,7 +97,7 @@ def test_a_machine_that_became_slower_is_not_the_code(
     commit(saved, "another file")
     result = saved.run("--perf-json=results.json", *workers)
     result.assert_outcomes(passed=1)
-    result.stdout.re_match_lines([r"work .* 0\.0% .* ok"])
+    result.stdout.re_match_lines([r"work\[a/b::c\] .* 0\.0% .* ok"])
     assert "with which its baseline was committed: 0.0%" in said(result)
     assert row(saved)["record"]["paired"]["screen"] == [1.0] * 2
 
@@ -103,7 +109,7 @@ def test_where_no_file_has_changed_there_is_nothing_to_compare_with(
     saved.neighbours(BUSY)
     result = saved.run("--perf-json=results.json", "--perf-replicates=1")
     result.assert_outcomes(passed=1)
-    result.stdout.re_match_lines([r"work .* \+30\.0% .* inconclusive"])
+    result.stdout.re_match_lines([r"work\[a/b::c\] .* \+30\.0% .* inconclusive"])
     assert "other processes used 1.5 cores meanwhile" in said(result)
     assert "no file of the project has changed since" in said(result)
     assert "paired" not in row(saved)["record"]
@@ -115,7 +121,7 @@ def test_a_baseline_that_was_never_committed_has_no_code_to_go_back_to(saved: Pr
     saved.cost(ms=94)
     result = saved.run("--perf-json=results.json")
     result.assert_outcomes(passed=1)
-    result.stdout.re_match_lines([r"work .* \+4\.4% .* ok"])
+    result.stdout.re_match_lines([r"work\[a/b::c\] .* \+4\.4% .* ok"])
     assert "paired" not in row(saved)["record"]
 
 
@@ -132,10 +138,25 @@ def test_a_commit_that_does_not_run_any_more_is_named_with_what_shows_why(saved:
     saved.neighbours(BUSY)
     result = saved.run("--perf-replicates=1")
     result.assert_outcomes(passed=1)
-    result.stdout.re_match_lines([r"work .* \+30\.0% .* inconclusive"])
+    result.stdout.re_match_lines([r"work\[a/b::c\] .* \+30\.0% .* inconclusive"])
     assert f"not settled in turns with {broken[:7]}, where its baseline was saved: its process ended" in said(result)
     assert f"(see: --perf-against={broken[:7]})" in said(result)
     assert "no_such_module" not in said(result)
+
+
+def test_a_case_that_is_not_on_both_sides_is_not_settled_and_that_is_said() -> None:
+    def compared(**ended: str) -> Compared:
+        return Compared("it", ended={side: Ended(case="it", outcome=how) for side, how in ended.items()})
+
+    assert why_not_settled(compared(head="passed", base="passed"), "1234567890") is None
+    assert why_not_settled(compared(head="passed"), "1234567890") == "it did not exist there"
+    assert why_not_settled(compared(base="passed"), "1234567890") == "it was not collected again in a fresh process"
+    assert why_not_settled(compared(head="passed", base="failed"), "1234567890") == (
+        "failed there (see: --perf-against=1234567)"
+    )
+    assert why_not_settled(compared(head="died"), "1234567890") == (
+        "died here, in a fresh process (see: --perf-against=1234567)"
+    )
 
 
 # --- which commit -------------------------------------------------------------------------------------------
