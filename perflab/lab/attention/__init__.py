@@ -20,7 +20,7 @@ from perflab.lab.attention.registry import IMPLEMENTATIONS, Implementation
 from perflab.lab.attention.tiled import FlashAttentionPyTorch
 
 if TYPE_CHECKING:
-    from perflab.lab.attention.triton_forward import FlashAttentionTriton
+    from perflab.lab.attention.triton_function import FlashAttentionTriton
 
 __all__ = [
     "IMPLEMENTATIONS",

@@ -84,7 +84,7 @@ def attention_with_logsumexp(
 def import_triton_variant() -> Any:
     """FlashAttentionTriton, importing Triton now. ImportError says what to do where there is none."""
     try:
-        from perflab.lab.attention.triton_forward import FlashAttentionTriton
+        from perflab.lab.attention.triton_function import FlashAttentionTriton
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "triton":
             raise

@@ -44,7 +44,7 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = MappingProxyType(
             Implementation("tiled", "FlashAttention-2 forward and backward in plain PyTorch"),
             Implementation(
                 "triton",
-                "FlashAttention-2 forward as a Triton kernel, with the tiled backward",
+                "FlashAttention-2 forward and backward as Triton kernels",
                 dtypes=_UP_TO_32_BIT,
                 needs_triton=True,
             ),

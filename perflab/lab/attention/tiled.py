@@ -161,20 +161,14 @@ class FlashAttentionPyTorch(torch.autograd.Function):
         scale = default_scale(q.shape[-1]) if scale is None else scale
         with torch.autocast(q.device.type, enabled=False):  # it would round the float32 products
             out, logsumexp = tiled_forward(q, k, v, is_causal=is_causal, scale=scale)
-        return save_for_tiled_backward(ctx, q, k, v, out, logsumexp, is_causal, scale, return_logsumexp)
+        return save_for_backward(ctx, q, k, v, out, logsumexp, is_causal, scale, return_logsumexp)
 
     @staticmethod
     def backward(
         ctx: Any, d_out: Tensor, d_logsumexp: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         """Gradients of q, k and v; d_logsumexp is None unless `apply` returned the log-sum-exp."""
-        # once_differentiable would let a second derivative through as if it were zero whenever the upstream
-        # gradient is a constant. Gradients are recorded here under create_graph=True alone.
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            raise RuntimeError(
-                "flash attention has no second derivative here, and create_graph=True asks for one; "
-                "choose impl='naive' or drop create_graph"
-            )
+        refuse_second_derivative()
         q, k, v, out, logsumexp = ctx.saved_tensors
         with torch.autocast(q.device.type, enabled=False):
             dq, dk, dv = tiled_backward(
@@ -184,7 +178,18 @@ class FlashAttentionPyTorch(torch.autograd.Function):
         return dq, dk, dv, None, None, None
 
 
-def save_for_tiled_backward(
+def refuse_second_derivative() -> None:
+    """RuntimeError if a backward is being differentiated itself."""
+    # once_differentiable would let a second derivative through as if it were zero whenever the upstream
+    # gradient is a constant. Gradients are recorded here under create_graph=True alone.
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        raise RuntimeError(
+            "flash attention has no second derivative here, and create_graph=True asks for one; "
+            "choose impl='naive' or drop create_graph"
+        )
+
+
+def save_for_backward(
     ctx: Any,
     q: Tensor,
     k: Tensor,

@@ -1,4 +1,4 @@
-"""Attention by the Triton forward kernel: its launch, and the autograd function with the tiled backward.
+"""Attention by the Triton forward kernel: its launch.
 
 Shapes
     q, out             (B, H, N_q, D), or (B, N_q, D) for one head
@@ -15,7 +15,6 @@ chooses when it is imported: set TRITON_INTERPRET=1 before that.
 """
 
 import math
-from typing import Any
 
 import torch
 import triton
@@ -23,9 +22,6 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
-from perflab.lab.attention.inputs import check_inputs, default_scale
-from perflab.lab.attention.registry import IMPLEMENTATIONS
-from perflab.lab.attention.tiled import FlashAttentionPyTorch, save_for_tiled_backward
 from perflab.lab.attention.triton_forward_kernel import attention_forward_kernel
 from perflab.lab.attention.triton_tiles import SM90_SHARED_BYTES, choose_tiles, padded_head_dim
 
@@ -37,22 +33,19 @@ def triton_forward(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool, scale: f
 
     RuntimeError where neither the device nor Triton's interpreter can run it.
     """
-    _require_runnable(q.device)
+    require_runnable(q.device)
     batch, num_heads, num_queries, head_dim = q.shape
     out = torch.empty_like(q)
     logsumexp = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
-    # Triton's interpreter keeps bfloat16 as 16-bit integers: its dot multiplies those as integers, and
-    # its casts truncate where a GPU rounds to nearest.
-    emulate_bf16 = q.dtype == torch.bfloat16 and not isinstance(attention_forward_kernel, JITFunction)
     # Triton launches on the current device, which need not be the tensors' own.
     with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]
-        tiles = choose_tiles(head_dim, q.dtype, _shared_memory_bytes(q.device))
+        tiles = choose_tiles("forward", head_dim, q.dtype, shared_memory_bytes(q.device))
         grid = (triton.cdiv(num_queries, tiles.block_q) * batch * num_heads,)
         attention_forward_kernel[grid](
             q, k, v, out, logsumexp,
             *q.stride(), *k.stride(), *v.stride(), *out.stride(),
             num_heads, num_queries, k.shape[-2], scale * LOG2_E,
-            IS_CAUSAL=is_causal, EMULATE_BF16=emulate_bf16, HEAD_DIM=head_dim,
+            IS_CAUSAL=is_causal, EMULATE_BF16=emulates_bf16(q.dtype), HEAD_DIM=head_dim,
             BLOCK_Q=tiles.block_q, BLOCK_K=tiles.block_k, BLOCK_D=padded_head_dim(head_dim),
             num_warps=tiles.num_warps, num_stages=tiles.num_stages,
             enable_fp_fusion=True,  # the default up to Triton 3.9, which warns that 3.10 changes it
@@ -60,7 +53,12 @@ def triton_forward(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool, scale: f
     return out, logsumexp
 
 
-def _shared_memory_bytes(device: torch.device) -> int:
+def emulates_bf16(dtype: torch.dtype) -> bool:
+    """Whether the kernels must do bfloat16 by hand: in Triton's interpreter. See triton_pieces."""
+    return dtype == torch.bfloat16 and not isinstance(attention_forward_kernel, JITFunction)
+
+
+def shared_memory_bytes(device: torch.device) -> int:
     """The most shared memory that one program can have there; in the interpreter, an H100's."""
     if device.type != "cuda":
         return SM90_SHARED_BYTES
@@ -68,7 +66,8 @@ def _shared_memory_bytes(device: torch.device) -> int:
     return int(properties["max_shared_mem"])
 
 
-def _require_runnable(device: torch.device) -> None:
+def require_runnable(device: torch.device) -> None:
+    """RuntimeError, with what to do, where neither the device nor Triton's interpreter can run a kernel."""
     if not isinstance(attention_forward_kernel, JITFunction):
         # Triton's own library was decorated when Triton was imported: with the variable set only
         # between that import and ours, half of the code would be compiled and half interpreted.
@@ -83,31 +82,3 @@ def _require_runnable(device: torch.device) -> None:
             f"TRITON_INTERPRET=1 before Triton is imported (slow, for checking), or choose impl='tiled', "
             f"the same algorithm in PyTorch"
         )
-
-
-class FlashAttentionTriton(FlashAttentionPyTorch):
-    """`FlashAttentionTriton.apply(q, k, v, is_causal=False, scale=None, return_logsumexp=False)`.
-
-    Takes, returns, saves and raises what `FlashAttentionPyTorch` does, save that float64 is refused;
-    head_dim is 256 at most, and RuntimeError says where the kernel cannot run. The backward is the same.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        is_causal: bool = False,
-        scale: float | None = None,
-        return_logsumexp: bool = False,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """See the class."""
-        check_inputs(q, k, v, name="triton", dtypes=IMPLEMENTATIONS["triton"].dtypes, dims=(3, 4))
-        scale = default_scale(q.shape[-1]) if scale is None else scale
-        if q.dim() == 4:
-            out, logsumexp = triton_forward(q, k, v, is_causal=is_causal, scale=scale)
-        else:  # one head
-            heads = (x.unsqueeze(1) for x in (q, k, v))
-            out, logsumexp = (x.squeeze(1) for x in triton_forward(*heads, is_causal=is_causal, scale=scale))
-        return save_for_tiled_backward(ctx, q, k, v, out, logsumexp, is_causal, scale, return_logsumexp)

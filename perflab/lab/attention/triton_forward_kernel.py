@@ -23,32 +23,7 @@ IEEE, sums float32. Causal: query i sees the keys j <= i. Lengths and D are mask
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def _tile(ptr, stride_b, stride_h, stride_n, stride_d, batch, head, start, rows, columns):
-    """Pointers to the tile (rows, columns) that begins at row `start` (int64) of one head."""
-    corner = ptr + batch * stride_b + head * stride_h + start * stride_n
-    return corner + rows[:, None] * stride_n + columns[None, :] * stride_d
-
-
-@triton.jit
-def _dot(a, b, acc, EMULATE_BF16: tl.constexpr):
-    """a @ b + acc in float32."""
-    if EMULATE_BF16:
-        a = a.to(tl.float32)
-        b = b.to(tl.float32)
-    # "ieee": for float32 the default would round both operands to TF32's 10 bits.
-    return tl.dot(a, b, acc, input_precision="ieee")
-
-
-@triton.jit
-def _round(x, dtype: tl.constexpr, EMULATE_BF16: tl.constexpr):
-    """float32 to dtype, to nearest even."""
-    if EMULATE_BF16:
-        bits = x.to(tl.uint32, bitcast=True)
-        bits += 0x7FFF + ((bits >> 16) & 1)
-        x = (bits & 0xFFFF0000).to(tl.float32, bitcast=True)
-    return x.to(dtype)
+from perflab.lab.attention.triton_pieces import LN_2, dot, rounded, tile_pointers
 
 
 @triton.jit
@@ -75,7 +50,7 @@ def _attend(
             k = tl.load(k_ptrs)
             v = tl.load(v_ptrs)
 
-        scores = _dot(q, tl.trans(k), tl.zeros([BLOCK_Q, BLOCK_K], tl.float32), EMULATE_BF16) * scale_log2
+        scores = dot(q, tl.trans(k), tl.zeros([BLOCK_Q, BLOCK_K], tl.float32), EMULATE_BF16) * scale_log2
         if MASKED:
             visible = keys[None, :] < num_keys
             if IS_CAUSAL:
@@ -87,7 +62,7 @@ def _attend(
         weights = tl.exp2(scores - new_max[:, None])
         rescale = tl.exp2(row_max - new_max)
         row_sum = row_sum * rescale + tl.sum(weights, 1)
-        acc = _dot(_round(weights, v.dtype, EMULATE_BF16), v, acc * rescale[:, None], EMULATE_BF16)
+        acc = dot(rounded(weights, v.dtype, EMULATE_BF16), v, acc * rescale[:, None], EMULATE_BF16)
         row_max = new_max
 
         # Pointers advance by one tile, so no 32-bit offset ever spans the whole sequence.
@@ -126,10 +101,10 @@ def attention_forward_kernel(
     keys = tl.arange(0, BLOCK_K)
     columns = tl.arange(0, BLOCK_D)
     queries = query_start + rows
-    q_ptrs = _tile(q_ptr, stride_qb, stride_qh, stride_qn, stride_qd, batch, head, first, rows, columns)
-    k_ptrs = _tile(k_ptr, stride_kb, stride_kh, stride_kn, stride_kd, batch, head, 0, keys, columns)
-    v_ptrs = _tile(v_ptr, stride_vb, stride_vh, stride_vn, stride_vd, batch, head, 0, keys, columns)
-    out_ptrs = _tile(out_ptr, stride_ob, stride_oh, stride_on, stride_od, batch, head, first, rows, columns)
+    q_ptrs = tile_pointers(q_ptr, stride_qb, stride_qh, stride_qn, stride_qd, batch, head, first, rows, columns)
+    k_ptrs = tile_pointers(k_ptr, stride_kb, stride_kh, stride_kn, stride_kd, batch, head, 0, keys, columns)
+    v_ptrs = tile_pointers(v_ptr, stride_vb, stride_vh, stride_vn, stride_vd, batch, head, 0, keys, columns)
+    out_ptrs = tile_pointers(out_ptr, stride_ob, stride_oh, stride_on, stride_od, batch, head, first, rows, columns)
 
     inside = (queries[:, None] < num_queries) & (columns[None, :] < HEAD_DIM)
     q = tl.load(q_ptrs, mask=inside, other=0.0)
@@ -158,7 +133,7 @@ def attention_forward_kernel(
     )  # fmt: skip
 
     out = acc / row_sum[:, None]
-    logsumexp = (row_max + tl.log2(row_sum)) * 0.6931471805599453  # ln 2: back to natural units
-    tl.store(out_ptrs, _round(out, out_ptr.dtype.element_ty, EMULATE_BF16), mask=inside)
+    logsumexp = (row_max + tl.log2(row_sum)) * LN_2  # back to natural units
+    tl.store(out_ptrs, rounded(out, out_ptr.dtype.element_ty, EMULATE_BF16), mask=inside)
     logsumexp_ptrs = logsumexp_ptr + batch_head.to(tl.int64) * num_queries + queries
     tl.store(logsumexp_ptrs, logsumexp, mask=queries < num_queries)

@@ -1,9 +1,13 @@
-"""How the Triton forward kernel is cut into tiles, and what that costs in shared memory.
+"""How the Triton kernels are cut into tiles, and what that costs in shared memory.
 
-Shapes: one program holds q (block_q, D) and walks over k and v in pieces (block_k, D), num_stages of
-which are on their way at once. D is padded to a power of two.
+Shapes, D padded to a power of two; num_stages pieces are on their way at once:
+    forward    holds q (block_q, D), and walks over k and v in pieces (block_k, D)
+    dk_dv      holds k and v (block_k, D), and walks over q and d_out in pieces (block_q, D)
+    dq         holds q and d_out (block_q, D), and walks over k and v in pieces (block_k, D)
 
-    shared bytes <= (block_q + 2 * block_k * num_stages) * D * itemsize
+    shared bytes <= (rows held + rows walked over * num_stages) * D * itemsize; in the backward
+                    block_q * block_k * itemsize more, for weights on their way into a product, and
+                    in dk_dv a second piece of q, transposed
 
 A bound where memory is tight; what the compiler takes is in tests/correctness/test_triton_compiles.py.
 """
@@ -28,21 +32,36 @@ class Tiles:
     num_warps: int
     num_stages: int
 
-    def shared_bytes(self, head_dim: int, itemsize: int) -> int:
-        """Shared memory that the operands want at most, in bytes."""
-        rows = self.block_q + 2 * self.block_k * self.num_stages
-        return rows * padded_head_dim(head_dim) * itemsize
+    def shared_bytes(self, kernel: str, head_dim: int, itemsize: int) -> int:
+        """Shared memory that `forward`, `dk_dv` or `dq` wants at most, in bytes."""
+        held = {"forward": self.block_q, "dk_dv": 2 * self.block_k, "dq": 2 * self.block_q}[kernel]
+        walked = 2 * (self.block_q if kernel == "dk_dv" else self.block_k)
+        turned = self.block_q if kernel == "dk_dv" else 0
+        scores = 0 if kernel == "forward" else self.block_q * self.block_k
+        rows = held + walked * self.num_stages + turned
+        return (rows * padded_head_dim(head_dim) + scores) * itemsize
 
 
-# Two warpgroups of 64 query rows each (wgmma's height) halve the trips of K and V from L2. A thread
-# then holds 32 scores and D / 2 accumulator values, which at D = 128 fits its 255 registers.
-_16_BIT = Tiles(block_q=128, block_k=64, num_warps=8, num_stages=3)
-# At D = 256 the accumulator alone would take 128 registers a thread and spill: half of the rows.
-_16_BIT_WIDE = Tiles(block_q=64, block_k=64, num_warps=8, num_stages=2)
-# IEEE float32 products run without tensor cores, with operands unrolled into registers: what spills is
-# decided by block_k * D, and these are the widest that spill on neither sm_80 nor sm_90.
-_32_BIT = Tiles(block_q=64, block_k=32, num_warps=8, num_stages=2)
-_32_BIT_WIDE = Tiles(block_q=32, block_k=16, num_warps=8, num_stages=2)
+# By kernel and bytes of an element: tiles, each up to a padded head dimension.
+#
+# forward, 16 bit. Two warpgroups of 64 query rows each (wgmma's height) halve the trips of K and V from
+# L2. A thread then holds 32 scores and D / 2 accumulator values, which at D = 128 fits its 255 registers;
+# at D = 256 the accumulator alone would take 128 registers a thread and spill: half of the rows.
+# 32 bit. IEEE float32 products run without tensor cores, with operands unrolled into registers: what
+# spills is decided by block_k * D, and these are the widest that spill on neither sm_80 nor sm_90.
+# dk_dv keeps two accumulators (block_k, D) in registers, dq one (block_q, D), beside four products of
+# scores: the widest of those tried that spill on neither. At D = 256 no tile of 64 rows fits, and so
+# no wgmma: the products are mma's there.
+_TILES: dict[tuple[str, int], dict[int, Tiles]] = {
+    ("forward", 2): {128: Tiles(128, 64, 8, 3), 256: Tiles(64, 64, 8, 2)},
+    ("forward", 4): {64: Tiles(64, 32, 8, 2), 256: Tiles(32, 16, 8, 2)},
+    ("dk_dv", 2): {64: Tiles(32, 128, 8, 2), 128: Tiles(32, 64, 8, 2), 256: Tiles(32, 32, 8, 1)},
+    ("dk_dv", 4): {64: Tiles(16, 32, 8, 2), 256: Tiles(16, 16, 8, 1)},
+    ("dq", 2): {64: Tiles(128, 64, 8, 2), 128: Tiles(64, 64, 8, 2), 256: Tiles(32, 64, 8, 1)},
+    ("dq", 4): {64: Tiles(32, 32, 8, 2), 256: Tiles(16, 16, 8, 1)},
+}
+DELTA_ROWS = 64
+"""Queries a program of the delta kernel."""
 
 
 def padded_head_dim(head_dim: int) -> int:
@@ -50,8 +69,8 @@ def padded_head_dim(head_dim: int) -> int:
     return max(16, 1 << (head_dim - 1).bit_length())
 
 
-def choose_tiles(head_dim: int, dtype: torch.dtype, shared_limit_bytes: int) -> Tiles:
-    """Tiles for this head dimension and dtype, with as many stages as the shared memory has room for.
+def choose_tiles(kernel: str, head_dim: int, dtype: torch.dtype, shared_limit_bytes: int) -> Tiles:
+    """Tiles of `forward`, `dk_dv` or `dq`, with as many stages as the shared memory has room for.
 
     ValueError where not even one stage fits.
     """
@@ -61,16 +80,13 @@ def choose_tiles(head_dim: int, dtype: torch.dtype, shared_limit_bytes: int) -> 
             f"choose impl='tiled', which takes any"
         )
     columns = padded_head_dim(head_dim)
-    if dtype.itemsize == 4:
-        tiles = _32_BIT if columns <= 64 else _32_BIT_WIDE
-    else:
-        tiles = _16_BIT if columns <= 128 else _16_BIT_WIDE
+    tiles = next(tiles for widest, tiles in _TILES[kernel, dtype.itemsize].items() if columns <= widest)
     for num_stages in range(tiles.num_stages, 0, -1):
         fewer = replace(tiles, num_stages=num_stages)
-        if fewer.shared_bytes(head_dim, dtype.itemsize) <= shared_limit_bytes:
+        wanted_bytes = fewer.shared_bytes(kernel, head_dim, dtype.itemsize)
+        if wanted_bytes <= shared_limit_bytes:
             return fewer
     raise ValueError(
-        f"attention impl 'triton' at head dimension {head_dim} in {dtype} wants "
-        f"{fewer.shared_bytes(head_dim, dtype.itemsize)} B of shared memory, and the device has "
-        f"{shared_limit_bytes}; choose impl='tiled'"
+        f"attention impl 'triton' at head dimension {head_dim} in {dtype} wants {wanted_bytes} B of shared memory, "
+        f"and the device has {shared_limit_bytes}; choose impl='tiled'"
     )

@@ -1,0 +1,272 @@
+"""FlashAttention-2's backward pass as three Triton kernels: delta, then dk and dv, then dq.
+
+Shapes
+    q, out, d_out, dq  (B, H, N_q, D), any strides; float16, bfloat16 or float32
+    k, v, dk, dv       (B, H, N_k, D), likewise
+    logsumexp, delta   (B, H, N_q), contiguous, float32, natural logarithm
+
+As Dao (2023), "FlashAttention-2", Algorithm 2. The weights come back from the log-sum-exp L, tile by tile,
+
+    p_ij = exp(s_ij - L_i)    dp_ij = do_i . v_j    ds_ij = p_ij (dp_ij - delta_i)
+    dv_j = sum_i p_ij do_i    dk_j = scale sum_i ds_ij q_i    dq_i = scale sum_j ds_ij k_j
+    delta_i = do_i . o_i - dL_i
+
+where dL is the gradient of the log-sum-exp itself. A tile of keys walks over the queries that see it, and
+a tile of queries over the keys that it sees: each sum is one program's, so nothing is added up by atomics
+and the same inputs give the same bits. It costs two recomputations of p instead of one.
+
+Inside, scores are in units of log 2 (see the forward kernel). p and ds are rounded to the inputs' dtype
+before they are multiplied, as in the forward; sums are float32.
+"""
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+# Kernel arguments are pointers and tl values: Triton has no types for them.
+# ruff: noqa: N803, N806
+# Compile-time constants are upper case, as Triton code has them.
+
+import triton
+import triton.language as tl
+
+from perflab.lab.attention.triton_pieces import LOG2_E, dot, rounded, tile_pointers
+
+
+@triton.jit
+def attention_delta_kernel(
+    out_ptr, d_out_ptr, d_logsumexp_ptr, delta_ptr,
+    stride_ob, stride_oh, stride_on, stride_od,
+    stride_gb, stride_gh, stride_gn, stride_gd,
+    num_heads, num_queries,
+    HAS_D_LOGSUMEXP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """One program: delta of BLOCK_Q queries of one head."""
+    num_tiles = tl.cdiv(num_queries, BLOCK_Q)
+    batch_head = tl.program_id(0) // num_tiles
+    batch = (batch_head // num_heads).to(tl.int64)
+    head = (batch_head % num_heads).to(tl.int64)
+    query_start = tl.program_id(0) % num_tiles * BLOCK_Q
+    rows = tl.arange(0, BLOCK_Q)
+    columns = tl.arange(0, BLOCK_D)
+    queries = query_start + rows
+    first = query_start.to(tl.int64)
+
+    inside = (queries[:, None] < num_queries) & (columns[None, :] < HEAD_DIM)
+    out_ptrs = tile_pointers(out_ptr, stride_ob, stride_oh, stride_on, stride_od, batch, head, first, rows, columns)
+    d_out_ptrs = tile_pointers(d_out_ptr, stride_gb, stride_gh, stride_gn, stride_gd, batch, head, first, rows, columns)
+    out = tl.load(out_ptrs, mask=inside, other=0.0).to(tl.float32)
+    d_out = tl.load(d_out_ptrs, mask=inside, other=0.0).to(tl.float32)
+    delta = tl.sum(out * d_out, 1)
+    ends = batch_head.to(tl.int64) * num_queries + queries
+    if HAS_D_LOGSUMEXP:
+        delta -= tl.load(d_logsumexp_ptr + ends, mask=queries < num_queries, other=0.0)
+    tl.store(delta_ptr + ends, delta, mask=queries < num_queries)
+
+
+@triton.jit
+def _load_tile(ptrs, row_inside, columns, MASKED: tl.constexpr, PADDED: tl.constexpr, HEAD_DIM: tl.constexpr):
+    """A tile of rows; what lies beyond the end or the head dimension reads as zero."""
+    if MASKED:
+        inside = row_inside[:, None]
+        if PADDED:
+            inside &= columns[None, :] < HEAD_DIM
+        return tl.load(ptrs, mask=inside, other=0.0)
+    elif PADDED:
+        return tl.load(ptrs, mask=columns[None, :] < HEAD_DIM, other=0.0)
+    else:
+        return tl.load(ptrs)
+
+
+@triton.jit
+def _walk_queries(
+    dk, dv, k, v, q_ptrs, d_out_ptrs, logsumexp_ptr, delta_ptr, keys, columns,
+    query_start, query_stop, num_queries, stride_qn, stride_gn, scale_log2,
+    IS_CAUSAL: tl.constexpr, MASKED: tl.constexpr, PADDED: tl.constexpr, EMULATE_BF16: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Add what the queries [query_start, query_stop) give to dk and dv; returns them with advanced pointers."""
+    for start in tl.range(query_start, query_stop, BLOCK_Q):
+        queries = start + tl.arange(0, BLOCK_Q)
+        inside = queries < num_queries
+        q = _load_tile(q_ptrs, inside, columns, MASKED, PADDED, HEAD_DIM)
+        d_out = _load_tile(d_out_ptrs, inside, columns, MASKED, PADDED, HEAD_DIM)
+        # Beyond the end the weight must come out as zero: exp(s - inf).
+        logsumexp = tl.load(logsumexp_ptr + queries, mask=inside, other=float("inf"))
+        delta = tl.load(delta_ptr + queries, mask=inside, other=0.0)
+
+        # Transposed, a row a key: what is added up over queries is then a plain product.
+        scores = dot(k, tl.trans(q), tl.zeros([BLOCK_K, BLOCK_Q], tl.float32), EMULATE_BF16) * scale_log2
+        weights = tl.exp2(scores - (logsumexp * LOG2_E)[None, :])
+        if MASKED and IS_CAUSAL:
+            weights = tl.where(keys[:, None] <= queries[None, :], weights, 0.0)
+        dv = dot(rounded(weights, d_out.dtype, EMULATE_BF16), d_out, dv, EMULATE_BF16)
+        d_weights = dot(v, tl.trans(d_out), tl.zeros([BLOCK_K, BLOCK_Q], tl.float32), EMULATE_BF16)
+        d_scores = weights * (d_weights - delta[None, :])
+        dk = dot(rounded(d_scores, q.dtype, EMULATE_BF16), q, dk, EMULATE_BF16)
+        q_ptrs += BLOCK_Q * stride_qn
+        d_out_ptrs += BLOCK_Q * stride_gn
+    return dk, dv, q_ptrs, d_out_ptrs
+
+
+@triton.jit
+def attention_dk_dv_kernel(
+    q_ptr, k_ptr, v_ptr, d_out_ptr, logsumexp_ptr, delta_ptr, dk_ptr, dv_ptr,
+    stride_qb, stride_qh, stride_qn, stride_qd,
+    stride_kb, stride_kh, stride_kn, stride_kd,
+    stride_vb, stride_vh, stride_vn, stride_vd,
+    stride_gb, stride_gh, stride_gn, stride_gd,
+    stride_dkb, stride_dkh, stride_dkn, stride_dkd,
+    stride_dvb, stride_dvh, stride_dvn, stride_dvd,
+    num_heads, num_queries, num_keys, scale, scale_log2,
+    IS_CAUSAL: tl.constexpr, EMULATE_BF16: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """One program: one tile of BLOCK_K keys of one head against all the queries that see it."""
+    PADDED: tl.constexpr = HEAD_DIM != BLOCK_D
+    num_tiles = tl.cdiv(num_keys, BLOCK_K)
+    batch_head = tl.program_id(0) // num_tiles
+    batch = (batch_head // num_heads).to(tl.int64)
+    head = (batch_head % num_heads).to(tl.int64)
+    # Causal: the first keys are seen by the most queries, and start first as it is.
+    key_start = tl.program_id(0) % num_tiles * BLOCK_K
+
+    key_rows = tl.arange(0, BLOCK_K)
+    query_rows = tl.arange(0, BLOCK_Q)
+    columns = tl.arange(0, BLOCK_D)
+    keys = key_start + key_rows
+    inside = (keys[:, None] < num_keys) & (columns[None, :] < HEAD_DIM)
+    first = key_start.to(tl.int64)
+    k_ptrs = tile_pointers(k_ptr, stride_kb, stride_kh, stride_kn, stride_kd, batch, head, first, key_rows, columns)
+    v_ptrs = tile_pointers(v_ptr, stride_vb, stride_vh, stride_vn, stride_vd, batch, head, first, key_rows, columns)
+    k = tl.load(k_ptrs, mask=inside, other=0.0)
+    v = tl.load(v_ptrs, mask=inside, other=0.0)
+    dk = tl.zeros([BLOCK_K, BLOCK_D], dtype=tl.float32)
+    dv = tl.zeros([BLOCK_K, BLOCK_D], dtype=tl.float32)
+
+    # Query tiles in three stretches: those that the diagonal cuts, those that see all of these keys, and
+    # the one that the end of the queries cuts. Tiles above the diagonal are never visited.
+    if IS_CAUSAL:
+        cut_start = key_start // BLOCK_Q * BLOCK_Q
+        cut_stop = tl.cdiv(key_start + BLOCK_K - 1, BLOCK_Q) * BLOCK_Q
+    else:
+        cut_start = 0
+        cut_stop = 0
+    cut_stop = tl.minimum(cut_stop, tl.cdiv(num_queries, BLOCK_Q) * BLOCK_Q)
+    whole_stop = tl.maximum(cut_stop, num_queries // BLOCK_Q * BLOCK_Q)
+    start = tl.minimum(cut_start, num_queries).to(tl.int64)  # keys that no query sees: no stretch is entered
+    q_ptrs = tile_pointers(q_ptr, stride_qb, stride_qh, stride_qn, stride_qd, batch, head, start, query_rows, columns)
+    d_out_ptrs = tile_pointers(
+        d_out_ptr, stride_gb, stride_gh, stride_gn, stride_gd, batch, head, start, query_rows, columns
+    )
+    ends = batch_head.to(tl.int64) * num_queries
+    dk, dv, q_ptrs, d_out_ptrs = _walk_queries(
+        dk, dv, k, v, q_ptrs, d_out_ptrs, logsumexp_ptr + ends, delta_ptr + ends, keys, columns,
+        cut_start, cut_stop, num_queries, stride_qn, stride_gn, scale_log2,
+        IS_CAUSAL, True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
+    )  # fmt: skip
+    dk, dv, q_ptrs, d_out_ptrs = _walk_queries(
+        dk, dv, k, v, q_ptrs, d_out_ptrs, logsumexp_ptr + ends, delta_ptr + ends, keys, columns,
+        tl.maximum(cut_start, cut_stop), whole_stop, num_queries, stride_qn, stride_gn, scale_log2,
+        IS_CAUSAL, False, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
+    )  # fmt: skip
+    dk, dv, q_ptrs, d_out_ptrs = _walk_queries(
+        dk, dv, k, v, q_ptrs, d_out_ptrs, logsumexp_ptr + ends, delta_ptr + ends, keys, columns,
+        tl.maximum(cut_start, whole_stop), num_queries, num_queries, stride_qn, stride_gn, scale_log2,
+        IS_CAUSAL, True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
+    )  # fmt: skip
+
+    dk_ptrs = tile_pointers(
+        dk_ptr, stride_dkb, stride_dkh, stride_dkn, stride_dkd, batch, head, first, key_rows, columns
+    )
+    dv_ptrs = tile_pointers(
+        dv_ptr, stride_dvb, stride_dvh, stride_dvn, stride_dvd, batch, head, first, key_rows, columns
+    )
+    tl.store(dk_ptrs, rounded(dk * scale, dk_ptr.dtype.element_ty, EMULATE_BF16), mask=inside)
+    tl.store(dv_ptrs, rounded(dv, dv_ptr.dtype.element_ty, EMULATE_BF16), mask=inside)
+
+
+@triton.jit
+def _walk_keys(
+    dq, q, d_out, logsumexp, delta, k_ptrs, v_ptrs, queries, columns,
+    key_start, key_stop, num_keys, stride_kn, stride_vn, scale_log2,
+    IS_CAUSAL: tl.constexpr, MASKED: tl.constexpr, PADDED: tl.constexpr, EMULATE_BF16: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Add what the keys [key_start, key_stop) give to dq; returns it with advanced pointers."""
+    for start in tl.range(key_start, key_stop, BLOCK_K):
+        keys = start + tl.arange(0, BLOCK_K)
+        k = _load_tile(k_ptrs, keys < num_keys, columns, MASKED, PADDED, HEAD_DIM)
+        v = _load_tile(v_ptrs, keys < num_keys, columns, MASKED, PADDED, HEAD_DIM)
+        scores = dot(q, tl.trans(k), tl.zeros([BLOCK_Q, BLOCK_K], tl.float32), EMULATE_BF16) * scale_log2
+        weights = tl.exp2(scores - (logsumexp * LOG2_E)[:, None])
+        if MASKED:
+            visible = keys[None, :] < num_keys
+            if IS_CAUSAL:
+                visible = visible & (keys[None, :] <= queries[:, None])
+            weights = tl.where(visible, weights, 0.0)
+        d_weights = dot(d_out, tl.trans(v), tl.zeros([BLOCK_Q, BLOCK_K], tl.float32), EMULATE_BF16)
+        d_scores = weights * (d_weights - delta[:, None])
+        dq = dot(rounded(d_scores, k.dtype, EMULATE_BF16), k, dq, EMULATE_BF16)
+        k_ptrs += BLOCK_K * stride_kn
+        v_ptrs += BLOCK_K * stride_vn
+    return dq, k_ptrs, v_ptrs
+
+
+@triton.jit
+def attention_dq_kernel(
+    q_ptr, k_ptr, v_ptr, d_out_ptr, logsumexp_ptr, delta_ptr, dq_ptr,
+    stride_qb, stride_qh, stride_qn, stride_qd,
+    stride_kb, stride_kh, stride_kn, stride_kd,
+    stride_vb, stride_vh, stride_vn, stride_vd,
+    stride_gb, stride_gh, stride_gn, stride_gd,
+    stride_dqb, stride_dqh, stride_dqn, stride_dqd,
+    num_heads, num_queries, num_keys, scale, scale_log2,
+    IS_CAUSAL: tl.constexpr, EMULATE_BF16: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """One program: one tile of BLOCK_Q queries of one head against all the keys that they see."""
+    PADDED: tl.constexpr = HEAD_DIM != BLOCK_D
+    num_tiles = tl.cdiv(num_queries, BLOCK_Q)
+    tile = tl.program_id(0) % num_tiles
+    batch_head = tl.program_id(0) // num_tiles
+    if IS_CAUSAL:
+        tile = num_tiles - 1 - tile  # the longest first, as in the forward
+    batch = (batch_head // num_heads).to(tl.int64)
+    head = (batch_head % num_heads).to(tl.int64)
+    query_start = tile * BLOCK_Q
+    first = query_start.to(tl.int64)
+
+    rows = tl.arange(0, BLOCK_Q)
+    key_rows = tl.arange(0, BLOCK_K)
+    columns = tl.arange(0, BLOCK_D)
+    queries = query_start + rows
+    inside = (queries[:, None] < num_queries) & (columns[None, :] < HEAD_DIM)
+    q_ptrs = tile_pointers(q_ptr, stride_qb, stride_qh, stride_qn, stride_qd, batch, head, first, rows, columns)
+    d_out_ptrs = tile_pointers(d_out_ptr, stride_gb, stride_gh, stride_gn, stride_gd, batch, head, first, rows, columns)
+    k_ptrs = tile_pointers(k_ptr, stride_kb, stride_kh, stride_kn, stride_kd, batch, head, 0, key_rows, columns)
+    v_ptrs = tile_pointers(v_ptr, stride_vb, stride_vh, stride_vn, stride_vd, batch, head, 0, key_rows, columns)
+    q = tl.load(q_ptrs, mask=inside, other=0.0)
+    d_out = tl.load(d_out_ptrs, mask=inside, other=0.0)
+    ends = batch_head.to(tl.int64) * num_queries + queries
+    logsumexp = tl.load(logsumexp_ptr + ends, mask=queries < num_queries, other=float("inf"))
+    delta = tl.load(delta_ptr + ends, mask=queries < num_queries, other=0.0)
+    dq = tl.zeros([BLOCK_Q, BLOCK_D], dtype=tl.float32)
+
+    if IS_CAUSAL:
+        seen_by_all = tl.minimum(query_start + 1, num_keys)
+        seen_by_any = tl.minimum(query_start + BLOCK_Q, num_keys)
+    else:
+        seen_by_all = num_keys
+        seen_by_any = num_keys
+    whole = seen_by_all // BLOCK_K * BLOCK_K
+    dq, k_ptrs, v_ptrs = _walk_keys(
+        dq, q, d_out, logsumexp, delta, k_ptrs, v_ptrs, queries, columns,
+        0, whole, num_keys, stride_kn, stride_vn, scale_log2,
+        IS_CAUSAL, False, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
+    )  # fmt: skip
+    dq, k_ptrs, v_ptrs = _walk_keys(
+        dq, q, d_out, logsumexp, delta, k_ptrs, v_ptrs, queries, columns,
+        whole, seen_by_any, num_keys, stride_kn, stride_vn, scale_log2,
+        IS_CAUSAL, True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
+    )  # fmt: skip
+
+    dq_ptrs = tile_pointers(dq_ptr, stride_dqb, stride_dqh, stride_dqn, stride_dqd, batch, head, first, rows, columns)
+    tl.store(dq_ptrs, rounded(dq * scale, dq_ptr.dtype.element_ty, EMULATE_BF16), mask=inside)
