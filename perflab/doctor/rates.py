@@ -18,6 +18,7 @@ from perflab.doctor.trials import REPLICATES, Benchmarked, Line, Pair, Parent, S
 from perflab.gate.judge import judge, judge_memory, peaks_of
 from perflab.gate.paired import SCREEN_PAIRS, PairedCase, PairedPolicy, Stage, latency_findings, stage
 from perflab.gate.unsettled import turns_policy
+from perflab.plugin.suspects import cleared
 from perflab.records import Entry, Environment, Paired, Policy, Record, Replicate, Verdict
 
 SLOWDOWNS = (0.0, 0.02, 0.03, 0.05, 0.10)
@@ -151,9 +152,12 @@ def stored_rate(lines: Sequence[Line], slowdown: float, *, settle: bool = False)
             record = Record(case=name, environment=_HERE, summary=here)
             judgement = judge(record, entry, Policy())
             if judgement.suspect:
-                processes = 1 + len(fresh)
-                record = msgspec.structs.replace(record, fresh=fresh)
-                judgement = judge(record, entry, Policy())
+                for taken in range(1, len(fresh) + 1):
+                    processes = max(processes, 1 + taken)
+                    record = msgspec.structs.replace(record, fresh=fresh[:taken])
+                    judgement = judge(record, entry, Policy())
+                    if cleared(judgement, Policy().threshold):
+                        break
             if settle and judgement.unsettled and judgement.verdict is not Verdict.REGRESSED and name in drawing.names:
                 logs = PairedCase()
                 seconds, rounds = drawing.fill({name: logs}, number * SCREEN_PAIRS, slowdown, turns_policy(Policy()))

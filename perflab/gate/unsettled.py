@@ -49,8 +49,6 @@ def after_turns(stored: Finding, paired: Paired, policy: Policy) -> Finding:
     """What counts of a case's time once it was measured in turns with the code that the stored one was saved from."""
     assert stored.change is not None
     found = found_in_turns(paired, policy)
-    if found.verdict is Verdict.REGRESSED:
-        return Finding(found.change, found.verdict, found.reasons)  # whom it is compared with, the headline says
     said = f"in turns with {paired.against}: {format_change(found.change.ratio)}"
     if stored.verdict is Verdict.INCONCLUSIVE and found.verdict is Verdict.OK:
         said += f", where the stored number could not tell ({format_change(stored.change.ratio)})"

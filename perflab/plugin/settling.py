@@ -28,6 +28,10 @@ from perflab.rival.comparison import BASE, HEAD, Compared, Comparison, Limits, c
 
 PROCESSES = 3
 """That hold the case at once while it is confirmed, beside this one."""
+CALLS_IN_A_PAIR = 16
+"""Of a case whose call is long: two warm-ups, two blocks of four turns, memory's and the last one."""
+LEAST_S = 10.0
+"""What two pairs of processes take even of a quick case: mostly their start."""
 _NO_TIME = "not enough time is left of --perf-total-budget"
 
 
@@ -49,8 +53,8 @@ class Settling:
         self._budget = budget
         self._code_of = functools.cache(code_of)  # git is asked once a date
         self._differs_from = functools.cache(differs_from)
-        self._unusable: dict[str, str] = {}
-        """Commits that do not run, and why: they are not tried for every case again."""
+        self._unusable: dict[tuple[str, str], str] = {}
+        """Commits and files that do not run there, and why: they are not tried for every case again."""
 
     def settle(self, state: CaseState, record: Record, entry: Entry, judgement: Judgement) -> tuple[Record, Judgement]:
         """Measure the case in turns with the code of its baseline, of its anchor or of both, and judge it again.
@@ -97,29 +101,34 @@ class Settling:
             return code
         there = f"{code.commit[:7]}, {code.told}"
         return CodeOf(
-            None, f"no file of the project has changed since {there}: if it is slower, look at what is installed"
+            None, f"no file that git knows has changed since {there}: if it is slower, look at what is installed"
         )
 
     def _in_turns(self, state: CaseState, record: Record, commit: str) -> Comparison | str:
         """A comparison that is decided, or why there is none."""
         assert state.device is not None
         release_memory(state.device)
-        problem = self._unusable.get(commit) or no_room(record, state.device, PROCESSES)
+        there = commit, state.case.split("::")[0]
+        problem = self._unusable.get(there) or _too_long(record, state) or no_room(record, state.device, PROCESSES)
         if problem is not None:
             return problem
         found = Comparison()
         try:
             with self._budget.extra() as seconds_left:
+                if (left_s := seconds_left()) is not None and left_s < LEAST_S:
+                    return _NO_TIME
                 self._compare(state, commit, seconds_left, found)
-        except (RivalError, OSError) as error:
-            said = error.problem if isinstance(error, RivalError) else str(error)
-            self._unusable[commit] = _in_short(said, commit)
-            return self._unusable[commit]
+        except RivalError as error:
+            self._unusable[there] = _in_short(error.problem, commit)
+            return self._unusable[there]
+        except OSError as error:  # the cache may be full, or another's: no reason to fail a test
+            return str(error)
         one, policy = found.cases[state.case], turns_policy(state.settings.policy)
         why = why_not_settled(one, commit)
-        if why is None and one.needs(policy, 1) in (Stage.UNSCREENED, Stage.OPEN):
-            why = _NO_TIME if found.out_of_time else "it measured nothing there"
-        return found if why is None else why
+        undecided = why is not None or one.needs(policy, 1) in (Stage.UNSCREENED, Stage.OPEN)
+        if undecided and found.out_of_time:
+            return _NO_TIME
+        return why or ("it measured nothing there" if undecided else found)
 
     def _compare(
         self, state: CaseState, commit: str, seconds_left: Callable[[], float | None], found: Comparison
@@ -136,6 +145,14 @@ class Settling:
                 lambda _case, what: show(f"in turns with {commit[:7]}: {what}"),
                 into=found,
             )
+
+
+def _too_long(record: Record, state: CaseState) -> str | None:
+    """Why a case that takes its time is not settled unasked; None if it may be."""
+    assert record.summary is not None
+    if CALLS_IN_A_PAIR * record.summary.median_ns <= state.settings.budget_s * 1e9:
+        return None
+    return "a pair of processes would take longer than --perf-budget"
 
 
 def why_not_settled(one: Compared, commit: str) -> str | None:

@@ -67,6 +67,7 @@ class Suspects:
                     worse=exact,
                     reasons=[*judgement.reasons, f"could not be measured again: {found}"],
                     suspect=False,
+                    unsettled=[],
                 )
             # What disturbs a process makes it slower: one that is not slow, or only hungrier, needs no excuse.
             is_slow = judgement.latency is not None and found.median_ns > slow * judgement.latency.before
@@ -76,7 +77,7 @@ class Suspects:
             found_all = calm + disturbed
             record = msgspec.structs.replace(record, fresh=found_all[:wanted], set_aside=found_all[wanted:])
             judgement = judge(record, entry, state.settings.policy)
-            if _cleared(judgement, state.settings.threshold):
+            if cleared(judgement, state.settings.threshold):
                 break
         if calm or disturbed:
             self._neighbours_pass = bool(calm)
@@ -100,7 +101,7 @@ class Suspects:
         return replicate_of(found.measurement) if found.measurement is not None else "out of memory in a fresh process"
 
 
-def _cleared(judgement: Judgement, threshold: float) -> bool:
+def cleared(judgement: Judgement, threshold: float) -> bool:
     """Whether no more fresh processes are needed: not worse, and not just below the threshold by one lucky process."""
     if judgement.verdict not in (Verdict.OK, Verdict.IMPROVED):
         return False

@@ -42,14 +42,16 @@ def copies(modules: Mapping[str, ModuleType], roots: Iterable[Path]) -> list[str
         roots: folders of the project; a package is looked for there and in their ``src``.
     """
     places = [place for root in roots for place in (root, root / "src")]
-    found = []
+    found: dict[str, str] = {}
     for name, module in list(modules.items()):
-        file = getattr(module, "__file__", None)
-        if file is None or "." in name or name in _NO_PACKAGES or not _INSTALLED & {*Path(file).parts}:
+        file, (top, *below) = getattr(module, "__file__", None), name.split(".")
+        if file is None or top in _NO_PACKAGES or top in found or not _INSTALLED & {*Path(file).parts}:
             continue
-        if any((place / name / "__init__.py").is_file() or (place / f"{name}.py").is_file() for place in places):
-            found.append(f"{name} ({file})")
-    return sorted(found)
+        for place in places:  # below the top too: a namespace package has no file of its own
+            source = place.joinpath(top, *below)
+            if (source / "__init__.py").is_file() or source.with_suffix(".py").is_file():
+                found[top] = f"{name} ({file})"
+    return sorted(found.values())
 
 
 _INSTALLED = {"site-packages", "dist-packages"}

@@ -20,9 +20,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from perflab.lab.attention.triton_backward_kernel import attention_dk_dv_kernel, attention_dq_kernel
+from perflab.lab.attention.triton_backward_kernel import (
+    attention_delta_kernel,
+    attention_dk_dv_kernel,
+    attention_dq_kernel,
+)
 from perflab.lab.attention.triton_forward_kernel import attention_forward_kernel
 from perflab.lab.attention.triton_tiles import (
+    DELTA_ROWS,
     SM80_SHARED_BYTES,
     SM90_SHARED_BYTES,
     Tiles,
@@ -31,9 +36,18 @@ from perflab.lab.attention.triton_tiles import (
 )
 
 KERNELS = {"forward": attention_forward_kernel, "dk_dv": attention_dk_dv_kernel, "dq": attention_dq_kernel}
+KERNELS["delta"] = attention_delta_kernel
+DELTA_TILES = Tiles(DELTA_ROWS, 0, num_warps=4, num_stages=3)
+"""What its launch leaves to Triton, as Triton chooses it."""
 SHARED_LIMIT_BYTES = {80: SM80_SHARED_BYTES, 90: SM90_SHARED_BYTES}
 POINTER_TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
-FLOAT32 = {"logsumexp_ptr": "*fp32", "delta_ptr": "*fp32", "scale": "fp32", "scale_log2": "fp32"}
+FLOAT32 = {
+    "logsumexp_ptr": "*fp32",
+    "d_logsumexp_ptr": "*fp32",
+    "delta_ptr": "*fp32",
+    "scale": "fp32",
+    "scale_log2": "fp32",
+}
 ALIGNED = [["tt.divisibility", 16]]  # what a launch finds out of contiguous tensors
 
 
@@ -42,9 +56,12 @@ def compile_kernel(
 ) -> dict[str, Any]:
     """What the kernel takes in the configuration that a launch would choose, or in these tiles."""
     kernel = KERNELS[name]
-    tiles = tiles or choose_tiles(name, head_dim, dtype, SHARED_LIMIT_BYTES[capability])
+    if tiles is None:
+        limit = SHARED_LIMIT_BYTES[capability]
+        tiles = DELTA_TILES if name == "delta" else choose_tiles(name, head_dim, dtype, limit)
     constants = {
         "IS_CAUSAL": is_causal,
+        "HAS_D_LOGSUMEXP": True,
         "EMULATE_BF16": False,
         "HEAD_DIM": head_dim,
         "BLOCK_Q": tiles.block_q,
@@ -52,6 +69,7 @@ def compile_kernel(
         "BLOCK_D": padded_head_dim(head_dim),
         **{argument: 1 for argument in kernel.arg_names if re.fullmatch(r"stride_\w+d", argument)},
     }
+    constants = {argument: value for argument, value in constants.items() if argument in kernel.arg_names}
     signature, attributes = {}, {}
     for position, argument in enumerate(kernel.arg_names):
         if argument in constants:
@@ -72,7 +90,7 @@ def compile_kernel(
     )
     return {
         "shared_bytes": compiled.metadata.shared,
-        "predicted_shared_bytes": tiles.shared_bytes(name, head_dim, dtype.itemsize),
+        "predicted_shared_bytes": None if name == "delta" else tiles.shared_bytes(name, head_dim, dtype.itemsize),
         "shared_limit_bytes": SHARED_LIMIT_BYTES[capability],
         **_resources(compiled.asm["cubin"]),
         "wgmma": compiled.asm["ptx"].count("wgmma.mma_async"),

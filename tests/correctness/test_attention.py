@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from perflab.correctness import compare, expanded_ones, random_upstream, verify
 from perflab.lab.attention import (
@@ -198,9 +199,20 @@ def test_the_tiled_gradients_are_those_of_its_forward(device: torch.device) -> N
         assert torch.autograd.gradcheck(function, leaves, fast_mode=True)
 
 
-def test_a_second_derivative_is_refused_and_not_wrong(device: torch.device) -> None:
-    q = torch.randn(1, 4, 8, device=device, requires_grad=True)
-    out = FlashAttentionPyTorch.apply(q, q, q)
+@pytest.mark.parametrize("impl", FLASH)
+def test_activation_checkpointing_changes_no_gradient(impl: str, device: torch.device) -> None:
+    leaves = [x.requires_grad_() for x in normal_inputs((1, 2, 40, 40, 16), torch.float32, device)(0).values()]
+    function = partial(attention, is_causal=True, impl=impl)
+    wanted = torch.autograd.grad(function(*leaves).sum(), leaves)
+    again = checkpoint(function, *leaves, use_reentrant=False)
+    for one, other in zip(torch.autograd.grad(again.sum(), leaves), wanted, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("impl", FLASH)
+def test_a_second_derivative_is_refused_and_not_wrong(impl: str, device: torch.device) -> None:
+    q = torch.randn(1, 1, 4, 8, device=device, requires_grad=True)
+    out = attention(q, q, q, impl=impl)
     with pytest.raises(RuntimeError, match=r"no second derivative.*impl='naive' or drop create_graph"):
         torch.autograd.grad(out.sum(), q, create_graph=True)
 

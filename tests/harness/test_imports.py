@@ -38,6 +38,13 @@ def test_an_installed_copy_of_the_project_s_code_is_found(project: Path, tmp_pat
     assert [copy.partition(" ")[0] for copy in copies(modules, [project])] == ["fast", "small"]
 
 
+def test_a_copy_of_a_namespace_package_is_found(project: Path, tmp_path: Path) -> None:
+    (project / "src" / "company" / "quick").mkdir(parents=True)
+    (project / "src" / "company" / "quick" / "__init__.py").touch()
+    file = tmp_path / "site-packages" / "company" / "quick" / "__init__.py"
+    assert copies({"company.quick": module("company.quick", file)}, [project]) == [f"company.quick ({file})"]
+
+
 @pytest.mark.parametrize(
     ("name", "place"),
     [

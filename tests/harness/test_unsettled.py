@@ -67,7 +67,7 @@ def test_a_slowdown_in_turns_is_the_code_s() -> None:
     judgement = settled(in_turns(1.1))
     assert judgement.verdict is Verdict.REGRESSED
     assert judgement.worse == ["latency"]
-    assert judgement.reasons == []
+    assert judgement.reasons == [f"in turns with {THERE}: +10.0%"]
     assert not judgement.unsettled
     change = judgement.latency
     assert change is not None

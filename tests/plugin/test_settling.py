@@ -88,14 +88,14 @@ def test_a_slowdown_that_a_faster_machine_hides_fails_in_turns(saved: Project, m
     assert worktrees(saved) == 1
 
 
-@pytest.mark.parametrize("workers", [(), ("-p", "xdist.plugin", "-n2")], ids=["alone", "in a worker"])
-def test_a_machine_that_became_slower_is_not_the_code(
-    saved: Project, monkeypatch: pytest.MonkeyPatch, workers: tuple[str, ...]
+def test_a_machine_that_became_slower_is_not_the_code_in_a_worker_either(
+    saved: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("xdist")
     monkeypatch.setenv("MACHINE", "1.04")
     (saved.pytester.path / "notes.txt").write_text("a change")
     commit(saved, "another file")
-    result = saved.run("--perf-json=results.json", *workers)
+    result = saved.run("--perf-json=results.json", "-p", "xdist.plugin", "-n2")
     result.assert_outcomes(passed=1)
     result.stdout.re_match_lines([r"work\[a/b::c\] .* 0\.0% .* ok"])
     assert "with which its baseline was committed: 0.0%" in said(result)
@@ -111,7 +111,7 @@ def test_where_no_file_has_changed_there_is_nothing_to_compare_with(
     result.assert_outcomes(passed=1)
     result.stdout.re_match_lines([r"work\[a/b::c\] .* \+30\.0% .* inconclusive"])
     assert "other processes used 1.5 cores meanwhile" in said(result)
-    assert "no file of the project has changed since" in said(result)
+    assert "no file that git knows has changed since" in said(result)
     assert "paired" not in row(saved)["record"]
 
 
@@ -225,6 +225,17 @@ def test_a_baseline_saved_before_its_code_was_committed_belongs_to_the_commit_th
     assert repo.code_of(DAY, dirty) == CodeOf(second, "with which its baseline was committed")
     assert repo.code_of(NEXT_DAY, f"{second}+dirty").commit == third
     assert repo.code_of(DAY[:10], dirty).commit is None, "half a date is no date"
+
+
+def test_a_baseline_that_was_committed_before_its_code_has_none(repo: Repository) -> None:
+    first = repo.commit(code="1")
+    repo.save(DAY)
+    (repo.root / "code.py").write_text("2")
+    repo.git("add", "baselines")
+    repo.git("commit", "--quiet", "--message", "the baseline alone")
+    repo.commit()
+    code = repo.code_of(DAY, f"{first}+dirty")
+    assert code == CodeOf(None, "its baseline was committed before the code that it was saved from")
 
 
 def test_a_baseline_s_file_may_be_renamed_later(repo: Repository) -> None:

@@ -55,6 +55,7 @@ def triton_backward(
             out, d_out, logsumexp if d_logsumexp is None else d_logsumexp.contiguous(), delta,
             *out.stride(), *d_out.stride(), num_heads, num_queries,
             HAS_D_LOGSUMEXP=d_logsumexp is not None, HEAD_DIM=head_dim, BLOCK_Q=DELTA_ROWS, BLOCK_D=block_d,
+            enable_fp_fusion=True,
         )  # fmt: skip
         tiles = choose_tiles("dk_dv", head_dim, q.dtype, limit)
         attention_dk_dv_kernel[(triton.cdiv(num_keys, tiles.block_k) * batch * num_heads,)](

@@ -27,7 +27,7 @@ before they are multiplied, as in the forward; sums are float32.
 import triton
 import triton.language as tl
 
-from perflab.lab.attention.triton_pieces import LOG2_E, dot, rounded, tile_pointers
+from perflab.lab.attention.triton_pieces import LOG2_E, dot, load_tile, rounded, tile_pointers
 
 
 @triton.jit
@@ -62,20 +62,6 @@ def attention_delta_kernel(
 
 
 @triton.jit
-def _load_tile(ptrs, row_inside, columns, MASKED: tl.constexpr, PADDED: tl.constexpr, HEAD_DIM: tl.constexpr):
-    """A tile of rows; what lies beyond the end or the head dimension reads as zero."""
-    if MASKED:
-        inside = row_inside[:, None]
-        if PADDED:
-            inside &= columns[None, :] < HEAD_DIM
-        return tl.load(ptrs, mask=inside, other=0.0)
-    elif PADDED:
-        return tl.load(ptrs, mask=columns[None, :] < HEAD_DIM, other=0.0)
-    else:
-        return tl.load(ptrs)
-
-
-@triton.jit
 def _walk_queries(
     dk, dv, k, v, q_ptrs, d_out_ptrs, logsumexp_ptr, delta_ptr, keys, columns,
     query_start, query_stop, num_queries, stride_qn, stride_gn, scale_log2,
@@ -86,8 +72,8 @@ def _walk_queries(
     for start in tl.range(query_start, query_stop, BLOCK_Q):
         queries = start + tl.arange(0, BLOCK_Q)
         inside = queries < num_queries
-        q = _load_tile(q_ptrs, inside, columns, MASKED, PADDED, HEAD_DIM)
-        d_out = _load_tile(d_out_ptrs, inside, columns, MASKED, PADDED, HEAD_DIM)
+        q = load_tile(q_ptrs, inside, columns, MASKED, PADDED, HEAD_DIM)
+        d_out = load_tile(d_out_ptrs, inside, columns, MASKED, PADDED, HEAD_DIM)
         # Beyond the end the weight must come out as zero: exp(s - inf).
         logsumexp = tl.load(logsumexp_ptr + queries, mask=inside, other=float("inf"))
         delta = tl.load(delta_ptr + queries, mask=inside, other=0.0)
@@ -193,8 +179,8 @@ def _walk_keys(
     """Add what the keys [key_start, key_stop) give to dq; returns it with advanced pointers."""
     for start in tl.range(key_start, key_stop, BLOCK_K):
         keys = start + tl.arange(0, BLOCK_K)
-        k = _load_tile(k_ptrs, keys < num_keys, columns, MASKED, PADDED, HEAD_DIM)
-        v = _load_tile(v_ptrs, keys < num_keys, columns, MASKED, PADDED, HEAD_DIM)
+        k = load_tile(k_ptrs, keys < num_keys, columns, MASKED, PADDED, HEAD_DIM)
+        v = load_tile(v_ptrs, keys < num_keys, columns, MASKED, PADDED, HEAD_DIM)
         scores = dot(q, tl.trans(k), tl.zeros([BLOCK_Q, BLOCK_K], tl.float32), EMULATE_BF16) * scale_log2
         weights = tl.exp2(scores - (logsumexp * LOG2_E)[:, None])
         if MASKED:

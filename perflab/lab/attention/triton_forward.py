@@ -1,8 +1,8 @@
 """Attention by the Triton forward kernel: its launch.
 
 Shapes
-    q, out             (B, H, N_q, D), or (B, N_q, D) for one head
-    k, v               (B, H, N_k, D), likewise
+    q, out             (B, H, N_q, D)
+    k, v               (B, H, N_k, D)
     logsumexp          (B, H, N_q), float32, natural logarithm
 
     out_i = sum_j exp(s_ij - L_i) v_j,    L_i = log sum_j exp(s_ij),    s_ij = scale * q_i . k_j

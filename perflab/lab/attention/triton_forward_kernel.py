@@ -23,7 +23,7 @@ IEEE, sums float32. Causal: query i sees the keys j <= i. Lengths and D are mask
 import triton
 import triton.language as tl
 
-from perflab.lab.attention.triton_pieces import LN_2, dot, rounded, tile_pointers
+from perflab.lab.attention.triton_pieces import LN_2, dot, load_tile, rounded, tile_pointers
 
 
 @triton.jit
@@ -36,20 +36,8 @@ def _attend(
     """Fold the keys [key_start, key_stop) into the running softmax; returns it with advanced pointers."""
     for start in tl.range(key_start, key_stop, BLOCK_K):
         keys = start + tl.arange(0, BLOCK_K)
-        if MASKED:
-            # Values beyond the end must read as zero: their weight is zero, but 0 * NaN is NaN.
-            inside = keys[:, None] < num_keys
-            if PADDED:
-                inside &= columns[None, :] < HEAD_DIM
-            k = tl.load(k_ptrs, mask=inside, other=0.0)
-            v = tl.load(v_ptrs, mask=inside, other=0.0)
-        elif PADDED:
-            k = tl.load(k_ptrs, mask=columns[None, :] < HEAD_DIM, other=0.0)
-            v = tl.load(v_ptrs, mask=columns[None, :] < HEAD_DIM, other=0.0)
-        else:
-            k = tl.load(k_ptrs)
-            v = tl.load(v_ptrs)
-
+        k = load_tile(k_ptrs, keys < num_keys, columns, MASKED, PADDED, HEAD_DIM)
+        v = load_tile(v_ptrs, keys < num_keys, columns, MASKED, PADDED, HEAD_DIM)
         scores = dot(q, tl.trans(k), tl.zeros([BLOCK_Q, BLOCK_K], tl.float32), EMULATE_BF16) * scale_log2
         if MASKED:
             visible = keys[None, :] < num_keys

@@ -47,10 +47,11 @@ class FlashAttentionTriton(FlashAttentionPyTorch):
     ) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         """Gradients of q, k and v; d_logsumexp is None unless `apply` returned the log-sum-exp."""
         refuse_second_derivative()
-        tensors, d_ends = [d_out, *ctx.saved_tensors], d_logsumexp
+        saved = ctx.saved_tensors  # read once: activation checkpointing recomputes them for that reading alone
+        tensors, d_ends = [d_out, *saved], d_logsumexp
         if d_out.dim() == 3:  # one head
             tensors = [x.unsqueeze(1) for x in tensors]
             d_ends = None if d_logsumexp is None else d_logsumexp.unsqueeze(1)
         found = triton_backward(*tensors, is_causal=ctx.is_causal, scale=ctx.scale, d_logsumexp=d_ends)
-        dq, dk, dv = (x.reshape(like.shape) for x, like in zip(found, ctx.saved_tensors, strict=False))
+        dq, dk, dv = (x.reshape(like.shape) for x, like in zip(found, saved, strict=False))
         return dq, dk, dv, None, None, None

@@ -1,4 +1,4 @@
-"""What the Triton attention kernels share: pointers to a tile, products, rounding.
+"""What the Triton attention kernels share: tiles, products, rounding.
 
 Triton's interpreter keeps bfloat16 as 16-bit integers: its dot multiplies those as integers, and its
 casts truncate where a GPU rounds to nearest. EMULATE_BF16 does both by hand there.
@@ -18,9 +18,29 @@ LN_2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 def tile_pointers(ptr, stride_b, stride_h, stride_n, stride_d, batch, head, start, rows, columns):
-    """Pointers to the tile (rows, columns) that begins at row `start` (int64) of one head."""
+    """Pointers to the tile (rows, columns) that begins at row `start` (int64) of one head.
+
+    Within the tile offsets are 32 bits: (rows - 1) * stride_n and (columns - 1) * stride_d stay below 2**31.
+    """
     corner = ptr + batch * stride_b + head * stride_h + start * stride_n
     return corner + rows[:, None] * stride_n + columns[None, :] * stride_d
+
+
+@triton.jit
+def load_tile(ptrs, row_inside, columns, MASKED: tl.constexpr, PADDED: tl.constexpr, HEAD_DIM: tl.constexpr):
+    """A tile of rows; what lies beyond the end or the head dimension reads as zero.
+
+    It must: the weight of such a row is zero, but 0 * NaN is NaN.
+    """
+    if MASKED:
+        inside = row_inside[:, None]
+        if PADDED:
+            inside &= columns[None, :] < HEAD_DIM
+        return tl.load(ptrs, mask=inside, other=0.0)
+    elif PADDED:
+        return tl.load(ptrs, mask=columns[None, :] < HEAD_DIM, other=0.0)
+    else:
+        return tl.load(ptrs)
 
 
 @triton.jit

@@ -5,9 +5,9 @@ Shapes, D padded to a power of two; num_stages pieces are on their way at once:
     dk_dv      holds k and v (block_k, D), and walks over q and d_out in pieces (block_q, D)
     dq         holds q and d_out (block_q, D), and walks over k and v in pieces (block_k, D)
 
-    shared bytes <= (rows held + rows walked over * num_stages) * D * itemsize; in the backward
-                    block_q * block_k * itemsize more, for weights on their way into a product, and
-                    in dk_dv a second piece of q, transposed
+    shared bytes <= (rows held + rows walked over * num_stages) * D * itemsize; in dk_dv also
+                    block_q * block_k * itemsize, for weights on their way into a product, and a
+                    second piece of q, transposed
 
 A bound where memory is tight; what the compiler takes is in tests/correctness/test_triton_compiles.py.
 """
@@ -37,7 +37,7 @@ class Tiles:
         held = {"forward": self.block_q, "dk_dv": 2 * self.block_k, "dq": 2 * self.block_q}[kernel]
         walked = 2 * (self.block_q if kernel == "dk_dv" else self.block_k)
         turned = self.block_q if kernel == "dk_dv" else 0
-        scores = 0 if kernel == "forward" else self.block_q * self.block_k
+        scores = self.block_q * self.block_k if kernel == "dk_dv" else 0
         rows = held + walked * self.num_stages + turned
         return (rows * padded_head_dim(head_dim) + scores) * itemsize
 
@@ -60,7 +60,7 @@ _TILES: dict[tuple[str, int], dict[int, Tiles]] = {
     ("dq", 2): {64: Tiles(128, 64, 8, 2), 128: Tiles(64, 64, 8, 2), 256: Tiles(32, 64, 8, 1)},
     ("dq", 4): {64: Tiles(32, 32, 8, 2), 256: Tiles(16, 16, 8, 1)},
 }
-DELTA_ROWS = 64
+DELTA_ROWS = 32
 """Queries a program of the delta kernel."""
 
 
