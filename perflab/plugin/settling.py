@@ -101,7 +101,7 @@ class Settling:
             return code
         there = f"{code.commit[:7]}, {code.told}"
         return CodeOf(
-            None, f"no file that git knows has changed since {there}: if it is slower, look at what is installed"
+            None, f"no file that git knows has changed since {there}: the machine may be slower, or what is installed"
         )
 
     def _in_turns(self, state: CaseState, record: Record, commit: str) -> Comparison | str:
