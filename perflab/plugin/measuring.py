@@ -56,7 +56,7 @@ class Cases:
         self._store = BaselineStore(settings.baselines)
         self._progress = ProgressLine(config)
         self._case_settings: dict[str, Settings] = {}
-        self._budget = TotalBudget(settings.total_budget_s)
+        self._budget = TotalBudget(settings.total_budget_s, settings.budget_s)
         self._suspects = Suspects(config, self._progress, self._budget)
         self._settling = Settling(config, self._store, self._progress, self._budget)
 

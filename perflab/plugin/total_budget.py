@@ -12,11 +12,13 @@ class TotalBudget:
 
     Args:
         total_s: seconds; None: as long as it takes.
+        case_s: what a case may take; the first ones may be the quick ones, so those to come are given that at least.
         now_s: a clock.
     """
 
-    def __init__(self, total_s: float | None, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, total_s: float | None, case_s: float = 0.0, now_s: Callable[[], float] = time.monotonic) -> None:
         self._total_s = total_s
+        self._case_s = case_s
         self._now_s = now_s
         self._began_s = now_s()
         self._extra_s = 0.0
@@ -37,7 +39,7 @@ class TotalBudget:
 
     @contextlib.contextmanager
     def extra(self) -> Generator[Callable[[], float | None]]:
-        """For the length of the block, spend what is left beyond the cases to come, if they take what others took.
+        """For the length of the block, spend what is left beyond the cases to come, if they take what others took, or their budget.
 
         Gives a function that says what is left of that; None without a budget.
         """
@@ -49,7 +51,7 @@ class TotalBudget:
         measuring_s = began_s - self._began_s - self._extra_s
         # The case at hand is measured, and not yet done.
         to_come = max(0, self.cases / self.processes - self._done - 1)
-        spare_s = left_s - to_come * measuring_s / (self._done + 1)
+        spare_s = left_s - to_come * max(self._case_s, measuring_s / (self._done + 1))
         try:
             yield lambda: spare_s - (self._now_s() - began_s)
         finally:

@@ -20,20 +20,20 @@ def clock() -> Clock:
 
 
 def test_without_a_budget_nothing_ends(clock: Clock) -> None:
-    budget = TotalBudget(None, clock)
+    budget = TotalBudget(None, now_s=clock)
     assert budget.left_s() is None
     with budget.extra() as left_s:
         assert left_s() is None
 
 
 def test_what_is_left_is_what_was_not_spent(clock: Clock) -> None:
-    budget = TotalBudget(60.0, clock)
+    budget = TotalBudget(60.0, now_s=clock)
     clock.now_s += 45.0
     assert budget.left_s() == 15.0
 
 
 def test_cases_to_come_are_given_what_those_before_them_took(clock: Clock) -> None:
-    budget = TotalBudget(600.0, clock)
+    budget = TotalBudget(600.0, now_s=clock)
     budget.cases = 20
     clock.now_s += 12.0
     with budget.extra() as left_s:
@@ -47,7 +47,7 @@ def test_cases_to_come_are_given_what_those_before_them_took(clock: Clock) -> No
 
 
 def test_a_tight_budget_leaves_nothing_over(clock: Clock) -> None:
-    budget = TotalBudget(60.0, clock)
+    budget = TotalBudget(60.0, now_s=clock)
     budget.cases = 10
     clock.now_s += 8.0
     with budget.extra() as left_s:
@@ -57,7 +57,7 @@ def test_a_tight_budget_leaves_nothing_over(clock: Clock) -> None:
 
 
 def test_cases_are_shared_among_workers_and_a_rerun_does_no_harm(clock: Clock) -> None:
-    budget = TotalBudget(100.0, clock)
+    budget = TotalBudget(100.0, now_s=clock)
     budget.cases, budget.processes = 4, 2
     clock.now_s += 10.0
     with budget.extra() as left_s:
@@ -66,3 +66,11 @@ def test_cases_are_shared_among_workers_and_a_rerun_does_no_harm(clock: Clock) -
         budget.case_done()
     with budget.extra() as left_s:
         assert left_s() == 90.0
+
+
+def test_quick_cases_at_first_do_not_promise_quick_ones_later(clock: Clock) -> None:
+    budget = TotalBudget(155.0, 10.0, clock)
+    budget.cases = 20
+    clock.now_s += 1.0
+    with budget.extra() as left_s:
+        assert left_s() == 155.0 - 1.0 - 19 * 10.0
