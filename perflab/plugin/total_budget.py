@@ -39,9 +39,10 @@ class TotalBudget:
 
     @contextlib.contextmanager
     def extra(self) -> Generator[Callable[[], float | None]]:
-        """For the length of the block, spend what is left beyond the cases to come, if they take what others took, or their budget.
+        """For the length of the block, spend what is left beyond the cases to come.
 
-        Gives a function that says what is left of that; None without a budget.
+        Those are given what others took, or their budget if that is more. Gives a function that says what is
+        left of the rest; None without a budget.
         """
         began_s = self._now_s()
         left_s = self.left_s()
