@@ -1,0 +1,93 @@
+"""One launch of a Triton kernel as data, and where kernels can run at all.
+
+What is launched on a GPU and what is compiled ahead of time without one come from the same function that makes the
+`Launch`: with tensors on a GPU it is called, with tensors on `meta` its kernel and arguments are handed to the compiler.
+
+This module imports Triton. On CPU tensors kernels run only in Triton's interpreter, which Triton chooses when it is
+imported: set TRITON_INTERPRET=1 before that.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.runtime.jit import JITFunction
+
+# One block's limit (CUDA C++ Programming Guide, "Compute Capabilities"): what a multiprocessor has, less 1 KiB
+# that the system keeps: 228 KiB on an H100, H200 or B200, 164 on an A100.
+SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+"""Most shared memory of one program, by compute capability (90: Hopper)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A kernel with all that one call of it is given.
+
+    kernel      what `triton.jit` made
+    grid        programs along each axis
+    arguments   by parameter name, compile-time constants included
+    device      whose tensors these are
+    """
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: Mapping[str, Any]
+    device: torch.device
+    num_warps: int = 4
+    num_stages: int = 3
+
+    def __call__(self) -> None:
+        """Run it, on the tensors' own device: Triton launches on the current one."""
+        with torch.cuda.device(self.device if self.device.type == "cuda" else -1):
+            self.kernel[self.grid](
+                **self.arguments,
+                num_warps=self.num_warps,
+                num_stages=self.num_stages,
+                enable_fp_fusion=True,  # the default up to Triton 3.9, which warns that 3.10 changes it
+            )
+
+
+def is_interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter."""
+    return not isinstance(_probe_kernel, JITFunction)
+
+
+def emulates_bf16(dtype: torch.dtype) -> bool:
+    """Whether kernels must do bfloat16 by hand: in Triton's interpreter. See `perflab.lab.attention.triton_pieces`."""
+    return dtype == torch.bfloat16 and is_interpreted()
+
+
+def shared_memory_bytes(device: torch.device) -> int:
+    """The most shared memory that one program can have there; where there is no GPU, an H100's."""
+    if device.type != "cuda":
+        return SHARED_BYTES[90]
+    properties = triton.runtime.driver.active.utils.get_device_properties(device.index or 0)
+    return int(properties["max_shared_mem"])
+
+
+def require_runnable(device: torch.device, *, name: str, instead: str) -> None:
+    """RuntimeError where neither the device nor Triton's interpreter can run a kernel.
+
+    `name` is what was asked for ("attention impl 'triton'"), `instead` what does the same without Triton.
+    """
+    if is_interpreted():
+        # Triton's own library was decorated when Triton was imported: with the variable set only
+        # between that import and ours, half of the code would be compiled and half interpreted.
+        if isinstance(tl.softmax, JITFunction):
+            raise RuntimeError(
+                "TRITON_INTERPRET was set after Triton had been imported, so its interpreter cannot run; "
+                "set TRITON_INTERPRET=1 in the environment before the process starts"
+            )
+    elif device.type != "cuda":
+        raise RuntimeError(
+            f"{name} wants CUDA tensors, got tensors on {device}: move them to a GPU, set "
+            f"TRITON_INTERPRET=1 before Triton is imported (slow, for checking), or choose {instead}"
+        )
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _probe_kernel() -> None:
+    """Never launched: what `triton.jit` made of it says whether kernels are compiled or interpreted."""
