@@ -1,12 +1,13 @@
 """The one call that reaches every attention variant. What is asked for runs, or raises; nothing falls back.
 
-Shapes: q (B, H, N_q, D); k, v (B, H, N_k, D); out (B, H, N_q, D); logsumexp (B, H, N_q).
+Shapes: q (B, H, N_q, D); k, v (B, H_kv, N_k, D), H a multiple of H_kv; out (B, H, N_q, D); logsumexp (B, H, N_q).
 
     out = softmax(scale * q k^T + mask) v,    logsumexp = log sum_j exp(scale * q k^T + mask)
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -15,70 +16,51 @@ from torch.nn.functional import scaled_dot_product_attention
 from perflab.lab.attention.inputs import accumulation_dtype, check_inputs
 from perflab.lab.attention.naive import naive_attention, naive_attention_with_logsumexp
 from perflab.lab.attention.reference import reference_attention
-from perflab.lab.attention.registry import IMPLEMENTATIONS, get_implementation
+from perflab.lab.attention.registry import IMPLEMENTATIONS, get_implementation, needed_features, require_features
+from perflab.lab.attention.scoring import Settings, make_scoring
 from perflab.lab.attention.tiled import FlashAttentionPyTorch
 
+Result = tuple[Tensor, Tensor | None]
+Variant = Callable[[Tensor, Tensor, Tensor, Settings, bool], Result]
+"""A variant as it is dispatched to: q, k, v, settings, and whether the log-sum-exp is wanted."""
 
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    is_causal: bool = False,
-    impl: str = "sdpa",
-    scale: float | None = None,
-) -> Tensor:
-    """Attention of q (B, H, N_q, D) over k, v (B, H, N_k, D), by the variant that `impl` names.
 
-    One floating dtype and one device; any strides. Causal means that query i sees the keys j <= i,
-    also where N_q != N_k. scale None means 1 / sqrt(D). Returns (B, H, N_q, D) in the inputs' dtype.
+def attention(q: Tensor, k: Tensor, v: Tensor, *, impl: str = "sdpa", **settings: Unpack[Settings]) -> Tensor:
+    """Attention of q (B, H, N_q, D) over k, v (B, H_kv, N_k, D), by the variant that `impl` names.
+
+    is_causal         query i sees the keys j <= i, also where N_q != N_k (default: False)
+    scale             None means 1 / sqrt(D)
+    window_size       (left, right): how many keys before and behind its own a query sees, -1 for all
+    softcap           c: scores become c tanh(s / c)
+    causal_alignment  "top-left", or "bottom-right": the last query stands at the last key
+
+    One floating dtype and one device; any strides. With fewer heads in k and v than in q, query head h reads
+    head h // (H / H_kv). A query that sees no key has output zero. Returns (B, H, N_q, D) in the inputs' dtype.
 
     Under autocast the inputs are first cast to its dtype, as PyTorch does for its own attention, and
     the variant itself runs without autocast: its precision is its own affair.
 
-    Raises ValueError for an unknown impl and for shapes and devices that do not fit, TypeError for
-    dtypes, RuntimeError where "triton" can't run on that device, ImportError where Triton is missing.
+    Raises ValueError for an unknown impl, unusable settings, and shapes and devices that do not fit; TypeError for
+    dtypes; NotImplementedError for what the variant does not claim (`IMPLEMENTATIONS`); RuntimeError where a variant
+    can't run on that device; ImportError where Triton is missing.
     """
-    q, k, v = _cast_as_autocast_does(q, k, v)
-    check_inputs(q, k, v, name=impl, dtypes=get_implementation(impl).dtypes)
-    with _without_autocast(q.device.type):
-        if impl == "reference":
-            return reference_attention(q, k, v, is_causal=is_causal, scale=scale)[0].to(q.dtype)
-        if impl == "naive":
-            return naive_attention(q, k, v, is_causal=is_causal, scale=scale)
-        if impl == "sdpa":
-            return scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=scale)
-        out: Tensor = _flash_function(impl).apply(q, k, v, is_causal, scale)
-        return out
+    return _run(impl, q, k, v, settings, with_logsumexp=False)[0]
 
 
 def attention_with_logsumexp(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    is_causal: bool = False,
-    impl: str = "tiled",
-    scale: float | None = None,
+    q: Tensor, k: Tensor, v: Tensor, *, impl: str = "tiled", **settings: Unpack[Settings]
 ) -> tuple[Tensor, Tensor]:
     """Like `attention`, and the natural log-sum-exp of each row of scores; both are differentiable.
 
-    logsumexp is (B, H, N_q) in float32, in float64 for float64 inputs. Raises as `attention` does, and
-    ValueError where the variant gives no log-sum-exp.
+    logsumexp is (B, H, N_q) in float32, in float64 for float64 inputs; -inf for a query that sees no key. Raises as
+    `attention` does, and ValueError where the variant gives no log-sum-exp.
     """
     if not get_implementation(impl).logsumexp:
         able = ", ".join(name for name, claims in IMPLEMENTATIONS.items() if claims.logsumexp)
         raise ValueError(f"attention impl {impl!r} gives no log-sum-exp; choose one of: {able}")
-    q, k, v = _cast_as_autocast_does(q, k, v)
-    check_inputs(q, k, v, name=impl, dtypes=get_implementation(impl).dtypes)
-    with _without_autocast(q.device.type):
-        if impl == "reference":
-            out, logsumexp = reference_attention(q, k, v, is_causal=is_causal, scale=scale)
-            return out.to(q.dtype), logsumexp.to(accumulation_dtype(q.dtype))
-        if impl == "naive":
-            return naive_attention_with_logsumexp(q, k, v, is_causal=is_causal, scale=scale)
-        out, logsumexp = _flash_function(impl).apply(q, k, v, is_causal, scale, True)
-        return out, logsumexp
+    out, logsumexp = _run(impl, q, k, v, settings, with_logsumexp=True)
+    assert logsumexp is not None
+    return out, logsumexp
 
 
 def import_triton_variant() -> Any:
@@ -95,8 +77,59 @@ def import_triton_variant() -> Any:
     return FlashAttentionTriton
 
 
-def _flash_function(impl: str) -> Any:
-    return import_triton_variant() if impl == "triton" else FlashAttentionPyTorch
+def _run(impl: str, q: Tensor, k: Tensor, v: Tensor, settings: Settings, *, with_logsumexp: bool) -> Result:
+    claims = get_implementation(impl)
+    make_scoring(q, k, **settings)  # refuses what no variant can do
+    q, k, v = _cast_as_autocast_does(q, k, v)
+    check_inputs(q, k, v, name=impl, dtypes=claims.dtypes)
+    require_features(claims, needed_features(q, k, **settings))
+    with _without_autocast(q.device.type):
+        return _VARIANTS[impl](q, k, v, settings, with_logsumexp)
+
+
+def _reference(q: Tensor, k: Tensor, v: Tensor, settings: Settings, with_logsumexp: bool) -> Result:
+    out, logsumexp = reference_attention(q, k, v, **settings)
+    return out.to(q.dtype), logsumexp.to(accumulation_dtype(q.dtype))
+
+
+def _naive(q: Tensor, k: Tensor, v: Tensor, settings: Settings, with_logsumexp: bool) -> Result:
+    if with_logsumexp:
+        return naive_attention_with_logsumexp(q, k, v, **settings)
+    return naive_attention(q, k, v, **settings), None
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, settings: Settings, with_logsumexp: bool) -> Result:
+    out = scaled_dot_product_attention(
+        q, k, v,
+        is_causal=settings.get("is_causal", False), scale=settings.get("scale"), enable_gqa=q.shape[1] != k.shape[1],
+    )  # fmt: skip
+    return out, None
+
+
+def _tiled(q: Tensor, k: Tensor, v: Tensor, settings: Settings, with_logsumexp: bool) -> Result:
+    return _apply(FlashAttentionPyTorch, q, k, v, settings, with_logsumexp)
+
+
+def _triton(q: Tensor, k: Tensor, v: Tensor, settings: Settings, with_logsumexp: bool) -> Result:
+    return _apply(import_triton_variant(), q, k, v, settings, with_logsumexp)
+
+
+def _apply(function: Any, q: Tensor, k: Tensor, v: Tensor, settings: Settings, with_logsumexp: bool) -> Result:
+    result = function.apply(
+        q, k, v,
+        settings.get("is_causal", False), settings.get("scale"), with_logsumexp,
+        settings.get("window_size"), settings.get("softcap"), settings.get("causal_alignment", "top-left"),
+    )  # fmt: skip
+    return result if with_logsumexp else (result, None)
+
+
+_VARIANTS: dict[str, Variant] = {
+    "reference": _reference,
+    "naive": _naive,
+    "tiled": _tiled,
+    "triton": _triton,
+    "sdpa": _sdpa,
+}
 
 
 def _without_autocast(device_type: str) -> AbstractContextManager[object]:

@@ -1,18 +1,12 @@
-"""What every attention variant asks of its inputs, and the two numbers that they all derive.
+"""What every attention variant asks of its inputs.
 
-Shapes: q (B, H, N_q, D); k, v (B, H, N_k, D). The autograd functions also take (B, N, D).
+Shapes: q (B, H, N_q, D); k, v (B, H_kv, N_k, D), H a multiple of H_kv. The autograd functions also take (B, N, D).
 """
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-
-
-def default_scale(head_dim: int) -> float:
-    """1 / sqrt(D): keeps the variance of q . k at one for unit-variance inputs (Vaswani 2017, 3.2.1)."""
-    return 1.0 / math.sqrt(head_dim)
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -30,15 +24,19 @@ def check_inputs(
         raise ValueError(f"{name} attention wants q, k and v as {layouts}; {given}. Reshape or transpose them")
     if k.shape != v.shape:
         raise ValueError(f"{name} attention wants k and v of one shape; {given}")
-    if q.dim() != k.dim() or q.shape[:-2] != k.shape[:-2]:
+    if q.dim() != k.dim() or q.shape[0] != k.shape[0]:
         raise ValueError(
-            f"{name} attention wants the same batch and heads in q, k and v; {given}. "
+            f"{name} attention wants the same batch in q, k and v; {given}. "
             f"Expand the smaller one (tensor.expand costs no memory)"
         )
     if q.shape[-1] != k.shape[-1]:
         raise ValueError(f"{name} attention wants one head dimension (the last) in q, k and v; {given}")
     if 0 in q.shape or 0 in k.shape:
         raise ValueError(f"{name} attention wants every dimension to be 1 at least; {given}")
+    if q.dim() == 4 and q.shape[1] % k.shape[1] != 0:
+        raise ValueError(
+            f"{name} attention wants as many heads in q as in k and v, or a multiple of them (grouped heads); {given}"
+        )
     if not q.device == k.device == v.device:
         raise ValueError(f"{name} attention wants q, k and v on one device; {given}. Move them with .to(device)")
     if not q.dtype == k.dtype == v.dtype or q.dtype not in dtypes:

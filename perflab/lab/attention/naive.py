@@ -1,10 +1,10 @@
 """Attention as a textbook writes it, in the precision of its inputs: what low precision costs by itself.
 
 Shapes
-    q                  (..., N_q, D)
-    k, v               (..., N_k, D)
-    out                (..., N_q, D), the inputs' dtype
-    logsumexp          (..., N_q), float32 (float64 for float64 inputs)
+    q                  (..., H, N_q, D)
+    k, v               (..., H_kv, N_k, D), H a multiple of H_kv
+    out                (..., H, N_q, D), the inputs' dtype
+    logsumexp          (..., H, N_q), float32 (float64 for float64 inputs)
 
     out = softmax(scale * q k^T) v,    logsumexp_i = log sum_j exp(scale * q_i . k_j)
 
@@ -12,29 +12,49 @@ It holds the N_q x N_k scores and weights, and autograd keeps the weights for th
 quadratic memory that the tiled variants are there to avoid.
 """
 
+from typing import Unpack
+
 import torch
 from torch import Tensor
 
-from perflab.lab.attention.inputs import accumulation_dtype, default_scale
+from perflab.lab.attention.inputs import accumulation_dtype
+from perflab.lab.attention.scoring import Settings, expand_heads, make_scoring
 
 
-def naive_attention(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool = False, scale: float | None = None) -> Tensor:
+def naive_attention(q: Tensor, k: Tensor, v: Tensor, **settings: Unpack[Settings]) -> Tensor:
     """Attention, each step rounded to the inputs' dtype. Differentiable by autograd."""
-    return torch.softmax(_scores(q, k, is_causal, scale), dim=-1) @ v
+    scores, dropped = _scores(q, k, settings)
+    return _weights(scores, dropped) @ expand_heads(v, q)
 
 
 def naive_attention_with_logsumexp(
-    q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool = False, scale: float | None = None
+    q: Tensor, k: Tensor, v: Tensor, **settings: Unpack[Settings]
 ) -> tuple[Tensor, Tensor]:
     """The same, and the natural log-sum-exp of the rounded scores."""
-    scores = _scores(q, k, is_causal, scale)
+    scores, dropped = _scores(q, k, settings)
     logsumexp = torch.logsumexp(scores.to(accumulation_dtype(q.dtype)), dim=-1)
-    return torch.softmax(scores, dim=-1) @ v, logsumexp
+    if dropped is not None:
+        logsumexp = logsumexp.masked_fill(dropped, -torch.inf)
+    return _weights(scores, dropped) @ expand_heads(v, q), logsumexp
 
 
-def _scores(q: Tensor, k: Tensor, is_causal: bool, scale: float | None) -> Tensor:
-    scores = (q @ k.mT) * (default_scale(q.shape[-1]) if scale is None else scale)
-    if is_causal:
-        unseen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(diagonal=1)
-        scores = scores.masked_fill(unseen, -torch.inf)
-    return scores
+def _scores(q: Tensor, k: Tensor, settings: Settings) -> tuple[Tensor, Tensor | None]:
+    """The scores, -inf where they are not seen; and (N_q,), which rows see nothing, None if all see something.
+
+    Such rows keep their scores, so that the softmax and its gradient are finite until they are dropped.
+    """
+    scoring = make_scoring(q, k, **settings)
+    scores = scoring.capped((q @ expand_heads(k, q).mT) * scoring.scale)
+    num_queries, num_keys = scores.shape[-2:]
+    visible = scoring.mask(num_queries, num_keys, q.device)
+    if visible is None:
+        return scores, None
+    if not scoring.leaves_queries_without_keys(num_queries, num_keys):
+        return scores.masked_fill(~visible, -torch.inf), None
+    dropped = ~visible.any(dim=-1)
+    return scores.masked_fill(~visible & ~dropped[:, None], -torch.inf), dropped
+
+
+def _weights(scores: Tensor, dropped: Tensor | None) -> Tensor:
+    weights = torch.softmax(scores, dim=-1)
+    return weights if dropped is None else weights.masked_fill(dropped[:, None], 0.0)

@@ -1,39 +1,40 @@
 """The definition of attention, in float64. A specification: it reads as the equation and is never optimised.
 
 Shapes
-    q                  (..., N_q, D)
-    k, v               (..., N_k, D)
-    out                (..., N_q, D)
-    logsumexp          (..., N_q)
+    q                  (..., H, N_q, D)
+    k, v               (..., H_kv, N_k, D), H a multiple of H_kv
+    out                (..., H, N_q, D)
+    logsumexp          (..., H, N_q)
 
-    s_ij = scale * q_i . k_j                 for the keys j that query i sees, -inf for the others
+    s_ij = scale * q_i . k_j                 soft-capped if asked; for the keys j that query i sees
     L_i  = log sum_j exp(s_ij)
     o_i  = sum_j exp(s_ij - L_i) v_j
 
-Causal: query i sees the keys j <= i, counted from the first of each ("top-left", as `is_causal` of
-torch.nn.functional.scaled_dot_product_attention has it), also where N_q and N_k differ.
+Which keys a query sees, and what soft cap and grouped heads mean, is defined in `scoring`. A query that sees
+nothing has L_i = -inf, o_i = 0 and no gradient.
 """
+
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
-from perflab.lab.attention.inputs import default_scale
+from perflab.lab.attention.scoring import Settings, expand_heads, make_scoring
 
 
-def reference_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool = False, scale: float | None = None
-) -> tuple[Tensor, Tensor]:
+def reference_attention(q: Tensor, k: Tensor, v: Tensor, **settings: Unpack[Settings]) -> tuple[Tensor, Tensor]:
     """Attention and its natural log-sum-exp, both float64, of inputs of any floating dtype.
 
+    settings: is_causal, scale, window_size, softcap, causal_alignment, as `attention` has them.
     Differentiable by autograd. Holds several N_q x N_k matrices of float64.
     """
-    q, k, v = q.double(), k.double(), v.double()
-    scale = default_scale(q.shape[-1]) if scale is None else scale
-    scores = scale * (q @ k.mT)
-    if is_causal:
-        i = torch.arange(q.shape[-2], device=q.device)[:, None]
-        j = torch.arange(k.shape[-2], device=q.device)[None, :]
-        scores = torch.where(j <= i, scores, -torch.inf)
-    logsumexp = torch.logsumexp(scores, dim=-1)
-    weights = torch.exp(scores - logsumexp[..., None])
-    return weights @ v, logsumexp
+    scoring = make_scoring(q, k, **settings)
+    q, k, v = q.double(), expand_heads(k, q).double(), expand_heads(v, q).double()
+    scores = scoring.capped(scoring.scale * (q @ k.mT))
+    i, j = torch.arange(q.shape[-2], device=q.device), torch.arange(k.shape[-2], device=q.device)
+    sees = scoring.visible(i, j)
+    sees_any = sees.any(dim=-1)
+    # Rows that see nothing are computed as if they saw everything, and dropped: an -inf of -inf has no gradient.
+    logsumexp = torch.logsumexp(torch.where(sees | ~sees_any[:, None], scores, -torch.inf), dim=-1)
+    weights = torch.where(sees, torch.exp(scores - logsumexp[..., None]), 0.0)
+    return weights @ v, torch.where(sees_any, logsumexp, -torch.inf)

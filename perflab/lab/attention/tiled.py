@@ -1,9 +1,9 @@
 """FlashAttention-2 in plain PyTorch: forward and backward by tiles, nothing of size N x N ever held.
 
 Shapes
-    q, out, d_out, dq  (..., N_q, D)
-    k, v, dk, dv       (..., N_k, D)
-    logsumexp          (..., N_q), float32 (float64 for float64 inputs), natural logarithm
+    q, out, d_out, dq  (..., H, N_q, D)
+    k, v, dk, dv       (..., H_kv, N_k, D), H a multiple of H_kv
+    logsumexp          (..., H, N_q), float32 (float64 for float64 inputs), natural logarithm
     one tile           (..., TILE, TILE) of scores, (..., TILE, D) of operands
 
 Forward (Dao 2023, "FlashAttention-2", Algorithm 1): for one tile of queries, walk over the key tiles
@@ -20,9 +20,12 @@ Backward (Algorithm 2): the weights come back from L, one tile at a time, p_ij =
     dq_i = scale sum_j ds_ij k_j    dk_j = scale sum_i ds_ij q_i    delta_i = do_i . o_i
 
 The row sum delta stands for sum_j p_ij dp_ij, which would need a whole row of p. A gradient dL of the
-log-sum-exp itself adds p_ij dL_i to ds_ij, since dL_i / ds_ij = p_ij: it goes into delta.
+log-sum-exp itself adds p_ij dL_i to ds_ij, since dL_i / ds_ij = p_ij: it goes into delta. A soft cap
+c tanh(s / c) multiplies ds_ij by its slope 1 - tanh^2.
 
-Sums are float32 (float64 for float64 inputs). Causal is aligned top-left: query i sees keys j <= i.
+Which keys a query sees is a band of the score matrix (see `scoring`): tiles outside of it are never visited.
+With grouped heads a tile of queries holds all the query heads that read one head of k and v.
+Sums are float32 (float64 for float64 inputs).
 """
 
 from typing import Any
@@ -30,43 +33,47 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perflab.lab.attention.inputs import accumulation_dtype, check_inputs, default_scale
+from perflab.lab.attention.inputs import accumulation_dtype, check_inputs
 from perflab.lab.attention.registry import IMPLEMENTATIONS
+from perflab.lab.attention.scoring import Scoring, make_scoring
 
 # Large enough that a tile's matmul outweighs the launch of its dozen small operators; small enough
 # that a score tile (TILE x TILE) is no more than an operand (N x D) from N = 256 at D = 64 on.
 TILE = 128
 
 
-def tiled_forward(
-    q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool, scale: float, tile: int = TILE
-) -> tuple[Tensor, Tensor]:
+def tiled_forward(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, tile: int = TILE) -> tuple[Tensor, Tensor]:
     """Output in the inputs' dtype, and the natural log-sum-exp. Not for autograd: see the class."""
     num_queries, num_keys = q.shape[-2], k.shape[-2]
     dtype = accumulation_dtype(q.dtype)
     out = torch.empty_like(q)
     logsumexp = torch.empty(q.shape[:-1], dtype=dtype, device=q.device)
+    # Heads that read one head of k and v beside each other: (..., H_kv, H / H_kv, N_q, D), (..., H_kv, 1, N_k, D).
+    q, out_grouped, logsumexp_grouped = (_grouped(x, k) for x in (q, out, logsumexp[..., None]))
+    k, v = k.unsqueeze(-3), v.unsqueeze(-3)
 
     for q_start in range(0, num_queries, tile):
-        q_stop = min(q_start + tile, num_queries)
-        q_tile = q[..., q_start:q_stop, :].to(dtype)
+        rows = slice(q_start, min(q_start + tile, num_queries))
+        q_tile = q[..., rows, :].to(dtype)
         accumulator = torch.zeros_like(q_tile)
         row_sum = torch.zeros(q_tile.shape[:-1], dtype=dtype, device=q.device)
         row_max = torch.full_like(row_sum, -torch.inf)
 
-        for k_start in range(0, _last_visible(q_stop, num_keys, is_causal), tile):
-            k_stop = min(k_start + tile, num_keys)
-            scores = _scores(q_tile, k[..., k_start:k_stop, :].to(dtype), q_start, k_start, is_causal, scale)
-            # The first key tile holds key 0, which every query sees: the maximum is finite at once.
+        for k_start in _tiles_seen(rows, num_keys, scoring.lower, scoring.upper, tile):
+            keys = slice(k_start, min(k_start + tile, num_keys))
+            scores, _ = _scores(q_tile, k[..., keys, :].to(dtype), rows, keys, scoring)
             new_max = torch.maximum(row_max, scores.amax(dim=-1))
-            weights = torch.exp(scores - new_max[..., None])
-            rescale = torch.exp(row_max - new_max)
+            # A row that has seen nothing yet has the maximum -inf, and -inf less -inf is no number.
+            shift = new_max.masked_fill(new_max == -torch.inf, 0.0)
+            weights = torch.exp(scores - shift[..., None])
+            rescale = torch.exp(row_max - shift)
             row_sum = row_sum * rescale + weights.sum(dim=-1)
-            accumulator = accumulator * rescale[..., None] + weights @ v[..., k_start:k_stop, :].to(dtype)
+            accumulator = accumulator * rescale[..., None] + weights @ v[..., keys, :].to(dtype)
             row_max = new_max
 
-        out[..., q_start:q_stop, :] = accumulator / row_sum[..., None]
-        logsumexp[..., q_start:q_stop] = row_max + torch.log(row_sum)
+        saw_nothing = row_sum == 0
+        out_grouped[..., rows, :] = accumulator / row_sum.masked_fill(saw_nothing, 1.0)[..., None]
+        logsumexp_grouped[..., rows, 0] = row_max + torch.log(row_sum.masked_fill(saw_nothing, 1.0))
     return out, logsumexp
 
 
@@ -77,9 +84,7 @@ def tiled_backward(
     v: Tensor,
     out: Tensor,
     logsumexp: Tensor,
-    *,
-    is_causal: bool,
-    scale: float,
+    scoring: Scoring,
     d_logsumexp: Tensor | None = None,
     tile: int = TILE,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -95,51 +100,71 @@ def tiled_backward(
         delta[..., rows] = (d_out[..., rows, :].to(dtype) * out[..., rows, :].to(dtype)).sum(dim=-1)
     if d_logsumexp is not None:
         delta -= d_logsumexp
+    # A row that sees nothing has no weights: exp(s - inf).
+    ends = logsumexp.masked_fill(logsumexp == -torch.inf, torch.inf)
+    q, d_out, dq_grouped, delta, ends = (_grouped(x, k) for x in (q, d_out, dq, delta[..., None], ends[..., None]))
 
     for k_start in range(0, num_keys, tile):
-        k_stop = min(k_start + tile, num_keys)
-        k_tile = k[..., k_start:k_stop, :].to(dtype)
-        v_tile = v[..., k_start:k_stop, :].to(dtype)
-        dk_tile, dv_tile = torch.zeros_like(k_tile), torch.zeros_like(v_tile)
+        keys = slice(k_start, min(k_start + tile, num_keys))
+        k_tile = k[..., keys, :].unsqueeze(-3).to(dtype)
+        v_tile = v[..., keys, :].unsqueeze(-3).to(dtype)
+        dk_tile = torch.zeros_like(k[..., keys, :], dtype=dtype)
+        dv_tile = torch.zeros_like(dk_tile)
 
-        # Queries before a key tile's first key see nothing of it: those tiles lie above the diagonal.
-        for q_start in range(k_start if is_causal else 0, num_queries, tile):
+        # Seen from the keys the band is mirrored: key j is seen by the queries i with -upper <= i - j <= -lower.
+        for q_start in _tiles_seen(keys, num_queries, _negated(scoring.upper), _negated(scoring.lower), tile):
             rows = slice(q_start, min(q_start + tile, num_queries))
-            q_tile = q[..., rows, :].to(dtype)
-            d_out_tile = d_out[..., rows, :].to(dtype)
-            scores = _scores(q_tile, k_tile, q_start, k_start, is_causal, scale)
-            weights = torch.exp(scores - logsumexp[..., rows, None])
-            dv_tile += weights.mT @ d_out_tile
-            d_scores = weights * (d_out_tile @ v_tile.mT - delta[..., rows, None]) * scale
-            dq[..., rows, :] += d_scores @ k_tile
-            dk_tile += d_scores.mT @ q_tile
+            q_tile, d_out_tile = q[..., rows, :].to(dtype), d_out[..., rows, :].to(dtype)
+            scores, slope = _scores(q_tile, k_tile, rows, keys, scoring)
+            weights = torch.exp(scores - ends[..., rows, :])
+            dv_tile += (weights.mT @ d_out_tile).sum(dim=-3)
+            d_scores = weights * (d_out_tile @ v_tile.mT - delta[..., rows, :]) * scoring.scale
+            if slope is not None:
+                d_scores = d_scores * slope
+            dq_grouped[..., rows, :] += d_scores @ k_tile
+            dk_tile += (d_scores.mT @ q_tile).sum(dim=-3)
 
-        dk[..., k_start:k_stop, :] = dk_tile
-        dv[..., k_start:k_stop, :] = dv_tile
-    return dq.to(q.dtype), dk, dv
-
-
-def _last_visible(q_stop: int, num_keys: int, is_causal: bool) -> int:
-    """One past the last key that any query before q_stop sees: tiles above the diagonal are skipped."""
-    return min(q_stop, num_keys) if is_causal else num_keys
+        dk[..., keys, :] = dk_tile
+        dv[..., keys, :] = dv_tile
+    return dq.to(out.dtype), dk, dv
 
 
-def _scores(q_tile: Tensor, k_tile: Tensor, q_start: int, k_start: int, is_causal: bool, scale: float) -> Tensor:
-    """One tile of scaled scores, -inf above the diagonal."""
-    scores = (q_tile @ k_tile.mT) * scale
-    num_queries, num_keys = scores.shape[-2:]
-    if is_causal and k_start + num_keys - 1 > q_start:  # only tiles that the diagonal cuts need a mask
-        i = torch.arange(q_start, q_start + num_queries, device=scores.device)[:, None]
-        j = torch.arange(k_start, k_start + num_keys, device=scores.device)[None, :]
-        scores = scores.masked_fill(j > i, -torch.inf)
-    return scores
+def _grouped(x: Tensor, k: Tensor) -> Tensor:
+    """(..., H, N, D) as a view (..., H_kv, H / H_kv, N, D), by the heads of k (..., H_kv, N_k, D)."""
+    if x.dim() < 4:
+        return x.unsqueeze(-3)
+    return torch.unflatten(x, -3, (k.shape[-3], x.shape[-3] // k.shape[-3]))
+
+
+def _tiles_seen(own: slice, others: int, lower: int | None, upper: int | None, tile: int) -> range:
+    """Where those tiles of `others` positions start of which any is seen from the positions `own`."""
+    first = 0 if lower is None else max(0, own.start + lower)
+    stop = others if upper is None else min(others, own.stop + upper)
+    return range(first // tile * tile, stop, tile)
+
+
+def _negated(bound: int | None) -> int | None:
+    return None if bound is None else -bound
+
+
+def _scores(q_tile: Tensor, k_tile: Tensor, rows: slice, keys: slice, scoring: Scoring) -> tuple[Tensor, Tensor | None]:
+    """One tile of scores, -inf where they are not seen; and the soft cap's slope, None without one."""
+    scores = scoring.capped((q_tile @ k_tile.mT) * scoring.scale)
+    slope = None if scoring.softcap is None else 1 - (scores / scoring.softcap).square()
+    cut = scoring.lower is not None and keys.start - (rows.stop - 1) < scoring.lower
+    cut |= scoring.upper is not None and keys.stop - 1 - rows.start > scoring.upper
+    if cut:  # only tiles that an edge of the band cuts need a mask
+        i, j = (torch.arange(x.start, x.stop, device=scores.device) for x in (rows, keys))
+        scores = scores.masked_fill(~scoring.visible(i, j), -torch.inf)
+    return scores, slope
 
 
 class FlashAttentionPyTorch(torch.autograd.Function):
-    """`FlashAttentionPyTorch.apply(q, k, v, is_causal=False, scale=None, return_logsumexp=False)`.
+    """`FlashAttentionPyTorch.apply(q, k, v, is_causal=False, scale=None, return_logsumexp=False, ...)`.
 
-    q (B, N_q, D) with k, v (B, N_k, D), or (B, H, N_q, D) with (B, H, N_k, D); float16, bfloat16,
-    float32 or float64, one dtype and one device; any strides. scale None means 1 / sqrt(D).
+    q (B, N_q, D) with k, v (B, N_k, D), or (B, H, N_q, D) with (B, H_kv, N_k, D); float16, bfloat16,
+    float32 or float64, one dtype and one device; any strides. scale None means 1 / sqrt(D). Then come
+    window_size=None, softcap=None and causal_alignment="top-left", as `attention` has them.
 
     Returns out, of q's shape and dtype; with return_logsumexp (out, logsumexp), both differentiable.
     Saves q, k, v, out and the log-sum-exp: one saved tensor has the shape (B, N_q) or (B, H, N_q).
@@ -155,27 +180,29 @@ class FlashAttentionPyTorch(torch.autograd.Function):
         is_causal: bool = False,
         scale: float | None = None,
         return_logsumexp: bool = False,
+        window_size: tuple[int, int] | None = None,
+        softcap: float | None = None,
+        causal_alignment: str = "top-left",
     ) -> Tensor | tuple[Tensor, Tensor]:
         """See the class."""
         check_inputs(q, k, v, name="tiled", dtypes=IMPLEMENTATIONS["tiled"].dtypes, dims=(3, 4))
-        scale = default_scale(q.shape[-1]) if scale is None else scale
+        ctx.scoring = make_scoring(
+            q, k, is_causal=is_causal, scale=scale,
+            window_size=window_size, softcap=softcap, causal_alignment=causal_alignment,
+        )  # fmt: skip
         with torch.autocast(q.device.type, enabled=False):  # it would round the float32 products
-            out, logsumexp = tiled_forward(q, k, v, is_causal=is_causal, scale=scale)
-        return save_for_backward(ctx, q, k, v, out, logsumexp, is_causal, scale, return_logsumexp)
+            out, logsumexp = tiled_forward(q, k, v, ctx.scoring)
+        ctx.save_for_backward(q, k, v, out, logsumexp)
+        return (out, logsumexp) if return_logsumexp else out
 
     @staticmethod
-    def backward(
-        ctx: Any, d_out: Tensor, d_logsumexp: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, d_out: Tensor, d_logsumexp: Tensor | None = None) -> tuple[Tensor | None, ...]:
         """Gradients of q, k and v; d_logsumexp is None unless `apply` returned the log-sum-exp."""
         refuse_second_derivative()
         q, k, v, out, logsumexp = ctx.saved_tensors
         with torch.autocast(q.device.type, enabled=False):
-            dq, dk, dv = tiled_backward(
-                d_out, q, k, v, out, logsumexp,
-                is_causal=ctx.is_causal, scale=ctx.scale, d_logsumexp=d_logsumexp,
-            )  # fmt: skip
-        return dq, dk, dv, None, None, None
+            dq, dk, dv = tiled_backward(d_out, q, k, v, out, logsumexp, ctx.scoring, d_logsumexp)
+        return dq, dk, dv, *[None] * 6
 
 
 def refuse_second_derivative() -> None:
@@ -187,20 +214,3 @@ def refuse_second_derivative() -> None:
             "flash attention has no second derivative here, and create_graph=True asks for one; "
             "choose impl='naive' or drop create_graph"
         )
-
-
-def save_for_backward(
-    ctx: Any,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
-    is_causal: bool,
-    scale: float,
-    return_logsumexp: bool,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """What any forward must keep for `FlashAttentionPyTorch.backward`; returns what `apply` returns."""
-    ctx.save_for_backward(q, k, v, out, logsumexp)
-    ctx.is_causal, ctx.scale = is_causal, scale
-    return (out, logsumexp) if return_logsumexp else out

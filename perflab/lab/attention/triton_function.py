@@ -7,9 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from perflab.lab.attention.inputs import check_inputs, default_scale
+from perflab.lab.attention.inputs import check_inputs
 from perflab.lab.attention.registry import IMPLEMENTATIONS
-from perflab.lab.attention.tiled import FlashAttentionPyTorch, refuse_second_derivative, save_for_backward
+from perflab.lab.attention.scoring import default_scale
+from perflab.lab.attention.tiled import FlashAttentionPyTorch, refuse_second_derivative
 from perflab.lab.attention.triton_backward import triton_backward
 from perflab.lab.attention.triton_forward import triton_forward
 
@@ -30,6 +31,7 @@ class FlashAttentionTriton(FlashAttentionPyTorch):
         is_causal: bool = False,
         scale: float | None = None,
         return_logsumexp: bool = False,
+        *others: Any,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """See the class."""
         check_inputs(q, k, v, name="triton", dtypes=IMPLEMENTATIONS["triton"].dtypes, dims=(3, 4))
@@ -39,7 +41,9 @@ class FlashAttentionTriton(FlashAttentionPyTorch):
         else:  # one head
             heads = (x.unsqueeze(1) for x in (q, k, v))
             out, logsumexp = (x.squeeze(1) for x in triton_forward(*heads, is_causal=is_causal, scale=scale))
-        return save_for_backward(ctx, q, k, v, out, logsumexp, is_causal, scale, return_logsumexp)
+        ctx.save_for_backward(q, k, v, out, logsumexp)
+        ctx.is_causal, ctx.scale = is_causal, scale
+        return (out, logsumexp) if return_logsumexp else out
 
     @staticmethod
     def backward(
@@ -54,4 +58,4 @@ class FlashAttentionTriton(FlashAttentionPyTorch):
             d_ends = None if d_logsumexp is None else d_logsumexp.unsqueeze(1)
         found = triton_backward(*tensors, is_causal=ctx.is_causal, scale=ctx.scale, d_logsumexp=d_ends)
         dq, dk, dv = (x.reshape(like.shape) for x, like in zip(found, saved, strict=False))
-        return dq, dk, dv, None, None, None
+        return dq, dk, dv, *[None] * 6
