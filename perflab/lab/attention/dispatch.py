@@ -114,6 +114,10 @@ def _triton(q: Tensor, k: Tensor, v: Tensor, settings: Settings, with_logsumexp:
     return _apply(import_triton_variant().FlashAttentionTriton, q, k, v, settings, with_logsumexp)
 
 
+def _triton_tma(q: Tensor, k: Tensor, v: Tensor, settings: Settings, with_logsumexp: bool) -> Result:
+    return _apply(import_triton_variant().FlashAttentionTritonTMA, q, k, v, settings, with_logsumexp)
+
+
 def _apply(function: Any, q: Tensor, k: Tensor, v: Tensor, settings: Settings, with_logsumexp: bool) -> Result:
     result = function.apply(
         q, k, v,
@@ -128,6 +132,7 @@ _VARIANTS: dict[str, Variant] = {
     "naive": _naive,
     "tiled": _tiled,
     "triton": _triton,
+    "triton-tma": _triton_tma,
     "sdpa": _sdpa,
 }
 

@@ -59,6 +59,12 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = MappingProxyType(
                 needs_triton=True,
             ),
             Implementation(
+                "triton-tma",
+                "the same with a persistent forward by way of TMA, for Hopper and later",
+                dtypes=_UP_TO_32_BIT,
+                needs_triton=True,
+            ),
+            Implementation(
                 "sdpa",
                 "torch.nn.functional.scaled_dot_product_attention, PyTorch choosing the backend",
                 features=frozenset(("causal", "grouped-heads")),

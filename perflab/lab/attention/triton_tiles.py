@@ -1,7 +1,8 @@
 """How the Triton kernels are cut into tiles, and what that costs in shared memory.
 
 Shapes, D padded to a power of two; num_stages pieces are on their way at once:
-    forward    holds q (block_q, D), and walks over k and v in pieces (block_k, D)
+    forward    holds q (block_q, D), and walks over k and v in pieces (block_k, D); forward_tma too, with the
+               output on its way out in as much again
     dk_dv      holds k and v (block_k, D), and walks over q and d_out in pieces (block_q, D)
     dq         holds q and d_out (block_q, D), and walks over k and v in pieces (block_k, D)
 
@@ -30,7 +31,12 @@ class Tiles:
 
     def shared_bytes(self, kernel: str, head_dim: int, itemsize: int) -> int:
         """Shared memory that `forward`, `dk_dv` or `dq` wants at most, in bytes."""
-        held = {"forward": self.block_q, "dk_dv": 2 * self.block_k, "dq": 2 * self.block_q}[kernel]
+        held = {
+            "forward": self.block_q,
+            "forward_tma": 2 * self.block_q,
+            "dk_dv": 2 * self.block_k,
+            "dq": 2 * self.block_q,
+        }[kernel]
         walked = 2 * (self.block_q if kernel == "dk_dv" else self.block_k)
         turned = self.block_q if kernel == "dk_dv" else 0
         scores = self.block_q * self.block_k if kernel == "dk_dv" else 0
@@ -51,6 +57,8 @@ class Tiles:
 _TILES: dict[tuple[str, int], dict[int, tuple[Tiles, ...]]] = {
     ("forward", 2): {128: (Tiles(128, 64, 8, 3),), 256: (Tiles(64, 64, 8, 2),)},
     ("forward", 4): {64: (Tiles(64, 32, 8, 2),), 256: (Tiles(32, 16, 8, 2),)},
+    ("forward_tma", 2): {64: (Tiles(128, 128, 8, 2),), 128: (Tiles(128, 64, 8, 2),), 256: (Tiles(64, 64, 8, 1),)},
+    ("forward_tma", 4): {64: (Tiles(64, 32, 8, 2),), 256: (Tiles(32, 16, 8, 2),)},
     ("dk_dv", 2): {64: (Tiles(32, 128, 8, 2),), 128: (Tiles(32, 64, 8, 2),), 256: (Tiles(32, 32, 8, 1),)},
     ("dk_dv", 4): {64: (Tiles(16, 32, 8, 2),), 256: (Tiles(16, 16, 8, 1),)},
     ("dq", 2): {64: (Tiles(128, 64, 8, 2),), 128: (Tiles(64, 64, 8, 2),), 256: (Tiles(32, 64, 8, 1),)},

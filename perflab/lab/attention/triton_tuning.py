@@ -19,7 +19,14 @@ from torch import Tensor
 
 from perflab.lab.attention.scoring import Scoring
 from perflab.lab.attention.triton_launches import dk_dv_launch, dq_launch, forward_launch
-from perflab.lab.attention.triton_tiles import Tiles, candidate_tiles
+from perflab.lab.attention.triton_tiles import Tiles, candidate_tiles, choose_tiles
+from perflab.lab.attention.triton_tma import (
+    aligned_like,
+    describable,
+    programs_at_once,
+    require_tma,
+    tma_forward_launch,
+)
 from perflab.lab.launch import Launch, is_interpreted, shared_memory_bytes
 
 _KINDS = ("HEAD_DIM", "HAS_LOWER", "HAS_UPPER", "HAS_SOFTCAP", "problem_class")
@@ -29,6 +36,18 @@ _chosen: dict[tuple[Any, ...], Tiles] = {}
 def run_forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, scoring: Scoring) -> None:
     """Write out and logsumexp."""
     _run("forward", q, lambda tiles: forward_launch(q, k, v, out, logsumexp, scoring, tiles))
+
+
+def run_forward_tma(q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, scoring: Scoring) -> None:
+    """The same by way of TMA; what it cannot read or write in place goes through a copy."""
+    require_tma(q.device)
+    q, k, v = (x if describable(x) else aligned_like(x).copy_(x) for x in (q, k, v))
+    target = out if describable(out) else aligned_like(out)
+    programs = programs_at_once(q.device)
+    tiles = choose_tiles("forward_tma", q.shape[-1], q.dtype, shared_memory_bytes(q.device))
+    tma_forward_launch(q, k, v, target, logsumexp, scoring, tiles, programs)()
+    if target is not out:
+        out.copy_(target)
 
 
 def run_dk_dv(
