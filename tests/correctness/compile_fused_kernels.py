@@ -1,0 +1,60 @@
+"""Compile the fused kernels' example launches ahead of time, on any machine; print what they take as JSON lines.
+
+Run as a program, in a process without TRITON_INTERPRET, since Triton chooses its interpreter at import:
+
+    python -m tests.correctness.compile_fused_kernels 90 [part of a name]
+"""
+
+import json
+import sys
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from perflab.lab.kernels.examples import launches
+from perflab.lab.launch import SHARED_BYTES, Launch
+
+from .compile_triton_attention import ALIGNED, POINTER_TYPES, _resources
+
+POINTERS = POINTER_TYPES | {torch.int64: "*i64"}
+
+
+def compile_launch(launch: Launch, capability: int) -> dict[str, Any]:
+    """Registers, spilled and shared bytes of a launch, specialised as Triton's launcher would specialise it."""
+    constants, signature, attributes = {}, {}, {}
+    for position, parameter in enumerate(launch.kernel.params):
+        name = parameter.name
+        value = launch.arguments[name]
+        if parameter.is_constexpr or (isinstance(value, int) and value == 1):
+            constants[name], signature[name] = value, "constexpr"
+        elif isinstance(value, Tensor):
+            signature[name], attributes[(position,)] = POINTERS[value.dtype], ALIGNED
+        elif isinstance(value, float):
+            signature[name] = "fp32"
+        else:
+            signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
+            if value % 16 == 0:
+                attributes[(position,)] = ALIGNED
+    compiled = triton.compile(
+        ASTSource(launch.kernel, signature, constants, attributes),
+        target=GPUTarget("cuda", capability, 32),
+        options={"num_warps": launch.num_warps, "num_stages": launch.num_stages, "enable_fp_fusion": True},
+    )
+    ptx = compiled.asm["ptx"]
+    return {
+        "shared_bytes": compiled.metadata.shared,
+        "num_warps": launch.num_warps,
+        "wide_loads": ptx.count("ld.global.v4") + ptx.count("ld.global.v8") + ptx.count(".v4.b32"),
+        **_resources(compiled.asm["cubin"]),
+    }
+
+
+if __name__ == "__main__":
+    arch, part = int(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else ""
+    for example, given in launches(SHARED_BYTES[arch]).items():
+        if part in example:
+            print(json.dumps({"name": example, **compile_launch(given, arch)}), flush=True)
