@@ -6,6 +6,7 @@ Run as a program, in a process without TRITON_INTERPRET, since Triton chooses it
 """
 
 import json
+import re
 import sys
 from typing import Any
 
@@ -24,7 +25,7 @@ POINTERS = POINTER_TYPES | {torch.int64: "*i64"}
 
 
 def compile_launch(launch: Launch, capability: int) -> dict[str, Any]:
-    """Registers, spilled and shared bytes of a launch, specialised as Triton's launcher would specialise it."""
+    """Registers, spilled and shared bytes, 16-byte loads of a launch, specialised as Triton's launcher would specialise it."""
     constants, signature, attributes = {}, {}, {}
     for position, parameter in enumerate(launch.kernel.params):
         name = parameter.name
@@ -44,11 +45,10 @@ def compile_launch(launch: Launch, capability: int) -> dict[str, Any]:
         target=GPUTarget("cuda", capability, 32),
         options={"num_warps": launch.num_warps, "num_stages": launch.num_stages, "enable_fp_fusion": True},
     )
-    ptx = compiled.asm["ptx"]
     return {
         "shared_bytes": compiled.metadata.shared,
         "num_warps": launch.num_warps,
-        "wide_loads": ptx.count("ld.global.v4") + ptx.count("ld.global.v8") + ptx.count(".v4.b32"),
+        "wide_loads": len(re.findall(r"ld\.global[.\w:]*\.v4\.b32", compiled.asm["ptx"])),
         **_resources(compiled.asm["cubin"]),
     }
 

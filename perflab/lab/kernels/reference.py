@@ -28,8 +28,8 @@ def reference_rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
 
 def reference_swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """y = gate / (1 + exp(-gate)) * up: (..., D) twice -> (..., D), float64."""
-    gate = gate.double()
-    return gate / (1 + torch.exp(-gate)) * up.double()
+    # The sigmoid is 1 / (1 + exp(-gate)), with a derivative where the exponential overflows.
+    return gate.double() * torch.sigmoid(gate.double()) * up.double()
 
 
 def reference_cross_entropy(
