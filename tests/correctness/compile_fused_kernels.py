@@ -2,7 +2,7 @@
 
 Run as a program, in a process without TRITON_INTERPRET, since Triton chooses its interpreter at import:
 
-    python -m tests.correctness.compile_fused_kernels 90 [part of a name]
+    python -m tests.correctness.compile_fused_kernels 90 [names of examples]
 """
 
 import json
@@ -25,7 +25,7 @@ POINTERS = POINTER_TYPES | {torch.int64: "*i64"}
 
 
 def compile_launch(launch: Launch, capability: int) -> dict[str, Any]:
-    """Registers, spilled and shared bytes, 16-byte loads of a launch, specialised as Triton's launcher would specialise it."""
+    """Registers, spilled and shared bytes, and 16-byte loads; specialised as Triton's launcher would."""
     constants, signature, attributes = {}, {}, {}
     for position, parameter in enumerate(launch.kernel.params):
         name = parameter.name
@@ -54,7 +54,7 @@ def compile_launch(launch: Launch, capability: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    arch, part = int(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else ""
+    arch, wanted = int(sys.argv[1]), sys.argv[2:]
     for example, given in launches(SHARED_BYTES[arch]).items():
-        if part in example:
+        if not wanted or example in wanted:
             print(json.dumps({"name": example, **compile_launch(given, arch)}), flush=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from perflab.correctness import expanded_ones
 from perflab.lab.kernels import cross_entropy, rms_norm, tiles, triton_rms_norm
-from perflab.lab.kernels.tiles import MAX_PARTIALS, TILE_ELEMENTS, num_partials, row_tile
+from perflab.lab.kernels.tiles import MAX_PARTIALS, TILE_ELEMENTS, num_partials
 from perflab.lab.kernels.triton_rms_norm import WHOLE_ROW_COLUMNS
 
 from .fused_operators import CROSS_ENTROPY, OPERATORS, RMS_NORM, SWIGLU, WEIGHTED_SUM, MakeInputs, Operator, normal
@@ -155,9 +155,7 @@ def laid_out(make: MakeInputs, layout: Callable[[Tensor], Tensor]) -> MakeInputs
 
 @every_operator
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
-def test_any_strides_are_right(
-    operator: Operator, layout: Callable[[Tensor], Tensor], device: torch.device
-) -> None:
+def test_any_strides_are_right(operator: Operator, layout: Callable[[Tensor], Tensor], device: torch.device) -> None:
     settings = {"reduction": "none"} if operator is CROSS_ENTROPY else {}
     operator.hold(laid_out(operator.make_inputs((19, 70), torch.float32, device), layout), **settings)
 
@@ -190,9 +188,7 @@ def test_gradients_of_any_strides_are_right(
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("ignore_index", [-100, 3])
-def test_every_reduction_leaves_out_what_is_ignored(
-    reduction: str, ignore_index: int, device: torch.device
-) -> None:
+def test_every_reduction_leaves_out_what_is_ignored(reduction: str, ignore_index: int, device: torch.device) -> None:
     make = CROSS_ENTROPY.make_inputs((40, 7), torch.float32, device)
 
     def with_this_index(seed: int) -> dict[str, Tensor]:
@@ -246,8 +242,7 @@ def test_a_row_of_zeros_is_normalised_to_zeros_and_without_eps_to_nan(device: to
 @every_operator
 def test_no_rows_give_empty_results_and_gradients_of_zero(operator: Operator, device: torch.device) -> None:
     leaves = [
-        x.requires_grad_(x.is_floating_point())
-        for x in operator.make_inputs((0, 5), torch.float32, device)(0).values()
+        x.requires_grad_(x.is_floating_point()) for x in operator.make_inputs((0, 5), torch.float32, device)(0).values()
     ]
     out = operator.function(*leaves)
     wanted = operator.plain(*leaves)

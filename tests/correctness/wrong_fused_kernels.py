@@ -142,23 +142,25 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, logits: Tensor, targets: Tensor, ignore_index: int, shift: bool, count_all: bool,
-        scale: bool, in_place: bool,
+        scale: bool, in_place: bool, one_number: bool,
     ) -> Tensor:  # fmt: skip
         kept = targets != ignore_index
         x = logits.float()
         base = x.amax(1, keepdim=True) if shift else torch.zeros_like(x[:, :1])
-        logsumexp = base + torch.log(torch.exp(x - base).sum(1, keepdim=True))
+        log_sum = torch.log(torch.exp(x - base).sum(1, keepdim=True))
+        if one_number:  # the textbook's log-sum-exp, which at 1000 has lost a digit of its small part
+            base, log_sum = base + log_sum, torch.zeros_like(log_sum)
         picked = torch.gather(x, 1, torch.where(kept, targets, 0)[:, None])
-        losses = torch.where(kept, (logsumexp - picked).squeeze(1), 0.0)
-        ctx.save_for_backward(logits, targets, logsumexp, kept)
+        losses = torch.where(kept, (log_sum - (picked - base)).squeeze(1), 0.0)
+        ctx.save_for_backward(logits, targets, base, log_sum, kept)
         ctx.count = (torch.ones_like(kept) if count_all else kept).sum()
         ctx.scale, ctx.in_place = scale, in_place
         return losses.sum() / ctx.count
 
     @staticmethod
     def backward(ctx: Any, d_loss: Tensor) -> tuple[Tensor | None, ...]:
-        logits, targets, logsumexp, kept = ctx.saved_tensors
-        gradient = torch.exp(logits.float() - logsumexp)
+        logits, targets, base, log_sum, kept = ctx.saved_tensors
+        gradient = torch.exp(logits.float() - base - log_sum)
         gradient[torch.arange(len(targets), device=targets.device)[kept], targets[kept]] -= 1.0
         gradient = torch.where(kept[:, None], gradient, 0.0) / ctx.count
         if ctx.scale:
@@ -166,7 +168,7 @@ class _CrossEntropy(torch.autograd.Function):
         d_logits = gradient.to(logits.dtype)
         if ctx.in_place:
             d_logits = logits.detach().copy_(d_logits)
-        return d_logits, None, None, None, None, None, None
+        return d_logits, None, None, None, None, None, None, None
 
 
 def cross_entropy(
@@ -178,9 +180,11 @@ def cross_entropy(
     count_ignored: bool = False,
     scale_gradient: bool = True,
     in_place: bool = False,
+    one_number: bool = False,
 ) -> Tensor:
     """The mean; right as long as no fault is switched on."""
-    return _CrossEntropy.apply(logits, targets, ignore_index, subtract_max, count_ignored, scale_gradient, in_place)
+    faults = subtract_max, count_ignored, scale_gradient, in_place, one_number
+    return _CrossEntropy.apply(logits, targets, ignore_index, *faults)
 
 
 @dataclass(frozen=True)
@@ -206,6 +210,7 @@ WRONG_KERNELS = tuple(
         ("backward-without-the-mean", "rms_norm", "dx is wrong", {"projected": False}),
         ("slope-of-the-sigmoid-forgotten", "swiglu", "dgate is wrong", {"full_derivative": False}),
         ("maximum-not-subtracted", "cross_entropy", "out is wrong", {"subtract_max": False}),
+        ("logsumexp-in-one-number", "cross_entropy", "dlogits is wrong", {"one_number": True}),
         ("ignored-rows-counted", "cross_entropy", "out is wrong", {"count_ignored": True}),
         ("upstream-not-multiplied", "cross_entropy", "dlogits is wrong", {"scale_gradient": False}),
         ("writes-over-the-logits", "cross_entropy", "changed logits", {"in_place": True}),

@@ -245,9 +245,7 @@ _cross_entropy = operators.define(
 )
 
 
-def cross_entropy(
-    logits: Tensor, targets: Tensor, ignore_index: int = IGNORE_INDEX, reduction: str = "mean"
-) -> Tensor:
+def cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int = IGNORE_INDEX, reduction: str = "mean") -> Tensor:
     """l_n = log sum_v exp(x_nv) - x_n,target, for logits (N, V) and targets (N,) int64; returns float32.
 
     reduction "none": (N,), zero in ignored rows. "sum", "mean": a scalar; the mean is over the rows that are not

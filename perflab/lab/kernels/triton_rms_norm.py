@@ -207,9 +207,7 @@ def rms_norm_backward_launches(
     partial_grid = (partials.shape[0] * triton.cdiv(num_columns, tile.columns),)
     return (
         Launch(rms_norm_dx_kernel, grid, shared | of_dx, device=x.device, num_warps=tile.num_warps),
-        Launch(
-            rms_norm_d_weight_kernel, partial_grid, shared | of_d_weight, device=x.device, num_warps=tile.num_warps
-        ),
+        Launch(rms_norm_d_weight_kernel, partial_grid, shared | of_d_weight, device=x.device, num_warps=tile.num_warps),
     )
 
 
@@ -219,9 +217,7 @@ def backward_partials(num_rows: int, num_columns: int) -> int:
 
 
 def _backward_tile(num_columns: int) -> Tile:
-    return row_tile(
-        num_columns, max_columns=_columns_at_once(num_columns), per_thread=_BACKWARD_ELEMENTS_PER_THREAD
-    )
+    return row_tile(num_columns, max_columns=_columns_at_once(num_columns), per_thread=_BACKWARD_ELEMENTS_PER_THREAD)
 
 
 def _columns_at_once(num_columns: int) -> int:
