@@ -43,13 +43,14 @@ def rms_norm_magnitudes(
 
 
 def swiglu_magnitudes(gate: Tensor, up: Tensor, *, upstream: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rounding the gate before its exponential is taken grows with the gate; so do the two terms of the slope."""
+    """The exponential's relative error grows with the gate; and 1 - sigmoid is a difference, off by 1's rounding."""
     sigmoid = torch.sigmoid(gate)
-    magnitudes = {"out": (gate * sigmoid * up).abs() * (1 + gate.abs())}
+    of_sigmoid = sigmoid * (1 + gate.abs() * (1 - sigmoid))
+    magnitudes = {"out": of_sigmoid * (gate * up).abs()}
     if upstream:
         d_out = upstream["out"].abs()
-        magnitudes["dgate"] = d_out * up.abs() * sigmoid * (1 + gate.abs()) ** 2
-        magnitudes["dup"] = d_out * (gate * sigmoid).abs() * (1 + gate.abs())
+        magnitudes["dgate"] = d_out * up.abs() * of_sigmoid * (1 + gate.abs())
+        magnitudes["dup"] = d_out * of_sigmoid * gate.abs()
     return magnitudes
 
 

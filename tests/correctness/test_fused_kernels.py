@@ -277,8 +277,11 @@ def test_a_row_has_the_same_bits_whatever_else_is_in_the_batch(operator: Operato
 
 def far_apart(x: Tensor) -> Tensor:
     """Two rows, the second one 2**31 + 8 elements behind the first, in memory that is never touched between them."""
-    rows = torch.empty(2**31 + 8 + x.shape[1], dtype=x.dtype, device=x.device).as_strided(x.shape, (2**31 + 8, 1))
-    return rows.copy_(x)
+    try:
+        memory = torch.empty(2**31 + 8 + x.shape[1], dtype=x.dtype, device=x.device)
+    except RuntimeError:
+        pytest.skip("needs 4 GiB for each input, on a CPU of addresses alone")
+    return memory.as_strided(x.shape, (2**31 + 8, 1)).copy_(x)
 
 
 @every_operator

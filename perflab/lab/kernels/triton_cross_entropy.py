@@ -188,15 +188,14 @@ def _check(logits: Tensor, targets: Tensor) -> None:
 
 
 def _run(logits: Tensor, targets: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
-    _check(logits, targets)
     instead = "perflab.lab.kernels.reference.plain_cross_entropy"
     require_runnable(logits.device, name="cross_entropy", instead=instead)
-    losses, row_max, row_sum = _fake(logits, targets, ignore_index)
+    losses, row_max, row_sum = _empty(logits, targets, ignore_index)
     cross_entropy_launch(logits, targets, losses, row_max, row_sum, ignore_index)()
     return losses, row_max, row_sum
 
 
-def _fake(logits: Tensor, targets: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
+def _empty(logits: Tensor, targets: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
     _check(logits, targets)
     losses = torch.empty(targets.shape, dtype=torch.float32, device=logits.device)
     row_max = torch.empty(targets.shape, dtype=torch.float32, device=logits.device)
@@ -211,7 +210,7 @@ def _run_backward(
     return d_logits
 
 
-def _fake_backward(
+def _empty_gradients(
     d_losses: Tensor, logits: Tensor, targets: Tensor, row_max: Tensor, row_sum: Tensor, ignore_index: int
 ) -> Tensor:
     return torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
@@ -233,13 +232,13 @@ _cross_entropy_backward = operators.define(
     "cross_entropy_backward",
     "(Tensor d_losses, Tensor logits, Tensor targets, Tensor row_max, Tensor row_sum, int ignore_index) -> Tensor",
     run=_run_backward,
-    fake=_fake_backward,
+    fake=_empty_gradients,
 )
 _cross_entropy = operators.define(
     "cross_entropy",
     "(Tensor logits, Tensor targets, int ignore_index) -> (Tensor, Tensor, Tensor)",
     run=_run,
-    fake=_fake,
+    fake=_empty,
     save=_save,
     gradient=_gradient,
 )

@@ -231,16 +231,14 @@ def _check(x: Tensor, weight: Tensor, eps: float) -> None:
 
 
 def _run(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    _check(x, weight, eps)
     require_runnable(x.device, name="rms_norm", instead="perflab.lab.kernels.reference.plain_rms_norm")
+    y, rstd = _empty(x, weight, eps)
     rows = as_rows(x)
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    rstd = torch.empty(rows.shape[0], dtype=torch.float32, device=x.device)
     rms_norm_launch(rows, weight, y.view(rows.shape), rstd, eps)()
     return y, rstd
 
 
-def _fake(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def _empty(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     _check(x, weight, eps)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     return y, torch.empty(x.shape[:-1].numel(), dtype=torch.float32, device=x.device)
@@ -248,8 +246,7 @@ def _fake(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 def _run_backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
     rows = as_rows(x)
-    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    d_weight = torch.empty(weight.shape, dtype=weight.dtype, device=x.device)
+    dx, d_weight = _empty_gradients(dy, x, weight, rstd)
     partials = empty_partials(backward_partials(*rows.shape), rows.shape[1], x.device)
     for launch in rms_norm_backward_launches(as_rows(dy), rows, weight, rstd, dx.view(rows.shape), partials):
         launch()
@@ -257,7 +254,7 @@ def _run_backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> tuple[
     return dx, d_weight
 
 
-def _fake_backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
+def _empty_gradients(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
     d_weight = torch.empty(weight.shape, dtype=weight.dtype, device=x.device)
     return torch.empty(x.shape, dtype=x.dtype, device=x.device), d_weight
 
@@ -278,13 +275,13 @@ _rms_norm_backward = operators.define(
     "rms_norm_backward",
     "(Tensor dy, Tensor x, Tensor weight, Tensor rstd) -> (Tensor, Tensor)",
     run=_run_backward,
-    fake=_fake_backward,
+    fake=_empty_gradients,
 )
 _rms_norm = operators.define(
     "rms_norm",
     "(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)",
     run=_run,
-    fake=_fake,
+    fake=_empty,
     save=_save,
     gradient=_gradient,
     autocast=torch.float32,
@@ -295,9 +292,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     """y = x / sqrt(mean_d x_d² + eps) * w, for x (..., D) and weight (D,); returns x's shape and dtype, contiguous.
 
     float32, bfloat16 or float16, one dtype and one device; any strides, any number of rows, D >= 1, eps >= 0. A row
-    of zeros gives zeros if eps > 0, and NaN if eps = 0, as in PyTorch; squares overflow float32 where |x| > 1e19.
-    The same inputs give the same bits, gradients included. Differentiable once. Under autocast it runs in float32 and
-    returns it, as PyTorch's own does on CUDA.
+    of zeros gives zeros if eps > 0, and NaN if eps = 0, as in PyTorch; a row whose squares add up to more than
+    float32 holds, 3e38, gives zeros. The same inputs give the same bits, gradients included. Differentiable once.
+    Under autocast it runs in float32 and returns it, as PyTorch's own does on CUDA.
 
     Raises ValueError for shapes, devices and eps that do not fit, TypeError for dtypes, RuntimeError where neither
     the device nor Triton's interpreter can run it, and for a second derivative.

@@ -127,25 +127,24 @@ def _check(gate: Tensor, up: Tensor) -> None:
 
 
 def _run(gate: Tensor, up: Tensor) -> Tensor:
-    _check(gate, up)
     require_runnable(gate.device, name="swiglu", instead="perflab.lab.kernels.reference.plain_swiglu")
-    y = _fake(gate, up)
+    y = _empty(gate, up)
     swiglu_launch(as_rows(gate), as_rows(up), as_rows(y))()
     return y
 
 
-def _fake(gate: Tensor, up: Tensor) -> Tensor:
+def _empty(gate: Tensor, up: Tensor) -> Tensor:
     _check(gate, up)
     return torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
 
 
 def _run_backward(dy: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    d_gate, d_up = _fake_backward(dy, gate, up)
+    d_gate, d_up = _empty_gradients(dy, gate, up)
     swiglu_backward_launch(*(as_rows(x) for x in (dy, gate, up, d_gate, d_up)))()
     return d_gate, d_up
 
 
-def _fake_backward(dy: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+def _empty_gradients(dy: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     d_gate = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
     return d_gate, torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
 
@@ -163,13 +162,13 @@ _swiglu_backward = operators.define(
     "swiglu_backward",
     "(Tensor dy, Tensor gate, Tensor up) -> (Tensor, Tensor)",
     run=_run_backward,
-    fake=_fake_backward,
+    fake=_empty_gradients,
 )
 _swiglu = operators.define(
     "swiglu",
     "(Tensor gate, Tensor up) -> Tensor",
     run=_run,
-    fake=_fake,
+    fake=_empty,
     save=_save,
     gradient=_gradient,
 )

@@ -174,31 +174,32 @@ def backward_partials(num_rows: int, num_columns: int) -> int:
 # --- For PyTorch -------------------------------------------------------------------------------------------------
 
 
-def _run(x: Tensor, weight: Tensor) -> Tensor:
-    check_rows_and_weight("weighted_sum", x, weight)
-    require_runnable(x.device, name="weighted_sum", instead="perflab.lab.kernels.reference.plain_weighted_sum")
-    y = torch.empty(x.shape[:-1], dtype=x.dtype, device=x.device)
-    weighted_sum_launch(as_rows(x), weight, y.view(-1))()
-    return y
-
-
-def _fake(x: Tensor, weight: Tensor) -> Tensor:
+# What the results look like, and room for them. With fake tensors that is all there is; a run fills it.
+def _empty(x: Tensor, weight: Tensor) -> Tensor:
     check_rows_and_weight("weighted_sum", x, weight)
     return torch.empty(x.shape[:-1], dtype=x.dtype, device=x.device)
 
 
+def _run(x: Tensor, weight: Tensor) -> Tensor:
+    require_runnable(x.device, name="weighted_sum", instead="perflab.lab.kernels.reference.plain_weighted_sum")
+    y = _empty(x, weight)
+    weighted_sum_launch(as_rows(x), weight, y.view(-1))()
+    return y
+
+
+def _empty_gradients(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    d_weight = torch.empty(weight.shape, dtype=weight.dtype, device=x.device)
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device), d_weight
+
+
+# Only the gradient below calls it, with what the forward has checked.
 def _run_backward(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     rows = as_rows(x)
-    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    d_weight = torch.empty(weight.shape, dtype=weight.dtype, device=x.device)
+    dx, d_weight = _empty_gradients(dy, x, weight)
     partials = empty_partials(backward_partials(*rows.shape), rows.shape[1], x.device)
     weighted_sum_backward_launch(dy.reshape(-1), rows, weight, dx.view(rows.shape), partials)()
     sum_partials_launch(partials, d_weight)()
     return dx, d_weight
-
-
-def _fake_backward(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device), torch.empty_like(weight).contiguous()
 
 
 def _save(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
@@ -214,13 +215,13 @@ _weighted_sum_backward = operators.define(
     "weighted_sum_backward",
     "(Tensor dy, Tensor x, Tensor weight) -> (Tensor, Tensor)",
     run=_run_backward,
-    fake=_fake_backward,
+    fake=_empty_gradients,
 )
 _weighted_sum = operators.define(
     "weighted_sum",
     "(Tensor x, Tensor weight) -> Tensor",
     run=_run,
-    fake=_fake,
+    fake=_empty,
     save=_save,
     gradient=_gradient,
     autocast=torch.float32,
