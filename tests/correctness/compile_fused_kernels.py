@@ -7,7 +7,9 @@ Run as a program, in a process without TRITON_INTERPRET, since Triton chooses it
 
 import json
 import re
+import subprocess
 import sys
+import tempfile
 from typing import Any
 
 import torch
@@ -19,9 +21,8 @@ from triton.compiler import ASTSource
 from perflab.lab.kernels.examples import launches
 from perflab.lab.launch import SHARED_BYTES, Launch
 
-from .compile_triton_attention import ALIGNED, POINTER_TYPES, _resources
-
-POINTERS = POINTER_TYPES | {torch.int64: "*i64"}
+POINTERS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int64: "*i64"}
+ALIGNED = [["tt.divisibility", 16]]  # what a launch finds out of pointers from an allocator, and of round numbers
 
 
 def compile_launch(launch: Launch, capability: int) -> dict[str, Any]:
@@ -51,6 +52,17 @@ def compile_launch(launch: Launch, capability: int) -> dict[str, Any]:
         "wide_loads": len(re.findall(r"ld\.global[.\w:]*\.v4\.b32", compiled.asm["ptx"])),
         **_resources(compiled.asm["cubin"]),
     }
+
+
+def _resources(cubin: bytes) -> dict[str, int]:
+    """Registers a thread, and the bytes of local memory that a spill would take."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", text).groups()
+    return {"registers": int(registers), "spilled_bytes": int(stack)}
 
 
 if __name__ == "__main__":
