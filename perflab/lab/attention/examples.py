@@ -46,7 +46,7 @@ def _each(
     dtype_name: str, head_dim: int, mask: str, shared_limit_bytes: int, *, first: bool = True
 ) -> Iterator[tuple[str, Launch]]:
     dtype = _DTYPES[dtype_name]
-    kernels = _KERNELS
+    kernels: tuple[str, ...] = _KERNELS
     if dtype == torch.bfloat16 and shared_limit_bytes >= SHARED_BYTES[90]:
         kernels = ("forward_tma", *_KERNELS)
     for kernel in kernels:

@@ -63,7 +63,7 @@ _TILES: dict[tuple[str, int], dict[int, tuple[Tiles, ...]]] = {
         256: (Tiles(64, 64, 8, 2), Tiles(64, 32, 8, 2)),
     },
     ("forward", 4): {64: (Tiles(64, 32, 8, 2),), 256: (Tiles(32, 16, 8, 2),)},
-    ("forward_tma", 2): {64: (Tiles(128, 128, 8, 2),), 128: (Tiles(128, 64, 8, 2),), 256: (Tiles(64, 64, 8, 1),)},
+    ("forward_tma", 2): {64: (Tiles(128, 128, 8, 2),), 128: (Tiles(128, 64, 8, 3),), 256: (Tiles(64, 64, 8, 2),)},
     ("forward_tma", 4): {64: (Tiles(64, 32, 8, 2),), 256: (Tiles(32, 16, 8, 2),)},
     ("dk_dv", 2): {
         64: (Tiles(32, 128, 8, 2), Tiles(64, 128, 8, 2), Tiles(32, 64, 4, 2)),
@@ -72,7 +72,7 @@ _TILES: dict[tuple[str, int], dict[int, tuple[Tiles, ...]]] = {
     },
     ("dk_dv", 4): {64: (Tiles(16, 32, 8, 2),), 256: (Tiles(16, 16, 8, 1),)},
     ("dq", 2): {
-        64: (Tiles(128, 64, 8, 3), Tiles(64, 64, 4, 2), Tiles(64, 128, 8, 2)),
+        64: (Tiles(128, 64, 8, 3), Tiles(64, 64, 4, 2)),
         128: (Tiles(64, 64, 8, 2), Tiles(64, 64, 4, 2), Tiles(64, 32, 4, 2)),
         256: (Tiles(64, 32, 8, 2),),
     },
