@@ -9,6 +9,7 @@ from perflab.documents import ended_early
 from perflab.environment import slug
 from perflab.records import Document, Environment, Result, Verdict
 from perflab.report.drift import REASON_TO_FILL_IN
+from perflab.report.kernels import compilers, kernel_table
 from perflab.report.table import Line, short_name, table, tally, wrap_facts
 from perflab.units import format_percent
 
@@ -19,12 +20,16 @@ _NAMED = 5
 def summary(document: Document, width: int = 80, notes: Sequence[str] = ()) -> list[Line]:
     """The lines that end a run; ``notes`` stand below the table."""
     results = document.results
+    measured = [result for result in results if result.compiled is None]
+    compiled = [result for result in results if result.compiled is not None]
     noisy = _noisy_baselines(results, document.threshold) if document.baselines is not None else []
     texts = [*notes, *noisy]
     return [
         *(Line(text) for fact in document.preface for text in wrap_facts([fact], width)),
         *(Line(text) for facts in environments(document) for text in wrap_facts(facts, width)),
-        *(table(results, width) if results else []),
+        *(table(measured, width) if measured else []),
+        *(Line(text) for text in (wrap_facts(compiled_by(document), width) if compiled else [])),
+        *(kernel_table(compiled, width) if compiled else []),
         *(Line(text) for text in texts),
         Line(tally(results) + hint(document) if results else "no perf case ran"),
     ]
@@ -41,6 +46,16 @@ def environments(document: Document) -> list[list[str]]:
             *([f"{PurePath(document.baselines, name).as_posix()}/"] if document.baselines is not None else []),
         ]
         for name, e in seen.items()
+    ]
+
+
+def compiled_by(document: Document) -> list[str]:
+    """Facts of what compiled the kernels, the directory of their baselines (if any) last."""
+    tritons = {result.compiled.now.triton for result in document.results if result.compiled is not None}
+    folders = sorted(tritons) if document.baselines is not None else []
+    return [
+        *compilers(document.results),
+        *(f"{PurePath(document.baselines or '', f'triton-{version}').as_posix()}/" for version in folders),
     ]
 
 
