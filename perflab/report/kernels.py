@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 from perflab.records import CompiledKernel, KernelResources, Result, Verdict
 from perflab.report.counts import changed, count_fact, count_row
-from perflab.report.table import Line, Row, shorten, verdict_text, wrap_facts
+from perflab.report.table import Line, Row, verdict_text, wrap_facts
 from perflab.units import format_bytes
 
 WIDTH = 80
-_COLUMNS = (("regs", 6), ("spills", 8), ("shared", 10), ("warps", 7), ("tensor cores", 14))
-_LEAST_NAME_WIDTH = 22
+_COLUMNS = (("regs", 5), ("spills", 7), ("shared", 9), ("warps", 6), ("limited by", 12), ("tensor cores", 13))
+_TITLE = "kernel "
+"""As wide as an architecture's name with its indent."""
 _KINDS = ("tcgen05", "wgmma", "mma")
 _WORSE = {
     "compiling": "compiles no more",
@@ -30,18 +31,19 @@ def kernel_name(kernel: CompiledKernel) -> str:
 
 
 def kernel_table(results: Sequence[Result], width: int = WIDTH) -> list[Line]:
-    """Results of compiled kernels as lines no longer than ``width`` (80 at least)."""
-    shown = kernel_rows(results, max(width, WIDTH) - 2)
-    verdict_width = max([len(row.verdict) for row in shown] + [len("verdict")])
-    room = max(_LEAST_NAME_WIDTH, max(width, WIDTH) - sum(size for _, size in _COLUMNS) - 2 - verdict_width)
-    name_width = min(room, max([len(row.name) for row in shown] + [len("kernel")]))
-    header = "".join(title.rjust(size) for title, size in _COLUMNS)
-    lines = [Line(f"{'kernel'.ljust(name_width)}{header}  verdict")]
-    for row, result in zip(shown, results, strict=True):
+    """Results of compiled kernels, a line for each architecture below the kernel's name; 80 columns or ``width``."""
+    lines = [Line(f"{_TITLE}{''.join(title.rjust(size) for title, size in _COLUMNS)}  verdict")]
+    last = ""
+    for row, result in zip(kernel_rows(results, max(width, WIDTH) - 4), results, strict=True):
+        assert result.compiled is not None
+        kernel = result.compiled.now
+        if kernel.name != last:
+            lines.append(Line(kernel.name))
+        last = kernel.name
         cells = "".join(row.cells[title].rjust(size) for title, size in _COLUMNS)
-        name = shorten(row.name, name_width).ljust(name_width)
-        lines.append(Line(f"{name}{cells}  {row.verdict}", result.judgement.verdict))
-        lines += [Line(f"  {text}") for text in row.details]
+        arch = f" sm_{kernel.arch}".ljust(len(_TITLE))
+        lines.append(Line(f"{arch}{cells}  {row.verdict}", result.judgement.verdict))
+        lines += [Line(f"    {text}") for text in row.details]
     return lines
 
 
@@ -105,6 +107,7 @@ def _cells(here: KernelResources | None) -> dict[str, str]:
         "spills": f"{spilled} B" if spilled else "–",
         "shared": format_bytes(here.shared_bytes),
         "warps": f"{here.warps_per_sm}/{here.max_warps_per_sm}",
+        "limited by": here.limited_by.removesuffix(" memory"),
         "tensor cores": kinds[0] if kinds else "–",
     }
 

@@ -49,7 +49,7 @@ def table(results: Sequence[Result], width: int = 80) -> list[Line]:
     header = "".join(title.rjust(size) for title, size in _COLUMNS)
     lines = [Line(f"{'case'.ljust(name_width)}{header}  verdict")]
     for name, result in zip(names, results, strict=True):
-        shown = shorten(name, name_width).ljust(name_width)
+        shown = _shorten(name, name_width).ljust(name_width)
         in_line = _skipped_in_line(shown, result, max(width, 80))
         if in_line is not None:
             lines.append(Line(in_line))
@@ -98,7 +98,7 @@ def _names(results: Sequence[Result]) -> list[str]:
     return names
 
 
-def shorten(name: str, width: int) -> str:
+def _shorten(name: str, width: int) -> str:
     """Cut in the middle: the end tells parameters, the beginning what it is."""
     if len(name) <= width:
         return name

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from perflab.errors import KernelError
-
 REGISTERS_PER_SM = 65_536
 """Registers of 32 bits, the same from sm_80 to sm_120; in four partitions."""
 RESERVED_SHARED_BYTES = 1024
@@ -52,14 +50,14 @@ def parse_architectures(text: str) -> tuple[int, ...]:
     """Read ``"80,90,100"`` or ``"sm_90"``, in the order given.
 
     Raises:
-        KernelError: one of them is not known.
+        ValueError: one of them is not known, with those that are.
     """
     parts = [part for part in text.replace(",", " ").split() if part]
     numbers = [part.lower().removeprefix("sm_").removeprefix("sm").removesuffix("a") for part in parts]
     known = ", ".join(map(str, ARCHITECTURES))
     for part, number in zip(parts, numbers, strict=True):
         if not number.isdecimal() or int(number) not in ARCHITECTURES:
-            raise KernelError(f"{part!r} is not an architecture that perflab has limits of", f"known are {known}")
+            raise ValueError(f"{part!r} is not an architecture that perflab has limits of; known are {known}")
     if not parts:
-        raise KernelError("no architecture is named", f"name some of {known}, such as 80,90,100")
+        raise ValueError(f"no architecture is named; known are {known}")
     return tuple(dict.fromkeys(map(int, numbers)))

@@ -67,7 +67,7 @@ def _parameters_of(example: KernelExample) -> dict[str, bool]:
         what = "is decorated once more" if wrapped else f"has {type(example.kernel).__name__} for a kernel"
         raise KernelError(
             f"kernel example {example.name!r} {what}",
-            "give what @triton.jit made; of one below @triton.autotune or @triton.heuristics that is kernel.fn, with an "
+            "give what @triton.jit made; below @triton.autotune or @triton.heuristics that is kernel.fn, with an "
             "example for each configuration",
         )
     parameters = inspect.signature(function).parameters

@@ -77,7 +77,7 @@ class CompilerPool:
         request = Request(registration=registration, name=name, arch=arch)
         try:
             compiled = self._ask(request).compiled
-        except _Died as death:
+        except _EndedError as death:
             from perflab.environment import installed_version
 
             triton = installed_version("triton") or "unknown"
@@ -99,13 +99,13 @@ class CompilerPool:
     def _started(self) -> _Process:
         with self._lock:
             if self._closed:
-                raise _Died("compiling was interrupted")
+                raise _EndedError("compiling was interrupted")
             process = _Process(self._folder / f"{len(self._all)}.log")
             self._all.append(process)
             return process
 
 
-class _Died(KernelError):
+class _EndedError(KernelError):
     """A process that ended while it was asked something."""
 
     def __init__(self, problem: str) -> None:
@@ -144,8 +144,8 @@ class _Process:
             status = self._process.wait()
             with contextlib.suppress(OSError):
                 said = useful_lines(self._log.read_bytes()[said_before:].decode("utf-8", "replace"))
-                raise _Died(f"the compiling process ended with status {status}; it said:\n{said}")
-            raise _Died(f"the compiling process ended with status {status}")
+                raise _EndedError(f"the compiling process ended with status {status}; it said:\n{said}")
+            raise _EndedError(f"the compiling process ended with status {status}")
         return msgspec.json.decode(line, type=Answer)
 
     def end(self) -> None:

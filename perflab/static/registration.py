@@ -1,4 +1,4 @@
-"""Finding what is registered under ``package.module:attribute``. Imports what it names, and with it torch and triton."""
+"""Finding what is registered under ``package.module:attribute``. Imports what it names: torch and triton, mostly."""
 
 from __future__ import annotations
 
