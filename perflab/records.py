@@ -355,7 +355,7 @@ class KernelResources(Data, frozen=True):
     """Upper bounds, of blocks and warps on a multiprocessor at once."""
     max_warps_per_sm: int
     limited_by: str
-    """What has no room for one more block: ``registers``, ``shared memory``, ``tensor memory``, ``warps``, ``blocks``."""
+    """What has no room for one more: ``registers``, ``shared memory``, ``tensor memory``, ``warps``, ``blocks``."""
     tensor_columns: int = 0
     """Columns of tensor memory (Blackwell)."""
     instructions: dict[str, int] = {}

@@ -97,8 +97,8 @@ def save_kernels(
 
 
 def is_to_be_saved(result: Result, *, update: bool, update_new: bool) -> bool:
-    """Whether a result is one of a kernel that can run, and that an option says is to be saved."""
-    if result.compiled is None or is_broken(result.compiled.now):
+    """Whether a kernel can run and its own test did not fail, and an option says that it is to be saved."""
+    if result.compiled is None or is_broken(result.compiled.now) or result.judgement.verdict is Verdict.FAILED:
         return False
     return update or (update_new and result.judgement.verdict in (Verdict.NEW, Verdict.INCOMPARABLE))
 

@@ -22,7 +22,7 @@ class KernelExample:
             configurations that are to be gated.
         arguments: by parameter name, compile-time constants included. An example of what a launch is given: what is
             derived from it is what a launch derives. Tensors may be on ``meta``, and count as aligned to 16 bytes then;
-            integers that are 1 or multiples of 16 are compiled in as such; None, numbers, dtypes and
+            integers that are 1 or multiples of 16 are compiled in as such; None, numbers and
             ``triton.tools.tensor_descriptor.TensorDescriptor`` are what they are in a launch.
         num_warps: warps a block.
         num_stages: stages of software pipelining.

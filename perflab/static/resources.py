@@ -33,13 +33,14 @@ def read_assembler(log: str) -> AssemblerReport:
     Raises:
         ValueError: it is not such a log.
     """
-    properties = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log)
+    # A block for the kernel, and one for each function that it calls and that was not inlined.
+    properties = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log)
     registers = re.search(r"Used (\d+) registers", log)
-    if properties is None or registers is None:
+    if not properties or registers is None:
         raise ValueError(f"ptxas -v said neither registers nor spills: {log.strip()[:200]!r}")
     shared = re.search(r"(\d+)(?:\+\d+)? bytes smem", log)
-    stack, stores, loads = map(int, properties.groups())
-    return AssemblerReport(int(registers[1]), stack, stores, loads, int(shared[1]) if shared else 0)
+    stacks, stores, loads = (list(map(int, column)) for column in zip(*properties, strict=True))
+    return AssemblerReport(int(registers[1]), max(stacks), sum(stores), sum(loads), int(shared[1]) if shared else 0)
 
 
 def count_instructions(ptx: str) -> dict[str, int]:
