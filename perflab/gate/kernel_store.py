@@ -86,6 +86,8 @@ class KernelStore:
     ) -> Path:
         """Add or replace cases of a registration, and remove what is stale; all others stay.
 
+        One that takes what it took stays as it was saved, date and commit included, unless a reason is given.
+
         Raises:
             BaselineError: the file cannot be read first, or cannot be written.
         """
@@ -97,8 +99,14 @@ class KernelStore:
             except OSError as error:
                 raise unwritable(self.directory, error) from error
             self._files.pop(path, None)
-            kept = {case: one for case, one in self.load(path).items() if case not in stale}
-            write_whole(path, _format(registration, {**kept, **baselines}))
+            stored = self.load(path)
+            kept = {case: one for case, one in stored.items() if case not in stale}
+            new = {
+                case: one
+                for case, one in baselines.items()
+                if case not in stored or one.reason or stored[case].resources != one.resources
+            }
+            write_whole(path, _format(registration, {**kept, **new}))
             self._files.pop(path)
         return path
 

@@ -37,8 +37,10 @@ def test_a_file_begins_with_its_schema_and_holds_a_number_a_line_in_order(tmp_pa
     assert list(json.loads(text)["cases"]) == sorted(cases)
     assert '        "registers": 100,\n' in text
     assert text.endswith("}\n")
-    store.save(WHERE, "3.9.0", {"b[sm_90]": baseline()})
+    store.save(WHERE, "3.9.0", {"b[sm_90]": baseline(recorded="2027-01-01", commit="later")})
     assert (tmp_path / FILE).read_text() == text, "saving the same again changes nothing"
+    store.save(WHERE, "3.9.0", {"b[sm_90]": baseline(resources(registers=90), recorded="2027-01-01")})
+    assert "2027-01-01" in (tmp_path / FILE).read_text()
 
 
 def test_another_tritons_baseline_is_found_where_there_is_none_of_this_one(tmp_path: Path) -> None:
