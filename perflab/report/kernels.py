@@ -20,8 +20,8 @@ _WORSE = {
     "spills": "spills more",
     "tensor cores": "lost tensor-core instructions",
     "tma": "lost TMA",
-    "occupancy": "has a lower occupancy",
-    "shared memory": "wants more shared memory than there is",
+    "occupancy": "lower occupancy",
+    "shared memory": "more shared memory than there is",
 }
 
 
@@ -79,8 +79,8 @@ def explain_kernel(result: Result, accept: str | None) -> str:
     now, judgement = result.compiled.now, result.judgement
     name = kernel_name(now)
     if judgement.worse:
-        told = [_WORSE.get(one, f"is worse in {one}") for one in judgement.worse]
-        lines = _wrapped(f"{name} {' and '.join(told)} against its baseline")
+        told = [_WORSE.get(one, one) for one in judgement.worse]
+        lines = _wrapped(f"{name} is worse than its baseline: {', '.join(told)}")
     elif judgement.verdict is Verdict.FAILED:
         lines = [f"{name} cannot run" if now.resources is not None else f"{name} does not compile"]
     else:

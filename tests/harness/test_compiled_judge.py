@@ -153,7 +153,7 @@ def test_a_failure_shows_what_it_took_before_and_takes_now() -> None:
     assert (
         explain_kernel(failing, "perflab kernels --update")
         == """\
-attend[sm_90] spills more and has a lower occupancy against its baseline
+attend[sm_90] is worse than its baseline: spills more, lower occupancy
                    before  now  change  limit
 registers             100  255    +155   none
 spill store bytes       0  528    +528  exact

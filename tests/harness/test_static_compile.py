@@ -92,6 +92,13 @@ def test_what_does_not_compile_is_a_result_that_names_the_line(found: Found) -> 
     )
 
 
+def test_a_compiler_that_dies_is_a_result_and_the_next_kernel_is_compiled(pool: CompilerPool, found: Found) -> None:
+    died = pool.submit(f"{HERE}:dying", "add", 90).result()
+    assert died.problem == "the compiling process ended with status 7; it said:\nLLVM ERROR: cannot select this"
+    assert (died.resources, died.triton) == (None, found["add", 80].triton)
+    assert pool.submit(f"{HERE}:FINE", "add", 80).result() == found["add", 80]
+
+
 def test_configurations_may_depend_on_the_architecture(pool: CompilerPool) -> None:
     assert pool.names(f"{HERE}:by_architecture", [80, 90]) == {80: ["add"], 90: ["add", "large"]}
 

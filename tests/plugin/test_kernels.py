@@ -81,14 +81,14 @@ def test_a_kernel_is_saved_then_spills_and_fails_and_is_accepted(project: Kernel
     worse.assert_outcomes(failed=2)
     worse.stdout.fnmatch_lines(
         [
-            "product[[]sm_80] spills more* against its baseline",
+            "product[[]sm_80] is worse than its baseline: spills more*",
             "*before * now * change  limit",
             "registers *",
             "spill store bytes * 0 * exact",
             "num warps * 8 * 2 * -6   none",
             "why: spills * B of registers a thread, stores and loads together, instead of*",
             "if this is meant: pytest 'test_mine.py::test_kernel[[]product-sm80]' --perf-update",
-            "product[[]sm_90] * lost tensor-core instructions*",
+            "product[[]sm_90] is worse than its baseline: *lost tensor-core instructions*",
             "why: lost wgmma: its products run as mma now",
             " sm_80 *REGRESSED",
             "2 regressed   (accept: --perf-update)",
