@@ -24,7 +24,7 @@ from perflab.static.architectures import parse_architectures
 
 Run = Callable[[argparse.Namespace], int]
 """Runs a command; returns its exit status."""
-BAD_INPUT = 2
+BAD_INPUT, INTERRUPTED = 2, 130
 
 
 def merge_command(parser: argparse.ArgumentParser) -> Run:
@@ -167,7 +167,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status: 2 for input that cannot be used."""
+    """Run the command line; returns the exit status: 2 for input that cannot be used, 130 for Ctrl-C."""
     given = build_parser().parse_args(arguments)
     run: Run = given.run
     try:
@@ -176,6 +176,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"perflab {given.command}: {error}", file=sys.stderr)
     except OSError as error:
         print(f"perflab {given.command}: {error.filename or 'output'}: {error.strerror}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print(f"perflab {given.command}: interrupted", file=sys.stderr)
+        return INTERRUPTED
     return BAD_INPUT
 
 

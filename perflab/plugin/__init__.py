@@ -96,10 +96,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "compiled" in metafunc.fixturenames:
         from perflab.plugin.compiled import spread
 
+        problem = None
         try:
             spread(metafunc)
         except PerflabError as error:
-            pytest.fail(str(error), pytrace=False)
+            problem = str(error)  # told below, since pytest would show what it came of beside it
+        if problem is not None:
+            pytest.fail(problem, pytrace=False)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

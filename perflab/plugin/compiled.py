@@ -105,10 +105,9 @@ class CompiledCases:
         return found.resources
 
     def _compile(self, choices: list[Choice]) -> None:
+        self._progress.begin("kernels")
         # Not beside a measurement: compilers keep all cores busy.
         with device_turn("cpu", self._progress.show), self._open_pool() as pool:
-            self._progress.begin("")
-            self._progress.label("kernels")
             futures = {pool.submit(one.registration, one.name, one.arch): one for one in choices}
             pending = set(futures)
             while pending:

@@ -68,10 +68,14 @@ class CompilerPool:
         """End the processes, whatever they are at."""
         with self._lock:
             self._closed = True
-        for process in self._all:
-            process.end()
-        self._threads.shutdown(wait=True, cancel_futures=True)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        try:
+            for process in self._all:
+                process.kill()
+            self._threads.shutdown(wait=True, cancel_futures=True)
+            for process in self._all:
+                process.clear()
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _compile(self, registration: str, name: str, arch: int) -> CompiledKernel:
         request = Request(registration=registration, name=name, arch=arch)
@@ -148,8 +152,10 @@ class _Process:
             raise _EndedError(f"the compiling process ended with status {status}")
         return msgspec.json.decode(line, type=Answer)
 
-    def end(self) -> None:
+    def kill(self) -> None:
         self._process.kill()
+
+    def clear(self) -> None:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:

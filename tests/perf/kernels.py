@@ -17,8 +17,9 @@ from perflab.lab.attention.triton_backward_kernel import (
 )
 from perflab.lab.attention.triton_forward_kernel import attention_forward_kernel
 from perflab.lab.attention.triton_tiles import DELTA_ROWS, Tiles, choose_tiles, padded_head_dim
-from perflab.lab.launch import SHARED_BYTES, Launch
+from perflab.lab.launch import Launch
 from perflab.static import KernelExample
+from perflab.static.architectures import ARCHITECTURES
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 HEAD_DIMS = (64, 128)
@@ -66,7 +67,7 @@ def _attention_launch(kernel: str, dtype: torch.dtype, head_dim: int, arch: int)
     ends = torch.empty(batch, num_heads, length, dtype=torch.float32, device="meta")
     tiles = Tiles(DELTA_ROWS, 0, num_warps=4, num_stages=3)
     if kernel != "delta":
-        tiles = choose_tiles(kernel.replace("-", "_"), head_dim, dtype, SHARED_BYTES[arch])
+        tiles = choose_tiles(kernel.replace("-", "_"), head_dim, dtype, ARCHITECTURES[arch].shared_limit_bytes)
     constants = {
         "IS_CAUSAL": True,
         "EMULATE_BF16": False,
