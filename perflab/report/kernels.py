@@ -104,12 +104,17 @@ def _cells(here: KernelResources | None) -> dict[str, str]:
     kinds = [f"{kind} {here.instructions[kind]}" for kind in _KINDS if kind in here.instructions]
     return {
         "regs": str(here.registers),
-        "spills": f"{spilled} B" if spilled else "–",
+        "spills": _short_bytes(spilled) if spilled else "–",
         "shared": format_bytes(here.shared_bytes),
         "warps": f"{here.warps_per_sm}/{here.max_warps_per_sm}",
         "limited by": here.limited_by.removesuffix(" memory"),
         "tensor cores": kinds[0] if kinds else "–",
     }
+
+
+def _short_bytes(value_bytes: int) -> str:
+    """Exact as long as that is short: ``1044 B``, ``37 KiB``."""
+    return f"{value_bytes} B" if value_bytes < 10_000 else f"{value_bytes / 1024:.0f} KiB"
 
 
 def _details(result: Result, width: int) -> list[str]:

@@ -179,6 +179,7 @@ def test_the_table_has_a_line_for_each_architecture_and_fits_80_columns() -> Non
         result_for(kernel(resources(**SPILLING)), baseline()),
         result_for(kernel(arch=100), baseline(triton="3.8.0"), saved=True),
         result_for(kernel(name="broken", problem="NameError: x"), None),
+        result_for(kernel(resources(spill_store_bytes=38_032), name="drowned"), None),
     ]
     lines = [line.text for line in kernel_table(results)]
     assert (
@@ -197,7 +198,9 @@ attend
     baseline from another compiler: triton 3.8.0 then, 3.9.0 now
 broken
  sm_90     –      –        –     –           –            –  FAILED
-    does not compile for sm_90: NameError: x"""
+    does not compile for sm_90: NameError: x
+drowned
+ sm_90   100 37 KiB 64.0 KiB 16/64   registers     wgmma 16  new"""
     )
     assert max(map(len, lines)) <= 80
 
