@@ -15,6 +15,7 @@ from perflab.measure.devices import DEVICE_CHOICES
 from perflab.measure.sampling import Plan
 from perflab.plugin.options import OPTIONS, Option
 from perflab.records import Policy
+from perflab.static.architectures import parse_architectures
 from perflab.units import parse_duration_ns, parse_fraction, parse_seconds
 
 
@@ -39,6 +40,10 @@ class Settings:
     settle: str
     replicates: int
     json: Path | None
+    kernels: tuple[str, ...]
+    """Where kernels are registered: ``package.module:attribute``."""
+    archs: tuple[int, ...]
+    """What they are compiled for: 90 is sm_90."""
     against: str | None = None
     """The other side of a paired comparison: a commit, branch, tag or directory."""
     against_threshold: float = 0.02
@@ -138,6 +143,8 @@ def read_settings(config: pytest.Config) -> Settings:
         total_budget_s=value("perf_total_budget", lambda text: parse_seconds(text) if text else None),
         settle=choice("perf_settle"),
         replicates=value("perf_replicates", _parse_count),
+        kernels=tuple(raw["perf_kernels"][0].replace(",", " ").split()),
+        archs=value("perf_arch", parse_architectures),
         json=path("perf_json") if raw["perf_json"][0] else None,
         against=against,
         against_threshold=value("perf_against_threshold", parse_fraction),

@@ -41,7 +41,7 @@ def _parts(case: str) -> list[str]:
 
 def table(results: Sequence[Result], width: int = 80) -> list[Line]:
     """All results as lines no longer than ``width`` (80 at least)."""
-    verdict_width = max([len(_verdict_text(result)) for result in results], default=0)
+    verdict_width = max([len(verdict_text(result)) for result in results], default=0)
     fixed = sum(size for _, size in _COLUMNS) + 2 + max(verdict_width, len("verdict"))
     room = max(_LEAST_NAME_WIDTH, max(width, 80) - fixed)
     names = _names(results)
@@ -55,7 +55,7 @@ def table(results: Sequence[Result], width: int = 80) -> list[Line]:
             lines.append(Line(in_line))
             continue
         cells = "".join(cell.rjust(size) for cell, (_, size) in zip(_cells(result), _COLUMNS, strict=True))
-        lines.append(Line(f"{shown}{cells}  {_verdict_text(result)}", result.judgement.verdict))
+        lines.append(Line(f"{shown}{cells}  {verdict_text(result)}", result.judgement.verdict))
         lines += [Line(f"  {part}") for part in _details(result, max(width, 80) - 2)]
     return lines
 
@@ -74,7 +74,7 @@ def rows(results: Sequence[Result]) -> list[Row]:
     """What ``table`` shows, cell by cell."""
     titles = [title for title, _ in _COLUMNS]
     return [
-        Row(name, dict(zip(titles, _cells(result), strict=True)), _verdict_text(result), _details(result, 10_000))
+        Row(name, dict(zip(titles, _cells(result), strict=True)), verdict_text(result), _details(result, 10_000))
         for name, result in zip(_names(results), results, strict=True)
     ]
 
@@ -128,7 +128,8 @@ def _cells(result: Result) -> tuple[str, str, str, str]:
     return (format_ns(now_ns or summary.median_ns), spread, format_change(latency.ratio) if latency else "–", peak)
 
 
-def _verdict_text(result: Result) -> str:
+def verdict_text(result: Result) -> str:
+    """The verdict as the table has it: what fails in capitals."""
     verdict = result.judgement.verdict
     if result.saved:
         return f"{verdict}, saved"

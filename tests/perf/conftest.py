@@ -82,8 +82,11 @@ def setup(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Short contexts first: where time runs out, every kind of case has been measured by then."""
-    items.sort(key=_context_length)  # stable: within a length, the order of the files
+    """Short contexts first: where time runs out, every kind of case has been measured by then. Compiled kernels last.
+
+    The sort is stable: within a length, the order of the files.
+    """
+    items.sort(key=lambda item: ("compiled" in getattr(item, "fixturenames", ()), _context_length(item)))
 
 
 def _context_length(item: pytest.Item) -> int:
