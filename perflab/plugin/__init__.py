@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from perflab.errors import PerflabError
-from perflab.plugin.fixtures import autocast, compiled, device, memory_snapshot, nvtx_range, perf, sync, warmup
-from perflab.plugin.kinds import is_compiled_case
+from perflab.plugin.fixtures import autocast, compiled_kernel, device, memory_snapshot, nvtx_range, perf, sync, warmup
+from perflab.plugin.kinds import COMPILED_FIXTURE, is_compiled_case
 from perflab.plugin.options import add_options
 from perflab.plugin.order import note_found, tell_order
 from perflab.plugin.stash import AGAINST, CASES, COMPILED, EARLY_PROBLEM, SETTINGS, is_worker
 
-__all__ = ["autocast", "compiled", "device", "memory_snapshot", "nvtx_range", "perf", "sync", "warmup"]
+__all__ = ["autocast", "compiled_kernel", "device", "memory_snapshot", "nvtx_range", "perf", "sync", "warmup"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -92,8 +92,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make a test that asks for ``compiled`` a case for every registered kernel and architecture."""
-    if "compiled" in metafunc.fixturenames:
+    """Make a test that asks for ``compiled_kernel`` a case for every registered kernel and architecture."""
+    if COMPILED_FIXTURE in metafunc.fixturenames:
         from perflab.plugin.compiled import spread
 
         problem = None
@@ -107,9 +107,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
-    """Mark tests that use ``perf`` or ``compiled``, before ``-m`` chooses; in a fresh process, keep its cases alone."""
+    """Mark tests that use either fixture of ours, before ``-m`` chooses; in a fresh process, keep its cases alone."""
     for item in items:
-        if {"perf", "compiled"} & set(getattr(item, "fixturenames", ())) and item.get_closest_marker("perf") is None:
+        if {"perf", COMPILED_FIXTURE} & set(getattr(item, "fixturenames", ())) and item.get_closest_marker(
+            "perf"
+        ) is None:
             item.add_marker("perf")
     note_found(config, items)
     yield

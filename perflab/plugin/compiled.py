@@ -1,6 +1,6 @@
 """The compiled tier of perf cases: every registered kernel for every architecture is a test of its own.
 
-Where tests run, like ``measuring``: what the ``compiled`` fixture gives is compiled in processes of its own, all that
+Where tests run, like ``measuring``: what the ``compiled_kernel`` fixture gives is compiled in processes of its own, all that
 the session has chosen at once, before the first of these tests; each test is judged when its body has ended.
 """
 
@@ -19,6 +19,7 @@ from perflab.gate.kernel_store import KernelStore
 from perflab.gate.store import BaselineStore
 from perflab.plugin.accept import accept_command
 from perflab.plugin.kernels import HOW_TO_REGISTER, Choice, choices_of, is_broken, outcome, result_of
+from perflab.plugin.kinds import COMPILED_FIXTURE as FIXTURE
 from perflab.plugin.progress import ProgressLine
 from perflab.plugin.settings import Settings, for_case
 from perflab.plugin.stash import SETTINGS, is_worker
@@ -36,7 +37,7 @@ _JUDGED = pytest.StashKey[bool]()
 
 
 def spread(metafunc: pytest.Metafunc) -> None:
-    """Parametrize a test that asks for ``compiled`` by every registered kernel and architecture.
+    """Parametrize a test that asks for ``compiled_kernel`` by every registered kernel and architecture.
 
     Raises:
         KernelError: nothing is registered, or a registration cannot be used.
@@ -45,7 +46,7 @@ def spread(metafunc: pytest.Metafunc) -> None:
     if CHOICES not in config.stash:
         settings = config.stash[SETTINGS]
         if not settings.kernels:
-            raise KernelError("a test asks for compiled, and no kernels are registered", HOW_TO_REGISTER)
+            raise KernelError("a test asks for compiled_kernel, and no kernels are registered", HOW_TO_REGISTER)
         config.stash[CHOICES] = choices_of(
             {
                 registration: {
@@ -55,7 +56,7 @@ def spread(metafunc: pytest.Metafunc) -> None:
             }
         )
     choices = config.stash[CHOICES]
-    metafunc.parametrize("compiled", choices, ids=list(map(str, choices)), indirect=True)
+    metafunc.parametrize(FIXTURE, choices, ids=list(map(str, choices)), indirect=True)
 
 
 class CompiledCases:
@@ -79,7 +80,7 @@ class CompiledCases:
         """
         for item in items:
             for_case(self._settings, item)
-            choice = getattr(item, "callspec", None) and item.callspec.params.get("compiled")  # type: ignore[attr-defined]
+            choice = getattr(item, "callspec", None) and item.callspec.params.get(FIXTURE)  # type: ignore[attr-defined]
             if isinstance(choice, Choice):
                 self._waiting[choice] = None
         if self._settings.update or self._settings.update_new:
@@ -88,10 +89,11 @@ class CompiledCases:
             self._store.check(registration)
 
     def kernel_for(self, item: pytest.Item, choice: object) -> KernelResources | None:
-        """The ``compiled`` fixture's value; None where the kernel does not compile, and the body is not to run."""
+        """The ``compiled_kernel`` fixture's value; None where the kernel does not compile, and the body is not to run."""
         if not isinstance(choice, Choice):
             raise UsageError(
-                f"{item.nodeid} parametrizes compiled itself", "leave that to perflab: it knows what is registered"
+                f"{item.nodeid} parametrizes compiled_kernel itself",
+                "leave that to perflab: it knows what is registered",
             )
         if choice not in self._found:
             # Workers of pytest-xdist share the cases out as they go: each compiles what it gets.
@@ -145,7 +147,7 @@ class CompiledCases:
         if RESULT in item.stash:
             del item.stash[RESULT]
         item.stash[_JUDGED] = False
-        if self._settings.against is not None and "compiled" in getattr(item, "fixturenames", ()):
+        if self._settings.against is not None and FIXTURE in getattr(item, "fixturenames", ()):
             pytest.skip("compiled kernels are compared with their baselines, not in turns")
 
     @pytest.hookimpl(wrapper=True)
@@ -179,7 +181,7 @@ class CompiledCases:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Hang the case's result on its report."""
         report = yield
-        if report.when == "teardown" or "compiled" not in getattr(item, "fixturenames", ()):
+        if report.when == "teardown" or FIXTURE not in getattr(item, "fixturenames", ()):
             return report
         result = item.stash.get(RESULT, None)
         if result is None or not item.stash.get(_JUDGED, False):

@@ -48,23 +48,23 @@ def perf(request: pytest.FixtureRequest, device: torch.device) -> Perf:
 
 
 @pytest.fixture
-def compiled(request: pytest.FixtureRequest) -> KernelResources:
+def compiled_kernel(request: pytest.FixtureRequest) -> KernelResources:
     """A registered Triton kernel, compiled for one GPU architecture; no GPU is needed.
 
     A test that asks for it becomes a case for each kernel that ``perf_kernels`` names and each architecture of
     ``--perf-arch``, and fails if the kernel does not compile, does not fit, or got worse than its baseline: new spills,
     a lost kind of tensor-core instruction, lower occupancy. What it takes may be looked at too::
 
-        def test_kernel(compiled):
-            assert compiled.registers <= 168
+        def test_kernel(compiled_kernel):
+            assert compiled_kernel.registers <= 168
     """
     from perflab.plugin.compiled import CompiledCases
 
     cases = request.config.pluginmanager.getplugin(COMPILED)
     if not isinstance(cases, CompiledCases):
         raise UsageError(
-            f"{request.node.nodeid} got the compiled fixture by getfixturevalue(), which pytest cannot foresee",
-            "name compiled among the test's arguments",
+            f"{request.node.nodeid} got the compiled_kernel fixture by getfixturevalue(), which pytest cannot foresee",
+            "name compiled_kernel among the test's arguments",
         )
     kernel: Any = cases.kernel_for(request.node, request.param)
     return cast("KernelResources", kernel)  # where it does not compile, the body that would see None does not run

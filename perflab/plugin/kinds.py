@@ -1,10 +1,12 @@
-"""The two kinds of perf case: measured by the ``perf`` fixture, and compiled by the ``compiled`` one."""
+"""The two kinds of perf case: measured by the ``perf`` fixture, and compiled by the ``compiled_kernel`` one."""
 
 from __future__ import annotations
 
 import pytest
 
 from perflab.errors import SettingError
+
+COMPILED_FIXTURE = "compiled_kernel"
 
 
 def is_compiled_case(item: pytest.Item) -> bool:
@@ -14,8 +16,9 @@ def is_compiled_case(item: pytest.Item) -> bool:
         SettingError: it asks for a measurement too.
     """
     fixtures = getattr(item, "fixturenames", ())
-    if "compiled" in fixtures and "perf" in fixtures:
+    if COMPILED_FIXTURE in fixtures and "perf" in fixtures:
         raise SettingError(
-            f"{item.nodeid} asks for both perf and compiled", "measure in one test, and gate what compiles in another"
+            f"{item.nodeid} asks for both perf and {COMPILED_FIXTURE}",
+            "measure in one test, and gate what compiles in another",
         )
-    return "compiled" in fixtures
+    return COMPILED_FIXTURE in fixtures

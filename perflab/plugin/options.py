@@ -77,7 +77,7 @@ OPTIONS = (
     Option(
         "--perf-kernels",
         "",
-        "Triton kernels that the compiled fixture and the kernels command compile ahead of time",
+        "Triton kernels that the compiled_kernel fixture and the kernels command compile ahead of time",
         metavar="PACKAGE.MODULE:ATTRIBUTE[,...]",
     ),
     Option("--perf-arch", "80,90,100", "architectures that kernels are compiled for", metavar="N[,N...]"),

@@ -86,7 +86,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     The sort is stable: within a length, the order of the files.
     """
-    items.sort(key=lambda item: ("compiled" in getattr(item, "fixturenames", ()), _context_length(item)))
+    items.sort(key=lambda item: ("compiled_kernel" in getattr(item, "fixturenames", ()), _context_length(item)))
 
 
 def _context_length(item: pytest.Item) -> int:

@@ -5,6 +5,6 @@ from __future__ import annotations
 from perflab.records import KernelResources
 
 
-def test_kernel(compiled: KernelResources) -> None:
-    spilled_bytes = compiled.spill_store_bytes + compiled.spill_load_bytes
+def test_kernel(compiled_kernel: KernelResources) -> None:
+    spilled_bytes = compiled_kernel.spill_store_bytes + compiled_kernel.spill_load_bytes
     assert spilled_bytes == 0, "tiles are chosen so that nothing spills"

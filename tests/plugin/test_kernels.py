@@ -37,7 +37,7 @@ class Kernels:
 
     def __init__(self, pytester: pytest.Pytester) -> None:
         self.pytester = pytester
-        pytester.makepyfile(my_kernels=KERNELS, test_mine="def test_kernel(compiled):\n    pass\n")
+        pytester.makepyfile(my_kernels=KERNELS, test_mine="def test_kernel(compiled_kernel):\n    pass\n")
         # As a project has it that checks its kernels in the interpreter where there is no GPU.
         pytester.makeconftest("import os\nos.environ['TRITON_INTERPRET'] = '1'\n")
         pytester.makeini(
@@ -135,7 +135,9 @@ def test_what_cannot_be_used_is_told_before_anything_is_compiled(project: Kernel
     project.pytester.makeini("[pytest]\naddopts = -p perflab.plugin\n")
     nothing = project.pytest("-p", "no:cacheprovider")
     nothing.assert_outcomes(errors=1)
-    nothing.stdout.fnmatch_lines(["a test asks for compiled, and no kernels are registered", "  -> name what holds *"])
+    nothing.stdout.fnmatch_lines(
+        ["a test asks for compiled_kernel, and no kernels are registered", "  -> name what holds *"]
+    )
     assert project.perflab().ret == 2
 
 
@@ -159,17 +161,21 @@ def test_workers_of_xdist_share_the_kernels(project: Kernels) -> None:
 
 
 def test_deselected_kernels_are_not_compiled_and_a_measurement_beside_them_is_none_of_theirs(project: Kernels) -> None:
-    project.pytester.makepyfile(test_both="def test_both(perf, compiled):\n    pass\n")
+    project.pytester.makepyfile(test_both="def test_both(perf, compiled_kernel):\n    pass\n")
     refused = project.pytest("test_both.py")
     assert refused.ret == 4
-    refused.stderr.fnmatch_lines(["*test_both.py::test_both* asks for both perf and compiled", "  -> measure in one *"])
+    refused.stderr.fnmatch_lines(
+        ["*test_both.py::test_both* asks for both perf and compiled_kernel", "  -> measure in one *"]
+    )
     plain = project.pytest("-m", "not perf", "test_mine.py")
     plain.assert_outcomes(deselected=2)
     plain.stdout.no_fnmatch_line("*triton*")
 
 
 def test_a_test_may_hold_a_kernel_to_more_than_its_baseline(project: Kernels) -> None:
-    project.pytester.makepyfile(test_mine="def test_kernel(compiled):\n    assert compiled.registers < 1\n")
+    project.pytester.makepyfile(
+        test_mine="def test_kernel(compiled_kernel):\n    assert compiled_kernel.registers < 1\n"
+    )
     result = project.pytest("-k", "sm80", "--perf-update")
     result.assert_outcomes(failed=1, deselected=1)
     result.stdout.fnmatch_lines(["*assert * < 1*", " sm_80 * FAILED", "    the test failed", "1 failed"])
