@@ -18,6 +18,7 @@ from perflab.errors import PerflabError, UsageError
 from perflab.gate.join import join_baselines
 from perflab.records import Document
 from perflab.report.markdown import markdown
+from perflab.report.side_by_side import parameter_names, side_by_side
 from perflab.report.summary import ending, measured_elsewhere, other_failures, summary, unseen_failures
 
 Run = Callable[[argparse.Namespace], int]
@@ -59,13 +60,22 @@ def report_command(parser: argparse.ArgumentParser) -> Run:
     """Show one run's results as text or as GitHub Markdown."""
     parser.add_argument("file", type=Path, metavar="FILE", help="what pytest wrote with --perf-json, or perflab merge")
     parser.add_argument("--format", choices=("text", "markdown"), default="text", help="(default: text)")
+    parser.add_argument(
+        "--side-by-side", metavar="PARAMETER", help="show this parameter's levels against each other, fastest first"
+    )
 
     def run(given: argparse.Namespace) -> int:
-        document = read_document(given.file)
+        document, parameter = read_document(given.file), given.side_by_side
+        if parameter is not None and not side_by_side(document.results, parameter):
+            known = ", ".join(parameter_names(document.results)) or "none"
+            raise UsageError(
+                f"--side-by-side={parameter}: nothing to compare in {given.file}",
+                f"name a parameter of which a case has several levels; its cases have: {known}",
+            )
         if given.format == "markdown":
-            sys.stdout.write(markdown(document))
+            sys.stdout.write(markdown(document, parameter))
         else:
-            _show(document, unseen_failures(document))
+            _show(document, unseen_failures(document), parameter)
         return 0
 
     return run
@@ -127,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return BAD_INPUT
 
 
-def _show(document: Document, notes: Sequence[str]) -> None:
+def _show(document: Document, notes: Sequence[str], parameter: str | None = None) -> None:
     width = max(80, shutil.get_terminal_size((80, 24)).columns)
-    for line in summary(document, width, notes):
+    for line in summary(document, width, notes, parameter):
         print(line.text)

@@ -182,6 +182,14 @@ class Paired(Data, frozen=True):
     """Typical time of one call of the other side, measured beside this one's."""
 
 
+class Quote(Data, frozen=True):
+    """What others measured on the same work, elsewhere: to look at, and judged by nobody."""
+
+    source: str
+    ns: Positive
+    phases_ns: dict[str, Positive] = {}
+
+
 class Record(Data, frozen=True):
     """What one case learned in one session: its measurement here, and replicates from fresh processes."""
 
@@ -192,7 +200,12 @@ class Record(Data, frozen=True):
     """Which device it was, exactly: ``cuda:1``."""
     parameters: Parameters = {}
     work: dict[str, float] = {}
-    """Units of work in one call, such as ``{"tokens": 512}``, from which throughput is derived."""
+    """Units of work in one call, such as ``{"tokens": 512}``, from which throughput is derived; with a phase's name
+    before it (``backward_flops``) of that phase alone."""
+    matmul_flops_per_second: Positive | None = None
+    """The device's rate in plain matrix products of the case's precision, where the case said what it needs."""
+    quotes: list[Quote] = []
+    """What the case quotes from elsewhere."""
     measurement: Measurement | None = None
     """What the session measured itself; None if the case ran out of memory."""
     summary: Replicate | None = None
@@ -342,6 +355,10 @@ class Result(Data, frozen=True):
     """What the case was judged by; None where there was nothing to judge."""
     failure: str | None = None
     """What pytest shows of the test, if it failed."""
+    parameters: Parameters = {}
+    """The case's parameters, where there is no record that has them."""
+    side_by_side: str | None = None
+    """The parameter whose levels are to be shown against each other."""
 
 
 class Document(Data, frozen=True):

@@ -74,6 +74,12 @@ OPTIONS = (
         metavar="REF|PATH",
     ),
     Option("--perf-against-threshold", "2%", "slowdown that counts under --perf-against", metavar="SHARE"),
+    Option(
+        "--perf-side-by-side",
+        "",
+        "show this parameter's levels against each other, fastest first, below the table",
+        metavar="PARAMETER",
+    ),
     Option("--perf-json", "", "write all results to this file", metavar="FILE"),
 )
 

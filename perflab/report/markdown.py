@@ -6,6 +6,7 @@ import html
 import re
 
 from perflab.records import Document, Result, Verdict
+from perflab.report.side_by_side import side_by_side, side_by_side_markdown
 from perflab.report.summary import environments, hint, unseen_failures
 from perflab.report.table import Row, rows, tally
 
@@ -14,8 +15,8 @@ _LONGEST_FAILURE = 80
 """Lines of a failure; of a longer one, the last, where the error stands. GitHub takes 1 MiB for a whole summary."""
 
 
-def markdown(document: Document) -> str:
-    """The whole run; ends with a newline."""
+def markdown(document: Document, parameter: str | None = None) -> str:
+    """The whole run; ends with a newline. ``parameter`` is set side by side, in place of what each case asks for."""
     results = document.results
     if not results:
         return "\n\n".join(["### perflab", "no perf case ran", *map(_escape, unseen_failures(document))]) + "\n"
@@ -24,6 +25,7 @@ def markdown(document: Document) -> str:
     blocks += [_escape(note) for note in unseen_failures(document)]
     blocks += [_escape(" · ".join(facts)) for facts in [document.preface, *environments(document)] if facts]
     blocks.append("\n".join(_table([row for row, _ in shown])))
+    blocks += ["\n".join(lines) for lines in side_by_side_markdown(side_by_side(results, parameter))]
     blocks += [_failure(row.name, result) for row, result in shown if result.failure]
     if hint(document):
         blocks.append(hint(document).strip())

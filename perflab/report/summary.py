@@ -9,6 +9,7 @@ from perflab.documents import ended_early
 from perflab.environment import slug
 from perflab.records import Document, Environment, Result, Verdict
 from perflab.report.drift import REASON_TO_FILL_IN
+from perflab.report.side_by_side import side_by_side, side_by_side_lines
 from perflab.report.table import Line, short_name, table, tally, wrap_facts
 from perflab.units import format_percent
 
@@ -16,8 +17,11 @@ _ENDINGS = {2: "was interrupted", 3: "broke with an internal error", 4: "could n
 _NAMED = 5
 
 
-def summary(document: Document, width: int = 80, notes: Sequence[str] = ()) -> list[Line]:
-    """The lines that end a run; ``notes`` stand below the table."""
+def summary(document: Document, width: int = 80, notes: Sequence[str] = (), parameter: str | None = None) -> list[Line]:
+    """The lines that end a run; ``notes`` stand below the tables.
+
+    ``parameter`` is set side by side, in place of what each case asks for.
+    """
     results = document.results
     noisy = _noisy_baselines(results, document.threshold) if document.baselines is not None else []
     texts = [*notes, *noisy]
@@ -25,6 +29,7 @@ def summary(document: Document, width: int = 80, notes: Sequence[str] = ()) -> l
         *(Line(text) for fact in document.preface for text in wrap_facts([fact], width)),
         *(Line(text) for facts in environments(document) for text in wrap_facts(facts, width)),
         *(table(results, width) if results else []),
+        *side_by_side_lines(side_by_side(results, parameter), width),
         *(Line(text) for text in texts),
         Line(tally(results) + hint(document) if results else "no perf case ran"),
     ]

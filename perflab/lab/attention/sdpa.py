@@ -53,7 +53,8 @@ def pinned_sdpa_attention(impl: str, q: Tensor, k: Tensor, v: Tensor, **settings
         reasons = "; ".join(_reasons(impl, q, k, v, settings)) or str(error)
         given = f"q {tuple(q.shape)}, k {tuple(k.shape)}, {str(q.dtype).removeprefix('torch.')} on {q.device}"
         raise BackendRefusedError(
-            f"attention impl {impl!r}: PyTorch's {BACKENDS[impl].name} does not take {given}. PyTorch says: {reasons.rstrip('. ')}. "
+            f"attention impl {impl!r}: PyTorch's {BACKENDS[impl].name} does not take {given}. "
+            f"PyTorch says: {reasons.rstrip('. ')}. "
             f"Choose impl='sdpa', where PyTorch chooses the backend, or 'sdpa-math', which takes everything"
         ) from error
 
