@@ -1,20 +1,21 @@
 """Side by side: the levels of one parameter against each other, in every case that has it.
 
 A group is one test with all of its other parameters; its lines are the levels, fastest first. Ratios are to the
-fastest of the group. What a case quotes from elsewhere stands below, and takes part in no ratio.
+fastest of the group, those of phases (in brackets) to the phase's fastest. What a case quotes from elsewhere stands
+below, and takes part in no ratio.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from perflab.records import Parameters, Record, Result, Verdict
+from perflab.records import Environment, Parameters, Record, Result, Verdict
 from perflab.report.table import Line, short_name, shown_ns, wrap_facts
 from perflab.units import format_bytes, format_ns, format_percent, format_rate
 
-_COLUMNS = (("median", 9), ("ratio", 7), ("rate", 14), ("of matmul", 11), ("peak", 10))
+_COLUMNS = ("median", "ratio", "rate", "of matmul", "peak")
 _FLOPS = "flops"
 
 
@@ -43,6 +44,16 @@ class _Member:
     result: Result
 
 
+@dataclass(frozen=True)
+class _Key:
+    """What the members of a group have in common. Ratios across machines would say nothing of the code."""
+
+    parameter: str
+    function: str
+    others: tuple[tuple[str, object], ...]
+    environment: Environment | None
+
+
 def parameters_of(result: Result) -> Parameters:
     """A case's parameters, also where nothing was measured."""
     return result.record.parameters if result.record is not None else result.parameters
@@ -53,18 +64,26 @@ def side_by_side(results: Sequence[Result], parameter: str | None = None) -> lis
 
     Where there is nothing to set beside a case, no quoted number either, it is left out.
     """
-    members: dict[tuple[object, ...], list[_Member]] = {}
-    titles: dict[tuple[object, ...], str] = {}
+    members: dict[_Key, list[_Member]] = {}
+    titles: dict[_Key, str] = {}
+    without_record: list[tuple[_Key, _Member]] = []
     for result in results:
         name = parameter or result.side_by_side
         given = parameters_of(result)
         if name is None or name not in given:
             continue
+        member = _Member(str(given[name]), result)
         others = tuple((other, value) for other, value in given.items() if other != name)
-        key = (name, result.case.partition("[")[0], *others)
-        titles.setdefault(key, _title(result.case, str(given[name]), dict(others)))
-        members.setdefault(key, []).append(_Member(str(given[name]), result))
-    groups = [Group(str(key[0]), titles[key], _levels(found)) for key, found in members.items()]
+        key = _Key(name, result.case.partition("[")[0], others, result.record.environment if result.record else None)
+        titles.setdefault(key, _title(result.case, member.level, dict(others)))
+        if result.record is None:
+            without_record.append((key, member))
+        else:
+            members.setdefault(key, []).append(member)
+    for key, member in without_record:  # no machine is known of it: it stands beside those of each
+        for other in [other for other in members if replace(other, environment=None) == key]:
+            members[other].append(member)
+    groups = [Group(key.parameter, titles[key], _levels(found)) for key, found in members.items()]
     return [group for group in groups if len(group.levels) > 1]
 
 
@@ -77,7 +96,8 @@ def side_by_side_lines(groups: Sequence[Group], width: int = 80) -> list[Line]:
     """Groups as text no wider than ``width`` (80 at least)."""
     if not groups:
         return []
-    used = [(title, size) for title, size in _COLUMNS if any(_has(group, title) for group in groups)]
+    cells = {title: [level.cells.get(title, "") for group in groups for level in group.levels] for title in _COLUMNS}
+    used = [(title, 2 + max(map(len, [title, *cells[title]]))) for title in _COLUMNS if any(cells[title])]
     room = max(width, 80) - sum(size for _, size in used)
     named = max(
         len(text) for group in groups for text in [*(f"  {level.name}" for level in group.levels), _head(group)]
@@ -107,7 +127,7 @@ def side_by_side_markdown(groups: Sequence[Group]) -> list[list[str]]:
     """Each group as the lines of a Markdown table."""
     tables = []
     for group in groups:
-        used = [title for title, _ in _COLUMNS if _has(group, title)]
+        used = [title for title in _COLUMNS if any(level.cells.get(title) for level in group.levels)]
         lines = [f"| {' | '.join([f'{group.title}, by {group.parameter}', *used])} |", f"|---|{'--:|' * len(used)}"]
         for level in group.levels:
             name = "<br>".join([level.name, *level.phases]) + (f": {level.said}" if level.said else "")
@@ -118,10 +138,6 @@ def side_by_side_markdown(groups: Sequence[Group]) -> list[list[str]]:
 
 def _head(group: Group) -> str:
     return f"side by side: {group.parameter}"
-
-
-def _has(group: Group, column: str) -> bool:
-    return any(level.cells.get(column) for level in group.levels)
 
 
 def _title(case: str, level: str, others: Parameters) -> str:
@@ -168,11 +184,11 @@ def _level(one: _Member, ns: float, best_ns: float, best: dict[str, float]) -> L
         cells["peak"] = format_bytes(record.summary.memory.peak_bytes)
     phases = []
     for phase, phase_ns in _phases(one.result).items():
-        text = f"{phase} {format_ns(phase_ns)}, {phase_ns / best[phase]:.2f}"
+        text = f"{phase} {format_ns(phase_ns)} ({phase_ns / best[phase]:.2f})"
         flops = record.work.get(f"{phase}_{_FLOPS}")
         if flops is not None:
-            text += f", {format_rate(flops / (phase_ns / 1e9), 'FLOP')}"
-            text += f", {_share(flops, phase_ns, record)}" if record.matmul_flops_per_second is not None else ""
+            text += f" {format_rate(flops / (phase_ns / 1e9), 'FLOP')}"
+            text += f" {_share(flops, phase_ns, record)}" if record.matmul_flops_per_second is not None else ""
         phases.append(text)
     return Level(one.level, cells, phases)
 
