@@ -129,9 +129,9 @@ def memory_bytes(impl: str, shape: Shape, device_type: str, *, backward: bool) -
         "sdpa-math": 3 * wide,  # it computes in float32
         "flex": 0 if device_type == "cuda" else 3 * wide + 2,
     }.get(impl, 0)
-    # Operands, output, their gradients; in tiled float32 copies, the accumulators, and a row of tiles.
-    tiled = 16 * 4 / shape.dtype.itemsize if impl == "tiled" else 0
-    return per_pair * shape.seq_len**2 + ((8 if backward else 4) + tiled) * operand
+    # Operands, output and their gradients; copies in float32; in tiled the accumulators and a row of tiles, too.
+    float32_copies = {"tiled": 16, "sdpa-math": 4, "flex": 4}.get(impl, 0) * operand * 4 / shape.dtype.itemsize
+    return per_pair * shape.seq_len**2 + (8 if backward else 4) * operand + float32_copies
 
 
 def declare(perf: Perf, impl: str, shape: Shape, *, backward: bool) -> None:

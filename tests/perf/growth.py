@@ -1,9 +1,11 @@
-"""How memory grows with length: bytes = a N² + b N, fitted, and told in 80 columns. Pure functions."""
+"""How memory grows with length: bytes = a N² + b N + c, fitted, and told in 80 columns. Pure functions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import torch
 
 from perflab.units import format_bytes
 
@@ -13,26 +15,24 @@ Point = tuple[int, int | None, int | None]
 
 @dataclass(frozen=True)
 class Growth:
-    """bytes = quadratic N² + linear N."""
+    """bytes = quadratic N² + linear N + constant."""
 
     quadratic: float
     linear: float
+    constant: float
     worst: float
     """The largest distance of a point from the curve, as a share of the point."""
 
 
 def fit(points: Sequence[tuple[int, int]]) -> Growth:
-    """The curve through (tokens, bytes) that is off by the least share in the mean square; two points at least."""
-    # Each equation is divided by its bytes: a long length must not drown the others.
-    rows = [(tokens**2 / size, tokens / size) for tokens, size in points]
-    xx, xy, yy = (sum(a * b for a, b in pairs) for pairs in (
-        [(x, x) for x, _ in rows], [(x, y) for x, y in rows], [(y, y) for _, y in rows],
-    ))  # fmt: skip
-    x1, y1 = sum(x for x, _ in rows), sum(y for _, y in rows)
-    determinant = xx * yy - xy * xy
-    quadratic, linear = (yy * x1 - xy * y1) / determinant, (xx * y1 - xy * x1) / determinant
-    worst = max(abs(quadratic * x + linear * y - 1) for x, y in rows)
-    return Growth(quadratic, linear, worst)
+    """The curve through (tokens, bytes) that is off by the least share in the mean square; three points at least."""
+    # Each equation is divided by its bytes: a long length must not drown the others. N in thousands, for the solver.
+    rows = torch.tensor([[(n / 1e3) ** 2, n / 1e3, 1.0] for n, _ in points], dtype=torch.float64)
+    sizes = torch.tensor([[float(size)] for _, size in points], dtype=torch.float64)
+    found = torch.linalg.lstsq(rows / sizes, torch.ones_like(sizes)).solution
+    worst = (rows @ found / sizes - 1).abs().max().item()
+    quadratic, linear, constant = found.flatten().tolist()
+    return Growth(quadratic / 1e6, linear / 1e3, constant, worst)
 
 
 def growth_lines(study: dict[str, list[Point]]) -> list[str]:
@@ -47,12 +47,13 @@ def growth_lines(study: dict[str, list[Point]]) -> list[str]:
             )
             lines.append(f"{name:<20}{tokens:>8}{cells}")
         known = [(tokens, peak, saved) for tokens, peak, saved in points if peak and saved]
-        if len(known) < 3:
+        if len(known) < 4:
             continue
         for title, chosen in (("peak", [(n, p) for n, p, _ in known]), ("saved", [(n, s) for n, _, s in known])):
             found = fit(chosen)
             lines.append(
-                f"  {title:<6} {found.quadratic:8.2f} B/token² {found.linear:+10.0f} B/token   "
-                f"within {100 * found.worst:.1f}%"
+                f"  {title:<6}{round(found.quadratic, 2) + 0.0:9.2f} B/token² {round(found.linear) + 0:+9d} B/token"
+                f" {round(found.constant) + 0:+10d} B"
+                f"   within {100 * found.worst:.1f}%"
             )
     return lines
