@@ -126,7 +126,7 @@ def memory_bytes(impl: str, shape: Shape, device_type: str, *, backward: bool) -
         # Scores before and after the scale, or beside the mask's int64 positions; the backward has one more.
         "naive": max(scores + 10 * masked, (3 if backward else 2) * scores + 2 * masked),
         "compiled": 2 * wide + masked,
-        "sdpa-math": 3 * wide,  # it computes in float32
+        "sdpa-math": (3 if backward else 2.75 if masked else 2.25) * wide,  # it computes in float32
         "flex": 0 if device_type == "cuda" else 3 * wide + 2,
     }.get(impl, 0)
     # Operands, output and their gradients; copies in float32; in tiled the accumulators and a row of tiles, too.
