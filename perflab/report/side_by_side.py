@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from perflab.records import Environment, Parameters, Record, Result, Verdict
-from perflab.report.table import Line, short_name, shown_ns, wrap_facts
-from perflab.units import format_bytes, format_ns, format_percent, format_rate
+from perflab.report.table import Line, short_name, shown_ns, spread_of, wrap_facts
+from perflab.units import format_bytes, format_ns, format_rate
 
-_COLUMNS = ("median", "ratio", "rate", "of matmul", "peak")
+_COLUMNS = ("median", "spread", "ratio", "rate", "matmul", "peak")
 _FLOPS = "flops"
 
 
@@ -179,7 +179,10 @@ def _level(one: _Member, ns: float, best_ns: float, best: dict[str, float]) -> L
     if unit is not None:
         cells["rate"] = format_rate(record.work[unit] / (ns / 1e9), "FLOP" if unit == _FLOPS else unit)
     if unit == _FLOPS and record.matmul_flops_per_second is not None:
-        cells["of matmul"] = _share(record.work[unit], ns, record)
+        cells["matmul"] = _share(record.work[unit], ns, record)
+    spread = spread_of(one.result)
+    if spread is not None:
+        cells["spread"] = spread
     if record.summary is not None and record.summary.memory is not None:
         cells["peak"] = format_bytes(record.summary.memory.peak_bytes)
     phases = []
@@ -195,7 +198,7 @@ def _level(one: _Member, ns: float, best_ns: float, best: dict[str, float]) -> L
 
 def _share(flops: float, ns: float, record: Record) -> str:
     assert record.matmul_flops_per_second is not None
-    return format_percent(flops / (ns / 1e9) / record.matmul_flops_per_second)
+    return f"{100 * flops / (ns / 1e9) / record.matmul_flops_per_second:.1f}%"
 
 
 def _phases(result: Result) -> dict[str, float]:

@@ -118,7 +118,7 @@ def _cells(result: Result) -> tuple[str, str, str, str]:
     summary = result.record.summary if result.record else None
     if summary is None:
         return ("–", "–", "–", "–")
-    spread = f"±{min(999.9, 100 * summary.noise):.1f}%" if summary.samples > 1 else "–"
+    spread = spread_of(result) or "–"
     latency = result.judgement.latency
     peak = format_bytes(summary.memory.peak_bytes) if summary.memory else "–"
     return (
@@ -137,6 +137,14 @@ def shown_ns(result: Result) -> float | None:
     # Where other processes were asked, in turns or not, theirs is the time that was judged.
     judged = record.fresh or record.paired or record.paired_to_anchor
     return (latency.now if latency is not None and judged else None) or record.summary.median_ns
+
+
+def spread_of(result: Result) -> str | None:
+    """Half the width of the median's interval; None where there is nothing to tell it from."""
+    summary = result.record.summary if result.record else None
+    if summary is None or summary.samples < 2:
+        return None
+    return f"±{min(999.9, 100 * summary.noise):.1f}%"
 
 
 def _verdict_text(result: Result) -> str:

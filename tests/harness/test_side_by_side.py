@@ -51,11 +51,11 @@ def lines(*results: Result, parameter: str | None = None) -> list[str]:
 
 def test_levels_stand_fastest_first_with_their_ratio_to_it() -> None:
     assert lines(case("naive", 30), case("sdpa-flash", 10), case("tiled", 15)) == [
-        "side by side: impl     median  ratio      peak",
+        "side by side: impl     median  spread  ratio      peak",
         "attention[128]",
-        "  sdpa-flash          10.0 ms   1.00  1.00 MiB",
-        "  tiled               15.0 ms   1.50  1.00 MiB",
-        "  naive               30.0 ms   3.00  1.00 MiB",
+        "  sdpa-flash          10.0 ms   ±0.2%   1.00  1.00 MiB",
+        "  tiled               15.0 ms   ±0.2%   1.50  1.00 MiB",
+        "  naive               30.0 ms   ±0.2%   3.00  1.00 MiB",
     ]
 
 
@@ -69,14 +69,14 @@ def test_each_test_and_each_other_parameter_is_a_group_of_its_own() -> None:
         "sdpa",
         "naive",
     ]
-    assert shown[-1].split()[3] == "1.50"
+    assert shown[-1].split()[4] == "1.50"
 
 
 def test_rate_and_share_of_the_matmul_rate_stand_where_they_are_known() -> None:
     known = {"work": {"flops": 2e11}, "matmul_flops_per_second": 4e13}
     shown = lines(case("naive", 20, **known), case("sdpa", 10, **known))
-    assert shown[0].split()[3:] == ["impl", "median", "ratio", "rate", "of", "matmul", "peak"]
-    assert shown[2].split() == ["sdpa", "10.0", "ms", "1.00", "20.0", "TFLOP/s", "50%", "1.00", "MiB"]
+    assert shown[0].split()[3:] == ["impl", "median", "spread", "ratio", "rate", "matmul", "peak"]
+    assert shown[2].split() == ["sdpa", "10.0", "ms", "±0.2%", "1.00", "20.0", "TFLOP/s", "50.0%", "1.00", "MiB"]
     assert max(map(len, shown)) <= 80
 
 
@@ -97,14 +97,14 @@ def test_phases_are_held_against_the_phases_fastest() -> None:
         return result(found.case, record=changed, side_by_side="impl")
 
     shown = lines(step("one", 10, 20), step("other", 30, 10))
-    assert shown[3] == "    forward 10.0 ms (1.00) · backward 20.0 ms (2.00) 1.00 TFLOP/s 25%"
-    assert shown[5] == "    forward 30.0 ms (3.00) · backward 10.0 ms (1.00) 2.00 TFLOP/s 50%"
+    assert shown[3] == "    forward 10.0 ms (1.00) · backward 20.0 ms (2.00) 1.00 TFLOP/s 25.0%"
+    assert shown[5] == "    forward 30.0 ms (3.00) · backward 10.0 ms (1.00) 2.00 TFLOP/s 50.0%"
 
 
 def test_what_did_not_run_says_why_below_those_that_did() -> None:
     shown = lines(skipped("cudnn", "not here"), case("sdpa", 10), out_of_memory("naive"), skipped("fa3", "not here"))
     assert shown[2:] == [
-        "  sdpa                10.0 ms   1.00  1.00 MiB",
+        "  sdpa                10.0 ms   ±0.2%   1.00  1.00 MiB",
         "  naive  out of memory (16.0 GiB asked for)",
         "  cudnn, fa3  skipped: not here",
     ]
@@ -114,8 +114,8 @@ def test_quotes_stand_last_once_and_take_part_in_no_ratio() -> None:
     quotes = [Quote(source="H100, compiled", ns=5 * MS, phases_ns={"forward": 2 * MS})]
     shown = lines(case("naive", 30, quotes=quotes), case("sdpa", 10, quotes=quotes))
     assert shown[2:] == [
-        "  sdpa                    10.0 ms   1.00  1.00 MiB",
-        "  naive                   30.0 ms   3.00  1.00 MiB",
+        "  sdpa                    10.0 ms   ±0.2%   1.00  1.00 MiB",
+        "  naive                   30.0 ms   ±0.2%   3.00  1.00 MiB",
         "  quoted: H100, compiled  5.00 ms",
         "    forward 2.00 ms",
     ]
@@ -143,9 +143,9 @@ def test_a_level_that_its_id_does_not_show_leaves_the_others_by_name() -> None:
 def test_a_runs_summary_and_its_markdown_hold_the_table() -> None:
     run = document(case("naive", 30), case("sdpa", 10))
     assert "side by side: impl" in "\n".join(line.text for line in summary(run))
-    assert "| attention[128], by impl | median | ratio | peak |\n|---|--:|--:|--:|\n| sdpa | 10.0 ms | 1.00 |" in (
-        markdown(run)
-    )
+    shown = markdown(run).splitlines()
+    at = shown.index("| attention[128], by impl | median | spread | ratio | peak |")
+    assert shown[at + 1 : at + 3] == ["|---|--:|--:|--:|--:|", "| sdpa | 10.0 ms | ±0.2% | 1.00 | 1.00 MiB |"]
 
 
 def test_the_report_command_sets_any_parameter_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,14 +38,14 @@ def test_a_marked_case_is_set_side_by_side_below_the_table(project: Project) -> 
     write(project, "@pytest.mark.perf(side_by_side='impl')")
     project.run().stdout.re_match_lines(
         [
-            r"side by side: impl +median +ratio +rate +peak$",
+            r"side by side: impl +median +spread +ratio +rate +peak$",
             r"work\[1\]$",
-            r"  fast +20\.0 ms +1\.00  50\.0 k tokens/s  3\.91 KiB$",
-            r"  slow +30\.0 ms +1\.50 ",
+            r"  fast +20\.0 ms +±0\.0% +1\.00  50\.0 k tokens/s  3\.91 KiB$",
+            r"  slow +30\.0 ms +±0\.0% +1\.50 ",
             r"  gone  skipped: not on this device$",
             r"  quoted: elsewhere +1\.00 ms$",
             r"work\[2\]$",
-            r"  fast +40\.0 ms +1\.00 ",
+            r"  fast +40\.0 ms +±0\.0% +1\.00 ",
             r"4 new · 2 skipped.*",
         ],
         consecutive=False,
@@ -56,7 +56,7 @@ def test_any_parameter_is_set_side_by_side_where_it_is_asked_for_and_afterwards(
     write(project, "@pytest.mark.perf")
     shown = project.run("--perf-side-by-side=length", "--perf-json=a.json")
     shown.stdout.re_match_lines(
-        [r"side by side: length .*", r"work\[slow\]$", r"  1 +30\.0 ms +1\.00 ", r"  2 .* 2\.00 "]
+        [r"side by side: length .*", r"work\[slow\]$", r"  1 +30\.0 ms +±0\.0% +1\.00 ", r"  2 .* 2\.00 "]
     )
     command = [sys.executable, "-m", "perflab", "report", "a.json", "--side-by-side=impl"]
     done = subprocess.run(command, cwd=project.pytester.path, capture_output=True, text=True, check=True)
