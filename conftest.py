@@ -45,3 +45,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="context lengths of the model cases (default: 128,256,512,1024)",
     )
     group.addoption("--batch-size", default=4, type=int, metavar="N", help="sequences in a batch (default: 4)")
+    group.addoption(
+        "--attention-grid",
+        default="quick",
+        choices=("quick", "reference", "training", "all"),
+        help="shapes of the attention cases: a few (default: quick), those of published measurements, batch 4 with "
+        "16 heads up to 32,768 tokens, or both",
+    )

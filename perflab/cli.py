@@ -19,6 +19,7 @@ from perflab.errors import PerflabError, UsageError
 from perflab.gate.join import join_baselines
 from perflab.records import Document
 from perflab.report.markdown import markdown
+from perflab.report.side_by_side import parameter_names, side_by_side
 from perflab.report.summary import ending, measured_elsewhere, other_failures, summary, unseen_failures
 from perflab.static.architectures import parse_architectures
 
@@ -61,13 +62,22 @@ def report_command(parser: argparse.ArgumentParser) -> Run:
     """Show one run's results as text or as GitHub Markdown."""
     parser.add_argument("file", type=Path, metavar="FILE", help="what pytest wrote with --perf-json, or perflab merge")
     parser.add_argument("--format", choices=("text", "markdown"), default="text", help="(default: text)")
+    parser.add_argument(
+        "--side-by-side", metavar="PARAMETER", help="show this parameter's levels against each other, fastest first"
+    )
 
     def run(given: argparse.Namespace) -> int:
-        document = read_document(given.file)
+        document, parameter = read_document(given.file), given.side_by_side
+        if parameter is not None and not side_by_side(document.results, parameter):
+            known = ", ".join(parameter_names(document.results)) or "none"
+            raise UsageError(
+                f"--side-by-side={parameter}: nothing to compare in {given.file}",
+                f"name a parameter of which a case has several levels; its cases have: {known}",
+            )
         if given.format == "markdown":
-            sys.stdout.write(markdown(document))
+            sys.stdout.write(markdown(document, parameter))
         else:
-            _show(document, unseen_failures(document))
+            _show(document, unseen_failures(document), parameter=parameter)
         return 0
 
     return run
@@ -182,9 +192,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return BAD_INPUT
 
 
-def _show(document: Document, notes: Sequence[str], accept: str | None = None) -> None:
+def _show(document: Document, notes: Sequence[str], *, accept: str | None = None, parameter: str | None = None) -> None:
     width = max(80, shutil.get_terminal_size((80, 24)).columns)
-    for line in summary(document, width, notes, accept):
+    for line in summary(document, width, notes, accept=accept, parameter=parameter):
         print(line.text)
 
 

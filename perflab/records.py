@@ -182,6 +182,14 @@ class Paired(Data, frozen=True):
     """Typical time of one call of the other side, measured beside this one's."""
 
 
+class Quote(Data, frozen=True):
+    """What others measured on the same work, elsewhere: to look at, and judged by nobody."""
+
+    source: str
+    ns: Positive
+    phases_ns: dict[str, Positive] = {}
+
+
 class Record(Data, frozen=True):
     """What one case learned in one session: its measurement here, and replicates from fresh processes."""
 
@@ -192,7 +200,12 @@ class Record(Data, frozen=True):
     """Which device it was, exactly: ``cuda:1``."""
     parameters: Parameters = {}
     work: dict[str, float] = {}
-    """Units of work in one call, such as ``{"tokens": 512}``, from which throughput is derived."""
+    """Units of work in one call, such as ``{"tokens": 512}``, from which throughput is derived; with a phase's name
+    before it (``backward_flops``) of that phase alone."""
+    matmul_flops_per_second: Positive | None = None
+    """The device's rate in plain matrix products of the case's precision, where the case said what it needs."""
+    quotes: list[Quote] = []
+    """What the case quotes from elsewhere."""
     measurement: Measurement | None = None
     """What the session measured itself; None if the case ran out of memory."""
     summary: Replicate | None = None
@@ -413,6 +426,10 @@ class Result(Data, frozen=True):
     """What pytest shows of the test, if it failed."""
     compiled: CompiledCase | None = None
     """Set of a kernel that was compiled and not run; there is no ``record`` then."""
+    parameters: Parameters = {}
+    """The case's parameters, where there is no record that has them."""
+    side_by_side: str | None = None
+    """The parameter whose levels are to be shown against each other."""
 
 
 class Document(Data, frozen=True):

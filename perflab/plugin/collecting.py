@@ -34,6 +34,7 @@ from perflab.plugin.settings import Settings
 from perflab.plugin.stash import AGAINST
 from perflab.plugin.turn import device_turn
 from perflab.records import Document, Entry, Judgement, Record, Replicate, Result, Verdict
+from perflab.report.side_by_side import parameter_names
 from perflab.report.summary import summary
 
 _KEPT_JOURNALS = 20
@@ -154,6 +155,7 @@ class Collected:
         out.ensure_newline()
         out.section("perf", sep="=")
         width = max(80, out._tw.fullwidth)
+        self._note_unknown_parameter()
         for line in summary(self._document(int(exitstatus)), width, self._notes):
             colour = _COLOURS.get(line.verdict) if line.verdict is not None else None
             if colour is None:
@@ -167,6 +169,12 @@ class Collected:
                 note, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
             ):
                 out.write_line(text)
+
+    def _note_unknown_parameter(self) -> None:
+        wanted, results = self._settings.side_by_side, list(self._results.values())
+        if wanted is not None and not any(result.side_by_side for result in results):
+            known = ", ".join(parameter_names(results)) or "none"
+            self._notes.append(f"--perf-side-by-side={wanted}: no case has such a parameter; there are: {known}")
 
     # --- saving ---------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """The compiled tier of perf cases: every registered kernel for every architecture is a test of its own.
 
-Where tests run, like ``measuring``: what the ``compiled_kernel`` fixture gives is compiled in processes of its own, all that
+Where tests run, like ``measuring``: what the ``compiled_kernel`` fixture gives is compiled in processes of its own, all
 the session has chosen at once, before the first of these tests; each test is judged when its body has ended.
 """
 
@@ -89,7 +89,7 @@ class CompiledCases:
             self._store.check(registration)
 
     def kernel_for(self, item: pytest.Item, choice: object) -> KernelResources | None:
-        """The ``compiled_kernel`` fixture's value; None where the kernel does not compile, and the body is not to run."""
+        """The ``compiled_kernel`` fixture's value; None where the kernel does not compile: the body is not to run."""
         if not isinstance(choice, Choice):
             raise UsageError(
                 f"{item.nodeid} parametrizes compiled_kernel itself",

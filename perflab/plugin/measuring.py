@@ -206,6 +206,8 @@ class Cases:
             environment=state.environment,
             parameters=state.parameters,
             work=state.work,
+            matmul_flops_per_second=state.matmul_flops_per_second,
+            quotes=state.quotes,
             measurement=state.measurement,
             summary=summary,
             out_of_memory=state.out_of_memory,
@@ -250,6 +252,18 @@ def _is_plain(value: Any) -> bool:
 
 def _result_of(item: pytest.Item, state: CaseState, report: pytest.TestReport) -> Result | None:
     """What the report says of the case; None while it says nothing final."""
+    result = _said_of(item, state, report)
+    if result is None:
+        return None
+    wanted = state.settings.side_by_side
+    return msgspec.structs.replace(
+        result,
+        parameters=state.parameters if result.record is None else {},
+        side_by_side=wanted if wanted in state.parameters else None,
+    )
+
+
+def _said_of(item: pytest.Item, state: CaseState, report: pytest.TestReport) -> Result | None:
     if report.when == "teardown":
         return None
     concluded = item.stash.get(JUDGEMENT, None)

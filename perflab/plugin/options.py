@@ -81,6 +81,12 @@ OPTIONS = (
         metavar="PACKAGE.MODULE:ATTRIBUTE[,...]",
     ),
     Option("--perf-arch", "80,90,100", "architectures that kernels are compiled for", metavar="N[,N...]"),
+    Option(
+        "--perf-side-by-side",
+        "",
+        "show this parameter's levels against each other, fastest first, below the table",
+        metavar="PARAMETER",
+    ),
     Option("--perf-json", "", "write all results to this file", metavar="FILE"),
 )
 

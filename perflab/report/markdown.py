@@ -7,6 +7,7 @@ import re
 
 from perflab.records import Document, Result, Verdict
 from perflab.report.kernels import kernel_rows
+from perflab.report.side_by_side import side_by_side, side_by_side_markdown
 from perflab.report.summary import compiled_by, environments, hint, unseen_failures
 from perflab.report.table import Row, rows, tally
 
@@ -15,8 +16,8 @@ _LONGEST_FAILURE = 80
 """Lines of a failure; of a longer one, the last, where the error stands. GitHub takes 1 MiB for a whole summary."""
 
 
-def markdown(document: Document) -> str:
-    """The whole run; ends with a newline."""
+def markdown(document: Document, parameter: str | None = None) -> str:
+    """The whole run; ends with a newline. ``parameter`` is set side by side, in place of what each case asks for."""
     results = document.results
     if not results:
         return "\n\n".join(["### perflab", "no perf case ran", *map(_escape, unseen_failures(document))]) + "\n"
@@ -29,6 +30,7 @@ def markdown(document: Document) -> str:
     blocks += [_escape(" · ".join(facts)) for facts in [document.preface, *environments(document)] if facts]
     if shown:
         blocks.append("\n".join(_table("case", [row for row, _ in shown])))
+        blocks += ["\n".join(lines) for lines in side_by_side_markdown(side_by_side(measured, parameter))]
     if kernels:
         blocks.append(_escape(" · ".join(compiled_by(document))))
         blocks.append("\n".join(_table("kernel", [row for row, _ in kernels])))

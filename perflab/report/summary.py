@@ -10,6 +10,7 @@ from perflab.environment import slug
 from perflab.records import Document, Environment, Result, Verdict
 from perflab.report.drift import REASON_TO_FILL_IN
 from perflab.report.kernels import compilers, kernel_table
+from perflab.report.side_by_side import side_by_side, side_by_side_lines
 from perflab.report.table import Line, short_name, table, tally, wrap_facts
 from perflab.units import format_percent
 
@@ -17,8 +18,18 @@ _ENDINGS = {2: "was interrupted", 3: "broke with an internal error", 4: "could n
 _NAMED = 5
 
 
-def summary(document: Document, width: int = 80, notes: Sequence[str] = (), accept: str | None = None) -> list[Line]:
-    """The lines that end a run; ``notes`` stand below the table. ``accept`` is what to call, if it was not pytest."""
+def summary(
+    document: Document,
+    width: int = 80,
+    notes: Sequence[str] = (),
+    *,
+    accept: str | None = None,
+    parameter: str | None = None,
+) -> list[Line]:
+    """The lines that end a run; ``notes`` stand below the tables. ``accept`` is what to call, if it was not pytest.
+
+    ``parameter`` is set side by side, in place of what each case asks for.
+    """
     results = document.results
     measured = [result for result in results if result.compiled is None]
     compiled = [result for result in results if result.compiled is not None]
@@ -28,6 +39,7 @@ def summary(document: Document, width: int = 80, notes: Sequence[str] = (), acce
         *(Line(text) for fact in document.preface for text in wrap_facts([fact], width)),
         *(Line(text) for facts in environments(document) for text in wrap_facts(facts, width)),
         *(table(measured, width) if measured else []),
+        *side_by_side_lines(side_by_side(measured, parameter), width),
         *(Line(text) for text in (wrap_facts(compiled_by(document), width) if compiled else [])),
         *(kernel_table(compiled, width) if compiled else []),
         *(Line(text) for text in texts),
