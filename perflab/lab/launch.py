@@ -10,6 +10,7 @@ is imported: set TRITON_INTERPRET=1 before that.
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -66,6 +67,7 @@ def emulates_bf16(dtype: torch.dtype) -> bool:
     return dtype == torch.bfloat16 and is_interpreted()
 
 
+@cache  # asked for at every launch
 def shared_memory_bytes(device: torch.device) -> int:
     """The most shared memory that one program can have there; where there is no GPU, an H100's."""
     if device.type != "cuda":

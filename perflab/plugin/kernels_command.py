@@ -33,6 +33,7 @@ from perflab.plugin.settings import Settings
 from perflab.records import CompiledKernel, Document, Result, Verdict
 from perflab.report.kernels import explain_kernel
 from perflab.static.pool import CompilerPool
+from perflab.units import format_names
 
 Stale = dict[tuple[str, str], list[str]]
 """Stored cases that are registered no more, by registration and Triton's version."""
@@ -94,7 +95,7 @@ def compile_kernels(
         results, notes = _saved(results, stale, store, commit, reason)
     elif any(stale.values()):
         gone = [case for cases in stale.values() for case in cases]
-        notes = [f"stored, and registered no more: {', '.join(gone)} (removed by --update)"]
+        notes = [f"stored, and registered no more: {format_names(gone)} (removed by --update)"]
     failed = any(result.failure for result in results)
     document = Document(
         schema=SCHEMA,

@@ -12,10 +12,9 @@ from perflab.report.drift import REASON_TO_FILL_IN
 from perflab.report.kernels import compilers, kernel_table
 from perflab.report.side_by_side import side_by_side, side_by_side_lines
 from perflab.report.table import Line, short_name, table, tally, wrap_facts
-from perflab.units import format_percent
+from perflab.units import format_names, format_percent
 
 _ENDINGS = {2: "was interrupted", 3: "broke with an internal error", 4: "could not begin"}
-_NAMED = 5
 
 
 def summary(
@@ -117,8 +116,7 @@ def other_failures(document: Document) -> list[str]:
     """What failed beside the results of perf cases."""
     others = document.other_failures
     if others:
-        more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
-        return [f"failed beside the perf cases: {', '.join(others[:_NAMED])}{more}"]
+        return [f"failed beside the perf cases: {format_names(others)}"]
     if document.exitstatus == 1 and not any(result.failure for result in document.results):
         return ["the run failed (exit status 1), and for none of its perf cases: see pytest's own output"]
     return []
@@ -136,9 +134,8 @@ def measured_elsewhere(parts: Sequence[Document], merged: Document) -> list[str]
     }
     if not others:
         return []
-    named = ", ".join(short_name(case) for case in list(others)[:_NAMED])
-    more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
-    return [f"measured in another environment too, by an earlier part that does not count: {named}{more}"]
+    named = format_names([short_name(case) for case in others])
+    return [f"measured in another environment too, by an earlier part that does not count: {named}"]
 
 
 def _noisy_baselines(results: Sequence[Result], threshold: float) -> list[str]:

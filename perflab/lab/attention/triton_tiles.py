@@ -15,6 +15,7 @@ of `perflab kernels`.
 """
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 
@@ -96,6 +97,7 @@ def check_head_dim(head_dim: int) -> None:
         )
 
 
+@cache  # asked for at every launch
 def candidate_tiles(kernel: str, head_dim: int, dtype: torch.dtype, shared_limit_bytes: int) -> tuple[Tiles, ...]:
     """Tiles to try for `forward`, `dk_dv` or `dq`, each with as many stages as the shared memory has room for.
 
