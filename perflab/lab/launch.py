@@ -1,10 +1,10 @@
 """One launch of a Triton kernel as data, and where kernels can run at all.
 
 What is launched on a GPU and what is compiled ahead of time without one come from the same function that makes the
-`Launch`: with tensors on a GPU it is called, with tensors on `meta` its kernel and arguments are handed to the compiler.
+`Launch`: with tensors on a GPU it is called, with tensors on `meta` its kernel and arguments go to the compiler.
 
-This module imports Triton. On CPU tensors kernels run only in Triton's interpreter, which Triton chooses when it is
-imported: set TRITON_INTERPRET=1 before that.
+This module imports Triton. On CPU tensors kernels run only in Triton's interpreter, which Triton chooses when it
+is imported: set TRITON_INTERPRET=1 before that.
 """
 
 from collections.abc import Mapping

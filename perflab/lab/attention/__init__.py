@@ -1,15 +1,16 @@
 """Attention, several ways, behind one call.
 
-Shapes: q (B, H, N_q, D); k, v (B, H, N_k, D); out (B, H, N_q, D); logsumexp (B, H, N_q).
+Shapes: q (B, H, N_q, D); k, v (B, H_kv, N_k, D), H a multiple of H_kv; out (B, H, N_q, D); logsumexp (B, H, N_q).
 
     out = softmax(scale * q k^T + mask) v,    logsumexp = log sum_j exp(scale * q k^T + mask)
 
     from perflab.lab.attention import attention
     out = attention(q, k, v, is_causal=True, impl="tiled")
 
-`IMPLEMENTATIONS` names the variants and what each claims. `FlashAttentionPyTorch` and
-`FlashAttentionTriton` are the autograd functions behind "tiled" and "triton". Triton is imported
-when the Triton variant is first asked for, and not before.
+`IMPLEMENTATIONS` names the variants and what each claims; `scoring` says what causal, window, soft cap and
+grouped heads mean. `FlashAttentionPyTorch` is the autograd function behind "tiled", `FlashAttentionTriton` the
+operator behind "triton" with the same face, and `flash_attention` that by keywords. Triton is imported when the
+Triton variant is first asked for, and not before.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from perflab.lab.attention.registry import IMPLEMENTATIONS, Implementation
 from perflab.lab.attention.tiled import FlashAttentionPyTorch
 
 if TYPE_CHECKING:
-    from perflab.lab.attention.triton_function import FlashAttentionTriton
+    from perflab.lab.attention.triton_function import FlashAttentionTriton, flash_attention
 
 __all__ = [
     "IMPLEMENTATIONS",
@@ -29,11 +30,12 @@ __all__ = [
     "Implementation",
     "attention",
     "attention_with_logsumexp",
+    "flash_attention",
     "reference_attention",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "FlashAttentionTriton":
-        return import_triton_variant()
+    if name in ("FlashAttentionTriton", "flash_attention"):
+        return getattr(import_triton_variant(), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -64,9 +64,9 @@ def attention_with_logsumexp(
 
 
 def import_triton_variant() -> Any:
-    """FlashAttentionTriton, importing Triton now. ImportError says what to do where there is none."""
+    """The module of FlashAttentionTriton, importing Triton now. ImportError says what to do where there is none."""
     try:
-        from perflab.lab.attention.triton_function import FlashAttentionTriton
+        from perflab.lab.attention import triton_function
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "triton":
             raise
@@ -74,7 +74,7 @@ def import_triton_variant() -> Any:
             "attention impl 'triton' needs Triton, which is not installed: install the package 'triton' "
             "(Linux), or choose impl='tiled', the same algorithm in PyTorch"
         ) from error
-    return FlashAttentionTriton
+    return triton_function
 
 
 def _run(impl: str, q: Tensor, k: Tensor, v: Tensor, settings: Settings, *, with_logsumexp: bool) -> Result:
@@ -111,7 +111,7 @@ def _tiled(q: Tensor, k: Tensor, v: Tensor, settings: Settings, with_logsumexp: 
 
 
 def _triton(q: Tensor, k: Tensor, v: Tensor, settings: Settings, with_logsumexp: bool) -> Result:
-    return _apply(import_triton_variant(), q, k, v, settings, with_logsumexp)
+    return _apply(import_triton_variant().FlashAttentionTriton, q, k, v, settings, with_logsumexp)
 
 
 def _apply(function: Any, q: Tensor, k: Tensor, v: Tensor, settings: Settings, with_logsumexp: bool) -> Result:

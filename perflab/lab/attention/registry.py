@@ -56,7 +56,6 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = MappingProxyType(
                 "triton",
                 "FlashAttention-2 forward and backward as Triton kernels",
                 dtypes=_UP_TO_32_BIT,
-                features=frozenset(("causal",)),
                 needs_triton=True,
             ),
             Implementation(

@@ -105,6 +105,20 @@ def make_scoring(q: Tensor, k: Tensor, **settings: Unpack[Settings]) -> Scoring:
     )
 
 
+def pairs_in_band(num_queries: int, num_keys: int, lower: int | None, upper: int | None) -> int:
+    """How many pairs of query and key the band lower <= j - i <= upper holds."""
+    below = 0 if lower is None else _pairs_up_to(num_queries, num_keys, lower - 1)
+    return max(0, (num_queries * num_keys if upper is None else _pairs_up_to(num_queries, num_keys, upper)) - below)
+
+
+def _pairs_up_to(num_queries: int, num_keys: int, bound: int) -> int:
+    """Pairs with j - i <= bound: query i has min(N_k, i + bound + 1) of them, or none."""
+    first = max(0, -bound)  # the first query that has any
+    full = min(max(first, num_keys - bound - 1), num_queries)  # the first that has all keys
+    growing = max(0, full - first)
+    return growing * (first + bound + 1) + growing * (growing - 1) // 2 + max(0, num_queries - full) * num_keys
+
+
 def expand_heads(x: Tensor, like: Tensor) -> Tensor:
     """k or v (..., H_kv, N_k, D), each head repeated next to itself for the query heads of `like` that read it."""
     if x.dim() < 4 or x.shape[-3] == like.shape[-3]:

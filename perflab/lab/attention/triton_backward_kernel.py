@@ -2,7 +2,7 @@
 
 Shapes
     q, out, d_out, dq  (B, H, N_q, D), any strides; float16, bfloat16 or float32
-    k, v, dk, dv       (B, H, N_k, D), likewise
+    k, v, dk, dv       (B, H_kv, N_k, D), likewise; query head h reads head h // (H / H_kv)
     logsumexp, delta   (B, H, N_q), contiguous, float32, natural logarithm
 
 As Dao (2023), "FlashAttention-2", Algorithm 2. The weights come back from the log-sum-exp L, tile by tile,
@@ -13,10 +13,11 @@ As Dao (2023), "FlashAttention-2", Algorithm 2. The weights come back from the l
 
 where dL is the gradient of the log-sum-exp itself. A tile of keys walks over the queries that see it, and
 a tile of queries over the keys that it sees: each sum is one program's, so nothing is added up by atomics
-and the same inputs give the same bits. It costs two recomputations of p instead of one.
+and the same inputs give the same bits. It costs two recomputations of p instead of one. With grouped heads
+a tile of keys walks over the queries of all the heads that read it, one head after the other.
 
 Inside, scores are in units of log 2 (see the forward kernel). p and ds are rounded to the inputs' dtype
-before they are multiplied, as in the forward; sums are float32.
+before they are multiplied, as in the forward; sums are float32. A soft cap multiplies ds by its slope.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -27,7 +28,17 @@ before they are multiplied, as in the forward; sums are float32.
 import triton
 import triton.language as tl
 
-from perflab.lab.attention.triton_pieces import LOG2_E, dot, load_tile, rounded, tile_pointers
+from perflab.lab.attention.triton_pieces import (
+    LOG2_E,
+    dot,
+    in_band,
+    load_tile,
+    rounded,
+    score,
+    softcap_slope,
+    stretches,
+    tile_pointers,
+)
 
 
 @triton.jit
@@ -62,10 +73,20 @@ def attention_delta_kernel(
 
 
 @triton.jit
+def _load_ends(logsumexp_ptr, delta_ptr, queries, inside):
+    """Log-sum-exp in units of log 2, and delta. Where there is no query, or it sees no key, its weights must come
+    out as zero: exp(s - inf)."""
+    logsumexp = tl.load(logsumexp_ptr + queries, mask=inside, other=float("inf"))
+    logsumexp = tl.where(logsumexp == float("-inf"), float("inf"), logsumexp)
+    return logsumexp * LOG2_E, tl.load(delta_ptr + queries, mask=inside, other=0.0)
+
+
+@triton.jit
 def _walk_queries(
     dk, dv, k, v, q_ptrs, d_out_ptrs, logsumexp_ptr, delta_ptr, keys, columns,
-    query_start, query_stop, num_queries, stride_qn, stride_gn, scale_log2,
-    IS_CAUSAL: tl.constexpr, MASKED: tl.constexpr, PADDED: tl.constexpr, EMULATE_BF16: tl.constexpr,
+    query_start, query_stop, num_queries, stride_qn, stride_gn, score_factor, softcap_log2, lower, upper,
+    HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+    MASKED: tl.constexpr, PADDED: tl.constexpr, EMULATE_BF16: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Add what the queries [query_start, query_stop) give to dk and dv; returns them with advanced pointers."""
@@ -74,25 +95,27 @@ def _walk_queries(
         inside = queries < num_queries
         q = load_tile(q_ptrs, inside, columns, MASKED, PADDED, HEAD_DIM)
         d_out = load_tile(d_out_ptrs, inside, columns, MASKED, PADDED, HEAD_DIM)
-        # Beyond the end the weight must come out as zero: exp(s - inf).
-        logsumexp = tl.load(logsumexp_ptr + queries, mask=inside, other=float("inf"))
-        delta = tl.load(delta_ptr + queries, mask=inside, other=0.0)
+        logsumexp, delta = _load_ends(logsumexp_ptr, delta_ptr, queries, inside)
 
         # Transposed, a row a key: what is added up over queries is then a plain product.
-        scores = dot(k, tl.trans(q), tl.zeros([BLOCK_K, BLOCK_Q], tl.float32), EMULATE_BF16) * scale_log2
-        weights = tl.exp2(scores - (logsumexp * LOG2_E)[None, :])
-        if MASKED and IS_CAUSAL:
-            weights = tl.where(keys[:, None] <= queries[None, :], weights, 0.0)
+        products = dot(k, tl.trans(q), tl.zeros([BLOCK_K, BLOCK_Q], tl.float32), EMULATE_BF16)
+        scores = score(products, score_factor, softcap_log2, HAS_SOFTCAP)
+        weights = tl.exp2(scores - logsumexp[None, :])
+        if MASKED and (HAS_LOWER or HAS_UPPER):
+            seen = in_band(keys[:, None] - queries[None, :], lower, upper, HAS_LOWER, HAS_UPPER)
+            weights = tl.where(seen, weights, 0.0)
         dv = dot(rounded(weights, d_out.dtype, EMULATE_BF16), d_out, dv, EMULATE_BF16)
         d_weights = dot(v, tl.trans(d_out), tl.zeros([BLOCK_K, BLOCK_Q], tl.float32), EMULATE_BF16)
         d_scores = weights * (d_weights - delta[None, :])
+        if HAS_SOFTCAP:
+            d_scores = d_scores * softcap_slope(scores, softcap_log2)
         dk = dot(rounded(d_scores, q.dtype, EMULATE_BF16), q, dk, EMULATE_BF16)
         q_ptrs += BLOCK_Q * stride_qn
         d_out_ptrs += BLOCK_Q * stride_gn
     return dk, dv, q_ptrs, d_out_ptrs
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["problem_class"])
 def attention_dk_dv_kernel(
     q_ptr, k_ptr, v_ptr, d_out_ptr, logsumexp_ptr, delta_ptr, dk_ptr, dv_ptr,
     stride_qb, stride_qh, stride_qn, stride_qd,
@@ -101,70 +124,78 @@ def attention_dk_dv_kernel(
     stride_gb, stride_gh, stride_gn, stride_gd,
     stride_dkb, stride_dkh, stride_dkn, stride_dkd,
     stride_dvb, stride_dvh, stride_dvn, stride_dvd,
-    num_heads, num_queries, num_keys, scale, scale_log2,
-    IS_CAUSAL: tl.constexpr, EMULATE_BF16: tl.constexpr, HEAD_DIM: tl.constexpr,
+    num_heads, group, num_queries, num_keys, scale, score_factor, softcap_log2, lower, upper, problem_class,
+    HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+    EMULATE_BF16: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """One program: one tile of BLOCK_K keys of one head against all the queries that see it."""
+    """One program: one tile of BLOCK_K keys of one of their heads against all the queries that see it."""
     PADDED: tl.constexpr = HEAD_DIM != BLOCK_D
     num_tiles = tl.cdiv(num_keys, BLOCK_K)
     batch_head = tl.program_id(0) // num_tiles
-    batch = (batch_head // num_heads).to(tl.int64)
-    head = (batch_head % num_heads).to(tl.int64)
+    num_key_heads = num_heads // group
+    batch = (batch_head // num_key_heads).to(tl.int64)
+    key_head = (batch_head % num_key_heads).to(tl.int64)
     # Causal: the first keys are seen by the most queries, and start first as it is.
     key_start = tl.program_id(0) % num_tiles * BLOCK_K
 
     key_rows = tl.arange(0, BLOCK_K)
-    query_rows = tl.arange(0, BLOCK_Q)
+    rows = tl.arange(0, BLOCK_Q)
     columns = tl.arange(0, BLOCK_D)
     keys = key_start + key_rows
     inside = (keys[:, None] < num_keys) & (columns[None, :] < HEAD_DIM)
-    first = key_start.to(tl.int64)
-    k_ptrs = tile_pointers(k_ptr, stride_kb, stride_kh, stride_kn, stride_kd, batch, head, first, key_rows, columns)
-    v_ptrs = tile_pointers(v_ptr, stride_vb, stride_vh, stride_vn, stride_vd, batch, head, first, key_rows, columns)
+    first_key = key_start.to(tl.int64)
+    k_ptrs = tile_pointers(
+        k_ptr, stride_kb, stride_kh, stride_kn, stride_kd, batch, key_head, first_key, key_rows, columns
+    )  # fmt: skip
+    v_ptrs = tile_pointers(
+        v_ptr, stride_vb, stride_vh, stride_vn, stride_vd, batch, key_head, first_key, key_rows, columns
+    )  # fmt: skip
     k = tl.load(k_ptrs, mask=inside, other=0.0)
     v = tl.load(v_ptrs, mask=inside, other=0.0)
     dk = tl.zeros([BLOCK_K, BLOCK_D], dtype=tl.float32)
     dv = tl.zeros([BLOCK_K, BLOCK_D], dtype=tl.float32)
 
-    # Query tiles in three stretches: those that the diagonal cuts, those that see all of these keys, and
-    # the one that the end of the queries cuts. Tiles above the diagonal are never visited.
-    if IS_CAUSAL:
-        cut_start = key_start // BLOCK_Q * BLOCK_Q
-        cut_stop = tl.cdiv(key_start + BLOCK_K - 1, BLOCK_Q) * BLOCK_Q
-    else:
-        cut_start = 0
-        cut_stop = 0
-    cut_stop = tl.minimum(cut_stop, tl.cdiv(num_queries, BLOCK_Q) * BLOCK_Q)
-    whole_stop = tl.maximum(cut_stop, num_queries // BLOCK_Q * BLOCK_Q)
-    start = tl.minimum(cut_start, num_queries).to(tl.int64)  # keys that no query sees: no stretch is entered
-    q_ptrs = tile_pointers(q_ptr, stride_qb, stride_qh, stride_qn, stride_qd, batch, head, start, query_rows, columns)
-    d_out_ptrs = tile_pointers(
-        d_out_ptr, stride_gb, stride_gh, stride_gn, stride_gd, batch, head, start, query_rows, columns
-    )
-    ends = batch_head.to(tl.int64) * num_queries
-    dk, dv, q_ptrs, d_out_ptrs = _walk_queries(
-        dk, dv, k, v, q_ptrs, d_out_ptrs, logsumexp_ptr + ends, delta_ptr + ends, keys, columns,
-        cut_start, cut_stop, num_queries, stride_qn, stride_gn, scale_log2,
-        IS_CAUSAL, True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
+    # Seen from the keys the band is mirrored: key j is seen by the queries i with -upper <= i - j <= -lower.
+    first, whole, cut, stop = stretches(
+        key_start, num_queries, -upper, -lower, HAS_UPPER, HAS_LOWER, BLOCK_K, BLOCK_Q
     )  # fmt: skip
-    dk, dv, q_ptrs, d_out_ptrs = _walk_queries(
-        dk, dv, k, v, q_ptrs, d_out_ptrs, logsumexp_ptr + ends, delta_ptr + ends, keys, columns,
-        tl.maximum(cut_start, cut_stop), whole_stop, num_queries, stride_qn, stride_gn, scale_log2,
-        IS_CAUSAL, False, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
-    )  # fmt: skip
-    dk, dv, q_ptrs, d_out_ptrs = _walk_queries(
-        dk, dv, k, v, q_ptrs, d_out_ptrs, logsumexp_ptr + ends, delta_ptr + ends, keys, columns,
-        tl.maximum(cut_start, whole_stop), num_queries, num_queries, stride_qn, stride_gn, scale_log2,
-        IS_CAUSAL, True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
-    )  # fmt: skip
+    first_query = tl.full([], first, tl.int64)
+    for member in tl.range(0, group):
+        head = key_head * group + member
+        q_ptrs = tile_pointers(
+            q_ptr, stride_qb, stride_qh, stride_qn, stride_qd, batch, head, first_query, rows, columns
+        )  # fmt: skip
+        d_out_ptrs = tile_pointers(
+            d_out_ptr, stride_gb, stride_gh, stride_gn, stride_gd, batch, head, first_query, rows, columns
+        )  # fmt: skip
+        ends = (batch * num_heads + head) * num_queries
+        if HAS_UPPER:
+            dk, dv, q_ptrs, d_out_ptrs = _walk_queries(
+                dk, dv, k, v, q_ptrs, d_out_ptrs, logsumexp_ptr + ends, delta_ptr + ends, keys, columns,
+                first, tl.minimum(whole, stop), num_queries, stride_qn, stride_gn,
+                score_factor, softcap_log2, lower, upper, HAS_LOWER, HAS_UPPER, HAS_SOFTCAP,
+                True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
+            )  # fmt: skip
+        dk, dv, q_ptrs, d_out_ptrs = _walk_queries(
+            dk, dv, k, v, q_ptrs, d_out_ptrs, logsumexp_ptr + ends, delta_ptr + ends, keys, columns,
+            whole, cut, num_queries, stride_qn, stride_gn,
+            score_factor, softcap_log2, lower, upper, HAS_LOWER, HAS_UPPER, HAS_SOFTCAP,
+            False, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
+        )  # fmt: skip
+        dk, dv, q_ptrs, d_out_ptrs = _walk_queries(
+            dk, dv, k, v, q_ptrs, d_out_ptrs, logsumexp_ptr + ends, delta_ptr + ends, keys, columns,
+            cut, stop, num_queries, stride_qn, stride_gn,
+            score_factor, softcap_log2, lower, upper, HAS_LOWER, HAS_UPPER, HAS_SOFTCAP,
+            True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
+        )  # fmt: skip
 
     dk_ptrs = tile_pointers(
-        dk_ptr, stride_dkb, stride_dkh, stride_dkn, stride_dkd, batch, head, first, key_rows, columns
-    )
+        dk_ptr, stride_dkb, stride_dkh, stride_dkn, stride_dkd, batch, key_head, first_key, key_rows, columns
+    )  # fmt: skip
     dv_ptrs = tile_pointers(
-        dv_ptr, stride_dvb, stride_dvh, stride_dvn, stride_dvd, batch, head, first, key_rows, columns
-    )
+        dv_ptr, stride_dvb, stride_dvh, stride_dvn, stride_dvd, batch, key_head, first_key, key_rows, columns
+    )  # fmt: skip
     tl.store(dk_ptrs, rounded(dk * scale, dk_ptr.dtype.element_ty, EMULATE_BF16), mask=inside)
     tl.store(dv_ptrs, rounded(dv, dv_ptr.dtype.element_ty, EMULATE_BF16), mask=inside)
 
@@ -172,8 +203,9 @@ def attention_dk_dv_kernel(
 @triton.jit
 def _walk_keys(
     dq, q, d_out, logsumexp, delta, k_ptrs, v_ptrs, queries, columns,
-    key_start, key_stop, num_keys, stride_kn, stride_vn, scale_log2,
-    IS_CAUSAL: tl.constexpr, MASKED: tl.constexpr, PADDED: tl.constexpr, EMULATE_BF16: tl.constexpr,
+    key_start, key_stop, num_keys, stride_kn, stride_vn, score_factor, softcap_log2, lower, upper,
+    HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+    MASKED: tl.constexpr, PADDED: tl.constexpr, EMULATE_BF16: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Add what the keys [key_start, key_stop) give to dq; returns it with advanced pointers."""
@@ -181,22 +213,23 @@ def _walk_keys(
         keys = start + tl.arange(0, BLOCK_K)
         k = load_tile(k_ptrs, keys < num_keys, columns, MASKED, PADDED, HEAD_DIM)
         v = load_tile(v_ptrs, keys < num_keys, columns, MASKED, PADDED, HEAD_DIM)
-        scores = dot(q, tl.trans(k), tl.zeros([BLOCK_Q, BLOCK_K], tl.float32), EMULATE_BF16) * scale_log2
-        weights = tl.exp2(scores - (logsumexp * LOG2_E)[:, None])
+        products = dot(q, tl.trans(k), tl.zeros([BLOCK_Q, BLOCK_K], tl.float32), EMULATE_BF16)
+        scores = score(products, score_factor, softcap_log2, HAS_SOFTCAP)
+        weights = tl.exp2(scores - logsumexp[:, None])
         if MASKED:
-            visible = keys[None, :] < num_keys
-            if IS_CAUSAL:
-                visible = visible & (keys[None, :] <= queries[:, None])
-            weights = tl.where(visible, weights, 0.0)
+            seen = in_band(keys[None, :] - queries[:, None], lower, upper, HAS_LOWER, HAS_UPPER)
+            weights = tl.where(seen & (keys[None, :] < num_keys), weights, 0.0)
         d_weights = dot(d_out, tl.trans(v), tl.zeros([BLOCK_Q, BLOCK_K], tl.float32), EMULATE_BF16)
         d_scores = weights * (d_weights - delta[:, None])
+        if HAS_SOFTCAP:
+            d_scores = d_scores * softcap_slope(scores, softcap_log2)
         dq = dot(rounded(d_scores, k.dtype, EMULATE_BF16), k, dq, EMULATE_BF16)
         k_ptrs += BLOCK_K * stride_kn
         v_ptrs += BLOCK_K * stride_vn
     return dq, k_ptrs, v_ptrs
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["problem_class"])
 def attention_dq_kernel(
     q_ptr, k_ptr, v_ptr, d_out_ptr, logsumexp_ptr, delta_ptr, dq_ptr,
     stride_qb, stride_qh, stride_qn, stride_qd,
@@ -204,8 +237,9 @@ def attention_dq_kernel(
     stride_vb, stride_vh, stride_vn, stride_vd,
     stride_gb, stride_gh, stride_gn, stride_gd,
     stride_dqb, stride_dqh, stride_dqn, stride_dqd,
-    num_heads, num_queries, num_keys, scale, scale_log2,
-    IS_CAUSAL: tl.constexpr, EMULATE_BF16: tl.constexpr, HEAD_DIM: tl.constexpr,
+    num_heads, group, num_queries, num_keys, scale, score_factor, softcap_log2, lower, upper, problem_class,
+    HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+    EMULATE_BF16: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """One program: one tile of BLOCK_Q queries of one head against all the keys that they see."""
@@ -213,46 +247,59 @@ def attention_dq_kernel(
     num_tiles = tl.cdiv(num_queries, BLOCK_Q)
     tile = tl.program_id(0) % num_tiles
     batch_head = tl.program_id(0) // num_tiles
-    if IS_CAUSAL:
+    if HAS_UPPER and not HAS_LOWER:
         tile = num_tiles - 1 - tile  # the longest first, as in the forward
     batch = (batch_head // num_heads).to(tl.int64)
     head = (batch_head % num_heads).to(tl.int64)
     query_start = tile * BLOCK_Q
-    first = query_start.to(tl.int64)
+    first_query = query_start.to(tl.int64)
+    first, whole, cut, stop = stretches(
+        query_start, num_keys, lower, upper, HAS_LOWER, HAS_UPPER, BLOCK_Q, BLOCK_K
+    )  # fmt: skip
+    first_key = tl.full([], first, tl.int64)
 
     rows = tl.arange(0, BLOCK_Q)
     key_rows = tl.arange(0, BLOCK_K)
     columns = tl.arange(0, BLOCK_D)
     queries = query_start + rows
+    key_head = head // group
     inside = (queries[:, None] < num_queries) & (columns[None, :] < HEAD_DIM)
-    q_ptrs = tile_pointers(q_ptr, stride_qb, stride_qh, stride_qn, stride_qd, batch, head, first, rows, columns)
-    d_out_ptrs = tile_pointers(d_out_ptr, stride_gb, stride_gh, stride_gn, stride_gd, batch, head, first, rows, columns)
-    k_ptrs = tile_pointers(k_ptr, stride_kb, stride_kh, stride_kn, stride_kd, batch, head, 0, key_rows, columns)
-    v_ptrs = tile_pointers(v_ptr, stride_vb, stride_vh, stride_vn, stride_vd, batch, head, 0, key_rows, columns)
+    q_ptrs = tile_pointers(q_ptr, stride_qb, stride_qh, stride_qn, stride_qd, batch, head, first_query, rows, columns)
+    d_out_ptrs = tile_pointers(
+        d_out_ptr, stride_gb, stride_gh, stride_gn, stride_gd, batch, head, first_query, rows, columns
+    )  # fmt: skip
+    k_ptrs = tile_pointers(
+        k_ptr, stride_kb, stride_kh, stride_kn, stride_kd, batch, key_head, first_key, key_rows, columns
+    )  # fmt: skip
+    v_ptrs = tile_pointers(
+        v_ptr, stride_vb, stride_vh, stride_vn, stride_vd, batch, key_head, first_key, key_rows, columns
+    )  # fmt: skip
     q = tl.load(q_ptrs, mask=inside, other=0.0)
     d_out = tl.load(d_out_ptrs, mask=inside, other=0.0)
-    ends = batch_head.to(tl.int64) * num_queries + queries
-    logsumexp = tl.load(logsumexp_ptr + ends, mask=queries < num_queries, other=float("inf"))
-    delta = tl.load(delta_ptr + ends, mask=queries < num_queries, other=0.0)
+    ends = batch_head.to(tl.int64) * num_queries
+    logsumexp, delta = _load_ends(logsumexp_ptr + ends, delta_ptr + ends, queries, queries < num_queries)
     dq = tl.zeros([BLOCK_Q, BLOCK_D], dtype=tl.float32)
-
-    if IS_CAUSAL:
-        seen_by_all = tl.minimum(query_start + 1, num_keys)
-        seen_by_any = tl.minimum(query_start + BLOCK_Q, num_keys)
-    else:
-        seen_by_all = num_keys
-        seen_by_any = num_keys
-    whole = seen_by_all // BLOCK_K * BLOCK_K
+    if HAS_LOWER:
+        dq, k_ptrs, v_ptrs = _walk_keys(
+            dq, q, d_out, logsumexp, delta, k_ptrs, v_ptrs, queries, columns,
+            first, tl.minimum(whole, stop), num_keys, stride_kn, stride_vn,
+            score_factor, softcap_log2, lower, upper, HAS_LOWER, HAS_UPPER, HAS_SOFTCAP,
+            True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
+        )  # fmt: skip
     dq, k_ptrs, v_ptrs = _walk_keys(
         dq, q, d_out, logsumexp, delta, k_ptrs, v_ptrs, queries, columns,
-        0, whole, num_keys, stride_kn, stride_vn, scale_log2,
-        IS_CAUSAL, False, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
+        whole, cut, num_keys, stride_kn, stride_vn,
+        score_factor, softcap_log2, lower, upper, HAS_LOWER, HAS_UPPER, HAS_SOFTCAP,
+        False, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
     )  # fmt: skip
     dq, k_ptrs, v_ptrs = _walk_keys(
         dq, q, d_out, logsumexp, delta, k_ptrs, v_ptrs, queries, columns,
-        whole, seen_by_any, num_keys, stride_kn, stride_vn, scale_log2,
-        IS_CAUSAL, True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
+        cut, stop, num_keys, stride_kn, stride_vn,
+        score_factor, softcap_log2, lower, upper, HAS_LOWER, HAS_UPPER, HAS_SOFTCAP,
+        True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
     )  # fmt: skip
 
-    dq_ptrs = tile_pointers(dq_ptr, stride_dqb, stride_dqh, stride_dqn, stride_dqd, batch, head, first, rows, columns)
+    dq_ptrs = tile_pointers(
+        dq_ptr, stride_dqb, stride_dqh, stride_dqn, stride_dqd, batch, head, first_query, rows, columns
+    )  # fmt: skip
     tl.store(dq_ptrs, rounded(dq * scale, dq_ptr.dtype.element_ty, EMULATE_BF16), mask=inside)

@@ -2,7 +2,7 @@
 
 Shapes
     q, out             (B, H, N_q, D), any strides; float16, bfloat16 or float32
-    k, v               (B, H, N_k, D), likewise
+    k, v               (B, H_kv, N_k, D), likewise; query head h reads head h // (H / H_kv)
     logsumexp          (B, H, N_q), contiguous, float32, natural logarithm
     one program        a (BLOCK_Q, BLOCK_D) tile of queries against (BLOCK_K, BLOCK_D) tiles of keys
 
@@ -12,7 +12,8 @@ It keeps a running maximum m and sum l of each row, so that at the end
 
 as Dao (2023), "FlashAttention-2", Algorithm 1. Inside, scores are in units of log 2, because the
 hardware's exponential is exp2: exp(x) = exp2(x * log2 e). What leaves is natural again. Products are
-IEEE, sums float32. Causal: query i sees the keys j <= i. Lengths and D are masked to the tiles' size.
+IEEE, sums float32. Query i sees the keys j with lower <= j - i <= upper (see `scoring`); tiles outside of that band
+are never visited. Lengths and D are masked to the tiles' size.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -23,14 +24,42 @@ IEEE, sums float32. Causal: query i sees the keys j <= i. Lengths and D are mask
 import triton
 import triton.language as tl
 
-from perflab.lab.attention.triton_pieces import LN_2, dot, load_tile, rounded, tile_pointers
+from perflab.lab.attention.triton_pieces import (
+    LN_2,
+    dot,
+    in_band,
+    load_tile,
+    rounded,
+    score,
+    stretches,
+    tile_pointers,
+)
+
+
+@triton.jit
+def fold(
+    acc, row_max, row_sum, scores, v,
+    MAY_SEE_NOTHING: tl.constexpr, EMULATE_BF16: tl.constexpr,
+):  # fmt: skip
+    """One tile of scores (units of log 2, -inf where not seen) and its v into the running softmax."""
+    new_max = tl.maximum(row_max, tl.max(scores, 1))
+    shift = new_max
+    if MAY_SEE_NOTHING:
+        # A row that has seen no key yet has the maximum -inf, and -inf less -inf is no number.
+        shift = tl.where(new_max == float("-inf"), 0.0, new_max)
+    weights = tl.exp2(scores - shift[:, None])
+    rescale = tl.exp2(row_max - shift)
+    row_sum = row_sum * rescale + tl.sum(weights, 1)
+    acc = dot(rounded(weights, v.dtype, EMULATE_BF16), v, acc * rescale[:, None], EMULATE_BF16)
+    return acc, new_max, row_sum
 
 
 @triton.jit
 def _attend(
     acc, row_max, row_sum, q, k_ptrs, v_ptrs, queries, columns,
-    key_start, key_stop, num_keys, stride_kn, stride_vn, scale_log2,
-    IS_CAUSAL: tl.constexpr, MASKED: tl.constexpr, PADDED: tl.constexpr, EMULATE_BF16: tl.constexpr,
+    key_start, key_stop, num_keys, stride_kn, stride_vn, score_factor, softcap_log2, lower, upper,
+    HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_SOFTCAP: tl.constexpr, MAY_SEE_NOTHING: tl.constexpr,
+    MASKED: tl.constexpr, PADDED: tl.constexpr, EMULATE_BF16: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Fold the keys [key_start, key_stop) into the running softmax; returns it with advanced pointers."""
@@ -38,21 +67,12 @@ def _attend(
         keys = start + tl.arange(0, BLOCK_K)
         k = load_tile(k_ptrs, keys < num_keys, columns, MASKED, PADDED, HEAD_DIM)
         v = load_tile(v_ptrs, keys < num_keys, columns, MASKED, PADDED, HEAD_DIM)
-        scores = dot(q, tl.trans(k), tl.zeros([BLOCK_Q, BLOCK_K], tl.float32), EMULATE_BF16) * scale_log2
+        products = dot(q, tl.trans(k), tl.zeros([BLOCK_Q, BLOCK_K], tl.float32), EMULATE_BF16)
+        scores = score(products, score_factor, softcap_log2, HAS_SOFTCAP)
         if MASKED:
-            visible = keys[None, :] < num_keys
-            if IS_CAUSAL:
-                visible = visible & (keys[None, :] <= queries[:, None])
-            scores = tl.where(visible, scores, float("-inf"))
-
-        # Key 0 is visible to every query and comes first, so new_max is finite from here on.
-        new_max = tl.maximum(row_max, tl.max(scores, 1))
-        weights = tl.exp2(scores - new_max[:, None])
-        rescale = tl.exp2(row_max - new_max)
-        row_sum = row_sum * rescale + tl.sum(weights, 1)
-        acc = dot(rounded(weights, v.dtype, EMULATE_BF16), v, acc * rescale[:, None], EMULATE_BF16)
-        row_max = new_max
-
+            seen = in_band(keys[None, :] - queries[:, None], lower, upper, HAS_LOWER, HAS_UPPER)
+            scores = tl.where(seen & (keys[None, :] < num_keys), scores, float("-inf"))
+        acc, row_max, row_sum = fold(acc, row_max, row_sum, scores, v, MASKED and MAY_SEE_NOTHING, EMULATE_BF16)
         # Pointers advance by one tile, so no 32-bit offset ever spans the whole sequence.
         k_ptrs += BLOCK_K * stride_kn
         v_ptrs += BLOCK_K * stride_vn
@@ -60,68 +80,85 @@ def _attend(
 
 
 @triton.jit
+def finished(acc, row_max, row_sum, MAY_SEE_NOTHING: tl.constexpr):
+    """The output, float32, and the natural log-sum-exp, of a running softmax that has seen everything."""
+    if MAY_SEE_NOTHING:
+        row_sum = tl.where(row_sum == 0.0, 1.0, row_sum)  # acc is zero there, and row_max -inf
+    return acc / row_sum[:, None], (row_max + tl.log2(row_sum)) * LN_2
+
+
+@triton.jit(do_not_specialize=["problem_class"])
 def attention_forward_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, logsumexp_ptr,
     stride_qb, stride_qh, stride_qn, stride_qd,
     stride_kb, stride_kh, stride_kn, stride_kd,
     stride_vb, stride_vh, stride_vn, stride_vd,
     stride_ob, stride_oh, stride_on, stride_od,
-    num_heads, num_queries, num_keys, scale_log2,
-    IS_CAUSAL: tl.constexpr, EMULATE_BF16: tl.constexpr, HEAD_DIM: tl.constexpr,
+    num_heads, group, num_queries, num_keys, score_factor, softcap_log2, lower, upper, problem_class,
+    HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_SOFTCAP: tl.constexpr, MAY_SEE_NOTHING: tl.constexpr,
+    EMULATE_BF16: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """One program: one tile of BLOCK_Q queries of one head against all the keys that they see."""
+    """One program: one tile of BLOCK_Q queries of one head against all the keys that they see.
+
+    problem_class is for the autotuner alone, which knows cases apart by arguments.
+    """
     PADDED: tl.constexpr = HEAD_DIM != BLOCK_D
     # One grid axis for everything: the y and z axes end at 65,535, which B * H may pass.
     num_tiles = tl.cdiv(num_queries, BLOCK_Q)
     tile = tl.program_id(0) % num_tiles
     batch_head = tl.program_id(0) // num_tiles
-    if IS_CAUSAL:
+    if HAS_UPPER and not HAS_LOWER:
         # The last queries see the most keys: start them first, so that short tiles fill the end.
         tile = num_tiles - 1 - tile
     # 64 bit: the offset of a head, or of a row of a long sequence, may pass 2**31 elements.
     batch = (batch_head // num_heads).to(tl.int64)
     head = (batch_head % num_heads).to(tl.int64)
     query_start = tile * BLOCK_Q
-    first = query_start.to(tl.int64)
+    first_query = query_start.to(tl.int64)
+    first, whole, cut, stop = stretches(
+        query_start, num_keys, lower, upper, HAS_LOWER, HAS_UPPER, BLOCK_Q, BLOCK_K
+    )  # fmt: skip
+    first_key = tl.full([], first, tl.int64)
 
     rows = tl.arange(0, BLOCK_Q)
     keys = tl.arange(0, BLOCK_K)
     columns = tl.arange(0, BLOCK_D)
     queries = query_start + rows
-    q_ptrs = tile_pointers(q_ptr, stride_qb, stride_qh, stride_qn, stride_qd, batch, head, first, rows, columns)
-    k_ptrs = tile_pointers(k_ptr, stride_kb, stride_kh, stride_kn, stride_kd, batch, head, 0, keys, columns)
-    v_ptrs = tile_pointers(v_ptr, stride_vb, stride_vh, stride_vn, stride_vd, batch, head, 0, keys, columns)
-    out_ptrs = tile_pointers(out_ptr, stride_ob, stride_oh, stride_on, stride_od, batch, head, first, rows, columns)
+    key_head = head // group
+    q_ptrs = tile_pointers(q_ptr, stride_qb, stride_qh, stride_qn, stride_qd, batch, head, first_query, rows, columns)
+    k_ptrs = tile_pointers(k_ptr, stride_kb, stride_kh, stride_kn, stride_kd, batch, key_head, first_key, keys, columns)
+    v_ptrs = tile_pointers(v_ptr, stride_vb, stride_vh, stride_vn, stride_vd, batch, key_head, first_key, keys, columns)
 
     inside = (queries[:, None] < num_queries) & (columns[None, :] < HEAD_DIM)
     q = tl.load(q_ptrs, mask=inside, other=0.0)
     acc = tl.zeros([BLOCK_Q, BLOCK_D], dtype=tl.float32)
     row_max = tl.full([BLOCK_Q], float("-inf"), dtype=tl.float32)
     row_sum = tl.zeros([BLOCK_Q], dtype=tl.float32)
-
-    # First the key tiles that every query of this tile sees whole: no mask. Then those that the
-    # diagonal or the end of the keys cuts: masked. Tiles above the diagonal are never visited.
-    if IS_CAUSAL:
-        seen_by_all = tl.minimum(query_start + 1, num_keys)
-        seen_by_any = tl.minimum(query_start + BLOCK_Q, num_keys)
-    else:
-        seen_by_all = num_keys
-        seen_by_any = num_keys
-    whole = seen_by_all // BLOCK_K * BLOCK_K
+    if HAS_LOWER:
+        acc, row_max, row_sum, k_ptrs, v_ptrs = _attend(
+            acc, row_max, row_sum, q, k_ptrs, v_ptrs, queries, columns,
+            first, tl.minimum(whole, stop), num_keys, stride_kn, stride_vn, score_factor, softcap_log2, lower, upper,
+            HAS_LOWER, HAS_UPPER, HAS_SOFTCAP, MAY_SEE_NOTHING,
+            True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
+        )  # fmt: skip
     acc, row_max, row_sum, k_ptrs, v_ptrs = _attend(
         acc, row_max, row_sum, q, k_ptrs, v_ptrs, queries, columns,
-        0, whole, num_keys, stride_kn, stride_vn, scale_log2,
-        IS_CAUSAL, False, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
+        whole, cut, num_keys, stride_kn, stride_vn, score_factor, softcap_log2, lower, upper,
+        HAS_LOWER, HAS_UPPER, HAS_SOFTCAP, MAY_SEE_NOTHING,
+        False, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
     )  # fmt: skip
     acc, row_max, row_sum, k_ptrs, v_ptrs = _attend(
         acc, row_max, row_sum, q, k_ptrs, v_ptrs, queries, columns,
-        whole, seen_by_any, num_keys, stride_kn, stride_vn, scale_log2,
-        IS_CAUSAL, True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
+        cut, stop, num_keys, stride_kn, stride_vn, score_factor, softcap_log2, lower, upper,
+        HAS_LOWER, HAS_UPPER, HAS_SOFTCAP, MAY_SEE_NOTHING,
+        True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
     )  # fmt: skip
 
-    out = acc / row_sum[:, None]
-    logsumexp = (row_max + tl.log2(row_sum)) * LN_2  # back to natural units
+    out, logsumexp = finished(acc, row_max, row_sum, MAY_SEE_NOTHING)
+    out_ptrs = tile_pointers(
+        out_ptr, stride_ob, stride_oh, stride_on, stride_od, batch, head, first_query, rows, columns
+    )  # fmt: skip
     tl.store(out_ptrs, rounded(out, out_ptr.dtype.element_ty, EMULATE_BF16), mask=inside)
     logsumexp_ptrs = logsumexp_ptr + batch_head.to(tl.int64) * num_queries + queries
     tl.store(logsumexp_ptrs, logsumexp, mask=queries < num_queries)

@@ -1,61 +1,65 @@
-"""The autograd function over the Triton kernels, forward and backward.
+"""FlashAttention-2 in Triton as one calls it: inputs checked, the operator called.
 
-Shapes: q (B, H, N_q, D) or (B, N_q, D); k, v likewise with N_k; logsumexp (B, H, N_q) or (B, N_q).
+Shapes: q (B, H, N_q, D) with k, v (B, H_kv, N_k, D), or q (B, N_q, D) with k, v (B, N_k, D); logsumexp (B, H, N_q) or
+(B, N_q). This module imports Triton.
 """
-
-from typing import Any
 
 from torch import Tensor
 
 from perflab.lab.attention.inputs import check_inputs
 from perflab.lab.attention.registry import IMPLEMENTATIONS
-from perflab.lab.attention.scoring import default_scale
-from perflab.lab.attention.tiled import FlashAttentionPyTorch, refuse_second_derivative
-from perflab.lab.attention.triton_backward import triton_backward
-from perflab.lab.attention.triton_forward import triton_forward
+from perflab.lab.attention.scoring import make_scoring
+from perflab.lab.attention.triton_operator import flash_attention_op
+from perflab.lab.attention.triton_tiles import check_head_dim
 
 
-class FlashAttentionTriton(FlashAttentionPyTorch):
-    """`FlashAttentionTriton.apply(q, k, v, is_causal=False, scale=None, return_logsumexp=False)`.
+class FlashAttentionTriton:
+    """`FlashAttentionTriton.apply(q, k, v, is_causal=False, scale=None, return_logsumexp=False, ...)`.
 
-    Takes, returns, saves and raises what `FlashAttentionPyTorch` does, save that float64 is refused;
-    head_dim is 256 at most, and RuntimeError says where the kernel cannot run. Gradients are Triton kernels' too.
+    Takes, returns, saves and raises what `FlashAttentionPyTorch` does, save that float64 is refused; head_dim is 256 at
+    most, and RuntimeError says where the kernels cannot run. It is the operator `perflab::flash_attention`, whose
+    derivative PyTorch keeps: torch.compile, fake tensors and FLOP counting see through it.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
+    def apply(
         q: Tensor,
         k: Tensor,
         v: Tensor,
         is_causal: bool = False,
         scale: float | None = None,
         return_logsumexp: bool = False,
-        *others: Any,
+        window_size: tuple[int, int] | None = None,
+        softcap: float | None = None,
+        causal_alignment: str = "top-left",
     ) -> Tensor | tuple[Tensor, Tensor]:
         """See the class."""
         check_inputs(q, k, v, name="triton", dtypes=IMPLEMENTATIONS["triton"].dtypes, dims=(3, 4))
-        scale = default_scale(q.shape[-1]) if scale is None else scale
-        if q.dim() == 4:
-            out, logsumexp = triton_forward(q, k, v, is_causal=is_causal, scale=scale)
-        else:  # one head
-            heads = (x.unsqueeze(1) for x in (q, k, v))
-            out, logsumexp = (x.squeeze(1) for x in triton_forward(*heads, is_causal=is_causal, scale=scale))
-        ctx.save_for_backward(q, k, v, out, logsumexp)
-        ctx.is_causal, ctx.scale = is_causal, scale
+        check_head_dim(q.shape[-1])
+        scoring = make_scoring(
+            q, k, is_causal=is_causal, scale=scale,
+            window_size=window_size, softcap=softcap, causal_alignment=causal_alignment,
+        )  # fmt: skip
+        out, logsumexp = flash_attention_op(q, k, v, scoring.scale, scoring.softcap, scoring.lower, scoring.upper)
         return (out, logsumexp) if return_logsumexp else out
 
-    @staticmethod
-    def backward(
-        ctx: Any, d_out: Tensor, d_logsumexp: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
-        """Gradients of q, k and v; d_logsumexp is None unless `apply` returned the log-sum-exp."""
-        refuse_second_derivative()
-        saved = ctx.saved_tensors  # read once: activation checkpointing recomputes them for that reading alone
-        tensors, d_ends = [d_out, *saved], d_logsumexp
-        if d_out.dim() == 3:  # one head
-            tensors = [x.unsqueeze(1) for x in tensors]
-            d_ends = None if d_logsumexp is None else d_logsumexp.unsqueeze(1)
-        found = triton_backward(*tensors, is_causal=ctx.is_causal, scale=ctx.scale, d_logsumexp=d_ends)
-        dq, dk, dv = (x.reshape(like.shape) for x, like in zip(found, saved, strict=False))
-        return dq, dk, dv, *[None] * 6
+
+def flash_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+    window_size: tuple[int, int] | None = None,
+    softcap: float | None = None,
+    causal_alignment: str = "top-left",
+    return_logsumexp: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """FlashAttention-2 in Triton, by keywords; what they mean, and what is raised, `attention` says.
+
+    Under autocast the inputs are cast to its dtype first. The log-sum-exp is float32, natural, and differentiable.
+    """
+    return FlashAttentionTriton.apply(
+        q, k, v, is_causal, scale, return_logsumexp, window_size, softcap, causal_alignment
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What the Triton attention kernels share: tiles, products, rounding.
+"""What the Triton attention kernels share: tiles, products, scores, which tiles are seen, rounding.
 
 Triton's interpreter keeps bfloat16 as 16-bit integers: its dot multiplies those as integers, and its
 casts truncate where a GPU rounds to nearest. EMULATE_BF16 does both by hand there.
@@ -61,3 +61,75 @@ def rounded(x, dtype: tl.constexpr, EMULATE_BF16: tl.constexpr):
         bits += 0x7FFF + ((bits >> 16) & 1)
         x = (bits & 0xFFFF0000).to(tl.float32, bitcast=True)
     return x.to(dtype)
+
+
+@triton.jit
+def tanh(x):
+    """Hyperbolic tangent of float32, to a few units in the last place.
+
+    (1 - e) / (1 + e) with e = exp(-2 |x|) loses digits to cancellation near zero: there the Taylor series, whose first
+    neglected term is below 2e-8 of the result. PTX has tanh.approx.f32, of 11 bits: too few for float32.
+    """
+    e = tl.exp2(tl.abs(x) * (-2.0 * LOG2_E))
+    far = (1.0 - e) / (1.0 + e)
+    square = x * x
+    series = -17.0 / 315.0 + square * (62.0 / 2835.0 - square * (1382.0 / 155925.0))
+    series = 1.0 + square * (-1.0 / 3.0 + square * (2.0 / 15.0 + square * series))
+    return tl.where(square < 0.35 * 0.35, x * series, tl.where(x < 0, -far, far))
+
+
+@triton.jit
+def score(products, factor, softcap_log2, HAS_SOFTCAP: tl.constexpr):
+    """q k^T (float32) to scores in units of log 2: factor is scale log2 e, or with a soft cap c, scale / c.
+
+    softcap_log2 is c log2 e.
+    """
+    if HAS_SOFTCAP:
+        return tanh(products * factor) * softcap_log2
+    else:
+        return products * factor
+
+
+@triton.jit
+def softcap_slope(scores, softcap_log2):
+    """What a soft cap multiplies a score's gradient by, from the capped score: 1 - tanh^2."""
+    capped = scores * (1.0 / softcap_log2)
+    return 1.0 - capped * capped
+
+
+@triton.jit
+def in_band(ahead, lower, upper, HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr):
+    """Which pairs lie in the band lower <= ahead <= upper; ahead is key less query."""
+    seen = ahead == ahead
+    if HAS_LOWER:
+        seen = seen & (ahead >= lower)
+    if HAS_UPPER:
+        seen = seen & (ahead <= upper)
+    return seen
+
+
+@triton.jit
+def stretches(
+    own_start, num_others, lower, upper,
+    HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, BLOCK_OWN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """What the positions [own_start, own_start + BLOCK_OWN) see of num_others, in tiles of BLOCK.
+
+    Position i sees j if lower <= j - i <= upper. Returns (first, whole, cut, stop): the tiles [first, whole) are cut
+    by the lower edge of the band, [whole, cut) are seen whole by every position, and [cut, stop) are cut by the upper
+    edge or by the end. `stop` is no multiple of BLOCK. Tiles beyond are seen by nobody, and never visited.
+    """
+    if HAS_LOWER:
+        first = tl.maximum(own_start + lower, 0) // BLOCK * BLOCK
+        whole = tl.cdiv(tl.maximum(own_start + BLOCK_OWN - 1 + lower, 0), BLOCK) * BLOCK
+    else:
+        first = 0
+        whole = 0
+    if HAS_UPPER:
+        stop = tl.minimum(num_others, own_start + BLOCK_OWN + upper)
+        seen_by_all = tl.minimum(num_others, tl.maximum(own_start + upper + 1, 0))
+    else:
+        stop = num_others
+        seen_by_all = num_others
+    cut = tl.maximum(whole, seen_by_all // BLOCK * BLOCK)
+    return first, whole, cut, stop

@@ -17,10 +17,6 @@ from dataclasses import dataclass, replace
 import torch
 
 MAX_HEAD_DIM = 256
-# One block's limit on an H100 or H200, and on an A100 (CUDA C++ Programming Guide, "Compute
-# Capabilities"): 228 and 164 KiB a multiprocessor, less 1 KiB that the system keeps.
-SM90_SHARED_BYTES = 227 * 1024
-SM80_SHARED_BYTES = 163 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +38,7 @@ class Tiles:
         return (rows * padded_head_dim(head_dim) + scores) * itemsize
 
 
-# By kernel and bytes of an element: tiles, each up to a padded head dimension.
+# By kernel and bytes of an element: tiles, each list up to a padded head dimension, the best guess first.
 #
 # forward, 16 bit. Two warpgroups of 64 query rows each (wgmma's height) halve the trips of K and V from
 # L2. A thread then holds 32 scores and D / 2 accumulator values, which at D = 128 fits its 255 registers;
@@ -52,13 +48,13 @@ class Tiles:
 # dk_dv keeps two accumulators (block_k, D) in registers, dq one (block_q, D), beside four products of
 # scores: the widest of those tried that spill on neither. At D = 256 no tile of 64 rows fits, and so
 # no wgmma: the products are mma's there.
-_TILES: dict[tuple[str, int], dict[int, Tiles]] = {
-    ("forward", 2): {128: Tiles(128, 64, 8, 3), 256: Tiles(64, 64, 8, 2)},
-    ("forward", 4): {64: Tiles(64, 32, 8, 2), 256: Tiles(32, 16, 8, 2)},
-    ("dk_dv", 2): {64: Tiles(32, 128, 8, 2), 128: Tiles(32, 64, 8, 2), 256: Tiles(32, 32, 8, 1)},
-    ("dk_dv", 4): {64: Tiles(16, 32, 8, 2), 256: Tiles(16, 16, 8, 1)},
-    ("dq", 2): {64: Tiles(128, 64, 8, 2), 128: Tiles(64, 64, 8, 2), 256: Tiles(32, 64, 8, 1)},
-    ("dq", 4): {64: Tiles(32, 32, 8, 2), 256: Tiles(16, 16, 8, 1)},
+_TILES: dict[tuple[str, int], dict[int, tuple[Tiles, ...]]] = {
+    ("forward", 2): {128: (Tiles(128, 64, 8, 3),), 256: (Tiles(64, 64, 8, 2),)},
+    ("forward", 4): {64: (Tiles(64, 32, 8, 2),), 256: (Tiles(32, 16, 8, 2),)},
+    ("dk_dv", 2): {64: (Tiles(32, 128, 8, 2),), 128: (Tiles(32, 64, 8, 2),), 256: (Tiles(32, 32, 8, 1),)},
+    ("dk_dv", 4): {64: (Tiles(16, 32, 8, 2),), 256: (Tiles(16, 16, 8, 1),)},
+    ("dq", 2): {64: (Tiles(128, 64, 8, 2),), 128: (Tiles(64, 64, 8, 2),), 256: (Tiles(32, 64, 8, 1),)},
+    ("dq", 4): {64: (Tiles(32, 32, 8, 2),), 256: (Tiles(16, 16, 8, 1),)},
 }
 DELTA_ROWS = 32
 """Queries a program of the delta kernel."""
@@ -69,24 +65,37 @@ def padded_head_dim(head_dim: int) -> int:
     return max(16, 1 << (head_dim - 1).bit_length())
 
 
-def choose_tiles(kernel: str, head_dim: int, dtype: torch.dtype, shared_limit_bytes: int) -> Tiles:
-    """Tiles of `forward`, `dk_dv` or `dq`, with as many stages as the shared memory has room for.
-
-    ValueError where not even one stage fits.
-    """
+def check_head_dim(head_dim: int) -> None:
+    """ValueError where no tile fits."""
     if head_dim > MAX_HEAD_DIM:
         raise ValueError(
             f"attention impl 'triton' takes head dimensions up to {MAX_HEAD_DIM}, got {head_dim}; "
             f"choose impl='tiled', which takes any"
         )
+
+
+def candidate_tiles(kernel: str, head_dim: int, dtype: torch.dtype, shared_limit_bytes: int) -> tuple[Tiles, ...]:
+    """Tiles to try for `forward`, `dk_dv` or `dq`, each with as many stages as the shared memory has room for.
+
+    ValueError where not even one stage of any fits.
+    """
+    check_head_dim(head_dim)
     columns = padded_head_dim(head_dim)
-    tiles = next(tiles for widest, tiles in _TILES[kernel, dtype.itemsize].items() if columns <= widest)
-    for num_stages in range(tiles.num_stages, 0, -1):
-        fewer = replace(tiles, num_stages=num_stages)
-        wanted_bytes = fewer.shared_bytes(kernel, head_dim, dtype.itemsize)
-        if wanted_bytes <= shared_limit_bytes:
-            return fewer
-    raise ValueError(
-        f"attention impl 'triton' at head dimension {head_dim} in {dtype} wants {wanted_bytes} B of shared memory, "
-        f"and the device has {shared_limit_bytes}; choose impl='tiled'"
-    )
+    listed = next(tiles for widest, tiles in _TILES[kernel, dtype.itemsize].items() if columns <= widest)
+    fitting = []
+    for tiles in listed:
+        stages = (replace(tiles, num_stages=stages) for stages in range(tiles.num_stages, 0, -1))
+        fits = (it for it in stages if it.shared_bytes(kernel, head_dim, dtype.itemsize) <= shared_limit_bytes)
+        fitting += [it for it in (next(fits, None),) if it is not None and it not in fitting]
+    if not fitting:
+        least = min(replace(tiles, num_stages=1).shared_bytes(kernel, head_dim, dtype.itemsize) for tiles in listed)
+        raise ValueError(
+            f"attention impl 'triton' at head dimension {head_dim} in {dtype} wants {least} B of shared memory, "
+            f"and the device has {shared_limit_bytes}; choose impl='tiled'"
+        )
+    return tuple(fitting)
+
+
+def choose_tiles(kernel: str, head_dim: int, dtype: torch.dtype, shared_limit_bytes: int) -> Tiles:
+    """The first of `candidate_tiles`: what runs where nothing is tuned."""
+    return candidate_tiles(kernel, head_dim, dtype, shared_limit_bytes)[0]

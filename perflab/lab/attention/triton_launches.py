@@ -1,0 +1,151 @@
+"""The launches of the Triton attention kernels, as data.
+
+Shapes
+    q, out, d_out, dq          (B, H, N_q, D), any strides (transposed, sliced, expanded with stride 0)
+    k, v, dk, dv               (B, H_kv, N_k, D), likewise
+    logsumexp, delta           (B, H, N_q), contiguous float32; d_logsumexp likewise
+
+Lengths and head dimensions up to 256 are any; float16, bfloat16 or float32. Nothing is allocated or run here: with
+tensors on `meta` these are what is compiled ahead of time. This module imports Triton.
+"""
+
+import math
+from typing import Any
+
+import triton
+from torch import Tensor
+
+from perflab.lab.attention.scoring import Scoring
+from perflab.lab.attention.triton_backward_kernel import (
+    attention_delta_kernel,
+    attention_dk_dv_kernel,
+    attention_dq_kernel,
+)
+from perflab.lab.attention.triton_forward_kernel import attention_forward_kernel
+from perflab.lab.attention.triton_tiles import DELTA_ROWS, Tiles, padded_head_dim
+from perflab.lab.launch import Launch, emulates_bf16
+
+LOG2_E = math.log2(math.e)
+
+
+def forward_launch(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, scoring: Scoring, tiles: Tiles
+) -> Launch:
+    """Write out and logsumexp."""
+    arguments: dict[str, Any] = {
+        "q_ptr": q, "k_ptr": k, "v_ptr": v, "out_ptr": out, "logsumexp_ptr": logsumexp,
+        **_strides(q=q, k=k, v=v, o=out),
+        **_common(q, k, scoring, tiles),
+        "MAY_SEE_NOTHING": _may_see_nothing(q, k, scoring),
+    }  # fmt: skip
+    del arguments["scale"]
+    return _launch(attention_forward_kernel, q, triton.cdiv(q.shape[-2], tiles.block_q), arguments, tiles)
+
+
+def delta_launch(out: Tensor, d_out: Tensor, d_logsumexp: Tensor | None, delta: Tensor) -> Launch:
+    """Write delta."""
+    arguments: dict[str, Any] = {
+        "out_ptr": out, "d_out_ptr": d_out, "d_logsumexp_ptr": delta if d_logsumexp is None else d_logsumexp,
+        "delta_ptr": delta,
+        **_strides(o=out, g=d_out),
+        "num_heads": out.shape[1], "num_queries": out.shape[2], "HAS_D_LOGSUMEXP": d_logsumexp is not None,
+        "HEAD_DIM": out.shape[-1], "BLOCK_Q": DELTA_ROWS, "BLOCK_D": padded_head_dim(out.shape[-1]),
+    }  # fmt: skip
+    return _launch(attention_delta_kernel, out, triton.cdiv(out.shape[-2], DELTA_ROWS), arguments)
+
+
+def dk_dv_launch(
+    q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, logsumexp: Tensor, delta: Tensor, dk: Tensor, dv: Tensor,
+    scoring: Scoring, tiles: Tiles,
+) -> Launch:  # fmt: skip
+    """Write dk and dv."""
+    arguments = {
+        "q_ptr": q, "k_ptr": k, "v_ptr": v, "d_out_ptr": d_out, "logsumexp_ptr": logsumexp, "delta_ptr": delta,
+        "dk_ptr": dk, "dv_ptr": dv,
+        **_strides(q=q, k=k, v=v, g=d_out, dk=dk, dv=dv),
+        **_common(q, k, scoring, tiles),
+    }  # fmt: skip
+    return _launch(attention_dk_dv_kernel, k, triton.cdiv(k.shape[-2], tiles.block_k), arguments, tiles)
+
+
+def dq_launch(
+    q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, logsumexp: Tensor, delta: Tensor, dq: Tensor,
+    scoring: Scoring, tiles: Tiles,
+) -> Launch:  # fmt: skip
+    """Write dq."""
+    arguments = {
+        "q_ptr": q, "k_ptr": k, "v_ptr": v, "d_out_ptr": d_out, "logsumexp_ptr": logsumexp, "delta_ptr": delta,
+        "dq_ptr": dq,
+        **_strides(q=q, k=k, v=v, g=d_out, dq=dq),
+        **_common(q, k, scoring, tiles),
+    }  # fmt: skip
+    return _launch(attention_dq_kernel, q, triton.cdiv(q.shape[-2], tiles.block_q), arguments, tiles)
+
+
+def problem_class(q: Tensor, k: Tensor) -> int:
+    """Problems that are tuned together: equal in the powers of two of the longer length, and of all query rows."""
+    length, rows = max(q.shape[-2], k.shape[-2]), q.shape[0] * q.shape[1] * q.shape[2]
+    return 100 * (length - 1).bit_length() + (rows - 1).bit_length()
+
+
+def _launch(
+    kernel: Any, whose: Tensor, num_tiles: int, arguments: dict[str, Any], tiles: Tiles | None = None
+) -> Launch:
+    """`whose` tiles there are num_tiles of, for each of its heads."""
+    grid = (num_tiles * whose.shape[0] * whose.shape[1],)
+    if tiles is None:
+        return Launch(kernel, grid, arguments, whose.device)
+    return Launch(kernel, grid, arguments, whose.device, tiles.num_warps, tiles.num_stages)
+
+
+def _strides(**tensors: Tensor) -> dict[str, int]:
+    return {
+        f"stride_{name}{dimension}": stride
+        for name, tensor in tensors.items()
+        for dimension, stride in zip("bhnd", tensor.stride(), strict=True)
+    }
+
+
+def _common(q: Tensor, k: Tensor, scoring: Scoring, tiles: Tiles) -> dict[str, Any]:
+    num_queries, num_keys, head_dim = q.shape[-2], k.shape[-2], q.shape[-1]
+    lower, upper = _bounds(num_queries, num_keys, scoring)
+    capped = scoring.softcap is not None
+    return {
+        "num_heads": q.shape[1],
+        "group": q.shape[1] // k.shape[1],
+        "num_queries": num_queries,
+        "num_keys": num_keys,
+        "scale": scoring.scale,
+        "score_factor": scoring.scale / scoring.softcap if scoring.softcap else scoring.scale * LOG2_E,
+        "softcap_log2": scoring.softcap * LOG2_E if scoring.softcap else 0.0,
+        "lower": lower or 0,
+        "upper": upper or 0,
+        "problem_class": problem_class(q, k),
+        "HAS_LOWER": lower is not None,
+        "HAS_UPPER": upper is not None,
+        "HAS_SOFTCAP": capped,
+        "EMULATE_BF16": emulates_bf16(q.dtype),
+        "HEAD_DIM": head_dim,
+        "BLOCK_Q": tiles.block_q,
+        "BLOCK_K": tiles.block_k,
+        "BLOCK_D": padded_head_dim(head_dim),
+    }
+
+
+def _bounds(num_queries: int, num_keys: int, scoring: Scoring) -> tuple[int | None, int | None]:
+    """The band's bounds; None where a bound cuts nothing off, and within the kernels' 32 bits."""
+    lower, upper = scoring.lower, scoring.upper
+    if lower is not None:
+        lower = None if lower <= 1 - num_queries else min(lower, num_keys)
+    if upper is not None:
+        upper = None if upper >= num_keys - 1 else max(upper, -num_queries)
+    return lower, upper
+
+
+def _may_see_nothing(q: Tensor, k: Tensor, scoring: Scoring) -> bool:
+    """Whether a row can meet a tile of which it sees nothing before it has seen any key.
+
+    Below a lower bound that is common; under an upper bound alone it takes queries that lie before every key.
+    """
+    lower, upper = _bounds(q.shape[-2], k.shape[-2], scoring)
+    return lower is not None or (upper is not None and upper < 0)

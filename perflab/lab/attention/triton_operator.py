@@ -1,0 +1,148 @@
+"""FlashAttention-2 in Triton as PyTorch operators, so that all of PyTorch sees through it.
+
+Shapes: q, out, d_out, dq (B, H, N_q, D) or (B, N_q, D); k, v, dk, dv (B, H_kv, N_k, D) or (B, N_k, D);
+logsumexp (B, H, N_q) or (B, N_q), float32.
+
+    perflab::flash_attention(q, k, v, scale, softcap, lower, upper) -> (out, logsumexp)
+    perflab::flash_attention_backward(d_out, d_logsumexp, q, k, v, out, logsumexp, scale, ...) -> (dq, dk, dv)
+
+with the band lower <= j - i <= upper of `scoring`. Each has an implementation for CUDA (and for the CPU, in Triton's
+interpreter), one that only makes shapes (fake tensors, torch.compile), its FLOPs (torch.utils.flop_counter); the first
+has its derivative and a rule for autocast: inputs are cast to its dtype, as PyTorch does for its own attention.
+
+They are defined by `torch.library.Library` rather than `custom_op`: its checks for aliases and changed inputs at every
+call are work on the host that short sequences would wait for. The tests make those checks.
+
+Inputs are as `FlashAttentionTriton` checks them: the operators themselves are not for calling.
+This module imports Triton.
+"""
+
+# mypy: disable-error-code="no-untyped-call"
+# torch.library.Library has no types.
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from perflab.lab.attention.scoring import Scoring, pairs_in_band
+from perflab.lab.attention.tiled import refuse_second_derivative
+from perflab.lab.attention.triton_launches import delta_launch
+from perflab.lab.attention.triton_tuning import run_dk_dv, run_dq, run_forward
+from perflab.lab.launch import require_runnable
+
+_RULES = "float scale, float? softcap, SymInt? lower, SymInt? upper"
+_library = torch.library.Library("perflab", "FRAGMENT")
+_library.define(f"flash_attention(Tensor q, Tensor k, Tensor v, {_RULES}) -> (Tensor, Tensor)")
+_library.define(
+    "flash_attention_backward(Tensor d_out, Tensor? d_logsumexp, Tensor q, Tensor k, Tensor v, "
+    f"Tensor out, Tensor logsumexp, {_RULES}) -> (Tensor, Tensor, Tensor)"
+)
+flash_attention_op = torch.ops.perflab.flash_attention.default
+flash_attention_backward_op = torch.ops.perflab.flash_attention_backward.default
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None, lower: int | None, upper: int | None
+) -> tuple[Tensor, Tensor]:
+    require_runnable(q.device, name="attention impl 'triton'", instead="impl='tiled', the same algorithm in PyTorch")
+    results = _empty_results(q, k, v)
+    q, k, v, out, logsumexp = _with_heads(q, q, k, v, *results)
+    run_forward(q, k, v, out, logsumexp, Scoring(scale, softcap, lower, upper))
+    return results
+
+
+def _empty_results(q: Tensor, k: Tensor, v: Tensor, *rules: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(q), torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
+
+
+def _backward(
+    d_out: Tensor,
+    d_logsumexp: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    scale: float,
+    softcap: float | None,
+    lower: int | None,
+    upper: int | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    results = _empty_gradients(d_out, d_logsumexp, q, k, v)
+    scoring = Scoring(scale, softcap, lower, upper)
+    d_ends = None if d_logsumexp is None else _with_heads(q, d_logsumexp.contiguous())[0]
+    dq, dk, dv, d_out, k, v, out, ends, delta, q = _with_heads(
+        q, *results, d_out, k, v, out, logsumexp, torch.empty_like(logsumexp), q
+    )
+    delta_launch(out, d_out, d_ends, delta)()
+    run_dk_dv(q, k, v, d_out, ends, delta, dk, dv, scoring)
+    run_dq(q, k, v, d_out, ends, delta, dq, scoring)
+    return results
+
+
+def _empty_gradients(
+    d_out: Tensor, d_logsumexp: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+
+def _with_heads(q: Tensor, *tensors: Tensor) -> list[Tensor]:
+    """The tensors as they are if q is (B, H, N, D); with one head between if it is (B, N, D)."""
+    return [x if q.dim() == 4 else x.unsqueeze(1) for x in tensors]
+
+
+def _under_autocast(device_type: str) -> Callable[..., tuple[Tensor, Tensor]]:
+    def cast_and_call(q: Tensor, k: Tensor, v: Tensor, *rules: Any) -> tuple[Tensor, Tensor]:
+        dtype = torch.get_autocast_dtype(device_type)
+        with torch.autocast(device_type, enabled=False):
+            return flash_attention_op(q.to(dtype), k.to(dtype), v.to(dtype), *rules)  # type: ignore[no-any-return]
+
+    return cast_and_call
+
+
+def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, *ctx.rules = inputs
+    ctx.save_for_backward(q, k, v, *output)
+    # Without a gradient of the log-sum-exp, which is the rule, none is made up out of zeros.
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx: Any, d_out: Tensor | None, d_logsumexp: Tensor | None) -> tuple[Tensor | None, ...]:
+    refuse_second_derivative()
+    q, k, v, out, logsumexp = ctx.saved_tensors  # read once: activation checkpointing recomputes them for it
+    if d_out is None:
+        d_out = torch.zeros_like(out)
+    dq, dk, dv = flash_attention_backward_op(d_out, d_logsumexp, q, k, v, out, logsumexp, *ctx.rules)
+    return dq, dk, dv, None, None, None, None
+
+
+def _forward_flops(
+    q_shape: Sequence[int], k_shape: Sequence[int], v_shape: Sequence[int], *rules: Any, **others: Any
+) -> int:
+    """Two products of 2 D operations for each pair of query and key in the band; PyTorch's own count ignores masks."""
+    lower, upper = rules[2:4]
+    num_queries, num_keys, head_dim = q_shape[-2], k_shape[-2], q_shape[-1]
+    return 4 * math.prod(q_shape[:-2]) * pairs_in_band(num_queries, num_keys, lower, upper) * head_dim
+
+
+def _backward_flops(d_out_shape: Sequence[int], d_logsumexp_shape: Any, *rest: Any, **others: Any) -> int:
+    """Five products, where the forward has two: the scores again, dv, dp, dq and dk."""
+    q_shape, k_shape, v_shape, _, _, *rules = rest
+    return _forward_flops(q_shape, k_shape, v_shape, *rules) * 5 // 2
+
+
+for _device in ("CPU", "CUDA"):
+    _library.impl("flash_attention", _forward, _device)
+    _library.impl("flash_attention_backward", _backward, _device)
+    _library.impl("flash_attention", _under_autocast(_device.lower()), f"Autocast{_device}")
+torch.library.register_fake("perflab::flash_attention", _empty_results, lib=_library)
+torch.library.register_fake("perflab::flash_attention_backward", _empty_gradients, lib=_library)
+torch.library.register_autograd(
+    "perflab::flash_attention", _differentiate, setup_context=_keep_for_backward, lib=_library
+)
+register_flop_formula(torch.ops.perflab.flash_attention)(_forward_flops)
+register_flop_formula(torch.ops.perflab.flash_attention_backward)(_backward_flops)

@@ -1,0 +1,88 @@
+"""Which tiles the Triton attention kernels run with: timed once for each kind of problem, then remembered.
+
+On a GPU the first problem of a kind is run with every tile of a small table (`triton_tiles`) by Triton's own autotuner,
+which keeps the timings on disk, beside the compiled kernels, for as long as kernel, compiler and candidates stay the
+same. A kind of problem is a kernel, dtype, head dimension, what is masked, and the sizes to a power of two. Other tiles
+may sum in another order: bits are the same for the same tiles.
+
+Nothing is tuned in Triton's interpreter, while a CUDA graph is captured, or with PERFLAB_AUTOTUNE=0 in the
+environment: the first tiles of the table are taken. `tiles_in_use` says what ran. This module imports Triton.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from perflab.lab.attention.scoring import Scoring
+from perflab.lab.attention.triton_launches import dk_dv_launch, dq_launch, forward_launch
+from perflab.lab.attention.triton_tiles import Tiles, candidate_tiles
+from perflab.lab.launch import Launch, is_interpreted, shared_memory_bytes
+
+_KINDS = ("HEAD_DIM", "HAS_LOWER", "HAS_UPPER", "HAS_SOFTCAP", "problem_class")
+_chosen: dict[tuple[Any, ...], Tiles] = {}
+
+
+def run_forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, scoring: Scoring) -> None:
+    """Write out and logsumexp."""
+    _run("forward", q, lambda tiles: forward_launch(q, k, v, out, logsumexp, scoring, tiles))
+
+
+def run_dk_dv(
+    q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, logsumexp: Tensor, delta: Tensor, dk: Tensor, dv: Tensor,
+    scoring: Scoring,
+) -> None:  # fmt: skip
+    """Write dk and dv."""
+    _run("dk_dv", q, lambda tiles: dk_dv_launch(q, k, v, d_out, logsumexp, delta, dk, dv, scoring, tiles))
+
+
+def run_dq(
+    q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, logsumexp: Tensor, delta: Tensor, dq: Tensor, scoring: Scoring
+) -> None:
+    """Write dq."""
+    _run("dq", q, lambda tiles: dq_launch(q, k, v, d_out, logsumexp, delta, dq, scoring, tiles))
+
+
+def tiles_in_use() -> Mapping[tuple[Any, ...], Tiles]:
+    """What was tuned in this process: (kernel, device, dtype, head dimension, masks, sizes) to the tiles chosen."""
+    return dict(_chosen)
+
+
+def _run(kernel: str, q: Tensor, launch_with: Callable[[Tiles], Launch]) -> None:
+    candidates = candidate_tiles(kernel, q.shape[-1], q.dtype, shared_memory_bytes(q.device))
+    launch = launch_with(candidates[0])
+    if len(candidates) > 1 and _may_tune():
+        key = (kernel, q.device, q.dtype, *(launch.arguments[name] for name in _KINDS))
+        if key not in _chosen:
+            _chosen[key] = _tuned(launch, launch_with, candidates)
+        launch = launch_with(_chosen[key])
+    launch()
+
+
+def _may_tune() -> bool:
+    asked = os.environ.get("PERFLAB_AUTOTUNE", "1") != "0"
+    return asked and not is_interpreted() and not torch.cuda.is_current_stream_capturing()
+
+
+def _tuned(launch: Launch, launch_with: Callable[[Tiles], Launch], candidates: tuple[Tiles, ...]) -> Tiles:
+    """The fastest of the candidates. The kernels write every result whole, so running one twice harms nothing."""
+    kernel = triton.autotune(
+        configs=[
+            triton.Config({"BLOCK_Q": tiles.block_q, "BLOCK_K": tiles.block_k}, tiles.num_warps, tiles.num_stages)
+            for tiles in candidates
+        ],
+        key=list(_KINDS),
+        cache_results=True,
+    )(launch.kernel)
+    arguments = {name: value for name, value in launch.arguments.items() if name not in ("BLOCK_Q", "BLOCK_K")}
+
+    def grid(meta: Mapping[str, int]) -> tuple[int, ...]:
+        return launch_with(Tiles(meta["BLOCK_Q"], meta["BLOCK_K"], num_warps=1, num_stages=1)).grid
+
+    with torch.cuda.device(launch.device):
+        kernel[grid](**arguments, enable_fp_fusion=True)
+    best = kernel.best_config
+    return Tiles(best.kwargs["BLOCK_Q"], best.kwargs["BLOCK_K"], best.num_warps, best.num_stages)
