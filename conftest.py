@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.correctness.suite.candidate import Candidate
 
 pytest_plugins = ["pytester"]
 
@@ -45,3 +50,79 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="context lengths of the model cases (default: 128,256,512,1024)",
     )
     group.addoption("--batch-size", default=4, type=int, metavar="N", help="sequences in a batch (default: 4)")
+    group.addoption(
+        "--attention",
+        default="",
+        metavar="NAME[,NAME...]",
+        help="only these attention candidates: variants, or package.module:function for a kernel of your own",
+    )
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """What was found out about the candidates that --attention names."""
+    if not config.getoption("--attention"):
+        return []
+    return [str(candidate) for candidate in attention_candidates(config)]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`candidate` is each attention candidate; `case` with it, each of its cases."""
+    if "candidate" not in metafunc.fixturenames:
+        return
+    candidates = attention_candidates(metafunc.config)
+    if "case" not in metafunc.fixturenames:
+        metafunc.parametrize("candidate", candidates, ids=[candidate.name for candidate in candidates])
+        return
+    from tests.correctness.suite.grid import cases_for
+
+    each = [(candidate, case) for candidate in candidates for case in cases_for(candidate.claims)]
+    ids = [f"{candidate.name}-{case}" for candidate, case in each]
+    metafunc.parametrize(("candidate", "case"), each, ids=ids)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With --attention, keep what is about attention candidates."""
+    if not config.getoption("--attention"):
+        return
+    names = [candidate.name for candidate in attention_candidates(config)]
+
+    def is_meant(item: pytest.Item) -> bool:
+        parameters: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+        return "candidate" in parameters or parameters.get("impl") in names
+
+    config.hook.pytest_deselected(items=[item for item in items if not is_meant(item)])
+    items[:] = [item for item in items if is_meant(item)]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What the wrong cases of a candidate have in common."""
+    noted = [
+        value
+        for outcome in ("passed", "failed")
+        for report in terminalreporter.getreports(outcome)
+        for name, value in getattr(report, "user_properties", ())
+        if name == "attention"
+    ]
+    if not any(result["text"] for result in noted):
+        return
+    from tests.correctness.suite.tally import tally
+
+    terminalreporter.section("attention")
+    for line in tally(noted):
+        terminalreporter.write_line(line)
+
+
+def attention_candidates(config: pytest.Config) -> Sequence[Candidate]:
+    """Those that --attention names, or all variants; looked up once. UsageError for a name that is none."""
+    from perflab.errors import PerflabError
+    from perflab.measure.devices import resolve_device
+    from perflab.plugin.stash import SETTINGS, worker_number
+    from tests.correctness.suite.candidate import CandidateError
+    from tests.correctness.suite.chosen import find_candidates
+
+    given = config.getoption("--attention")
+    try:
+        device = resolve_device(config.stash[SETTINGS].device, worker_number(config))
+        return find_candidates(given, device, Path.cwd())
+    except (CandidateError, PerflabError) as error:
+        raise pytest.UsageError(f"--attention: {error}" if given else str(error)) from None

@@ -12,6 +12,7 @@ from perflab.correctness.compare import Numbers, Report, TensorReport, compare, 
 from perflab.correctness.diagnosis import Evidence, Explanation, Hypothesis, find_causes
 from perflab.correctness.hints import find_hints
 from perflab.correctness.poison import PoisonedMemory
+from perflab.correctness.run import same_bits
 from perflab.correctness.verify import expanded_ones, random_upstream, verify
 
 __all__ = [
@@ -33,5 +34,6 @@ __all__ = [
     "measure_errors",
     "random_upstream",
     "rounding_band",
+    "same_bits",
     "verify",
 ]

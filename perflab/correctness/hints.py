@@ -4,6 +4,7 @@ Pure functions of a result and its reference; each returns a sentence, or nothin
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -120,7 +121,7 @@ def _positions(wrong: Sequence[int], extent: int) -> str:
         return f"{first} to {last}" if last > first else f"{first}"
     if len(wrong) <= 4:
         return ", ".join(map(str, wrong))
-    step = {b - a for a, b in zip(wrong, wrong[1:], strict=False)}
+    step = {b - a for a, b in pairwise(wrong)}
     if len(step) == 1:
         return f"{first}, {wrong[1]}, {wrong[2]} and so on, every {step.pop()}th"
     return f"{first} to {last}, {len(wrong)} of {extent}"
