@@ -68,7 +68,7 @@ class Explanation:
         least = min(self.shares.values())
         names = ", ".join(self.shares)
         # Rounded down: 100 % would be a claim.
-        share = f"explains {int(least * 1000) / 10:.1f} % of the error of {names}"
+        share = f"explains {int(least * 1000) / 10:.1f}% of the error of {names}"
         return wrapped(f"likely cause: {self.hypothesis.cause} ({share})")
 
 

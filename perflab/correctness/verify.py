@@ -73,7 +73,7 @@ def verify(
                  in which larger terms cancel (see `budget`); called on float64 copies
     multiple     how many times plain's error is allowed
     seeds        one for each run
-    explain      explain(evidence) -> lines that are added to what is said of a wrong candidate (see `diagnosis`)
+    explain      explain(evidence) -> lines that come first in what is said of a wrong candidate (see `diagnosis`)
 
     Raises AssertionError whose text says which tensor is wrong, where and by how much, or which input was
     changed, or what was missing; ValueError for unusable arguments. What the candidate raises passes
@@ -126,7 +126,7 @@ def verify(
         run, inputs = ((first, first_copies), (second, second_inputs))[number]
         wrong = tuple(tensor.name for tensor in reports[number].tensors if not tensor.ok)
         evidence = Evidence(inputs, run.upstream, task.settings, run.results, answers[number].reference, wrong)
-        lines += _explained(explain, evidence)
+        lines = _explained(explain, evidence) + lines
     raise AssertionError("\n".join(lines))
 
 
@@ -191,19 +191,27 @@ def _into_the_same_memory(fresh: Mapping[str, Tensor], old: Mapping[str, Tensor]
 def _complaints(reports: Sequence[Report], seeds: Sequence[int], first: Run, second: Run) -> list[str]:
     lines = []
     for number, (report, seed) in enumerate(zip(reports, seeds, strict=True), start=1):
-        if not report.ok:
+        if not report.ok and not lines:
             lines += [f"run {number}, seed {seed}:", str(report)]
+        elif not report.ok:  # once is enough to read
+            lines.append(f"run {number}, seed {seed}: {_listed(report)} wrong too")
     wrong = {tensor.name for tensor in reports[1].tensors if not tensor.ok}
     stale = [
         name
         for name, tensor in first.results.items()
         if tensor is not None and (other := second.results[name]) is not None and same_bits(tensor, other)
+        if torch.isfinite(tensor).any()
     ]
     if stale and reports[0].ok:
         lines.append(f"run 2 returned run 1's {', '.join(stale)} bit by bit, for other inputs: is it cached?")
     elif constant := [name for name in stale if name in wrong]:
         lines.append(f"both runs returned the same {', '.join(constant)}, for other inputs: is it a constant?")
     return lines
+
+
+def _listed(report: Report) -> str:
+    names = [tensor.name for tensor in report.tensors if not tensor.ok]
+    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"
 
 
 def _explained(explain: Explain, evidence: Evidence) -> list[str]:

@@ -98,6 +98,7 @@ def from_registry(name: str, device: torch.device) -> Candidate:
         gradients=claimed.gradients,
         lse_gradients=claimed.gradients and claimed.logsumexp,
         **{defect: False for defect in HAVE_DEFECTS.get(name, ()) if device.type == "cpu"},
+        on_cpu=device.type == "cpu",
         interpreted=claimed.needs_triton and device.type == "cpu",
         few=getattr(claimed, "compiles", False),
     )
@@ -140,6 +141,7 @@ def from_callable(name: str, function: Callable[..., Any], device: torch.device)
         features=frozenset(features),
         head_dims=_head_dims(name, said),
         is_causal=alignment,
+        on_cpu=device.type == "cpu",
         interpreted=device.type == "cpu" and _is_interpreted_triton(function),
         few=bool(said.get("slow", False)),
     )

@@ -75,6 +75,11 @@ def batched(e: Evidence) -> bool:
     return e.inputs["q"].shape[0] > 1
 
 
+def longer_than(tile: int) -> Applies:
+    """More keys than a tile has."""
+    return lambda e: e.inputs["k"].shape[2] > tile
+
+
 def _hypothesis(name: str, cause: str, applies: Applies = always, **fault: object) -> Hypothesis:
     def predict(evidence: Evidence) -> Mapping[str, Tensor]:
         return with_fault(evidence, Fault(**fault)) if applies(evidence) else {}  # type: ignore[arg-type]
@@ -132,7 +137,7 @@ def _hypotheses() -> Iterator[Hypothesis]:
         yield make(
             "tail-dropped",
             f"keys behind the last multiple of {tile} are left out: the last, partial tile",
-            always,
+            longer_than(tile),
             keys_only_to=tile,
         )
     yield make("last-key-dropped", "the last key is left out", always, dropped_keys=1)
@@ -147,7 +152,7 @@ def _hypotheses() -> Iterator[Hypothesis]:
         yield make(
             "last-tile",
             f"only the last tile of {tile} keys is kept: sums are set, not added to",
-            always,
+            longer_than(tile),
             last_tile_only=tile,
         )
     yield make(
@@ -271,12 +276,14 @@ def explain_attention(evidence: Evidence) -> list[str]:
         "ln 2: base e instead of 2": math.log(2), "2: added twice?": 2.0, "-1: the sign": -1.0,
         "1 / (heads of q over heads of k)": evidence.inputs["k"].shape[1] / q.shape[1],
     }  # fmt: skip
+    hints: dict[str, list[str]] = {}  # one hint for all results that it is true of
     for name in evidence.wrong:
         got = evidence.got.get(name)
         if name in explained or got is None or got.shape != evidence.wanted[name].shape:
             continue
-        hints = find_hints(name, got, evidence.wanted[name], dimensions=DIMENSIONS[name], factors=factors)
-        lines += [wrapped(f"hint: {hint}") for hint in hints]
+        for hint in find_hints(got, evidence.wanted[name], dimensions=DIMENSIONS[name], factors=factors):
+            hints.setdefault(hint, []).append(name)
+    lines += [wrapped(f"hint: {', '.join(names)}: {hint}") for hint, names in hints.items()]
     if not lines:
         return ["no known fault explains it"]
     return lines

@@ -100,7 +100,8 @@ class Claims:
     is_causal     "bottom-right" where that is what `is_causal` means, and nothing else can be had
     gradients     it can be differentiated; lse_gradients: through its log-sum-exp too
     negative_scale, grouped_16_bit: known defects of PyTorch's own; without them no such cases
-    interpreted   its kernels run in Triton's interpreter: cases are small
+    on_cpu        long lengths are dear there: each occurs with each dtype and relation, in any other company
+    interpreted   its kernels run in Triton's interpreter: cases are small, and long lengths in any company
     few           every level occurs, not every pair: each case costs seconds (a compilation, say)
     """
 
@@ -112,6 +113,7 @@ class Claims:
     lse_gradients: bool = True
     negative_scale: bool = True
     grouped_16_bit: bool = True
+    on_cpu: bool = False
     interpreted: bool = False
     few: bool = False
 
@@ -166,9 +168,9 @@ def cases_for(claims: Claims) -> tuple[Case, ...]:
         (a, _), (b, _) = pair
         if {a, b} == {"n_q", "n_k"}:
             return False
-        # Long ones are dear there: each occurs, on either side, in any company.
-        is_long = any(factor in ("n_q", "n_k") and level >= LONG for factor, level in pair)
-        return not (claims.interpreted and is_long)
+        if claims.on_cpu and any(factor in ("n_q", "n_k") and level >= LONG for factor, level in pair):
+            return not claims.interpreted and bool({a, b} & {"dtype", "relation"})
+        return True
 
     rows = cover(factors, valid, wanted)
     cases = [Case(**row) for row in rows]  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from perflab.correctness import verify
+from perflab.correctness.diagnosis import wrapped
 from perflab.lab.attention import reference_attention
 from tests.correctness.plain_attention import attention_magnitudes, plain_attention
 from tests.correctness.suite.candidate import Candidate
@@ -33,7 +34,7 @@ def complaint(candidate: Candidate, case: Case, device: torch.device) -> str:
             explain=explain_attention,
         )
     except AssertionError as error:
-        return f"{candidate.name} is wrong for {described(case)}\n{error}"
+        return f"{wrapped(f'{candidate.name} is wrong for {described(case)}')}\n{error}"
     return ""
 
 
@@ -53,7 +54,7 @@ def hold(candidate: Candidate, case: Case, device: torch.device, note: Callable[
                 f"say what it can do by its attributes (docs/correctness.md)"
             )
         raise
-    note("attention", {"candidate": candidate.name, "levels": case.levels, "text": text})
+    note("attention", {"candidate": candidate.name, "case": described(case), "levels": case.levels, "text": text})
     if text:
         pytest.fail(text, pytrace=False)
 

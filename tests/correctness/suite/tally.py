@@ -26,7 +26,7 @@ def tally(results: Sequence[Mapping[str, Any]]) -> list[str]:
             lines.append(f"  {silent:4} x no known cause")
         lines += [f"  {line}" for line in _what_they_share(own)]
         smallest = min(wrong, key=lambda result: int(result["levels"]["n_q"]) * int(result["levels"]["n_k"]))
-        lines.append(f"  the smallest: {smallest['text'].splitlines()[0].partition(' is wrong for ')[2]}")
+        lines.append(f"  the smallest: {smallest['case']}")
     return lines
 
 
@@ -49,13 +49,16 @@ def _what_they_share(own: Sequence[Mapping[str, Any]]) -> list[str]:
     for result in own:
         for item in result["levels"].items():
             counts.setdefault(item, [0, 0])[bool(result["text"])] += 1
-    total = sum(bool(result["text"]) for result in own)
     enough = {item: pair for item, pair in counts.items() if sum(pair) >= FEWEST}
-    always = [f"{factor} {level}" for (factor, level), (right, wrong) in enough.items() if wrong and not right]
-    never = [f"{factor} {level}" for (factor, level), (right, wrong) in enough.items() if right and not wrong]
+    always = [item for item, (right, wrong) in enough.items() if wrong and not right]
     lines = []
-    if total < len(own) and always:
-        lines.append(f"always wrong: {', '.join(always)}")
-    if total < len(own) and never:
+    for factor in dict.fromkeys(factor for factor, _ in always):
+        levels = [level for name, level in always if name == factor]
+        others = [pair for (name, level), pair in enough.items() if name == factor and level not in levels]
+        if others:
+            right = sum(pair[0] for pair in others) / sum(sum(pair) for pair in others)
+            lines.append(f"always wrong: {factor} {', '.join(levels)} (of other levels {right:.0%} are right)")
+    never = [f"{factor} {level}" for (factor, level), (right, wrong) in enough.items() if right and not wrong]
+    if never and len(never) <= MOST_NAMED:
         lines.append(f"never wrong: {', '.join(never)}")
     return lines
