@@ -189,7 +189,7 @@ def _into_the_same_memory(fresh: Mapping[str, Tensor], old: Mapping[str, Tensor]
 
 
 def _complaints(reports: Sequence[Report], seeds: Sequence[int], first: Run, second: Run) -> list[str]:
-    lines = []
+    lines: list[str] = []
     for number, (report, seed) in enumerate(zip(reports, seeds, strict=True), start=1):
         if not report.ok and not lines:
             lines += [f"run {number}, seed {seed}:", str(report)]

@@ -9,6 +9,7 @@ from .suite.candidate import from_callable
 from .suite.grid import Case
 from .suite.hold import complaint
 from .suite.tensors import inputs_of
+from .write_table import PAGE, with_table
 from .wrong_kernels import WRONG_KERNELS, Drifting, WrongKernel, attend
 
 pytestmark = pytest.mark.correctness
@@ -41,3 +42,12 @@ def test_a_kernel_that_does_not_repeat_itself_is_seen(device: torch.device) -> N
     inputs = inputs_of(Case(17, 3, 16, "fp32"), device)(0).values()
     one, other = (kernel(*inputs, is_causal=True, scale=None)[0] for _ in range(2))
     assert not torch.equal(one, other)
+
+
+def test_the_documented_table_is_current() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == with_table(page), "python -m tests.correctness.write_table"
+
+
+def test_there_are_enough_of_them_and_each_has_a_name_of_its_own() -> None:
+    assert len({wrong.name for wrong in WRONG_KERNELS}) == len(WRONG_KERNELS) >= 25
