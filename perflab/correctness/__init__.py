@@ -3,18 +3,24 @@
     verify(my_kernel, make_inputs, reference=float64_definition, plain=same_mathematics_plainly)
 
 `budget` says how far off a tensor may be, `compare` how far off it is and where, `poison` makes memory
-that was never written visible, and `verify` puts a candidate through all of it. Nothing here knows
-attention, or pytest.
+that was never written visible, and `verify` puts a candidate through all of it. `diagnosis` and `hints`
+look for the cause of what is wrong. Nothing here knows attention, or pytest.
 """
 
 from perflab.correctness.budget import Budget, Errors, derive_budget, measure_errors, rounding_band
 from perflab.correctness.compare import Numbers, Report, TensorReport, compare, compare_all
+from perflab.correctness.diagnosis import Evidence, Explanation, Hypothesis, find_causes
+from perflab.correctness.hints import find_hints
 from perflab.correctness.poison import PoisonedMemory
+from perflab.correctness.run import same_bits
 from perflab.correctness.verify import expanded_ones, random_upstream, verify
 
 __all__ = [
     "Budget",
     "Errors",
+    "Evidence",
+    "Explanation",
+    "Hypothesis",
     "Numbers",
     "PoisonedMemory",
     "Report",
@@ -23,8 +29,11 @@ __all__ = [
     "compare_all",
     "derive_budget",
     "expanded_ones",
+    "find_causes",
+    "find_hints",
     "measure_errors",
     "random_upstream",
     "rounding_band",
+    "same_bits",
     "verify",
 ]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from perflab.correctness.budget import Errors, measure_errors
 from perflab.correctness.compare import Report, compare_all
+from perflab.correctness.diagnosis import Evidence, Explain
 from perflab.correctness.run import Function, Run, Task, run_candidate, run_plainly, same_bits
 
 Magnitudes = Callable[..., Mapping[str, Tensor]]
@@ -51,6 +52,7 @@ def verify(
     magnitudes: Magnitudes | None = None,
     multiple: float = 2.0,
     seeds: tuple[int, int] = (0, 1),
+    explain: Explain | None = None,
 ) -> tuple[Report, ...]:
     """Hold `candidate` to the reference, within its budget. Returns the reports of both runs.
 
@@ -71,6 +73,7 @@ def verify(
                  in which larger terms cancel (see `budget`); called on float64 copies
     multiple     how many times plain's error is allowed
     seeds        one for each run
+    explain      explain(evidence) -> lines that come first in what is said of a wrong candidate (see `diagnosis`)
 
     Raises AssertionError whose text says which tensor is wrong, where and by how much, or which input was
     changed, or what was missing; ValueError for unusable arguments. What the candidate raises passes
@@ -114,8 +117,17 @@ def verify(
         )
         for run, answer in zip((first, second), answers, strict=True)
     )
-    _raise_if_wrong(reports, seeds, first, second)
-    return reports
+    if all(report.ok for report in reports):
+        return reports
+    lines = _complaints(reports, seeds, first, second)
+    if explain is not None:
+        # The second run's inputs are as the candidate had them; those of the first were overwritten.
+        number = 1 if not reports[1].ok else 0
+        run, inputs = ((first, first_copies), (second, second_inputs))[number]
+        wrong = tuple(tensor.name for tensor in reports[number].tensors if not tensor.ok)
+        evidence = Evidence(inputs, run.upstream, task.settings, run.results, answers[number].reference, wrong)
+        lines = _explained(explain, evidence) + lines
+    raise AssertionError("\n".join(lines))
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,18 +188,34 @@ def _into_the_same_memory(fresh: Mapping[str, Tensor], old: Mapping[str, Tensor]
     return moved
 
 
-def _raise_if_wrong(reports: Sequence[Report], seeds: Sequence[int], first: Run, second: Run) -> None:
-    if all(report.ok for report in reports):
-        return
-    lines = []
+def _complaints(reports: Sequence[Report], seeds: Sequence[int], first: Run, second: Run) -> list[str]:
+    lines: list[str] = []
     for number, (report, seed) in enumerate(zip(reports, seeds, strict=True), start=1):
-        if not report.ok:
+        if not report.ok and not lines:
             lines += [f"run {number}, seed {seed}:", str(report)]
+        elif not report.ok:  # once is enough to read
+            lines.append(f"run {number}, seed {seed}: {_listed(report)} wrong too")
+    wrong = {tensor.name for tensor in reports[1].tensors if not tensor.ok}
     stale = [
         name
         for name, tensor in first.results.items()
         if tensor is not None and (other := second.results[name]) is not None and same_bits(tensor, other)
+        if torch.isfinite(tensor).any()
     ]
     if stale and reports[0].ok:
         lines.append(f"run 2 returned run 1's {', '.join(stale)} bit by bit, for other inputs: is it cached?")
-    raise AssertionError("\n".join(lines))
+    elif constant := [name for name in stale if name in wrong]:
+        lines.append(f"both runs returned the same {', '.join(constant)}, for other inputs: is it a constant?")
+    return lines
+
+
+def _listed(report: Report) -> str:
+    names = [tensor.name for tensor in report.tensors if not tensor.ok]
+    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"
+
+
+def _explained(explain: Explain, evidence: Evidence) -> list[str]:
+    try:
+        return list(explain(evidence))
+    except Exception as error:  # what is known must be said, whatever the search for a cause meets
+        return [f"(looking for the cause failed: {type(error).__name__}: {error})"]

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 import torch
+
+# A failure is to be seen by everybody who runs the tests, and never because a machine was slow.
+hypothesis.settings.register_profile("correctness", derandomize=True, deadline=None)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -9,6 +9,7 @@ With grouped heads k and v are repeated, and dk and dv summed over the query hea
 key have p = 0. The scoring (mask, soft cap) is the lab's definition of it, which the reference uses as well.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any, Unpack
 
@@ -55,7 +56,9 @@ def attention_magnitudes(
 ) -> dict[str, Tensor]:
     """For each result the sum of the absolute values of its terms, to first order. All float64.
 
-    A score's rounding grows with c = |scale| |q| |k|^T, not with the score itself, and that of the
+    A score's rounding grows with c = |scale| |q| |k|^T, not with the score itself, and with the square
+    root of its D terms (Higham & Mary 2019, "A new approach to probabilistic rounding error analysis":
+    sqrt(n) u, half of that in eps = 2 u); that of the
     weights that come back as exp(s - L) with c and |L|, which stand in the exponent. ds is a difference
     of two terms: for a query with one key they cancel, and what is left is their rounding. So is the
     soft cap's slope 1 - tanh^2.
@@ -65,7 +68,8 @@ def attention_magnitudes(
     scores = scoring.capped(q @ keys.mT * scoring.scale)
     slope = 1.0 if scoring.softcap is None else 1 + (scores / scoring.softcap).square()
     scores, unseen = _masked(scores, scoring)
-    conditions = (q.abs() @ keys.mT.abs() * abs(scoring.scale)).masked_fill(unseen, 0.0)
+    of_sum = max(1.0, math.sqrt(q.shape[-1]) / 2)
+    conditions = (q.abs() @ keys.mT.abs() * abs(scoring.scale) * of_sum).masked_fill(unseen, 0.0)
     logsumexp = torch.logsumexp(scores, dim=-1, keepdim=True)
     weights = torch.exp(scores - logsumexp).masked_fill(unseen, 0.0)
     of_logsumexp = 1 + (weights * conditions).sum(dim=-1, keepdim=True) + logsumexp.abs()

@@ -57,7 +57,7 @@ ROOMS = {
     "static": Room(below=_GROUND, packages="msgspec", torch=When.CALLED),
     "profile": Room(below=_GROUND, torch=When.IMPORTED),
     "snapshots": Room(below=_GROUND, packages="msgspec", torch=When.CALLED),
-    "correctness": Room(below=_GROUND, torch=When.IMPORTED),
+    "correctness": Room(below=_GROUND, packages="syrupy", torch=When.IMPORTED),
     "report": Room(below=_GROUND),
     # The top.
     "plugin": Room(

@@ -17,8 +17,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from perflab.lab.attention import IMPLEMENTATIONS, attention
+from perflab.lab.attention import attention
 from perflab.plugin.case import Perf
+from tests.correctness.suite.candidate import Candidate
+from tests.correctness.suite.chosen import attention_candidates
 
 GRIDS = ("quick", "reference", "training", "all")
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -71,14 +73,21 @@ class Shape:
 # --- which cases there are ---------------------------------------------------------------------------------------
 
 
-def attention_variants(config: pytest.Config, device_type: str) -> dict[str, Attention]:
-    """What is measured, by name: the lab's variants that exist on the device. A user's own candidate joins here."""
-    return {
-        name: partial(attention, impl=name)
-        for name, claims in IMPLEMENTATIONS.items()
-        # float64 is the definition, and nobody's choice for speed.
-        if name != "reference" and claims.runs_on(device_type)
-    }
+def attention_variants(config: pytest.Config) -> dict[str, Candidate]:
+    """What is measured, by name: the lab's variants that exist on the device, or what --attention names."""
+    return {candidate.name: candidate for candidate in attention_candidates(config)}
+
+
+def function_of(candidate: Candidate) -> Attention:
+    """What is timed: a variant without its log-sum-exp, a callable of the user's as it is."""
+    if candidate.known_variant:
+        return partial(attention, impl=candidate.name)
+    return partial(_output_of, candidate.call)
+
+
+def _output_of(call: Callable[..., Any], *inputs: Tensor, **settings: Any) -> Tensor:
+    returned = call(*inputs, **settings)
+    return returned if isinstance(returned, Tensor) else returned[0]
 
 
 def device_type(config: pytest.Config) -> str:
@@ -134,19 +143,19 @@ def memory_bytes(impl: str, shape: Shape, device_type: str, *, backward: bool) -
     return per_pair * shape.seq_len**2 + (8 if backward else 4) * operand + float32_copies
 
 
-def declare(perf: Perf, impl: str, shape: Shape, *, backward: bool) -> None:
+def declare(perf: Perf, candidate: Candidate, shape: Shape, *, backward: bool) -> None:
     """Say what the case needs and does, and what others measured on it; skip it where it cannot run."""
-    claims = IMPLEMENTATIONS.get(impl)
-    if claims is not None:
-        here = claims.on(perf.device.type)
-        if claims.needs_triton and perf.device.type == "cpu":
-            pytest.skip("interpreted here, so its time says nothing")
-        if shape.dtype not in here.dtypes:
-            pytest.skip(f"does not take {shape.precision} on {perf.device.type}")
-        if backward and not here.gradients:
-            pytest.skip(f"has no backward on {perf.device.type}")
+    claims = candidate.claims
+    if claims.interpreted:
+        pytest.skip("interpreted here, so its time says nothing")
+    if shape.precision not in claims.dtypes:
+        pytest.skip(f"does not take {shape.precision} on {perf.device.type}")
+    if shape.is_causal and "causal" not in claims.features:
+        pytest.skip("does not claim causal")
+    if backward and not claims.gradients:
+        pytest.skip(f"has no backward on {perf.device.type}")
     flops = shape.flops * (1 + BACKWARD_SHARE if backward else 1)
-    needed = memory_bytes(impl, shape, perf.device.type, backward=backward)
+    needed = memory_bytes(candidate.name, shape, perf.device.type, backward=backward)
     perf.requires(flops=flops, memory_bytes=needed, precision=shape.dtype)
     perf.work(flops=flops)
     if backward:

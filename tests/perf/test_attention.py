@@ -11,8 +11,9 @@ from torch import Tensor
 
 from perflab.lab.attention import BackendRefusedError
 from perflab.plugin.case import Perf
+from tests.correctness.suite.candidate import Candidate
 
-from .attention_cases import Attention, Shape, attention_variants, declare, device_type, grid
+from .attention_cases import Shape, attention_variants, declare, device_type, function_of, grid
 
 pytestmark = pytest.mark.perf(budget=1, side_by_side="impl")
 
@@ -24,7 +25,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     config = metafunc.config
     where = device_type(config)
     shapes = grid(config.getoption("--attention-grid"), where)
-    cases = [(impl, shape) for shape in shapes for impl in attention_variants(config, where)]
+    cases = [(impl, shape) for shape in shapes for impl in attention_variants(config)]
     metafunc.parametrize(
         ("impl", "batch_size", "num_heads", "seq_len", "head_dim", "precision", "is_causal"),
         [
@@ -42,25 +43,26 @@ def shape(batch_size: int, num_heads: int, seq_len: int, head_dim: int, precisio
 
 
 @pytest.fixture
-def function(request: pytest.FixtureRequest, impl: str, device: torch.device) -> Attention:
+def measured(request: pytest.FixtureRequest, impl: str) -> Candidate:
     """The case's variant."""
-    return attention_variants(request.config, device.type)[impl]
+    return attention_variants(request.config)[impl]
 
 
-def test_attention(perf: Perf, device: torch.device, impl: str, function: Attention, shape: Shape) -> None:
-    declare(perf, impl, shape, backward=False)
+def test_attention(perf: Perf, device: torch.device, measured: Candidate, shape: Shape) -> None:
+    declare(perf, measured, shape, backward=False)
     q, k, v = shape.inputs(device, requires_grad=False)
     try:
-        out = perf(function, q, k, v, is_causal=shape.is_causal)
+        out = perf(function_of(measured), q, k, v, is_causal=shape.is_causal)
     except BackendRefusedError as refusal:
         pytest.skip(str(refusal))
     assert out.shape == q.shape
 
 
-def test_attention_backward(perf: Perf, device: torch.device, impl: str, function: Attention, shape: Shape) -> None:
+def test_attention_backward(perf: Perf, device: torch.device, measured: Candidate, shape: Shape) -> None:
     """Forward and backward, each timed as a phase; the whole is end to end."""
-    declare(perf, impl, shape, backward=True)
+    declare(perf, measured, shape, backward=True)
     q, k, v = shape.inputs(device, requires_grad=True)
+    function = function_of(measured)
     upstream = torch.randn(q.shape, generator=torch.Generator(device).manual_seed(1), device=device).to(q)
 
     def backward(out: Tensor) -> None:

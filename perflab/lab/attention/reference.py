@@ -36,5 +36,6 @@ def reference_attention(q: Tensor, k: Tensor, v: Tensor, **settings: Unpack[Sett
     sees_any = sees.any(dim=-1)
     # Rows that see nothing are computed as if they saw everything, and dropped: an -inf of -inf has no gradient.
     logsumexp = torch.logsumexp(torch.where(sees | ~sees_any[:, None], scores, -torch.inf), dim=-1)
-    weights = torch.where(sees, torch.exp(scores - logsumexp[..., None]), 0.0)
+    # Masked before the exponential: of a hidden score far above the rest it is infinite, and 0 times that no gradient.
+    weights = torch.exp(torch.where(sees, scores - logsumexp[..., None], -torch.inf))
     return weights @ v, torch.where(sees_any, logsumexp, -torch.inf)

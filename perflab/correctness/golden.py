@@ -1,0 +1,107 @@
+"""Golden tensors: small float64 results kept beside the tests, so that a change of a definition itself is seen.
+
+    @pytest.fixture
+    def golden(snapshot):
+        return snapshot.use_extension(GoldenTensors)
+
+    def test_the_definition_stands(golden):
+        assert {"out": out, "logsumexp": logsumexp} == golden
+
+A syrupy extension: `pytest --snapshot-update` accepts what is new, and a missing or unused file is reported. One JSON
+file a snapshot, in full precision and to be read in a diff. Compared within a budget, not bit by bit: another BLAS adds
+in another order. What is stored decides the budget, so that a change cannot widen its own:
+
+    |got - kept|  <=  ROUNDINGS * eps(float64) * max |kept|
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+try:
+    from syrupy.extensions.single_file import SingleFileSnapshotExtension, WriteMode
+except ModuleNotFoundError as error:  # pragma: no cover
+    raise ImportError(
+        "golden tensors are kept by syrupy, which is not installed: pip install 'perflab[golden]'"
+    ) from error
+
+ROUNDINGS = 64
+"""Units in the last place of the largest value: what the order of a few dozen additions may cost, and no more."""
+MOST_ELEMENTS = 4096
+
+
+class GoldenTensors(SingleFileSnapshotExtension):
+    """A tensor, or {name: tensor}, as JSON: shapes, and values as the shortest decimals that give the same bits."""
+
+    _write_mode = WriteMode.TEXT
+    file_extension = "json"
+
+    def serialize(self, data: Any, **_: Any) -> str:
+        """See the class. TypeError for what holds no float64 tensors; ValueError for more than is golden."""
+        tensors = {"value": data} if isinstance(data, Tensor) else data
+        if not isinstance(tensors, Mapping) or not all(isinstance(x, Tensor) for x in tensors.values()):
+            raise TypeError(f"golden tensors are a tensor or {{name: tensor}}, got {type(data).__name__}")
+        for name, tensor in tensors.items():
+            if tensor.dtype != torch.float64:
+                raise TypeError(
+                    f"golden tensor {name!r} is {tensor.dtype}, wanted float64: keep the definition's result"
+                )
+            if tensor.numel() > MOST_ELEMENTS:
+                raise ValueError(f"golden tensor {name!r} has {tensor.numel()} elements, {MOST_ELEMENTS} at most")
+        blocks = [f"  {json.dumps(name)}: {_block(tensor)}" for name, tensor in tensors.items()]
+        return "{\n" + ",\n".join(blocks) + "\n}\n"
+
+    def matches(self, *, serialized_data: Any, snapshot_data: Any) -> bool:
+        """Within the budget of what is kept."""
+        return not list(differences(str(serialized_data), str(snapshot_data)))
+
+    def diff_lines(self, serialized_data: Any, snapshot_data: Any) -> Iterator[str]:
+        """Which tensor, which element, got, kept, budget."""
+        yield from differences(str(serialized_data), str(snapshot_data))
+
+
+def differences(got: str, kept: str) -> Iterator[str]:
+    """A line for each tensor that is not what was kept, both as the extension writes them."""
+    new, old = json.loads(got), json.loads(kept)
+    for name in dict.fromkeys((*old, *new)):
+        if name not in new or name not in old:
+            yield f"{name} is {'missing' if name in old else 'new'}"
+        elif new[name]["shape"] != old[name]["shape"]:
+            yield f"{name}: its shape is {new[name]['shape']}, kept {old[name]['shape']}"
+        elif line := _worst(new[name]["shape"], _numbers(new[name]), _numbers(old[name])):
+            yield f"{name}{line}"
+
+
+def _worst(shape: list[int], got: list[float], kept: list[float]) -> str:
+    largest = max((abs(x) for x in kept if math.isfinite(x)), default=0.0)
+    budget = ROUNDINGS * torch.finfo(torch.float64).eps * largest
+    errors = [0.0 if _same(a, b) else abs(a - b) if math.isfinite(a) and math.isfinite(b) else math.inf
+              for a, b in zip(got, kept, strict=True)]  # fmt: skip
+    off = sum(error > budget for error in errors)
+    if not off:
+        return ""
+    position = errors.index(max(errors))
+    index = [int(i) for i in torch.unravel_index(torch.tensor(position), shape)] if shape else []
+    return (
+        f"{index}: got {got[position]!r}, kept {kept[position]!r}, error {errors[position]:.3g}, budget {budget:.3g}; "
+        f"{off} of {len(kept)} elements are off"
+    )
+
+
+def _same(a: float, b: float) -> bool:
+    return a == b or (math.isnan(a) and math.isnan(b))
+
+
+def _numbers(block: Mapping[str, Any]) -> list[float]:
+    return [float(number) for row in block["rows"] for number in row.split()]
+
+
+def _block(tensor: Tensor) -> str:
+    """Shape, and a line for each row (the last dimension)."""
+    rows = tensor.detach().cpu().reshape(-1, tensor.shape[-1] if tensor.dim() else 1).tolist()
+    lines = ",\n".join(f"      {json.dumps(' '.join(map(repr, row)))}" for row in rows)
+    return f'{{\n    "shape": {json.dumps(list(tensor.shape))},\n    "rows": [\n{lines}\n    ]\n  }}'

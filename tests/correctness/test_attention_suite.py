@@ -1,0 +1,91 @@
+"""Every attention candidate against the float64 definition, in what it claims: output, log-sum-exp, gradients.
+
+Candidates are the lab's variants, or what --attention names. Which cases there are, is in suite/grid.py; budgets are
+derived, see perflab.correctness.budget; a candidate runs as perflab.correctness.verify says.
+"""
+
+import pytest
+import torch
+
+from perflab.correctness import same_bits
+
+from .suite.candidate import KNOWN_DEFECTS, SUITE_FEATURES, Candidate
+from .suite.grid import Case
+from .suite.hold import hold
+from .suite.tensors import inputs_of
+
+pytestmark = pytest.mark.correctness
+
+# More than one tile in every direction, several heads: the order of additions could differ anywhere.
+REPEATED = {dtype: Case(150, 203, 40, dtype, mask="causal", heads="h3:3") for dtype in ("fp32", "bf16")}
+ASKED = {
+    "causal": {"mask": "causal"},
+    "bottom-right": {"mask": "bottomright"},
+    "window": {"mask": "window"},
+    "softcap": {"softcap": "softcap3"},
+    "grouped-heads": {"heads": "h4:2"},
+    "scale": {"scale": "scale0.37"},
+}
+
+
+def test_a_case_is_right(
+    candidate: Candidate, case: Case, device: torch.device, record_property: pytest.FixtureRequest
+) -> None:
+    hold(candidate, case, device, record_property)  # type: ignore[arg-type]
+
+
+def test_whole_lengths_of_a_thousand_are_right_where_cases_are_small(
+    candidate: Candidate, device: torch.device
+) -> None:
+    """In Triton's interpreter the cases above are small; this one has many tiles each way."""
+    if not candidate.claims.interpreted:
+        pytest.skip(f"{candidate.name} has such lengths among its cases")
+    case = Case(1023, 1024, 64, "bf16" if "bf16" in candidate.claims.dtypes else candidate.claims.dtypes[0])
+    hold(candidate, case, device, lambda name, value: None)
+
+
+@pytest.mark.parametrize("feature", SUITE_FEATURES)
+def test_what_is_not_claimed_is_refused(candidate: Candidate, feature: str, device: torch.device) -> None:
+    """A skip says what was not tested; a variant of the lab's that computes something instead of refusing fails."""
+    if feature in candidate.claims.features:
+        return
+    if not candidate.known_variant:
+        pytest.skip(f"{candidate.name} does not claim {feature}: not tested")
+    case = Case(17, 3, 16, candidate.claims.dtypes[0], **ASKED[feature])
+    with pytest.raises(NotImplementedError, match=f"{candidate.name}' has no .*{feature}"):
+        candidate.call(*inputs_of(case, device)(0).values(), **case.settings)
+    pytest.skip(f"{candidate.name} does not claim {feature}, and refuses it: not tested")
+
+
+@pytest.mark.parametrize("defect", KNOWN_DEFECTS)
+def test_a_known_defect_of_pytorchs_leaves_cases_out(candidate: Candidate, defect: str) -> None:
+    if not getattr(candidate.claims, defect):
+        pytest.skip(f"{candidate.name}: {KNOWN_DEFECTS[defect]}: not tested")
+
+
+@pytest.mark.parametrize("dtype", REPEATED)
+def test_a_candidate_that_promises_it_repeats_bit_by_bit(
+    candidate: Candidate, dtype: str, device: torch.device
+) -> None:
+    if not candidate.deterministic:
+        pytest.skip(f"{candidate.name} does not promise to: {why_not(candidate)}")
+    if dtype not in candidate.claims.dtypes:
+        pytest.skip(f"{candidate.name} does not take {dtype}")
+    case = REPEATED[dtype]
+
+    def run() -> list[torch.Tensor]:
+        leaves = [x.requires_grad_(candidate.claims.gradients) for x in inputs_of(case, device)(0).values()]
+        returned = candidate.call(*leaves, **case.settings)
+        results = [returned] if isinstance(returned, torch.Tensor) else list(returned)
+        if not candidate.claims.gradients:
+            return results
+        return [*results, *torch.autograd.grad(results[0].float().square().sum(), leaves)]
+
+    for one, other in zip(run(), run(), strict=True):
+        assert same_bits(one, other), "the same inputs gave other bits: sums in an order that changes (atomics?)"
+
+
+def why_not(candidate: Candidate) -> str:
+    if not candidate.known_variant:
+        return f"set {candidate.name.partition(':')[2]}.deterministic = True to have it held to that"
+    return "its CUDA backwards may add up gradients with atomics, in an order that differs from run to run"
