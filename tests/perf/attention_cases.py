@@ -45,12 +45,15 @@ class Shape:
 
     @property
     def id(self) -> str:
-        """Everything that makes it another problem; ids of the CPU's grid are older, and name lengths alone."""
+        """What makes it another problem, as short as tables need it: one head and causal go without saying.
+
+        Ids of the CPU's grid are older, and name lengths alone: eight heads, fp32, causal.
+        """
         size = f"{self.seq_len}-{self.head_dim}"
         if self.short_id:
             return size
-        mask = "causal" if self.is_causal else "full"
-        return f"b{self.batch_size}h{self.num_heads}-{size}-{self.precision}-{mask}"
+        heads = "" if self.batch_size == self.num_heads == 1 else f"b{self.batch_size}h{self.num_heads}-"
+        return f"{heads}{size}-{self.precision}{'' if self.is_causal else '-full'}"
 
     @property
     def dtype(self) -> torch.dtype:
@@ -186,6 +189,6 @@ def _quote(perf: Perf, shape: Shape, *, backward: bool) -> None:
         assert found is not None
         forward_s, backward_s, whole_s = (found[f"{name}_{part}"] for part in ("forward", "backward", "end_to_end"))
         if backward:
-            perf.quote(f"H100, {name}", seconds=whole_s, forward=forward_s, backward=backward_s)
+            perf.quote(f"H100 {name}", seconds=whole_s, forward=forward_s, backward=backward_s)
         else:
-            perf.quote(f"H100, {name}", seconds=forward_s)
+            perf.quote(f"H100 {name}", seconds=forward_s)
