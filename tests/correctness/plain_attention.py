@@ -89,11 +89,10 @@ def attention_magnitudes(
 
 def _masked(scores: Tensor, scoring: Scoring) -> tuple[Tensor, Tensor]:
     """Scores with -inf where a row that sees anything does not see, and (N_q, N_k), what is not seen."""
-    visible = scoring.mask(*scores.shape[-2:], scores.device)
-    if visible is None:
+    hidden = scoring.hidden(*scores.shape[-2:], scores.device)
+    if hidden is None:
         return scores, torch.zeros(scores.shape[-2:], dtype=torch.bool, device=scores.device)
-    sees_any = visible.any(dim=-1, keepdim=True)
-    return scores.masked_fill(~visible & sees_any, -torch.inf), ~visible
+    return scores.masked_fill(hidden & ~hidden.all(dim=-1, keepdim=True), -torch.inf), hidden
 
 
 def _summed_heads(x: Tensor, like: Tensor) -> Tensor:

@@ -15,10 +15,10 @@ LENGTHS = [(1, 1), (1, 5), (5, 1), (4, 7), (7, 4), (6, 6)]
 def sees(settings: Settings, num_queries: int, num_keys: int) -> list[list[int]]:
     """For each query the keys that it sees."""
     q, k = torch.empty(1, 1, num_queries, 8), torch.empty(1, 1, num_keys, 8)
-    mask = make_scoring(q, k, **settings).mask(num_queries, num_keys, q.device)
-    if mask is None:
+    hidden = make_scoring(q, k, **settings).hidden(num_queries, num_keys, q.device)
+    if hidden is None:
         return [list(range(num_keys))] * num_queries
-    return [row.nonzero().flatten().tolist() for row in mask]
+    return [row.logical_not().nonzero().flatten().tolist() for row in hidden]
 
 
 def test_causal_starts_at_the_first_key_or_ends_at_the_last() -> None:
@@ -45,6 +45,8 @@ def test_a_band_knows_its_pairs_and_whether_it_leaves_a_query_without_keys(num_q
             scoring = make_scoring(q, k)
             scoring = type(scoring)(1.0, None, lower, upper)
             mask = scoring.visible(torch.arange(num_queries), torch.arange(num_keys))
+            hidden = scoring.hidden(num_queries, num_keys, mask.device)
+            assert mask.all() if hidden is None else torch.equal(mask, ~hidden)
             assert pairs_in_band(num_queries, num_keys, lower, upper) == int(mask.sum()), (lower, upper)
             empty = not bool(mask.any(dim=-1).all())
             assert scoring.leaves_queries_without_keys(num_queries, num_keys) == empty, (lower, upper)

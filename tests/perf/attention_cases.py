@@ -135,8 +135,8 @@ def memory_bytes(impl: str, shape: Shape, device_type: str, *, backward: bool) -
     scores, wide = heads * shape.dtype.itemsize, heads * 4  # bytes for each pair of tokens, as held and in float32
     masked = 1 if shape.is_causal else 0
     per_pair = {
-        # Scores before and after the scale, or beside the mask's int64 positions; the backward has one more.
-        "naive": max(scores + 10 * masked, (3 if backward else 2) * scores + 2 * masked),
+        # Scores before and after the scale, beside the mask; the backward has one more.
+        "naive": (3 if backward else 2) * scores + masked,
         "compiled": 2 * wide + masked,
         "sdpa-math": (3 if backward else 2.75 if masked else 2.25) * wide,  # it computes in float32
         "flex": 0 if device_type == "cuda" else 3 * wide + 2,

@@ -23,8 +23,8 @@ from perflab.lab.attention.scoring import Settings, expand_heads, make_scoring
 
 def naive_attention(q: Tensor, k: Tensor, v: Tensor, **settings: Unpack[Settings]) -> Tensor:
     """Attention, each step rounded to the inputs' dtype. Differentiable by autograd."""
-    scores, dropped = _scores(q, k, settings)
-    return _weights(scores, dropped) @ expand_heads(v, q)
+    # In one expression: a name would keep the scores alive beside the weights.
+    return _weights(*_scores(q, k, settings)) @ expand_heads(v, q)
 
 
 def naive_attention_with_logsumexp(
@@ -46,13 +46,13 @@ def _scores(q: Tensor, k: Tensor, settings: Settings) -> tuple[Tensor, Tensor | 
     scoring = make_scoring(q, k, **settings)
     scores = scoring.capped((q @ expand_heads(k, q).mT) * scoring.scale)
     num_queries, num_keys = scores.shape[-2:]
-    visible = scoring.mask(num_queries, num_keys, q.device)
-    if visible is None:
+    hidden = scoring.hidden(num_queries, num_keys, q.device)
+    if hidden is None:
         return scores, None
     if not scoring.leaves_queries_without_keys(num_queries, num_keys):
-        return scores.masked_fill(~visible, -torch.inf), None
-    dropped = ~visible.any(dim=-1)
-    return scores.masked_fill(~visible & ~dropped[:, None], -torch.inf), dropped
+        return scores.masked_fill(hidden, -torch.inf), None
+    dropped = hidden.all(dim=-1)
+    return scores.masked_fill(hidden & ~dropped[:, None], -torch.inf), dropped
 
 
 def _weights(scores: Tensor, dropped: Tensor | None) -> Tensor:

@@ -48,11 +48,16 @@ class Scoring:
             seen &= ahead <= self.upper
         return seen
 
-    def mask(self, num_queries: int, num_keys: int, device: torch.device) -> Tensor | None:
-        """The whole of it, (N_q, N_k); None where every query sees every key."""
+    def hidden(self, num_queries: int, num_keys: int, device: torch.device) -> Tensor | None:
+        """Which pairs are not seen, (N_q, N_k) of bool; None where every query sees every key."""
         if self.lower is None and self.upper is None:
             return None
-        return self.visible(torch.arange(num_queries, device=device), torch.arange(num_keys, device=device))
+        ones = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device)
+        ahead = None if self.upper is None else ones.triu(self.upper + 1)
+        if self.lower is None:
+            return ahead
+        behind = ones.tril(self.lower - 1)
+        return behind if ahead is None else behind | ahead
 
     def leaves_queries_without_keys(self, num_queries: int, num_keys: int) -> bool:
         """Whether any query sees nothing: only the first can lie before all keys, only the last behind them."""

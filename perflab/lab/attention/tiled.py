@@ -44,13 +44,15 @@ TILE = 128
 
 def tiled_forward(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, tile: int = TILE) -> tuple[Tensor, Tensor]:
     """Output in the inputs' dtype, and the natural log-sum-exp. Not for autograd: see the class."""
+    if _shares_heads(q, k):
+        out, logsumexp = tiled_forward(_grouped(q, k), k.unsqueeze(2), v.unsqueeze(2), scoring, tile)
+        return out.flatten(1, 2), logsumexp.flatten(1, 2)
     num_queries, num_keys = q.shape[-2], k.shape[-2]
     dtype = accumulation_dtype(q.dtype)
     out = torch.empty_like(q)
     logsumexp = torch.empty(q.shape[:-1], dtype=dtype, device=q.device)
-    # Heads that read one head of k and v beside each other: (..., H_kv, H / H_kv, N_q, D), (..., H_kv, 1, N_k, D).
-    q, out_grouped, logsumexp_grouped = (_grouped(x, k) for x in (q, out, logsumexp[..., None]))
-    k, v = k.unsqueeze(-3), v.unsqueeze(-3)
+    # In the first tiles that it visits: below a lower bound that is common, else it takes queries before every key.
+    may_see_nothing = scoring.lower is not None or (scoring.upper is not None and scoring.upper < 0)
 
     for q_start in range(0, num_queries, tile):
         rows = slice(q_start, min(q_start + tile, num_queries))
@@ -62,18 +64,19 @@ def tiled_forward(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, tile: int =
         for k_start in _tiles_seen(rows, num_keys, scoring.lower, scoring.upper, tile):
             keys = slice(k_start, min(k_start + tile, num_keys))
             scores, _ = _scores(q_tile, k[..., keys, :].to(dtype), rows, keys, scoring)
-            new_max = torch.maximum(row_max, scores.amax(dim=-1))
-            # A row that has seen nothing yet has the maximum -inf, and -inf less -inf is no number.
-            shift = new_max.masked_fill(new_max == -torch.inf, 0.0)
+            shift = new_max = torch.maximum(row_max, scores.amax(dim=-1))
+            if may_see_nothing:  # such a row has the maximum -inf, and -inf less -inf is no number
+                shift = new_max.masked_fill(new_max == -torch.inf, 0.0)
             weights = torch.exp(scores - shift[..., None])
             rescale = torch.exp(row_max - shift)
             row_sum = row_sum * rescale + weights.sum(dim=-1)
             accumulator = accumulator * rescale[..., None] + weights @ v[..., keys, :].to(dtype)
             row_max = new_max
 
-        saw_nothing = row_sum == 0
-        out_grouped[..., rows, :] = accumulator / row_sum.masked_fill(saw_nothing, 1.0)[..., None]
-        logsumexp_grouped[..., rows, 0] = row_max + torch.log(row_sum.masked_fill(saw_nothing, 1.0))
+        if may_see_nothing:
+            row_sum = row_sum.masked_fill(row_sum == 0, 1.0)
+        out[..., rows, :] = accumulator / row_sum[..., None]
+        logsumexp[..., rows] = row_max + torch.log(row_sum)
     return out, logsumexp
 
 
@@ -89,6 +92,13 @@ def tiled_backward(
     tile: int = TILE,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv in the inputs' dtypes, from the saved output and log-sum-exp."""
+    if _shares_heads(q, k):
+        d_ends = None if d_logsumexp is None else _grouped(d_logsumexp, k)
+        d_out, grouped_q, out, logsumexp = (_grouped(x, k) for x in (d_out, q, out, logsumexp))
+        dq, dk, dv = tiled_backward(
+            d_out, grouped_q, k.unsqueeze(2), v.unsqueeze(2), out, logsumexp, scoring, d_ends, tile
+        )  # fmt: skip
+        return dq.flatten(1, 2), dk.squeeze(2), dv.squeeze(2)
     num_queries, num_keys = q.shape[-2], k.shape[-2]
     dtype = accumulation_dtype(q.dtype)
     # dq is added up over the outer loop, so it must be kept in the precision of the sums.
@@ -101,39 +111,45 @@ def tiled_backward(
     if d_logsumexp is not None:
         delta -= d_logsumexp
     # A row that sees nothing has no weights: exp(s - inf).
-    ends = logsumexp.masked_fill(logsumexp == -torch.inf, torch.inf)
-    q, d_out, dq_grouped, delta, ends = (_grouped(x, k) for x in (q, d_out, dq, delta[..., None], ends[..., None]))
+    ends = logsumexp
+    if scoring.leaves_queries_without_keys(num_queries, num_keys):
+        ends = logsumexp.masked_fill(logsumexp == -torch.inf, torch.inf)
 
     for k_start in range(0, num_keys, tile):
         keys = slice(k_start, min(k_start + tile, num_keys))
-        k_tile = k[..., keys, :].unsqueeze(-3).to(dtype)
-        v_tile = v[..., keys, :].unsqueeze(-3).to(dtype)
-        dk_tile = torch.zeros_like(k[..., keys, :], dtype=dtype)
-        dv_tile = torch.zeros_like(dk_tile)
+        k_tile, v_tile = k[..., keys, :].to(dtype), v[..., keys, :].to(dtype)
+        dk_tile, dv_tile = torch.zeros_like(k_tile), torch.zeros_like(v_tile)
 
         # Seen from the keys the band is mirrored: key j is seen by the queries i with -upper <= i - j <= -lower.
         for q_start in _tiles_seen(keys, num_queries, _negated(scoring.upper), _negated(scoring.lower), tile):
             rows = slice(q_start, min(q_start + tile, num_queries))
             q_tile, d_out_tile = q[..., rows, :].to(dtype), d_out[..., rows, :].to(dtype)
             scores, slope = _scores(q_tile, k_tile, rows, keys, scoring)
-            weights = torch.exp(scores - ends[..., rows, :])
-            dv_tile += (weights.mT @ d_out_tile).sum(dim=-3)
-            d_scores = weights * (d_out_tile @ v_tile.mT - delta[..., rows, :]) * scoring.scale
+            weights = torch.exp(scores - ends[..., rows, None])
+            dv_tile += _summed(weights.mT @ d_out_tile, dv_tile)
+            d_scores = weights * (d_out_tile @ v_tile.mT - delta[..., rows, None]) * scoring.scale
             if slope is not None:
                 d_scores = d_scores * slope
-            dq_grouped[..., rows, :] += d_scores @ k_tile
-            dk_tile += (d_scores.mT @ q_tile).sum(dim=-3)
+            dq[..., rows, :] += d_scores @ k_tile
+            dk_tile += _summed(d_scores.mT @ q_tile, dk_tile)
 
         dk[..., keys, :] = dk_tile
         dv[..., keys, :] = dv_tile
     return dq.to(out.dtype), dk, dv
 
 
+def _shares_heads(q: Tensor, k: Tensor) -> bool:
+    return q.dim() == k.dim() == 4 and q.shape[1] != k.shape[1]
+
+
 def _grouped(x: Tensor, k: Tensor) -> Tensor:
-    """(..., H, N, D) as a view (..., H_kv, H / H_kv, N, D), by the heads of k (..., H_kv, N_k, D)."""
-    if x.dim() < 4:
-        return x.unsqueeze(-3)
-    return torch.unflatten(x, -3, (k.shape[-3], x.shape[-3] // k.shape[-3]))
+    """(B, H, ...) as a view (B, H_kv, H / H_kv, ...), beside k (B, H_kv, 1, N_k, D): they broadcast."""
+    return torch.unflatten(x, 1, (k.shape[1], x.shape[1] // k.shape[1]))
+
+
+def _summed(x: Tensor, like: Tensor) -> Tensor:
+    """Summed over the query heads that share a head, if any do."""
+    return x if x.shape == like.shape else x.sum(dim=-3, keepdim=True)
 
 
 def _tiles_seen(own: slice, others: int, lower: int | None, upper: int | None, tile: int) -> range:
@@ -151,11 +167,15 @@ def _scores(q_tile: Tensor, k_tile: Tensor, rows: slice, keys: slice, scoring: S
     """One tile of scores, -inf where they are not seen; and the soft cap's slope, None without one."""
     scores = scoring.capped((q_tile @ k_tile.mT) * scoring.scale)
     slope = None if scoring.softcap is None else 1 - (scores / scoring.softcap).square()
-    cut = scoring.lower is not None and keys.start - (rows.stop - 1) < scoring.lower
-    cut |= scoring.upper is not None and keys.stop - 1 - rows.start > scoring.upper
-    if cut:  # only tiles that an edge of the band cuts need a mask
-        i, j = (torch.arange(x.start, x.stop, device=scores.device) for x in (rows, keys))
-        scores = scores.masked_fill(~scoring.visible(i, j), -torch.inf)
+    # Only tiles that an edge of the band cuts need a mask.
+    if scoring.upper is not None and keys.stop - 1 - rows.start > scoring.upper:
+        last = torch.arange(rows.start + scoring.upper, rows.stop + scoring.upper, device=scores.device)
+        j = torch.arange(keys.start, keys.stop, device=scores.device)
+        scores = scores.masked_fill(j[None, :] > last[:, None], -torch.inf)
+    if scoring.lower is not None and keys.start - (rows.stop - 1) < scoring.lower:
+        first = torch.arange(rows.start + scoring.lower, rows.stop + scoring.lower, device=scores.device)
+        j = torch.arange(keys.start, keys.stop, device=scores.device)
+        scores = scores.masked_fill(j[None, :] < first[:, None], -torch.inf)
     return scores, slope
 
 
