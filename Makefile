@@ -9,10 +9,14 @@ MODEL ?= small
 # What does not fit into so many seconds is skipped, with what it would need.
 SECONDS ?= 155
 
-.PHONY: perf test correctness check format clean
+.PHONY: perf kernels test correctness check format clean
 
 perf: $(INSTALLED)
-	$(BIN)/pytest -m perf --model=$(MODEL) --perf-total-budget=$(SECONDS)
+	$(BIN)/pytest -m perf --model=$(MODEL) --perf-total-budget=$(SECONDS) --ignore=tests/perf/test_kernels_compiled.py
+
+# Every Triton kernel compiled for every GPU architecture; without a GPU, minutes the first time and seconds after.
+kernels: $(INSTALLED)
+	$(BIN)/perflab kernels
 
 test: $(INSTALLED)
 	$(BIN)/pytest -n 2 tests/harness tests/plugin tests/correctness

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-
-if TYPE_CHECKING:
-    from tests.correctness.suite.candidate import Candidate
 
 pytest_plugins = ["pytester"]
 
@@ -51,6 +47,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--batch-size", default=4, type=int, metavar="N", help="sequences in a batch (default: 4)")
     group.addoption(
+        "--attention-grid",
+        default="quick",
+        choices=("quick", "reference", "training", "all"),
+        help="shapes of the attention cases: a few (default: quick), those of published measurements, batch 4 with "
+        "16 heads up to 32,768 tokens, or both",
+    )
+    group.addoption(
         "--attention",
         default="",
         metavar="NAME[,NAME...]",
@@ -62,6 +65,8 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     """What was found out about the candidates that --attention names."""
     if not config.getoption("--attention"):
         return []
+    from tests.correctness.suite.chosen import attention_candidates
+
     return [str(candidate) for candidate in attention_candidates(config)]
 
 
@@ -69,6 +74,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """`candidate` is each attention candidate; `case` with it, each of its cases."""
     if "candidate" not in metafunc.fixturenames:
         return
+    from tests.correctness.suite.chosen import attention_candidates
+
     candidates = attention_candidates(metafunc.config)
     if "case" not in metafunc.fixturenames:
         metafunc.parametrize("candidate", candidates, ids=[candidate.name for candidate in candidates])
@@ -84,6 +91,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """With --attention, keep what is about attention candidates."""
     if not config.getoption("--attention"):
         return
+    from tests.correctness.suite.chosen import attention_candidates
+
     names = [candidate.name for candidate in attention_candidates(config)]
 
     def is_meant(item: pytest.Item) -> bool:
@@ -110,19 +119,3 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("attention")
     for line in tally(noted):
         terminalreporter.write_line(line)
-
-
-def attention_candidates(config: pytest.Config) -> Sequence[Candidate]:
-    """Those that --attention names, or all variants; looked up once. UsageError for a name that is none."""
-    from perflab.errors import PerflabError
-    from perflab.measure.devices import resolve_device
-    from perflab.plugin.stash import SETTINGS, worker_number
-    from tests.correctness.suite.candidate import CandidateError
-    from tests.correctness.suite.chosen import find_candidates
-
-    given = config.getoption("--attention")
-    try:
-        device = resolve_device(config.stash[SETTINGS].device, worker_number(config))
-        return find_candidates(given, device, Path.cwd())
-    except (CandidateError, PerflabError) as error:
-        raise pytest.UsageError(f"--attention: {error}" if given else str(error)) from None

@@ -1,4 +1,4 @@
-"""The ``perflab`` command: what is done with a run's results once pytest has ended.
+"""The ``perflab`` command: what is done with a run's results once pytest has ended, and what needs no test run.
 
 A command is a function that declares its arguments on a parser and returns what runs them; its docstring is its
 help. One more is one more function, and a line in ``COMMANDS``. Nothing here loads torch.
@@ -7,6 +7,7 @@ help. One more is one more function, and a line in ``COMMANDS``. Nothing here lo
 from __future__ import annotations
 
 import argparse
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -18,11 +19,13 @@ from perflab.errors import PerflabError, UsageError
 from perflab.gate.join import join_baselines
 from perflab.records import Document
 from perflab.report.markdown import markdown
+from perflab.report.side_by_side import parameter_names, side_by_side
 from perflab.report.summary import ending, measured_elsewhere, other_failures, summary, unseen_failures
+from perflab.static.architectures import parse_architectures
 
 Run = Callable[[argparse.Namespace], int]
 """Runs a command; returns its exit status."""
-BAD_INPUT = 2
+BAD_INPUT, INTERRUPTED = 2, 130
 
 
 def merge_command(parser: argparse.ArgumentParser) -> Run:
@@ -59,13 +62,22 @@ def report_command(parser: argparse.ArgumentParser) -> Run:
     """Show one run's results as text or as GitHub Markdown."""
     parser.add_argument("file", type=Path, metavar="FILE", help="what pytest wrote with --perf-json, or perflab merge")
     parser.add_argument("--format", choices=("text", "markdown"), default="text", help="(default: text)")
+    parser.add_argument(
+        "--side-by-side", metavar="PARAMETER", help="show this parameter's levels against each other, fastest first"
+    )
 
     def run(given: argparse.Namespace) -> int:
-        document = read_document(given.file)
+        document, parameter = read_document(given.file), given.side_by_side
+        if parameter is not None and not side_by_side(document.results, parameter):
+            known = ", ".join(parameter_names(document.results)) or "none"
+            raise UsageError(
+                f"--side-by-side={parameter}: nothing to compare in {given.file}",
+                f"name a parameter of which a case has several levels; its cases have: {known}",
+            )
         if given.format == "markdown":
-            sys.stdout.write(markdown(document))
+            sys.stdout.write(markdown(document, parameter))
         else:
-            _show(document, unseen_failures(document))
+            _show(document, unseen_failures(document), parameter=parameter)
         return 0
 
     return run
@@ -95,8 +107,56 @@ def doctor_command(parser: argparse.ArgumentParser) -> Run:
     return run
 
 
+def kernels_command(parser: argparse.ArgumentParser) -> Run:
+    """Compile Triton kernels ahead of time, without a GPU, and compare what they take with their baselines.
+
+    Registers, spills, shared memory, tensor-core instructions and occupancy of every registered kernel on every
+    architecture. Exits with 1 if a kernel does not compile, cannot run, or got worse.
+    """
+    parser.add_argument(
+        "registrations",
+        nargs="*",
+        metavar="REGISTRATION",
+        help="package.module:ATTRIBUTE that holds the examples (default: perf_kernels of pytest's ini file)",
+    )
+    parser.add_argument("--arch", metavar="N[,N...]", help="architectures (default: perf_arch of the ini file)")
+    parser.add_argument("--update", action="store_true", help="save what was compiled as the new baselines")
+    parser.add_argument("--reason", metavar="TEXT", help="why, kept with the baselines")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all results, as --perf-json does")
+
+    def run(given: argparse.Namespace) -> int:
+        from perflab.plugin.kernels_command import compile_kernels  # it loads pytest, to read the ini file
+
+        if given.reason is not None and not given.update:
+            raise UsageError("--reason without --update", "a reason is one for saving: add --update")
+        try:
+            archs = parse_architectures(given.arch) if given.arch is not None else None
+        except ValueError as error:
+            raise UsageError(f"--arch: {error}", "give their numbers, such as --arch=80,90") from error
+        chosen = [*given.registrations, *([f"--arch={given.arch}"] if given.arch is not None else [])]
+        found = compile_kernels(
+            given.registrations,
+            archs,
+            update=given.update,
+            reason=given.reason,
+            command=["perflab", "kernels", *chosen],
+            say=_progress,
+        )
+        for text in [result.failure for result in found.document.results if result.failure]:
+            print(f"{text}\n")
+        notes = list(found.notes)
+        if given.json is not None:
+            write_document(found.document, given.json)
+            notes.append(f"wrote {given.json}")
+        _show(found.document, notes, accept=shlex.join(["perflab", "kernels", *chosen, "--update"]))
+        return found.document.exitstatus
+
+    return run
+
+
 COMMANDS: dict[str, Callable[[argparse.ArgumentParser], Run]] = {
     "doctor": doctor_command,
+    "kernels": kernels_command,
     "merge": merge_command,
     "report": report_command,
 }
@@ -104,7 +164,9 @@ COMMANDS: dict[str, Callable[[argparse.ArgumentParser], Run]] = {
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line: every command with its options, and what runs it as ``run``."""
-    parser = argparse.ArgumentParser(prog="perflab", description="What a run of pytest with perflab left behind.")
+    parser = argparse.ArgumentParser(
+        prog="perflab", description="What needs no test run, and what one has left behind."
+    )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, declare in COMMANDS.items():
         first, _, rest = (declare.__doc__ or "").partition("\n")
@@ -115,7 +177,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status: 2 for input that cannot be used."""
+    """Run the command line; returns the exit status: 2 for input that cannot be used, 130 for Ctrl-C."""
     given = build_parser().parse_args(arguments)
     run: Run = given.run
     try:
@@ -124,10 +186,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"perflab {given.command}: {error}", file=sys.stderr)
     except OSError as error:
         print(f"perflab {given.command}: {error.filename or 'output'}: {error.strerror}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print(f"perflab {given.command}: interrupted", file=sys.stderr)
+        return INTERRUPTED
     return BAD_INPUT
 
 
-def _show(document: Document, notes: Sequence[str]) -> None:
+def _show(document: Document, notes: Sequence[str], *, accept: str | None = None, parameter: str | None = None) -> None:
     width = max(80, shutil.get_terminal_size((80, 24)).columns)
-    for line in summary(document, width, notes):
+    for line in summary(document, width, notes, accept=accept, parameter=parameter):
         print(line.text)
+
+
+def _progress(text: str) -> None:
+    """One line that is written over, and none in a log."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)

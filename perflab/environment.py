@@ -32,7 +32,7 @@ def current_environment(device: torch.device) -> Environment:
         system=f"{platform.system()} {platform.machine()}",
         python=".".join(platform.python_version_tuple()[:2]),
         torch=str(torch.__version__),  # a subclass of str, which no encoder takes
-        triton=_installed_version("triton"),
+        triton=installed_version("triton"),
         cuda=torch.version.cuda if on_cuda else None,
         driver=_nvidia_driver() if on_cuda else None,
     )
@@ -87,7 +87,8 @@ def cpu_name() -> str:
     return name
 
 
-def _installed_version(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
+    """Version of an installed package, or None; the package is not imported."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

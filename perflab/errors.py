@@ -47,3 +47,7 @@ class DocumentError(PerflabError):
 
 class SideEndedError(RivalError):
     """A process of a paired comparison ended while it was needed."""
+
+
+class KernelError(PerflabError):
+    """A registration of kernels, or an architecture, that cannot be compiled."""

@@ -182,6 +182,14 @@ class Paired(Data, frozen=True):
     """Typical time of one call of the other side, measured beside this one's."""
 
 
+class Quote(Data, frozen=True):
+    """What others measured on the same work, elsewhere: to look at, and judged by nobody."""
+
+    source: str
+    ns: Positive
+    phases_ns: dict[str, Positive] = {}
+
+
 class Record(Data, frozen=True):
     """What one case learned in one session: its measurement here, and replicates from fresh processes."""
 
@@ -192,7 +200,12 @@ class Record(Data, frozen=True):
     """Which device it was, exactly: ``cuda:1``."""
     parameters: Parameters = {}
     work: dict[str, float] = {}
-    """Units of work in one call, such as ``{"tokens": 512}``, from which throughput is derived."""
+    """Units of work in one call, such as ``{"tokens": 512}``, from which throughput is derived; with a phase's name
+    before it (``backward_flops``) of that phase alone."""
+    matmul_flops_per_second: Positive | None = None
+    """The device's rate in plain matrix products of the case's precision, where the case said what it needs."""
+    quotes: list[Quote] = []
+    """What the case quotes from elsewhere."""
     measurement: Measurement | None = None
     """What the session measured itself; None if the case ran out of memory."""
     summary: Replicate | None = None
@@ -331,6 +344,75 @@ class Judgement(Data, frozen=True):
     """``baseline``, ``anchor``: which stored times cannot tell, though turns with their code could."""
 
 
+class KernelResources(Data, frozen=True):
+    """What a compiled kernel takes of a multiprocessor, and which instructions it is made of."""
+
+    ptxas: str
+    """Version of the assembler; Triton ships more than one."""
+    num_warps: int
+    """Of a block, those that the compiler added included."""
+    num_stages: int
+    registers: int
+    """Of a thread."""
+    stack_bytes: int
+    """Of a thread: spilled registers, and arrays that have no other place."""
+    spill_store_bytes: int
+    spill_load_bytes: int
+    """Of a thread, as the assembler counts them: each store and load stands once, in a loop or not."""
+    static_shared_bytes: int
+    dynamic_shared_bytes: int
+    shared_limit_bytes: int
+    """The most that the architecture gives a block."""
+    blocks_per_sm: int
+    warps_per_sm: int
+    """Upper bounds, of blocks and warps on a multiprocessor at once."""
+    max_warps_per_sm: int
+    limited_by: str
+    """What has no room for one more: ``registers``, ``shared memory``, ``tensor memory``, ``warps``, ``blocks``."""
+    tensor_columns: int = 0
+    """Columns of tensor memory (Blackwell)."""
+    instructions: dict[str, int] = {}
+    """How often each kind stands in the PTX: ``mma``, ``wgmma``, ``tcgen05``, and ``tma`` for TMA's copies."""
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block."""
+        return self.static_shared_bytes + self.dynamic_shared_bytes
+
+
+class CompiledKernel(Data, frozen=True):
+    """A registered kernel, compiled for one architecture: what it takes, or why there is nothing to take."""
+
+    registration: str
+    """Where it is registered: ``package.module:attribute``."""
+    name: str
+    arch: int
+    """Compute capability without its dot: 90 is sm_90."""
+    triton: str
+    resources: KernelResources | None = None
+    problem: str | None = None
+    """What the compiler said, if it did not compile."""
+
+
+class KernelBaseline(Data, frozen=True):
+    """A compiled kernel as it is stored."""
+
+    triton: str
+    recorded: str
+    """Date, ISO 8601."""
+    resources: KernelResources
+    commit: str | None = None
+    reason: str | None = None
+    """Why it was saved, if that was said."""
+
+
+class CompiledCase(Data, frozen=True):
+    """A compiled kernel beside what its baseline holds."""
+
+    now: CompiledKernel
+    before: KernelResources | None = None
+
+
 class Result(Data, frozen=True):
     """What a session reports of a case. It crosses from worker to controller as plain data."""
 
@@ -342,6 +424,12 @@ class Result(Data, frozen=True):
     """What the case was judged by; None where there was nothing to judge."""
     failure: str | None = None
     """What pytest shows of the test, if it failed."""
+    compiled: CompiledCase | None = None
+    """Set of a kernel that was compiled and not run; there is no ``record`` then."""
+    parameters: Parameters = {}
+    """The case's parameters, where there is no record that has them."""
+    side_by_side: str | None = None
+    """The parameter whose levels are to be shown against each other."""
 
 
 class Document(Data, frozen=True):

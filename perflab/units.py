@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 
 NS_PER = {"ns": 1.0, "us": 1e3, "\u00b5s": 1e3, "\u03bcs": 1e3, "ms": 1e6, "s": 1e9, "min": 60e9, "h": 3600e9}
 BYTES_PER = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -107,6 +108,12 @@ def format_percent(fraction: float) -> str:
     """A fraction as a percentage without trailing zeros: 0.05 is ``5%``."""
     percent = 100.0 * fraction
     return f"{percent:.0f}%" if percent >= 100.0 else f"{percent:.3g}%"
+
+
+def format_names(names: Sequence[str], most: int = 5) -> str:
+    """Names for a line of text: ``a, b, c, d, e and 7 more``."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def format_rate(per_second: float, unit: str) -> str:

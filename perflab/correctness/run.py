@@ -15,6 +15,9 @@ from perflab.correctness.poison import PoisonedMemory
 
 Function = Callable[..., Tensor | Sequence[Tensor]]
 
+# Inputs are drawn from small seeds. Out of the same seed a gradient would be the first input, number by number.
+_UPSTREAM_SEED = 1_000_000
+
 
 @dataclass(frozen=True, slots=True)
 class Task:
@@ -56,7 +59,7 @@ def run_candidate(candidate: Function, inputs: Mapping[str, Tensor], task: Task,
             results: dict[str, Tensor | None] = {name: x.detach().clone() for name, x in returned.items()}
         upstream = {}
         for number, name in enumerate(task.gradient_of):
-            upstream[name] = task.upstream(returned[name].detach(), seed + number)
+            upstream[name] = task.upstream(returned[name].detach(), _UPSTREAM_SEED + seed + number)
             watched[f"the gradient of {name}"] = upstream[name]
             before[f"the gradient of {name}"] = storage_bytes(upstream[name]).clone()
         if task.gradient_of:

@@ -8,15 +8,12 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import msgspec
-
 from perflab.environment import slug
 from perflab.errors import BaselineError
+from perflab.gate.files import read_checked, unwritable, write_whole
 from perflab.records import (
     Accepted,
     Anchor,
@@ -55,10 +52,6 @@ class BaselineFile(Data, frozen=True):
     cases: dict[str, StoredCase]
 
 
-class _Header(msgspec.Struct):
-    schema: int
-
-
 def read_file(path: Path) -> dict[str, Entry]:
     """All entries of a file, by the cases' names; none if there is no such file.
 
@@ -66,18 +59,10 @@ def read_file(path: Path) -> dict[str, Entry]:
         BaselineError: the file cannot be read, is no JSON, or is not one of ours.
     """
     remedy = "restore it (git checkout), or delete it and run with --perf-update-new"
-    try:
-        raw = path.read_bytes()
-    except FileNotFoundError:
+    file = read_checked(path, BaselineFile, SCHEMA, what="baseline", remedy=remedy)
+    if file is None:
         return {}
-    except OSError as error:
-        raise BaselineError(f"cannot read the baseline file {path}: {error.strerror}", "check its rights") from error
     try:
-        text = raw.decode("utf-8")
-        json.loads(text, parse_constant=_no_number)  # its errors carry a line and a column, msgspec's an offset
-        if msgspec.json.decode(text, type=_Header).schema > SCHEMA:
-            raise BaselineError(f"{path} was written by a newer perflab", "upgrade perflab")
-        file = msgspec.json.decode(text, type=BaselineFile)
         return {
             name: Entry(
                 environment=file.environments[case.environment],
@@ -92,38 +77,17 @@ def read_file(path: Path) -> dict[str, Entry]:
             )
             for name, case in file.cases.items()
         }
-    except UnicodeDecodeError as error:
-        raise BaselineError(f"baseline file {path} is damaged: not UTF-8 at byte {error.start}", remedy) from error
-    except json.JSONDecodeError as error:
-        place = f"line {error.lineno}, column {error.colno}: {error.msg}"
-        raise BaselineError(f"baseline file {path} is damaged at {place}", remedy) from error
     except KeyError as error:
         raise BaselineError(f"baseline file {path} names an unknown environment {error}", remedy) from error
-    except (msgspec.DecodeError, RecursionError, ValueError) as error:
-        raise BaselineError(f"{path} is not a perflab baseline file: {error}", remedy) from error
 
 
 def write_file(path: Path, entries: Mapping[str, Entry]) -> None:
-    """Write to a temporary file and rename: a reader meets the old file or the new one, never half."""
-    temporary: Path | None = None
-    try:
-        content = _format(entries).encode("utf-8")  # first, so that what can go wrong with it leaves no file behind
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        temporary = Path(name)
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(path)
-        temporary = None
-    except OSError as error:
-        raise unwritable(path, error) from error
-    finally:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
+    """Write the file whole.
+
+    Raises:
+        BaselineError: it cannot be written.
+    """
+    write_whole(path, _format(entries))
 
 
 def delete_file(path: Path) -> None:
@@ -134,14 +98,6 @@ def delete_file(path: Path) -> None:
         raise unwritable(path, error) from error
     with contextlib.suppress(OSError):
         path.parent.rmdir()
-
-
-def unwritable(path: Path, error: OSError) -> BaselineError:
-    """What to tell of a place that cannot be written to."""
-    return BaselineError(
-        f"cannot write baselines to {path}: {error.strerror}",
-        "name a writable directory with --perf-baselines=DIR; what was measured stands in .perflab/",
-    )
 
 
 def _format(entries: Mapping[str, Entry]) -> str:
@@ -188,7 +144,3 @@ def writable(value: object) -> object:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(value, str) else value
-
-
-def _no_number(constant: str) -> float:
-    raise ValueError(f"{constant} is no number")

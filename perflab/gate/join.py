@@ -8,8 +8,9 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from perflab.errors import BaselineError
+from perflab.gate.kernel_store import KernelStore, is_kernel_file, registration_of
 from perflab.gate.store import BaselineStore
-from perflab.records import Entry
+from perflab.records import Entry, KernelBaseline
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ def join_baselines(directories: Sequence[Path], output: Path) -> Joined:
         BaselineError: a directory is missing or holds no baselines, or a file is damaged or cannot be written.
     """
     by_folder: dict[str, dict[str, Entry]] = {}
+    kernels: dict[tuple[str, str], dict[str, KernelBaseline]] = {}
     for directory in [output, *directories]:
         store = BaselineStore(directory)
         paths = sorted(directory.glob("*/*.json"))
@@ -39,6 +41,9 @@ def join_baselines(directories: Sequence[Path], output: Path) -> Joined:
                 f"{directory} {problem}", "name what --perf-baselines named: it holds <environment>/<test module>.json"
             )
         for path in paths:
+            if is_kernel_file(path):
+                _join_kernels(path, kernels)
+                continue
             joined = by_folder.setdefault(path.parent.name, {})
             for name, entry in store.load(path).items():
                 case = f"{unquote(path.stem)}.py::{name}"  # not the node id, but one with the same place in a store
@@ -47,4 +52,13 @@ def join_baselines(directories: Sequence[Path], output: Path) -> Joined:
     store = BaselineStore(output)
     store.check_writable()
     files = {file for entries in by_folder.values() for file in store.save(entries)}
-    return Joined(entries=sum(map(len, by_folder.values())), files=sorted(files))
+    files |= {KernelStore(output).save(*key, baselines) for key, baselines in kernels.items()}
+    entries = sum(map(len, by_folder.values())) + sum(map(len, kernels.values()))
+    return Joined(entries=entries, files=sorted(files))
+
+
+def _join_kernels(path: Path, joined: dict[tuple[str, str], dict[str, KernelBaseline]]) -> None:
+    for case, baseline in KernelStore(path.parent.parent).load(path).items():
+        cases = joined.setdefault((registration_of(path), baseline.triton), {})
+        if case not in cases or baseline.recorded >= cases[case].recorded:
+            cases[case] = baseline

@@ -9,7 +9,8 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 from perflab.environment import differences, slug
-from perflab.gate.baseline_file import delete_file, read_file, unwritable, writable, write_file
+from perflab.gate.baseline_file import delete_file, read_file, writable, write_file
+from perflab.gate.files import unwritable
 from perflab.gate.locked import locked
 from perflab.records import Entry, Environment
 

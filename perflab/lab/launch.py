@@ -8,7 +8,9 @@ is imported: set TRITON_INTERPRET=1 before that.
 """
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -41,13 +43,18 @@ class Launch:
 
     def __call__(self) -> None:
         """Run it, on the tensors' own device: Triton launches on the current one."""
-        with torch.cuda.device(self.device if self.device.type == "cuda" else -1):
+        with current(self.device):
             self.kernel[self.grid](
                 **self.arguments,
                 num_warps=self.num_warps,
                 num_stages=self.num_stages,
                 enable_fp_fusion=True,  # the default up to Triton 3.9, which warns that 3.10 changes it
             )
+
+
+def current(device: torch.device) -> AbstractContextManager[object]:
+    """Make a GPU the current one; what is no GPU needs nothing."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def is_interpreted() -> bool:
@@ -60,6 +67,7 @@ def emulates_bf16(dtype: torch.dtype) -> bool:
     return dtype == torch.bfloat16 and is_interpreted()
 
 
+@cache  # asked for at every launch
 def shared_memory_bytes(device: torch.device) -> int:
     """The most shared memory that one program can have there; where there is no GPU, an H100's."""
     if device.type != "cuda":

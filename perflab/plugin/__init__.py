@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 
 from perflab.errors import PerflabError
-from perflab.plugin.fixtures import autocast, device, memory_snapshot, nvtx_range, perf, sync, warmup
+from perflab.plugin.fixtures import autocast, compiled_kernel, device, memory_snapshot, nvtx_range, perf, sync, warmup
+from perflab.plugin.kinds import COMPILED_FIXTURE, is_compiled_case
 from perflab.plugin.options import add_options
 from perflab.plugin.order import note_found, tell_order
-from perflab.plugin.stash import AGAINST, CASES, EARLY_PROBLEM, SETTINGS, is_worker
+from perflab.plugin.stash import AGAINST, CASES, COMPILED, EARLY_PROBLEM, SETTINGS, is_worker
 
-__all__ = ["autocast", "device", "memory_snapshot", "nvtx_range", "perf", "sync", "warmup"]
+__all__ = ["autocast", "compiled_kernel", "device", "memory_snapshot", "nvtx_range", "perf", "sync", "warmup"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -90,11 +91,27 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if collection_path.resolve() in wanted else True
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make a test that asks for ``compiled_kernel`` a case for every registered kernel and architecture."""
+    if COMPILED_FIXTURE in metafunc.fixturenames:
+        from perflab.plugin.compiled import spread
+
+        problem = None
+        try:
+            spread(metafunc)
+        except PerflabError as error:
+            problem = str(error)  # told below, since pytest would show what it came of beside it
+        if problem is not None:
+            pytest.fail(problem, pytrace=False)
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
-    """Mark tests that use the ``perf`` fixture, before ``-m`` chooses; in a fresh process, keep its cases alone."""
+    """Mark tests that use either fixture of ours, before ``-m`` chooses; in a fresh process, keep its cases alone."""
     for item in items:
-        if "perf" in getattr(item, "fixturenames", ()) and item.get_closest_marker("perf") is None:
+        if {"perf", COMPILED_FIXTURE} & set(getattr(item, "fixturenames", ())) and item.get_closest_marker(
+            "perf"
+        ) is None:
             item.add_marker("perf")
     note_found(config, items)
     yield
@@ -104,7 +121,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
         wanted = read_job(path).cases
         if wanted is None:
-            items[:] = [item for item in items if item.get_closest_marker("perf") is not None]
+            items[:] = [item for item in items if item.get_closest_marker("perf") and not is_compiled_case(item)]
             return
         items.sort(key=lambda item: wanted.index(item.nodeid) if item.nodeid in wanted else len(wanted))
         items[:] = [item for item in items if item.nodeid in wanted]
@@ -128,6 +145,16 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         if config.option.collectonly or not (selected or serves):
             return
         tell_order(config, selected)
+        compiled_items = [item for item in selected if is_compiled_case(item)]
+        if compiled_items and path is None:
+            from perflab.plugin.compiled import CompiledCases
+
+            compiled_cases = CompiledCases(config, config.stash[SETTINGS])
+            config.pluginmanager.register(compiled_cases, COMPILED)
+            compiled_cases.check(compiled_items)
+            selected = [item for item in selected if not is_compiled_case(item)]
+            if not selected:
+                return
         if config.stash[SETTINGS].against is not None and path is None:
             _compare_instead(config, [item for item in selected if "perf" in getattr(item, "fixturenames", ())])
             return

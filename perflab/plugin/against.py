@@ -24,8 +24,7 @@ from perflab.plugin.verdicts import fails
 from perflab.records import Result, Verdict, to_plain
 from perflab.report.failure import explain
 from perflab.rival.comparison import BASE, HEAD, Compared, Comparison, Limits, compare
-
-_NAMED = 5
+from perflab.units import format_names
 
 
 class Against:
@@ -154,8 +153,7 @@ def _said_of(found: Comparison) -> list[str]:
     """What the table does not say of a comparison."""
     said = []
     if found.base_only:
-        more = f" and {len(found.base_only) - _NAMED} more" if len(found.base_only) > _NAMED else ""
-        said.append(f"only there: {', '.join(found.base_only[:_NAMED])}{more}")
+        said.append(f"only there: {format_names(found.base_only)}")
     differing = {text for one in found.cases.values() for text in _environments(one)}
     if differing:
         said.append(f"the sides differ beyond the code: {', '.join(sorted(differing))}")

@@ -21,7 +21,7 @@ from perflab.measure.workload import Step, Workload
 from perflab.plugin.callgrind import COUNT, run_counted
 from perflab.plugin.fresh import JobResult
 from perflab.plugin.settings import Settings
-from perflab.records import Environment, Measurement, OutOfMemory, Parameters, per_call_ns
+from perflab.records import Environment, Measurement, OutOfMemory, Parameters, Quote, per_call_ns
 from perflab.units import format_bytes, format_ns
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ class CaseState:
     out_of_memory: OutOfMemory | None = None
     work: dict[str, float] = field(default_factory=dict)
     parameters: Parameters = field(default_factory=dict)
+    matmul_flops_per_second: float | None = None
+    quotes: list[Quote] = field(default_factory=list)
     problem: str | None = None
     """Why there is nothing to judge, said in the verdict column."""
     is_replicate: bool = False
@@ -132,6 +134,8 @@ class Perf:
     def work(self, **units: float) -> None:
         """Say how much one call does, such as ``perf.work(tokens=512, flops=2.1e11)``; throughput is shown then.
 
+        A unit that begins with a phase's name, such as ``backward_flops``, is the work of that phase alone.
+
         Raises:
             UsageError: an amount is not a positive number.
         """
@@ -139,6 +143,20 @@ class Perf:
             if isinstance(amount, bool) or not isinstance(amount, int | float) or not amount > 0:
                 raise UsageError(f"perf.work({unit}={amount!r})", "give a positive number of units in one call")
             self._state.work[unit] = float(amount)
+
+    def quote(self, source: str, *, seconds: float, **phases: float) -> None:
+        """Quote what others measured on the same work, such as ``perf.quote("H100, FA2", seconds=9e-6)``.
+
+        Shown side by side with what is measured here, and judged by nobody. Phases are by name: ``backward=6e-6``.
+
+        Raises:
+            UsageError: a time is not a positive number of seconds.
+        """
+        for name, amount in {"seconds": seconds, **phases}.items():
+            if isinstance(amount, bool) or not isinstance(amount, int | float) or not 0 < amount < float("inf"):
+                raise UsageError(f"perf.quote({source!r}, {name}={amount!r})", "give a positive number of seconds")
+        in_ns = {name: amount * 1e9 for name, amount in phases.items()}
+        self._state.quotes.append(Quote(source=source, ns=seconds * 1e9, phases_ns=in_ns))
 
     def requires(
         self,
@@ -167,7 +185,8 @@ class Perf:
         if seconds is None and flops is not None:
             dtype = as_dtype(precision)
             assert dtype is not None
-            seconds = flops / matmul_flops_per_second(self._device, dtype)
+            self._state.matmul_flops_per_second = matmul_flops_per_second(self._device, dtype)
+            seconds = flops / self._state.matmul_flops_per_second
         free = available_bytes(self._device)
         no_room = memory_bytes is not None and free is not None and memory_bytes > free
         least_s = CALLS_AT_LEAST * seconds if seconds is not None else 0.0

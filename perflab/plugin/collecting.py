@@ -17,6 +17,7 @@ import pytest
 import perflab
 from perflab.documents import SCHEMA, in_order, write_document
 from perflab.errors import BaselineError, FreshProcessError, PerflabError
+from perflab.gate.kernel_store import KernelStore
 from perflab.gate.stale import Collection
 from perflab.gate.store import BaselineStore
 from perflab.measure.measurement import replicate_of
@@ -24,6 +25,7 @@ from perflab.plugin.benchmark import add_to_benchmark_session, spare_second_tabl
 from perflab.plugin.commit import current_commit
 from perflab.plugin.folder import own_folder
 from perflab.plugin.fresh import JobResult, measure_fresh
+from perflab.plugin.kernels import is_to_be_saved, save_kernels
 from perflab.plugin.order import CaseList
 from perflab.plugin.prune import Stale
 from perflab.plugin.saving import Succession
@@ -32,6 +34,7 @@ from perflab.plugin.settings import Settings
 from perflab.plugin.stash import AGAINST
 from perflab.plugin.turn import device_turn
 from perflab.records import Document, Entry, Judgement, Record, Replicate, Result, Verdict
+from perflab.report.side_by_side import parameter_names
 from perflab.report.summary import summary
 
 _KEPT_JOURNALS = 20
@@ -152,6 +155,7 @@ class Collected:
         out.ensure_newline()
         out.section("perf", sep="=")
         width = max(80, out._tw.fullwidth)
+        self._note_unknown_parameter()
         for line in summary(self._document(int(exitstatus)), width, self._notes):
             colour = _COLOURS.get(line.verdict) if line.verdict is not None else None
             if colour is None:
@@ -166,12 +170,19 @@ class Collected:
             ):
                 out.write_line(text)
 
+    def _note_unknown_parameter(self) -> None:
+        wanted, results = self._settings.side_by_side, list(self._results.values())
+        if wanted is not None and not any(result.side_by_side for result in results):
+            known = ", ".join(parameter_names(results)) or "none"
+            self._notes.append(f"--perf-side-by-side={wanted}: no case has such a parameter; there are: {known}")
+
     # --- saving ---------------------------------------------------------------------------------------------
 
     def _save(self, *, interrupted: bool) -> None:
+        kernels = self._save_kernels()
         chosen = [result for result in self._results.values() if self._is_to_be_saved(result)]
         if not chosen:
-            if self._settings.reason is not None:
+            if self._settings.reason is not None and not kernels:
                 self._notes.append("nothing was saved, so the reason given stands nowhere")
             return
         records = {result.case: result.record for result in chosen if result.record is not None}
@@ -198,6 +209,22 @@ class Collected:
             self._notes.append(f"interrupted: these baselines have {many}, and know less of their noise")
         if stopped is not None:
             raise stopped
+
+    def _save_kernels(self) -> int:
+        settings = self._settings
+        chosen = {
+            result.case: result
+            for result in self._results.values()
+            if is_to_be_saved(result, update=settings.update, update_new=settings.update_new)
+        }
+        if chosen:
+            commit = current_commit(self._config.rootpath, settings.baselines)
+            store = KernelStore(settings.baselines)
+            paths = save_kernels(store, chosen.values(), commit=commit, reason=settings.reason)
+            self._results |= {case: msgspec.structs.replace(one, saved=True) for case, one in chosen.items()}
+            written = ", ".join(_relative(path, self._config) for path in paths)
+            self._notes.append(f"saved {len(chosen)} compiled kernel{'s' * (len(chosen) != 1)} to {written}")
+        return len(chosen)
 
     def _is_to_be_saved(self, result: Result) -> bool:
         if result.record is None:

@@ -64,7 +64,8 @@ def _judged(found: Comparison, one: Compared, finding: PairedFinding, base: Tree
         disturbed=disturbed if disturbed or is_witnessed(in_turns(one), environment) else None,
     )
     record = _record(found, one, finding.detectable, base)
-    return Result(case=one.case, record=record, judgement=judgement, policy=settings.policy)
+    wanted = settings.side_by_side if settings.side_by_side in record.parameters else None
+    return Result(case=one.case, record=record, judgement=judgement, policy=settings.policy, side_by_side=wanted)
 
 
 def _not_compared(one: Compared, base: Tree) -> Result:

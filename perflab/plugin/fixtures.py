@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from perflab.errors import UsageError
-from perflab.plugin.stash import CASES, SETTINGS, worker_number
+from perflab.plugin.stash import CASES, COMPILED, SETTINGS, worker_number
 
 if TYPE_CHECKING:
     import torch
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from perflab.measure.memory_snapshot import MemorySnapshot
     from perflab.measure.sampling import Warmup
     from perflab.plugin.case import Perf
+    from perflab.records import KernelResources
 
 
 @pytest.fixture
@@ -44,6 +45,29 @@ def perf(request: pytest.FixtureRequest, device: torch.device) -> Perf:
             "name perf among the test's arguments, or mark the test @pytest.mark.perf",
         )
     return cases.perf_for(request.node, device)
+
+
+@pytest.fixture
+def compiled_kernel(request: pytest.FixtureRequest) -> KernelResources:
+    """A registered Triton kernel, compiled for one GPU architecture; no GPU is needed.
+
+    A test that asks for it becomes a case for each kernel that ``perf_kernels`` names and each architecture of
+    ``--perf-arch``, and fails if the kernel does not compile, does not fit, or got worse than its baseline: new spills,
+    a lost kind of tensor-core instruction, lower occupancy. What it takes may be looked at too::
+
+        def test_kernel(compiled_kernel):
+            assert compiled_kernel.registers <= 168
+    """
+    from perflab.plugin.compiled import CompiledCases
+
+    cases = request.config.pluginmanager.getplugin(COMPILED)
+    if not isinstance(cases, CompiledCases):
+        raise UsageError(
+            f"{request.node.nodeid} got the compiled_kernel fixture by getfixturevalue(), which pytest cannot foresee",
+            "name compiled_kernel among the test's arguments",
+        )
+    kernel: Any = cases.kernel_for(request.node, request.param)
+    return cast("KernelResources", kernel)  # where it does not compile, the body that would see None does not run
 
 
 @pytest.fixture(scope="session")

@@ -25,13 +25,14 @@ from perflab.plugin.accept import accept_command
 from perflab.plugin.callgrind import check_callgrind, count_under_callgrind
 from perflab.plugin.case import STATE, CaseState, Perf
 from perflab.plugin.fresh import Job, measure_fresh, report_measurement
+from perflab.plugin.kinds import is_compiled_case
 from perflab.plugin.progress import ProgressLine
 from perflab.plugin.settings import Settings, for_case
 from perflab.plugin.settling import Settling, may_settle
 from perflab.plugin.suspects import Suspects
 from perflab.plugin.total_budget import TotalBudget
 from perflab.plugin.turn import device_turn
-from perflab.plugin.verdicts import fails
+from perflab.plugin.verdicts import fails, unmeasured
 from perflab.records import Judgement, Parameters, Record, Result, Verdict, to_plain
 from perflab.report.failure import explain
 
@@ -124,7 +125,7 @@ class Cases:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Give a perf case its state."""
-        if item.get_closest_marker("perf") is None:
+        if item.get_closest_marker("perf") is None or is_compiled_case(item):
             return
         if JUDGEMENT in item.stash:  # the test is run again
             del item.stash[JUDGEMENT]
@@ -205,6 +206,8 @@ class Cases:
             environment=state.environment,
             parameters=state.parameters,
             work=state.work,
+            matmul_flops_per_second=state.matmul_flops_per_second,
+            quotes=state.quotes,
             measurement=state.measurement,
             summary=summary,
             out_of_memory=state.out_of_memory,
@@ -249,19 +252,21 @@ def _is_plain(value: Any) -> bool:
 
 def _result_of(item: pytest.Item, state: CaseState, report: pytest.TestReport) -> Result | None:
     """What the report says of the case; None while it says nothing final."""
+    result = _said_of(item, state, report)
+    if result is None:
+        return None
+    wanted = state.settings.side_by_side
+    return msgspec.structs.replace(
+        result,
+        parameters=state.parameters if result.record is None else {},
+        side_by_side=wanted if wanted in state.parameters else None,
+    )
+
+
+def _said_of(item: pytest.Item, state: CaseState, report: pytest.TestReport) -> Result | None:
     if report.when == "teardown":
         return None
     concluded = item.stash.get(JUDGEMENT, None)
     if concluded is not None and not (report.failed and concluded[1].verdict is Verdict.OK):
         return Result(case=state.case, record=concluded[0], judgement=concluded[1], policy=state.settings.policy)
-    if hasattr(report, "wasxfail"):
-        expected = Judgement(verdict=Verdict.SKIPPED, reasons=[f"expected to fail: {report.wasxfail}".rstrip(": ")])
-        return Result(case=state.case, record=None, judgement=expected)
-    if report.skipped:
-        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        judgement = Judgement(verdict=Verdict.SKIPPED, reasons=[reason.removeprefix("Skipped: ")])
-        return Result(case=state.case, record=None, judgement=judgement)
-    if report.failed:
-        what = state.problem or ("set-up failed" if report.when == "setup" else "the test failed")
-        return Result(case=state.case, record=None, judgement=Judgement(verdict=Verdict.FAILED, reasons=[what]))
-    return None
+    return unmeasured(state.case, state.problem, report)

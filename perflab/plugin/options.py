@@ -74,6 +74,19 @@ OPTIONS = (
         metavar="REF|PATH",
     ),
     Option("--perf-against-threshold", "2%", "slowdown that counts under --perf-against", metavar="SHARE"),
+    Option(
+        "--perf-kernels",
+        "",
+        "Triton kernels that the compiled_kernel fixture and the kernels command compile ahead of time",
+        metavar="PACKAGE.MODULE:ATTRIBUTE[,...]",
+    ),
+    Option("--perf-arch", "80,90,100", "architectures that kernels are compiled for", metavar="N[,N...]"),
+    Option(
+        "--perf-side-by-side",
+        "",
+        "show this parameter's levels against each other, fastest first, below the table",
+        metavar="PARAMETER",
+    ),
     Option("--perf-json", "", "write all results to this file", metavar="FILE"),
 )
 

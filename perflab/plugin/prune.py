@@ -13,9 +13,8 @@ from perflab.gate.stale import Collection, find_stale
 from perflab.gate.store import BaselineStore
 from perflab.plugin.settings import Settings
 from perflab.records import Environment
+from perflab.units import format_names
 
-_NAMED = 5
-"""Stale baselines of a file that a report names; what is removed is named in full."""
 _ENDED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
@@ -36,7 +35,7 @@ class Stale:
         except PerflabError:
             return []  # a damaged file that this run had no need of
         return [
-            f"{_counted(names)} in {self._shown(path)}: {_listed(names)} (remove: --perf-prune)"
+            f"{_counted(names)} in {self._shown(path)}: {format_names(names)} (remove: --perf-prune)"
             for path, names in found.items()
         ]
 
@@ -83,8 +82,3 @@ class Stale:
 
 def _counted(names: Sequence[str]) -> str:
     return f"{len(names)} stale baseline{'s' * (len(names) != 1)}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more

@@ -15,6 +15,7 @@ from perflab.measure.devices import DEVICE_CHOICES
 from perflab.measure.sampling import Plan
 from perflab.plugin.options import OPTIONS, Option
 from perflab.records import Policy
+from perflab.static.architectures import parse_architectures
 from perflab.units import parse_duration_ns, parse_fraction, parse_seconds
 
 
@@ -39,9 +40,15 @@ class Settings:
     settle: str
     replicates: int
     json: Path | None
+    kernels: tuple[str, ...]
+    """Where kernels are registered: ``package.module:attribute``."""
+    archs: tuple[int, ...]
+    """What they are compiled for: 90 is sm_90."""
     against: str | None = None
     """The other side of a paired comparison: a commit, branch, tag or directory."""
     against_threshold: float = 0.02
+    side_by_side: str | None = None
+    """The parameter whose levels are shown against each other."""
     warmup: int | None = None
     """Fixed number of warm-up calls; None: until readings agree. Only the marker sets it."""
     allow_nan: bool = False
@@ -138,9 +145,12 @@ def read_settings(config: pytest.Config) -> Settings:
         total_budget_s=value("perf_total_budget", lambda text: parse_seconds(text) if text else None),
         settle=choice("perf_settle"),
         replicates=value("perf_replicates", _parse_count),
+        kernels=tuple(raw["perf_kernels"][0].replace(",", " ").split()),
+        archs=value("perf_arch", parse_architectures),
         json=path("perf_json") if raw["perf_json"][0] else None,
         against=against,
         against_threshold=value("perf_against_threshold", parse_fraction),
+        side_by_side=raw["perf_side_by_side"][0].strip() or None,
     )
 
 
@@ -199,6 +209,12 @@ def _marker_warmup(value: Any) -> int:
     return value
 
 
+def _marker_name(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{value!r} is no parameter's name")
+    return value
+
+
 def _marker_bool(value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"{value!r} is neither True nor False")
@@ -229,6 +245,7 @@ MARKER_ARGUMENTS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
         _marker_bool,
         "True: measure in a new process, where nothing is warm; here the callable runs once, for its result",
     ),
+    "side_by_side": ("side_by_side", _marker_name, "the parameter whose levels are shown against each other"),
     "allow_nan": ("allow_nan", _marker_bool, "True: a result that holds NaN is no failure"),
 }
 """Arguments of ``@pytest.mark.perf``: the setting, how it is read, what it means."""
@@ -260,7 +277,18 @@ def for_case(settings: Settings, item: pytest.Item) -> Settings:
                 changes.setdefault(field, parse(given))
             except ValueError as error:
                 raise SettingError(f"{item.nodeid}: @pytest.mark.perf({name}=...): {error}", meaning) from error
+            if name == "side_by_side":
+                _check_parameter(item, given)
     return replace(settings, **changes)
+
+
+def _check_parameter(item: pytest.Item, name: str) -> None:
+    known = list(item.callspec.params) if hasattr(item, "callspec") else []
+    if name not in known:
+        raise SettingError(
+            f"{item.nodeid}: @pytest.mark.perf(side_by_side={name!r}): the test has no such parameter",
+            f"name one that it has: {', '.join(known)}" if known else "mark parametrized tests with it",
+        )
 
 
 def check_correctness_marker(item: pytest.Item) -> None:

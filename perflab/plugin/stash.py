@@ -14,6 +14,9 @@ CASES = pytest.StashKey[object]()
 AGAINST = "perflab-against"
 """Name under which the comparison with another version is registered as a plugin."""
 
+COMPILED = "perflab-compiled"
+"""Name under which the compiled cases are registered as a plugin."""
+
 EARLY_PROBLEM = pytest.StashKey[PerflabError]()
 """In a worker: what would have ended the session before anything ran, to be raised by each case instead."""
 

@@ -6,7 +6,9 @@ import html
 import re
 
 from perflab.records import Document, Result, Verdict
-from perflab.report.summary import environments, hint, unseen_failures
+from perflab.report.kernels import kernel_rows
+from perflab.report.side_by_side import side_by_side, side_by_side_markdown
+from perflab.report.summary import compiled_by, environments, hint, unseen_failures
 from perflab.report.table import Row, rows, tally
 
 _FIRST = (Verdict.REGRESSED, Verdict.FAILED, Verdict.OOM, Verdict.INCONCLUSIVE)
@@ -14,20 +16,32 @@ _LONGEST_FAILURE = 80
 """Lines of a failure; of a longer one, the last, where the error stands. GitHub takes 1 MiB for a whole summary."""
 
 
-def markdown(document: Document) -> str:
-    """The whole run; ends with a newline."""
+def markdown(document: Document, parameter: str | None = None) -> str:
+    """The whole run; ends with a newline. ``parameter`` is set side by side, in place of what each case asks for."""
     results = document.results
     if not results:
         return "\n\n".join(["### perflab", "no perf case ran", *map(_escape, unseen_failures(document))]) + "\n"
-    shown = sorted(zip(rows(results), results, strict=True), key=lambda pair: _rank(pair[1]))
+    measured = [result for result in results if result.compiled is None]
+    compiled = [result for result in results if result.compiled is not None]
+    shown = _sorted(rows(measured), measured)
+    kernels = _sorted(kernel_rows(compiled), compiled)
     blocks = [f"### perflab: {tally(results)}"]
     blocks += [_escape(note) for note in unseen_failures(document)]
     blocks += [_escape(" · ".join(facts)) for facts in [document.preface, *environments(document)] if facts]
-    blocks.append("\n".join(_table([row for row, _ in shown])))
-    blocks += [_failure(row.name, result) for row, result in shown if result.failure]
+    if shown:
+        blocks.append("\n".join(_table("case", [row for row, _ in shown])))
+        blocks += ["\n".join(lines) for lines in side_by_side_markdown(side_by_side(measured, parameter))]
+    if kernels:
+        blocks.append(_escape(" · ".join(compiled_by(document))))
+        blocks.append("\n".join(_table("kernel", [row for row, _ in kernels])))
+    blocks += [_failure(row.name, result) for row, result in (*shown, *kernels) if result.failure]
     if hint(document):
         blocks.append(hint(document).strip())
     return "\n\n".join(blocks) + "\n"
+
+
+def _sorted(rows: list[Row], results: list[Result]) -> list[tuple[Row, Result]]:
+    return sorted(zip(rows, results, strict=True), key=lambda pair: _rank(pair[1]))
 
 
 def _rank(result: Result) -> int:
@@ -38,9 +52,9 @@ def _rank(result: Result) -> int:
     return len(_FIRST) - (1 if result.failure else 0)
 
 
-def _table(shown: list[Row]) -> list[str]:
+def _table(first: str, shown: list[Row]) -> list[str]:
     titles = list(shown[0].cells)
-    lines = [f"| {' | '.join(['case', *titles, 'verdict'])} |", f"|---|{'--:|' * len(titles)}---|"]
+    lines = [f"| {' | '.join([first, *titles, 'verdict'])} |", f"|---|{'--:|' * len(titles)}---|"]
     for row in shown:
         verdict = f"**{row.verdict}**" if row.verdict.isupper() else row.verdict
         why = "".join(f"<br>{_escape(detail)}" for detail in row.details)

@@ -9,24 +9,40 @@ from perflab.documents import ended_early
 from perflab.environment import slug
 from perflab.records import Document, Environment, Result, Verdict
 from perflab.report.drift import REASON_TO_FILL_IN
+from perflab.report.kernels import compilers, kernel_table
+from perflab.report.side_by_side import side_by_side, side_by_side_lines
 from perflab.report.table import Line, short_name, table, tally, wrap_facts
-from perflab.units import format_percent
+from perflab.units import format_names, format_percent
 
 _ENDINGS = {2: "was interrupted", 3: "broke with an internal error", 4: "could not begin"}
-_NAMED = 5
 
 
-def summary(document: Document, width: int = 80, notes: Sequence[str] = ()) -> list[Line]:
-    """The lines that end a run; ``notes`` stand below the table."""
+def summary(
+    document: Document,
+    width: int = 80,
+    notes: Sequence[str] = (),
+    *,
+    accept: str | None = None,
+    parameter: str | None = None,
+) -> list[Line]:
+    """The lines that end a run; ``notes`` stand below the tables. ``accept`` is what to call, if it was not pytest.
+
+    ``parameter`` is set side by side, in place of what each case asks for.
+    """
     results = document.results
+    measured = [result for result in results if result.compiled is None]
+    compiled = [result for result in results if result.compiled is not None]
     noisy = _noisy_baselines(results, document.threshold) if document.baselines is not None else []
     texts = [*notes, *noisy]
     return [
         *(Line(text) for fact in document.preface for text in wrap_facts([fact], width)),
         *(Line(text) for facts in environments(document) for text in wrap_facts(facts, width)),
-        *(table(results, width) if results else []),
+        *(table(measured, width) if measured else []),
+        *side_by_side_lines(side_by_side(measured, parameter), width),
+        *(Line(text) for text in (wrap_facts(compiled_by(document), width) if compiled else [])),
+        *(kernel_table(compiled, width) if compiled else []),
         *(Line(text) for text in texts),
-        Line(tally(results) + hint(document) if results else "no perf case ran"),
+        Line(tally(results) + hint(document, accept) if results else "no perf case ran"),
     ]
 
 
@@ -44,19 +60,29 @@ def environments(document: Document) -> list[list[str]]:
     ]
 
 
-def hint(document: Document) -> str:
-    """The option that takes the numbers as baselines, where that would change something."""
+def compiled_by(document: Document) -> list[str]:
+    """Facts of what compiled the kernels, the directory of their baselines (if any) last."""
+    tritons = {result.compiled.now.triton for result in document.results if result.compiled is not None}
+    folders = sorted(tritons) if document.baselines is not None else []
+    return [
+        *compilers(document.results),
+        *(f"{PurePath(document.baselines or '', f'triton-{version}').as_posix()}/" for version in folders),
+    ]
+
+
+def hint(document: Document, accept: str | None = None) -> str:
+    """What takes the numbers as baselines, where that would change something: pytest's option, or ``accept``."""
     if document.baselines is None:
         return ""
     unsaved = [result.judgement for result in document.results if not result.saved]
     verdicts = {judgement.verdict for judgement in unsaved}
     if verdicts & {Verdict.NEW, Verdict.INCOMPARABLE}:
-        return "   (save: --perf-update-new)"
+        return f"   (save: {accept or '--perf-update-new'})"
     worse = [judgement for judgement in unsaved if judgement.verdict is Verdict.REGRESSED]
     if any(drift.decides for judgement in worse for drift in judgement.drift.values()) or _by_turns(document):
         return f"   (accept: --perf-update {REASON_TO_FILL_IN})"
     if verdicts & {Verdict.REGRESSED, Verdict.IMPROVED}:
-        return "   (accept: --perf-update)"
+        return f"   (accept: {accept or '--perf-update'})"
     if Verdict.INCONCLUSIVE in verdicts:
         return "   (settle: --perf-against=COMMIT)"
     return ""
@@ -90,8 +116,7 @@ def other_failures(document: Document) -> list[str]:
     """What failed beside the results of perf cases."""
     others = document.other_failures
     if others:
-        more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
-        return [f"failed beside the perf cases: {', '.join(others[:_NAMED])}{more}"]
+        return [f"failed beside the perf cases: {format_names(others)}"]
     if document.exitstatus == 1 and not any(result.failure for result in document.results):
         return ["the run failed (exit status 1), and for none of its perf cases: see pytest's own output"]
     return []
@@ -109,9 +134,8 @@ def measured_elsewhere(parts: Sequence[Document], merged: Document) -> list[str]
     }
     if not others:
         return []
-    named = ", ".join(short_name(case) for case in list(others)[:_NAMED])
-    more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
-    return [f"measured in another environment too, by an earlier part that does not count: {named}{more}"]
+    named = format_names([short_name(case) for case in others])
+    return [f"measured in another environment too, by an earlier part that does not count: {named}"]
 
 
 def _noisy_baselines(results: Sequence[Result], threshold: float) -> list[str]:

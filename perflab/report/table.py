@@ -41,7 +41,7 @@ def _parts(case: str) -> list[str]:
 
 def table(results: Sequence[Result], width: int = 80) -> list[Line]:
     """All results as lines no longer than ``width`` (80 at least)."""
-    verdict_width = max([len(_verdict_text(result)) for result in results], default=0)
+    verdict_width = max([len(verdict_text(result)) for result in results], default=0)
     fixed = sum(size for _, size in _COLUMNS) + 2 + max(verdict_width, len("verdict"))
     room = max(_LEAST_NAME_WIDTH, max(width, 80) - fixed)
     names = _names(results)
@@ -55,7 +55,7 @@ def table(results: Sequence[Result], width: int = 80) -> list[Line]:
             lines.append(Line(in_line))
             continue
         cells = "".join(cell.rjust(size) for cell, (_, size) in zip(_cells(result), _COLUMNS, strict=True))
-        lines.append(Line(f"{shown}{cells}  {_verdict_text(result)}", result.judgement.verdict))
+        lines.append(Line(f"{shown}{cells}  {verdict_text(result)}", result.judgement.verdict))
         lines += [Line(f"  {part}") for part in _details(result, max(width, 80) - 2)]
     return lines
 
@@ -74,7 +74,7 @@ def rows(results: Sequence[Result]) -> list[Row]:
     """What ``table`` shows, cell by cell."""
     titles = [title for title, _ in _COLUMNS]
     return [
-        Row(name, dict(zip(titles, _cells(result), strict=True)), _verdict_text(result), _details(result, 10_000))
+        Row(name, dict(zip(titles, _cells(result), strict=True)), verdict_text(result), _details(result, 10_000))
         for name, result in zip(_names(results), results, strict=True)
     ]
 
@@ -118,17 +118,37 @@ def _cells(result: Result) -> tuple[str, str, str, str]:
     summary = result.record.summary if result.record else None
     if summary is None:
         return ("–", "–", "–", "–")
-    spread = f"±{min(999.9, 100 * summary.noise):.1f}%" if summary.samples > 1 else "–"
+    spread = spread_of(result) or "–"
     latency = result.judgement.latency
     peak = format_bytes(summary.memory.peak_bytes) if summary.memory else "–"
+    return (
+        format_ns(shown_ns(result) or summary.median_ns),
+        spread,
+        format_change(latency.ratio) if latency else "–",
+        peak,
+    )
+
+
+def shown_ns(result: Result) -> float | None:
+    """The time of one call that a case is shown with; None where nothing was measured."""
+    record, latency = result.record, result.judgement.latency
+    if record is None or record.summary is None:
+        return None
     # Where other processes were asked, in turns or not, theirs is the time that was judged.
-    record = result.record
-    judged = record is not None and (record.fresh or record.paired or record.paired_to_anchor)
-    now_ns = latency.now if latency is not None and judged else None
-    return (format_ns(now_ns or summary.median_ns), spread, format_change(latency.ratio) if latency else "–", peak)
+    judged = record.fresh or record.paired or record.paired_to_anchor
+    return (latency.now if latency is not None and judged else None) or record.summary.median_ns
 
 
-def _verdict_text(result: Result) -> str:
+def spread_of(result: Result) -> str | None:
+    """Half the width of the median's interval; None where there is nothing to tell it from."""
+    summary = result.record.summary if result.record else None
+    if summary is None or summary.samples < 2:
+        return None
+    return f"±{min(999.9, 100 * summary.noise):.1f}%"
+
+
+def verdict_text(result: Result) -> str:
+    """The verdict as the table has it: what fails in capitals."""
     verdict = result.judgement.verdict
     if result.saved:
         return f"{verdict}, saved"
@@ -159,11 +179,16 @@ def _measured_facts(record: Record, summary: Replicate) -> list[str]:
     if record.work or summary.first_ns is not None:
         deviation = f" ± {format_ns(summary.std_ns)}" if summary.samples > 1 else ""
         facts.append(f"mean {format_ns(summary.mean_ns)}{deviation}")
-        facts += [
-            format_rate(amount / (summary.median_ns / 1e9), _WORK_UNITS.get(unit, unit))
-            for unit, amount in record.work.items()
-        ]
+        facts += [_rate(unit, amount, summary) for unit, amount in record.work.items()]
     return facts
+
+
+def _rate(unit: str, amount: float, summary: Replicate) -> str:
+    """A unit's rate; one that begins with a phase's name is that phase's work."""
+    phase, _, rest = unit.partition("_")
+    if rest and phase in summary.phases_ns:
+        return f"{phase} {format_rate(amount / (summary.phases_ns[phase] / 1e9), _WORK_UNITS.get(rest, rest))}"
+    return format_rate(amount / (summary.median_ns / 1e9), _WORK_UNITS.get(unit, unit))
 
 
 _WORK_UNITS = {"flops": "FLOP", "bytes": "B"}

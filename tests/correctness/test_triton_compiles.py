@@ -1,82 +1,75 @@
-"""The Triton kernels compiled ahead of time, without a GPU: do they fit, and do they use the tensor cores?"""
+"""The lab's Triton kernels compiled ahead of time, without a GPU: do they fit, do they use the tensor cores?
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
+A few of those that `perflab kernels` gates in full: the ones nearest to their limits.
+"""
+
+from collections.abc import Iterator
 
 import pytest
 import torch
 
-from perflab.lab.attention.triton_tiles import choose_tiles
+from perflab.lab.attention.triton_tiles import candidate_tiles
+from perflab.lab.kernels.examples import launches as fused_launches
+from perflab.lab.launch import SHARED_BYTES
+from perflab.records import CompiledKernel, KernelResources
+from perflab.static.pool import CompilerPool
 
 pytestmark = pytest.mark.correctness
 
-ROOT = Path(__file__).parents[2]
-Configuration = tuple[str, str, int, int, bool]
-CONFIGURATIONS: list[Configuration] = [
-    ("forward", dtype, head_dim, capability, True)
-    for dtype in ("bfloat16", "float32")
-    for head_dim in (64, 128)
-    for capability in (80, 90)
-] + [("forward", "bfloat16", 256, 80, True), ("forward", "bfloat16", 80, 90, False)]
-CONFIGURATIONS += [
-    (kernel, dtype, head_dim, capability, True)
-    for kernel in ("dk_dv", "dq")
-    for dtype, head_dim, capability in (
-        ("bfloat16", 64, 90),
-        ("bfloat16", 128, 80),
-        ("bfloat16", 128, 90),
-        ("bfloat16", 256, 90),
-        ("float32", 64, 90),
-        ("float32", 256, 80),
-    )
+REGISTRATION = "tests.perf.kernels:examples"
+ON_TENSOR_CORES = [
+    ("attention_forward-bf16-d128-causal-128x64-w8", 90, "wgmma"),
+    ("attention_forward-bf16-d128-causal-128x64-w8", 80, "mma"),
+    ("attention_forward_tma-bf16-d128-causal-128x64-w8", 90, "wgmma"),
+    ("attention_dk_dv-bf16-d128-causal-32x64-w8", 90, "wgmma"),
+    ("attention_dk_dv-bf16-d64-windowed-32x128-w8", 90, "wgmma"),
+    ("attention_dq-bf16-d256-causal-64x32-w8", 90, "wgmma"),
 ]
-CONFIGURATIONS += [(kernel, "float16", 80, 90, False) for kernel in ("dk_dv", "dq")]
-CONFIGURATIONS += [("delta", "bfloat16", 256, 90, False)]
-
-
-def name_of(configuration: Configuration) -> str:
-    kernel, dtype, head_dim, capability, is_causal = configuration
-    return f"{kernel}-{dtype}-d{head_dim}-sm{capability}-{'causal' if is_causal else 'full'}"
+WITHOUT = [
+    ("attention_forward-fp32-d128-causal-32x16-w8", 90),
+    ("attention_dk_dv-fp32-d128-causal-16x16-w8", 80),
+    ("attention_delta-bf16-d128", 90),
+    ("rms_norm_backward-fp32-8192", 90),
+    ("weighted_sum_backward-fp32-128", 90),
+    ("cross_entropy-bf16-128256", 90),
+]
+ALL = [(name, arch) for name, arch, _ in ON_TENSOR_CORES] + WITHOUT
 
 
 @pytest.fixture(scope="module")
-def resources() -> dict[Configuration, dict[str, Any]]:
-    """All configurations, compiled in one process that does not know of Triton's interpreter."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", f"{__package__}.compile_triton_attention", json.dumps(CONFIGURATIONS)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return dict(zip(CONFIGURATIONS, lines, strict=True))
+def compiled() -> Iterator[dict[tuple[str, int], CompiledKernel]]:
+    """All of them, compiled in processes that do not know of Triton's interpreter."""
+    with CompilerPool() as pool:
+        asked = {(name, arch): pool.submit(REGISTRATION, name, arch) for name, arch in ALL}
+        yield {key: answer.result() for key, answer in asked.items()}
 
 
-@pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=name_of)
-def test_a_kernel_fits_without_spilling(
-    configuration: Configuration, resources: dict[Configuration, dict[str, Any]]
+def resources(compiled: dict[tuple[str, int], CompiledKernel], name: str, arch: int) -> KernelResources:
+    found = compiled[name, arch]
+    assert found.resources is not None, found.problem
+    return found.resources
+
+
+@pytest.mark.parametrize(("name", "arch"), ALL)
+def test_a_kernel_fits_without_spilling(name: str, arch: int, compiled: dict[tuple[str, int], CompiledKernel]) -> None:
+    found = resources(compiled, name, arch)
+    assert found.static_shared_bytes + found.dynamic_shared_bytes <= found.shared_limit_bytes
+    assert (found.spill_store_bytes, found.spill_load_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize(("name", "arch", "kind"), ON_TENSOR_CORES)
+def test_sixteen_bit_products_run_on_the_tensor_cores(
+    name: str, arch: int, kind: str, compiled: dict[tuple[str, int], CompiledKernel]
 ) -> None:
-    found = resources[configuration]
-    assert found["shared_bytes"] <= found["shared_limit_bytes"]
-    if found["predicted_shared_bytes"] is not None:
-        assert found["shared_bytes"] <= found["predicted_shared_bytes"], "the tiles are chosen by this bound"
-    assert found["spilled_bytes"] == 0, found
+    found = resources(compiled, name, arch).instructions
+    assert found.get(kind, 0) > 0
+    assert ("tma" in name) == ("tma" in found), "what is called TMA copies by TMA, and nothing else does"
 
 
-@pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=name_of)
-def test_products_run_where_their_precision_says(
-    configuration: Configuration, resources: dict[Configuration, dict[str, Any]]
-) -> None:
-    kernel, dtype, head_dim, capability, _ = configuration
-    found = resources[configuration]
-    if dtype == "float32" or kernel == "delta":
-        assert (found["wgmma"], found["mma"], found["tf32"]) == (0, 0, False), "float32 must stay IEEE"
-    elif capability == 80 or (kernel != "forward" and head_dim > 128):
-        assert found["mma"] > 0, "at this head dimension no tile is high enough for wgmma"
-    else:
-        assert found["wgmma"] > 0
+@pytest.mark.parametrize(("name", "arch"), WITHOUT)
+def test_float32_stays_ieee(name: str, arch: int, compiled: dict[tuple[str, int], CompiledKernel]) -> None:
+    """A tensor core would round its operands to TF32."""
+    assert resources(compiled, name, arch).instructions == {}
 
 
 @pytest.mark.parametrize("kernel", ["forward", "dk_dv", "dq"])
@@ -85,5 +78,24 @@ def test_there_are_tiles_for_every_head_dimension_on_every_recent_gpu(kernel: st
     """99 KiB a block: consumer GPUs of Ampere and Ada, A10, L4. What has a forward must have a backward."""
     for dtype in (torch.bfloat16, torch.float32):
         for head_dim in (16, 40, 64, 80, 128, 192, 256):
-            tiles = choose_tiles(kernel, head_dim, dtype, shared_kib * 1024)
-            assert tiles.shared_bytes(kernel, head_dim, dtype.itemsize) <= shared_kib * 1024
+            for tiles in candidate_tiles(kernel, head_dim, dtype, shared_kib * 1024):
+                assert tiles.shared_bytes(kernel, head_dim, dtype.itemsize) <= shared_kib * 1024
+
+
+def test_the_fused_examples_hold_every_kernel_forward_and_backward_and_no_memory() -> None:
+    found = fused_launches(SHARED_BYTES[90])
+    kernels = {launch.kernel.__name__ for launch in found.values()}
+    assert kernels == {
+        "weighted_sum_kernel",
+        "weighted_sum_backward_kernel",
+        "sum_partials_kernel",
+        "rms_norm_kernel",
+        "rms_norm_backward_kernel",
+        "rms_norm_dx_kernel",
+        "rms_norm_d_weight_kernel",
+        "swiglu_kernel",
+        "swiglu_backward_kernel",
+        "cross_entropy_kernel",
+        "cross_entropy_backward_kernel",
+    }
+    assert {launch.device.type for launch in found.values()} == {"meta"}

@@ -6,7 +6,20 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from perflab.records import Document, Entry, Environment, Judgement, Memory, Record, Replicate, Result, Verdict
+from perflab.records import (
+    CompiledKernel,
+    Document,
+    Entry,
+    Environment,
+    Judgement,
+    KernelBaseline,
+    KernelResources,
+    Memory,
+    Record,
+    Replicate,
+    Result,
+    Verdict,
+)
 
 CASE = "tests/perf/test_transformer.py::test_step[small-128-fp32]"
 MS = 1_000_000
@@ -96,3 +109,37 @@ def document(*results: Result, **changes: Any) -> Document:
         "results": list(results),
     }
     return Document(**{**fields, **changes})
+
+
+def resources(**changes: Any) -> KernelResources:
+    """An attention kernel on Hopper: no spills, wgmma and TMA, two blocks of eight warps."""
+    fields: dict[str, Any] = {
+        "ptxas": "13.4.59",
+        "num_warps": 8,
+        "num_stages": 3,
+        "registers": 100,
+        "stack_bytes": 0,
+        "spill_store_bytes": 0,
+        "spill_load_bytes": 0,
+        "static_shared_bytes": 0,
+        "dynamic_shared_bytes": 65_536,
+        "shared_limit_bytes": 232_448,
+        "blocks_per_sm": 2,
+        "warps_per_sm": 16,
+        "max_warps_per_sm": 64,
+        "limited_by": "registers",
+        "instructions": {"wgmma": 16, "tma": 4},
+    }
+    return KernelResources(**{**fields, **changes})
+
+
+def kernel(here: KernelResources | None = None, **changes: Any) -> CompiledKernel:
+    fields: dict[str, Any] = {"registration": "kernels:EXAMPLES", "name": "attend", "arch": 90, "triton": "3.9.0"}
+    if here is None and "problem" not in changes:
+        here = resources()
+    return CompiledKernel(**{**fields, "resources": here, **changes})
+
+
+def baseline(here: KernelResources | None = None, **changes: Any) -> KernelBaseline:
+    fields: dict[str, Any] = {"triton": "3.9.0", "recorded": "2026-11-21", "resources": here or resources()}
+    return KernelBaseline(**{**fields, **changes})

@@ -54,7 +54,7 @@ ROOMS = {
     "gate": Room(below=_GROUND, packages="msgspec"),
     "rival": Room(below=f"{_GROUND} gate", packages="msgspec filelock"),
     "predict": Room(below=_GROUND, torch=When.IMPORTED),
-    "static": Room(below=_GROUND, torch=When.IMPORTED),
+    "static": Room(below=_GROUND, packages="msgspec", torch=When.CALLED),
     "profile": Room(below=_GROUND, torch=When.IMPORTED),
     "snapshots": Room(below=_GROUND, packages="msgspec", torch=When.CALLED),
     "correctness": Room(below=_GROUND, packages="syrupy", torch=When.IMPORTED),
@@ -66,7 +66,7 @@ ROOMS = {
         torch=When.CALLED,
     ),
     "doctor": Room(below=f"perflab {_GROUND} {_MIDDLE} plugin", packages="msgspec"),
-    "cli": Room(below=f"perflab doctor {_GROUND} {_MIDDLE}", packages="msgspec"),
+    "cli": Room(below=f"perflab doctor {_GROUND} {_MIDDLE} plugin", packages="msgspec"),
     "__main__": Room(below="cli"),
     "perflab": Room(below="measure"),  # the package itself: its public face
     # The lab stands beside the house.

@@ -13,6 +13,7 @@ from perflab.units import (
     NS_PER,
     format_bytes,
     format_change,
+    format_names,
     format_ns,
     format_percent,
     format_rate,
@@ -180,3 +181,9 @@ def test_a_throughput_has_an_si_prefix(per_second: float, unit: str, text: str) 
 
 def test_a_slow_throughput_is_not_written_as_nothing() -> None:
     assert not format_rate(1 / 300, "steps").startswith("0.00 ")
+
+
+def test_long_lists_of_names_end_with_how_many_more() -> None:
+    assert format_names(["a", "b"]) == "a, b"
+    assert format_names(list("abcdefg")) == "a, b, c, d, e and 2 more"
+    assert format_names([]) == ""

@@ -16,6 +16,8 @@ from perflab.lab.models.memory import Mode
 from perflab.lab.train import TrainingStep, random_tokens
 from perflab.plugin.case import Perf
 
+from .growth import Point, growth_lines
+
 VOCAB_SIZE = 10_000
 DEFAULT_BATCH_SIZE = 4
 PRECISIONS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
@@ -82,8 +84,11 @@ def setup(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Short contexts first: where time runs out, every kind of case has been measured by then."""
-    items.sort(key=_context_length)  # stable: within a length, the order of the files
+    """Short contexts first: where time runs out, every kind of case has been measured by then. Compiled kernels last.
+
+    The sort is stable: within a length, the order of the files.
+    """
+    items.sort(key=lambda item: ("compiled_kernel" in getattr(item, "fixturenames", ()), _context_length(item)))
 
 
 def _context_length(item: pytest.Item) -> int:
@@ -117,3 +122,20 @@ def _context_lengths(config: pytest.Config) -> list[int]:
     if config.getoption("--batch-size") < 1:
         raise pytest.UsageError(f"--batch-size={config.getoption('--batch-size')}: wanted 1 or more")
     return [int(part) for part in parts]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The study of attention's memory, from what its cases noted on their reports."""
+    study: dict[str, list[Point]] = {}
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if getattr(report, "when", None) != "call":
+                continue
+            for name, noted in report.user_properties:
+                if name == "attention_memory":
+                    impl, tokens, peak, saved = noted
+                    study.setdefault(impl, []).append((tokens, peak, saved))
+    if study:
+        terminalreporter.section("attention memory", sep="=")
+        for line in growth_lines(study):
+            terminalreporter.write_line(line)

@@ -1,7 +1,6 @@
-"""Attention variants side by side, over sequence length and head dimension.
+"""Attention variants side by side: forward; and forward and backward, each a phase, end to end.
 
-Shapes: q, k, v (B, H, N, D). FLOPs: 4 B H N² D forward, half of it when causal; backward 2.5 times that
-(FlashAttention-2, section 4.1).
+Which shapes says ``--attention-grid``; what a case costs and who is measured stands in ``attention_cases``.
 """
 
 from __future__ import annotations
@@ -10,54 +9,66 @@ import pytest
 import torch
 from torch import Tensor
 
-from perflab.lab.attention import IMPLEMENTATIONS, attention
+from perflab.lab.attention import BackendRefusedError
 from perflab.plugin.case import Perf
+from tests.correctness.suite.candidate import Candidate
 
-BATCH, HEADS = 1, 8
-ON_CUDA = torch.cuda.is_available()
-ON_A_GPU = [(1024, 64), (4096, 64), (16384, 64), (1024, 128), (4096, 128), (16384, 128)]
-ON_A_CPU = [(256, 64), (1024, 64), (256, 128)]
-DTYPE = torch.bfloat16 if ON_CUDA else torch.float32
-# float64 is the definition, and nobody's choice for speed.
-VARIANTS = [name for name in IMPLEMENTATIONS if name != "reference"]
+from .attention_cases import Shape, attention_variants, declare, device_type, function_of, grid
 
-pytestmark = [
-    pytest.mark.perf(budget=1),
-    pytest.mark.parametrize("impl", VARIANTS),
-    pytest.mark.parametrize(("seq_len", "head_dim"), ON_A_GPU if ON_CUDA else ON_A_CPU),
-]
+pytestmark = pytest.mark.perf(budget=1, side_by_side="impl")
 
 
-def _inputs(seq_len: int, head_dim: int, device: torch.device, *, requires_grad: bool) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    shape = (BATCH, HEADS, seq_len, head_dim)
-    drawn = [torch.randn(shape, generator=generator).to(device, DTYPE) for _ in range(3)]
-    return [tensor.requires_grad_(requires_grad) for tensor in drawn]
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every variant on every shape, the variants of a shape one after the other."""
+    if "impl" not in metafunc.fixturenames:
+        return
+    config = metafunc.config
+    where = device_type(config)
+    shapes = grid(config.getoption("--attention-grid"), where)
+    cases = [(impl, shape) for shape in shapes for impl in attention_variants(config)]
+    metafunc.parametrize(
+        ("impl", "batch_size", "num_heads", "seq_len", "head_dim", "precision", "is_causal"),
+        [
+            (impl, at.batch_size, at.num_heads, at.seq_len, at.head_dim, at.precision, at.is_causal)
+            for impl, at in cases
+        ],
+        ids=[f"{impl}-{shape.id}" for impl, shape in cases],
+    )
 
 
-def _declare(perf: Perf, impl: str, seq_len: int, head_dim: int, factor: float) -> None:
-    if IMPLEMENTATIONS[impl].needs_triton and perf.device.type == "cpu":
-        pytest.skip("interpreted here, so its time says nothing")
-    flops = factor * 0.5 * 4 * BATCH * HEADS * seq_len**2 * head_dim
-    scores_bytes = BATCH * HEADS * seq_len**2 * DTYPE.itemsize if impl == "naive" else 0
-    perf.requires(flops=flops, memory_bytes=4 * factor * scores_bytes, precision=DTYPE)
-    perf.work(flops=flops)
+@pytest.fixture
+def shape(batch_size: int, num_heads: int, seq_len: int, head_dim: int, precision: str, is_causal: bool) -> Shape:
+    """The case's problem, from its parameters."""
+    return Shape(batch_size, num_heads, seq_len, head_dim, precision, is_causal)
 
 
-def test_attention(perf: Perf, device: torch.device, impl: str, seq_len: int, head_dim: int) -> None:
-    _declare(perf, impl, seq_len, head_dim, factor=1.0)
-    q, k, v = _inputs(seq_len, head_dim, device, requires_grad=False)
-    out = perf(attention, q, k, v, is_causal=True, impl=impl)
+@pytest.fixture
+def measured(request: pytest.FixtureRequest, impl: str) -> Candidate:
+    """The case's variant."""
+    return attention_variants(request.config)[impl]
+
+
+def test_attention(perf: Perf, device: torch.device, measured: Candidate, shape: Shape) -> None:
+    declare(perf, measured, shape, backward=False)
+    q, k, v = shape.inputs(device, requires_grad=False)
+    try:
+        out = perf(function_of(measured), q, k, v, is_causal=shape.is_causal)
+    except BackendRefusedError as refusal:
+        pytest.skip(str(refusal))
     assert out.shape == q.shape
 
 
-def test_attention_backward(perf: Perf, device: torch.device, impl: str, seq_len: int, head_dim: int) -> None:
-    """Forward and backward, each timed as a phase."""
-    _declare(perf, impl, seq_len, head_dim, factor=3.5)
-    q, k, v = _inputs(seq_len, head_dim, device, requires_grad=True)
-    upstream = torch.randn(q.shape, generator=torch.Generator().manual_seed(1)).to(q)
+def test_attention_backward(perf: Perf, device: torch.device, measured: Candidate, shape: Shape) -> None:
+    """Forward and backward, each timed as a phase; the whole is end to end."""
+    declare(perf, measured, shape, backward=True)
+    q, k, v = shape.inputs(device, requires_grad=True)
+    function = function_of(measured)
+    upstream = torch.randn(q.shape, generator=torch.Generator(device).manual_seed(1), device=device).to(q)
 
     def backward(out: Tensor) -> None:
         torch.autograd.grad(out, (q, k, v), upstream)
 
-    perf.step(forward=lambda: attention(q, k, v, is_causal=True, impl=impl), backward=backward)
+    try:
+        perf.step(forward=lambda: function(q, k, v, is_causal=shape.is_causal), backward=backward)
+    except BackendRefusedError as refusal:
+        pytest.skip(str(refusal))

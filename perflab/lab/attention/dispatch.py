@@ -11,13 +11,20 @@ from typing import Any, Unpack
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from perflab.lab.attention.inputs import accumulation_dtype, check_inputs
 from perflab.lab.attention.naive import naive_attention, naive_attention_with_logsumexp
 from perflab.lab.attention.reference import reference_attention
-from perflab.lab.attention.registry import IMPLEMENTATIONS, get_implementation, needed_features, require_features
+from perflab.lab.attention.registry import (
+    IMPLEMENTATIONS,
+    get_implementation,
+    needed_features,
+    require_device,
+    require_features,
+    require_gradients,
+)
 from perflab.lab.attention.scoring import Settings, make_scoring
+from perflab.lab.attention.sdpa import BACKENDS, pinned_sdpa_attention, sdpa_attention
 from perflab.lab.attention.tiled import FlashAttentionPyTorch
 
 Result = tuple[Tensor, Tensor | None]
@@ -42,7 +49,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, impl: str = "sdpa", **settings
 
     Raises ValueError for an unknown impl, unusable settings, and shapes and devices that do not fit; TypeError for
     dtypes; NotImplementedError for what the variant does not claim (`IMPLEMENTATIONS`); RuntimeError where a variant
-    can't run on that device; ImportError where Triton is missing.
+    can't run on that device, or a pinned backend does not take the inputs; ImportError where Triton is missing.
     """
     return _run(impl, q, k, v, settings, with_logsumexp=False)[0]
 
@@ -81,8 +88,11 @@ def _run(impl: str, q: Tensor, k: Tensor, v: Tensor, settings: Settings, *, with
     claims = get_implementation(impl)
     make_scoring(q, k, **settings)  # refuses what no variant can do
     q, k, v = _cast_as_autocast_does(q, k, v)
+    require_device(claims, q.device)
+    claims = claims.on(q.device.type)
     check_inputs(q, k, v, name=impl, dtypes=claims.dtypes)
     require_features(claims, needed_features(q, k, **settings))
+    require_gradients(claims, q, k, v)
     with _without_autocast(q.device.type):
         return _VARIANTS[impl](q, k, v, settings, with_logsumexp)
 
@@ -99,11 +109,28 @@ def _naive(q: Tensor, k: Tensor, v: Tensor, settings: Settings, with_logsumexp: 
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, settings: Settings, with_logsumexp: bool) -> Result:
-    out = scaled_dot_product_attention(
-        q, k, v,
-        is_causal=settings.get("is_causal", False), scale=settings.get("scale"), enable_gqa=q.shape[1] != k.shape[1],
-    )  # fmt: skip
-    return out, None
+    return sdpa_attention(q, k, v, **settings), None
+
+
+def _pinned(impl: str) -> Variant:
+    def run(q: Tensor, k: Tensor, v: Tensor, settings: Settings, with_logsumexp: bool) -> Result:
+        return pinned_sdpa_attention(impl, q, k, v, **settings), None
+
+    return run
+
+
+def _flex(q: Tensor, k: Tensor, v: Tensor, settings: Settings, with_logsumexp: bool) -> Result:
+    # Imported here: what these two keep for later calls is no part of what a call of `attention` has in its hands,
+    # where somebody follows its globals to count memory; and nobody else loads them.
+    from perflab.lab.attention.flex import flex_attention
+
+    return flex_attention(q, k, v, with_logsumexp=with_logsumexp, **settings)
+
+
+def _compiled(q: Tensor, k: Tensor, v: Tensor, settings: Settings, with_logsumexp: bool) -> Result:
+    from perflab.lab.attention.compiled import compiled_attention
+
+    return compiled_attention(q, k, v, with_logsumexp=with_logsumexp, **settings)
 
 
 def _tiled(q: Tensor, k: Tensor, v: Tensor, settings: Settings, with_logsumexp: bool) -> Result:
@@ -112,6 +139,10 @@ def _tiled(q: Tensor, k: Tensor, v: Tensor, settings: Settings, with_logsumexp: 
 
 def _triton(q: Tensor, k: Tensor, v: Tensor, settings: Settings, with_logsumexp: bool) -> Result:
     return _apply(import_triton_variant().FlashAttentionTriton, q, k, v, settings, with_logsumexp)
+
+
+def _triton_tma(q: Tensor, k: Tensor, v: Tensor, settings: Settings, with_logsumexp: bool) -> Result:
+    return _apply(import_triton_variant().FlashAttentionTritonTMA, q, k, v, settings, with_logsumexp)
 
 
 def _apply(function: Any, q: Tensor, k: Tensor, v: Tensor, settings: Settings, with_logsumexp: bool) -> Result:
@@ -128,7 +159,11 @@ _VARIANTS: dict[str, Variant] = {
     "naive": _naive,
     "tiled": _tiled,
     "triton": _triton,
+    "triton-tma": _triton_tma,
     "sdpa": _sdpa,
+    **{impl: _pinned(impl) for impl in BACKENDS},
+    "flex": _flex,
+    "compiled": _compiled,
 }
 
 

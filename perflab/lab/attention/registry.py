@@ -4,16 +4,17 @@ Shapes and equation: see the package. This module runs nothing.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from perflab.lab.attention.scoring import Settings
 
-_UP_TO_32_BIT = (torch.float32, torch.bfloat16, torch.float16)
+_16_BIT = (torch.bfloat16, torch.float16)
+_UP_TO_32_BIT = (torch.float32, *_16_BIT)
 _ALL = (torch.float64, *_UP_TO_32_BIT)
 
 FEATURES = ("causal", "bottom-right", "window", "softcap", "grouped-heads")
@@ -33,6 +34,9 @@ class Implementation:
     logsumexp      `attention_with_logsumexp` can have its log-sum-exp
     needs_triton   it imports Triton, and wants a CUDA device or Triton's interpreter
     deterministic  the same inputs on the same machine give the same bits, gradients included
+    devices        the device types that it runs on; None: wherever PyTorch does
+    compiles       the first call with a shape compiles, for seconds
+    more_on        what it claims beyond that on a type of device, by field; see `on`
     """
 
     name: str
@@ -43,6 +47,17 @@ class Implementation:
     logsumexp: bool = True
     needs_triton: bool = False
     deterministic: bool = True
+    devices: tuple[str, ...] | None = None
+    compiles: bool = False
+    more_on: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
+
+    def on(self, device_type: str) -> "Implementation":
+        """The claims on one type of device: these, which hold on all of `devices`, and what it can do there besides."""
+        return replace(self, **self.more_on[device_type]) if device_type in self.more_on else self
+
+    def runs_on(self, device_type: str) -> bool:
+        """Whether it is there at all on that type of device."""
+        return self.devices is None or device_type in self.devices
 
 
 IMPLEMENTATIONS: Mapping[str, Implementation] = MappingProxyType(
@@ -59,12 +74,72 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = MappingProxyType(
                 needs_triton=True,
             ),
             Implementation(
+                "triton-tma",
+                "the same with a persistent forward by way of TMA, for Hopper and later",
+                dtypes=_UP_TO_32_BIT,
+                needs_triton=True,
+            ),
+            Implementation(
                 "sdpa",
                 "torch.nn.functional.scaled_dot_product_attention, PyTorch choosing the backend",
                 features=frozenset(("causal", "grouped-heads")),
                 logsumexp=False,
                 # Its CUDA backwards add up dQ with atomics, in an order that differs from run to run.
                 deterministic=False,
+            ),
+            Implementation(
+                "sdpa-math",
+                "the same, pinned to the unfused backend, which takes everything; holds N_q x N_k",
+                features=frozenset(("causal", "grouped-heads")),
+                logsumexp=False,
+            ),
+            Implementation(
+                "sdpa-flash",
+                "the same, pinned to FlashAttention-2; PyTorch's own C++ on a CPU",
+                dtypes=_16_BIT,
+                features=frozenset(("causal", "grouped-heads")),
+                logsumexp=False,
+                deterministic=False,  # on CUDA, as above
+                devices=("cpu", "cuda"),
+                # On a CPU each head's gradients are added up by one thread, in order.
+                more_on={"cpu": {"dtypes": _ALL, "deterministic": True}},
+            ),
+            Implementation(
+                "sdpa-efficient",
+                "the same, pinned to the memory-efficient kernels of CUTLASS",
+                dtypes=_UP_TO_32_BIT,
+                features=frozenset(("causal",)),
+                logsumexp=False,
+                deterministic=False,  # as above
+                devices=("cuda",),
+            ),
+            Implementation(
+                "sdpa-cudnn",
+                "the same, pinned to cuDNN",
+                dtypes=_16_BIT,
+                features=frozenset(("causal", "grouped-heads")),
+                logsumexp=False,
+                deterministic=False,  # as above
+                devices=("cuda",),
+            ),
+            Implementation(
+                "flex",
+                "FlexAttention, compiled on CUDA; on a CPU PyTorch's unfused one, forward only",
+                dtypes=_UP_TO_32_BIT,
+                gradients=False,
+                devices=("cpu", "cuda"),
+                compiles=True,
+                # Its backward kernels give each program rows of its own: no atomics.
+                more_on={"cpu": {"dtypes": _ALL}, "cuda": {"gradients": True}},
+            ),
+            Implementation(
+                "compiled",
+                "torch.compile of naive; holds N_q x N_k",
+                # On CUDA the compiler may time several ways to cut up a sum, and keep another one in each process.
+                deterministic=False,
+                devices=("cpu", "cuda"),
+                compiles=True,
+                more_on={"cpu": {"deterministic": True}},
             ),
         )
     }
@@ -95,6 +170,32 @@ def require_features(claims: Implementation, needed: frozenset[str]) -> None:
         raise NotImplementedError(
             f"attention impl {claims.name!r} has no {' and no '.join(lacking)}; choose one of: {able}"
         )
+
+
+def require_device(claims: Implementation, device: torch.device) -> None:
+    """RuntimeError, with the variants that are there, where this one does not exist on that type of device."""
+    if not claims.runs_on(device.type):
+        able = ", ".join(name for name, other in IMPLEMENTATIONS.items() if other.runs_on(device.type))
+        raise RuntimeError(
+            f"attention impl {claims.name!r} exists on {' and '.join(claims.devices or ())} alone, got tensors on "
+            f"{device}; move them, or choose one of: {able}"
+        )
+
+
+def require_gradients(claims: Implementation, *tensors: Tensor) -> None:
+    """NotImplementedError where a gradient would be recorded and the variant has no backward there."""
+    if claims.gradients or not torch.is_grad_enabled() or not any(x.requires_grad for x in tensors):
+        return
+    device_type = tensors[0].device.type
+    able = ", ".join(
+        name
+        for name, other in IMPLEMENTATIONS.items()
+        if other.runs_on(device_type) and other.on(device_type).gradients
+    )
+    raise NotImplementedError(
+        f"attention impl {claims.name!r} has no backward on {device_type}; call it under torch.no_grad(), or choose "
+        f"one of: {able}"
+    )
 
 
 def get_implementation(impl: str) -> Implementation:

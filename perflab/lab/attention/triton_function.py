@@ -9,7 +9,7 @@ from torch import Tensor
 from perflab.lab.attention.inputs import check_inputs
 from perflab.lab.attention.registry import IMPLEMENTATIONS
 from perflab.lab.attention.scoring import make_scoring
-from perflab.lab.attention.triton_operator import flash_attention_op
+from perflab.lab.attention.triton_operator import flash_attention_op, flash_attention_tma_op
 from perflab.lab.attention.triton_tiles import check_head_dim
 
 
@@ -21,8 +21,12 @@ class FlashAttentionTriton:
     derivative PyTorch keeps: torch.compile, fake tensors and FLOP counting see through it.
     """
 
-    @staticmethod
+    operator = flash_attention_op
+    name = "triton"
+
+    @classmethod
     def apply(
+        cls,
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -34,14 +38,21 @@ class FlashAttentionTriton:
         causal_alignment: str = "top-left",
     ) -> Tensor | tuple[Tensor, Tensor]:
         """See the class."""
-        check_inputs(q, k, v, name="triton", dtypes=IMPLEMENTATIONS["triton"].dtypes, dims=(3, 4))
+        check_inputs(q, k, v, name=cls.name, dtypes=IMPLEMENTATIONS[cls.name].dtypes, dims=(3, 4))
         check_head_dim(q.shape[-1])
         scoring = make_scoring(
             q, k, is_causal=is_causal, scale=scale,
             window_size=window_size, softcap=softcap, causal_alignment=causal_alignment,
         )  # fmt: skip
-        out, logsumexp = flash_attention_op(q, k, v, scoring.scale, scoring.softcap, scoring.lower, scoring.upper)
+        out, logsumexp = cls.operator(q, k, v, scoring.scale, scoring.softcap, scoring.lower, scoring.upper)
         return (out, logsumexp) if return_logsumexp else out
+
+
+class FlashAttentionTritonTMA(FlashAttentionTriton):
+    """The same with a forward by way of Hopper's TMA; RuntimeError on a GPU without it."""
+
+    operator = flash_attention_tma_op
+    name = "triton-tma"
 
 
 def flash_attention(

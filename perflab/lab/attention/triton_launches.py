@@ -35,8 +35,8 @@ def forward_launch(
     arguments: dict[str, Any] = {
         "q_ptr": q, "k_ptr": k, "v_ptr": v, "out_ptr": out, "logsumexp_ptr": logsumexp,
         **_strides(q=q, k=k, v=v, o=out),
-        **_common(q, k, scoring, tiles),
-        "MAY_SEE_NOTHING": _may_see_nothing(q, k, scoring),
+        **common_arguments(q, k, scoring, tiles),
+        "MAY_SEE_NOTHING": may_see_nothing(q, k, scoring),
     }  # fmt: skip
     del arguments["scale"]
     return _launch(attention_forward_kernel, q, triton.cdiv(q.shape[-2], tiles.block_q), arguments, tiles)
@@ -63,7 +63,7 @@ def dk_dv_launch(
         "q_ptr": q, "k_ptr": k, "v_ptr": v, "d_out_ptr": d_out, "logsumexp_ptr": logsumexp, "delta_ptr": delta,
         "dk_ptr": dk, "dv_ptr": dv,
         **_strides(q=q, k=k, v=v, g=d_out, dk=dk, dv=dv),
-        **_common(q, k, scoring, tiles),
+        **common_arguments(q, k, scoring, tiles),
     }  # fmt: skip
     return _launch(attention_dk_dv_kernel, k, triton.cdiv(k.shape[-2], tiles.block_k), arguments, tiles)
 
@@ -77,7 +77,7 @@ def dq_launch(
         "q_ptr": q, "k_ptr": k, "v_ptr": v, "d_out_ptr": d_out, "logsumexp_ptr": logsumexp, "delta_ptr": delta,
         "dq_ptr": dq,
         **_strides(q=q, k=k, v=v, g=d_out, dq=dq),
-        **_common(q, k, scoring, tiles),
+        **common_arguments(q, k, scoring, tiles),
     }  # fmt: skip
     return _launch(attention_dq_kernel, q, triton.cdiv(q.shape[-2], tiles.block_q), arguments, tiles)
 
@@ -106,9 +106,10 @@ def _strides(**tensors: Tensor) -> dict[str, int]:
     }
 
 
-def _common(q: Tensor, k: Tensor, scoring: Scoring, tiles: Tiles) -> dict[str, Any]:
+def common_arguments(q: Tensor, k: Tensor, scoring: Scoring, tiles: Tiles) -> dict[str, Any]:
+    """What every kernel over pairs of queries and keys is given."""
     num_queries, num_keys, head_dim = q.shape[-2], k.shape[-2], q.shape[-1]
-    lower, upper = _bounds(num_queries, num_keys, scoring)
+    lower, upper = kernel_bounds(num_queries, num_keys, scoring)
     capped = scoring.softcap is not None
     return {
         "num_heads": q.shape[1],
@@ -132,7 +133,7 @@ def _common(q: Tensor, k: Tensor, scoring: Scoring, tiles: Tiles) -> dict[str, A
     }
 
 
-def _bounds(num_queries: int, num_keys: int, scoring: Scoring) -> tuple[int | None, int | None]:
+def kernel_bounds(num_queries: int, num_keys: int, scoring: Scoring) -> tuple[int | None, int | None]:
     """The band's bounds; None where a bound cuts nothing off, and within the kernels' 32 bits."""
     lower, upper = scoring.lower, scoring.upper
     if lower is not None:
@@ -142,10 +143,10 @@ def _bounds(num_queries: int, num_keys: int, scoring: Scoring) -> tuple[int | No
     return lower, upper
 
 
-def _may_see_nothing(q: Tensor, k: Tensor, scoring: Scoring) -> bool:
+def may_see_nothing(q: Tensor, k: Tensor, scoring: Scoring) -> bool:
     """Whether a row can meet a tile of which it sees nothing before it has seen any key.
 
     Below a lower bound that is common; under an upper bound alone it takes queries that lie before every key.
     """
-    lower, upper = _bounds(q.shape[-2], k.shape[-2], scoring)
+    lower, upper = kernel_bounds(q.shape[-2], k.shape[-2], scoring)
     return lower is not None or (upper is not None and upper < 0)

@@ -4,11 +4,13 @@ Shapes: q, out, d_out, dq (B, H, N_q, D) or (B, N_q, D); k, v, dk, dv (B, H_kv, 
 logsumexp (B, H, N_q) or (B, N_q), float32.
 
     perflab::flash_attention(q, k, v, scale, softcap, lower, upper) -> (out, logsumexp)
+    perflab::flash_attention_tma, the same by way of Hopper's TMA
     perflab::flash_attention_backward(d_out, d_logsumexp, q, k, v, out, logsumexp, scale, ...) -> (dq, dk, dv)
 
 with the band lower <= j - i <= upper of `scoring`. Each has an implementation for CUDA (and for the CPU, in Triton's
-interpreter), one that only makes shapes (fake tensors, torch.compile), its FLOPs (torch.utils.flop_counter); the first
-has its derivative and a rule for autocast: inputs are cast to its dtype, as PyTorch does for its own attention.
+interpreter), one that only makes shapes (fake tensors, torch.compile), its FLOPs (torch.utils.flop_counter); the
+first two have their derivative and a rule for autocast: inputs are cast to its dtype, as PyTorch does for its own
+attention.
 
 They are defined by `torch.library.Library` rather than `custom_op`: its checks for aliases and changed inputs at every
 call are work on the host that short sequences would wait for. The tests make those checks.
@@ -31,28 +33,34 @@ from torch.utils.flop_counter import register_flop_formula
 from perflab.lab.attention.scoring import Scoring, pairs_in_band
 from perflab.lab.attention.tiled import refuse_second_derivative
 from perflab.lab.attention.triton_launches import delta_launch
-from perflab.lab.attention.triton_tuning import run_dk_dv, run_dq, run_forward
+from perflab.lab.attention.triton_tuning import run_dk_dv, run_dq, run_forward, run_forward_tma
 from perflab.lab.launch import require_runnable
 
 _RULES = "float scale, float? softcap, SymInt? lower, SymInt? upper"
 _library = torch.library.Library("perflab", "FRAGMENT")
-_library.define(f"flash_attention(Tensor q, Tensor k, Tensor v, {_RULES}) -> (Tensor, Tensor)")
+for _name in ("flash_attention", "flash_attention_tma"):
+    _library.define(f"{_name}(Tensor q, Tensor k, Tensor v, {_RULES}) -> (Tensor, Tensor)")
 _library.define(
     "flash_attention_backward(Tensor d_out, Tensor? d_logsumexp, Tensor q, Tensor k, Tensor v, "
     f"Tensor out, Tensor logsumexp, {_RULES}) -> (Tensor, Tensor, Tensor)"
 )
 flash_attention_op = torch.ops.perflab.flash_attention.default
+flash_attention_tma_op = torch.ops.perflab.flash_attention_tma.default
 flash_attention_backward_op = torch.ops.perflab.flash_attention_backward.default
 
 
-def _forward(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None, lower: int | None, upper: int | None
-) -> tuple[Tensor, Tensor]:
-    require_runnable(q.device, name="attention impl 'triton'", instead="impl='tiled', the same algorithm in PyTorch")
-    results = _empty_results(q, k, v)
-    q, k, v, out, logsumexp = _with_heads(q, q, k, v, *results)
-    run_forward(q, k, v, out, logsumexp, Scoring(scale, softcap, lower, upper))
-    return results
+def _forward(run: Callable[..., None], name: str) -> Callable[..., tuple[Tensor, Tensor]]:
+    def forward(
+        q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None, lower: int | None, upper: int | None
+    ) -> tuple[Tensor, Tensor]:
+        require_runnable(
+            q.device, name=f"attention impl {name!r}", instead="impl='tiled', the same algorithm in PyTorch"
+        )  # fmt: skip
+        results = _empty_results(q, k, v)
+        run(*_with_heads(q, q, k, v, *results), Scoring(scale, softcap, lower, upper))
+        return results
+
+    return forward
 
 
 def _empty_results(q: Tensor, k: Tensor, v: Tensor, *rules: Any) -> tuple[Tensor, Tensor]:
@@ -95,11 +103,11 @@ def _with_heads(q: Tensor, *tensors: Tensor) -> list[Tensor]:
     return [x if q.dim() == 4 else x.unsqueeze(1) for x in tensors]
 
 
-def _under_autocast(device_type: str) -> Callable[..., tuple[Tensor, Tensor]]:
+def _under_autocast(op: Callable[..., Any], device_type: str) -> Callable[..., tuple[Tensor, Tensor]]:
     def cast_and_call(q: Tensor, k: Tensor, v: Tensor, *rules: Any) -> tuple[Tensor, Tensor]:
         dtype = torch.get_autocast_dtype(device_type)
         with torch.autocast(device_type, enabled=False):
-            return flash_attention_op(q.to(dtype), k.to(dtype), v.to(dtype), *rules)  # type: ignore[no-any-return]
+            return op(q.to(dtype), k.to(dtype), v.to(dtype), *rules)  # type: ignore[no-any-return]
 
     return cast_and_call
 
@@ -135,14 +143,17 @@ def _backward_flops(d_out_shape: Sequence[int], d_logsumexp_shape: Any, *rest: A
     return _forward_flops(q_shape, k_shape, v_shape, *rules) * 5 // 2
 
 
+for _op, _name, _run in (
+    (flash_attention_op, "triton", run_forward),
+    (flash_attention_tma_op, "triton-tma", run_forward_tma),
+):
+    for _device in ("CPU", "CUDA"):
+        _library.impl(_op, _forward(_run, _name), _device)
+        _library.impl(_op, _under_autocast(_op, _device.lower()), f"Autocast{_device}")
+    torch.library.register_fake(_op, _empty_results, lib=_library)
+    torch.library.register_autograd(_op, _differentiate, setup_context=_keep_for_backward, lib=_library)
+    register_flop_formula(_op.overloadpacket)(_forward_flops)
 for _device in ("CPU", "CUDA"):
-    _library.impl("flash_attention", _forward, _device)
-    _library.impl("flash_attention_backward", _backward, _device)
-    _library.impl("flash_attention", _under_autocast(_device.lower()), f"Autocast{_device}")
-torch.library.register_fake("perflab::flash_attention", _empty_results, lib=_library)
-torch.library.register_fake("perflab::flash_attention_backward", _empty_gradients, lib=_library)
-torch.library.register_autograd(
-    "perflab::flash_attention", _differentiate, setup_context=_keep_for_backward, lib=_library
-)
-register_flop_formula(torch.ops.perflab.flash_attention)(_forward_flops)
-register_flop_formula(torch.ops.perflab.flash_attention_backward)(_backward_flops)
+    _library.impl(flash_attention_backward_op, _backward, _device)
+torch.library.register_fake(flash_attention_backward_op, _empty_gradients, lib=_library)
+register_flop_formula(flash_attention_backward_op.overloadpacket)(_backward_flops)

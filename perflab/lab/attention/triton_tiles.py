@@ -1,7 +1,8 @@
 """How the Triton kernels are cut into tiles, and what that costs in shared memory.
 
 Shapes, D padded to a power of two; num_stages pieces are on their way at once:
-    forward    holds q (block_q, D), and walks over k and v in pieces (block_k, D)
+    forward    holds q (block_q, D), and walks over k and v in pieces (block_k, D); forward_tma too, with the
+               output on its way out in as much again
     dk_dv      holds k and v (block_k, D), and walks over q and d_out in pieces (block_q, D)
     dq         holds q and d_out (block_q, D), and walks over k and v in pieces (block_k, D)
 
@@ -9,10 +10,12 @@ Shapes, D padded to a power of two; num_stages pieces are on their way at once:
                     block_q * block_k * itemsize, for weights on their way into a product, and a
                     second piece of q, transposed
 
-A bound where memory is tight; what the compiler takes is in tests/correctness/test_triton_compiles.py.
+A bound up to Hopper; Blackwell stages operands of tensor memory on top. What the compiler takes is in the baselines
+of `perflab kernels`.
 """
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 
@@ -30,7 +33,12 @@ class Tiles:
 
     def shared_bytes(self, kernel: str, head_dim: int, itemsize: int) -> int:
         """Shared memory that `forward`, `dk_dv` or `dq` wants at most, in bytes."""
-        held = {"forward": self.block_q, "dk_dv": 2 * self.block_k, "dq": 2 * self.block_q}[kernel]
+        held = {
+            "forward": self.block_q,
+            "forward_tma": 2 * self.block_q,
+            "dk_dv": 2 * self.block_k,
+            "dq": 2 * self.block_q,
+        }[kernel]
         walked = 2 * (self.block_q if kernel == "dk_dv" else self.block_k)
         turned = self.block_q if kernel == "dk_dv" else 0
         scores = self.block_q * self.block_k if kernel == "dk_dv" else 0
@@ -46,14 +54,29 @@ class Tiles:
 # 32 bit. IEEE float32 products run without tensor cores, with operands unrolled into registers: what
 # spills is decided by block_k * D, and these are the widest that spill on neither sm_80 nor sm_90.
 # dk_dv keeps two accumulators (block_k, D) in registers, dq one (block_q, D), beside four products of
-# scores: the widest of those tried that spill on neither. At D = 256 no tile of 64 rows fits, and so
+# scores: the widest of those tried that spill on neither. At D = 256 no dk_dv tile of 64 keys fits, and so
 # no wgmma: the products are mma's there.
+# Those behind the first let another block onto the multiprocessor (4 warps), or halve the trips of K and V.
 _TILES: dict[tuple[str, int], dict[int, tuple[Tiles, ...]]] = {
-    ("forward", 2): {128: (Tiles(128, 64, 8, 3),), 256: (Tiles(64, 64, 8, 2),)},
+    ("forward", 2): {
+        64: (Tiles(128, 64, 8, 3), Tiles(128, 128, 8, 2), Tiles(64, 64, 4, 3)),
+        128: (Tiles(128, 64, 8, 3), Tiles(128, 128, 8, 2), Tiles(64, 64, 4, 2)),
+        256: (Tiles(64, 64, 8, 2), Tiles(64, 32, 8, 2)),
+    },
     ("forward", 4): {64: (Tiles(64, 32, 8, 2),), 256: (Tiles(32, 16, 8, 2),)},
-    ("dk_dv", 2): {64: (Tiles(32, 128, 8, 2),), 128: (Tiles(32, 64, 8, 2),), 256: (Tiles(32, 32, 8, 1),)},
+    ("forward_tma", 2): {64: (Tiles(128, 128, 8, 2),), 128: (Tiles(128, 64, 8, 3),), 256: (Tiles(64, 64, 8, 2),)},
+    ("forward_tma", 4): {64: (Tiles(64, 32, 8, 2),), 256: (Tiles(32, 16, 8, 2),)},
+    ("dk_dv", 2): {
+        64: (Tiles(32, 128, 8, 2), Tiles(64, 128, 8, 2), Tiles(32, 64, 4, 2)),
+        128: (Tiles(32, 64, 8, 2), Tiles(32, 64, 4, 2)),
+        256: (Tiles(32, 32, 8, 1),),
+    },
     ("dk_dv", 4): {64: (Tiles(16, 32, 8, 2),), 256: (Tiles(16, 16, 8, 1),)},
-    ("dq", 2): {64: (Tiles(128, 64, 8, 2),), 128: (Tiles(64, 64, 8, 2),), 256: (Tiles(32, 64, 8, 1),)},
+    ("dq", 2): {
+        64: (Tiles(128, 64, 8, 3), Tiles(64, 64, 4, 2)),
+        128: (Tiles(64, 64, 8, 2), Tiles(64, 64, 4, 2), Tiles(64, 32, 4, 2)),
+        256: (Tiles(64, 32, 8, 2),),
+    },
     ("dq", 4): {64: (Tiles(32, 32, 8, 2),), 256: (Tiles(16, 16, 8, 1),)},
 }
 DELTA_ROWS = 32
@@ -74,6 +97,7 @@ def check_head_dim(head_dim: int) -> None:
         )
 
 
+@cache  # asked for at every launch
 def candidate_tiles(kernel: str, head_dim: int, dtype: torch.dtype, shared_limit_bytes: int) -> tuple[Tiles, ...]:
     """Tiles to try for `forward`, `dk_dv` or `dq`, each with as many stages as the shared memory has room for.
 

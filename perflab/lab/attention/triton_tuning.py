@@ -19,16 +19,37 @@ from torch import Tensor
 
 from perflab.lab.attention.scoring import Scoring
 from perflab.lab.attention.triton_launches import dk_dv_launch, dq_launch, forward_launch
-from perflab.lab.attention.triton_tiles import Tiles, candidate_tiles
-from perflab.lab.launch import Launch, is_interpreted, shared_memory_bytes
+from perflab.lab.attention.triton_tiles import Tiles, candidate_tiles, choose_tiles
+from perflab.lab.attention.triton_tma import (
+    aligned_like,
+    describable,
+    programs_at_once,
+    require_tma,
+    tma_forward_launch,
+)
+from perflab.lab.launch import Launch, current, is_interpreted, shared_memory_bytes
 
 _KINDS = ("HEAD_DIM", "HAS_LOWER", "HAS_UPPER", "HAS_SOFTCAP", "problem_class")
+# None: Triton's own. Tests put theirs here.
+_do_bench: Callable[..., list[float]] | None = None
 _chosen: dict[tuple[Any, ...], Tiles] = {}
 
 
 def run_forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, scoring: Scoring) -> None:
     """Write out and logsumexp."""
     _run("forward", q, lambda tiles: forward_launch(q, k, v, out, logsumexp, scoring, tiles))
+
+
+def run_forward_tma(q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, scoring: Scoring) -> None:
+    """The same by way of TMA; what it cannot read or write in place goes through a copy."""
+    require_tma(q.device)
+    q, k, v = (x if describable(x) else aligned_like(x).copy_(x) for x in (q, k, v))
+    target = out if describable(out) else aligned_like(out)
+    programs = programs_at_once(q.device)
+    tiles = choose_tiles("forward_tma", q.shape[-1], q.dtype, shared_memory_bytes(q.device))
+    tma_forward_launch(q, k, v, target, logsumexp, scoring, tiles, programs)()
+    if target is not out:
+        out.copy_(target)
 
 
 def run_dk_dv(
@@ -64,7 +85,9 @@ def _run(kernel: str, q: Tensor, launch_with: Callable[[Tiles], Launch]) -> None
 
 def _may_tune() -> bool:
     asked = os.environ.get("PERFLAB_AUTOTUNE", "1") != "0"
-    return asked and not is_interpreted() and not torch.cuda.is_current_stream_capturing()
+    if not asked or is_interpreted():
+        return False
+    return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 
 def _tuned(launch: Launch, launch_with: Callable[[Tiles], Launch], candidates: tuple[Tiles, ...]) -> Tiles:
@@ -76,13 +99,14 @@ def _tuned(launch: Launch, launch_with: Callable[[Tiles], Launch], candidates: t
         ],
         key=list(_KINDS),
         cache_results=True,
+        do_bench=_do_bench,
     )(launch.kernel)
     arguments = {name: value for name, value in launch.arguments.items() if name not in ("BLOCK_Q", "BLOCK_K")}
 
     def grid(meta: Mapping[str, int]) -> tuple[int, ...]:
         return launch_with(Tiles(meta["BLOCK_Q"], meta["BLOCK_K"], num_warps=1, num_stages=1)).grid
 
-    with torch.cuda.device(launch.device):
+    with current(launch.device):
         kernel[grid](**arguments, enable_fp_fusion=True)
     best = kernel.best_config
     return Tiles(best.kwargs["BLOCK_Q"], best.kwargs["BLOCK_K"], best.num_warps, best.num_stages)

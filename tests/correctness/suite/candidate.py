@@ -9,7 +9,6 @@ A callable of the reader's is `f(q, k, v, *, is_causal, scale)` and returns out,
 - where it raises NotImplementedError: that case is skipped, with its text. Anything else that it raises is a failure.
 """
 
-import importlib
 import inspect
 import os
 from collections.abc import Callable, Mapping
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perflab.lab.attention import IMPLEMENTATIONS, attention, attention_with_logsumexp
+from perflab.lab.attention import IMPLEMENTATIONS, BackendRefusedError, attention, attention_with_logsumexp
 from perflab.lab.attention.registry import FEATURES
 from perflab.lab.attention.scoring import ALIGNMENTS
 from tests.correctness.suite.grid import DTYPES, HEAD_DIMS, Claims
@@ -89,9 +88,7 @@ class Candidate:
 
 def from_registry(name: str, device: torch.device) -> Candidate:
     """A variant of the lab's, as it claims to be on that type of device."""
-    claimed = IMPLEMENTATIONS[name]
-    claimed = claimed.on(device.type) if hasattr(claimed, "on") else claimed
-    refusals = getattr(importlib.import_module("perflab.lab.attention"), "BackendRefusedError", None)
+    claimed = IMPLEMENTATIONS[name].on(device.type)
     claims = Claims(
         dtypes=tuple(short for short, dtype in DTYPES.items() if dtype in claimed.dtypes),
         features=claimed.features | {"scale"},
@@ -100,7 +97,7 @@ def from_registry(name: str, device: torch.device) -> Candidate:
         **{defect: False for defect in HAVE_DEFECTS.get(name, ()) if device.type == "cpu"},
         on_cpu=device.type == "cpu",
         interpreted=claimed.needs_triton and device.type == "cpu",
-        few=getattr(claimed, "compiles", False),
+        few=claimed.compiles,
     )
     return Candidate(
         name=name,
@@ -108,14 +105,13 @@ def from_registry(name: str, device: torch.device) -> Candidate:
         claims=claims,
         logsumexp=claimed.logsumexp,
         deterministic=claimed.deterministic,
-        refusals=(refusals,) if refusals else (),
+        refusals=(BackendRefusedError,),
     )
 
 
 def runs_on(name: str, device: torch.device) -> bool:
     """Whether a variant exists on that type of device."""
-    claimed = IMPLEMENTATIONS[name]
-    return claimed.runs_on(device.type) if hasattr(claimed, "runs_on") else True
+    return IMPLEMENTATIONS[name].runs_on(device.type)
 
 
 def from_callable(name: str, function: Callable[..., Any], device: torch.device) -> Candidate:

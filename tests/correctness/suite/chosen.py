@@ -10,10 +10,24 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+from perflab.errors import PerflabError
 from perflab.lab.attention import IMPLEMENTATIONS
+from perflab.measure.devices import resolve_device
+from perflab.plugin.stash import SETTINGS, worker_number
 from tests.correctness.suite.candidate import Candidate, CandidateError, from_callable, from_registry, runs_on
+
+
+def attention_candidates(config: pytest.Config) -> tuple[Candidate, ...]:
+    """Those that --attention names, or all variants; looked up once. UsageError for a name that is none."""
+    given = config.getoption("--attention")
+    try:
+        device = resolve_device(config.stash[SETTINGS].device, worker_number(config))
+        return find_candidates(given, device, Path.cwd())
+    except (CandidateError, PerflabError) as error:
+        raise pytest.UsageError(f"--attention: {error}" if given else str(error)) from None
 
 
 def find_candidates(given: str, device: torch.device, folder: Path) -> tuple[Candidate, ...]:

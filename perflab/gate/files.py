@@ -1,0 +1,93 @@
+"""Baseline files as such: read with checks that name the place, and written whole. What is in them, others know."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from perflab.errors import BaselineError
+
+T = TypeVar("T")
+
+
+class _Header(msgspec.Struct):
+    schema: int
+
+
+def read_checked(path: Path, kind: type[T], schema: int, *, what: str, remedy: str) -> T | None:
+    """A file's content as ``kind``; None if there is no such file.
+
+    Args:
+        path: the file.
+        kind: what it must hold, field by field.
+        schema: the newest version that is understood.
+        what: what such a file is called, for errors.
+        remedy: what to do about one that is not.
+
+    Raises:
+        BaselineError: the file cannot be read, is no JSON, or is not one of ours.
+    """
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise BaselineError(f"cannot read the {what} file {path}: {error.strerror}", "check its rights") from error
+    try:
+        text = raw.decode("utf-8")
+        json.loads(text, parse_constant=_no_number)  # its errors carry a line and a column, msgspec's an offset
+        if msgspec.json.decode(text, type=_Header).schema > schema:
+            raise BaselineError(f"{path} was written by a newer perflab", "upgrade perflab")
+        return msgspec.json.decode(text, type=kind)
+    except UnicodeDecodeError as error:
+        raise BaselineError(f"{what} file {path} is damaged: not UTF-8 at byte {error.start}", remedy) from error
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}: {error.msg}"
+        raise BaselineError(f"{what} file {path} is damaged at {place}", remedy) from error
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        raise BaselineError(f"{path} is not a perflab {what} file: {error}", remedy) from error
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write to a temporary file and rename: a reader meets the old file or the new one, never half.
+
+    Raises:
+        BaselineError: it cannot be written.
+    """
+    temporary: Path | None = None
+    try:
+        content = text.encode("utf-8")  # first, so that what can go wrong with it leaves no file behind
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        temporary = Path(name)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)
+        temporary.replace(path)
+        temporary = None
+    except OSError as error:
+        raise unwritable(path, error) from error
+    finally:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+
+
+def unwritable(path: Path, error: OSError) -> BaselineError:
+    """What to tell of a place that cannot be written to."""
+    return BaselineError(
+        f"cannot write baselines to {path}: {error.strerror}",
+        "name a writable directory with --perf-baselines=DIR; what was measured stands in .perflab/",
+    )
+
+
+def _no_number(constant: str) -> float:
+    raise ValueError(f"{constant} is no number")

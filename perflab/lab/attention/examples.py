@@ -1,0 +1,86 @@
+"""The attention kernels in the configurations that they are shipped in, as launches on `meta` tensors.
+
+Shapes: q (4, 16, 4096, D); k, v (4, 16 or 4, 4096, D): a training step of usual size. Nothing is allocated or run.
+
+For whoever compiles ahead of time. The functions that make these launches are those that a GPU's calls go through, and
+the tiles are all that may be chosen there. This module imports Triton.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from perflab.lab.attention.scoring import Scoring, default_scale
+from perflab.lab.attention.triton_launches import delta_launch, dk_dv_launch, dq_launch, forward_launch
+from perflab.lab.attention.triton_tiles import Tiles, candidate_tiles
+from perflab.lab.attention.triton_tma import tma_forward_launch
+from perflab.lab.launch import SHARED_BYTES, Launch
+
+_BATCH, _HEADS, _LENGTH = 4, 16, 4096
+_KERNELS = ("forward", "dk_dv", "dq")
+_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+_WINDOW, _SOFTCAP, _GROUP = 512, 50.0, 4
+
+
+def launches(shared_limit_bytes: int) -> dict[str, Launch]:
+    """Name -> launch, such as "attention_forward-bf16-d128-causal-128x64-w8", for a GPU with so much shared memory.
+
+    All tiles at head dimensions 64 and 128 in bfloat16; at others, in float32, without a mask and with every feature
+    at once those that are taken first. The TMA kernel is there where the limit is Hopper's or more.
+    """
+    found: dict[str, Launch] = {}
+    for head_dim in (64, 128):
+        found |= dict(_each("bf16", head_dim, "causal", shared_limit_bytes, first=False))
+        found |= dict(_each("fp32", head_dim, "causal", shared_limit_bytes))
+        found |= dict(_each("bf16", head_dim, "full", shared_limit_bytes))
+    for head_dim in (80, 256):
+        found |= dict(_each("bf16", head_dim, "causal", shared_limit_bytes))
+    found |= dict(_each("bf16", 64, "windowed", shared_limit_bytes))
+    out, ends = _meta(_HEADS, 128, torch.bfloat16), _ends()
+    found["attention_delta-bf16-d128"] = delta_launch(out, out, None, ends)
+    return found
+
+
+def _each(
+    dtype_name: str, head_dim: int, mask: str, shared_limit_bytes: int, *, first: bool = True
+) -> Iterator[tuple[str, Launch]]:
+    dtype = _DTYPES[dtype_name]
+    kernels: tuple[str, ...] = _KERNELS
+    if dtype == torch.bfloat16 and shared_limit_bytes >= SHARED_BYTES[90]:
+        kernels = ("forward_tma", *_KERNELS)
+    for kernel in kernels:
+        candidates = candidate_tiles(kernel, head_dim, dtype, shared_limit_bytes)
+        for tiles in candidates[:1] if first else candidates:
+            shape = f"{tiles.block_q}x{tiles.block_k}-w{tiles.num_warps}"
+            name = f"attention_{kernel}-{dtype_name}-d{head_dim}-{mask}-{shape}"
+            yield name, _launch(kernel, head_dim, dtype, mask, tiles)
+
+
+def _launch(kernel: str, head_dim: int, dtype: torch.dtype, mask: str, tiles: Tiles) -> Launch:
+    """`windowed` is causal with a window, a soft cap and grouped heads."""
+    windowed = mask == "windowed"
+    scoring = Scoring(
+        scale=default_scale(head_dim),
+        softcap=_SOFTCAP if windowed else None,
+        lower=-_WINDOW if windowed else None,
+        upper=None if mask == "full" else 0,
+    )
+    q = _meta(_HEADS, head_dim, dtype)
+    k = _meta(_HEADS // _GROUP if windowed else _HEADS, head_dim, dtype)
+    ends = _ends()
+    if kernel == "forward":
+        return forward_launch(q, k, k, q, ends, scoring, tiles)
+    if kernel == "forward_tma":
+        return tma_forward_launch(q, k, k, q, ends, scoring, tiles, num_programs=132)
+    if kernel == "dk_dv":
+        return dk_dv_launch(q, k, k, q, ends, ends, k, k, scoring, tiles)
+    return dq_launch(q, k, k, q, ends, ends, q, scoring, tiles)
+
+
+def _meta(heads: int, head_dim: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty(_BATCH, heads, _LENGTH, head_dim, dtype=dtype, device="meta")
+
+
+def _ends() -> Tensor:
+    return torch.empty(_BATCH, _HEADS, _LENGTH, dtype=torch.float32, device="meta")

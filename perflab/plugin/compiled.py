@@ -1,0 +1,193 @@
+"""The compiled tier of perf cases: every registered kernel for every architecture is a test of its own.
+
+Where tests run, like ``measuring``: what the ``compiled_kernel`` fixture gives is compiled in processes of its own, all
+the session has chosen at once, before the first of these tests; each test is judged when its body has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Iterator
+from concurrent.futures import wait
+from typing import Any
+
+import msgspec
+import pytest
+
+from perflab.errors import KernelError, UsageError
+from perflab.gate.kernel_store import KernelStore
+from perflab.gate.store import BaselineStore
+from perflab.plugin.accept import accept_command
+from perflab.plugin.kernels import HOW_TO_REGISTER, Choice, choices_of, is_broken, outcome, result_of
+from perflab.plugin.kinds import COMPILED_FIXTURE as FIXTURE
+from perflab.plugin.progress import ProgressLine
+from perflab.plugin.settings import Settings, for_case
+from perflab.plugin.stash import SETTINGS, is_worker
+from perflab.plugin.total_budget import TotalBudget
+from perflab.plugin.turn import device_turn
+from perflab.plugin.verdicts import fails, unmeasured
+from perflab.records import CompiledKernel, KernelResources, Result, Verdict, to_plain
+from perflab.report.kernels import explain_kernel
+from perflab.static.pool import CompilerPool
+from perflab.static.registration import load_examples
+
+CHOICES = pytest.StashKey[list[Choice]]()
+RESULT = pytest.StashKey[Result]()
+_JUDGED = pytest.StashKey[bool]()
+
+
+def spread(metafunc: pytest.Metafunc) -> None:
+    """Parametrize a test that asks for ``compiled_kernel`` by every registered kernel and architecture.
+
+    Raises:
+        KernelError: nothing is registered, or a registration cannot be used.
+    """
+    config = metafunc.config
+    if CHOICES not in config.stash:
+        settings = config.stash[SETTINGS]
+        if not settings.kernels:
+            raise KernelError("a test asks for compiled_kernel, and no kernels are registered", HOW_TO_REGISTER)
+        config.stash[CHOICES] = choices_of(
+            {
+                registration: {
+                    arch: [example.name for example in load_examples(registration, arch)] for arch in settings.archs
+                }
+                for registration in settings.kernels
+            }
+        )
+    choices = config.stash[CHOICES]
+    metafunc.parametrize(FIXTURE, choices, ids=list(map(str, choices)), indirect=True)
+
+
+class CompiledCases:
+    """Hooks around the compiled cases of this process."""
+
+    def __init__(self, config: pytest.Config, settings: Settings) -> None:
+        self._config = config
+        self._settings = settings
+        self._store = KernelStore(settings.baselines)
+        self._progress = ProgressLine(config)
+        self._budget = TotalBudget(settings.total_budget_s)
+        self._waiting: dict[Choice, None] = {}
+        self._found: dict[Choice, CompiledKernel | KernelError] = {}
+        self._pool: CompilerPool | None = None
+
+    def check(self, items: list[pytest.Item]) -> None:
+        """Find what would fail later, while nothing is lost: bad markers, unusable baselines.
+
+        Raises:
+            PerflabError: the first problem found.
+        """
+        for item in items:
+            for_case(self._settings, item)
+            choice = getattr(item, "callspec", None) and item.callspec.params.get(FIXTURE)  # type: ignore[attr-defined]
+            if isinstance(choice, Choice):
+                self._waiting[choice] = None
+        if self._settings.update or self._settings.update_new:
+            BaselineStore(self._settings.baselines).check_writable()
+        for registration in self._settings.kernels:
+            self._store.check(registration)
+
+    def kernel_for(self, item: pytest.Item, choice: object) -> KernelResources | None:
+        """The ``compiled_kernel`` fixture's value; None where the kernel does not compile: the body is not to run."""
+        if not isinstance(choice, Choice):
+            raise UsageError(
+                f"{item.nodeid} parametrizes compiled_kernel itself",
+                "leave that to perflab: it knows what is registered",
+            )
+        if choice not in self._found:
+            # Workers of pytest-xdist share the cases out as they go: each compiles what it gets.
+            self._compile([choice] if is_worker(self._config) else [*{choice: None, **self._waiting}])
+        found = self._found.get(choice)
+        if found is None:
+            pytest.skip("not compiled: the run's time was over")
+        if isinstance(found, KernelError):
+            raise found
+        item.stash[RESULT] = result_of(item.nodeid, found, self._store)
+        return found.resources
+
+    def _compile(self, choices: list[Choice]) -> None:
+        self._progress.begin("kernels")
+        # Not beside a measurement: compilers keep all cores busy.
+        with device_turn("cpu", self._progress.show), self._open_pool() as pool:
+            futures = {pool.submit(one.registration, one.name, one.arch): one for one in choices}
+            pending = set(futures)
+            while pending:
+                self._progress.show(f"compiling, {len(pending)} of {len(futures)} left")
+                left_s = self._budget.left_s()
+                if left_s is not None and left_s <= 0:
+                    break
+                done, pending = wait(pending, timeout=0.5 if left_s is None else min(0.5, left_s))
+                self._found |= {futures[future]: outcome(future) for future in done}
+            self._progress.clear()
+        for choice in choices:
+            self._waiting.pop(choice, None)
+
+    @contextlib.contextmanager
+    def _open_pool(self) -> Iterator[CompilerPool]:
+        """As many processes as cores, ended when all is compiled; in a worker one, kept until the session ends."""
+        if not is_worker(self._config):
+            with CompilerPool() as pool:
+                yield pool
+            return
+        if self._pool is None:
+            self._pool = CompilerPool(1)
+        yield self._pool
+
+    def pytest_unconfigure(self) -> None:
+        """Leave no process behind."""
+        if self._pool is not None:
+            self._pool.close()
+
+    # --- around each test -----------------------------------------------------------------------------------
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """A test that is run again begins anew."""
+        if RESULT in item.stash:
+            del item.stash[RESULT]
+        item.stash[_JUDGED] = False
+        if self._settings.against is not None and FIXTURE in getattr(item, "fixturenames", ()):
+            pytest.skip("compiled kernels are compared with their baselines, not in turns")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """Run the test's body, then judge its kernel; one that does not compile has no body to run."""
+        result = item.stash.get(RESULT, None)
+        if result is not None and result.compiled is not None and result.compiled.now.resources is None:
+            self._conclude(item, result)
+        outcome = yield
+        if result is not None:
+            self._conclude(item, result)
+        return outcome
+
+    def _conclude(self, item: pytest.Item, result: Result) -> None:
+        assert result.compiled is not None
+        settings = self._settings
+        broken = is_broken(result.compiled.now)
+        verdict = result.judgement.verdict
+        if settings.check == "off" and not broken and verdict not in (Verdict.NEW, Verdict.INCOMPARABLE):
+            judgement = msgspec.structs.replace(result.judgement, verdict=Verdict.UNCHECKED)
+            result = item.stash[RESULT] = msgspec.structs.replace(result, judgement=judgement)
+        item.stash[_JUDGED] = True
+        saving = settings.update or settings.update_new
+        if broken or fails(result.judgement.verdict, settings, saving=saving):
+            accept = None if broken else accept_command(self._config, result.case, verdict)
+            pytest.fail(explain_kernel(result, accept), pytrace=False)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Hang the case's result on its report."""
+        report = yield
+        if report.when == "teardown" or FIXTURE not in getattr(item, "fixturenames", ()):
+            return report
+        result = item.stash.get(RESULT, None)
+        if result is None or not item.stash.get(_JUDGED, False):
+            unjudged = unmeasured(item.nodeid, None, report)
+            compiled = result.compiled if result is not None else None
+            result = msgspec.structs.replace(unjudged, compiled=compiled) if unjudged is not None else None
+        if result is not None:
+            report.perflab = to_plain(result)  # type: ignore[attr-defined]
+        return report

@@ -1,0 +1,24 @@
+"""The two kinds of perf case: measured by the ``perf`` fixture, and compiled by the ``compiled_kernel`` one."""
+
+from __future__ import annotations
+
+import pytest
+
+from perflab.errors import SettingError
+
+COMPILED_FIXTURE = "compiled_kernel"
+
+
+def is_compiled_case(item: pytest.Item) -> bool:
+    """Whether a test asks for a compiled kernel.
+
+    Raises:
+        SettingError: it asks for a measurement too.
+    """
+    fixtures = getattr(item, "fixturenames", ())
+    if COMPILED_FIXTURE in fixtures and "perf" in fixtures:
+        raise SettingError(
+            f"{item.nodeid} asks for both perf and {COMPILED_FIXTURE}",
+            "measure in one test, and gate what compiles in another",
+        )
+    return COMPILED_FIXTURE in fixtures

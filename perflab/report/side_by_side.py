@@ -1,0 +1,219 @@
+"""Side by side: the levels of one parameter against each other, in every case that has it.
+
+A group is one test with all of its other parameters; its lines are the levels, fastest first. Ratios are to the
+fastest of the group, those of phases (in brackets) to the phase's fastest. What a case quotes from elsewhere stands
+below, and takes part in no ratio.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from perflab.records import Environment, Parameters, Record, Result, Verdict
+from perflab.report.table import Line, short_name, shown_ns, spread_of, wrap_facts
+from perflab.units import format_bytes, format_ns, format_rate
+
+_COLUMNS = ("median", "spread", "ratio", "rate", "matmul", "peak")
+_FLOPS = "flops"
+
+
+@dataclass(frozen=True)
+class Level:
+    """One level in a group. ``cells`` are by column, empty for what is not known; ``said`` stands in their place."""
+
+    name: str
+    cells: dict[str, str] = field(default_factory=dict)
+    phases: list[str] = field(default_factory=list)
+    said: str = ""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The levels of a parameter in one test, its other parameters being the same."""
+
+    parameter: str
+    title: str
+    levels: list[Level]
+
+
+@dataclass(frozen=True)
+class _Member:
+    level: str
+    result: Result
+
+
+@dataclass(frozen=True)
+class _Key:
+    """What the members of a group have in common. Ratios across machines would say nothing of the code."""
+
+    parameter: str
+    function: str
+    others: tuple[tuple[str, object], ...]
+    environment: Environment | None
+
+
+def parameters_of(result: Result) -> Parameters:
+    """A case's parameters, also where nothing was measured."""
+    return result.record.parameters if result.record is not None else result.parameters
+
+
+def side_by_side(results: Sequence[Result], parameter: str | None = None) -> list[Group]:
+    """The groups of ``parameter``, or of what each case asks for, in the order of the cases.
+
+    Where there is nothing to set beside a case, no quoted number either, it is left out.
+    """
+    members: dict[_Key, list[_Member]] = {}
+    titles: dict[_Key, str] = {}
+    without_record: list[tuple[_Key, _Member]] = []
+    for result in results:
+        name = parameter or result.side_by_side
+        given = parameters_of(result)
+        if name is None or name not in given:
+            continue
+        member = _Member(str(given[name]), result)
+        others = tuple((other, value) for other, value in given.items() if other != name)
+        key = _Key(name, result.case.partition("[")[0], others, result.record.environment if result.record else None)
+        titles.setdefault(key, _title(result.case, member.level, dict(others)))
+        if result.record is None:
+            without_record.append((key, member))
+        else:
+            members.setdefault(key, []).append(member)
+    for key, member in without_record:  # no machine is known of it: it stands beside those of each
+        for other in [other for other in members if replace(other, environment=None) == key]:
+            members[other].append(member)
+    groups = [Group(key.parameter, titles[key], _levels(found)) for key, found in members.items()]
+    return [group for group in groups if len(group.levels) > 1]
+
+
+def parameter_names(results: Sequence[Result]) -> list[str]:
+    """All parameters that cases have, as they come."""
+    return list(dict.fromkeys(name for result in results for name in parameters_of(result)))
+
+
+def side_by_side_lines(groups: Sequence[Group], width: int = 80) -> list[Line]:
+    """Groups as text no wider than ``width`` (80 at least)."""
+    if not groups:
+        return []
+    cells = {title: [level.cells.get(title, "") for group in groups for level in group.levels] for title in _COLUMNS}
+    used = [(title, 2 + max(map(len, [title, *cells[title]]))) for title in _COLUMNS if any(cells[title])]
+    room = max(width, 80) - sum(size for _, size in used)
+    named = max(
+        len(text) for group in groups for text in [*(f"  {level.name}" for level in group.levels), _head(group)]
+    )
+    names = min(room, max(20, named))
+    lines: list[Line] = []
+    head = ""
+    for group in groups:
+        if _head(group) != head:
+            head = _head(group)
+            lines.append(Line(head.ljust(names) + "".join(title.rjust(size) for title, size in used)))
+        lines.append(Line(group.title))
+        for level in group.levels:
+            name = f"  {level.name}"
+            if level.said:
+                lines.append(Line(f"{name}  {level.said}"[: max(width, 80)]))
+                continue
+            shown = (name if len(name) <= names else name[: names - 1] + "…").ljust(names)
+            lines.append(
+                Line((shown + "".join(level.cells.get(title, "").rjust(size) for title, size in used)).rstrip())
+            )
+            lines += [Line(f"    {text}") for text in wrap_facts(level.phases, max(width, 80) - 4)]
+    return lines
+
+
+def side_by_side_markdown(groups: Sequence[Group]) -> list[list[str]]:
+    """Each group as the lines of a Markdown table."""
+    tables = []
+    for group in groups:
+        used = [title for title in _COLUMNS if any(level.cells.get(title) for level in group.levels)]
+        lines = [f"| {' | '.join([f'{group.title}, by {group.parameter}', *used])} |", f"|---|{'--:|' * len(used)}"]
+        for level in group.levels:
+            name = "<br>".join([level.name, *level.phases]) + (f": {level.said}" if level.said else "")
+            lines.append(f"| {' | '.join([name.replace('|', '&#124;'), *(level.cells.get(t, '') for t in used)])} |")
+        tables.append(lines)
+    return tables
+
+
+def _head(group: Group) -> str:
+    return f"side by side: {group.parameter}"
+
+
+def _title(case: str, level: str, others: Parameters) -> str:
+    """The case's short name without the level; what its id does not show as it is, by name."""
+    function, bracket, identifier = short_name(case).partition("[")
+    if not bracket or not others:
+        return function
+    rest, found = re.subn(rf"(^|-){re.escape(level)}(?=-|$)", r"\1", identifier.removesuffix("]"), count=1)
+    if not found:
+        rest = ", ".join(f"{name}={value}" for name, value in others.items())
+    return f"{function}[{re.sub('-+', '-', rest).strip('-')}]"
+
+
+def _levels(members: Sequence[_Member]) -> list[Level]:
+    measured = [(shown_ns(one.result), one) for one in members]
+    timed = sorted(((ns, one) for ns, one in measured if ns is not None), key=lambda pair: pair[0])
+    best: dict[str, float] = {}
+    for _, one in timed:
+        for phase, ns in _phases(one.result).items():
+            best[phase] = min(ns, best.get(phase, ns))
+    levels = [_level(one, ns, timed[0][0], best) for ns, one in timed]
+    reasons: dict[str, list[str]] = {}
+    for time_ns, one in measured:
+        if time_ns is None:
+            reasons.setdefault(_said(one.result), []).append(one.level)
+    levels += [Level(", ".join(names), said=said) for said, names in reasons.items()]
+    quotes = {quote.source: quote for one in members if one.result.record for quote in one.result.record.quotes}
+    for source, quote in quotes.items():
+        phases = [f"{phase} {format_ns(ns)}" for phase, ns in quote.phases_ns.items()]
+        levels.append(Level(f"quoted: {source}", {"median": format_ns(quote.ns)}, phases))
+    return levels
+
+
+def _level(one: _Member, ns: float, best_ns: float, best: dict[str, float]) -> Level:
+    record = one.result.record
+    assert record is not None
+    cells = {"median": format_ns(ns), "ratio": f"{ns / best_ns:.2f}"}
+    unit = _FLOPS if _FLOPS in record.work else next((u for u in record.work if not _is_of_a_phase(u, record)), None)
+    if unit is not None:
+        cells["rate"] = format_rate(record.work[unit] / (ns / 1e9), "FLOP" if unit == _FLOPS else unit)
+    if unit == _FLOPS and record.matmul_flops_per_second is not None:
+        cells["matmul"] = _share(record.work[unit], ns, record)
+    spread = spread_of(one.result)
+    if spread is not None:
+        cells["spread"] = spread
+    if record.summary is not None and record.summary.memory is not None:
+        cells["peak"] = format_bytes(record.summary.memory.peak_bytes)
+    phases = []
+    for phase, phase_ns in _phases(one.result).items():
+        text = f"{phase} {format_ns(phase_ns)} ({phase_ns / best[phase]:.2f})"
+        flops = record.work.get(f"{phase}_{_FLOPS}")
+        if flops is not None:
+            text += f" {format_rate(flops / (phase_ns / 1e9), 'FLOP')}"
+            text += f" {_share(flops, phase_ns, record)}" if record.matmul_flops_per_second is not None else ""
+        phases.append(text)
+    return Level(one.level, cells, phases)
+
+
+def _share(flops: float, ns: float, record: Record) -> str:
+    assert record.matmul_flops_per_second is not None
+    return f"{100 * flops / (ns / 1e9) / record.matmul_flops_per_second:.1f}%"
+
+
+def _phases(result: Result) -> dict[str, float]:
+    """Times of the phases, where there are several."""
+    summary = result.record.summary if result.record is not None else None
+    return dict(summary.phases_ns) if summary is not None and len(summary.phases_ns) > 1 else {}
+
+
+def _is_of_a_phase(unit: str, record: Record) -> bool:
+    phases = record.summary.phases_ns if record.summary is not None else {}
+    return unit.partition("_")[0] in phases
+
+
+def _said(result: Result) -> str:
+    if result.judgement.verdict is Verdict.OOM or (result.record is not None and result.record.out_of_memory):
+        asked = result.record.out_of_memory.asked_bytes if result.record and result.record.out_of_memory else None
+        return "out of memory" + (f" ({format_bytes(asked)} asked for)" if asked is not None else "")
+    return ": ".join([str(result.judgement.verdict), *result.judgement.reasons[:1]])

@@ -1,0 +1,69 @@
+"""Tiles are timed once for each kind of problem. The clock is a stand-in, and the kernels run in the interpreter."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from perflab.lab.attention import attention
+from perflab.lab.attention import triton_tuning as tuning
+from perflab.lab.attention.triton_launches import problem_class
+from perflab.lab.attention.triton_tiles import candidate_tiles
+from perflab.lab.launch import is_interpreted, shared_memory_bytes
+
+pytestmark = [
+    pytest.mark.correctness,
+    pytest.mark.skipif(not is_interpreted(), reason="on a GPU Triton's own clock tunes, and keeps what it finds"),
+]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """As on a GPU, with a clock that finds each candidate faster than the one before it."""
+    readings: list[float] = []
+
+    def do_bench(run: Callable[[], Any], **how: Any) -> list[float]:
+        run()
+        readings.append(-float(len(readings)))
+        return [readings[-1]] * 3
+
+    monkeypatch.setattr(tuning, "_do_bench", do_bench)
+    monkeypatch.setattr(tuning, "is_interpreted", lambda: False)
+    monkeypatch.setattr(tuning, "_chosen", {})
+    return readings
+
+
+def attend(length: int) -> None:
+    torch.manual_seed(0)
+    q = torch.randn(1, 1, length, 16, dtype=torch.float16)
+    wanted = attention(q.float(), q.float(), q.float(), impl="reference")
+    torch.testing.assert_close(attention(q, q, q, impl="triton").float(), wanted, atol=2e-3, rtol=2e-3)
+
+
+def test_the_fastest_tiles_are_taken_and_remembered(timed: list[float]) -> None:
+    candidates = candidate_tiles("forward", 16, torch.float16, shared_memory_bytes(CPU))
+    assert len(candidates) > 1
+    attend(40)
+    assert len(timed) == len(candidates)
+    assert list(tuning.tiles_in_use().values()) == [candidates[-1]]
+    attend(41)  # the same powers of two
+    assert len(timed) == len(candidates)
+    attend(70)
+    assert len(timed) == 2 * len(candidates)
+
+
+def test_tuning_can_be_switched_off(timed: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERFLAB_AUTOTUNE", "0")
+    attend(40)
+    assert timed == []
+
+
+def test_problems_of_like_size_are_tuned_together() -> None:
+    def kind(batch: int, length: int) -> int:
+        q = torch.empty(batch, 2, length, 8, device="meta")
+        return problem_class(q, q)
+
+    assert kind(1, 1000) == kind(1, 1024)
+    assert len({kind(1, 1024), kind(1, 1025), kind(2, 1024), kind(2, 512)}) == 4

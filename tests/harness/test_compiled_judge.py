@@ -1,0 +1,216 @@
+"""The judge of compiled kernels, case by case; and what its reports say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perflab.gate.compiled import can_be_saved, judge_compiled
+from perflab.records import CompiledCase, CompiledKernel, Judgement, KernelBaseline, Result, Verdict
+from perflab.report.kernels import explain_kernel, kernel_table
+from perflab.report.markdown import markdown
+from perflab.report.summary import summary
+from tests.harness.make import baseline, document, kernel, resources, result
+
+
+def judged(**changes: Any) -> Judgement:
+    return judge_compiled(kernel(resources(**changes)), baseline())
+
+
+def test_the_same_kernel_is_ok() -> None:
+    assert (judged().verdict, judged().reasons) == (Verdict.OK, [])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"registers": 101},
+        {"registers": 90},
+        {"dynamic_shared_bytes": 70_000},
+        {"stack_bytes": 16},
+        {"num_stages": 4},
+        {"instructions": {"wgmma": 8, "tma": 2}},
+    ],
+)
+def test_what_may_change_either_way_is_shown_and_not_judged(changes: dict[str, Any]) -> None:
+    judgement = judged(**changes)
+    assert (judgement.verdict, judgement.worse) == (Verdict.OK, [])
+    assert [change for change in judgement.counts.values() if change.now != change.before]
+
+
+@pytest.mark.parametrize(
+    ("changes", "worse", "why"),
+    [
+        ({"spill_store_bytes": 8, "spill_load_bytes": 4}, "spills", "spills 12 B of registers a thread"),
+        ({"instructions": {"mma": 64, "tma": 4}}, "tensor cores", "lost wgmma: its products run as mma now"),
+        ({"instructions": {"tma": 4}}, "tensor cores", "lost wgmma: no product runs on tensor cores any more"),
+        (
+            {"instructions": {"wgmma": 8, "mma": 32, "tma": 4}},
+            "tensor cores",
+            "some of its products run as mma now, beside wgmma",
+        ),
+        ({"instructions": {"wgmma": 16}}, "tma", "its copies do not go through TMA any more"),
+        (
+            {"blocks_per_sm": 1, "warps_per_sm": 8},
+            "occupancy",
+            "8 warps fit onto a multiprocessor at once instead of 16: no more room in registers",
+        ),
+    ],
+)
+def test_a_kernel_that_got_worse_is_regressed_and_says_by_what(changes: dict[str, Any], worse: str, why: str) -> None:
+    judgement = judged(**changes)
+    assert (judgement.verdict, judgement.worse) == (Verdict.REGRESSED, [worse])
+    assert judgement.reasons[0].startswith(why)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        {"spill_store_bytes": 8},
+        {"instructions": {"mma": 64, "tma": 4}},
+        {"blocks_per_sm": 1, "warps_per_sm": 8},
+    ],
+)
+def test_a_kernel_that_got_better_is_improved(before: dict[str, Any]) -> None:
+    assert judge_compiled(kernel(), baseline(resources(**before))).verdict is Verdict.IMPROVED
+
+
+def test_better_in_one_way_does_not_make_up_for_worse_in_another() -> None:
+    now = resources(spill_store_bytes=4, warps_per_sm=32, blocks_per_sm=4)
+    assert judge_compiled(kernel(now), baseline()).worse == ["spills"]
+
+
+def test_fewer_blocks_of_more_warps_are_no_lower_occupancy() -> None:
+    assert judged(num_warps=16, blocks_per_sm=1).verdict is Verdict.OK
+
+
+def test_without_a_baseline_it_is_new() -> None:
+    assert judge_compiled(kernel(), None).verdict is Verdict.NEW
+
+
+TOO_MUCH: dict[str, Any] = {"dynamic_shared_bytes": 233_000, "blocks_per_sm": 0, "warps_per_sm": 0}
+
+
+def test_shared_memory_past_the_limit_fails_with_and_without_a_baseline() -> None:
+    too_much = resources(**TOO_MUCH)
+    said = "wants 233,000 B of shared memory a block, and sm_90 has 232,448"
+    alone = judge_compiled(kernel(too_much), None)
+    assert (alone.verdict, alone.reasons) == (Verdict.FAILED, [said])
+    against = judge_compiled(kernel(too_much), baseline())
+    assert (against.verdict, against.worse[0], against.reasons[0]) == (Verdict.REGRESSED, "shared memory", said)
+    assert not can_be_saved(kernel(too_much))
+
+
+def test_limits_hold_for_another_compilers_kernel_too() -> None:
+    judgement = judge_compiled(kernel(resources(**TOO_MUCH)), baseline(triton="3.8.0"))
+    assert judgement.verdict is Verdict.FAILED
+    assert "shared memory" in judgement.reasons[0]
+
+
+def test_tensor_memory_that_no_block_can_have_fails() -> None:
+    wide = resources(tensor_columns=1024, blocks_per_sm=0, warps_per_sm=0, limited_by="tensor memory")
+    assert judge_compiled(kernel(wide, arch=100), None).reasons == [
+        "not one block fits onto a multiprocessor of sm_100: no room in tensor memory"
+    ]
+
+
+def test_what_does_not_compile_fails_and_regressed_if_it_once_did() -> None:
+    broken = kernel(problem="NameError: x\nin: y = x")
+    assert judge_compiled(broken, None) == Judgement(
+        verdict=Verdict.FAILED, reasons=["does not compile for sm_90: NameError: x"]
+    )
+    assert judge_compiled(broken, baseline()).verdict is Verdict.REGRESSED
+    assert not can_be_saved(broken)
+
+
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [
+        (baseline(triton="3.8.0"), "baseline from another compiler: triton 3.8.0 then, 3.9.0 now"),
+        (baseline(resources(ptxas="12.9.86")), "baseline from another compiler: ptxas 12.9.86 then, 13.4.59 now"),
+    ],
+)
+def test_another_compilers_baseline_is_incomparable(before: KernelBaseline, said: str) -> None:
+    worse = kernel(resources(spill_store_bytes=400))
+    judgement = judge_compiled(worse, before)
+    assert (judgement.verdict, judgement.reasons) == (Verdict.INCOMPARABLE, [said])
+
+
+# --- what is said of it --------------------------------------------------------------------------------------
+
+SPILLING = {"registers": 255, "spill_store_bytes": 528, "spill_load_bytes": 516, "blocks_per_sm": 1, "warps_per_sm": 8}
+
+
+def result_for(now: CompiledKernel, before: KernelBaseline | None, **changes: Any) -> Result:
+    case = CompiledCase(now=now, before=before.resources if before else None)
+    fields: dict[str, Any] = {"case": f"t.py::test_kernel[attend-sm{now.arch}]", "record": None, "compiled": case}
+    return Result(**{**fields, "judgement": judge_compiled(now, before), **changes})
+
+
+def test_a_failure_shows_what_it_took_before_and_takes_now() -> None:
+    failing = result_for(kernel(resources(**SPILLING)), baseline())
+    assert (
+        explain_kernel(failing, "perflab kernels --update")
+        == """\
+attend[sm_90] is worse than its baseline: spills more, lower occupancy
+                   before  now  change  limit
+registers             100  255    +155   none
+spill store bytes       0  528    +528  exact
+spill load bytes        0  516    +516  exact
+warps per sm           16    8      -8  exact
+blocks per sm           2    1      -1   none
+why: spills 1044 B of registers a thread, stores and loads together, instead of
+     0
+why: 8 warps fit onto a multiprocessor at once instead of 16: no more room in
+     registers
+if this is meant: perflab kernels --update"""
+    )
+
+
+def test_a_kernel_that_does_not_compile_shows_what_the_compiler_said() -> None:
+    failing = result_for(kernel(problem="NameError: x\nin: y = x"), None)
+    assert explain_kernel(failing, None) == "attend[sm_90] does not compile\nNameError: x\nin: y = x"
+
+
+def test_the_table_has_a_line_for_each_architecture_and_fits_80_columns() -> None:
+    results = [
+        result_for(kernel(arch=80), baseline(), saved=True),
+        result_for(kernel(resources(**SPILLING)), baseline()),
+        result_for(kernel(arch=100), baseline(triton="3.8.0"), saved=True),
+        result_for(kernel(name="broken", problem="NameError: x"), None),
+        result_for(kernel(resources(spill_store_bytes=38_032), name="drowned"), None),
+    ]
+    lines = [line.text for line in kernel_table(results)]
+    assert (
+        "\n".join(lines)
+        == """\
+kernel  regs spills   shared warps  limited by tensor cores  verdict
+attend
+ sm_80   100      – 64.0 KiB 16/64   registers     wgmma 16  ok, saved
+ sm_90   255 1044 B 64.0 KiB  8/64   registers     wgmma 16  REGRESSED
+    registers 100 -> 255 · spill store bytes 0 -> 528
+    spill load bytes 0 -> 516 · warps per sm 16 -> 8 · blocks per sm 2 -> 1
+    spills 1044 B of registers a thread, stores and loads together, instead of
+    0; 8 warps fit onto a multiprocessor at once instead of 16: no more room in
+    registers
+ sm_100  100      – 64.0 KiB 16/64   registers     wgmma 16  incomparable, saved
+    baseline from another compiler: triton 3.8.0 then, 3.9.0 now
+broken
+ sm_90     –      –        –     –           –            –  FAILED
+    does not compile for sm_90: NameError: x
+drowned
+ sm_90   100 37 KiB 64.0 KiB 16/64   registers     wgmma 16  new"""
+    )
+    assert max(map(len, lines)) <= 80
+
+
+def test_measured_and_compiled_cases_stand_in_one_summary_with_one_tally() -> None:
+    run = document(result(), result_for(kernel(resources(**SPILLING)), baseline(), failure="spills"), exitstatus=1)
+    shown = [line.text for line in summary(run)]
+    assert shown[4] == "compiled: triton 3.9.0 · ptxas 13.4.59 (sm_90) · baselines/triton-3.9.0/"
+    assert shown[-1] == "1 ok · 1 regressed   (accept: --perf-update)"
+    text = markdown(run)
+    assert "| `step[small-128-fp32]` |" in text
+    assert "| `attend[sm_90]` | 255 | 1044 B | 64.0 KiB | 8/64 | registers | wgmma 16 | **REGRESSED**" in text
+    assert "<details><summary>attend[sm_90]: regressed</summary>" in text

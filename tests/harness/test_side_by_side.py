@@ -1,0 +1,174 @@
+"""Levels of one parameter against each other: grouped, fastest first, what did not run and what is quoted below."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perflab.cli import main
+from perflab.documents import write_document
+from perflab.records import Judgement, OutOfMemory, Quote, Record, Result, Verdict
+from perflab.report.markdown import markdown
+from perflab.report.side_by_side import side_by_side, side_by_side_lines
+from perflab.report.summary import summary
+from tests.harness.make import MS, cuda_environment, document, environment, record, replicate, result
+
+
+def case(impl: str, ms: float, length: int = 128, **changes: Any) -> Result:
+    """``attention[IMPL-LENGTH]``, a case that asks to be set side by side."""
+    node = f"tests/perf/test_x.py::test_attention[{impl}-{length}]"
+    parameters = {"impl": impl, "seq_len": length}
+    found = record(replicate(ms * MS, peak_bytes=2**20), case=node, parameters=parameters, **changes)
+    return result(node, record=found, side_by_side="impl")
+
+
+def skipped(impl: str, reason: str, length: int = 128) -> Result:
+    return Result(
+        case=f"tests/perf/test_x.py::test_attention[{impl}-{length}]",
+        record=None,
+        judgement=Judgement(verdict=Verdict.SKIPPED, reasons=[reason]),
+        parameters={"impl": impl, "seq_len": length},
+        side_by_side="impl",
+    )
+
+
+def out_of_memory(impl: str) -> Result:
+    node = f"tests/perf/test_x.py::test_attention[{impl}-128]"
+    found = Record(
+        case=node,
+        environment=environment(),
+        parameters={"impl": impl, "seq_len": 128},
+        out_of_memory=OutOfMemory(asked_bytes=2**34),
+    )
+    return Result(case=node, record=found, judgement=Judgement(verdict=Verdict.OOM), side_by_side="impl")
+
+
+def lines(*results: Result, parameter: str | None = None) -> list[str]:
+    return [line.text for line in side_by_side_lines(side_by_side(results, parameter))]
+
+
+def test_levels_stand_fastest_first_with_their_ratio_to_it() -> None:
+    assert lines(case("naive", 30), case("sdpa-flash", 10), case("tiled", 15)) == [
+        "side by side: impl     median  spread  ratio      peak",
+        "attention[128]",
+        "  sdpa-flash          10.0 ms   ±0.2%   1.00  1.00 MiB",
+        "  tiled               15.0 ms   ±0.2%   1.50  1.00 MiB",
+        "  naive               30.0 ms   ±0.2%   3.00  1.00 MiB",
+    ]
+
+
+def test_each_test_and_each_other_parameter_is_a_group_of_its_own() -> None:
+    shown = lines(case("naive", 30), case("naive", 90, 256), case("sdpa", 10), case("sdpa", 60, 256))
+    assert [line.split()[0] for line in shown[1:]] == [
+        "attention[128]",
+        "sdpa",
+        "naive",
+        "attention[256]",
+        "sdpa",
+        "naive",
+    ]
+    assert shown[-1].split()[4] == "1.50"
+
+
+def test_rate_and_share_of_the_matmul_rate_stand_where_they_are_known() -> None:
+    known = {"work": {"flops": 2e11}, "matmul_flops_per_second": 4e13}
+    shown = lines(case("naive", 20, **known), case("sdpa", 10, **known))
+    assert shown[0].split()[3:] == ["impl", "median", "spread", "ratio", "rate", "matmul", "peak"]
+    assert shown[2].split() == ["sdpa", "10.0", "ms", "±0.2%", "1.00", "20.0", "TFLOP/s", "50.0%", "1.00", "MiB"]
+    assert max(map(len, shown)) <= 80
+
+
+def test_phases_are_held_against_the_phases_fastest() -> None:
+    def step(impl: str, forward_ms: float, backward_ms: float) -> Result:
+        found = case(impl, forward_ms + backward_ms)
+        assert found.record is not None
+        phases = {"forward": forward_ms * MS, "backward": backward_ms * MS}
+        summary = replicate((forward_ms + backward_ms) * MS, phases_ns=phases)
+        work = {"flops": 3e10, "backward_flops": 2e10}
+        changed = record(
+            summary,
+            case=found.case,
+            parameters=found.record.parameters,
+            work=work,
+            matmul_flops_per_second=4e12,
+        )
+        return result(found.case, record=changed, side_by_side="impl")
+
+    shown = lines(step("one", 10, 20), step("other", 30, 10))
+    assert shown[3] == "    forward 10.0 ms (1.00) · backward 20.0 ms (2.00) 1.00 TFLOP/s 25.0%"
+    assert shown[5] == "    forward 30.0 ms (3.00) · backward 10.0 ms (1.00) 2.00 TFLOP/s 50.0%"
+
+
+def test_what_did_not_run_says_why_below_those_that_did() -> None:
+    shown = lines(skipped("cudnn", "not here"), case("sdpa", 10), out_of_memory("naive"), skipped("fa3", "not here"))
+    assert shown[2:] == [
+        "  sdpa                10.0 ms   ±0.2%   1.00  1.00 MiB",
+        "  naive  out of memory (16.0 GiB asked for)",
+        "  cudnn, fa3  skipped: not here",
+    ]
+
+
+def test_quotes_stand_last_once_and_take_part_in_no_ratio() -> None:
+    quotes = [Quote(source="H100, compiled", ns=5 * MS, phases_ns={"forward": 2 * MS})]
+    shown = lines(case("naive", 30, quotes=quotes), case("sdpa", 10, quotes=quotes))
+    assert shown[2:] == [
+        "  sdpa                    10.0 ms   ±0.2%   1.00  1.00 MiB",
+        "  naive                   30.0 ms   ±0.2%   3.00  1.00 MiB",
+        "  quoted: H100, compiled  5.00 ms",
+        "    forward 2.00 ms",
+    ]
+
+
+def test_a_level_alone_is_nothing_side_by_side() -> None:
+    assert lines(case("naive", 30), case("sdpa", 60, 256)) == []
+
+
+def test_a_parameter_asked_for_is_set_side_by_side_in_place_of_the_cases_own() -> None:
+    shown = lines(case("naive", 30), case("naive", 90, 256), parameter="seq_len")
+    assert shown[0].startswith("side by side: seq_len")
+    assert [line.split()[0] for line in shown[1:]] == ["attention[naive]", "128", "256"]
+
+
+def test_a_level_that_its_id_does_not_show_leaves_the_others_by_name() -> None:
+    def odd(impl: str, identifier: str) -> Result:
+        node = f"t.py::test_a[{identifier}]"
+        found = record(case=node, parameters={"impl": impl, "length": 5})
+        return result(node, record=found, side_by_side="impl")
+
+    assert lines(odd("one", "x"), odd("two", "y"))[1] == "a[length=5]"
+
+
+def test_a_runs_summary_and_its_markdown_hold_the_table() -> None:
+    run = document(case("naive", 30), case("sdpa", 10))
+    assert "side by side: impl" in "\n".join(line.text for line in summary(run))
+    shown = markdown(run).splitlines()
+    at = shown.index("| attention[128], by impl | median | spread | ratio | peak |")
+    assert shown[at + 1 : at + 3] == ["|---|--:|--:|--:|--:|", "| sdpa | 10.0 ms | ±0.2% | 1.00 | 1.00 MiB |"]
+
+
+def test_the_report_command_sets_any_parameter_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "a.json"
+    write_document(document(case("naive", 30), case("naive", 90, 256)), file)
+    assert main(["report", str(file), "--side-by-side=seq_len"]) == 0
+    assert "side by side: seq_len" in capsys.readouterr().out
+    assert main(["report", str(file), "--side-by-side=seqlen"]) == 2
+    assert capsys.readouterr().err == (
+        f"perflab report: --side-by-side=seqlen: nothing to compare in {file}\n"
+        "  -> name a parameter of which a case has several levels; its cases have: impl, seq_len\n"
+    )
+
+
+def test_machines_of_different_kinds_do_not_stand_in_each_others_way() -> None:
+    """A merged run may hold both; ratios across machines say nothing of the code."""
+    here, there = case("naive", 30), case("sdpa", 10)
+    assert there.record is not None
+    assert here.record is not None
+    elsewhere = result(
+        there.case,
+        record=record(replicate(10 * MS), environment=cuda_environment(), parameters=there.record.parameters),
+        side_by_side="impl",
+    )
+    assert here.record.environment == environment()
+    assert lines(here, elsewhere) == []

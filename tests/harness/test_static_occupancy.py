@@ -1,0 +1,112 @@
+"""Occupancy, held against NVIDIA's own calculator: a C header, which Triton ships."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from perflab.static.architectures import ARCHITECTURES, parse_architectures
+from perflab.static.occupancy import occupancy
+
+PROGRAM = """
+#include <stdio.h>
+#include "cuda_occupancy.h"
+int main(void) {
+    int major, minor, warps_per_sm, shared_per_sm, warps, registers, shared;
+    while (scanf("%d %d %d %d %d %d %d",
+                 &major, &minor, &warps_per_sm, &shared_per_sm, &warps, &registers, &shared) == 7) {
+        cudaOccDeviceProp device = {0};
+        device.computeMajor = major; device.computeMinor = minor; device.warpSize = 32;
+        device.maxThreadsPerBlock = 1024; device.maxThreadsPerMultiprocessor = 32 * warps_per_sm;
+        device.regsPerBlock = 65536; device.regsPerMultiprocessor = 65536; device.numSms = 100;
+        device.sharedMemPerBlock = 48 * 1024; device.sharedMemPerBlockOptin = shared_per_sm - 1024;
+        device.sharedMemPerMultiprocessor = shared_per_sm; device.reservedSharedMemPerBlock = 1024;
+        cudaOccFuncAttributes kernel = {0};
+        kernel.maxThreadsPerBlock = 1024; kernel.numRegs = registers; kernel.numBlockBarriers = 1;
+        kernel.shmemLimitConfig = FUNC_SHMEM_LIMIT_OPTIN; kernel.maxDynamicSharedSizeBytes = shared_per_sm;
+        cudaOccDeviceState state = {0};
+        state.carveoutConfig = SHAREDMEM_CARVEOUT_MAX_SHARED;
+        cudaOccResult result;
+        int status = cudaOccMaxActiveBlocksPerMultiprocessor(&result, &device, &kernel, &state, 32 * warps, shared);
+        printf("%d %d\\n", status, result.activeBlocksPerMultiprocessor);
+    }
+    return 0;
+}
+"""
+H100 = ARCHITECTURES[90]
+
+
+def nvidias_header() -> Path | None:
+    triton = importlib.util.find_spec("triton")
+    places = list(triton.submodule_search_locations or []) if triton is not None else []
+    found = [Path(place, "backends/nvidia/include/cuda_occupancy.h") for place in places]
+    return next((path for path in found if path.exists()), None)
+
+
+def test_it_counts_what_nvidias_calculator_counts(tmp_path: Path) -> None:
+    header, compiler = nvidias_header(), shutil.which("cc") or shutil.which("gcc")
+    if header is None or compiler is None:
+        pytest.skip("needs Triton's headers and a C compiler")
+    (tmp_path / "ask.c").write_text(PROGRAM)
+    command = [compiler, "-w", "-x", "c", f"-I{header.parent}", str(tmp_path / "ask.c"), "-o", str(tmp_path / "ask")]
+    subprocess.run(command, check=True)
+    asked = [
+        (architecture, num_warps, registers, shared)
+        for architecture in ARCHITECTURES.values()
+        for num_warps, registers, shared in itertools.product(
+            (1, 2, 4, 5, 8, 12, 16, 32),
+            (1, 16, 24, 32, 33, 40, 63, 64, 65, 80, 96, 128, 168, 169, 224, 232, 255),
+            (0, 1, 1024, 16_384, 40_961, 65_536, 101_376, 163 * 1024, 227 * 1024),
+        )
+        if shared <= architecture.shared_limit_bytes
+    ]
+    lines = [
+        f"{a.number // 10} {a.number % 10} {a.max_warps} {a.shared_bytes} {num_warps} {registers} {shared}"
+        for a, num_warps, registers, shared in asked
+    ]
+    done = subprocess.run([tmp_path / "ask"], input="\n".join(lines), capture_output=True, text=True, check=True)
+    theirs = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
+    ours = [
+        (0, occupancy(a, num_warps=num_warps, registers=registers, shared_bytes=shared).blocks)
+        for a, num_warps, registers, shared in asked
+    ]
+    wrong = [(line, x, y) for line, x, y in zip(lines, ours, theirs, strict=True) if x != y]
+    assert wrong == []
+    assert len(asked) > 5000
+
+
+@pytest.mark.parametrize(
+    ("num_warps", "registers", "shared_bytes", "tensor_columns", "blocks", "limited_by"),
+    [
+        (4, 32, 0, 0, 16, "warps"),
+        (1, 32, 0, 0, 32, "blocks"),
+        (8, 255, 0, 0, 1, "registers"),
+        (16, 255, 0, 0, 0, "registers"),
+        (4, 32, 100 * 1024, 0, 2, "shared memory"),
+        (4, 32, 228 * 1024, 0, 0, "shared memory"),
+        (4, 32, 0, 256, 2, "tensor memory"),
+    ],
+)
+def test_it_says_what_there_is_no_more_room_for(
+    num_warps: int, registers: int, shared_bytes: int, tensor_columns: int, blocks: int, limited_by: str
+) -> None:
+    found = occupancy(
+        H100, num_warps=num_warps, registers=registers, shared_bytes=shared_bytes, tensor_columns=tensor_columns
+    )
+    assert (found.blocks, found.warps, found.limited_by) == (blocks, blocks * num_warps, limited_by)
+
+
+def test_architectures_are_read_as_people_write_them() -> None:
+    assert parse_architectures("80,90 sm_100") == (80, 90, 100)
+    assert parse_architectures("sm_90a,90") == (90,)
+
+
+@pytest.mark.parametrize("text", ["95", "hopper", "80,9.0", ""])
+def test_an_unknown_architecture_is_refused_with_those_that_are_known(text: str) -> None:
+    with pytest.raises(ValueError, match="known are 80, 86, 89, 90, 100, 103, 120"):
+        parse_architectures(text)

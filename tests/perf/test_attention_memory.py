@@ -1,0 +1,94 @@
+"""Attention's memory against length: the peak of a step, and what the forward saves for the backward.
+
+Shapes: q, k, v (B, H, N, D), causal. ``conftest`` fits bytes = a N² + b N + c to what they note, below the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor
+
+from perflab.lab.attention import IMPLEMENTATIONS, attention
+from perflab.measure.limits import as_out_of_memory
+from perflab.plugin.case import Perf
+
+from .attention_cases import Shape, device_type
+
+VARIANTS = ("naive", "tiled", "triton", "sdpa")
+NOTED = "attention_memory"
+"""Name of what a case notes: [variant, tokens, peak bytes, saved bytes], the last two None where memory ran out."""
+
+pytestmark = pytest.mark.perf(budget="300ms", threshold=0.5)  # its peak is what counts
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Lengths that double, to where the square no longer fits on a GPU."""
+    where = device_type(metafunc.config)
+    lengths = [2**power for power in (range(10, 17) if where == "cuda" else range(7, 11))]
+    metafunc.parametrize(("impl", "seq_len"), [(impl, length) for impl in VARIANTS for length in lengths])
+
+
+@dataclass
+class Saved:
+    """What autograd keeps for the backward: the bytes of each storage, by its address."""
+
+    storages: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def total_bytes(self) -> int:
+        """Each storage counted once."""
+        return sum(self.storages.values())
+
+
+@contextmanager
+def saved_for_backward() -> Iterator[Saved]:
+    """Notes what the block saves; unlike the peak it holds nothing that is only passing by."""
+    saved = Saved()
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        saved.storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        yield saved
+
+
+def test_attention_memory(
+    perf: Perf,
+    device: torch.device,
+    impl: str,
+    seq_len: int,
+    memory_snapshot: Callable[..., object],
+    record_property: Callable[[str, object], None],
+) -> None:
+    if IMPLEMENTATIONS[impl].needs_triton and device.type == "cpu":
+        pytest.skip("interpreted here, with NumPy's memory")
+    heads, precision = (8, "bf16") if device.type == "cuda" else (2, "fp32")
+    inputs = Shape(1, heads, seq_len, 64, precision).inputs(device, requires_grad=True)
+    upstream = torch.ones_like(inputs[0])
+
+    def forward() -> Tensor:
+        return attention(*inputs, is_causal=True, impl=impl)
+
+    def backward(out: Tensor) -> None:
+        torch.autograd.grad(out, inputs, upstream)
+
+    try:
+        backward(forward())  # libraries set themselves up in the first call
+        with saved_for_backward() as saved:
+            out = forward()
+        del out
+        with memory_snapshot(f"attention-{impl}-{seq_len}") as snapshot:  # type: ignore[attr-defined]
+            backward(forward())
+    except Exception as error:
+        if as_out_of_memory(error) is not None:
+            record_property(NOTED, [impl, seq_len, None, None])
+        raise  # perflab makes a row of it
+    record_property(NOTED, [impl, seq_len, snapshot.peak_bytes, saved.total_bytes])
+    perf.step(forward=forward, backward=backward)

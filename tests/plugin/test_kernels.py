@@ -1,0 +1,182 @@
+"""Stories of the compiled tier: a project's own kernel, gated on a machine without a GPU."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+KERNELS = """
+import torch
+import triton
+import triton.language as tl
+
+from perflab.static import KernelExample
+
+@triton.jit
+def product(a_ptr, b_ptr, out_ptr, SIZE: tl.constexpr):
+    at = tl.arange(0, SIZE)
+    here = at[:, None] * SIZE + at[None, :]
+    tl.store(out_ptr + here, tl.dot(tl.load(a_ptr + here), tl.load(b_ptr + here)))
+
+x = torch.empty(128, 128, dtype=torch.bfloat16, device="meta")
+EXAMPLES = [
+    KernelExample(
+        "product",
+        product,
+        {"a_ptr": x, "b_ptr": x, "out_ptr": x.float(), "SIZE": 128},
+        num_warps=8,  # tuned
+    )
+]
+"""
+
+
+class Kernels:
+    """A project with one registered kernel."""
+
+    def __init__(self, pytester: pytest.Pytester) -> None:
+        self.pytester = pytester
+        pytester.makepyfile(my_kernels=KERNELS, test_mine="def test_kernel(compiled_kernel):\n    pass\n")
+        # As a project has it that checks its kernels in the interpreter where there is no GPU.
+        pytester.makeconftest("import os\nos.environ['TRITON_INTERPRET'] = '1'\n")
+        pytester.makeini(
+            "[pytest]\naddopts = -p perflab.plugin -p no:cacheprovider\n"
+            "perf_kernels = my_kernels:EXAMPLES\nperf_arch = 80,90\n"
+        )
+
+    def edit(self, old: str, new: str) -> None:
+        path = self.pytester.path / "my_kernels.py"
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+
+    def pytest(self, *arguments: str) -> pytest.RunResult:
+        return self.pytester.runpytest_subprocess(*arguments, timeout=240)
+
+    def perflab(self, *arguments: str) -> pytest.RunResult:
+        return self.pytester.run(sys.executable, "-m", "perflab", "kernels", *arguments, timeout=240)
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Kernels:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    return Kernels(pytester)
+
+
+def test_a_kernel_is_saved_then_spills_and_fails_and_is_accepted(project: Kernels) -> None:
+    saved = project.pytest("-m", "perf", "--perf-update")
+    saved.assert_outcomes(passed=2)
+    saved.stdout.fnmatch_lines(
+        [
+            "compiled: triton * · ptxas * (sm_80) · ptxas * (sm_90)",
+            "product",
+            " sm_80 * mma *  new, saved",
+            " sm_90 * wgmma *  new, saved",
+            "saved 2 compiled kernels to baselines/triton-*/my_kernels.EXAMPLES.json",
+        ]
+    )
+    project.edit("num_warps=8,  # tuned", "num_warps=2,")
+    worse = project.pytest("--perf-json=out.json")
+    worse.assert_outcomes(failed=2)
+    worse.stdout.fnmatch_lines(
+        [
+            "product[[]sm_80] is worse than its baseline: spills more*",
+            "*before * now * change  limit",
+            "registers *",
+            "spill store bytes * 0 * exact",
+            "num warps * 8 * 2 * -6   none",
+            "why: spills * B of registers a thread, stores and loads together, instead of*",
+            "if this is meant: pytest 'test_mine.py::test_kernel[[]product-sm80]' --perf-update",
+            "product[[]sm_90] is worse than its baseline: *lost tensor-core*",
+            "why: lost wgmma: its products run as mma now",
+            " sm_80 *REGRESSED",
+            "2 regressed   (accept: --perf-update)",
+        ]
+    )
+    results = json.loads((project.pytester.path / "out.json").read_text())["results"]
+    assert [one["judgement"]["verdict"] for one in results] == ["regressed", "regressed"]
+    assert results[0]["compiled"]["now"]["resources"]["spill_store_bytes"] > 0
+
+    accepted = project.perflab("--update", "--reason=one warp is enough")
+    assert accepted.ret == 0
+    accepted.stdout.fnmatch_lines([" sm_80 *regressed, saved", "saved 2 compiled kernels to baselines/triton-*"])
+    again = project.perflab("--arch=80")
+    assert again.ret == 0
+    again.stdout.fnmatch_lines([" sm_80 *ok", "1 ok"])
+
+
+def test_kernels_that_cannot_run_fail_with_what_the_compiler_said_and_are_not_saved(project: Kernels) -> None:
+    project.edit("tl.dot(tl.load(a_ptr + here)", "tl.dot(tl.lode(a_ptr + here)")
+    result = project.perflab("--update", "--arch=90")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        [
+            "product[[]sm_90] does not compile",
+            "*no attribute 'lode'*",
+            "in: tl.store(out_ptr + here, tl.dot(tl.lode(a_ptr + here), tl.load(b_ptr + here)))",
+            " sm_90 * FAILED",
+            "1 failed",
+        ]
+    )
+    assert not list((project.pytester.path / "baselines").glob("*/*.json"))
+    in_tests = project.pytest("--perf-update", "-k", "sm90")
+    in_tests.assert_outcomes(failed=1, deselected=1)
+    in_tests.stdout.fnmatch_lines(["product[[]sm_90] does not compile", "1 failed"])
+
+
+def test_what_cannot_be_used_is_told_before_anything_is_compiled(project: Kernels) -> None:
+    unknown = project.perflab("--arch=95")
+    assert unknown.ret == 2
+    unknown.stderr.fnmatch_lines(["perflab kernels: --arch: '95' is not an architecture * known are 80, *", "  -> *"])
+    elsewhere = project.perflab("my_kernels:EXAMPLE")
+    assert elsewhere.ret == 2
+    elsewhere.stderr.fnmatch_lines(["perflab kernels: my_kernels has no EXAMPLE", "  -> did you mean EXAMPLES? *"])
+    project.pytester.makeini("[pytest]\naddopts = -p perflab.plugin\n")
+    nothing = project.pytest("-p", "no:cacheprovider")
+    nothing.assert_outcomes(errors=1)
+    nothing.stdout.fnmatch_lines(
+        ["a test asks for compiled_kernel, and no kernels are registered", "  -> name what holds *"]
+    )
+    assert project.perflab().ret == 2
+
+
+def test_a_damaged_baseline_is_named_and_left_alone(project: Kernels) -> None:
+    folder = project.pytester.mkdir("baselines") / "triton-0.0.1"
+    folder.mkdir()
+    damaged = folder / "my_kernels.EXAMPLES.json"
+    damaged.write_text("{")
+    result = project.pytest("--perf-update")
+    assert result.ret == 4
+    result.stderr.fnmatch_lines(["*kernel baseline file *EXAMPLES.json is damaged at line 1, column 2*"])
+    assert project.perflab("--update").ret == 2
+    assert damaged.read_text() == "{"
+
+
+def test_workers_of_xdist_share_the_kernels(project: Kernels) -> None:
+    pytest.importorskip("xdist")
+    result = project.pytest("-p", "xdist", "-n2", "--perf-update-new")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines([" sm_80 *new, saved", " sm_90 *new, saved", "2 new"])
+
+
+def test_deselected_kernels_are_not_compiled_and_a_measurement_beside_them_is_none_of_theirs(project: Kernels) -> None:
+    project.pytester.makepyfile(test_both="def test_both(perf, compiled_kernel):\n    pass\n")
+    refused = project.pytest("test_both.py")
+    assert refused.ret == 4
+    refused.stderr.fnmatch_lines(
+        ["*test_both.py::test_both* asks for both perf and compiled_kernel", "  -> measure in one *"]
+    )
+    plain = project.pytest("-m", "not perf", "test_mine.py")
+    plain.assert_outcomes(deselected=2)
+    plain.stdout.no_fnmatch_line("*triton*")
+
+
+def test_a_test_may_hold_a_kernel_to_more_than_its_baseline(project: Kernels) -> None:
+    project.pytester.makepyfile(
+        test_mine="def test_kernel(compiled_kernel):\n    assert compiled_kernel.registers < 1\n"
+    )
+    result = project.pytest("-k", "sm80", "--perf-update")
+    result.assert_outcomes(failed=1, deselected=1)
+    result.stdout.fnmatch_lines(["*assert * < 1*", " sm_80 * FAILED", "    the test failed", "1 failed"])
+    assert not list((project.pytester.path / "baselines").glob("*/*.json"))
