@@ -41,11 +41,11 @@ GRADIENTS = ("", "gboth", "glse")
 """Which outputs get an upstream gradient: out, out and log-sum-exp, the log-sum-exp alone."""
 RELATIONS = ("shorter", "equal", "longer")
 
-LONG = 512
+TINY, LONG = (1, 2, 3), 512
 # What a case may cost on a CPU, in elements that are gone through: that of 1024 x 1024 and 256, about a second.
 MOST_ELEMENTS = 10_000_000
-# In Triton's interpreter a tile of 32 x 32 costs some 50 ms, forward and backward, both runs.
-MOST_INTERPRETED_TILES = 40
+# In Triton's interpreter a tile of 32 x 32 costs some 50 ms, and a head a quarter of a second, both runs.
+MOST_INTERPRETED_TILES, MOST_INTERPRETED_HEADS = 32, 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +168,8 @@ def cases_for(claims: Claims) -> tuple[Case, ...]:
         (a, _), (b, _) = pair
         if {a, b} == {"n_q", "n_k"}:
             return False
+        if claims.interpreted and ({a, b} & {"n_q", "n_k"}) and ({a, b} & {"head_dim", "upstream", "layout"}):
+            return False  # 60 rows more, of seconds each
         if claims.on_cpu and any(factor in ("n_q", "n_k") and level >= LONG for factor, level in pair):
             return not claims.interpreted and bool({a, b} & {"dtype", "relation"})
         return True
@@ -201,7 +203,8 @@ def _affordable(row: Mapping[str, Any], claims: Claims) -> bool:
         return False  # there is nothing to expand
     copies = (HEADS[row["heads"]][0] if "heads" in row else 1) * row.get("batch", 1)
     if claims.interpreted:
-        return bool(copies * -(-n_q // 32) * -(-n_k // 32) <= MOST_INTERPRETED_TILES)
+        tiles = copies * -(-n_q // 32) * -(-n_k // 32)
+        return bool(tiles <= MOST_INTERPRETED_TILES and copies <= MOST_INTERPRETED_HEADS)
     kv_copies = (HEADS[row["heads"]][1] if "heads" in row else 1) * row.get("batch", 1)
     rows = min(copies * n_q, kv_copies * n_k)
     draws = 2 + min(MAX_PLAIN_DRAWS, MIN_PLAIN_ROWS / rows)  # `verify` draws plain again where there are few rows
