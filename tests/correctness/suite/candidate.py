@@ -89,6 +89,7 @@ class Candidate:
 def from_registry(name: str, device: torch.device) -> Candidate:
     """A variant of the lab's, as it claims to be on that type of device."""
     claimed = IMPLEMENTATIONS[name].on(device.type)
+    interpreted = claimed.needs_triton and device.type == "cpu"
     claims = Claims(
         dtypes=tuple(short for short, dtype in DTYPES.items() if dtype in claimed.dtypes),
         features=claimed.features | {"scale"},
@@ -96,8 +97,9 @@ def from_registry(name: str, device: torch.device) -> Candidate:
         lse_gradients=claimed.gradients and claimed.logsumexp,
         **{defect: False for defect in HAVE_DEFECTS.get(name, ()) if device.type == "cpu"},
         on_cpu=device.type == "cpu",
-        interpreted=claimed.needs_triton and device.type == "cpu",
-        few=claimed.compiles,
+        interpreted=interpreted,
+        # Of two variants that share their backward and most of their forward, one has every pair there.
+        few=claimed.compiles or (interpreted and name != "triton"),
     )
     return Candidate(
         name=name,
