@@ -1,8 +1,8 @@
 """Triton's interpreter without one of its costs, for tests.
 
-While a kernel runs, the interpreter has replaced the language's builtins; at each call of another jitted function it looks
-through all of the language again (triton 3.9, `InterpretedFunction.__call__`), finds nothing left to replace, and has
-taken 40 % of the time of a small kernel for it. Here it looks only where something is left.
+While a kernel runs, the interpreter has replaced the language's builtins; at each call of another jitted function it
+looks through all of the language again (triton 3.9, `InterpretedFunction.__call__`) and finds nothing left to replace:
+half of the time of a small kernel. Here it looks only where something is left.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ _VARIANTS: dict[str, Variant] = {
 
 def _without_autocast(device_type: str) -> AbstractContextManager[object]:
     # `meta` tensors, on which shapes are tried out, have no autocast, and naming it raises.
-    if not torch.amp.is_autocast_available(device_type):
+    if not torch.amp.is_autocast_available(device_type) or not torch.is_autocast_enabled(device_type):
         return nullcontext()
     return torch.autocast(device_type, enabled=False)
 

@@ -18,32 +18,37 @@ def check_inputs(
     q: Tensor, k: Tensor, v: Tensor, *, name: str, dtypes: Sequence[torch.dtype], dims: Sequence[int] = (4,)
 ) -> None:
     """Refuse what `name` cannot compute: ValueError for shapes and devices, TypeError for dtypes."""
-    given = f"got q {_describe(q)}, k {_describe(k)}, v {_describe(v)}"
-    layouts = " or ".join("(batch, heads, seq, head_dim)" if n == 4 else "(batch, seq, head_dim)" for n in dims)
+    problem = _problem(q, k, v, dtypes, dims)
+    if problem is not None:
+        error, wanted, remedy = problem
+        given = f"got q {_describe(q)}, k {_describe(k)}, v {_describe(v)}"
+        raise error(f"{name} attention wants {wanted}; {given}{remedy}")
+
+
+def _problem(
+    q: Tensor, k: Tensor, v: Tensor, dtypes: Sequence[torch.dtype], dims: Sequence[int]
+) -> tuple[type[Exception], str, str] | None:
+    """What is wrong, as the error, what was wanted, and the remedy. Every call comes by here: no text is made ahead."""
     if q.dim() not in dims:
-        raise ValueError(f"{name} attention wants q, k and v as {layouts}; {given}. Reshape or transpose them")
+        layouts = " or ".join("(batch, heads, seq, head_dim)" if n == 4 else "(batch, seq, head_dim)" for n in dims)
+        return ValueError, f"q, k and v as {layouts}", ". Reshape or transpose them"
     if k.shape != v.shape:
-        raise ValueError(f"{name} attention wants k and v of one shape; {given}")
+        return ValueError, "k and v of one shape", ""
     if q.dim() != k.dim() or q.shape[0] != k.shape[0]:
-        raise ValueError(
-            f"{name} attention wants the same batch in q, k and v; {given}. "
-            f"Expand the smaller one (tensor.expand costs no memory)"
-        )
+        remedy = ". Expand the smaller one (tensor.expand costs no memory)"
+        return ValueError, "the same batch in q, k and v", remedy
     if q.shape[-1] != k.shape[-1]:
-        raise ValueError(f"{name} attention wants one head dimension (the last) in q, k and v; {given}")
+        return ValueError, "one head dimension (the last) in q, k and v", ""
     if 0 in q.shape or 0 in k.shape:
-        raise ValueError(f"{name} attention wants every dimension to be 1 at least; {given}")
+        return ValueError, "every dimension to be 1 at least", ""
     if q.dim() == 4 and q.shape[1] % k.shape[1] != 0:
-        raise ValueError(
-            f"{name} attention wants as many heads in q as in k and v, or a multiple of them (grouped heads); {given}"
-        )
+        return ValueError, "as many heads in q as in k and v, or a multiple of them (grouped heads)", ""
     if not q.device == k.device == v.device:
-        raise ValueError(f"{name} attention wants q, k and v on one device; {given}. Move them with .to(device)")
+        return ValueError, "q, k and v on one device", ". Move them with .to(device)"
     if not q.dtype == k.dtype == v.dtype or q.dtype not in dtypes:
         choices = ", ".join(_short(dtype) for dtype in dtypes)
-        raise TypeError(
-            f"{name} attention wants q, k and v of one dtype out of {choices}; {given}. Cast with .to(dtype)"
-        )
+        return TypeError, f"q, k and v of one dtype out of {choices}", ". Cast with .to(dtype)"
+    return None
 
 
 def _describe(tensor: Tensor) -> str:
