@@ -11,7 +11,7 @@ A callable of the reader's is `f(q, k, v, *, is_causal, scale)` and returns out,
 
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -178,8 +178,34 @@ def _probed(candidate: Candidate, device: torch.device) -> Candidate:
         findings.append("is_causal held to the bottom-right alignment")
     if candidate.claims.interpreted:
         findings.append("small cases: Triton's interpreter")
-    claims = replace(candidate.claims, gradients=gradients, lse_gradients=lse_gradients)
+    refused = dict(_refused(candidate, leaves))
+    findings += [f'no {feature} (it says "{text}")' for feature, text in refused.items()]
+    features = candidate.claims.features - set(refused)
+    claims = replace(candidate.claims, features=features, gradients=gradients, lse_gradients=lse_gradients)
     return replace(candidate, claims=claims, logsumexp=has_logsumexp, findings=tuple(findings))
+
+
+def _refused(candidate: Candidate, leaves: Sequence[Tensor]) -> Iterator[tuple[str, str]]:
+    """The features that it was taken to have and raises NotImplementedError for: it has no such cases."""
+    asked: dict[str, dict[str, Any]] = {
+        "causal": {"is_causal": True},
+        "scale": {"scale": 0.5},
+        "window": {"window_size": (3, 3)},
+        "softcap": {"softcap": 2.0},
+        "bottom-right": {"is_causal": True, "causal_alignment": "bottom-right"},
+        "grouped-heads": {},
+    }
+    for feature, settings in asked.items():
+        if feature not in candidate.claims.features:
+            continue
+        q, k, v = leaves
+        q = q.expand(1, 2, -1, -1).clone() if feature == "grouped-heads" else q
+        try:
+            candidate.call(q, k, v, **settings)
+        except NotImplementedError as refusal:
+            yield feature, str(refusal)
+        except Exception:  # a failure, which its cases will show
+            continue
 
 
 def _parameters(function: Callable[..., Any]) -> set[str]:

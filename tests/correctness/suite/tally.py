@@ -7,6 +7,8 @@ from typing import Any
 # With fewer cases of a level "all of them" is a matter of chance.
 FEWEST = 4
 MOST_NAMED = 5
+TELLING = 1.4
+"""How much more often than all cases the other levels' are right, for a level to be named."""
 
 
 def tally(results: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -56,8 +58,10 @@ def _what_they_share(own: Sequence[Mapping[str, Any]]) -> list[str]:
         levels = [level for name, level in always if name == factor]
         others = [pair for (name, level), pair in enough.items() if name == factor and level not in levels]
         if others:
+            # Where nearly everything is wrong, some level is always wrong by chance.
             right = sum(pair[0] for pair in others) / sum(sum(pair) for pair in others)
-            lines.append(f"always wrong: {factor} {', '.join(levels)} (of other levels {right:.0%} are right)")
+            if right > TELLING * sum(not result["text"] for result in own) / len(own):
+                lines.append(f"always wrong: {factor} {', '.join(levels)} (of other levels {right:.0%} are right)")
     never = [f"{factor} {level}" for (factor, level), (right, wrong) in enough.items() if right and not wrong]
     if never and len(never) <= MOST_NAMED:
         lines.append(f"never wrong: {', '.join(never)}")
