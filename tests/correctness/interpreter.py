@@ -7,6 +7,8 @@ half of the time of a small kernel. Here it looks only where something is left.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 
@@ -20,8 +22,10 @@ def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
     if look is None or scope is None or not tl.core.is_builtin(tl.dot):
         return
 
-    def look_if_needed(function: object) -> object:
-        in_a_kernel = not tl.core.is_builtin(tl.dot)
-        return scope() if in_a_kernel else look(function)
+    def look_if_needed(function: Any) -> Any:
+        # What a function calls the language: `tl`, or `core` in Triton's own. Each is replaced by itself.
+        named = [value for value in function.__globals__.values() if value is tl or value is tl.core]
+        needed = any(tl.core.is_builtin(language.dot) for language in named)
+        return look(function) if needed else scope()
 
     monkeypatch.setattr(interpreter, "_patch_lang", look_if_needed)
