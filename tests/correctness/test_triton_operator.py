@@ -138,3 +138,18 @@ def test_what_tma_cannot_read_in_place_goes_through_a_copy_and_comes_out_the_sam
     got = attention(q, k, k, impl=impl)
     torch.testing.assert_close(got, attention(q, k, k, impl="reference"), atol=1e-5, rtol=1e-5)
     assert got.stride() == torch.empty_like(q).stride()
+
+
+def test_under_autocast_inputs_of_several_dtypes_are_made_one(device: torch.device) -> None:
+    q, k, v = leaves(device)
+    with torch.autocast(device.type, torch.bfloat16):
+        mixed = flash_attention(q, k, v.bfloat16())
+    assert torch.equal(mixed, flash_attention(q.bfloat16(), k.bfloat16(), v.bfloat16()))
+
+
+def test_strides_past_the_kernels_32_bits_are_refused(device: torch.device) -> None:
+    q = torch.ones(1, device=device).as_strided((1, 1, 1, 16), (1, 1, 2**23, 0))
+    with pytest.raises(
+        ValueError, match=r"strides of up to 8388607 .*got \(1, 1, 8388608, 0\) for q; call .contiguous"
+    ):
+        flash_attention(q, q, q)

@@ -31,7 +31,8 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
     monkeypatch.setattr(tuning, "_do_bench", do_bench)
     monkeypatch.setattr(tuning, "is_interpreted", lambda: False)
-    monkeypatch.setattr(tuning, "_chosen", {})
+    monkeypatch.setattr(tuning, "_tuned", {})
+    monkeypatch.setattr(tuning, "_ran", {})
     return readings
 
 
@@ -58,6 +59,19 @@ def test_tuning_can_be_switched_off(timed: list[float], monkeypatch: pytest.Monk
     monkeypatch.setenv("PERFLAB_AUTOTUNE", "0")
     attend(40)
     assert timed == []
+    assert list(tuning.tiles_in_use().values()) == [
+        candidate_tiles("forward", 16, torch.float16, shared_memory_bytes(CPU))[0]
+    ]
+
+
+def test_what_was_tuned_is_used_where_nothing_may_be(timed: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a CUDA graph is captured, say: it must run what its warm-up ran."""
+    attend(40)
+    tuned = tuning.tiles_in_use()
+    monkeypatch.setattr(tuning, "_may_tune", lambda: False)
+    attend(40)
+    assert tuning.tiles_in_use() == tuned
+    assert list(tuned.values()) == [candidate_tiles("forward", 16, torch.float16, shared_memory_bytes(CPU))[-1]]
 
 
 def test_problems_of_like_size_are_tuned_together() -> None:

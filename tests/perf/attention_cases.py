@@ -7,7 +7,8 @@ Shapes: q, k, v (B, H, N, D). FLOPs: 4 B H N² D forward, half of it when causal
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -146,6 +147,15 @@ def memory_bytes(impl: str, shape: Shape, device_type: str, *, backward: bool) -
     return per_pair * shape.seq_len**2 + (8 if backward else 4) * operand + float32_copies
 
 
+@contextmanager
+def skipped_where_refused(candidate: Candidate) -> Iterator[None]:
+    """What says by itself that it has no such thing is skipped, with its words."""
+    try:
+        yield
+    except (NotImplementedError, *candidate.refusals) as refusal:
+        pytest.skip(str(refusal))
+
+
 def declare(perf: Perf, candidate: Candidate, shape: Shape, *, backward: bool) -> None:
     """Say what the case needs and does, and what others measured on it; skip it where it cannot run."""
     claims = candidate.claims
@@ -155,6 +165,8 @@ def declare(perf: Perf, candidate: Candidate, shape: Shape, *, backward: bool) -
         pytest.skip(f"does not take {shape.precision} on {perf.device.type}")
     if shape.is_causal and "causal" not in claims.features:
         pytest.skip("does not claim causal")
+    if shape.head_dim > max(claims.head_dims):
+        pytest.skip(f"takes head dimensions up to {max(claims.head_dims)}")
     if backward and not claims.gradients:
         pytest.skip(f"has no backward on {perf.device.type}")
     flops = shape.flops * (1 + BACKWARD_SHARE if backward else 1)

@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from perflab.lab.attention import BackendRefusedError
 from perflab.plugin.case import Perf
 from tests.correctness.suite.candidate import Candidate
 
-from .attention_cases import Shape, attention_variants, declare, device_type, function_of, grid
+from .attention_cases import Shape, attention_variants, declare, device_type, function_of, grid, skipped_where_refused
 
 pytestmark = pytest.mark.perf(budget=1, side_by_side="impl")
 
@@ -51,10 +50,8 @@ def measured(request: pytest.FixtureRequest, impl: str) -> Candidate:
 def test_attention(perf: Perf, device: torch.device, measured: Candidate, shape: Shape) -> None:
     declare(perf, measured, shape, backward=False)
     q, k, v = shape.inputs(device, requires_grad=False)
-    try:
+    with skipped_where_refused(measured):
         out = perf(function_of(measured), q, k, v, is_causal=shape.is_causal)
-    except BackendRefusedError as refusal:
-        pytest.skip(str(refusal))
     assert out.shape == q.shape
 
 
@@ -68,7 +65,5 @@ def test_attention_backward(perf: Perf, device: torch.device, measured: Candidat
     def backward(out: Tensor) -> None:
         torch.autograd.grad(out, (q, k, v), upstream)
 
-    try:
+    with skipped_where_refused(measured):
         perf.step(forward=lambda: function(q, k, v, is_causal=shape.is_causal), backward=backward)
-    except BackendRefusedError as refusal:
-        pytest.skip(str(refusal))

@@ -16,9 +16,9 @@ Triton variant is first asked for, and not before.
 from typing import TYPE_CHECKING, Any
 
 from perflab.lab.attention.dispatch import attention, attention_with_logsumexp, import_triton_variant
+from perflab.lab.attention.inputs import BackendRefusedError
 from perflab.lab.attention.reference import reference_attention
 from perflab.lab.attention.registry import IMPLEMENTATIONS, Implementation
-from perflab.lab.attention.sdpa import BackendRefusedError
 from perflab.lab.attention.tiled import FlashAttentionPyTorch
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from perflab.lab.attention.inputs import accumulation_dtype, check_inputs
+from perflab.lab.attention.inputs import accumulation_dtype, cast_as_autocast_does, check_inputs
 from perflab.lab.attention.naive import naive_attention, naive_attention_with_logsumexp
 from perflab.lab.attention.reference import reference_attention
 from perflab.lab.attention.registry import (
@@ -78,7 +78,7 @@ def import_triton_variant() -> Any:
         if error.name is None or error.name.partition(".")[0] != "triton":
             raise
         raise ImportError(
-            "attention impl 'triton' needs Triton, which is not installed: install the package 'triton' "
+            "attention in Triton needs Triton, which is not installed: install the package 'triton' "
             "(Linux), or choose impl='tiled', the same algorithm in PyTorch"
         ) from error
     return triton_function
@@ -87,7 +87,7 @@ def import_triton_variant() -> Any:
 def _run(impl: str, q: Tensor, k: Tensor, v: Tensor, settings: Settings, *, with_logsumexp: bool) -> Result:
     claims = get_implementation(impl)
     make_scoring(q, k, **settings)  # refuses what no variant can do
-    q, k, v = _cast_as_autocast_does(q, k, v)
+    q, k, v = cast_as_autocast_does(q, k, v)
     require_device(claims, q.device)
     claims = claims.on(q.device.type)
     check_inputs(q, k, v, name=impl, dtypes=claims.dtypes)
@@ -172,12 +172,3 @@ def _without_autocast(device_type: str) -> AbstractContextManager[object]:
     if not torch.amp.is_autocast_available(device_type) or not torch.is_autocast_enabled(device_type):
         return nullcontext()
     return torch.autocast(device_type, enabled=False)
-
-
-def _cast_as_autocast_does(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    device_type = q.device.type
-    if not torch.amp.is_autocast_available(device_type) or not torch.is_autocast_enabled(device_type):
-        return q, k, v
-    dtype = torch.get_autocast_dtype(device_type)
-    # float64 is left alone, as autocast leaves it.
-    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in (q, k, v))  # type: ignore[return-value]

@@ -47,7 +47,7 @@ def _each(
 ) -> Iterator[tuple[str, Launch]]:
     dtype = _DTYPES[dtype_name]
     kernels: tuple[str, ...] = _KERNELS
-    if dtype == torch.bfloat16 and shared_limit_bytes >= SHARED_BYTES[90]:
+    if shared_limit_bytes >= SHARED_BYTES[90]:
         kernels = ("forward_tma", *_KERNELS)
     for kernel in kernels:
         candidates = candidate_tiles(kernel, head_dim, dtype, shared_limit_bytes)

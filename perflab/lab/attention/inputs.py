@@ -14,6 +14,20 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+class BackendRefusedError(RuntimeError):
+    """What was pinned does not take these inputs, or is not there; the text holds the reasons. Nothing was computed."""
+
+
+def cast_as_autocast_does(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs in the dtype of an enabled autocast, as PyTorch casts those of its own attention; else as they are."""
+    device_type = q.device.type
+    if not torch.amp.is_autocast_available(device_type) or not torch.is_autocast_enabled(device_type):
+        return q, k, v
+    dtype = torch.get_autocast_dtype(device_type)
+    # float64 is left alone, as autocast leaves it.
+    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in (q, k, v))  # type: ignore[return-value]
+
+
 def check_inputs(
     q: Tensor, k: Tensor, v: Tensor, *, name: str, dtypes: Sequence[torch.dtype], dims: Sequence[int] = (4,)
 ) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from perflab.lab.attention.inputs import BackendRefusedError
 from perflab.lab.attention.scoring import Settings
 
 BACKENDS = {
@@ -28,10 +29,6 @@ BACKENDS = {
 
 _REFUSALS = ("No available kernel", "No viable backend")
 """How PyTorch (2.11 to 2.13) begins to say that no backend that it may choose takes these inputs."""
-
-
-class BackendRefusedError(RuntimeError):
-    """A pinned backend does not take these inputs, or is not there. The text holds PyTorch's reasons."""
 
 
 def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, **settings: Unpack[Settings]) -> Tensor:

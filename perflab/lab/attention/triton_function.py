@@ -6,7 +6,7 @@ Shapes: q (B, H, N_q, D) with k, v (B, H_kv, N_k, D), or q (B, N_q, D) with k, v
 
 from torch import Tensor
 
-from perflab.lab.attention.inputs import check_inputs
+from perflab.lab.attention.inputs import cast_as_autocast_does, check_inputs
 from perflab.lab.attention.registry import IMPLEMENTATIONS
 from perflab.lab.attention.scoring import make_scoring
 from perflab.lab.attention.triton_operator import flash_attention_op, flash_attention_tma_op
@@ -38,6 +38,7 @@ class FlashAttentionTriton:
         causal_alignment: str = "top-left",
     ) -> Tensor | tuple[Tensor, Tensor]:
         """See the class."""
+        q, k, v = cast_as_autocast_does(q, k, v)
         check_inputs(q, k, v, name=cls.name, dtypes=IMPLEMENTATIONS[cls.name].dtypes, dims=(3, 4))
         check_head_dim(q.shape[-1])
         scoring = make_scoring(

@@ -26,6 +26,8 @@ from perflab.lab.attention.triton_tiles import DELTA_ROWS, Tiles, padded_head_di
 from perflab.lab.launch import Launch, emulates_bf16
 
 LOG2_E = math.log2(math.e)
+# Offsets within a tile, of 256 rows or columns at most, are 32 bits wide.
+_MOST_STRIDE = (2**31 - 1) // 256
 
 
 def forward_launch(
@@ -99,6 +101,12 @@ def _launch(
 
 
 def _strides(**tensors: Tensor) -> dict[str, int]:
+    for name, tensor in tensors.items():
+        if max(tensor.stride()[-2:]) > _MOST_STRIDE:
+            raise ValueError(
+                f"attention in Triton takes strides of up to {_MOST_STRIDE} elements between rows and columns, got "
+                f"{tuple(tensor.stride())} for {name}; call .contiguous() on it"
+            )
     return {
         f"stride_{name}{dimension}": stride
         for name, tensor in tensors.items()

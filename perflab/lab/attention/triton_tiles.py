@@ -92,7 +92,7 @@ def check_head_dim(head_dim: int) -> None:
     """ValueError where no tile fits."""
     if head_dim > MAX_HEAD_DIM:
         raise ValueError(
-            f"attention impl 'triton' takes head dimensions up to {MAX_HEAD_DIM}, got {head_dim}; "
+            f"attention in Triton takes head dimensions up to {MAX_HEAD_DIM}, got {head_dim}; "
             f"choose impl='tiled', which takes any"
         )
 
@@ -114,7 +114,7 @@ def candidate_tiles(kernel: str, head_dim: int, dtype: torch.dtype, shared_limit
     if not fitting:
         least = min(replace(tiles, num_stages=1).shared_bytes(kernel, head_dim, dtype.itemsize) for tiles in listed)
         raise ValueError(
-            f"attention impl 'triton' at head dimension {head_dim} in {dtype} wants {least} B of shared memory, "
+            f"attention in Triton at head dimension {head_dim} in {dtype} wants {least} B of shared memory, "
             f"and the device has {shared_limit_bytes}; choose impl='tiled'"
         )
     return tuple(fitting)

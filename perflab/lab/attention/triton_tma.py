@@ -11,6 +11,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from perflab.lab.attention.inputs import BackendRefusedError
 from perflab.lab.attention.scoring import Scoring
 from perflab.lab.attention.triton_launches import common_arguments, may_see_nothing
 from perflab.lab.attention.triton_tiles import Tiles, padded_head_dim
@@ -72,13 +73,13 @@ def programs_at_once(device: torch.device) -> int:
 
 
 def require_tma(device: torch.device) -> None:
-    """RuntimeError where there is no TMA: Triton would quietly read by pointers there."""
+    """BackendRefusedError where there is no TMA: Triton would quietly read by pointers there."""
     if is_interpreted():
         return
     capability = torch.cuda.get_device_capability(device)
     if capability < (9, 0):
         name = torch.cuda.get_device_name(device)
-        raise RuntimeError(
+        raise BackendRefusedError(
             f"attention impl 'triton-tma' wants a GPU of compute capability 9.0 (Hopper) or later, and {name} has "
             f"{capability[0]}.{capability[1]}; choose impl='triton', the same algorithm without TMA"
         )

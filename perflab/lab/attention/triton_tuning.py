@@ -6,7 +6,8 @@ same. A kind of problem is a kernel, dtype, head dimension, what is masked, and 
 may sum in another order: bits are the same for the same tiles.
 
 Nothing is tuned in Triton's interpreter, while a CUDA graph is captured, or with PERFLAB_AUTOTUNE=0 in the
-environment: the first tiles of the table are taken. `tiles_in_use` says what ran. This module imports Triton.
+environment: a kind that was not tuned before gets the first tiles of the table. `tiles_in_use` says what ran. This
+module imports Triton.
 """
 
 import os
@@ -18,7 +19,13 @@ import triton
 from torch import Tensor
 
 from perflab.lab.attention.scoring import Scoring
-from perflab.lab.attention.triton_launches import dk_dv_launch, dq_launch, forward_launch
+from perflab.lab.attention.triton_launches import (
+    dk_dv_launch,
+    dq_launch,
+    forward_launch,
+    kernel_bounds,
+    problem_class,
+)
 from perflab.lab.attention.triton_tiles import Tiles, candidate_tiles, choose_tiles
 from perflab.lab.attention.triton_tma import (
     aligned_like,
@@ -29,15 +36,17 @@ from perflab.lab.attention.triton_tma import (
 )
 from perflab.lab.launch import Launch, current, is_interpreted, shared_memory_bytes
 
+# What tells kinds apart, by the names of the kernels' parameters.
 _KINDS = ("HEAD_DIM", "HAS_LOWER", "HAS_UPPER", "HAS_SOFTCAP", "problem_class")
 # None: Triton's own. Tests put theirs here.
 _do_bench: Callable[..., list[float]] | None = None
-_chosen: dict[tuple[Any, ...], Tiles] = {}
+_tuned: dict[tuple[Any, ...], Tiles] = {}
+_ran: dict[tuple[Any, ...], Tiles] = {}
 
 
 def run_forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, scoring: Scoring) -> None:
     """Write out and logsumexp."""
-    _run("forward", q, lambda tiles: forward_launch(q, k, v, out, logsumexp, scoring, tiles))
+    _run("forward", q, k, scoring, lambda tiles: forward_launch(q, k, v, out, logsumexp, scoring, tiles))
 
 
 def run_forward_tma(q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, scoring: Scoring) -> None:
@@ -46,7 +55,10 @@ def run_forward_tma(q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Ten
     q, k, v = (x if describable(x) else aligned_like(x).copy_(x) for x in (q, k, v))
     target = out if describable(out) else aligned_like(out)
     programs = programs_at_once(q.device)
-    tiles = choose_tiles("forward_tma", q.shape[-1], q.dtype, shared_memory_bytes(q.device))
+    # Block sizes stand in the descriptors, where Triton's autotuner does not reach: the first tiles of the table.
+    _ran["forward_tma", *_kind(q, k, scoring)] = tiles = choose_tiles(
+        "forward_tma", q.shape[-1], q.dtype, shared_memory_bytes(q.device)
+    )
     tma_forward_launch(q, k, v, target, logsumexp, scoring, tiles, programs)()
     if target is not out:
         out.copy_(target)
@@ -57,30 +69,37 @@ def run_dk_dv(
     scoring: Scoring,
 ) -> None:  # fmt: skip
     """Write dk and dv."""
-    _run("dk_dv", q, lambda tiles: dk_dv_launch(q, k, v, d_out, logsumexp, delta, dk, dv, scoring, tiles))
+    _run("dk_dv", q, k, scoring, lambda tiles: dk_dv_launch(q, k, v, d_out, logsumexp, delta, dk, dv, scoring, tiles))
 
 
 def run_dq(
     q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, logsumexp: Tensor, delta: Tensor, dq: Tensor, scoring: Scoring
 ) -> None:
     """Write dq."""
-    _run("dq", q, lambda tiles: dq_launch(q, k, v, d_out, logsumexp, delta, dq, scoring, tiles))
+    _run("dq", q, k, scoring, lambda tiles: dq_launch(q, k, v, d_out, logsumexp, delta, dq, scoring, tiles))
 
 
 def tiles_in_use() -> Mapping[tuple[Any, ...], Tiles]:
-    """What was tuned in this process: (kernel, device, dtype, head dimension, masks, sizes) to the tiles chosen."""
-    return dict(_chosen)
+    """What ran in this process, tuned or not: (kernel, device, dtype, head dimension, masks, sizes) to its tiles."""
+    return dict(_ran)
 
 
-def _run(kernel: str, q: Tensor, launch_with: Callable[[Tiles], Launch]) -> None:
-    candidates = candidate_tiles(kernel, q.shape[-1], q.dtype, shared_memory_bytes(q.device))
-    launch = launch_with(candidates[0])
-    if len(candidates) > 1 and _may_tune():
-        key = (kernel, q.device, q.dtype, *(launch.arguments[name] for name in _KINDS))
-        if key not in _chosen:
-            _chosen[key] = _tuned(launch, launch_with, candidates)
-        launch = launch_with(_chosen[key])
-    launch()
+def _run(kernel: str, q: Tensor, k: Tensor, scoring: Scoring, launch_with: Callable[[Tiles], Launch]) -> None:
+    key = (kernel, *_kind(q, k, scoring))
+    tiles = _tuned.get(key)
+    if tiles is None:
+        candidates = candidate_tiles(kernel, q.shape[-1], q.dtype, shared_memory_bytes(q.device))
+        tiles = candidates[0]
+        if len(candidates) > 1 and _may_tune():
+            _tuned[key] = tiles = _fastest(launch_with(tiles), launch_with, candidates)
+    _ran[key] = tiles
+    launch_with(tiles)()
+
+
+def _kind(q: Tensor, k: Tensor, scoring: Scoring) -> tuple[Any, ...]:
+    lower, upper = kernel_bounds(q.shape[-2], k.shape[-2], scoring)
+    masks = (lower is not None, upper is not None, scoring.softcap is not None)
+    return q.device, q.dtype, q.shape[-1], *masks, problem_class(q, k)
 
 
 def _may_tune() -> bool:
@@ -90,7 +109,7 @@ def _may_tune() -> bool:
     return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 
-def _tuned(launch: Launch, launch_with: Callable[[Tiles], Launch], candidates: tuple[Tiles, ...]) -> Tiles:
+def _fastest(launch: Launch, launch_with: Callable[[Tiles], Launch], candidates: tuple[Tiles, ...]) -> Tiles:
     """The fastest of the candidates. The kernels write every result whole, so running one twice harms nothing."""
     kernel = triton.autotune(
         configs=[
