@@ -19,10 +19,10 @@ kernels: $(INSTALLED)
 	$(BIN)/perflab kernels
 
 test: $(INSTALLED)
-	$(BIN)/pytest -n 2 tests/harness tests/plugin tests/correctness
+	$(BIN)/pytest -n 2 --dist worksteal tests/harness tests/plugin tests/correctness
 
 correctness: $(INSTALLED)
-	$(BIN)/pytest -n 2 -m correctness
+	$(BIN)/pytest -n 2 --dist worksteal -m correctness
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
