@@ -1,6 +1,7 @@
 # Two commands do everything on a fresh machine with Python >= 3.11 and git:
 #   make perf    environment, install, the main job; ends with the result table
 #   make test    environment, install, all tests
+# And the studies of the model lab, in less than ten minutes: make studies
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -9,10 +10,14 @@ MODEL ?= small
 # What does not fit into so many seconds is skipped, with what it would need.
 SECONDS ?= 155
 
-.PHONY: perf kernels test correctness check format clean
+.PHONY: perf studies kernels test correctness check format clean
 
 perf: $(INSTALLED)
-	$(BIN)/pytest -m perf --model=$(MODEL) --perf-total-budget=$(SECONDS) --ignore=tests/perf/test_kernels_compiled.py
+	$(BIN)/pytest -m perf --model=$(MODEL) --perf-total-budget=$(SECONDS) --ignore=tests/perf/test_kernels_compiled.py --ignore=tests/perf/studies
+
+# What each optimisation is worth here: precision, compilation, memory, every switch of the lab's model.
+studies: $(INSTALLED)
+	$(BIN)/pytest -m perf --model=$(MODEL) tests/perf/studies
 
 # Every Triton kernel compiled for every GPU architecture; without a GPU, minutes the first time and seconds after.
 kernels: $(INSTALLED)

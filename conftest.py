@@ -19,15 +19,10 @@ if not (Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()):
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse an unknown model at once. Only where one was named: looking it up loads PyTorch."""
-    name = config.getoption("--model")
-    if name != "small" and ":" not in name:
-        from perflab.lab.models import size_config
+    """Refuse an unknown model at once."""
+    from tests.perf.choice import check_models
 
-        try:
-            size_config(name)
-        except ValueError as error:
-            raise pytest.UsageError(f"--model: {error}") from None
+    check_models(config)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,8 +31,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--model",
         default="small",
+        metavar="NAME[,NAME...]",
+        help="tiny, small, medium, large, xl, 2.7B, all (those but tiny), or package.module:factory (default: small)",
+    )
+    group.addoption(
+        "--study-model",
+        default="",
         metavar="NAME",
-        help="tiny, small, medium, large, xl, 2.7B, or package.module:factory (default: small)",
+        help="the model of the studies of switches, compilation and memory (default: the first of --model on a GPU, "
+        "tiny on a CPU)",
+    )
+    group.addoption(
+        "--train-steps",
+        default=100,
+        type=int,
+        metavar="N",
+        help="training steps on real text before a switch's loss is read (default: 100)",
     )
     group.addoption(
         "--context-length",

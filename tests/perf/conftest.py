@@ -1,75 +1,23 @@
-"""What the lab's end-to-end cases are run on: chosen on the command line, built when a case needs it.
+"""The lab's end-to-end cases: which there are, in which order, and what their studies find.
 
 Shapes: tokens (B, T) int64 -> logits (B, T, V).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
 
 import pytest
 import torch
-from torch import Tensor, nn
 
-from perflab.lab.models import MODEL_SIZES, ModelCost, build_model, model_cost, size_config
-from perflab.lab.models.memory import Mode
-from perflab.lab.train import TrainingStep, random_tokens
-from perflab.plugin.case import Perf
+from perflab.lab.train import TrainingConfig
 
+from .choice import context_lengths, model_names
 from .growth import Point, growth_lines
+from .setup import DEFAULT_BATCH_SIZE, Setup
 
-VOCAB_SIZE = 10_000
-DEFAULT_BATCH_SIZE = 4
-PRECISIONS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
-"""Autocast dtype by name. Weights are float32."""
-
-
-@dataclass(frozen=True)
-class Setup:
-    """One end-to-end case: which model, on what shape, in which precision."""
-
-    model_name: str
-    batch_size: int
-    context_length: int
-    precision: str
-    device: torch.device
-
-    def declare(self, perf: Perf, mode: Mode) -> None:
-        """Skip the case if it does not fit, before anything is built, and say how much work one call is."""
-        tokens = self.batch_size * self.context_length
-        perf.work(tokens=tokens)
-        if self.model_name not in MODEL_SIZES:
-            return  # nobody knows what a model of the user's own costs
-        cost = self._cost(mode)
-        perf.requires(memory_bytes=cost.memory_bytes, flops=cost.flops, precision=self.precision)
-        perf.work(flops=cost.flops)
-
-    def model(self) -> nn.Module:
-        """The model, with weights from a fixed seed."""
-        torch.manual_seed(0)
-        name, length = self.model_name, self.context_length
-        try:
-            return build_model(name, vocab_size=VOCAB_SIZE, context_length=length, device=self.device)
-        except (ImportError, TypeError, ValueError) as error:
-            pytest.fail(f"--model={name}: {error}", pytrace=False)
-
-    def tokens(self) -> Tensor:
-        """A batch of random tokens (B, T)."""
-        return random_tokens(self.batch_size, self.context_length, vocab_size=VOCAB_SIZE, device=self.device)
-
-    def training_step(self) -> TrainingStep:
-        """A training step of the model on one batch."""
-        return TrainingStep(self.model(), self.tokens(), autocast_dtype=PRECISIONS[self.precision])
-
-    def _cost(self, mode: Mode) -> ModelCost:
-        config = size_config(self.model_name, vocab_size=VOCAB_SIZE, context_length=self.context_length)
-        return model_cost(
-            config,
-            batch_size=self.batch_size,
-            seq_len=self.context_length,
-            mode=mode,
-            autocast_dtype=PRECISIONS[self.precision],
-        )
+PRECISIONS = ("fp32", "bf16")
+"""Those of the end-to-end cases."""
 
 
 @pytest.fixture
@@ -78,17 +26,36 @@ def setup(
 ) -> Setup:
     """The case's ``Setup``, from its parameters."""
     batch_size = request.config.getoption("--batch-size")
-    if "warmup_steps" in request.fixturenames:
-        batch_size = 1
-    return Setup(model_name, batch_size, context_length, precision, device)
+    if "warmup_steps" in request.fixturenames and device.type == "cpu":
+        batch_size = 1  # the cheapest shape shows it as well
+    return Setup(model_name, batch_size, context_length, device, TrainingConfig(precision=precision))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Short contexts first: where time runs out, every kind of case has been measured by then. Compiled kernels last.
+    """Where time runs out, every kind of case has been measured by then: cheap ones first, and the main job before them.
 
-    The sort is stable: within a length, the order of the files.
+    The model at its shortest context, then what has no context, then what compiles for seconds, then longer contexts,
+    and Triton's kernels for other GPUs last. The sort is stable: what is alike stays in the order of the files.
     """
-    items.sort(key=lambda item: ("compiled_kernel" in getattr(item, "fixturenames", ()), _context_length(item)))
+    shortest = min((_context_length(item) or math.inf for item in items), default=0)
+
+    def place(item: pytest.Item) -> tuple[int, int]:
+        length = _context_length(item)
+        if "compiled_kernel" in getattr(item, "fixturenames", ()):
+            return 4, 0
+        if length == shortest:
+            return 0, 0
+        if length:
+            return 3, length
+        return (2, 0) if _compiles(item) else (1, 0)
+
+    items.sort(key=place)
+
+
+def _compiles(item: pytest.Item) -> bool:
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    switch = parameters.get("switch", parameters.get("rung"))
+    return item.path.name == "test_compile.py" or getattr(switch, "compiles", 0) > 0
 
 
 def _context_length(item: pytest.Item) -> int:
@@ -101,27 +68,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Spread end-to-end cases over ``--model``, ``--context-length`` and the precisions."""
     if "setup" not in metafunc.fixturenames:
         return
-    name = metafunc.config.getoption("--model")
-    lengths = _context_lengths(metafunc.config)
-    precisions = list(PRECISIONS)
+    lengths, precisions = context_lengths(metafunc.config), list(PRECISIONS)
     if "warmup_steps" in metafunc.fixturenames:  # a study of first steps: the cheapest shape shows it as well
         lengths, precisions = [min(lengths)], ["fp32"]
     batch_size = metafunc.config.getoption("--batch-size")
     suffix = "" if batch_size == DEFAULT_BATCH_SIZE else f"-b{batch_size}"  # another batch is another case
-    cases = [(name, length, precision) for length in lengths for precision in precisions]
+    cases = [
+        (name, length, precision)
+        for name in model_names(metafunc.config)
+        for length in lengths
+        for precision in precisions
+    ]
     metafunc.parametrize(
         ("model_name", "context_length", "precision"), cases, ids=["-".join(map(str, case)) + suffix for case in cases]
     )
-
-
-def _context_lengths(config: pytest.Config) -> list[int]:
-    text: str = config.getoption("--context-length")
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise pytest.UsageError(f"--context-length={text}: wanted lengths such as 128 or 128,256")
-    if config.getoption("--batch-size") < 1:
-        raise pytest.UsageError(f"--batch-size={config.getoption('--batch-size')}: wanted 1 or more")
-    return [int(part) for part in parts]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

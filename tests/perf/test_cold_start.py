@@ -9,9 +9,13 @@ from __future__ import annotations
 import pytest
 
 from perflab.plugin.case import Perf
-from tests.perf.conftest import Setup
+
+from .published import warmup_quotes
+from .setup import Setup
 
 WARMUP_STEPS = (0, 1, 2, 5)
+
+pytestmark = pytest.mark.perf(study="warm-up", columns="first, median, mean, std, quoted")
 
 
 @pytest.mark.parametrize(
@@ -20,5 +24,8 @@ WARMUP_STEPS = (0, 1, 2, 5)
 )
 def test_warmup(perf: Perf, setup: Setup, warmup_steps: int) -> None:
     setup.declare(perf, "forward_backward")
+    if (setup.batch_size, setup.context_length) == (4, 128):
+        for source, seconds in warmup_quotes(setup.model_name, warmup_steps).items():
+            perf.quote(source, seconds=seconds)
     step = setup.training_step()
     perf.step(forward=step.forward, backward=step.backward)

@@ -1,25 +1,42 @@
-"""End to end: a forward pass, forward and backward, and a full training step with AdamW."""
+"""The end-to-end study: a forward pass, forward and backward, and a full training step with AdamW.
+
+Every size that --model names, by context length and precision, beside what others measured on the same work.
+"""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 import pytest
 from torch import Tensor
 
+from perflab.lab.models.memory import Mode
+from perflab.lab.train import PRECISIONS
 from perflab.plugin.case import Perf
-from tests.perf.conftest import PRECISIONS, Setup
+
+from .published import transformer_quotes
+from .setup import Setup, measure_step
+
+pytestmark = pytest.mark.perf(
+    study="end to end", columns="mean, std, forward, backward, optimizer, tokens/s, MFU, peak, quoted"
+)
+
+
+def declare(perf: Perf, setup: Setup, mode: Mode) -> None:
+    """What the case needs and does, and what others measured on it."""
+    setup.declare(perf, mode)
+    shape = (setup.model_name, setup.batch_size, setup.context_length, setup.training.precision)
+    for source, seconds in transformer_quotes(*shape, mode).items():
+        perf.quote(source, seconds=seconds)
 
 
 @pytest.mark.perf(budget=10)
-def test_forward(perf: Perf, setup: Setup, autocast: Callable[..., AbstractContextManager[object]]) -> None:
+def test_forward(perf: Perf, setup: Setup) -> None:
     """Logits with the graph behind them, as the first phase of training makes them."""
-    setup.declare(perf, "forward")
+    declare(perf, setup, "forward")
     model, tokens = setup.model(), setup.tokens()
+    precision = PRECISIONS[setup.training.precision]
 
     def forward() -> Tensor:
-        with autocast(PRECISIONS[setup.precision]):
+        with precision.applied(setup.device.type):
             logits: Tensor = model(tokens)
         return logits
 
@@ -29,15 +46,14 @@ def test_forward(perf: Perf, setup: Setup, autocast: Callable[..., AbstractConte
 
 def test_step(perf: Perf, setup: Setup) -> None:
     """Forward, backward, AdamW."""
-    setup.declare(perf, "train_step")
-    step = setup.training_step()
-    loss = perf.step(forward=step.forward, backward=step.backward, optimizer=step.optimizer)
+    declare(perf, setup, "train_step")
+    loss = measure_step(perf, setup.training_step())
     assert loss.ndim == 0
 
 
 def test_forward_backward(perf: Perf, setup: Setup) -> None:
     """Loss and gradients; the gradients are added to those of the call before, as in accumulation."""
-    setup.declare(perf, "forward_backward")
+    declare(perf, setup, "forward_backward")
     step = setup.training_step()
     loss = perf.step(forward=step.forward, backward=step.backward)
     assert loss.ndim == 0

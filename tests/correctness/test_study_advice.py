@@ -1,0 +1,117 @@
+"""The advice of the studies: it follows from the numbers, and from nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perflab.lab.models import MODEL_SIZES, ModelConfig
+from perflab.lab.train import TrainingConfig
+from tests.perf.studies.recommendation import Noise, Outcome, noise_of, recommendation
+from tests.perf.studies.switches import AGAIN, BASELINE, BOTTOM, SEEDS, ladder, switches
+
+pytestmark = pytest.mark.correctness
+
+BASE = Outcome(step_ns=1e6, peak_bytes=1000, loss=2.0, setup_ns=1e6)
+NOISE = Noise(time_share=0.03, loss=0.02)
+
+
+def advice(**changes: float) -> str:
+    return recommendation("x", BASE, dataclasses.replace(BASE, **changes), NOISE)
+
+
+def test_what_is_faster_and_costs_nothing_is_recommended_without_a_trade_off() -> None:
+    wanted = "x: use when time is short (×1.25 steps/s); skip when never, as far as seen here; trade-off: none seen"
+    assert advice(step_ns=0.8e6) == wanted
+
+
+def test_what_saves_memory_and_costs_time_says_both() -> None:
+    wanted = (
+        "x: use when memory is short (peak -40%); skip when time matters more; trade-off: ×0.80 steps/s"
+    )
+    assert advice(step_ns=1.25e6, peak_bytes=600) == wanted
+
+
+def test_set_up_is_weighed_against_the_steps_that_pay_for_it() -> None:
+    # 2 s more of set-up, 0.5 ms saved a step.
+    said = advice(step_ns=0.5e6, setup_ns=1e6 + 2e9)
+    assert "skip when training is shorter than 4,000 steps (2.00 s of set-up); trade-off: set-up time" in said
+
+
+def test_what_only_costs_is_to_be_skipped() -> None:
+    assert advice(step_ns=2e6, loss=2.1) == "x: skip here: it only costs ×0.50 steps/s, loss +0.100"
+
+
+def test_what_changes_nothing_beyond_the_noise_is_to_be_skipped() -> None:
+    assert advice(step_ns=1.02e6, peak_bytes=1005, loss=1.99) == "x: skip here: no difference seen"
+
+
+def test_a_loss_that_is_no_number_is_a_cost() -> None:
+    assert "loss +nan" in advice(step_ns=0.5e6, loss=float("nan"))
+
+
+@given(
+    speed=st.floats(0.2, 5.0), memory=st.integers(100, 5000), loss=st.floats(1.0, 3.0), setup_s=st.floats(0.0, 100.0)
+)
+def test_a_gain_and_a_cost_are_never_both_claimed_of_one_quantity(
+    speed: float, memory: int, loss: float, setup_s: float
+) -> None:
+    said = advice(step_ns=1e6 / speed, peak_bytes=memory, loss=loss, setup_ns=setup_s * 1e9)
+    assert [said.count("steps/s"), said.count("peak "), said.count("loss +") + said.count("loss -")] <= [1, 1, 1]
+    assert ("×" in said) == (not 1 - NOISE.time_share <= speed <= 1 + NOISE.time_share)
+    if "use when time is short" in said:
+        assert speed > 1 + NOISE.time_share
+
+
+def test_noise_is_what_the_baseline_and_its_seeds_differ_by() -> None:
+    outcomes = {
+        BASELINE: BASE,
+        AGAIN: dataclasses.replace(BASE, step_ns=1.1e6),
+        SEEDS[0]: dataclasses.replace(BASE, loss=2.03),
+        SEEDS[1]: dataclasses.replace(BASE, loss=1.95),
+    }
+    noise = noise_of(outcomes)
+    assert noise.time_share == pytest.approx(0.1)
+    assert noise.loss == pytest.approx(0.05)
+
+
+def every_switch() -> list[object]:
+    return [pytest.param(switch, id=switch.name) for switch in [*switches(100), *ladder("cpu"), *ladder("cuda")]]
+
+
+@pytest.mark.parametrize("switch", every_switch())
+def test_every_switch_is_a_configuration_that_can_be_built(switch: object) -> None:
+    model = dataclasses.replace(MODEL_SIZES["tiny"], **switch.model)  # type: ignore[attr-defined]
+    training = TrainingConfig(**switch.training)  # type: ignore[attr-defined]
+    changed = [*switch.model, *switch.training]  # type: ignore[attr-defined]
+    assert isinstance(model, ModelConfig)
+    defaults = (MODEL_SIZES["tiny"], TrainingConfig())
+    # What is named is changed; but for the ladder's last rungs, which may come back to the lab's defaults.
+    for name in changed:
+        owner, default = (model, defaults[0]) if hasattr(model, name) else (training, defaults[1])
+        if switch.name in {one.name for one in switches(100)}:  # type: ignore[attr-defined]
+            assert getattr(owner, name) != getattr(default, name)
+
+
+def test_switches_cover_every_choice_of_the_configurations() -> None:
+    turned = switches(100)
+    assert len({switch.name for switch in turned}) == len(turned)
+    model_fields = {field.name for field in dataclasses.fields(ModelConfig)}
+    dimensions = {"vocab_size", "context_length", "d_model", "d_ff", "num_layers", "num_heads", "rope_theta", "norm_eps"}
+    assert {name for switch in turned for name in switch.model} == model_fields - dimensions
+    rates = {"learning_rate", "weight_decay", "betas", "final_learning_rate_share"}
+    training_fields = {field.name for field in dataclasses.fields(TrainingConfig)}
+    assert {name for switch in turned for name in switch.training} == training_fields - rates
+
+
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
+def test_the_ladder_has_each_rung_and_every_pair(device_type: str) -> None:
+    names = [switch.name for switch in ladder(device_type)]
+    assert names[0] == BOTTOM
+    assert {"flash", "flash+bf16", "flash+bf16+compile", "flash+bf16+compile+fused"} <= set(names)
+    pairs = {frozenset(name.split("+")) for name in names if name.count("+") == 1}
+    assert len(pairs) == 6
+    assert len(set(names)) == len(names) == 1 + 4 + 5

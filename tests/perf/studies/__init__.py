@@ -1,0 +1,10 @@
+"""The studies of the model lab: claims that people repeat, each a case with memory, speed and loss side by side.
+
+switches.py             what can be switched, and the ladder of what people combine
+training.py             a case of training on real text: cost, set-up, loss, and the step measured
+recommendation.py       from the numbers to advice
+test_optimisations.py   each switch against the baseline; the ladder
+test_compile.py         eager beside compiled, for attention and for the model
+test_memory.py          where memory goes, by context length
+test_precision.py       accumulation, the dtypes under autocast, norms in low precision
+"""

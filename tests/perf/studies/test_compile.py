@@ -1,0 +1,84 @@
+"""The study of compilation: eager beside compiled, for attention and for the model, each phase and the set-up apart.
+
+Shapes: q, k, v (B, 1, N, D), causal; tokens (B, T).
+
+`setup_ns` is what the first step took beyond a later one, from an empty compiler's cache: compile time. Graph breaks and
+recompilations are counted by perflab for every case.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from perflab.lab.attention import attention
+from perflab.plugin.case import Perf
+from tests.perf.attention_cases import BACKWARD_SHARE, Shape, device_type, memory_bytes
+from tests.perf.published import attention_rows
+from tests.perf.setup import measure_step
+
+from .training import compile_seconds, first_call_beyond_a_later_one, from_an_empty_cache, noted_compilation, study_setup
+
+COLUMNS = "forward, backward, optimizer, setup_ns, graph_breaks, recompiles, quoted"
+LENGTHS = {"cpu": (256,), "cuda": (256, 1024, 4096, 8192, 16384)}
+ATTENTION = {"eager": "naive", "compiled": "compiled"}
+"""The variant behind each."""
+
+pytestmark = pytest.mark.perf(budget=1)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Attention at a few lengths."""
+    if "seq_len" in metafunc.fixturenames:
+        metafunc.parametrize("seq_len", LENGTHS[device_type(metafunc.config)])
+
+
+@pytest.mark.perf(study="compile: attention", columns=COLUMNS, versus="how=eager")
+@pytest.mark.parametrize("how", list(ATTENTION))
+def test_compiled_attention(perf: Perf, device: torch.device, seq_len: int, how: str) -> None:
+    """Attention written out: batch 8, one head of 64, fp32, as it was published."""
+    shape = Shape(8, 1, seq_len, 64, "fp32")
+    compiles = int(how == "compiled")
+    flops = shape.flops * (1 + BACKWARD_SHARE)
+    perf.requires(
+        memory_bytes=memory_bytes(ATTENTION[how], shape, device.type, backward=True),
+        flops=flops,
+        setup_seconds=compiles * compile_seconds(device.type),
+    )
+    perf.work(flops=flops)
+    for source, (forward_s, backward_s) in attention_rows().get((64, seq_len), {}).items():
+        if source.startswith(how):
+            perf.quote(f"H100 {source}", seconds=forward_s + backward_s, forward=forward_s, backward=backward_s)
+    inputs = shape.inputs(device, requires_grad=True)
+    upstream = torch.randn_like(inputs[0])
+    forward = partial(attention, *inputs, is_causal=True, impl=ATTENTION[how])
+
+    def backward(out: Tensor) -> None:
+        torch.autograd.grad(out, inputs, upstream)
+
+    with from_an_empty_cache(compiles > 0):
+        perf.note(setup_ns=first_call_beyond_a_later_one(lambda: backward(forward()), device))
+        perf.step(forward=forward, backward=backward)
+
+
+@pytest.mark.perf(study="compile: model", columns=COLUMNS, versus="how=eager")
+@pytest.mark.parametrize("how", ["eager", "compiled", "compiled-optimizer-too"])
+def test_compiled_model(perf: Perf, device: torch.device, request: pytest.FixtureRequest, how: str) -> None:
+    """A training step of the studies' model, AdamW operator by operator so that there is something to compile."""
+    compiles = ("eager", "compiled", "compiled-optimizer-too").index(how)
+    baseline = study_setup(request.config, device)
+    setup = baseline.switched(
+        training={"optimizer": "foreach", "compile": "default" if compiles else "eager"}, changes={}
+    )
+    setup.declare(perf, "train_step", setup_seconds=compiles * compile_seconds(device.type))
+    with from_an_empty_cache(compiles > 0):
+        step = setup.training_step()
+        if how == "compiled-optimizer-too":
+            step.adamw.step = torch.compile(step.adamw.step)  # type: ignore[method-assign]
+        setup_ns = first_call_beyond_a_later_one(step, device)
+        noted_compilation(device.type, compiles, setup_ns)
+        perf.note(setup_ns=setup_ns)
+        measure_step(perf, step)

@@ -1,0 +1,38 @@
+"""The study of optimisations: each switch of the model and of the training step against the baseline, on real text.
+
+Peak memory, tokens a second, held-out loss after N training steps (--train-steps), what the first step cost beyond a
+later one, and a line of advice for each, derived from these numbers. Then the ladder: what people combine, one
+more a rung, and every two of them by themselves.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from perflab.plugin.case import Perf
+from tests.perf.attention_cases import device_type
+
+from .switches import BASELINE, BOTTOM, Switch, ladder, switches
+from .training import measure_switch
+
+COLUMNS = "tokens/s, median, peak, loss, setup_ns"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A case for each switch, and one for each rung."""
+    num_steps = metafunc.config.getoption("--train-steps")
+    if "switch" in metafunc.fixturenames:
+        metafunc.parametrize("switch", switches(num_steps), ids=str)
+    if "rung" in metafunc.fixturenames:
+        metafunc.parametrize("rung", ladder(device_type(metafunc.config)), ids=str)
+
+
+@pytest.mark.perf(study="optimisations", columns=COLUMNS, versus=f"switch={BASELINE}", budget=1)
+def test_switch(perf: Perf, device: torch.device, request: pytest.FixtureRequest, switch: Switch) -> None:
+    measure_switch(perf, switch, device, request.config)
+
+
+@pytest.mark.perf(study="ladder", columns=COLUMNS, versus=f"rung={BOTTOM}", budget=1)
+def test_ladder(perf: Perf, device: torch.device, request: pytest.FixtureRequest, rung: Switch) -> None:
+    measure_switch(perf, rung, device, request.config)
