@@ -1,88 +1,227 @@
 """One training step of a language model, in the three phases that are timed apart.
 
-Tokens (B, T) -> logits (B, T, V) -> loss, a scalar; then gradients; then AdamW (Loshchilov & Hutter 2019,
-algorithm 2).
+B batch, T sequence, V vocabulary, k micro-batches of B / k sequences.
 
-    step = TrainingStep(model, tokens)
-    perf.step(forward=step.forward, backward=step.backward, optimizer=step.optimizer)
+    tokens (B, T) -> logits (B / k, T, V) -> loss      forward, k times; each
+    gradient += d loss / d weights / k                 backward, right after it
+    AdamW                                              optimizer, once
+
+    step = TrainingStep(model, tokens, TrainingConfig(precision="bf16", micro_batches=2))
+    loss = step()
+
+AdamW is Loshchilov & Hutter 2019, algorithm 2. Every switch is in `config.py`. A step whose loss is not finite is
+skipped and counted (`skipping.py`).
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-from perflab.lab.train.loss import cross_entropy_loss
+from perflab.lab.train.compiled import compiled_model, replays_cuda_graphs
+from perflab.lab.train.config import TrainingConfig
+from perflab.lab.train.loss import clamp_loss, cross_entropy_loss
+from perflab.lab.train.precision import PRECISIONS
+from perflab.lab.train.schedule import learning_rate_at
+from perflab.lab.train.skipping import watch_for
+
+_PLAIN = TrainingConfig()
 
 
 class TrainingStep:
-    """A model, one batch and an AdamW optimizer; each call of a phase does that phase's work once.
+    """A model, a batch and an AdamW optimizer; each call of a phase does that phase's work once.
+
+    With `config.micro_batches` = k a step is k times `backward(forward())`, then `optimizer()`. What is compiled is
+    compiled by the first `forward()` and the first `backward()`, none of it at construction: to time the set-up, time
+    these two calls of a fresh step (and once more, on CUDA, in modes with CUDA graphs, which are recorded next).
 
     Args:
-        model: maps integer tokens (B, T) to logits (B, T, V); put into training mode.
-        tokens: the batch, (B, T) int64, on the model's device; used again in every step.
-        learning_rate, weight_decay: AdamW's.
-        autocast_dtype: `torch.bfloat16` runs the forward under autocast, `None` in the weights' own dtype.
+        model: maps integer tokens (B, T) to logits (B, T, V); put into training mode, its weights cast in place to the
+            dtype of `config.precision`. Checkpointing needs its attribute `checkpointing`, which is set; compiling
+            attention its `blocks`.
+        tokens: the batch, (B, T) int64, on the model's device, B a multiple of k; used again in every step until
+            `step.tokens` is given the next, or `step(tokens)`.
+        config: the switches; a plain float32 step by default.
+
+    Attributes:
+        model: as it was given, uncompiled unless its attention is.
+        adamw: the optimizer.
+        steps_done: calls of `optimizer()`, skipped steps too: where the schedule is. Set it to go on from there.
 
     Raises:
-        ValueError: the model has no parameters, the batch is on another device, or autocast in a dtype that
-            needs more than this step does.
+        ValueError: the model has no parameters, or lacks what a switch needs; the batch is on another device, of
+            another shape, or does not divide into micro-batches.
+        RuntimeError: compiling for a CPU without a C++ compiler.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        tokens: Tensor,
-        *,
-        learning_rate: float = 3e-4,
-        weight_decay: float = 0.1,
-        autocast_dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, model: nn.Module, tokens: Tensor, config: TrainingConfig = _PLAIN) -> None:
         parameter = next(model.parameters(), None)
         if parameter is None:
             raise ValueError(f"{type(model).__name__} has no parameters; wanted a model that can be trained")
-        if tokens.device != parameter.device:
-            raise ValueError(
-                f"tokens on {tokens.device}, model on {parameter.device}; move the batch with "
-                f"tokens.to({str(parameter.device)!r})"
-            )
-        if autocast_dtype not in (None, torch.bfloat16):
-            raise ValueError(
-                f"autocast_dtype={autocast_dtype}: wanted torch.bfloat16 or None; float16 gradients underflow "
-                "without loss scaling, which this step does not do"
-            )
-        self.model = model.train()
+        self.config = config
+        self._device = parameter.device
         self.tokens = tokens
-        self.autocast_dtype = autocast_dtype
-        # Fused: one implementation on CPU and CUDA alike, and no temporary as large as the parameters.
-        self.adamw = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=weight_decay, fused=True)
+        self._precision = PRECISIONS[config.precision]
+        self.model = self._precision.prepare(model).train()
+        _set_checkpointing(model, config.checkpointing)
+        self._logits = compiled_model(model, config.compile, self._device)
+        self._keeps_gradients = replays_cuda_graphs(config.compile, self._device)
+        self.adamw = torch.optim.AdamW(
+            model.parameters(),
+            lr=config.learning_rate,
+            betas=config.betas,
+            weight_decay=config.weight_decay,
+            foreach=config.optimizer == "foreach",
+            # One implementation on CPU and CUDA alike, and no temporary as large as the parameters.
+            fused=config.optimizer == "fused",
+        )
+        self._watch = watch_for(config.optimizer, self._device)
+        self._scaler = torch.amp.GradScaler(self._device.type) if self._precision.loss_scaling else None
+        self._backwards = 0  # since the last update
+        self.steps_done = 0
+
+    @property
+    def tokens(self) -> Tensor:
+        """The batch, (B, T). A new one begins with its first micro-batch."""
+        return self._tokens
+
+    @tokens.setter
+    def tokens(self, tokens: Tensor) -> None:
+        if tokens.device != self._device:
+            raise ValueError(
+                f"tokens on {tokens.device}, model on {self._device}; move the batch with "
+                f"tokens.to({str(self._device)!r})"
+            )
+        if tokens.ndim != 2:
+            raise ValueError(f"tokens of shape {tuple(tokens.shape)}: wanted (batch, sequence)")
+        size, parts = tokens.shape[0], self.config.micro_batches
+        if size % parts:
+            raise ValueError(
+                f"a batch of {size} sequences does not divide into micro_batches={parts}; give a multiple such as "
+                f"{-(-size // parts) * parts} sequences, or another micro_batches"
+            )
+        self._tokens, self._position = tokens, 0
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps that were not taken because something was not finite. On CUDA, reading it waits for the device."""
+        return self._watch.skipped
+
+    @property
+    def loss_scale(self) -> float:
+        """What the loss is multiplied by before it goes back; 1 without loss scaling. Reading it waits too."""
+        return 1.0 if self._scaler is None else self._scaler.get_scale()
 
     def forward(self) -> Tensor:
-        """Loss of the batch, a scalar with the graph behind it."""
-        with self._autocast():
-            logits: Tensor = self.model(self.tokens)
-        return cross_entropy_loss(logits, self.tokens)
+        """Loss of the next micro-batch, a scalar with the graph behind it; after the last comes the first again."""
+        tokens = self._next_micro_batch()
+        if self._keeps_gradients:
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+        with self._switched(), self._precision.applied(self._device.type):
+            logits = self._logits(tokens)
+        loss = cross_entropy_loss(logits, tokens, fused=self.config.fused_loss)
+        return loss if self.config.loss_clamp is None else clamp_loss(loss, self.config.loss_clamp)
 
     def backward(self, loss: Tensor) -> None:
-        """Gradients of `loss` into the parameters."""
-        loss.backward()  # type: ignore[no-untyped-call]
+        """Add the gradient of `loss`, divided by the number of micro-batches, to the parameters' gradients."""
+        if self._keeps_gradients:
+            self._make_gradients()
+        share = loss if self.config.micro_batches == 1 else loss / self.config.micro_batches
+        scaled = share if self._scaler is None else self._scaler.scale(share)
+        with self._switched(), self._precision.products_applied():
+            scaled.backward()  # type: ignore[no-untyped-call]
+        self._watch.watch(loss)  # once backward is launched: on the host, this waits
+        self._backwards += 1
 
     def optimizer(self) -> None:
-        """Update the parameters and let the gradients go, so that the next forward starts without them."""
-        self.adamw.step()
-        self.adamw.zero_grad(set_to_none=True)
+        """Update the parameters, or skip that, and let the gradients go, so that the next forward starts without them.
 
-    def __call__(self) -> Tensor:
-        """A whole step; returns the loss before the update, detached so that it keeps no graph alive."""
-        loss = self.forward()
-        self.backward(loss)
+        Raises:
+            RuntimeError: the gradients are not those of whole batches.
+        """
+        parts = self.config.micro_batches
+        if self._backwards == 0 or self._backwards % parts:
+            raise RuntimeError(
+                f"optimizer() after {self._backwards} of {parts} micro-batches: call "
+                f"backward(forward()) {parts - self._backwards % parts} more times, or the step itself, step()"
+            )
+        if self._scaler is not None:
+            self._scaler.unscale_(self.adamw)
+            for found_inf in self._scaler._found_inf_per_device(self.adamw).values():
+                self._watch.overflow(found_inf)
+        if self.config.max_grad_norm is not None:
+            # Dividing by a norm that is infinite would leave a gradient of zeros and NaN.
+            self._watch.watch(nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm))
+        self._set_learning_rate()
+        self._watch.update(self.adamw)
+        if self._scaler is not None:
+            self._scaler.update()
+        self.adamw.zero_grad(set_to_none=not self._keeps_gradients)
+        self._backwards = self._position = 0
+        self.steps_done += 1
+
+    def __call__(self, tokens: Tensor | None = None) -> Tensor:
+        """A whole step, on the next batch if one is given.
+
+        Returns the mean loss before the update, detached so that it keeps no graph alive.
+        """
+        if tokens is not None:
+            self.tokens = tokens
+        losses = []
+        for _ in range(self.config.micro_batches):
+            loss = self.forward()
+            self.backward(loss)
+            losses.append(loss.detach())
         self.optimizer()
-        return loss.detach()
+        return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
-    def _autocast(self) -> AbstractContextManager[Any]:
-        if self.autocast_dtype is None:
-            return nullcontext()
-        return torch.autocast(self.tokens.device.type, dtype=self.autocast_dtype)
+    def _next_micro_batch(self) -> Tensor:
+        parts = self.config.micro_batches
+        if parts == 1:
+            return self._tokens
+        size, position = self._tokens.shape[0] // parts, self._position
+        self._position = (position + 1) % parts
+        return self._tokens[position * size : (position + 1) * size]
+
+    @contextmanager
+    def _switched(self) -> Iterator[None]:
+        """PyTorch's global switches that stand in the configuration, and afterwards as they were."""
+        before = torch.backends.cudnn.benchmark
+        torch.backends.cudnn.benchmark = self.config.cudnn_benchmark
+        try:
+            yield
+        finally:
+            torch.backends.cudnn.benchmark = before
+
+    def _make_gradients(self) -> None:
+        # Gradients that a CUDA graph has written lie in its memory, and its next replay writes there again: they would
+        # not live until the second micro-batch. Where a gradient is there already, autograd adds to that.
+        for parameter in self.model.parameters():
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+
+    def _set_learning_rate(self) -> None:
+        config = self.config
+        if config.warmup_steps == 0 and config.total_steps is None:
+            return  # constant, and whatever the caller has made of it
+        for group in self.adamw.param_groups:
+            group["lr"] = learning_rate_at(
+                self.steps_done,
+                peak=config.learning_rate,
+                warmup_steps=config.warmup_steps,
+                total_steps=config.total_steps,
+                final_share=config.final_learning_rate_share,
+            )
+
+
+def _set_checkpointing(model: nn.Module, checkpointing: str) -> None:
+    if isinstance(getattr(model, "checkpointing", None), str):
+        model.checkpointing = checkpointing  # type: ignore[assignment]
+    elif checkpointing != "none":
+        raise ValueError(
+            f"checkpointing={checkpointing!r} wants a model with an attribute `checkpointing`, a string that "
+            f"its forward heeds, and {type(model).__name__} has none; give checkpointing='none'"
+        )

@@ -1,0 +1,89 @@
+"""A step that must not be taken: its loss, or the gradient that comes of it, is not finite.
+
+    found = any value that was watched since the last update is infinite or NaN
+    found      weights, moments and AdamW's step counts stay as they are; one more step is counted as skipped
+    not found  AdamW's step
+
+One bad batch is forgotten that way, where one NaN in the weights never is. Two ways to know. `WatchOnHost` reads each
+value, which on a GPU waits until the device has come so far; loops over parameters have to know before they launch.
+`WatchOnDevice` keeps the answer where the values are: PyTorch's fused AdamW reads `found_inf` there and launches a
+kernel that does nothing (the protocol of `torch.amp.GradScaler`), so the host never waits.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+class WatchOnHost:
+    """Reads at once whether a value is finite."""
+
+    def __init__(self) -> None:
+        self._found = False
+        self._skipped = 0
+
+    def watch(self, value: Tensor) -> None:
+        """Look at a scalar tensor: the loss, or the norm of the gradient."""
+        self._found |= not math.isfinite(value.item())
+
+    def overflow(self, found_inf: Tensor) -> None:
+        """Take over from loss scaling that gradients overflowed: a scalar, 0 or 1."""
+        self._found |= bool(found_inf.item())
+
+    def update(self, adamw: torch.optim.AdamW) -> None:
+        """Take the step or skip it, and begin the next."""
+        if self._found:
+            self._skipped += 1
+        else:
+            adamw.step()
+        self._found = False
+
+    @property
+    def skipped(self) -> int:
+        """Steps skipped so far."""
+        return self._skipped
+
+
+class WatchOnDevice:
+    """Keeps on the device whether all values were finite; for fused AdamW only."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._found = torch.zeros((), device=device)  # 0 or 1 in float32: what the fused kernel compares with 1
+        self._skipped = torch.zeros((), device=device, dtype=torch.float64)  # whole numbers, exact up to 2^53
+
+    @torch.no_grad()
+    def watch(self, value: Tensor) -> None:
+        """Look at a scalar tensor: the loss, or the norm of the gradient."""
+        self._found.masked_fill_(~torch.isfinite(value), 1.0)
+
+    def overflow(self, found_inf: Tensor) -> None:
+        """Take over from loss scaling that gradients overflowed: a scalar, 0 or 1."""
+        torch.maximum(self._found, found_inf, out=self._found)
+
+    def update(self, adamw: torch.optim.AdamW) -> None:
+        """Let the kernel take the step or skip it, and begin the next."""
+        adamw.found_inf = self._found  # type: ignore[attr-defined]
+        try:
+            adamw.step()
+        finally:
+            del adamw.found_inf  # type: ignore[attr-defined]
+        self._skipped += self._found
+        self._found.zero_()
+
+    @property
+    def skipped(self) -> int:
+        """Steps skipped so far. Waits for the device."""
+        return int(self._skipped.item())
+
+
+Watch = WatchOnHost | WatchOnDevice
+
+
+def watch_for(optimizer: str, device: torch.device) -> Watch:
+    """On the device where nobody has to wait for it then; a CPU's values are the host's own."""
+    if optimizer == "fused" and device.type != "cpu":
+        return WatchOnDevice(device)
+    return WatchOnHost()
