@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from perflab.lab.attention import IMPLEMENTATIONS, attention
-from perflab.lab.attention.registry import FEATURES
+from perflab.lab.attention.registry import DROPOUT, FEATURES
 from perflab.lab.attention.scoring import Settings, make_scoring, pairs_in_band
 
 pytestmark = pytest.mark.correctness
@@ -82,7 +82,7 @@ def test_a_feature_that_a_variant_lacks_is_refused_with_those_that_have_it() -> 
 
 
 def test_what_variants_claim_are_features_that_there_are() -> None:
-    assert all(claims.features <= frozenset(FEATURES) for claims in IMPLEMENTATIONS.values())
+    assert all(claims.features <= {*FEATURES, DROPOUT} for claims in IMPLEMENTATIONS.values())
 
 
 def test_with_equal_lengths_both_alignments_are_one_and_nobody_need_claim_it() -> None:

@@ -40,6 +40,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, impl: str = "sdpa", **settings
     window_size       (left, right): how many keys before and behind its own a query sees, -1 for all
     softcap           c: scores become c tanh(s / c)
     causal_alignment  "top-left", or "bottom-right": the last query stands at the last key
+    dropout_p         each weight is made 0 with this probability, and the others divided by 1 - dropout_p; whoever
+                      calls it says when, there is no training mode here
 
     One floating dtype and one device; any strides. With fewer heads in k and v than in q, query head h reads
     head h // (H / H_kv). A query that sees no key has output zero. Returns (B, H, N_q, D) in the inputs' dtype.

@@ -9,22 +9,24 @@ Shapes
     out = softmax(scale * q k^T) v,    logsumexp_i = log sum_j exp(scale * q_i . k_j)
 
 It holds the N_q x N_k scores and weights, and autograd keeps the weights for the backward: the
-quadratic memory that the tiled variants are there to avoid.
+quadratic memory that the tiled variants are there to avoid. Dropout of the weights adds what was drawn, and the weights
+that are left.
 """
 
 from typing import Unpack
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from perflab.lab.attention.inputs import accumulation_dtype
-from perflab.lab.attention.scoring import Settings, expand_heads, make_scoring
+from perflab.lab.attention.scoring import Settings, dropout_probability, expand_heads, make_scoring
 
 
 def naive_attention(q: Tensor, k: Tensor, v: Tensor, **settings: Unpack[Settings]) -> Tensor:
     """Attention, each step rounded to the inputs' dtype. Differentiable by autograd."""
     # In one expression: a name would keep the scores alive beside the weights.
-    return _weights(*_scores(q, k, settings)) @ expand_heads(v, q)
+    return _kept(_weights(*_scores(q, k, settings)), settings) @ expand_heads(v, q)
 
 
 def naive_attention_with_logsumexp(
@@ -35,7 +37,7 @@ def naive_attention_with_logsumexp(
     logsumexp = torch.logsumexp(scores.to(accumulation_dtype(q.dtype)), dim=-1)
     if dropped is not None:
         logsumexp = logsumexp.masked_fill(dropped, -torch.inf)
-    return _weights(scores, dropped) @ expand_heads(v, q), logsumexp
+    return _kept(_weights(scores, dropped), settings) @ expand_heads(v, q), logsumexp
 
 
 def _scores(q: Tensor, k: Tensor, settings: Settings) -> tuple[Tensor, Tensor | None]:
@@ -58,3 +60,9 @@ def _scores(q: Tensor, k: Tensor, settings: Settings) -> tuple[Tensor, Tensor | 
 def _weights(scores: Tensor, dropped: Tensor | None) -> Tensor:
     weights = torch.softmax(scores, dim=-1)
     return weights if dropped is None else weights.masked_fill(dropped[:, None], 0.0)
+
+
+def _kept(weights: Tensor, settings: Settings) -> Tensor:
+    """The weights after dropout; they themselves where none is asked for."""
+    dropout_p = dropout_probability(**settings)
+    return F.dropout(weights, dropout_p) if dropout_p else weights

@@ -11,7 +11,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from perflab.lab.attention.scoring import Settings
+from perflab.lab.attention.scoring import Settings, dropout_probability
 
 _16_BIT = (torch.bfloat16, torch.float16)
 _UP_TO_32_BIT = (torch.float32, *_16_BIT)
@@ -19,7 +19,10 @@ _ALL = (torch.float64, *_UP_TO_32_BIT)
 
 FEATURES = ("causal", "bottom-right", "window", "softcap", "grouped-heads")
 """What attention can be asked for beyond whole matrices; `scoring` says what each means."""
+DROPOUT = "dropout"
+"""A feature apart: its result is drawn, so no grid can hold it against a reference, and few variants have it."""
 _EVERY_FEATURE = frozenset(FEATURES)
+_SDPA = frozenset(("causal", "grouped-heads"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,7 @@ class Implementation:
     name           what `attention(impl=...)` takes
     summary        one line for a reader
     dtypes         the input dtypes that it accepts
-    features       what it can be asked for, out of FEATURES
+    features       what it can be asked for, out of FEATURES and DROPOUT
     gradients      it can be differentiated with respect to q, k and v
     logsumexp      `attention_with_logsumexp` can have its log-sum-exp
     needs_triton   it imports Triton, and wants a CUDA device or Triton's interpreter
@@ -55,6 +58,10 @@ class Implementation:
         """The claims on one type of device: these, which hold on all of `devices`, and what it can do there besides."""
         return replace(self, **self.more_on[device_type]) if device_type in self.more_on else self
 
+    def has(self, needed: frozenset[str]) -> bool:
+        """Whether it claims all these features, on some type of device at least."""
+        return any(needed <= self.on(device_type).features for device_type in ("any", *self.more_on))
+
     def runs_on(self, device_type: str) -> bool:
         """Whether it is there at all on that type of device."""
         return self.devices is None or device_type in self.devices
@@ -65,7 +72,11 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = MappingProxyType(
         implementation.name: implementation
         for implementation in (
             Implementation("reference", "the definition in float64, cast to the inputs' dtype"),
-            Implementation("naive", "the definition written out in the inputs' dtype; holds N_q x N_k"),
+            Implementation(
+                "naive",
+                "the definition written out in the inputs' dtype; holds N_q x N_k",
+                features=_EVERY_FEATURE | {DROPOUT},
+            ),
             Implementation("tiled", "FlashAttention-2 forward and backward in plain PyTorch"),
             Implementation(
                 "triton",
@@ -82,7 +93,7 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = MappingProxyType(
             Implementation(
                 "sdpa",
                 "torch.nn.functional.scaled_dot_product_attention, PyTorch choosing the backend",
-                features=frozenset(("causal", "grouped-heads")),
+                features=_SDPA | {DROPOUT},
                 logsumexp=False,
                 # Its CUDA backwards add up dQ with atomics, in an order that differs from run to run.
                 deterministic=False,
@@ -90,25 +101,28 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = MappingProxyType(
             Implementation(
                 "sdpa-math",
                 "the same, pinned to the unfused backend, which takes everything; holds N_q x N_k",
-                features=frozenset(("causal", "grouped-heads")),
+                features=_SDPA | {DROPOUT},
                 logsumexp=False,
             ),
             Implementation(
                 "sdpa-flash",
                 "the same, pinned to FlashAttention-2; PyTorch's own C++ on a CPU",
                 dtypes=_16_BIT,
-                features=frozenset(("causal", "grouped-heads")),
+                features=_SDPA,
                 logsumexp=False,
                 deterministic=False,  # on CUDA, as above
                 devices=("cpu", "cuda"),
-                # On a CPU each head's gradients are added up by one thread, in order.
-                more_on={"cpu": {"dtypes": _ALL, "deterministic": True}},
+                # On a CPU each head's gradients are added up by one thread, in order; and there is no dropout.
+                more_on={
+                    "cpu": {"dtypes": _ALL, "deterministic": True},
+                    "cuda": {"features": _SDPA | {DROPOUT}},
+                },
             ),
             Implementation(
                 "sdpa-efficient",
                 "the same, pinned to the memory-efficient kernels of CUTLASS",
                 dtypes=_UP_TO_32_BIT,
-                features=frozenset(("causal",)),
+                features=frozenset(("causal", DROPOUT)),
                 logsumexp=False,
                 deterministic=False,  # as above
                 devices=("cuda",),
@@ -117,7 +131,7 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = MappingProxyType(
                 "sdpa-cudnn",
                 "the same, pinned to cuDNN",
                 dtypes=_16_BIT,
-                features=frozenset(("causal", "grouped-heads")),
+                features=_SDPA | {DROPOUT},
                 logsumexp=False,
                 deterministic=False,  # as above
                 devices=("cuda",),
@@ -147,7 +161,7 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = MappingProxyType(
 
 
 def needed_features(q: Tensor, k: Tensor, **settings: Unpack[Settings]) -> frozenset[str]:
-    """Which of FEATURES these tensors and settings ask for."""
+    """Which of FEATURES, and whether DROPOUT, these tensors and settings ask for."""
     is_causal, window_size = settings.get("is_causal", False), settings.get("window_size")
     has_window = window_size is not None and tuple(window_size) != (-1, -1)
     bottom_right = settings.get("causal_alignment") == "bottom-right"
@@ -158,15 +172,21 @@ def needed_features(q: Tensor, k: Tensor, **settings: Unpack[Settings]) -> froze
         "window": has_window,
         "softcap": settings.get("softcap") is not None,
         "grouped-heads": q.shape[:-2] != k.shape[:-2],
+        DROPOUT: dropout_probability(**settings) > 0,
     }
     return frozenset(name for name, wanted in asked.items() if wanted)
+
+
+def variants_with(needed: frozenset[str]) -> list[str]:
+    """The variants that have all these features, each on some type of device at least."""
+    return [name for name, claims in IMPLEMENTATIONS.items() if claims.has(needed)]
 
 
 def require_features(claims: Implementation, needed: frozenset[str]) -> None:
     """NotImplementedError, with the variants that have them, where features are needed that this one lacks."""
     lacking = sorted(needed - claims.features)
     if lacking:
-        able = ", ".join(name for name, other in IMPLEMENTATIONS.items() if needed <= other.features)
+        able = ", ".join(variants_with(needed))
         raise NotImplementedError(
             f"attention impl {claims.name!r} has no {' and no '.join(lacking)}; choose one of: {able}"
         )

@@ -15,7 +15,12 @@ Causal attention, sliding windows and both alignments are all such a band of the
 
 A band can leave a query no key at all: its output is zero, its log-sum-exp -inf, its gradients zero.
 
-Sources: soft cap, Gemma 2 (2024), section 2; windows, Beltagy et al. (2020), "Longformer", and the `window_size` of
+`dropout_p` comes after the scores: of the weights p_ij = softmax_j(s_ij) each is made 0 with that probability, from
+torch's global generator, and the others p_ij / (1 - dropout_p), so that the mean is what it was. The log-sum-exp is of
+the scores, whatever is dropped.
+
+Sources: dropout, Srivastava et al. (2014), section 10;
+soft cap, Gemma 2 (2024), section 2; windows, Beltagy et al. (2020), "Longformer", and the `window_size` of
 flash-attn; grouped heads, Ainslie et al. (2023), "GQA": query head h reads key head h // (H / H_kv).
 """
 
@@ -79,6 +84,7 @@ class Settings(TypedDict, total=False):
     window_size: tuple[int, int] | None
     softcap: float | None
     causal_alignment: str
+    dropout_p: float
 
 
 def default_scale(head_dim: int) -> float:
@@ -108,6 +114,14 @@ def make_scoring(q: Tensor, k: Tensor, **settings: Unpack[Settings]) -> Scoring:
         lower=None if left is None else shift - left,
         upper=None if right is None else shift + right,
     )
+
+
+def dropout_probability(**settings: Unpack[Settings]) -> float:
+    """The share of the weights that these settings drop. ValueError where it is none from 0 up to, and not, 1."""
+    dropout_p = settings.get("dropout_p", 0.0)
+    if not 0 <= dropout_p < 1:
+        raise ValueError(f"dropout_p={dropout_p!r}: wanted a probability of at least 0 and below 1; 0 drops nothing")
+    return dropout_p
 
 
 def pairs_in_band(num_queries: int, num_keys: int, lower: int | None, upper: int | None) -> int:

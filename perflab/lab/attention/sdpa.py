@@ -6,7 +6,8 @@ Shapes: q (B, H, N_q, D); k, v (B, H_kv, N_k, D), H a multiple of H_kv; out (B, 
 
 A pinned backend runs or raises: `torch.nn.attention.sdpa_kernel` leaves PyTorch nothing else to choose. Sliding
 windows and bottom-right masks would go in as a whole (N_q, N_k) tensor, which three of the four backends turn down or
-read in full; so they are not claimed here.
+read in full; so they are not claimed here. PyTorch's CPU kernel has no dropout of the
+weights: there `sdpa` takes the unfused backend for it.
 """
 
 import warnings
@@ -17,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from perflab.lab.attention.inputs import BackendRefusedError
-from perflab.lab.attention.scoring import Settings
+from perflab.lab.attention.scoring import Settings, dropout_probability
 
 BACKENDS = {
     "sdpa-math": SDPBackend.MATH,
@@ -35,6 +36,7 @@ def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, **settings: Unpack[Settings]
     """Attention by the backend that PyTorch chooses, or by one that the caller has pinned."""
     return scaled_dot_product_attention(
         q, k, v,
+        dropout_p=dropout_probability(**settings),
         is_causal=settings.get("is_causal", False), scale=settings.get("scale"), enable_gqa=q.shape[1] != k.shape[1],
     )  # fmt: skip
 

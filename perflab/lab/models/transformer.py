@@ -1,15 +1,17 @@
 """A decoder-only transformer language model, from tokens to logits, top to bottom.
 
-B batch, T sequence, V vocabulary, d model width, H heads, D = d / H head dimension.
+B batch, T sequence, V vocabulary, d model width, H heads, K heads of keys and values, D = d / H head dimension.
 
     x = E[tokens]                                               (B, T, d)
-    num_layers times, with n = RMSNorm(x) afresh in each line:
+    num_layers times, with n = Norm(x) afresh in each line:
         x = x + W_o Attention(RoPE(W_q n), RoPE(W_k n), W_v n)  causal, over H heads
-        x = x + W_down (silu(W_gate n) * W_up n)                SwiGLU, d_ff wide inside
-    logits = W_head RMSNorm(x)                                  (B, T, V)
+        x = x + FeedForward(n)                                  d_ff wide inside
+    logits = W_head Norm(x)                                     (B, T, V)
 
-No biases, untied head, pre-norm. The dimensions come from `ModelConfig`; how attention is computed is
-`perflab.lab.attention`'s business, and what a pass costs is in `cost.py`.
+`ModelConfig` says what Norm and FeedForward are, whether positions come by RoPE or by a table added to E[tokens],
+how many heads keys and values have, how far attention looks back, and what is dropped in training. No matrix has a
+bias; pre-norm. How attention is computed is `perflab.lab.attention`'s business, what of a block is kept for
+backward `recompute.py`'s, and what a pass costs is in `cost.py`.
 """
 
 from __future__ import annotations
@@ -20,8 +22,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from perflab.lab import kernels
 from perflab.lab.attention import attention
+from perflab.lab.attention.scoring import Settings
 from perflab.lab.models.config import ModelConfig
+from perflab.lab.models.recompute import check_checkpointing, run_block
 
 
 class Linear(nn.Linear):
@@ -40,16 +45,31 @@ class Linear(nn.Linear):
         nn.init.normal_(self.weight, std=self.std)
 
 
+class Embedding(nn.Embedding):
+    """A table of rows, drawn from N(0, std^2)."""
+
+    def __init__(self, num_rows: int, width: int, std: float = 1.0) -> None:
+        self.std = std  # ahead of super().__init__, which draws the weight
+        super().__init__(num_rows, width)
+
+    def reset_parameters(self) -> None:
+        """Draw the weight anew from torch's global generator."""
+        nn.init.normal_(self.weight, std=self.std)
+
+
 class RMSNorm(nn.Module):
     """`x / sqrt(mean(x^2) + eps) * gain` over the last dimension (Zhang & Sennrich 2019, equation 4).
 
     Computed in float32 at least, returned in the dtype of `x`, any shape (..., d). Written out rather than
-    `F.rms_norm`, which is one kernel on CUDA and several on a CPU and saves different tensors on each.
+    `F.rms_norm`, which is one kernel on CUDA and several on a CPU and saves different tensors on each; or, if
+    `fused`, by the lab's own kernel.
     """
 
-    def __init__(self, d_model: int, eps: float) -> None:
+    def __init__(self, d_model: int, eps: float, fused: bool = False) -> None:
         super().__init__()
         self.eps = eps
+        # Looked up here: where Triton is missing, that is said when the model is built.
+        self.kernel = kernels.rms_norm if fused else None
         self.gain = nn.Parameter(torch.empty(d_model))
         self.reset_parameters()
 
@@ -59,9 +79,35 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., d) -> (..., d)."""
+        if self.kernel is not None:
+            return self.kernel(x, self.gain, self.eps).to(x.dtype)
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return (normed * self.gain).to(x.dtype)
+
+
+class LayerNorm(nn.Module):
+    """`(x - mean(x)) / sqrt(var(x) + eps) * gain + bias` over the last dimension (Ba et al. 2016, equation 4).
+
+    Computed in float32 at least, returned in the dtype of `x`, any shape (..., d). By PyTorch's own kernel, one on
+    every device: it keeps its input, and the mean and the root of each row.
+    """
+
+    def __init__(self, d_model: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.gain = nn.Parameter(torch.empty(d_model))
+        self.bias = nn.Parameter(torch.empty(d_model))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the gain to 1 and the bias to 0."""
+        nn.init.ones_(self.gain)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., d) -> (..., d)."""
+        return F.layer_norm(x, self.gain.shape, self.gain, self.bias, self.eps).to(x.dtype)
 
 
 class RotaryEmbedding(nn.Module):
@@ -104,28 +150,37 @@ class RotaryEmbedding(nn.Module):
 
 
 class MultiHeadAttention(nn.Module):
-    """Causal self-attention with rotary positions (Vaswani et al. 2017, section 3.2.2)."""
+    """Causal self-attention with rotary positions (Vaswani et al. 2017, section 3.2.2), or without.
+
+    Keys and values may have fewer heads than queries, and a token may see a window only: itself and those before it.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.num_heads = config.num_heads
+        self.head_dim = config.head_dim
         self.impl = config.attention
-        # Three projections, not one of width 3 d: attention saves `v` for backward, and as a view into a
+        self.dropout = config.attention_dropout
+        self.settings = Settings(is_causal=True)
+        if config.window is not None:
+            self.settings["window_size"] = (config.window - 1, 0)
+        # Three projections, not one of width d + 2 K D: attention saves `v` for backward, and as a view into a
         # joint result it would keep the unrotated q and k alive with it.
         self.q = Linear(config.d_model, config.d_model)
-        self.k = Linear(config.d_model, config.d_model)
-        self.v = Linear(config.d_model, config.d_model)
+        self.k = Linear(config.d_model, config.kv_dim)
+        self.v = Linear(config.d_model, config.kv_dim)
         self.out = Linear(config.d_model, config.d_model, gain=residual_gain(config))
 
-    def forward(self, x: Tensor, rope: RotaryEmbedding) -> Tensor:
+    def forward(self, x: Tensor, rope: RotaryEmbedding | None) -> Tensor:
         """(B, T, d) -> (B, T, d)."""
         # `view`, since under a default device (torch.set_default_device) Dynamo cannot trace `unflatten`.
-        heads = (*x.shape[:-1], self.num_heads, -1)  # (B, T, H, D)
+        heads = (*x.shape[:-1], -1, self.head_dim)  # (B, T, H, D), and (B, T, K, D)
         q, k, v = self.q(x).view(heads), self.k(x).view(heads), self.v(x).view(heads)
         # Turned before the heads come forward: the result of attention takes the memory order of q, so
         # merging the heads again is a view and not one more copy that backward keeps.
-        q, k, v = rope(q).transpose(1, 2), rope(k).transpose(1, 2), v.transpose(1, 2)  # (B, H, T, D)
-        mixed = attention(q, k, v, is_causal=True, impl=self.impl)
+        turn = unturned if rope is None else rope
+        q, k, v = turn(q).transpose(1, 2), turn(k).transpose(1, 2), v.transpose(1, 2)  # (B, H, T, D)
+        settings = self.settings | {"dropout_p": self.dropout if self.training else 0.0}
+        mixed = attention(q, k, v, impl=self.impl, **settings)
         out: Tensor = self.out(mixed.transpose(1, 2).flatten(-2))
         return out
 
@@ -135,30 +190,52 @@ class SwiGLU(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        self.kernel = kernels.swiglu if config.fused_feed_forward else None  # looked up as RMSNorm does
         self.gate = Linear(config.d_model, config.d_ff)
         self.up = Linear(config.d_model, config.d_ff)
         self.down = Linear(config.d_ff, config.d_model, gain=residual_gain(config))
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., d) -> (..., d)."""
-        out: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
+        if self.kernel is not None:
+            out: Tensor = self.down(self.kernel(self.gate(x), self.up(x)))
+        else:
+            out = self.down(F.silu(self.gate(x)) * self.up(x))
+        return out
+
+
+class GELU(nn.Module):
+    """`W_down gelu(W_up x)`, gelu(u) = u Phi(u), Phi normal's distribution (Hendrycks & Gimpel 2016, section 2)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.up = Linear(config.d_model, config.d_ff)
+        self.down = Linear(config.d_ff, config.d_model, gain=residual_gain(config))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., d) -> (..., d)."""
+        out: Tensor = self.down(F.gelu(self.up(x)))
         return out
 
 
 class Block(nn.Module):
-    """One pre-norm layer: attention, then SwiGLU, each added to the residual stream (Xiong et al. 2020)."""
+    """One pre-norm layer: attention, then feed-forward, each added to the residual stream (Xiong et al. 2020).
+
+    In training mode what each adds is dropped out first (Vaswani et al. 2017, section 5.4).
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(config.d_model, config.norm_eps)
+        self.dropout = config.residual_dropout
+        self.attention_norm = make_norm(config)
         self.attention = MultiHeadAttention(config)
-        self.feed_forward_norm = RMSNorm(config.d_model, config.norm_eps)
-        self.feed_forward = SwiGLU(config)
+        self.feed_forward_norm = make_norm(config)
+        self.feed_forward = SwiGLU(config) if config.feed_forward == "swiglu" else GELU(config)
 
-    def forward(self, x: Tensor, rope: RotaryEmbedding) -> Tensor:
+    def forward(self, x: Tensor, rope: RotaryEmbedding | None) -> Tensor:
         """(B, T, d) -> (B, T, d)."""
-        x = x + self.attention(self.attention_norm(x), rope)
-        x = x + self.feed_forward(self.feed_forward_norm(x))
+        x = x + dropped(self.attention(self.attention_norm(x), rope), self.dropout, self.training)
+        x = x + dropped(self.feed_forward(self.feed_forward_norm(x)), self.dropout, self.training)
         return x
 
 
@@ -168,16 +245,33 @@ class TransformerLM(nn.Module):
     Every layer draws its own weights where it is made, from torch's global generator and on the ambient
     device: `torch.manual_seed` before construction decides them, and under `with torch.device("meta")` there
     are shapes only. `build_model` does that for a size given by name.
+
+    `checkpointing` is for training, and no part of the configuration: what each block keeps for backward.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(config.vocab_size, config.d_model)  # N(0, 1), torch's default
-        self.rope = RotaryEmbedding(config.head_dim, config.context_length, config.rope_theta)
+        self.checkpointing = "none"
+        std = embedding_std(config)
+        self.embedding = Embedding(config.vocab_size, config.d_model, std)
+        learned, rotary = config.positions == "learned", (config.head_dim, config.context_length, config.rope_theta)
+        # Of the tokens' own size, so that neither drowns the other.
+        self.positions = Embedding(config.context_length, config.d_model, std) if learned else None
+        self.rope = None if learned else RotaryEmbedding(*rotary)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
-        self.norm = RMSNorm(config.d_model, config.norm_eps)
-        self.head = Linear(config.d_model, config.vocab_size)
+        self.norm = make_norm(config)
+        # A tied head is no module: moved from "meta", two modules that share a parameter would share it no more.
+        self.head = None if config.tied_head else Linear(config.d_model, config.vocab_size)
+
+    @property
+    def checkpointing(self) -> str:
+        """One of `perflab.lab.models.CHECKPOINTING`; heeded in training mode. ValueError for anything else."""
+        return self._checkpointing
+
+    @checkpointing.setter
+    def checkpointing(self, policy: str) -> None:
+        self._checkpointing = check_checkpointing(policy)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Integer tokens (B, T), T at most `context_length` -> logits (B, T, V).
@@ -194,14 +288,46 @@ class TransformerLM(nn.Module):
                 "shorten the batch"
             )
         x = self.embedding(tokens)
+        if self.positions is not None:
+            x = x + self.positions.weight[: tokens.shape[1]]
+        x = dropped(x, self.config.embedding_dropout, self.training)
         for block in self.blocks:
-            x = block(x, self.rope)
-        logits: Tensor = self.head(self.norm(x))
+            x = run_block(block, x, self.rope, checkpointing=self.checkpointing)
+        x = self.norm(x)
+        logits: Tensor = F.linear(x, self.embedding.weight) if self.head is None else self.head(x)
         return logits
 
     def extra_repr(self) -> str:
         """The configuration, where `print(model)` shows it."""
         return repr(self.config)
+
+
+def make_norm(config: ModelConfig) -> RMSNorm | LayerNorm:
+    """A norm of the configuration's kind."""
+    if config.norm == "layer":
+        return LayerNorm(config.d_model, config.norm_eps)
+    return RMSNorm(config.d_model, config.norm_eps, config.fused_norm)
+
+
+def unturned(x: Tensor) -> Tensor:
+    """What learned positions do to queries and keys: nothing."""
+    return x
+
+
+def dropped(x: Tensor, p: float, training: bool) -> Tensor:
+    """Each number 0 with probability p, else over 1 - p (Srivastava et al. 2014); x itself outside of training."""
+    return F.dropout(x, p) if p and training else x
+
+
+def embedding_std(config: ModelConfig) -> float:
+    """Deviation of the embedding's numbers: 1; with a tied head 1 / sqrt(d), which is any head's.
+
+    Of a normed x, |x|^2 = d, so rows of deviation 1 / sqrt(d) give logits of variance 1; of deviation 1, variance d.
+    Scaling E[tokens] up again on its way in, as Vaswani et al. (2017, section 3.4) do, the first norm would undo, and
+    the stream not: x would point along its own token's row, the logit of that token would be near sqrt(d), and a fresh
+    model be sure that every token repeats. As it is, the blocks soon outweigh the embedding.
+    """
+    return config.d_model**-0.5 if config.tied_head else 1.0
 
 
 def residual_gain(config: ModelConfig) -> float:
