@@ -5,6 +5,7 @@ Shapes: tokens (B, T) int64 -> logits (B, T, V).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -15,13 +16,16 @@ from perflab.lab.models import MODEL_SIZES, ModelCost, build_model, model_cost, 
 from perflab.lab.models.memory import Mode
 from perflab.lab.train import TrainingStep, random_tokens
 from perflab.plugin.case import Perf
+from perflab.records import Result
 
-from .growth import Point, growth_lines
+from . import growth
 
 VOCAB_SIZE = 10_000
 DEFAULT_BATCH_SIZE = 4
 PRECISIONS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
 """Autocast dtype by name. Weights are float32."""
+FINDINGS: dict[str, Callable[[list[Result]], list[str]]] = {growth.STUDY: growth.growth_findings}
+"""What draws findings from a study's results, by its title."""
 
 
 @dataclass(frozen=True)
@@ -124,18 +128,7 @@ def _context_lengths(config: pytest.Config) -> list[int]:
     return [int(part) for part in parts]
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """The study of attention's memory, from what its cases noted on their reports."""
-    study: dict[str, list[Point]] = {}
-    for reports in terminalreporter.stats.values():
-        for report in reports:
-            if getattr(report, "when", None) != "call":
-                continue
-            for name, noted in report.user_properties:
-                if name == "attention_memory":
-                    impl, tokens, peak, saved = noted
-                    study.setdefault(impl, []).append((tokens, peak, saved))
-    if study:
-        terminalreporter.section("attention memory", sep="=")
-        for line in growth_lines(study):
-            terminalreporter.write_line(line)
+def pytest_perf_findings(study: str, results: list[Result]) -> list[str] | None:
+    """What the lab's studies come to."""
+    findings = FINDINGS.get(study)
+    return findings(results) if findings is not None else None
