@@ -7,6 +7,7 @@ help. One more is one more function, and a line in ``COMMANDS``. Nothing here lo
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import shutil
 import sys
@@ -20,7 +21,16 @@ from perflab.gate.join import join_baselines
 from perflab.records import Document
 from perflab.report.markdown import markdown
 from perflab.report.side_by_side import parameter_names, side_by_side
-from perflab.report.summary import ending, measured_elsewhere, other_failures, summary, unseen_failures
+from perflab.report.studies import studies
+from perflab.report.study_forms import study_data
+from perflab.report.summary import (
+    ending,
+    findings_left_out,
+    measured_elsewhere,
+    other_failures,
+    summary,
+    unseen_failures,
+)
 from perflab.static.architectures import parse_architectures
 
 Run = Callable[[argparse.Namespace], int]
@@ -51,7 +61,7 @@ def merge_command(parser: argparse.ArgumentParser) -> Run:
         output = given.output if given.output is not None else Path("merged.json")
         write_document(merged, output)
         endings = [f"{path}: {text}" for path, part in zip(given.paths, parts, strict=True) for text in ending(part)]
-        others = [*other_failures(merged), *measured_elsewhere(parts, merged)]
+        others = [*other_failures(merged), *measured_elsewhere(parts, merged), *findings_left_out(parts, merged)]
         _show(merged, [*endings, *others, f"wrote {output}"])
         return 0 if merged.exitstatus == PASSED else 1
 
@@ -59,9 +69,9 @@ def merge_command(parser: argparse.ArgumentParser) -> Run:
 
 
 def report_command(parser: argparse.ArgumentParser) -> Run:
-    """Show one run's results as text or as GitHub Markdown."""
+    """Show one run's results as text or as GitHub Markdown, or the tables of its studies as JSON."""
     parser.add_argument("file", type=Path, metavar="FILE", help="what pytest wrote with --perf-json, or perflab merge")
-    parser.add_argument("--format", choices=("text", "markdown"), default="text", help="(default: text)")
+    parser.add_argument("--format", choices=("text", "markdown", "json"), default="text", help="(default: text)")
     parser.add_argument(
         "--side-by-side", metavar="PARAMETER", help="show this parameter's levels against each other, fastest first"
     )
@@ -76,6 +86,9 @@ def report_command(parser: argparse.ArgumentParser) -> Run:
             )
         if given.format == "markdown":
             sys.stdout.write(markdown(document, parameter))
+        elif given.format == "json":
+            found = studies([one for one in document.results if one.compiled is None], document.findings)
+            print(json.dumps({"studies": study_data(found)}, indent=1, ensure_ascii=False))
         else:
             _show(document, unseen_failures(document), parameter=parameter)
         return 0

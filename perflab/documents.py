@@ -79,9 +79,25 @@ def merge(parts: Sequence[Document]) -> Document:
         preface=list(dict.fromkeys(line for part in parts for line in part.preface)),
         results=in_order(results, collected),
         collected=collected,
+        findings=_findings(by_age, results),
         other_failures=list(others),
     )
     return msgspec.structs.replace(merged, exitstatus=_exit_status(parts, merged))
+
+
+def _findings(by_age: Sequence[Document], results: Mapping[str, Result]) -> dict[str, list[str]]:
+    """What was found in studies of which all results that count are one part's; of others each part saw only some."""
+    members: dict[str, list[Result]] = {}
+    for result in results.values():
+        if result.study is not None:
+            members.setdefault(result.study, []).append(result)
+    found = {}
+    for part in by_age:
+        own = latest(part.results)
+        for study, lines in part.findings.items():
+            if study in members and all(own.get(result.case) is result for result in members[study]):
+                found[study] = lines
+    return found
 
 
 def _exit_status(parts: Sequence[Document], merged: Document) -> int:

@@ -206,6 +206,8 @@ class Record(Data, frozen=True):
     """The device's rate in plain matrix products of the case's precision, where the case said what it needs."""
     quotes: list[Quote] = []
     """What the case quotes from elsewhere."""
+    facts: Parameters = {}
+    """What the case noted beside its time and memory, in the order of noting; non-finite numbers stand as text."""
     measurement: Measurement | None = None
     """What the session measured itself; None if the case ran out of memory."""
     summary: Replicate | None = None
@@ -430,6 +432,12 @@ class Result(Data, frozen=True):
     """The case's parameters, where there is no record that has them."""
     side_by_side: str | None = None
     """The parameter whose levels are to be shown against each other."""
+    study: str | None = None
+    """Title of the study that the case belongs to."""
+    columns: list[str] = []
+    """What the study's table is to show of the case; none: what there is."""
+    versus: str | None = None
+    """``parameter=level``: what the case is held against in the study's table."""
 
 
 class Document(Data, frozen=True):
@@ -450,6 +458,8 @@ class Document(Data, frozen=True):
     """What is to be known before the table, such as what else the results were compared with."""
     collected: list[str] = []
     """All perf cases that were found, chosen or not, in their order."""
+    findings: dict[str, list[str]] = {}
+    """By study, what the project's own code found in its results."""
     other_failures: list[str] = []
     """Node ids of what failed beside the perf cases' own results: plain tests, teardowns, files that do not import."""
 

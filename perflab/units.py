@@ -104,6 +104,11 @@ def format_change(ratio: float) -> str:
     return "0.0%" if abs(change) < 0.05 else f"{change:+.1f}%"
 
 
+def format_ratio(ratio: float) -> str:
+    """One number as a multiple of another: ``×0.81``, ``×1.42``, ``×12.3``, ``×0.0042``."""
+    return f"×{ratio:.2g}" if ratio < 0.095 else f"×{_three_digits(ratio)}"
+
+
 def format_percent(fraction: float) -> str:
     """A fraction as a percentage without trailing zeros: 0.05 is ``5%``."""
     percent = 100.0 * fraction
@@ -118,10 +123,18 @@ def format_names(names: Sequence[str], most: int = 5) -> str:
 
 def format_rate(per_second: float, unit: str) -> str:
     """A throughput with an SI prefix: ``631 tokens/s``, ``1.23 TFLOP/s``."""
+    digits, prefix = _prefixed(per_second)
+    joined = f"{prefix}{unit}" if unit.isupper() else f"{prefix} {unit}".lstrip()
+    return f"{digits} {joined}/s"
+
+
+def format_si(value: float) -> str:
+    """A number with an SI prefix, for a table whose head names the unit: ``631``, ``1.23 T``."""
+    return " ".join(_prefixed(value)).rstrip()
+
+
+def _prefixed(value: float) -> tuple[str, str]:
     for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if per_second >= 0.9995 * size:
-            text = _three_digits(per_second / size)
-            joined = f"{prefix}{unit}" if unit.isupper() else f"{prefix} {unit}"
-            return f"{text} {joined}/s"
-    digits = _three_digits(per_second) if per_second >= 1.0 else f"{per_second:#.3g}"
-    return f"{digits} {unit}/s"
+        if value >= 0.9995 * size:
+            return _three_digits(value / size), prefix
+    return _three_digits(value) if value >= 1.0 else f"{value:#.3g}", ""

@@ -77,7 +77,7 @@ class HostStopwatch:
             marks.clear()
             marks.append(read_ns())
             workload.run(after_phase=mark)
-            for name, begin, end in zip(workload.phases, marks, marks[1:], strict=False):
+            for name, begin, end in zip(workload.spans, marks, marks[1:], strict=False):
                 spent[name] += end - begin
         return Sample(read_ns() - start, spent)
 
@@ -98,7 +98,7 @@ class CudaStopwatch:
         """Time calls in a row; the events that mark phases are created before the span begins."""
         import torch
 
-        per_call = len(workload.phases) + 1 if workload.phases else 0
+        per_call = len(workload.spans) + 1 if workload.spans else 0
         stream = torch.cuda.current_stream(self.device)
         new_event: Any = torch.cuda.Event
         bounds: Any = [new_event(enable_timing=True) for _ in range(2)]
@@ -122,7 +122,7 @@ class CudaStopwatch:
 
         spent = dict.fromkeys(workload.phases, 0)
         for first in range(0, len(marks), per_call or 1):
-            for offset, name in enumerate(workload.phases):
+            for offset, name in enumerate(workload.spans):
                 spent[name] += _elapsed_ns(marks[first + offset], marks[first + offset + 1])
         return Sample(_elapsed_ns(*bounds), spent)
 

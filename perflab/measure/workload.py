@@ -19,6 +19,8 @@ class Workload:
     """
 
     phases: tuple[str, ...] = ()
+    spans: tuple[str, ...] = ()
+    """The phase of each span of one call, in the order in which their ends are marked."""
 
     def __init__(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.roots: tuple[Any, ...] = (call, args, kwargs)
@@ -35,7 +37,8 @@ class Workload:
 class Step(Workload):
     """A training step: ``result = forward()``, then ``backward(result)``, then ``optimizer()``.
 
-    ``backward`` and ``optimizer`` may be left out. The step's result is what ``forward`` returned.
+    ``backward`` and ``optimizer`` may be left out. The first two run ``micro_batches`` times in turn, the optimizer
+    once. The step's result is what the last ``forward`` returned.
     """
 
     def __init__(
@@ -43,24 +46,28 @@ class Step(Workload):
         forward: Callable[[], Any],
         backward: Callable[[Any], Any] | None = None,
         optimizer: Callable[[], Any] | None = None,
+        micro_batches: int = 1,
     ) -> None:
         super().__init__(forward, (), {})
         self.roots = (forward, backward, optimizer)
         self._backward = backward
         self._optimizer = optimizer
-        self.phases = tuple(
-            name
-            for name, call in (("forward", forward), ("backward", backward), ("optimizer", optimizer))
-            if call is not None
-        )
+        self._micro_batches = micro_batches
+        passes = ("forward", "backward") if backward is not None else ("forward",)
+        update = ("optimizer",) if optimizer is not None else ()
+        self.phases = (*passes, *update)
+        self.spans = (*(passes * micro_batches), *update)
 
     def run(self, after_phase: Callable[[], None] = _nothing) -> Any:
-        """Run the phases in order, calling ``after_phase`` at the end of each."""
-        result = self._call()
-        after_phase()
-        if self._backward is not None:
-            self._backward(result)
+        """Run the phases in order, calling ``after_phase`` at the end of each span."""
+        result = None
+        for _ in range(self._micro_batches):
+            result = None  # the graph of the one before must not be alive beside the next
+            result = self._call()
             after_phase()
+            if self._backward is not None:
+                self._backward(result)
+                after_phase()
         if self._optimizer is not None:
             self._optimizer()
             after_phase()

@@ -28,6 +28,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add_options(parser)
 
 
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Declare the hooks that others may implement."""
+    from perflab.plugin import hooks
+
+    pluginmanager.add_hookspecs(hooks)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     """In a process that measures an installed version: have its modules found before a conftest imports others."""
@@ -53,7 +60,8 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the markers, read the settings, and stand ready for results."""
-    from perflab.plugin.settings import MARKER_ARGUMENTS, read_settings
+    from perflab.plugin.marker import MARKER_ARGUMENTS
+    from perflab.plugin.settings import read_settings
 
     arguments = ", ".join(f"{name}=" for name in MARKER_ARGUMENTS)
     config.addinivalue_line("markers", f"perf({arguments}): a case whose latency and peak memory are gated")
@@ -129,7 +137,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Load the measuring side if there is something to measure, and find early what would fail late."""
-    from perflab.plugin.settings import check_correctness_marker
+    from perflab.plugin.marker import check_correctness_marker
 
     config = session.config
     try:

@@ -15,8 +15,9 @@ from perflab.errors import PerflabError
 from perflab.gate.paired import PairedPolicy
 from perflab.measure.devices import resolve_device
 from perflab.plugin.conclusions import conclude, without_numbers
+from perflab.plugin.marker import for_case
 from perflab.plugin.progress import ProgressLine
-from perflab.plugin.settings import Settings, for_case
+from perflab.plugin.settings import Settings
 from perflab.plugin.sides import turns_ns, two_sides, witness_of_host
 from perflab.plugin.total_budget import TotalBudget
 from perflab.plugin.turn import device_turn
@@ -72,7 +73,8 @@ class Against:
         if item.nodeid not in self._case_settings:
             return None
         unmeasured = without_numbers(item.nodeid, Verdict.SKIPPED, "not measured: the comparison ended before")
-        result = self._results.setdefault(item.nodeid, unmeasured)
+        settings = self._case_settings[item.nodeid]
+        result = settings.in_study(self._results.setdefault(item.nodeid, unmeasured))
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         for when in ("setup", "call", "teardown"):
             tell = self._tell if when == "call" else _nothing

@@ -52,6 +52,8 @@ def _extra_info(record: Record, measurement: Measurement, result: Result) -> dic
         info["counts"] = dict(measurement.counts)
     if record.work:
         info["work"] = dict(record.work)
+    if record.facts:
+        info["facts"] = dict(record.facts)
     return info
 
 

@@ -19,6 +19,7 @@ from perflab.measure.measurement import Measured, measure, stopwatch_for
 from perflab.measure.sampling import Progress
 from perflab.measure.workload import Step, Workload
 from perflab.plugin.callgrind import COUNT, run_counted
+from perflab.plugin.facts import checked_facts
 from perflab.plugin.fresh import JobResult
 from perflab.plugin.settings import Settings
 from perflab.records import Environment, Measurement, OutOfMemory, Parameters, Quote, per_call_ns
@@ -47,6 +48,7 @@ class CaseState:
     parameters: Parameters = field(default_factory=dict)
     matmul_flops_per_second: float | None = None
     quotes: list[Quote] = field(default_factory=list)
+    facts: Parameters = field(default_factory=dict)
     problem: str | None = None
     """Why there is nothing to judge, said in the verdict column."""
     is_replicate: bool = False
@@ -112,24 +114,32 @@ class Perf:
         forward: Callable[[], Any],
         backward: Callable[[Any], Any] | None = None,
         optimizer: Callable[[], Any] | None = None,
+        micro_batches: int = 1,
     ) -> Any:
-        """Measure a training step, each phase and the whole, and return what ``forward`` returned.
+        """Measure a training step, each phase and the whole, and return what the last ``forward`` returned.
 
         Args:
             forward: called without arguments; its result, the loss, goes to ``backward``.
             backward: called with the loss, such as ``torch.Tensor.backward``.
             optimizer: called without arguments: the update, and clearing the gradients.
+            micro_batches: how often forward and backward run in turn before the optimizer runs once; a phase's time
+                is the sum over its runs.
 
         Raises:
-            UsageError: a phase cannot be called, or the case has measured before.
+            UsageError: a phase cannot be called, ``micro_batches`` is no positive int, or the case has measured before.
         """
+        if isinstance(micro_batches, bool) or not isinstance(micro_batches, int) or micro_batches < 1:
+            raise UsageError(
+                f"perf.step(micro_batches={micro_batches!r})",
+                "give how often forward and backward run before the optimizer: an int, 1 or more",
+            )
         for name, phase in (("forward", forward), ("backward", backward), ("optimizer", optimizer)):
             if phase is not None and not callable(phase):
                 raise UsageError(
                     f"perf.step({name}=...) got {type(phase).__name__!r}, which cannot be called",
                     f"pass a function: perf.step({name}=lambda: ...)",
                 )
-        return self._measure(Step(forward, backward, optimizer))
+        return self._measure(Step(forward, backward, optimizer, micro_batches))
 
     def work(self, **units: float) -> None:
         """Say how much one call does, such as ``perf.work(tokens=512, flops=2.1e11)``; throughput is shown then.
@@ -157,6 +167,18 @@ class Perf:
                 raise UsageError(f"perf.quote({source!r}, {name}={amount!r})", "give a positive number of seconds")
         in_ns = {name: amount * 1e9 for name, amount in phases.items()}
         self._state.quotes.append(Quote(source=source, ns=seconds * 1e9, phases_ns=in_ns))
+
+    def note(self, **facts: str | int | float | bool | None) -> None:
+        """Note facts of the case beside its time and memory, such as ``perf.note(loss=3.21, setup_s=4.2)``.
+
+        They are columns of the case's study, and stand in its record. A name's ending is its unit: ``_ns``, ``_s``,
+        ``_bytes``, ``_share`` (of one), ``_ratio``, ``_per_s``. Before measuring or after it, as often as is
+        needed: of a name that is noted twice the last value counts.
+
+        Raises:
+            UsageError: a value that is no plain data, or a name that tables of studies have a column of already.
+        """
+        self._state.facts |= checked_facts(facts)
 
     def requires(
         self,
@@ -212,6 +234,9 @@ class Perf:
                 f"{state.case}: perf was called twice in one case",
                 "measure one thing a test; parametrize for several",
             )
+        left_s = self._seconds_left()
+        if not state.is_replicate and left_s is not None and left_s <= 0:
+            pytest.skip(state.settings.time_is_over)
         state.turn.enter_context(self._take_turn())
         if state.under_callgrind:
             return run_counted(workload)

@@ -23,6 +23,7 @@ from perflab.gate.store import BaselineStore
 from perflab.measure.measurement import replicate_of
 from perflab.plugin.benchmark import add_to_benchmark_session, spare_second_table
 from perflab.plugin.commit import current_commit
+from perflab.plugin.findings import findings_of
 from perflab.plugin.folder import own_folder
 from perflab.plugin.fresh import JobResult, measure_fresh
 from perflab.plugin.kernels import is_to_be_saved, save_kernels
@@ -61,6 +62,7 @@ class Collected:
         self._journal: Path | None = None
         self._notes: list[str] = []
         self._stale: list[str] = []
+        self._findings: dict[str, list[str]] = {}
         self._collections: list[Collection | None] = []
 
     @pytest.hookimpl(optionalhook=True)
@@ -120,6 +122,10 @@ class Collected:
         except BaselineError as error:
             self._notes.append(str(error))
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+        try:
+            self._findings = findings_of(self._config, list(self._results.values()), self._notes.append)
+        except KeyboardInterrupt:
+            session.exitstatus = pytest.ExitCode.INTERRUPTED
         try:
             self._write_json(int(session.exitstatus))
         except OSError as error:
@@ -292,6 +298,7 @@ class Collected:
             threshold=self._settings.threshold,
             results=list(self._results.values()),
             collected=self._cases.collected(),
+            findings=self._findings,
             other_failures=list(self._other_failures),
             preface=against.notes if against is not None else [],
         )

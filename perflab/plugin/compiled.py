@@ -20,8 +20,9 @@ from perflab.gate.store import BaselineStore
 from perflab.plugin.accept import accept_command
 from perflab.plugin.kernels import HOW_TO_REGISTER, Choice, choices_of, is_broken, outcome, result_of
 from perflab.plugin.kinds import COMPILED_FIXTURE as FIXTURE
+from perflab.plugin.marker import for_case
 from perflab.plugin.progress import ProgressLine
-from perflab.plugin.settings import Settings, for_case
+from perflab.plugin.settings import Settings
 from perflab.plugin.stash import SETTINGS, is_worker
 from perflab.plugin.total_budget import TotalBudget
 from perflab.plugin.turn import device_turn
@@ -95,12 +96,13 @@ class CompiledCases:
                 f"{item.nodeid} parametrizes compiled_kernel itself",
                 "leave that to perflab: it knows what is registered",
             )
-        if choice not in self._found:
+        left_s = self._budget.left_s()
+        if choice not in self._found and (left_s is None or left_s > 0):
             # Workers of pytest-xdist share the cases out as they go: each compiles what it gets.
             self._compile([choice] if is_worker(self._config) else [*{choice: None, **self._waiting}])
         found = self._found.get(choice)
         if found is None:
-            pytest.skip("not compiled: the run's time was over")
+            pytest.skip(f"not compiled: {self._settings.time_is_over}")
         if isinstance(found, KernelError):
             raise found
         item.stash[RESULT] = result_of(item.nodeid, found, self._store)

@@ -170,6 +170,7 @@ def _record(found: Comparison, one: Compared, detectable: float | None, base: Tr
         environment=turns.ready.environment,
         parameters=turns.ready.parameters,
         work=one.ended[HEAD].work,
+        facts=one.ended[HEAD].facts,
         measurement=measurement,
         summary=replicate_of(measurement),
         paired=paired_of(found, one, base.label, base.commit, detectable),

@@ -26,8 +26,9 @@ from perflab.plugin.callgrind import check_callgrind, count_under_callgrind
 from perflab.plugin.case import STATE, CaseState, Perf
 from perflab.plugin.fresh import Job, measure_fresh, report_measurement
 from perflab.plugin.kinds import is_compiled_case
+from perflab.plugin.marker import for_case
 from perflab.plugin.progress import ProgressLine
-from perflab.plugin.settings import Settings, for_case
+from perflab.plugin.settings import Settings
 from perflab.plugin.settling import Settling, may_settle
 from perflab.plugin.suspects import Suspects
 from perflab.plugin.total_budget import TotalBudget
@@ -137,6 +138,11 @@ class Cases:
             is_replicate=self._job is not None,
             under_callgrind=self._job is not None and self._job.under_callgrind,
         )
+        # Time that is over by little is for the test to see: it may say what it would have cost (perf.requires). Where
+        # it does much before that, or never says, the run must come to its end all the same.
+        left_s = self._budget.left_s()
+        if self._job is None and left_s is not None and left_s < -settings.budget_s:
+            pytest.skip(settings.time_is_over)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
@@ -208,6 +214,7 @@ class Cases:
             work=state.work,
             matmul_flops_per_second=state.matmul_flops_per_second,
             quotes=state.quotes,
+            facts=state.facts,
             measurement=state.measurement,
             summary=summary,
             out_of_memory=state.out_of_memory,
@@ -256,11 +263,12 @@ def _result_of(item: pytest.Item, state: CaseState, report: pytest.TestReport) -
     if result is None:
         return None
     wanted = state.settings.side_by_side
-    return msgspec.structs.replace(
+    result = msgspec.structs.replace(
         result,
         parameters=state.parameters if result.record is None else {},
         side_by_side=wanted if wanted in state.parameters else None,
     )
+    return state.settings.in_study(result)
 
 
 def _said_of(item: pytest.Item, state: CaseState, report: pytest.TestReport) -> Result | None:

@@ -130,6 +130,7 @@ class Server:
                     outcome=outcome if out_of_memory is None else "oom",
                     text=text,
                     work=state.work if state is not None else {},
+                    facts=state.facts if state is not None else {},
                     out_of_memory=out_of_memory,
                 )
             )

@@ -1,22 +1,22 @@
-"""Settings, read once: command line before ini file before default, and per case the ``perf`` marker first."""
+"""Settings of a run, read once: command line before ini file before default. What markers change: ``marker.py``."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from perflab.errors import SettingError
 from perflab.measure.devices import DEVICE_CHOICES
 from perflab.measure.sampling import Plan
 from perflab.plugin.options import OPTIONS, Option
-from perflab.records import Policy
+from perflab.records import Policy, Result
 from perflab.static.architectures import parse_architectures
-from perflab.units import parse_duration_ns, parse_fraction, parse_seconds
+from perflab.units import format_ns, parse_duration_ns, parse_fraction, parse_seconds
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,12 @@ class Settings:
     against_threshold: float = 0.02
     side_by_side: str | None = None
     """The parameter whose levels are shown against each other."""
+    study: str | None = None
+    """Title of the case's study. Only the marker sets it, and the next two."""
+    columns: tuple[str, ...] = ()
+    """What the study's table shows of the case; empty: what there is."""
+    versus: str | None = None
+    """``parameter=level`` that the case is held against there."""
     warmup: int | None = None
     """Fixed number of warm-up calls; None: until readings agree. Only the marker sets it."""
     allow_nan: bool = False
@@ -70,6 +76,15 @@ class Settings:
     def plan(self) -> Plan:
         """How long to measure."""
         return Plan(budget_ns=self.budget_s * 1e9, warmup=self.warmup)
+
+    @property
+    def time_is_over(self) -> str:
+        """Why a case is skipped that has nothing left of the total budget."""
+        return f"the run's {format_ns((self.total_budget_s or 0.0) * 1e9)} are over (--perf-total-budget)"
+
+    def in_study(self, result: Result) -> Result:
+        """The result with what its study's table is to know."""
+        return structs.replace(result, study=self.study, columns=list(self.columns), versus=self.versus)
 
 
 def _raw(config: pytest.Config, option: Option) -> tuple[str, str]:
@@ -108,7 +123,7 @@ def read_settings(config: pytest.Config) -> Settings:
 
     def choice(dest: str) -> str:
         known = next(option.choices for option in OPTIONS if option.dest == dest)
-        chosen: str = value(dest, lambda text: _parse_choice(text, known))
+        chosen: str = value(dest, lambda text: parse_choice(text, known))
         return chosen
 
     against = raw["perf_against"][0] or None
@@ -170,7 +185,12 @@ def _parse_reason(text: str) -> str | None:
     return reason or None
 
 
-def _parse_choice(text: str, choices: tuple[str, ...]) -> str:
+def parse_choice(text: str, choices: tuple[str, ...]) -> str:
+    """Take the text if it is one of the choices.
+
+    Raises:
+        ValueError: it is none of them, with what they are.
+    """
     if text not in choices:
         raise ValueError(f"{text!r} is none of {', '.join(choices)}")
     return text
@@ -186,121 +206,3 @@ def _parse_count(text: str) -> int:
     if not text.strip().isdecimal() or int(text) < 1:
         raise ValueError(f"{text!r} is not a number of processes (1 or more)")
     return int(text)
-
-
-def _from_marker(parse: Callable[[str], float]) -> Callable[[Any], float]:
-    """Accept both ``"5%"`` and ``0.05``."""
-
-    def read(value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float | str):
-            raise ValueError(f"{value!r} is neither a number nor a text")
-        return parse(str(value))
-
-    return read
-
-
-def _marker_counts(value: Any) -> str:
-    return _parse_choice(value if isinstance(value, str) else repr(value), ("on", "report", "off"))
-
-
-def _marker_warmup(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{value!r} is not a number of warm-up calls (0 or more)")
-    return value
-
-
-def _marker_name(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"{value!r} is no parameter's name")
-    return value
-
-
-def _marker_bool(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"{value!r} is neither True nor False")
-    return value
-
-
-MARKER_ARGUMENTS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
-    "threshold": ("threshold", _from_marker(parse_fraction), "slowdown that counts, such as '10%' or 0.1"),
-    "memory_threshold": (
-        "memory_threshold",
-        _from_marker(parse_fraction),
-        "growth of peak memory that counts, such as '1%'",
-    ),
-    "floor": (
-        "floor_ns",
-        _from_marker(parse_duration_ns),
-        "differences below this never count, such as '2us'",
-    ),
-    "counts": ("counts", _marker_counts, "'on', 'report' or 'off': whether counts are gated, shown, or not taken"),
-    "budget": (
-        "budget_s",
-        _from_marker(parse_seconds),
-        "time for the case, in seconds, such as 5 or '500ms'",
-    ),
-    "warmup": ("warmup", _marker_warmup, "exactly so many warm-up calls, instead of until readings agree"),
-    "fresh_process": (
-        "fresh_process",
-        _marker_bool,
-        "True: measure in a new process, where nothing is warm; here the callable runs once, for its result",
-    ),
-    "side_by_side": ("side_by_side", _marker_name, "the parameter whose levels are shown against each other"),
-    "allow_nan": ("allow_nan", _marker_bool, "True: a result that holds NaN is no failure"),
-}
-"""Arguments of ``@pytest.mark.perf``: the setting, how it is read, what it means."""
-
-
-def for_case(settings: Settings, item: pytest.Item) -> Settings:
-    """The settings of one case: markers override, the closest first.
-
-    Raises:
-        SettingError: an unknown or unusable marker argument, named together with the test.
-    """
-    changes: dict[str, Any] = {}
-    for mark in item.iter_markers("perf"):
-        if mark.args:
-            raise SettingError(
-                f"{item.nodeid}: @pytest.mark.perf takes no positional arguments, got {mark.args[0]!r}",
-                f"name it: {', '.join(f'{name}=' for name in MARKER_ARGUMENTS)}",
-            )
-        for name, given in mark.kwargs.items():
-            if name not in MARKER_ARGUMENTS:
-                close = difflib.get_close_matches(name, MARKER_ARGUMENTS, n=1)
-                hint = f"did you mean {close[0]!r}? " if close else ""
-                raise SettingError(
-                    f"{item.nodeid}: @pytest.mark.perf has no argument {name!r}",
-                    f"{hint}known are {', '.join(MARKER_ARGUMENTS)}",
-                )
-            field, parse, meaning = MARKER_ARGUMENTS[name]
-            try:
-                changes.setdefault(field, parse(given))
-            except ValueError as error:
-                raise SettingError(f"{item.nodeid}: @pytest.mark.perf({name}=...): {error}", meaning) from error
-            if name == "side_by_side":
-                _check_parameter(item, given)
-    return replace(settings, **changes)
-
-
-def _check_parameter(item: pytest.Item, name: str) -> None:
-    known = list(item.callspec.params) if hasattr(item, "callspec") else []
-    if name not in known:
-        raise SettingError(
-            f"{item.nodeid}: @pytest.mark.perf(side_by_side={name!r}): the test has no such parameter",
-            f"name one that it has: {', '.join(known)}" if known else "mark parametrized tests with it",
-        )
-
-
-def check_correctness_marker(item: pytest.Item) -> None:
-    """Refuse arguments of ``@pytest.mark.correctness``, which takes none.
-
-    Raises:
-        SettingError: an argument was given.
-    """
-    for mark in item.iter_markers("correctness"):
-        if mark.args or mark.kwargs:
-            given = next(iter(mark.kwargs), None) or repr(mark.args[0])
-            raise SettingError(
-                f"{item.nodeid}: @pytest.mark.correctness takes no arguments, got {given}",
-                "remove it; budgets are derived from the reference",
-            )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import html
-import re
 
 from perflab.records import Document, Result, Verdict
+from perflab.report.escaping import code, escape, longest_run
 from perflab.report.kernels import kernel_rows
 from perflab.report.side_by_side import side_by_side, side_by_side_markdown
+from perflab.report.studies import studies
+from perflab.report.study_forms import study_markdown
 from perflab.report.summary import compiled_by, environments, hint, unseen_failures
 from perflab.report.table import Row, rows, tally
 
@@ -20,19 +22,20 @@ def markdown(document: Document, parameter: str | None = None) -> str:
     """The whole run; ends with a newline. ``parameter`` is set side by side, in place of what each case asks for."""
     results = document.results
     if not results:
-        return "\n\n".join(["### perflab", "no perf case ran", *map(_escape, unseen_failures(document))]) + "\n"
+        return "\n\n".join(["### perflab", "no perf case ran", *map(escape, unseen_failures(document))]) + "\n"
     measured = [result for result in results if result.compiled is None]
     compiled = [result for result in results if result.compiled is not None]
     shown = _sorted(rows(measured), measured)
     kernels = _sorted(kernel_rows(compiled), compiled)
     blocks = [f"### perflab: {tally(results)}"]
-    blocks += [_escape(note) for note in unseen_failures(document)]
-    blocks += [_escape(" · ".join(facts)) for facts in [document.preface, *environments(document)] if facts]
+    blocks += [escape(note) for note in unseen_failures(document)]
+    blocks += [escape(" · ".join(facts)) for facts in [document.preface, *environments(document)] if facts]
     if shown:
         blocks.append("\n".join(_table("case", [row for row, _ in shown])))
         blocks += ["\n".join(lines) for lines in side_by_side_markdown(side_by_side(measured, parameter))]
+        blocks += study_markdown(studies(measured, document.findings))
     if kernels:
-        blocks.append(_escape(" · ".join(compiled_by(document))))
+        blocks.append(escape(" · ".join(compiled_by(document))))
         blocks.append("\n".join(_table("kernel", [row for row, _ in kernels])))
     blocks += [_failure(row.name, result) for row, result in (*shown, *kernels) if result.failure]
     if hint(document):
@@ -57,7 +60,7 @@ def _table(first: str, shown: list[Row]) -> list[str]:
     lines = [f"| {' | '.join([first, *titles, 'verdict'])} |", f"|---|{'--:|' * len(titles)}---|"]
     for row in shown:
         verdict = f"**{row.verdict}**" if row.verdict.isupper() else row.verdict
-        why = "".join(f"<br>{_escape(detail)}" for detail in row.details)
+        why = "".join(f"<br>{escape(detail)}" for detail in row.details)
         lines.append(f"| {' | '.join([code(row.name), *row.cells.values(), verdict + why])} |")
     return lines
 
@@ -68,23 +71,6 @@ def _failure(name: str, result: Result) -> str:
         left_out = len(lines) - _LONGEST_FAILURE
         lines = [f"... ({left_out} lines before)", *lines[left_out:]]
     text = "\n".join(lines)
-    fence = "`" * max(3, _longest_run(text) + 1)
+    fence = "`" * max(3, longest_run(text) + 1)
     summary = f"{html.escape(name)}: {result.judgement.verdict}"
     return f"<details><summary>{summary}</summary>\n\n{fence}text\n{text}\n{fence}\n\n</details>"
-
-
-def code(text: str) -> str:
-    """The text as code, within one cell of a table. Entities where it holds what would end the span, or the cell."""
-    one_line = " ".join(text.splitlines())
-    if not re.search(r"[`|\\]", one_line):
-        return f"`{one_line}`"
-    return f"<code>{re.sub(r'[^A-Za-z0-9 ]', lambda found: f'&#{ord(found[0])};', one_line)}</code>"
-
-
-def _longest_run(text: str) -> int:
-    return max((len(run) for run in re.findall("`+", text)), default=0)
-
-
-def _escape(text: str) -> str:
-    """Text that Markdown and HTML leave as it is."""
-    return re.sub(r"([\\`*_{}\[\]|~#])", r"\\\1", html.escape(" ".join(text.splitlines()), quote=False))

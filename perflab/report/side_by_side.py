@@ -11,8 +11,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from perflab.records import Environment, Parameters, Record, Result, Verdict
-from perflab.report.table import Line, short_name, shown_ns, spread_of, wrap_facts
+from perflab.records import Environment, Parameters, Record, Result
+from perflab.report.columns import is_of_a_phase
+from perflab.report.table import Line, said_instead, short_name, shown_ns, spread_of, wrap_facts
 from perflab.units import format_bytes, format_ns, format_rate
 
 _COLUMNS = ("median", "spread", "ratio", "rate", "matmul", "peak")
@@ -162,7 +163,7 @@ def _levels(members: Sequence[_Member]) -> list[Level]:
     reasons: dict[str, list[str]] = {}
     for time_ns, one in measured:
         if time_ns is None:
-            reasons.setdefault(_said(one.result), []).append(one.level)
+            reasons.setdefault(said_instead(one.result), []).append(one.level)
     levels += [Level(", ".join(names), said=said) for said, names in reasons.items()]
     quotes = {quote.source: quote for one in members if one.result.record for quote in one.result.record.quotes}
     for source, quote in quotes.items():
@@ -175,7 +176,7 @@ def _level(one: _Member, ns: float, best_ns: float, best: dict[str, float]) -> L
     record = one.result.record
     assert record is not None
     cells = {"median": format_ns(ns), "ratio": f"{ns / best_ns:.2f}"}
-    unit = _FLOPS if _FLOPS in record.work else next((u for u in record.work if not _is_of_a_phase(u, record)), None)
+    unit = _FLOPS if _FLOPS in record.work else next((u for u in record.work if not is_of_a_phase(u, record)), None)
     if unit is not None:
         cells["rate"] = format_rate(record.work[unit] / (ns / 1e9), "FLOP" if unit == _FLOPS else unit)
     if unit == _FLOPS and record.matmul_flops_per_second is not None:
@@ -205,15 +206,3 @@ def _phases(result: Result) -> dict[str, float]:
     """Times of the phases, where there are several."""
     summary = result.record.summary if result.record is not None else None
     return dict(summary.phases_ns) if summary is not None and len(summary.phases_ns) > 1 else {}
-
-
-def _is_of_a_phase(unit: str, record: Record) -> bool:
-    phases = record.summary.phases_ns if record.summary is not None else {}
-    return unit.partition("_")[0] in phases
-
-
-def _said(result: Result) -> str:
-    if result.judgement.verdict is Verdict.OOM or (result.record is not None and result.record.out_of_memory):
-        asked = result.record.out_of_memory.asked_bytes if result.record and result.record.out_of_memory else None
-        return "out of memory" + (f" ({format_bytes(asked)} asked for)" if asked is not None else "")
-    return ": ".join([str(result.judgement.verdict), *result.judgement.reasons[:1]])

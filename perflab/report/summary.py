@@ -11,6 +11,8 @@ from perflab.records import Document, Environment, Result, Verdict
 from perflab.report.drift import REASON_TO_FILL_IN
 from perflab.report.kernels import compilers, kernel_table
 from perflab.report.side_by_side import side_by_side, side_by_side_lines
+from perflab.report.studies import studies
+from perflab.report.study_forms import study_lines
 from perflab.report.table import Line, short_name, table, tally, wrap_facts
 from perflab.units import format_names, format_percent
 
@@ -39,6 +41,7 @@ def summary(
         *(Line(text) for facts in environments(document) for text in wrap_facts(facts, width)),
         *(table(measured, width) if measured else []),
         *side_by_side_lines(side_by_side(measured, parameter), width),
+        *study_lines(studies(measured, document.findings), width),
         *(Line(text) for text in (wrap_facts(compiled_by(document), width) if compiled else [])),
         *(kernel_table(compiled, width) if compiled else []),
         *(Line(text) for text in texts),
@@ -136,6 +139,14 @@ def measured_elsewhere(parts: Sequence[Document], merged: Document) -> list[str]
         return []
     named = format_names([short_name(case) for case in others])
     return [f"measured in another environment too, by an earlier part that does not count: {named}"]
+
+
+def findings_left_out(parts: Sequence[Document], merged: Document) -> list[str]:
+    """Studies of which each part saw only some of what stands in the merged run."""
+    lost = dict.fromkeys(study for part in parts for study in part.findings if study not in merged.findings)
+    if not lost:
+        return []
+    return [f"findings of parts of a study are left out, no part has all of its results: {format_names(list(lost))}"]
 
 
 def _noisy_baselines(results: Sequence[Result], threshold: float) -> list[str]:

@@ -44,12 +44,12 @@ def table(results: Sequence[Result], width: int = 80) -> list[Line]:
     verdict_width = max([len(verdict_text(result)) for result in results], default=0)
     fixed = sum(size for _, size in _COLUMNS) + 2 + max(verdict_width, len("verdict"))
     room = max(_LEAST_NAME_WIDTH, max(width, 80) - fixed)
-    names = _names(results)
+    names = names_of(results)
     name_width = min(room, max([len(name) for name in names] + [len("case")]))
     header = "".join(title.rjust(size) for title, size in _COLUMNS)
     lines = [Line(f"{'case'.ljust(name_width)}{header}  verdict")]
     for name, result in zip(names, results, strict=True):
-        shown = _shorten(name, name_width).ljust(name_width)
+        shown = shorten(name, name_width).ljust(name_width)
         in_line = _skipped_in_line(shown, result, max(width, 80))
         if in_line is not None:
             lines.append(Line(in_line))
@@ -75,7 +75,7 @@ def rows(results: Sequence[Result]) -> list[Row]:
     titles = [title for title, _ in _COLUMNS]
     return [
         Row(name, dict(zip(titles, _cells(result), strict=True)), verdict_text(result), _details(result, 10_000))
-        for name, result in zip(_names(results), results, strict=True)
+        for name, result in zip(names_of(results), results, strict=True)
     ]
 
 
@@ -85,7 +85,7 @@ def tally(results: Sequence[Result]) -> str:
     return " · ".join(f"{counts[verdict]} {verdict}" for verdict in _ORDER if counts[verdict])
 
 
-def _names(results: Sequence[Result]) -> list[str]:
+def names_of(results: Sequence[Result]) -> list[str]:
     """Short names; where two cases would read the same, as much of what stands before them as tells them apart."""
     names = [short_name(result.case) for result in results]
     for depth in range(2, max([len(_parts(result.case)) for result in results], default=0) + 1):
@@ -98,7 +98,7 @@ def _names(results: Sequence[Result]) -> list[str]:
     return names
 
 
-def _shorten(name: str, width: int) -> str:
+def shorten(name: str, width: int) -> str:
     """Cut in the middle: the end tells parameters, the beginning what it is."""
     if len(name) <= width:
         return name
@@ -137,6 +137,15 @@ def shown_ns(result: Result) -> float | None:
     # Where other processes were asked, in turns or not, theirs is the time that was judged.
     judged = record.fresh or record.paired or record.paired_to_anchor
     return (latency.now if latency is not None and judged else None) or record.summary.median_ns
+
+
+def said_instead(result: Result) -> str:
+    """What stands in the place of a case's numbers, where there are none: its verdict and why."""
+    out_of_memory = result.record.out_of_memory if result.record is not None else None
+    if result.judgement.verdict is Verdict.OOM or out_of_memory is not None:
+        asked = out_of_memory.asked_bytes if out_of_memory is not None else None
+        return "out of memory" + (f" ({format_bytes(asked)} asked for)" if asked is not None else "")
+    return ": ".join([str(result.judgement.verdict), *result.judgement.reasons[:1]])
 
 
 def spread_of(result: Result) -> str | None:

@@ -108,6 +108,7 @@ class Ended(Data, frozen=True, tag=True):
     text: str = ""
     """Why it was skipped, or the failure as pytest prints it."""
     work: dict[str, float] = {}
+    facts: Parameters = {}
     out_of_memory: OutOfMemory | None = None
 
 

@@ -10,8 +10,10 @@ from torch import Tensor
 from perflab.lab.attention import attention
 from perflab.measure.memory import measure_memory
 from perflab.measure.workload import Workload
+from perflab.records import OutOfMemory, Record, Result, Verdict
+from tests.harness.make import environment, record, result
 from tests.perf.attention_cases import GRIDS, Shape, grid, memory_bytes, published
-from tests.perf.growth import fit, growth_lines
+from tests.perf.growth import fit, growth_findings
 
 pytestmark = pytest.mark.correctness
 
@@ -88,12 +90,25 @@ def test_a_curve_is_found_again_through_its_own_points() -> None:
     assert found.worst < 1e-9
 
 
-def test_a_length_that_ran_out_of_memory_is_a_row_and_no_point() -> None:
-    study = {"naive": [(n, 2 * n * n, n) for n in (128, 256, 512, 1024)] + [(2048, None, None)]}
-    shown = growth_lines(study)
-    assert shown[5:] == [
-        "naive                   2048           out of memory",
-        "  peak       2.00 B/token²        +0 B/token         +0 B   within 0.0%",
-        "  saved      0.00 B/token²        +1 B/token         +0 B   within 0.0%",
+def measured(impl: str, tokens: int, peak: int | None, saved: int | None) -> Result:
+    """A case of the study; one without numbers has run out of memory."""
+    case = f"tests/perf/test_attention_memory.py::test_attention_memory[{impl}-{tokens}]"
+    parameters = {"impl": impl, "seq_len": tokens}
+    if peak is None:
+        lost = Record(
+            case=case, environment=environment(), parameters=parameters, out_of_memory=OutOfMemory(asked_bytes=2**40)
+        )
+        return result(case, Verdict.OOM, record=lost)
+    facts = {"step_peak_bytes": peak, "saved_bytes": saved}
+    return result(case, record=record(case=case, parameters=parameters, facts=facts))
+
+
+def test_a_length_that_ran_out_of_memory_is_no_point_of_a_variants_curve() -> None:
+    cases = [measured("naive", n, 2 * n * n, n) for n in (128, 256, 512, 1024)]
+    shown = growth_findings([*cases, measured("naive", 2048, None, None)])
+    assert shown == [
+        "naive  peak       2.00 B/token²        +0 B/token         +0 B   within 0.0%",
+        "naive  saved      0.00 B/token²        +1 B/token         +0 B   within 0.0%",
     ]
     assert max(map(len, shown)) <= 80
+    assert growth_findings(cases[:3]) == [], "three points lie on every such curve"

@@ -41,6 +41,17 @@ def test_phases_of_a_step_add_up_to_the_whole(virtual_clock: VirtualClock, repet
     assert sample.total_ns == sum(sample.phases_ns.values())
 
 
+def test_a_phases_time_is_the_sum_over_its_micro_batches(virtual_clock: VirtualClock) -> None:
+    advance = virtual_clock.advance
+    forward_ns = iter((10, 11, 12) * 2)
+    step = Step(
+        lambda: advance(next(forward_ns)), taking(advance, 25), taking(advance, 4), micro_batches=3
+    )  # the later micro-batches take longer
+    sample = HostStopwatch().time(step, 2)
+    assert sample.phases_ns == {"forward": 66, "backward": 150, "optimizer": 8}
+    assert sample.total_ns == 66 + 150 + 8
+
+
 def test_a_step_without_a_backward_pass_has_no_such_phase(virtual_clock: VirtualClock) -> None:
     advance = virtual_clock.advance
     sample = HostStopwatch().time(Step(taking(advance, 10), optimizer=taking(advance, 4)), 2)

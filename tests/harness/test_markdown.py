@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from perflab.gate.judge import Policy, judge
 from perflab.records import Document, Judgement, Result, Verdict
-from perflab.report.markdown import code, markdown
+from perflab.report.escaping import code
+from perflab.report.markdown import markdown
 from tests.harness.make import cuda_environment, document, entry, quiet, record, replicate, result
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 from perflab.measure.workload import Step, Workload
 
 
@@ -69,3 +71,44 @@ def test_what_a_workload_has_in_its_hands_is_its_call_and_arguments() -> None:
 def test_what_a_step_has_in_its_hands_are_its_phases() -> None:
     forward, backward, optimizer = (lambda *_args: None for _ in range(3))
     assert Step(forward, backward, optimizer).roots == (forward, backward, optimizer)
+
+
+def test_micro_batches_run_forward_and_backward_in_turn_and_the_optimizer_once() -> None:
+    story: list[str] = []
+    losses = iter(("first", "second", "third"))
+
+    def forward() -> str:
+        story.append("forward")
+        return next(losses)
+
+    step = Step(
+        forward,
+        backward=lambda loss: story.append(f"backward {loss}"),
+        optimizer=lambda: story.append("optimizer"),
+        micro_batches=3,
+    )
+    assert step.run(after_phase=lambda: story.append("|")) == "third"
+    once = ["forward", "|", "backward {}", "|"]
+    assert story == [
+        *[text.format(loss) for loss in ("first", "second", "third") for text in once],
+        "optimizer",
+        "|",
+    ]
+    assert step.phases == ("forward", "backward", "optimizer")
+    assert step.spans == ("forward", "backward") * 3 + ("optimizer",)
+
+
+def test_the_loss_of_one_micro_batch_is_gone_before_the_next_begins() -> None:
+    class Loss:
+        """Something that a weak reference can be had of."""
+
+    alive: list[weakref.ref[Loss]] = []
+
+    def forward() -> Loss:
+        assert [one for one in alive if one() is not None] == []
+        loss = Loss()
+        alive.append(weakref.ref(loss))
+        return loss
+
+    assert isinstance(Step(forward, micro_batches=3).run(), Loss)
+    assert len(alive) == 3

@@ -6,18 +6,28 @@ Shapes: tokens (B, T) int64 -> logits (B, T, V).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from perflab.lab.train import TrainingConfig
+from perflab.records import Result
 
+from . import growth
 from .choice import context_lengths, model_names
-from .growth import Point, growth_lines
 from .setup import DEFAULT_BATCH_SIZE, Setup
+from .studies.precision import precision_findings
+from .studies.recommendation import ladder_findings, optimisation_findings
 
 PRECISIONS = ("fp32", "bf16")
 """Those of the end-to-end cases."""
+FINDINGS: dict[str, Callable[[list[Result]], list[str]]] = {
+    growth.STUDY: growth.growth_findings,
+    "optimisations": optimisation_findings,
+    "ladder": ladder_findings,
+}
+"""What draws findings from a study's results, by its title."""
 
 
 @pytest.fixture
@@ -84,18 +94,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     )
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """The study of attention's memory, from what its cases noted on their reports."""
-    study: dict[str, list[Point]] = {}
-    for reports in terminalreporter.stats.values():
-        for report in reports:
-            if getattr(report, "when", None) != "call":
-                continue
-            for name, noted in report.user_properties:
-                if name == "attention_memory":
-                    impl, tokens, peak, saved = noted
-                    study.setdefault(impl, []).append((tokens, peak, saved))
-    if study:
-        terminalreporter.section("attention memory", sep="=")
-        for line in growth_lines(study):
-            terminalreporter.write_line(line)
+def pytest_perf_findings(study: str, results: list[Result]) -> list[str] | None:
+    """What the lab's studies come to."""
+    findings = FINDINGS.get(study)
+    return findings(results) if findings is not None else precision_findings(study, results)

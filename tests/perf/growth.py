@@ -1,4 +1,4 @@
-"""How memory grows with length: bytes = a N² + b N + c, fitted, and told in 80 columns. Pure functions."""
+"""How attention's memory grows with length: bytes = a N² + b N + c, fitted, and told in 80 columns. Pure functions."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from perflab.units import format_bytes
+from perflab.records import Result
 
-Point = tuple[int, int | None, int | None]
-"""Tokens, peak bytes, saved bytes; None where memory ran out."""
+STUDY = "attention memory"
+NOTED = {"step_peak_bytes": "peak", "saved_bytes": "saved"}
+"""What its cases note, and what that is called in the findings."""
 
 
 @dataclass(frozen=True)
@@ -35,25 +36,23 @@ def fit(points: Sequence[tuple[int, int]]) -> Growth:
     return Growth(quadratic / 1e6, linear / 1e3, constant, worst)
 
 
-def growth_lines(study: dict[str, list[Point]]) -> list[str]:
-    """The table of the study, by variant, each with its two fits below."""
-    lines = [f"{'attention memory':<20}{'tokens':>8}{'peak':>12}{'saved':>12}"]
-    for name, points in study.items():
-        for tokens, peak, saved in sorted(points):
-            cells = (
-                f"{'out of memory':>24}"
-                if peak is None or saved is None
-                else f"{format_bytes(peak):>12}{format_bytes(saved):>12}"
-            )
-            lines.append(f"{name:<20}{tokens:>8}{cells}")
-        known = [(tokens, peak, saved) for tokens, peak, saved in points if peak and saved]
-        if len(known) < 4:
-            continue
-        for title, chosen in (("peak", [(n, p) for n, p, _ in known]), ("saved", [(n, s) for n, _, s in known])):
-            found = fit(chosen)
-            lines.append(
-                f"  {title:<6}{round(found.quadratic, 2) + 0.0:9.2f} B/token² {round(found.linear) + 0:+9d} B/token"
-                f" {round(found.constant) + 0:+10d} B"
-                f"   within {100 * found.worst:.1f}%"
-            )
+def growth_findings(results: Sequence[Result]) -> list[str]:
+    """The curves of each variant that four cases or more have measured: its peak, and what it saves."""
+    records = [one.record for one in results if one.record is not None and one.record.summary is not None]
+    lines = []
+    for impl in dict.fromkeys(str(record.parameters["impl"]) for record in records):
+        own = [record for record in records if record.parameters["impl"] == impl]
+        for noted, title in NOTED.items():
+            points = [(record.parameters["seq_len"], record.facts.get(noted)) for record in own]
+            known = [(n, size) for n, size in points if isinstance(n, int) and isinstance(size, int) and size > 0]
+            if len(known) >= 4:
+                lines.append(f"{impl:<7}{title:<6}{curve(fit(known))}")
     return lines
+
+
+def curve(found: Growth) -> str:
+    """``25.00 B/token²  +1024 B/token  +8 B  within 0.0%``, in columns."""
+    return (
+        f"{round(found.quadratic, 2) + 0.0:9.2f} B/token² {round(found.linear) + 0:+9d} B/token"
+        f" {round(found.constant) + 0:+10d} B   within {100 * found.worst:.1f}%"
+    )

@@ -1,6 +1,6 @@
 """Attention's memory against length: the peak of a step, and what the forward saves for the backward.
 
-Shapes: q, k, v (B, H, N, D), causal. ``conftest`` fits bytes = a N² + b N + c to what they note, below the table.
+Shapes: q, k, v (B, H, N, D), causal. ``growth`` fits bytes = a N² + b N + c to what they note, below the table.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ import torch
 from torch import Tensor
 
 from perflab.lab.attention import IMPLEMENTATIONS, attention
-from perflab.measure.limits import as_out_of_memory
 from perflab.plugin.case import Perf
 
 from .attention_cases import Shape, device_type
+from .growth import STUDY
 
 VARIANTS = ("naive", "tiled", "triton", "sdpa")
-NOTED = "attention_memory"
-"""Name of what a case notes: [variant, tokens, peak bytes, saved bytes], the last two None where memory ran out."""
 
-pytestmark = pytest.mark.perf(budget="300ms", threshold=0.5)  # its peak is what counts
+# Its peak is what counts. That of the record has the inputs in it too.
+pytestmark = pytest.mark.perf(budget="300ms", threshold=0.5, study=STUDY, columns="step_peak_bytes, saved_bytes")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -65,7 +64,6 @@ def test_attention_memory(
     impl: str,
     seq_len: int,
     memory_snapshot: Callable[..., object],
-    record_property: Callable[[str, object], None],
 ) -> None:
     if IMPLEMENTATIONS[impl].needs_triton and device.type == "cpu":
         pytest.skip("interpreted here, with NumPy's memory")
@@ -79,16 +77,11 @@ def test_attention_memory(
     def backward(out: Tensor) -> None:
         torch.autograd.grad(out, inputs, upstream)
 
-    try:
-        backward(forward())  # libraries set themselves up in the first call
-        with saved_for_backward() as saved:
-            out = forward()
-        del out
-        with memory_snapshot(f"attention-{impl}-{seq_len}") as snapshot:  # type: ignore[attr-defined]
-            backward(forward())
-    except Exception as error:
-        if as_out_of_memory(error) is not None:
-            record_property(NOTED, [impl, seq_len, None, None])
-        raise  # perflab makes a row of it
-    record_property(NOTED, [impl, seq_len, snapshot.peak_bytes, saved.total_bytes])
+    backward(forward())  # libraries set themselves up in the first call
+    with saved_for_backward() as saved:
+        out = forward()
+    del out
+    with memory_snapshot(f"attention-{impl}-{seq_len}") as snapshot:  # type: ignore[attr-defined]
+        backward(forward())
+    perf.note(step_peak_bytes=snapshot.peak_bytes, saved_bytes=saved.total_bytes)
     perf.step(forward=forward, backward=backward)

@@ -53,6 +53,10 @@ def test_work(perf):
 """
 
 
+A_DAY_MS = 24 * 3600 * 1000
+"""A call that takes so long, in virtual time, leaves a run of an hour no time for another look at it."""
+
+
 class Project:
     """A project of one perf case whose time (virtual) and memory (real) are set from outside."""
 

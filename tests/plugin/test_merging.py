@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from perflab.cli import main
-from tests.plugin.conftest import Project
+from tests.plugin.conftest import A_DAY_MS, Project
 
 SUITE = """
 import os
@@ -277,9 +277,10 @@ def test_an_ini_key_alone_writes_no_empty_file_over_the_last_results(suite: Suit
 
 
 def test_what_a_regressed_case_said_stands_in_the_report(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    project.cost(ms=A_DAY_MS)
     project.run("--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
-    project.cost(ms=100, kib=513)
-    failing = project.run("--perf-total-budget=1ms", "--perf-json=perf.json")  # no time to look again: memory is exact
+    project.cost(ms=A_DAY_MS, kib=513)
+    failing = project.run("--perf-total-budget=1h", "--perf-json=perf.json")  # no time to look again: memory is exact
     failing.assert_outcomes(failed=1)
     capsys.readouterr()
     assert main(["report", "perf.json", "--format=markdown"]) == 0

@@ -11,8 +11,8 @@ import pytest
 from perflab import plugin
 from perflab.cli import COMMANDS, build_parser
 from perflab.plugin.case import Perf
+from perflab.plugin.marker import MARKER_ARGUMENTS
 from perflab.plugin.options import OPTIONS
-from perflab.plugin.settings import MARKER_ARGUMENTS
 from perflab.records import Verdict
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference.md").read_text(encoding="utf-8")

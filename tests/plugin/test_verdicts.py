@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tests.plugin.conftest import Project
+from tests.plugin.conftest import A_DAY_MS, Project
 
 
 def test_without_a_baseline_a_case_is_new_and_passes_but_fails_when_strict(project: Project) -> None:
@@ -254,9 +254,10 @@ def test_odd_ends_have_their_verdict_and_leave_the_device_to_the_next_case(proje
 
 
 def test_a_memory_regression_needs_no_second_reading_where_there_is_no_time_for_one(project: Project) -> None:
+    project.cost(ms=A_DAY_MS)
     project.run("--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
-    project.cost(ms=100, kib=513)
-    result = project.run("--perf-total-budget=1ms")
+    project.cost(ms=A_DAY_MS, kib=513)
+    result = project.run("--perf-total-budget=1h")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         ["work needs more memory than its baseline", "*could not be measured again: not enough time is left*"]

@@ -1,0 +1,357 @@
+"""A study's table: a row a case, columns by name, changes against a base, whatever the width; and what it came to."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perflab.cli import main
+from perflab.documents import merge, read_document, write_document
+from perflab.records import Document, Judgement, OutOfMemory, Quote, Record, Result, Verdict
+from perflab.report.columns import STANDARD, named
+from perflab.report.markdown import markdown
+from perflab.report.studies import Study, studies
+from perflab.report.study_forms import study_data, study_lines
+from perflab.report.summary import summary
+from tests.harness.make import MS, cuda_environment, document, environment, record, replicate, result
+
+STUDY = "switches"
+
+
+def case(switch: str, ms: float = 10, precision: str = "fp32", **changes: Any) -> Result:
+    """``step[small-SWITCH-PRECISION]`` of a study; what is no field of a result is one of its record."""
+    node = f"tests/perf/test_x.py::test_step[small-{switch}-{precision}]"
+    parameters = {"model": "small", "switch": switch, "precision": precision}
+    own = {name: changes.pop(name) for name in ("study", "columns", "versus") if name in changes}
+    taken = changes.pop("summary", None) or replicate(ms * MS, peak_bytes=changes.pop("peak_bytes", None))
+    found = record(taken, case=node, parameters=parameters, **changes)
+    return result(node, record=found, **{"study": STUDY, **own})
+
+
+def skipped(switch: str, reason: str) -> Result:
+    judgement = Judgement(verdict=Verdict.SKIPPED, reasons=[reason])
+    node = f"tests/perf/test_x.py::test_step[small-{switch}-fp32]"
+    return Result(case=node, record=None, judgement=judgement, study=STUDY)
+
+
+def out_of_memory(switch: str) -> Result:
+    node = f"tests/perf/test_x.py::test_step[small-{switch}-fp32]"
+    found = Record(case=node, environment=environment(), out_of_memory=OutOfMemory(asked_bytes=2**34))
+    return Result(case=node, record=found, judgement=Judgement(verdict=Verdict.OOM), study=STUDY)
+
+
+def lines(*results: Result, width: int = 80) -> list[str]:
+    return [line.text for line in study_lines(studies(results), width)]
+
+
+def only(*results: Result) -> Study:
+    (study,) = studies(results)
+    return study
+
+
+# --- columns -----------------------------------------------------------------------------------------------------
+
+
+def test_without_named_columns_there_is_what_the_cases_have_in_the_order_of_noting() -> None:
+    quotes = [Quote(source="H100, elsewhere", ns=2 * MS)]
+    work = {"tokens": 512}
+    step = replicate(20 * MS, peak_bytes=2**20, phases_ns={"forward": 5 * MS, "backward": 15 * MS})
+    own = {"backward_tokens": 256}  # of a phase alone: shown where it is asked for
+    shown = lines(
+        case("eager", summary=step, work=work | own, quotes=quotes, facts={"loss": 3.21987}),
+        case("compiled", 10, peak_bytes=2**19, work=work, facts={"setup_s": 31.4, "loss": 3.2}),
+    )
+    assert shown == [
+        "study: switches",
+        "step[small-…-fp32]   median      peak  tokens/s  loss   setup   quoted",
+        "eager               20.0 ms  1.00 MiB    25.6 k  3.22       –  2.00 ms",
+        "compiled            10.0 ms   512 KiB    51.2 k   3.2  31.4 s        –",
+        "quoted: H100, elsewhere",
+    ]
+
+
+def test_named_columns_stand_in_their_order_and_what_no_case_has_is_left_out() -> None:
+    summary_ = replicate(
+        30 * MS,
+        first_ns=90 * MS,
+        phases_ns={"forward": 10 * MS, "backward": 20 * MS},
+        counts={"graph_breaks": 2, "operators": 112},
+    )
+    wanted = "MFU, backward, backward_flops/s, std, mean, first, graph_breaks, loss, quoted, optimizer, peak"
+    work = {"flops": 6e9, "backward_flops": 4e9}
+    one = case("eager", summary=summary_, columns=wanted.split(", "), work=work, matmul_flops_per_second=4e11)
+    (table,) = only(one).tables
+    shown = {column.title: cell.text for column, cell in zip(table.columns, table.rows[0].cells, strict=True)}
+    assert list(shown.items()) == [
+        ("MFU", "50%"),
+        ("backward", "20.0 ms"),
+        ("backward FLOP/s", "200 G"),
+        ("std", "300 µs"),
+        ("mean", "30.0 ms"),
+        ("first", "90.0 ms"),
+        ("graph breaks", "2"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "title", "text"),
+    [
+        ("gap_ns", 1.5e6, "gap", "1.50 ms"),
+        ("gap_ns", -1.5e6, "gap", "-1.50 ms"),
+        ("setup_s", 0.25, "setup", "250 ms"),
+        ("saved_bytes", 2**21, "saved", "2.00 MiB"),
+        ("saved_bytes", 1536.4, "saved", "1.50 KiB"),
+        ("hidden_share", 0.054, "hidden", "5.4%"),
+        ("error_ratio", 1.4213, "error", "×1.42"),
+        ("error_ratio", 0.00421, "error", "×0.0042"),
+        ("rows_per_s", 51_200.0, "rows/s", "51.2 k"),
+        ("flops_per_s", 2.5e12, "FLOP/s", "2.50 T"),
+        ("loss", 3.14159265, "loss", "3.142"),
+        ("loss", "nan", "loss", "nan"),
+        ("skipped_steps", 12345, "skipped steps", "12345"),
+        ("output_dtype", "torch.bfloat16", "output dtype", "torch.bfloat16"),
+        ("output_bytes", "inf", "output", "inf"),
+        ("fits", True, "fits", "yes"),
+        ("fits", False, "fits", "no"),
+        ("loss", None, "loss", "–"),
+        ("note", "two\nlines", "note", "two lines"),
+    ],
+)
+def test_a_fact_is_written_in_the_unit_that_its_name_ends_with(name: str, value: Any, title: str, text: str) -> None:
+    column = named(name)
+    assert (column.title, column.text(value)) == (title, text)
+    (table,) = only(case("eager", facts={name: value}, columns=[name])).tables
+    assert [cell.text for cell in table.rows[0].cells] == [text], "one that was noted as None has its column too"
+
+
+def test_facts_that_would_be_called_like_another_column_keep_their_unit() -> None:
+    facts = {"peak_bytes": 5, "loss": 1.0, "loss_ratio": 1.1}
+    (table,) = only(case("eager", peak_bytes=2**20, facts=facts)).tables
+    assert [column.title for column in table.columns] == ["median", "peak", "peak_bytes", "loss", "loss_ratio"]
+
+
+def test_several_sources_are_numbered_and_named_below() -> None:
+    quotes = [Quote(source="H100, compiled", ns=MS), Quote(source="A100", ns=2 * MS)]
+    shown = lines(case("eager", quotes=quotes), case("compiled", quotes=quotes[1:]))
+    assert shown[1].endswith("median  quoted 1  quoted 2")
+    assert shown[3].split()[3:] == ["–", "2.00", "ms"]
+    assert shown[4:] == ["quoted 1: H100, compiled", "quoted 2: A100"]
+
+
+def test_every_standard_column_can_be_asked_of_a_case_that_has_nothing() -> None:
+    (table,) = only(case("eager", columns=sorted(STANDARD))).tables
+    assert [column.name for column in table.columns] == ["mean", "median", "std"]
+
+
+# --- rows --------------------------------------------------------------------------------------------------------
+
+
+def test_labels_leave_out_what_all_cases_share() -> None:
+    assert [line.split("  ")[0] for line in lines(case("eager"), case("eager", precision="bf16"))[1:]] == [
+        "step[small-eager-…]",
+        "fp32",
+        "bf16",
+    ]
+    other = result("t.py::test_other", study=STUDY)
+    assert [line.split("  ")[0] for line in lines(case("eager"), other)[1:]] == [
+        "case",
+        "step[small-eager-fp32]",
+        "other",
+    ]
+    assert lines(other)[2].startswith("other ")
+    uneven = [case("eager"), case("max-autotune")]
+    assert [row.label for row in only(*uneven).tables[0].rows] == ["small-eager-fp32", "small-max-autotune-fp32"]
+
+
+def test_a_case_without_numbers_says_why_across_the_columns() -> None:
+    long = "needs 33.0 s of 12.0 s left, and says so in more words than would fit into one line of a terminal"
+    shown = lines(case("eager", facts={"loss": 1.0}), out_of_memory("fused"), skipped("flash", long))
+    assert shown[2:] == [
+        "eager               10.0 ms     1",
+        "fused               out of memory (16.0 GiB asked for)",
+        "flash               skipped: needs 33.0 s of 12.0 s left, and says so in more",
+        "                    words than would fit into one line of a terminal",
+    ]
+
+
+def test_cases_of_two_machines_have_two_tables_and_what_was_not_measured_stands_in_both() -> None:
+    there = case("eager", 1, environment=cuda_environment())
+    study = only(case("compiled", 30), there, skipped("flash", "not here"))
+    assert [[row.label for row in table.rows] for table in study.tables] == [["compiled", "flash"], ["eager", "flash"]]
+    text = [line.text for line in study_lines([study])]
+    assert text[1] == "cpu: AMD EPYC (family 25, model 17) · torch 2.13.0"
+    assert "cuda: NVIDIA H200 · torch 2.13.0" in text
+
+
+# --- against a base ----------------------------------------------------------------------------------------------
+
+
+def test_times_rates_and_peaks_stand_against_the_case_with_the_bases_level_and_the_same_otherwise() -> None:
+    common: dict[str, Any] = {"versus": "switch=eager", "columns": ["median", "std", "tokens/s", "peak", "loss"]}
+    common["work"] = {"tokens": 512}
+    shown = lines(
+        case("compiled", 15, peak_bytes=31 * 2**20, facts={"loss": 3.0}, **common),
+        case("eager", 20, peak_bytes=50 * 2**20, facts={"loss": 3.5}, **common),
+        case("compiled", 15, "bf16", peak_bytes=50 * 2**20, **common),
+    )
+    assert shown == [
+        "study: switches · against switch=eager",
+        "step[small-…]         median     std      tokens/s           peak  loss",
+        "compiled-fp32  15.0 ms ×0.75  150 µs  34.1 k ×1.33  31.0 MiB -38%     3",
+        "eager-fp32     20.0 ms        200 µs  25.6 k        50.0 MiB        3.5",
+        "compiled-bf16  15.0 ms        150 µs  34.1 k        50.0 MiB          –",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("peak", "shown"), [(100, "0%"), (104, "+4.0%"), (62, "-38%"), (250, "+150%"), (420, "×4.20"), (1, "-99%")]
+)
+def test_a_change_of_memory_is_told_in_percent_and_from_three_times_on_as_a_multiple(peak: int, shown: str) -> None:
+    change = named("peak").change(peak, 100)
+    assert change is not None
+    assert change[1] == shown
+
+
+def test_a_base_without_numbers_is_told_and_nothing_is_compared() -> None:
+    shown = lines(case("compiled", versus="switch=eager"), skipped("eager", "not here"))
+    assert shown[0] == "study: switches · against switch=eager, which has no numbers"
+    assert "×" not in "".join(shown)
+
+
+def test_cases_of_another_machine_are_no_base() -> None:
+    there = case("eager", 1, environment=cuda_environment(), versus="switch=eager")
+    assert "×" not in "".join(lines(case("compiled", 30, versus="switch=eager"), there))
+
+
+# --- widths ------------------------------------------------------------------------------------------------------
+
+
+def test_columns_that_do_not_fit_stand_below_with_the_labels_again() -> None:
+    facts = {f"fact_number_{n}": n for n in range(8)}
+    shown = lines(case("eager", facts=facts), case("compiled", facts=facts), skipped("flash", "not here"))
+    assert [line.split("  ")[0] for line in shown[1:]] == [
+        *("step[small-…-fp32]", "eager", "compiled", "flash"),
+        *("step[small-…-fp32]", "eager", "compiled") * 2,
+    ]
+    assert sum(" ".join(shown).count(f"fact number {n}") for n in range(8)) == 8
+    wide = lines(case("eager", facts=facts), case("compiled", facts=facts), width=150)
+    assert len(wide) == 4
+
+
+words = st.text(st.characters(codec="ascii", exclude_categories=("Cc", "Zs")), min_size=1, max_size=60)
+
+
+@given(
+    st.lists(st.tuples(words, st.text(max_size=120)), min_size=1, max_size=6, unique_by=lambda pair: pair[0]),
+    st.lists(st.from_regex(r"[a-z_]{1,40}", fullmatch=True), max_size=6, unique=True),
+    st.sampled_from([10, 80, 101]),
+)
+def test_no_line_is_wider_than_the_terminal_whatever_cases_and_facts_are_called(
+    named_cases: list[tuple[str, str]], facts: list[str], width: int
+) -> None:
+    results = [
+        case(name, facts=dict.fromkeys(facts, text), versus=f"switch={named_cases[0][0]}") for name, text in named_cases
+    ]
+    shown = lines(*results, skipped("flash", "a reason " * 20), width=width)
+    assert max(map(len, shown)) <= max(width, 80)
+    assert not any("\n" in line for line in shown)
+
+
+# --- in a run ----------------------------------------------------------------------------------------------------
+
+
+def run(*results: Result, minute: int = 0, **changes: Any) -> Document:
+    made = document(*results, **changes)
+    return document(*results, created=made.created + timedelta(minutes=minute), **changes)
+
+
+def test_a_runs_summary_holds_the_table_and_below_it_its_findings_wrapped() -> None:
+    findings = {STUDY: ["use compiled where " + "steps are many and " * 5 + "warm-up is paid once", "  kept  apart"]}
+    shown = [line.text for line in summary(run(case("eager"), case("compiled"), findings=findings))]
+    at = shown.index("study: switches")
+    assert shown[at - 1].startswith("step[small-compiled-fp32]"), "below the table of verdicts, which has them too"
+    assert shown[at + 4].startswith("use compiled where steps are many")
+    assert shown[at + 5].startswith("  ")
+    assert shown[at + 6] == "  kept  apart"
+    assert max(map(len, shown)) <= 80
+
+
+def test_markdown_has_the_table_whole_and_the_findings_as_a_list() -> None:
+    tricky = case("eager", peak_bytes=2**20, facts={"dtype": "a|b *c*"}, versus="switch=compiled")
+    shown = markdown(run(tricky, case("compiled", 5), out_of_memory("fused"), findings={STUDY: ["use | it"]}))
+    at = shown.index("#### study: switches · against switch=compiled")
+    assert shown[at:].splitlines()[2:9] == [
+        "| `step[small-…-fp32]` | median | peak | dtype |",
+        "|---|--:|--:|--:|",
+        r"| `eager` | 10.0 ms ×2.00 | 1.00 MiB | a\|b \*c\* |",
+        "| `compiled` | 5.00 ms | – | – |",
+        "| `fused`: out of memory (16.0 GiB asked for) |  |  |  |",
+        "",
+        r"- use \| it",
+    ]
+
+
+def test_the_report_command_gives_tables_as_json_with_units_and_the_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "a.json"
+    quotes = [Quote(source="H100", ns=MS)]
+    base = case("eager", 20, facts={"loss": "nan"}, quotes=quotes)
+    made = run(base, case("compiled", 10, versus="switch=eager"), skipped("flash", "no"), findings={STUDY: ["so"]})
+    write_document(made, file)
+    assert read_document(file) == made
+    assert main(["report", str(file), "--format=json"]) == 0
+    (study,) = json.loads(capsys.readouterr().out)["studies"]
+    assert (study["study"], study["versus"], study["findings"]) == (STUDY, ["switch=eager"], ["so"])
+    (table,) = study["tables"]
+    assert table["environment"]["device_name"] == "AMD EPYC (family 25, model 17)"
+    assert table["columns"] == [
+        {"name": "median", "unit": "ns"},
+        {"name": "loss", "unit": None},
+        {"name": "quoted: H100", "unit": "ns"},
+    ]
+    eager, compiled, flash = table["rows"]
+    assert eager["values"] == {"median": 20 * MS, "loss": "nan", "quoted: H100": MS}
+    assert "versus" not in eager
+    assert compiled["versus"] == {"median": 0.5}
+    assert flash == {"case": flash["case"], "label": "flash", "said": "skipped: no"}
+
+
+def test_a_run_without_a_study_shows_none() -> None:
+    plain = run(result())
+    assert "study" not in "\n".join(line.text for line in summary(plain)) + markdown(plain)
+    assert study_data(studies(plain.results)) == []
+
+
+# --- merged ------------------------------------------------------------------------------------------------------
+
+
+def test_findings_stand_where_one_part_has_all_results_of_the_study_that_count() -> None:
+    whole = run(case("eager"), case("compiled"), findings={STUDY: ["of both"]})
+    elsewhere = run(result("t.py::test_other"), minute=1)
+    assert merge([whole, elsewhere]).findings == {STUDY: ["of both"]}
+    again = run(case("eager"), case("compiled"), minute=2, findings={STUDY: ["anew"]})
+    assert merge([again, whole]).findings == {STUDY: ["anew"]}
+
+
+def test_findings_of_parts_and_of_what_was_run_again_are_left_out_and_that_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = run(case("eager"), findings={STUDY: ["of one"]})
+    other = run(case("compiled"), minute=1, findings={STUDY: ["of the other"]})
+    both = run(case("eager"), case("compiled"), findings={STUDY: ["of both"]})
+    assert merge([both, other]).findings == {}, "one of its results is no longer what it was"
+    monkeypatch.chdir(tmp_path)
+    write_document(one, Path("one.json"))
+    write_document(other, Path("other.json"))
+    assert main(["merge", "one.json", "other.json"]) == 0
+    shown = capsys.readouterr().out
+    assert [line.split()[0] for line in shown.split("study: switches\n")[1].splitlines()[1:3]] == ["eager", "compiled"]
+    assert "of the other" not in shown
+    assert "findings of parts of a study are left out, no part has all of its results: switches" in shown
