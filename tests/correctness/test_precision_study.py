@@ -73,7 +73,7 @@ def test_our_sums_are_the_published_ones_as_far_as_those_were_written() -> None:
 
 def test_only_bfloat16_stalls() -> None:
     stalled = [str(pair) for pair in EXACT_SUMS if has_stalled(pair, accumulate(pair, CPU))]
-    assert stalled == ["bfloat16+=bfloat16"]
+    assert stalled == ["bf16+=bf16"]
 
 
 @pytest.mark.parametrize("precision", FORMATS)
@@ -82,9 +82,8 @@ def test_autocast_makes_products_low_and_leaves_parameters_gradients_and_loss(
 ) -> None:
     model = build_model("tiny", vocab_size=32, context_length=8, num_layers=1, device=device)
     flow = dtype_flow(model, random_tokens(1, 8, vocab_size=32, device=device), FORMATS[precision])
-    low = str(FORMATS[precision]).removeprefix("torch.")
-    assert flow["first_linear"] == flow["logits"] == low
-    assert flow["parameters"] == flow["gradients"] == flow["loss"] == flow["norm"] == "float32"
+    assert flow["first_linear"] == flow["logits"] == precision
+    assert flow["parameters"] == flow["gradients"] == flow["loss"] == flow["norm"] == "fp32"
 
 
 @pytest.mark.parametrize("precision", FORMATS)
@@ -159,8 +158,8 @@ def noted(*cases: dict[str, Any]) -> list[Any]:
 
 
 def test_findings_on_sums_part_the_addends_rounding_from_the_sums() -> None:
-    half = {"accumulator": "float16", "addend": "float16", "cast": False, "stalled": False}
-    wide = {**half, "accumulator": "float32"}
+    half = {"accumulator": "fp16", "addend": "fp16", "cast": False, "stalled": False}
+    wide = {**half, "accumulator": "fp32"}
     cases = noted(
         {**half, "sum": "9.953125", "error_share": -0.0046875, "addend_error_share": 0.00021},
         {**wide, "sum": "10.002", "error_share": 0.00021, "addend_error_share": 0.00021},
@@ -168,21 +167,21 @@ def test_findings_on_sums_part_the_addends_rounding_from_the_sums() -> None:
         {**half, "sum": "4.0", "error_share": -0.6, "addend_error_share": 0.001, "stalled": True},
     )
     assert precision_findings("precision: sums", cases) == [
-        "float16 sum of float16 addends: -0.469%, of which +0.021% is the addend's rounding and -0.49% the sum's",
-        "float32 sum of float16 addends: +0.021%, of which +0.021% is the addend's rounding and none the sum's",
-        "casting float16 addends to float32 first changes nothing",
-        "float16 sum of float16 addends: -60%, of which +0.1% is the addend's rounding and -60.1% the sum's; it stalls "
+        "fp16 sum of fp16 addends: -0.469%, of which +0.021% is the addend's rounding and -0.49% the sum's",
+        "fp32 sum of fp16 addends: +0.021%, of which +0.021% is the addend's rounding and none the sum's",
+        "casting fp16 addends to fp32 first changes nothing",
+        "fp16 sum of fp16 addends: -60%, of which +0.1% is the addend's rounding and -60.1% the sum's; it stalls "
         "at 4.0, where one addend more changes nothing",
     ]
 
 
 def test_findings_on_autocast_say_which_tensors_are_low_which_not_and_which_depend() -> None:
-    bf16 = {"autocast": "bfloat16", "loss": "float32", "first_linear": "bfloat16", "norm_of_low": "bfloat16"}
-    cases = noted(bf16, {**bf16, "norm_of_low": "float32"})
+    bf16 = {"autocast": "bf16", "loss": "fp32", "first_linear": "bf16", "low_norm": "bf16"}
+    cases = noted(bf16, {**bf16, "low_norm": "fp32"})
     assert precision_findings("precision: autocast", cases) == [
         "in autocast's dtype: first linear",
-        "float32 in spite of it: loss",
-        "it depends: norm of low",
+        "fp32 in spite of it: loss",
+        "it depends: low norm",
     ]
 
 

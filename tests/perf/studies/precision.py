@@ -32,6 +32,7 @@ ADDEND, ADDITIONS = 0.01, 1000
 NUM_ROWS = 64
 EPS = 1e-5
 FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_NAMES = {torch.float32: "fp32", **{dtype: name for name, dtype in FORMATS.items()}}
 NORMS = ("LayerNorm", "RMSNorm")
 HOWS = ("torch", "operations", "running-sum")
 """``torch``: one fused operation, float32 inside. ``operations``: PyTorch's operations one by one; each is float32
@@ -65,8 +66,8 @@ EXACT_SUMS = {
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """``float16`` of ``torch.float16``."""
-    return str(dtype).removeprefix("torch.")
+    """``fp16`` of ``torch.float16``."""
+    return _NAMES.get(dtype, str(dtype))
 
 
 def stored_addend(pair: Pair) -> float:
@@ -104,7 +105,8 @@ def published_sums() -> dict[Pair, str]:
 def dtype_flow(model: nn.Module, tokens: Tensor, autocast_dtype: torch.dtype) -> dict[str, str]:
     """The dtype of each tensor along a forward under autocast and its backward.
 
-    ``norm`` is what the first norm gave in its place; ``norm_of_low`` what it gives of an input in low precision.
+    ``norm`` is what the first norm gave in its place, after the embedding; ``low_norm`` what it gives of an input in
+    low precision.
     """
     seen: dict[str, torch.dtype] = {}
     linear = next(module for module in model.modules() if isinstance(module, nn.Linear))
@@ -128,7 +130,7 @@ def dtype_flow(model: nn.Module, tokens: Tensor, autocast_dtype: torch.dtype) ->
         "parameters": _names(parameter.dtype for parameter in parameters),
         "first_linear": name_of(seen["first_linear"]),
         "norm": name_of(seen["norm"]),
-        "norm_of_low": name_of(low.dtype),
+        "low_norm": name_of(low.dtype),
         "logits": name_of(logits.dtype),
         "loss": name_of(loss.dtype),
         "gradients": _names(parameter.grad.dtype for parameter in parameters if parameter.grad is not None),

@@ -15,7 +15,7 @@ OFFSETS = (0, 1, 10, 100, 1000)
 WIDTHS = (64, 256, 1024, 4096, 8192)
 LIMIT = 0.01
 """An error that shows."""
-SATURATED = 0.1
+SATURATED = 0.2
 """From here on an error grows no more like a power: it cannot be much larger than the output."""
 SMOOTH = 2.5
 """The steepest power that is read between two points; what is steeper is a cliff, such as a square that overflows."""
@@ -84,12 +84,12 @@ def autocast_findings(cases: Sequence[Facts]) -> list[str]:
         return []
     names = [name for name in cases[0] if name != "autocast"]
     low = [name for name in names if all(case[name] == case["autocast"] for case in cases)]
-    high = [name for name in names if all(case[name] == "float32" for case in cases)]
+    high = [name for name in names if all(case[name] == "fp32" for case in cases)]
     found = []
     if low:
         found.append(f"in autocast's dtype: {_spelled(low)}")
     if high:
-        found.append(f"float32 in spite of it: {_spelled(high)}")
+        found.append(f"fp32 in spite of it: {_spelled(high)}")
     mixed = [name for name in names if name not in (*low, *high)]
     return [*found, *([f"it depends: {_spelled(mixed)}"] if mixed else [])]
 

@@ -61,7 +61,7 @@ def test_sum(perf: Perf, device: torch.device, pair: Pair) -> None:
     )
 
 
-@in_study("autocast", "parameters", "first_linear", "norm", "norm_of_low", "logits", "loss", "gradients")
+@in_study("autocast", "parameters", "first_linear", "norm", "low_norm", "logits", "loss", "gradients")
 @pytest.mark.parametrize("precision", FORMATS)
 @pytest.mark.parametrize("norm", ["rms", "layer"])
 def test_autocast(perf: Perf, device: torch.device, norm: str, precision: str) -> None:
@@ -70,9 +70,9 @@ def test_autocast(perf: Perf, device: torch.device, norm: str, precision: str) -
     model = build_model("tiny", vocab_size=256, context_length=32, norm=norm, device=device)
     tokens = random_tokens(2, 32, vocab_size=256, device=device)
     flow = dtype_flow(model, tokens, low)
-    assert flow["first_linear"] == flow["logits"] == name_of(low)
-    assert flow["parameters"] == flow["loss"] == flow["gradients"] == "float32"
-    perf.note(autocast=name_of(low), **flow)
+    assert flow["first_linear"] == flow["logits"] == precision
+    assert flow["parameters"] == flow["loss"] == flow["gradients"] == "fp32"
+    perf.note(autocast=precision, **flow)
 
     def forward() -> torch.Tensor:
         model.zero_grad()
