@@ -17,7 +17,7 @@ from perflab.records import Result
 from . import growth
 from .choice import context_lengths, model_names
 from .setup import DEFAULT_BATCH_SIZE, Setup
-from .studies.precision import precision_findings
+from .studies.precision_findings import precision_findings
 from .studies.recommendation import ladder_findings, optimisation_findings
 
 PRECISIONS = ("fp32", "bf16")
