@@ -13,15 +13,14 @@ from torch import Tensor, nn
 
 from perflab.lab.models import MODEL_SIZES, ModelCost, build_model, model_cost, size_config
 from perflab.lab.models.memory import Mode
-from perflab.lab.train import TrainingStep, random_tokens
+from perflab.lab.train import PRECISIONS, TrainingConfig, TrainingStep, random_tokens
 from perflab.plugin.case import Perf
 
 from .growth import Point, growth_lines
 
 VOCAB_SIZE = 10_000
 DEFAULT_BATCH_SIZE = 4
-PRECISIONS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
-"""Autocast dtype by name. Weights are float32."""
+CASE_PRECISIONS = ("fp32", "bf16")
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class Setup:
 
     def training_step(self) -> TrainingStep:
         """A training step of the model on one batch."""
-        return TrainingStep(self.model(), self.tokens(), autocast_dtype=PRECISIONS[self.precision])
+        return TrainingStep(self.model(), self.tokens(), TrainingConfig(precision=self.precision))
 
     def _cost(self, mode: Mode) -> ModelCost:
         config = size_config(self.model_name, vocab_size=VOCAB_SIZE, context_length=self.context_length)
@@ -68,7 +67,8 @@ class Setup:
             batch_size=self.batch_size,
             seq_len=self.context_length,
             mode=mode,
-            autocast_dtype=PRECISIONS[self.precision],
+            param_dtype=PRECISIONS[self.precision].weights,
+            autocast_dtype=PRECISIONS[self.precision].autocast,
         )
 
 
@@ -103,7 +103,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     name = metafunc.config.getoption("--model")
     lengths = _context_lengths(metafunc.config)
-    precisions = list(PRECISIONS)
+    precisions = list(CASE_PRECISIONS)
     if "warmup_steps" in metafunc.fixturenames:  # a study of first steps: the cheapest shape shows it as well
         lengths, precisions = [min(lengths)], ["fp32"]
     batch_size = metafunc.config.getoption("--batch-size")

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-
 import pytest
 from torch import Tensor
 
+from perflab.lab.train import PRECISIONS
 from perflab.plugin.case import Perf
-from tests.perf.conftest import PRECISIONS, Setup
+from tests.perf.conftest import Setup
 
 
 @pytest.mark.perf(budget=10)
-def test_forward(perf: Perf, setup: Setup, autocast: Callable[..., AbstractContextManager[object]]) -> None:
+def test_forward(perf: Perf, setup: Setup) -> None:
     """Logits with the graph behind them, as the first phase of training makes them."""
     setup.declare(perf, "forward")
-    model, tokens = setup.model(), setup.tokens()
+    precision, tokens = PRECISIONS[setup.precision], setup.tokens()
+    model = precision.prepare(setup.model())
 
     def forward() -> Tensor:
-        with autocast(PRECISIONS[setup.precision]):
+        with precision.applied(setup.device.type):
             logits: Tensor = model(tokens)
         return logits
 
