@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from perflab.lab.models import MODEL_SIZES, ModelConfig, TransformerLM, model_cost, size_config
 from perflab.lab.models.memory import Mode
-from perflab.lab.train import TrainingStep, cross_entropy_loss, random_tokens
+from perflab.lab.train import PRECISIONS, TrainingConfig, TrainingStep, cross_entropy_loss, random_tokens
 
 pytestmark = pytest.mark.correctness
 
@@ -36,16 +36,16 @@ def test_flops_are_those_that_pytorch_counts(size: str) -> None:
     assert model_cost(config, batch_size=4, seq_len=128, mode="train_step").flops == 3 * cost.flops
 
 
-@pytest.mark.parametrize("autocast_dtype", [None, torch.bfloat16], ids=["fp32", "bf16-autocast"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("impl", ["sdpa", "naive", "tiled"])
-def test_memory_of_tiny_is_near_what_the_profiler_sees(impl: str, autocast_dtype: torch.dtype | None) -> None:
+def test_memory_of_tiny_is_near_what_the_profiler_sees(impl: str, precision: str) -> None:
     config = replace(BLOCKS, attention=impl)
-    ratios = memory_ratios(config, 256, autocast_dtype)
+    ratios = memory_ratios(config, 256, precision)
     assert {mode: ratio for mode, ratio in ratios.items() if not 0.85 < ratio < 1.15} == {}
 
 
 def test_memory_of_a_two_layer_small_is_near_what_the_profiler_sees() -> None:
-    ratios = memory_ratios(size_config("small", num_layers=2), 128, None, modes=("forward", "train_step"))
+    ratios = memory_ratios(size_config("small", num_layers=2), 128, "fp32", modes=("forward", "train_step"))
     assert {mode: ratio for mode, ratio in ratios.items() if not 0.95 < ratio < 1.05} == {}
 
 
@@ -101,12 +101,13 @@ def test_a_pass_that_cannot_be_is_refused(settings: dict[str, object], text: str
 
 
 def memory_ratios(
-    config: ModelConfig, seq_len: int, autocast_dtype: torch.dtype | None, modes: tuple[Mode, ...] = MODES
+    config: ModelConfig, seq_len: int, precision: str, modes: tuple[Mode, ...] = MODES
 ) -> dict[Mode, float]:
     """Estimated over real peak bytes on the CPU, for each mode."""
     torch.manual_seed(0)
     model = TransformerLM(config)
-    step = TrainingStep(model, random_tokens(4, seq_len, vocab_size=config.vocab_size), autocast_dtype=autocast_dtype)
+    tokens = random_tokens(4, seq_len, vocab_size=config.vocab_size)
+    step = TrainingStep(model, tokens, TrainingConfig(precision=precision))
     ratios = {}
     for mode in modes:
         if mode == "train_step":
@@ -114,6 +115,7 @@ def memory_ratios(
         resident = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
         if mode == "train_step":
             resident += 2 * sum(parameter.nbytes for parameter in model.parameters())
+        autocast_dtype = PRECISIONS[precision].autocast
         cost = model_cost(config, batch_size=4, seq_len=seq_len, mode=mode, autocast_dtype=autocast_dtype)
         ratios[mode] = cost.memory_bytes / (resident + allocated_peak_bytes(step, mode))
         model.zero_grad(set_to_none=True)
@@ -140,6 +142,5 @@ def run_pass(step: TrainingStep, mode: Mode) -> None:
     elif mode == "forward_backward":
         step.backward(step.forward())
     else:
-        autocast = torch.autocast("cpu", dtype=step.autocast_dtype, enabled=step.autocast_dtype is not None)
-        with torch.set_grad_enabled(mode == "forward"), autocast:
+        with torch.set_grad_enabled(mode == "forward"), PRECISIONS[step.config.precision].applied("cpu"):
             step.model(step.tokens)

@@ -32,7 +32,8 @@ class TrainingConfig:
         micro_batches: parts that the batch is split into, their gradients added up before the update. The activations
             of one part are alive at a time.
         checkpointing: one of `CHECKPOINTING`.
-        max_grad_norm: the whole gradient is scaled down to this Euclidean norm where it is longer; `None`: never.
+        max_grad_norm: where the Euclidean norm n of the whole gradient is above it, the gradient is scaled by
+            max_grad_norm / (n + 1e-6), PyTorch's `clip_grad_norm_` (Pascanu et al. 2013, section 3.2); `None`: never.
         warmup_steps, total_steps, final_learning_rate_share: the schedule, see `schedule.py`.
         loss_clamp: losses above are replaced by it, and their gradient by zero: the step then learns nothing from
             that (micro-)batch but still decays weights and moments. `None`, the default: never.
