@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from itertools import islice
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from perflab.lab.train import TextLoader
+from perflab.lab.train.loader import _CudaAhead
 
 pytestmark = pytest.mark.correctness
 
@@ -78,6 +81,68 @@ def test_batches_that_are_kept_are_not_written_over_by_later_ones_while_the_gpu_
     plain = list(islice(TextLoader(TEXT, batch_size=64, seq_len=1024), 20))
     assert all(torch.equal(batch.cpu(), wanted) for batch, wanted in zip(kept, plain, strict=True))
     assert torch.stack(sums).tolist() == [wanted.sum().item() for wanted in plain]
+
+
+class Event:
+    """A CUDA event without CUDA: it is pending from its record until somebody waits for it."""
+
+    def __init__(self) -> None:
+        self.is_pending = False
+
+    def record(self, stream: Stream) -> None:
+        assert isinstance(stream, Stream)
+        self.is_pending = True
+
+    def synchronize(self) -> None:
+        self.is_pending = False
+
+
+class Stream:
+    """A CUDA stream without CUDA: it knows which events it has waited for."""
+
+    def __init__(self, device: object = None) -> None:
+        self.waited: list[Event] = []
+
+    def wait_event(self, event: Event) -> None:
+        assert event.is_pending
+        self.waited.append(event)
+
+
+@pytest.fixture
+def compute(monkeypatch: pytest.MonkeyPatch) -> Stream:
+    """The current stream of a CUDA that is none; nothing is ever done before it is waited for."""
+    current, empty = Stream(), torch.empty
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
+    monkeypatch.setattr(torch, "empty", lambda *size, pin_memory=False, **choices: empty(*size, **choices))
+    monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: tensor.__setattr__("used_on", stream))
+    return current
+
+
+def test_no_pinned_buffer_is_written_before_the_copy_out_of_it_is_done_and_no_batch_used_before_its_own(
+    compute: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = TextLoader(TEXT, batch_size=4, seq_len=16)
+    plain = [next(loader) for _ in range(8)]
+    ahead = _CudaAhead(loader)
+    gather, gathered = loader.gather, []
+
+    def watched(number: int, out: Tensor) -> None:
+        (slot,) = (slot for slot in ahead.slots if slot.pinned is out)
+        assert not slot.copied.is_pending
+        gathered.append(number)
+        gather(number, out)
+
+    monkeypatch.setattr(loader, "gather", watched)
+    for number in (0, 1, 2, 3, 4, 7, 2, 3):  # a loader may be set back or forward
+        batch: Any = ahead.take(number)
+        assert torch.equal(batch, plain[number])
+        assert compute.waited[-1] is ahead.slots[number % 2].copied
+        assert batch.used_on is compute
+        assert gathered[-1] == number + 1
+        assert list(ahead.under_way) == [number + 1]
 
 
 @pytest.mark.parametrize(

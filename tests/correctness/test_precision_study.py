@@ -140,6 +140,7 @@ def test_growth_is_the_power_between_noise_and_saturation() -> None:
         ({0: 0.02, 10: 0.5}, "over 1% at every offset"),
         ({0: 1e-4, 100: 1e-4, 1000: 0.8}, "over 1% between offset 100 and 1000"),
         ({0: 1e-4, 1: 0.5}, "over 1% between offset 0 and 1"),
+        ({0: 0.0, 1: 0.0, 10: 0.02}, "over 1% between offset 1 and 10"),
         ({0: 1e-4, 10: 1e-4, 100: math.inf}, "over 1% between offset 10 and 100, not finite from 100 on"),
     ],
 )

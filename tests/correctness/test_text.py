@@ -27,6 +27,7 @@ def sources(tmp_path: Path) -> Path:
     (root / "LICENSE.txt").write_text("anybody may read this\n")
     (root / "_sysconfigdata_linux.py").write_text("left out")
     (root / "notes.txt").write_text("left out")
+    (root / "dangling.py").symlink_to(root / "nowhere.py")
     for folder in sorted(LEFT_OUT):
         (root / "package" / folder).mkdir(parents=True)
         (root / "package" / folder / "module.py").write_text("left out")

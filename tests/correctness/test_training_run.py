@@ -95,6 +95,12 @@ def test_each_step_takes_the_next_batch_and_no_batch_is_taken_beyond_them() -> N
     assert run.final_loss(99) == 1.0
 
 
+def test_a_step_may_hand_out_its_loss_in_the_same_memory_every_time() -> None:
+    loss = torch.zeros(())
+    run = train(lambda tokens: loss.add_(1), [torch.zeros(1, 4)] * 3, 3)
+    assert run.losses == (1.0, 2.0, 3.0)
+
+
 def test_a_run_that_cannot_be_is_refused() -> None:
     batch = torch.zeros(1, 4, dtype=torch.int64)
     with pytest.raises(ValueError, match=r"num_steps=0: give num_steps=1 or more"):

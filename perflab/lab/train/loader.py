@@ -14,7 +14,7 @@ stream computes, and widened to int64 on the device: an eighth of the bytes cros
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -92,7 +92,7 @@ class _Slot:
     """Page-locked memory for one batch, and when the copy out of it is done."""
 
     pinned: Tensor  # (B, T) uint8
-    copied: torch.cuda.Event = field(default_factory=torch.cuda.Event)
+    copied: torch.cuda.Event
 
 
 class _CudaAhead:
@@ -103,7 +103,13 @@ class _CudaAhead:
         self.stream = torch.cuda.Stream(loader.device)  # type: ignore[no-untyped-call]
         shape = (loader.batch_size, loader.seq_len)
         # Two: while the copy out of one is under way, the host gathers into the other.
-        self.slots = [_Slot(torch.empty(shape, dtype=torch.uint8, pin_memory=True)) for _ in range(2)]
+        self.slots = [
+            _Slot(
+                torch.empty(shape, dtype=torch.uint8, pin_memory=True),
+                torch.cuda.Event(),  # type: ignore[no-untyped-call]
+            )
+            for _ in range(2)
+        ]
         self.under_way: dict[int, Tensor] = {}
 
     def take(self, number: int) -> Tensor:

@@ -60,7 +60,7 @@ def train(step: Callable[[Tensor], Tensor], batches: Iterable[Tensor], num_steps
                 "the step returned a loss that holds its graph, and so every activation of its batch; "
                 "return loss.detach()"
             )
-        losses.append(loss)
+        losses.append(loss.clone())  # a step that replays a CUDA graph hands out the same memory every time
         tokens += batch.numel()
     if len(losses) < num_steps:
         raise ValueError(

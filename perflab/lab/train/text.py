@@ -120,6 +120,7 @@ def _find_sources(root: Path) -> list[_Source]:
         names += [(relative / name).as_posix() for name in files if name.endswith(".py")]
     # Written when Python was built: the same release has other ones on another machine.
     names = [name for name in names if not PurePosixPath(name).name.startswith("_sysconfigdata")]
+    names = [name for name in names if (root / name).is_file()]  # some systems leave links that lead nowhere
     if not names:
         raise FileNotFoundError(
             f"no .py files under {root}: this Python carries its standard library compiled or zipped; run a Python "

@@ -127,7 +127,7 @@ def passes(errors: Errors, axis: str) -> str:
     low = below[-1]
     high = places[places.index(low) + 1]
     article = "an" if axis[0] in "aeiou" else "a"
-    if low == 0 or math.isinf(errors[high]):
+    if low == 0 or errors[low] == 0 or math.isinf(errors[high]):
         return f"between {axis} {low} and {high}"
     power = math.log(errors[high] / errors[low]) / math.log(high / low)
     if power > SMOOTH:
