@@ -186,6 +186,8 @@ class Perf:
         memory_bytes: float | None = None,
         flops: float | None = None,
         seconds: float | None = None,
+        setup_calls: float = 0,
+        setup_seconds: float = 0.0,
         precision: torch.dtype | str = "fp32",
     ) -> None:
         """Say what the case needs, before building anything; skip it, with these costs, if that does not fit.
@@ -194,6 +196,9 @@ class Perf:
             memory_bytes: peak memory on the case's device.
             flops: floating-point operations of one call; time follows from this machine's matmul rate.
             seconds: time of one call, instead of ``flops``.
+            setup_calls: calls that the case makes before it measures, to train a model for example.
+            setup_seconds: time that it takes before that besides, to compile for example. Neither counts against
+                the case's budget, which is for measuring, but both against the run's.
             precision: precision of most of the operations.
 
         Raises:
@@ -211,18 +216,20 @@ class Perf:
             seconds = flops / self._state.matmul_flops_per_second
         free = available_bytes(self._device)
         no_room = memory_bytes is not None and free is not None and memory_bytes > free
-        least_s = CALLS_AT_LEAST * seconds if seconds is not None else 0.0
+        measuring_s = CALLS_AT_LEAST * seconds if seconds is not None else 0.0
+        least_s = setup_calls * (seconds or 0.0) + setup_seconds + measuring_s
         left_s = self._seconds_left()
-        no_time = least_s > ESTIMATE_SLACK * self._state.settings.budget_s
+        no_time = measuring_s > ESTIMATE_SLACK * self._state.settings.budget_s
         too_late = left_s is not None and least_s > left_s
         if not (no_room or no_time or too_late):
             return
         needs = []
-        if seconds is not None:
-            budget_s, left = self._state.settings.budget_s, ""
-            if left_s is not None and not no_time:
-                budget_s, left = max(0.0, left_s), " left"
-            needs.append(f"{format_ns(least_s * 1e9)} of {format_ns(budget_s * 1e9)}{left}")
+        if no_time or left_s is None:
+            if seconds is not None:
+                budget_s = self._state.settings.budget_s
+                needs.append(f"{format_ns(measuring_s * 1e9)} of {format_ns(budget_s * 1e9)}")
+        elif least_s:
+            needs.append(f"{format_ns(least_s * 1e9)} of {format_ns(max(0.0, left_s) * 1e9)} left")
         if no_room and memory_bytes is not None and free is not None:
             needs.append(f"{format_bytes(int(memory_bytes))} of {format_bytes(free)}")
         pytest.skip(f"needs {', '.join(needs)}")

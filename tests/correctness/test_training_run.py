@@ -15,7 +15,7 @@ from perflab.lab.train import (
     TextDataset,
     TextLoader,
     TrainingRun,
-    TrainingStep,
+    TrainingConfig, TrainingStep,
     cross_entropy_loss,
     evaluate,
     standard_library_text,
@@ -36,15 +36,9 @@ def byte_model(seq_len: int) -> nn.Module:
     return build_model("tiny", vocab_size=VOCAB_SIZE, context_length=seq_len)
 
 
-def step_on(model: nn.Module, batch: Tensor) -> Callable[[Tensor], Tensor]:
+def step_on(model: nn.Module, batch: Tensor) -> TrainingStep:
     """A training step that takes its batch."""
-    step = TrainingStep(model, batch, learning_rate=3e-3)
-
-    def take(tokens: Tensor) -> Tensor:
-        step.tokens = tokens
-        return step()
-
-    return take
+    return TrainingStep(model, batch, TrainingConfig(learning_rate=3e-3))
 
 
 @dataclass(frozen=True)
