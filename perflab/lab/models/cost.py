@@ -71,7 +71,7 @@ def model_cost(
         naive, tiled, reference  forward_backward and train_step within 8 %, forward 11 %, inference 19 %
 
     The larger deviations are those of `tiny` with a vocabulary of 256, whose peaks are a few megabytes. There the
-    switches of the architecture, checkpointing, micro-batches and the optimizers stay within 6 % in passes with a
+    switches of the architecture, checkpointing, micro-batches and the optimizers stay within 8 % in passes with a
     backward and within 11 % without one; dropout is counted as on a CPU, which keeps more of it than CUDA does.
 
     Args:

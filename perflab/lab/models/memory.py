@@ -302,7 +302,12 @@ def _forward_backward(sizes: _Sizes, accumulates: bool) -> Iterator[MemoryParts]
 
 
 def _optimizer(sizes: _Sizes, gradients: int, optimizer: Optimizer) -> MemoryParts:
-    """AdamW: "foreach" makes the roots of all second moments at once, "loop" twice those of one tensor."""
-    largest = max(sizes.table, sizes.positions, sizes.feed_forward_weight, sizes.out_weight)
-    temporaries = {"fused": 0, "foreach": gradients, "loop": 2 * largest}[optimizer]
+    """AdamW: "foreach" makes the roots of all second moments at once, "loop" one tensor's after the other.
+
+    Those twice, once divided, while the last tensor's are still there: of equal ones in a row, three.
+    """
+    loop = max(2 * sizes.table, 3 * sizes.feed_forward_weight, 3 * sizes.out_weight)
+    if sizes.positions:
+        loop = max(loop, sizes.table + 2 * sizes.positions)
+    temporaries = {"fused": 0, "foreach": gradients, "loop": loop}[optimizer]
     return MemoryParts(gradients=gradients, temporaries=temporaries)
