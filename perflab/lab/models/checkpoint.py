@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import zipfile
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,11 @@ def _leaves(value: Any, place: str) -> Iterator[tuple[str, Any]]:
 def _read(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         try:
+            with zipfile.ZipFile(file) as archive:  # torch.load looks at no checksum
+                spoilt = archive.testzip()
+            if spoilt is not None:
+                raise zipfile.BadZipFile(f"{spoilt} does not have its checksum")
+            file.seek(0)
             document = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:  # torch.load has a dozen ways to say that a file is none of its own
             reason = str(error).partition("\n")[0].partition(". ")[0]
