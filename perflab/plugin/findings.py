@@ -28,7 +28,7 @@ def findings_of(config: pytest.Config, results: Sequence[Result], note: Callable
         try:
             lines = _lines(config.hook.pytest_perf_findings(study=study, results=cases))
         except (Exception, pytest.fail.Exception, pytest.skip.Exception) as error:
-            note(f"{HOOK} of study {study!r} failed, and the study has no findings: {type(error).__name__}: {error}")
+            note(f"{HOOK}: study {study!r} has none: {type(error).__name__}: {error}")
             continue
         if lines:
             found[study] = lines

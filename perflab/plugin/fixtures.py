@@ -33,7 +33,8 @@ def perf(request: pytest.FixtureRequest, device: torch.device) -> Perf:
             perf(torch.matmul, a, a)
 
     ``perf.step(forward=..., backward=..., optimizer=...)`` times the phases of a training step, ``perf.work(
-    tokens=512)`` adds throughput, ``perf.requires(memory_bytes=..., flops=...)`` skips a case that does not fit.
+    tokens=512)`` adds throughput, ``perf.note(loss=3.2)`` facts for the table of its study, ``perf.requires(
+    memory_bytes=..., flops=...)`` skips a case that does not fit.
     A test that asks for this fixture is marked ``perf``. One measurement a test.
     """
     from perflab.plugin.measuring import Cases

@@ -57,7 +57,7 @@ OPTIONS = (
     Option(
         "--perf-total-budget",
         "",
-        "time for all cases; one that declares more (perf.requires) than is left is skipped",
+        "time for all cases; one that declares more (perf.requires) than is left, or finds nothing left, is skipped",
         metavar="SECONDS",
     ),
     Option(

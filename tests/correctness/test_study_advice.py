@@ -29,9 +29,7 @@ def test_what_is_faster_and_costs_nothing_is_recommended_without_a_trade_off() -
 
 
 def test_what_saves_memory_and_costs_time_says_both() -> None:
-    wanted = (
-        "x: use when memory is short (peak -40%); skip when time matters more; trade-off: ×0.80 steps/s"
-    )
+    wanted = "x: use when memory is short (peak -40%); skip when time matters more; trade-off: ×0.80 steps/s"
     assert advice(step_ns=1.25e6, peak_bytes=600) == wanted
 
 
@@ -100,7 +98,16 @@ def test_switches_cover_every_choice_of_the_configurations() -> None:
     turned = switches(100)
     assert len({switch.name for switch in turned}) == len(turned)
     model_fields = {field.name for field in dataclasses.fields(ModelConfig)}
-    dimensions = {"vocab_size", "context_length", "d_model", "d_ff", "num_layers", "num_heads", "rope_theta", "norm_eps"}
+    dimensions = {
+        "vocab_size",
+        "context_length",
+        "d_model",
+        "d_ff",
+        "num_layers",
+        "num_heads",
+        "rope_theta",
+        "norm_eps",
+    }
     assert {name for switch in turned for name in switch.model} == model_fields - dimensions
     rates = {"learning_rate", "weight_decay", "betas", "final_learning_rate_share"}
     training_fields = {field.name for field in dataclasses.fields(TrainingConfig)}

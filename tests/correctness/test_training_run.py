@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 
@@ -14,8 +13,9 @@ from perflab.lab.models import build_model
 from perflab.lab.train import (
     TextDataset,
     TextLoader,
+    TrainingConfig,
     TrainingRun,
-    TrainingConfig, TrainingStep,
+    TrainingStep,
     cross_entropy_loss,
     evaluate,
     standard_library_text,

@@ -42,7 +42,7 @@ def setup(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where time runs out, every kind of case has been measured by then: cheap ones first, and the main job before them.
+    """Where time runs out, every kind of case has been measured by then: the main job first, then what is cheap.
 
     The model at its shortest context, then what has no context, then what compiles for seconds, then longer contexts,
     and Triton's kernels for other GPUs last. The sort is stable: what is alike stays in the order of the files.

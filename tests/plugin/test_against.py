@@ -170,6 +170,7 @@ def test_modules_that_share_no_case_and_a_new_file_are_no_error(repository: Proj
 def test_a_step_that_gained_a_phase_and_a_side_that_dies_cost_no_other_case(repository: Project) -> None:
     source = """
 import os
+import pytest
 import torch
 from conftest import Virtual
 
@@ -179,11 +180,14 @@ def spend(ms):
 def test_step(perf):
     perf.step(forward=lambda: spend(40))
 
+@pytest.mark.perf(study="ends")
 def test_dies_there(perf):
     perf(os._exit, 3)
 
+@pytest.mark.perf(study="ends", columns="loss")
 def test_last(perf):
     perf(spend, 20)
+    perf.note(loss=2.5)
 """
     repository.test_file.write_text(source)
     commit(repository, "a step")
@@ -192,6 +196,7 @@ def test_last(perf):
     result = repository.run("--perf-against=HEAD", "--perf-check=off")
     result.assert_outcomes(passed=3)
     result.stdout.fnmatch_lines(["step * +25.0% * unchecked", "dies_there * incomparable", "last * 0.0% * unchecked"])
+    result.stdout.fnmatch_lines(["study: ends", "case * loss", "dies_there  incomparable: *", "last * 2.5"])
 
 
 def test_an_empty_name_is_refused_before_the_gate_is_off_unseen(repository: Project) -> None:

@@ -180,3 +180,15 @@ def test_a_test_may_hold_a_kernel_to_more_than_its_baseline(project: Kernels) ->
     result.assert_outcomes(failed=1, deselected=1)
     result.stdout.fnmatch_lines(["*assert * < 1*", " sm_80 * FAILED", "    the test failed", "1 failed"])
     assert not list((project.pytester.path / "baselines").glob("*/*.json"))
+
+
+def test_once_a_runs_time_is_over_no_kernel_is_compiled(project: Kernels) -> None:
+    project.pytester.makeconftest(
+        "import os\nos.environ['TRITON_INTERPRET'] = '1'\n"
+        "import perflab.plugin.compiled as compiled\n"
+        "compiled.TotalBudget.left_s = lambda self: 0.0\n"
+        "compiled.CompilerPool = None  # not to be started\n"
+    )
+    late = project.pytest("-m", "perf", "--perf-total-budget=1min", "-rs")
+    late.assert_outcomes(skipped=2)
+    late.stdout.fnmatch_lines(["*not compiled: the run's 60.0 s are over (--perf-total-budget)*", "2 skipped"])

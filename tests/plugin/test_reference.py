@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import re
 from pathlib import Path
 
@@ -10,10 +11,12 @@ import pytest
 
 from perflab import plugin
 from perflab.cli import COMMANDS, build_parser
+from perflab.plugin import hooks
 from perflab.plugin.case import Perf
 from perflab.plugin.marker import MARKER_ARGUMENTS
 from perflab.plugin.options import OPTIONS
 from perflab.records import Verdict
+from perflab.report.columns import COUNTS, STANDARD
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference.md").read_text(encoding="utf-8")
 
@@ -45,6 +48,21 @@ def test_everything_that_perf_can_do_stands_there() -> None:
     documented = {re.match(r"`perf\.?(\w*)", call)[1] or "__call__" for call, _ in rows("### What `perf` can do")}  # type: ignore[index]
     offered = {name for name in vars(Perf) if not name.startswith("_")} | {"__call__"}
     assert documented == offered
+
+
+def test_every_hook_stands_there() -> None:
+    documented = [re.match(r"`(\w+)\((.*)\)`", call) for call, _ in rows("## Hooks")]
+    offered = {name: f for name, f in vars(hooks).items() if name.startswith("pytest_")}
+    assert {found[1]: found[2] for found in documented if found} == {
+        name: ", ".join(inspect.signature(hook).parameters) for name, hook in offered.items()
+    }
+
+
+def test_every_standard_column_stands_there() -> None:
+    named = {name for cell, _ in rows("## Studies") for name in re.findall(r"`([\w/]+)`", cell)}
+    counted = {name.strip("`") for name, _, _ in rows("## Counts")}
+    assert named | counted >= STANDARD
+    assert counted == set(COUNTS)
 
 
 def test_every_verdict_stands_there() -> None:

@@ -172,6 +172,50 @@ def test_a_run_out_of_its_total_budget_skips_what_says_its_cost(project: Project
     result.stdout.re_match_lines([r"long +skipped: needs 7\.00 s of .* left"])
 
 
+OUT_OF_TIME = """
+import perflab.plugin.total_budget as total_budget
+
+total_budget.TotalBudget.left_s = lambda self: 1.0 - Virtual.now_ns / 1e9
+"""
+
+LATE = """
+def test_says(perf):
+    perf.requires(seconds=1e-9)
+    perf(work)
+
+def test_costs(perf):
+    perf.requires(seconds=0.2)
+    perf(work)
+
+def test_does_much_first(perf):
+    Virtual.now_ns += 2_000_000_000
+    perf(work)
+
+def test_does_not_begin(perf):
+    Virtual.now_ns += 1_000_000_000_000
+    perf(work)
+"""
+
+
+def test_once_a_runs_time_is_over_every_case_is_skipped_and_says_so(project: Project) -> None:
+    conftest = project.pytester.path / "conftest.py"
+    conftest.write_text(conftest.read_text() + OUT_OF_TIME)
+    project.test_file.write_text(project.test_file.read_text() + LATE)
+    project.cost(ms=100)
+    result = project.run("--perf-total-budget=1", "--perf-budget=1")
+    result.assert_outcomes(passed=1, skipped=4)
+    over = r"skipped: the run's 1\.00 s are over \(--perf-total-budget\)"
+    result.stdout.re_match_lines(
+        [
+            r"work .* new",
+            r"says +skipped: needs 7\.00 ns of 0 s left",
+            r"costs +skipped: needs 1\.40 s of 0 s left",
+            rf"does_much_first +{over}",
+            rf"does_not_begin +{over}",
+        ]
+    )
+
+
 def test_a_case_in_a_fresh_process_is_measured_there_and_called_once_here(project: Project) -> None:
     project.test_file.write_text(
         """

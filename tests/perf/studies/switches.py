@@ -141,7 +141,9 @@ def _rung(name: str, device_type: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _eager_attention() -> Iterator[str]:
-    return (name for name, claims in IMPLEMENTATIONS.items() if not claims.compiles and name not in ("sdpa", "reference"))
+    return (
+        name for name, claims in IMPLEMENTATIONS.items() if not claims.compiles and name not in ("sdpa", "reference")
+    )
 
 
 def _compiled_attention() -> Iterator[str]:

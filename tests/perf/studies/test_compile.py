@@ -2,8 +2,8 @@
 
 Shapes: q, k, v (B, 1, N, D), causal; tokens (B, T).
 
-`setup_ns` is what the first step took beyond a later one, from an empty compiler's cache: compile time. Graph breaks and
-recompilations are counted by perflab for every case.
+`setup_ns` is what the first step took beyond a later one, from an empty compiler's cache: compile time. Graph breaks
+and recompilations are counted by perflab for every case.
 """
 
 from __future__ import annotations
@@ -20,7 +20,13 @@ from tests.perf.attention_cases import BACKWARD_SHARE, Shape, device_type, memor
 from tests.perf.published import attention_rows
 from tests.perf.setup import measure_step
 
-from .training import compile_seconds, first_call_beyond_a_later_one, from_an_empty_cache, noted_compilation, study_setup
+from .training import (
+    compile_seconds,
+    first_call_beyond_a_later_one,
+    from_an_empty_cache,
+    noted_compilation,
+    study_setup,
+)
 
 COLUMNS = "forward, backward, optimizer, setup_ns, graph_breaks, recompiles, quoted"
 LENGTHS = {"cpu": (256,), "cuda": (256, 1024, 4096, 8192, 16384)}

@@ -5,8 +5,8 @@ B batch, T sequence, d model width, L layers.
 Parameters, gradients, optimizer state and activations (what autograd keeps, each storage once, parameters left out)
 are counted apart, beside the peak of a call and the peak that was predicted before anything was built.
 
-The residual stream is a tensor of B T d 4 bytes in fp32, made anew by each of its 2 L sums: derived, and found among the
-allocations of a forward pass.
+The residual stream is a tensor of B T d 4 bytes in fp32, made anew by each of its 2 L sums: derived, and found among
+the allocations of a forward pass.
 """
 
 from __future__ import annotations
@@ -50,9 +50,7 @@ def study(request: pytest.FixtureRequest, device: torch.device) -> Setup:
 
 @pytest.mark.perf(study="memory", columns=COLUMNS)
 def test_memory(perf: Perf, study: Setup, mode: Mode, tokens_in_context: int, precision: str) -> None:
-    setup = Setup(
-        study.model_name, BATCH_SIZE, tokens_in_context, study.device, TrainingConfig(precision=precision)
-    )
+    setup = Setup(study.model_name, BATCH_SIZE, tokens_in_context, study.device, TrainingConfig(precision=precision))
     setup.declare(perf, mode)
     step = setup.training_step()
     if setup.is_ours:

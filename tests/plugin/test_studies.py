@@ -1,0 +1,158 @@
+"""A study from outside: noted, shown, found, in files and afterwards; and what its marks and notes refuse."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.plugin.conftest import CONFTEST, Project
+
+FINDINGS = """
+import math
+
+def pytest_perf_findings(study, results):
+    if study == "switches":
+        losses = [one.record.facts["loss"] for one in results if one.record is not None]
+        return [f"{len(results)} cases, losses {losses}"]
+
+class Broken:
+    def pytest_perf_findings(self, study, results):
+        if study == "others":
+            raise ValueError("not this one")
+
+def pytest_configure(config):
+    config.pluginmanager.register(Broken())
+"""
+
+CASES = """
+import pytest
+import torch
+from conftest import Virtual
+
+def work(ms):
+    Virtual.now_ns += ms * 1_000_000
+    return torch.zeros(1000).sum()
+
+@pytest.mark.perf(study="switches", columns="median, tokens/s, loss, setup_s", versus="switch=base")
+@pytest.mark.parametrize("switch", ["base", "fast", "gone", "stop"])
+def test_step(perf, switch):
+    if switch == "gone":
+        pytest.skip("not on this device")
+    if switch == "stop":
+        raise STOP
+    perf.work(tokens=1000)
+    perf.note(loss=9.0, setup_s=0.25)
+    perf(work, {"base": 20, "fast": 10}[switch])
+    perf.note(loss=float("nan") if switch == "base" else 3.25)
+
+@pytest.mark.perf(study="others")
+def test_other(perf):
+    perf(work, 5)
+"""
+
+
+def write(project: Project, *, stop: str = "ValueError('broken')") -> None:
+    project.pytester.makeconftest(CONFTEST + FINDINGS)
+    project.pytester.makepyfile(test_story=CASES.replace("STOP", stop))
+
+
+def test_a_study_is_shown_with_its_findings_and_stands_in_every_file(project: Project) -> None:
+    write(project)
+    shown = project.run("--perf-json=a.json")
+    shown.assert_outcomes(passed=3, skipped=1, failed=1)
+    table = [
+        "study: switches · against switch=base",
+        "step[[]…]         median      tokens/s  loss   setup",
+        "base     20.0 ms        50.0 k         nan  250 ms",
+        "fast     10.0 ms ×0.50   100 k ×2.00  3.25  250 ms",
+        "gone     skipped: not on this device",
+        "stop     failed: the test failed",
+        "4 cases, losses [[]'nan', 3.25[]]",
+        "study: others",
+    ]
+    shown.stdout.fnmatch_lines(table, consecutive=True)
+    shown.stdout.fnmatch_lines(["pytest_perf_findings: study 'others' has none: ValueError: not this one"])
+    written = json.loads((project.pytester.path / "a.json").read_text())
+    assert written["findings"] == {"switches": ["4 cases, losses ['nan', 3.25]"]}
+    base = written["results"][0]
+    assert base["record"]["facts"] == {"loss": "nan", "setup_s": 0.25}, "what was noted last, in the order of noting"
+    assert (base["study"], base["columns"], base["versus"]) == (
+        "switches",
+        ["median", "tokens/s", "loss", "setup_s"],
+        "switch=base",
+    )
+    command = [sys.executable, "-m", "perflab", "report", "a.json", "--format=markdown"]
+    done = subprocess.run(command, cwd=project.pytester.path, capture_output=True, text=True, check=True)
+    assert (
+        "#### study: switches · against switch=base\n\n| `step[…]` | median | tokens/s | loss | setup |" in done.stdout
+    )
+    assert r"- 4 cases, losses \['nan', 3.25\]" in done.stdout
+
+
+def test_a_run_that_is_stopped_has_the_findings_of_what_was_finished(project: Project) -> None:
+    write(project, stop="KeyboardInterrupt")
+    stopped = project.run("--perf-update", "--perf-json=a.json")
+    assert stopped.ret == pytest.ExitCode.INTERRUPTED
+    stopped.stdout.fnmatch_lines(["study: switches *", "gone *", "3 cases, losses *"])
+    assert list(json.loads((project.pytester.path / "a.json").read_text())["findings"]) == ["switches"]
+
+
+@pytest.mark.parametrize(
+    ("mark", "said", "remedy"),
+    [
+        ("study=3", "study=...): 3 is no title", "a title; cases of one title share a table"),
+        ("study='s', columns='a,,b'", "columns=...): 'a,,b' is no list of names with commas*", "what that table *"),
+        ("study='s', versus='switch'", "versus=...): 'switch' is no parameter=level", "what it holds cases against*"),
+        ("study='s', versus='swich=base'", "versus='swich=base'): the test has no such parameter", "name *: switch"),
+        ("columns='peak'", "columns=...) without a study", "name the study whose table it is for: study='...'"),
+    ],
+)
+def test_marks_that_make_no_table_are_refused_before_anything_runs(
+    project: Project, mark: str, said: str, remedy: str
+) -> None:
+    project.pytester.makepyfile(
+        test_story=f"""
+import pytest
+
+@pytest.mark.perf({mark})
+@pytest.mark.parametrize("switch", ["base"])
+def test_step(perf, switch):
+    perf(sum, [1])
+"""
+    )
+    refused = project.run()
+    assert refused.ret == pytest.ExitCode.USAGE_ERROR
+    refused.stderr.fnmatch_lines([f"*test_step?base?: @pytest.mark.perf({said}", f"  -> {remedy}"])
+
+
+def test_micro_batches_are_summed_by_phase_and_their_number_is_checked(project: Project) -> None:
+    project.pytester.makepyfile(
+        test_story="""
+import torch
+from conftest import Virtual
+
+def phase(ms):
+    Virtual.now_ns += ms * 1_000_000
+    return torch.zeros(1000).sum()
+
+def test_step(perf):
+    perf.step(
+        forward=lambda: phase(10), backward=lambda _: phase(20), optimizer=lambda: phase(5), micro_batches=4
+    )
+
+def test_none(perf):
+    perf.step(forward=lambda: phase(10), micro_batches=0)
+"""
+    )
+    shown = project.run()
+    shown.stdout.fnmatch_lines(
+        [
+            "perf.step(micro_batches=0)",
+            "  -> give how often forward and backward run before the optimizer: an int, 1 or more",
+            "step *125 ms *",
+            "  forward 40.0 ms · backward 80.0 ms · optimizer 5.00 ms",
+        ]
+    )
