@@ -17,16 +17,12 @@ from perflab.records import Result
 from . import growth
 from .choice import context_lengths, model_names
 from .setup import DEFAULT_BATCH_SIZE, Setup
+from .studies import findings
 from .studies.precision_findings import precision_findings
-from .studies.recommendation import ladder_findings, optimisation_findings
 
 PRECISIONS = ("fp32", "bf16")
 """Those of the end-to-end cases."""
-FINDINGS: dict[str, Callable[[list[Result]], list[str]]] = {
-    growth.STUDY: growth.growth_findings,
-    "optimisations": optimisation_findings,
-    "ladder": ladder_findings,
-}
+FINDINGS: dict[str, Callable[[list[Result]], list[str]]] = {growth.STUDY: growth.growth_findings, **findings.FINDINGS}
 """What draws findings from a study's results, by its title."""
 
 
@@ -96,5 +92,5 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_perf_findings(study: str, results: list[Result]) -> list[str] | None:
     """What the lab's studies come to."""
-    findings = FINDINGS.get(study)
-    return findings(results) if findings is not None else precision_findings(study, results)
+    find = FINDINGS.get(study)
+    return find(results) if find is not None else precision_findings(study, results)

@@ -2,7 +2,10 @@
 
 switches.py             what can be switched, and the ladder of what people combine
 training.py             a case of training on real text: cost, set-up, loss, and the step measured
-recommendation.py       from the numbers to advice
+recommendation.py       from the numbers of a switch to advice
+findings.py             what the other studies come to, in words
+precision.py, precision_findings.py
+                        sums and norms in low precision, and what they come to
 test_optimisations.py   each switch against the baseline; the ladder
 test_compile.py         eager beside compiled, for attention and for the model
 test_memory.py          where memory goes, by context length

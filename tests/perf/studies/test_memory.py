@@ -11,7 +11,7 @@ the allocations of a forward pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 import torch
@@ -55,33 +55,35 @@ def test_memory(perf: Perf, study: Setup, mode: Mode, tokens_in_context: int, pr
     step = setup.training_step()
     if setup.is_ours:
         perf.note(predicted_bytes=setup.cost(mode).memory_bytes)
-    perf.note(parameters_bytes=total_bytes(step.model.parameters()))
+    parameters = list(step.model.parameters())
+    perf.note(parameters_bytes=total_bytes(parameters))
+    forward = step.forward if mode == "train_step" else logits_of(setup, step)
     with saved_for_backward() as saved:
-        loss = step.forward()
-        perf.note(activations_bytes=saved.bytes_without(step.model.parameters()))
+        result = forward()  # kept until the addresses of what it saved are read
+        perf.note(activations_bytes=saved.bytes_without(parameters))
     if mode == "forward":
-        del loss
-        forward_only(perf, setup, step)
+        del result
+        perf(forward)
         return
-    step.backward(loss)
-    del loss
-    perf.note(gradients_bytes=total_bytes(p.grad for p in step.model.parameters() if p.grad is not None))
+    step.backward(result)
+    del result
+    perf.note(gradients_bytes=total_bytes(p.grad for p in parameters if p.grad is not None))
     step.optimizer()
     perf.note(optimizer_bytes=total_bytes(optimizer_state(step)))
     measure_step(perf, step)
 
 
-def forward_only(perf: Perf, setup: Setup, step: TrainingStep) -> None:
-    """Measure logits with the graph behind them."""
+def logits_of(setup: Setup, step: TrainingStep) -> Callable[[], Tensor]:
+    """A forward pass alone: logits, with the graph behind them."""
     precision = PRECISIONS[setup.training.precision]
-    model, tokens = step.model, setup.tokens()
+    model, tokens = step.model, step.tokens
 
     def forward() -> Tensor:
         with precision.applied(setup.device.type):
             logits: Tensor = model(tokens)
         return logits
 
-    perf(forward)
+    return forward
 
 
 def total_bytes(tensors: Iterable[Tensor]) -> int:

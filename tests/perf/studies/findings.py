@@ -1,0 +1,199 @@
+"""What the studies of the model come to, in words: end to end, warm-up, compilation, memory. Pure functions.
+
+Each line is derived from the cases of one run, and says which. What was not measured is not spoken of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from perflab.records import Replicate, Result
+from perflab.units import format_bytes, format_ns, format_percent
+
+from .recommendation import ladder_findings, optimisation_findings, result_parameters
+
+Parameters = Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A case that measured something, taken apart."""
+
+    test: str
+    """The name of the test, without its parameters."""
+    parameters: Parameters
+    summary: Replicate
+    facts: Mapping[str, object]
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """Peak memory of one call."""
+        return self.summary.memory.peak_bytes if self.summary.memory is not None else None
+
+    def number(self, fact: str) -> float | None:
+        """A fact that is a number."""
+        value = self.facts.get(fact)
+        return float(value) if isinstance(value, int | float) else None
+
+
+def measured(results: Iterable[Result]) -> list[Measured]:
+    """Those that measured something."""
+    return [
+        Measured(
+            one.case.rpartition("::")[2].partition("[")[0], result_parameters(one), one.record.summary, one.record.facts
+        )
+        for one in results
+        if one.record is not None and one.record.summary is not None
+    ]
+
+
+def end_to_end_findings(results: Sequence[Result]) -> list[str]:
+    """bf16 against fp32 in each pass, and what the backward costs."""
+    cases = measured(results)
+    lines = []
+    for (test, model), group in _groups(cases, lambda one: (one.test, one.parameters["model_name"])).items():
+        by_shape = {(one.parameters["context_length"], one.parameters["precision"]): one for one in group}
+        pairs = [
+            (length, by_shape[length, "fp32"], one)
+            for (length, precision), one in by_shape.items()
+            if precision == "bf16" and (length, "fp32") in by_shape
+        ]
+        if pairs:
+            told = ", ".join(f"{length}: {_against(fp32, bf16)}" for length, fp32, bf16 in pairs)
+            lines.append(f"{model}, {test.removeprefix('test_')}: bf16 against fp32 by context length: {told}")
+    shares = [
+        one.summary.phases_ns["backward"] / one.summary.phases_ns["forward"]
+        for one in cases
+        if {"forward", "backward"} <= one.summary.phases_ns.keys()
+    ]
+    if shares:
+        lines.append(f"a backward takes {_span(shares, '{:.1f}')} times its forward ({len(shares)} cases)")
+    return lines
+
+
+def warmup_findings(results: Sequence[Result]) -> list[str]:
+    """What a cold first step costs, and whether so many steps of warm-up were enough."""
+    lines = []
+    for one in measured(results):
+        steps, first_ns = one.parameters.get("warmup_steps"), one.summary.first_ns
+        if first_ns is None:
+            continue
+        beyond = first_ns / one.summary.median_ns - 1
+        settled = abs(beyond) <= max(0.05, 2 * one.summary.noise)
+        lines.append(
+            f"after {steps} steps the first sample is {format_ns(first_ns)}, {beyond:+.0%} of the median: "
+            f"{'no more than samples differ by' if settled else 'not warm yet'}"
+        )
+    return lines
+
+
+def compile_findings(results: Sequence[Result]) -> list[str]:
+    """Each phase's change by compilation, and the steps after which compiling has paid for itself."""
+    lines = []
+    apart = _groups(measured(results), lambda one: (one.test, one.parameters.get("seq_len")))
+    for (_, seq_len), group in apart.items():
+        by_how = {one.parameters["how"]: one for one in group}
+        eager = by_how.get("eager")
+        for how, one in by_how.items():
+            if eager is None or how == "eager":
+                continue
+            phases = ", ".join(
+                f"{name} ×{eager.summary.phases_ns[name] / took_ns:.2f}"
+                for name, took_ns in one.summary.phases_ns.items()
+                if eager.summary.phases_ns.get(name) and took_ns
+            )
+            at = f" at {seq_len} tokens" if seq_len is not None else ""
+            lines.append(f"{how}{at}, times eager's speed: {phases}; {_pays(eager, one)}")
+    return lines
+
+
+def _pays(eager: Measured, one: Measured) -> str:
+    setup_ns = one.number("setup_ns") or 0.0
+    saved_ns = eager.summary.median_ns - one.summary.median_ns
+    if saved_ns <= 0:
+        return f"its {format_ns(setup_ns)} of compiling pay for nothing here"
+    return f"its {format_ns(setup_ns)} of compiling are paid for after {setup_ns / saved_ns:,.0f} steps"
+
+
+def memory_findings(results: Sequence[Result]) -> list[str]:
+    """What a step's peak is made of, what bf16 saves, how it grows, and how good the prediction was."""
+    cases = measured(results)
+    lines = []
+    for (mode, precision), group in _groups(
+        cases, lambda one: (one.parameters["mode"], one.parameters["precision"])
+    ).items():
+        longest = max(group, key=_tokens)
+        made_of = _made_of(longest)
+        if made_of:
+            lines.append(f"{mode} {precision} at {_tokens(longest)} tokens: {made_of}")
+        shortest = min(group, key=_tokens)
+        first, last = shortest.number("activations_bytes"), longest.number("activations_bytes")
+        if first and last and shortest is not longest:
+            grown, longer = last / first, _tokens(longest) / _tokens(shortest)
+            lines.append(f"  activations grow ×{grown:.1f} while the context grows ×{longer:.1f}")
+    off = {
+        f"{one.parameters['mode']}-{one.parameters['tokens_in_context']}-{one.parameters['precision']}": predicted
+        / one.peak_bytes
+        - 1
+        for one in cases
+        if (predicted := one.number("predicted_bytes")) and one.peak_bytes
+    }
+    if off:
+        worst = max(off, key=lambda name: abs(off[name]))
+        lines.append(f"predicted peaks are within {abs(off[worst]):.1%} of the measured ones (worst: {worst})")
+    return lines
+
+
+def _made_of(one: Measured) -> str:
+    if one.peak_bytes is None:
+        return ""
+    parts = {
+        name: size
+        for name in ("parameters", "gradients", "optimizer", "activations")
+        if (size := one.number(f"{name}_bytes"))
+    }
+    shares = ", ".join(f"{name} {format_percent(size / one.peak_bytes)}" for name, size in parts.items())
+    rest = 1 - sum(parts.values()) / one.peak_bytes
+    # They need not all be there at the peak's instant: gradients come while activations go.
+    passing = f"; {format_percent(rest)} or more passes by" if rest > 0 else ""
+    return f"{shares} of a peak of {format_bytes(one.peak_bytes)}{passing}"
+
+
+def _tokens(one: Measured) -> int:
+    tokens = one.parameters["tokens_in_context"]
+    assert isinstance(tokens, int)
+    return tokens
+
+
+def _against(base: Measured, other: Measured) -> str:
+    speed = f"×{base.summary.median_ns / other.summary.median_ns:.2f} as fast"
+    if not base.peak_bytes or other.peak_bytes is None:
+        return speed
+    return f"{speed}, peak {other.peak_bytes / base.peak_bytes - 1:+.0%}"
+
+
+def _span(values: Sequence[float], form: str) -> str:
+    low, high = form.format(min(values)), form.format(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def _groups(cases: Iterable[Measured], key: Callable[[Measured], Hashable]) -> dict[tuple[object, ...], list[Measured]]:
+    found: dict[tuple[object, ...], list[Measured]] = {}
+    for one in cases:
+        name = key(one)
+        assert isinstance(name, tuple)
+        found.setdefault(name, []).append(one)
+    return found
+
+
+FINDINGS: dict[str, Callable[[Sequence[Result]], list[str]]] = {
+    "end to end": end_to_end_findings,
+    "warm-up": warmup_findings,
+    "optimisations": optimisation_findings,
+    "ladder": ladder_findings,
+    "compile: attention": compile_findings,
+    "compile: model": compile_findings,
+    "memory": memory_findings,
+}
+"""By title of the study."""
