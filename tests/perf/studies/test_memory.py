@@ -24,14 +24,12 @@ from perflab.lab.train import PRECISIONS, TrainingConfig, TrainingStep
 from perflab.plugin.case import Perf
 from tests.perf.choice import context_lengths, study_model_name
 from tests.perf.saved import saved_for_backward
-from tests.perf.setup import Setup, measure_step
-
-from .training import BATCH_SIZE
+from tests.perf.setup import DEFAULT_BATCH_SIZE, Setup, measure_step
 
 MODES: tuple[Mode, ...] = ("forward", "train_step")
 COLUMNS = "parameters_bytes, gradients_bytes, optimizer_bytes, activations_bytes, peak, predicted_bytes"
 # The peak is what counts.
-pytestmark = pytest.mark.perf(budget="300ms", threshold=0.5)
+pytestmark = pytest.mark.perf(budget=3, threshold=0.5)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -45,12 +43,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture
 def study(request: pytest.FixtureRequest, device: torch.device) -> Setup:
     """The model of the studies in fp32; its length and precision are the case's to change."""
-    return Setup(study_model_name(request.config, device.type), BATCH_SIZE, 128, device)
+    return Setup(study_model_name(request.config, device.type), DEFAULT_BATCH_SIZE, 128, device)
 
 
 @pytest.mark.perf(study="memory", columns=COLUMNS)
 def test_memory(perf: Perf, study: Setup, mode: Mode, tokens_in_context: int, precision: str) -> None:
-    setup = Setup(study.model_name, BATCH_SIZE, tokens_in_context, study.device, TrainingConfig(precision=precision))
+    setup = Setup(
+        study.model_name, DEFAULT_BATCH_SIZE, tokens_in_context, study.device, TrainingConfig(precision=precision)
+    )
     setup.declare(perf, mode)
     step = setup.training_step()
     if setup.is_ours:
