@@ -101,6 +101,17 @@ def test_five_steps_are_those_of_adamw_written_out(optimizer: str, device: torch
         assert report.ok, str(report)
 
 
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_optimizer_that_was_asked_for_is_the_one_that_runs(optimizer: str, device: torch.device) -> None:
+    step = bigram_step(device, optimizer=optimizer)
+    step.backward(step.forward())
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        step.optimizer()
+    names = {event.key for event in profiler.key_averages()}
+    seen = ("aten::_foreach_addcdiv_" in names, "aten::_fused_adamw_" in names)
+    assert seen == (optimizer == "foreach", optimizer == "fused")
+
+
 # The schedule
 
 
@@ -135,15 +146,20 @@ def test_a_schedule_that_cannot_be_is_refused() -> None:
         learning_rate_at(0, peak=1.0, warmup_steps=3, total_steps=3)
 
 
-def test_every_step_has_its_rate_in_the_schedule(device: torch.device) -> None:
-    step = bigram_step(device, learning_rate=0.1, warmup_steps=2, total_steps=5, final_learning_rate_share=0.5)
-    rates = []
-    for _ in range(6):
+def test_every_step_is_taken_with_its_rate_in_the_schedule(device: torch.device) -> None:
+    schedule = {"warmup_steps": 2, "total_steps": 5}
+    # The clamp leaves no gradient, so weights only decay: each step multiplies them by 1 - rate * decay.
+    step = bigram_step(
+        device, learning_rate=0.1, weight_decay=0.5, loss_clamp=1e-3, final_learning_rate_share=0.5, **schedule
+    )
+    wanted = step.model.head.weight.detach().double()
+    for t in range(7):
         step()
-        rates.append(step.adamw.param_groups[0]["lr"])
-    wanted = [learning_rate_at(t, peak=0.1, warmup_steps=2, total_steps=5, final_share=0.5) for t in range(6)]
-    assert rates == wanted
-    assert step.steps_done == 6
+        rate = learning_rate_at(t, peak=0.1, final_share=0.5, **schedule)
+        assert step.adamw.param_groups[0]["lr"] == rate
+        wanted = wanted * (1 - rate * 0.5)
+        torch.testing.assert_close(step.model.head.weight.double(), wanted, rtol=1e-5, atol=0.0)
+    assert (step.steps_done, step.skipped_steps) == (7, 0)
 
 
 # Clipping
@@ -259,10 +275,11 @@ def test_only_a_fused_optimizer_on_a_gpu_keeps_the_answer_there() -> None:
 # Loss scaling
 
 
+@pytest.mark.parametrize("max_grad_norm", [None, 100.0])
 def test_steps_whose_scaled_gradients_overflow_are_skipped_until_the_scale_is_small_enough(
-    optimizer: str, device: torch.device
+    optimizer: str, max_grad_norm: float | None, device: torch.device
 ) -> None:
-    step = bigram_step(device, precision="fp16", optimizer=optimizer, learning_rate=0.01, max_grad_norm=100.0)
+    step = bigram_step(device, precision="fp16", optimizer=optimizer, learning_rate=0.01, max_grad_norm=max_grad_norm)
     with torch.no_grad():
         step.model.table.weight.mul_(1000.0)  # float16 ends at 65,504
     before, scale = state_of(step), step.loss_scale
@@ -284,7 +301,9 @@ def test_gradients_are_scaled_back_before_they_are_used(device: torch.device) ->
     with torch.autocast(device.type, dtype=torch.float16):
         loss = cross_entropy_loss(model(tokens), tokens)
     plain = dict(zip(reference, torch.autograd.grad(loss, list(model.parameters())), strict=True))
-    step = TrainingStep(tiny(device), tokens, TrainingConfig(precision="fp16", max_grad_norm=1e9))
+    # A clip that would take hold of the gradient only if that were still scaled, by 65,536.
+    norm = torch.cat([gradient.flatten() for gradient in reference.values()]).norm().item()
+    step = TrainingStep(tiny(device), tokens, TrainingConfig(precision="fp16", max_grad_norm=2 * norm))
     step()
     assert step.skipped_steps == 0
     for name, parameter in step.model.named_parameters():  # AdamW's first moment: a tenth of what it was given
