@@ -10,14 +10,13 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from perflab.lab.models import CHECKPOINTING
 from perflab.lab.train.precision import PRECISIONS
 
 COMPILE = ("eager", "default", "reduce-overhead", "max-autotune", "attention")
 """What torch.compile is given: nothing, the model in one of its modes, or each block's attention."""
 OPTIMIZERS = ("loop", "foreach", "fused")
 """How AdamW goes over the parameters: one by one, operator by operator over all, all in one kernel."""
-CHECKPOINTING = ("none", "every-block", "selective")
-"""Which activations are computed again in the backward pass instead of being kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
