@@ -49,6 +49,14 @@ class StudyTable:
     columns: list[Column]
     rows: list[StudyRow]
 
+    @property
+    def nothing(self) -> str:
+        """What stands in the table's place where no case has numbers; why not, the table of all cases says."""
+        if any(row.cells for row in self.rows):
+            return ""
+        many = len(self.rows)
+        return f"nothing was measured: {many} case{'s' * (many != 1)}, above"
+
 
 @dataclass(frozen=True)
 class Study:

@@ -26,6 +26,9 @@ def study_lines(found: Sequence[Study], width: int = 80) -> list[Line]:
         for table in study.tables:
             if len(study.tables) > 1 and table.environment is not None:
                 lines += wrap_facts(_machine(table.environment), width)
+            if table.nothing:
+                lines.append(table.nothing)
+                continue
             for columns in _blocks(table, width):
                 lines += _block(table, columns, width)
             lines += [text for source in _sources(table) for text in _wrapped(source, width)]
@@ -116,6 +119,9 @@ def study_markdown(found: Sequence[Study]) -> list[str]:
         for table in study.tables:
             if len(study.tables) > 1 and table.environment is not None:
                 blocks.append(escape(" · ".join(_machine(table.environment))))
+            if table.nothing:
+                blocks.append(escape(table.nothing))
+                continue
             blocks.append("\n".join(_rows_of_markdown(table)))
             blocks += [escape(source) for source in _sources(table)]
         if study.findings:

@@ -180,6 +180,12 @@ def test_a_case_without_numbers_says_why_across_the_columns() -> None:
     ]
 
 
+def test_a_study_of_which_nothing_was_measured_does_not_say_again_why() -> None:
+    shown = lines(skipped("eager", "needs 50.8 GiB"), skipped("flash", "needs 40.1 GiB"))
+    assert shown == [f"study: {STUDY}", "nothing was measured: 2 cases, above"]
+    assert "nothing was measured: 2 cases, above" in markdown(document(skipped("eager", "no"), skipped("flash", "no")))
+
+
 def test_cases_of_two_machines_have_two_tables_and_what_was_not_measured_stands_in_both() -> None:
     there = case("eager", 1, environment=cuda_environment())
     study = only(case("compiled", 30), there, skipped("flash", "not here"))
