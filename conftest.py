@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from perflab.records import Result
 
 pytest_plugins = ["pytester"]
 
@@ -110,6 +113,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     config.hook.pytest_deselected(items=[item for item in items if not is_meant(item)])
     items[:] = [item for item in items if is_meant(item)]
+
+
+def pytest_perf_findings(study: str, results: list[Result]) -> list[str] | None:
+    """What the lab's studies come to. Here, where the process that collects the results of others looks for it too."""
+    from tests.perf.studies.findings import findings_of
+
+    return findings_of(study, results)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -1,4 +1,4 @@
-"""The lab's end-to-end cases: which there are, in which order, and what their studies find.
+"""The lab's end-to-end cases: which there are, and in which order.
 
 Shapes: tokens (B, T) int64 -> logits (B, T, V).
 """
@@ -6,24 +6,17 @@ Shapes: tokens (B, T) int64 -> logits (B, T, V).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
 
 from perflab.lab.train import TrainingConfig
-from perflab.records import Result
 
-from . import growth
 from .choice import context_lengths, model_names
 from .setup import DEFAULT_BATCH_SIZE, Setup
-from .studies import findings
-from .studies.precision_findings import precision_findings
 
 PRECISIONS = ("fp32", "bf16")
 """Those of the end-to-end cases."""
-FINDINGS: dict[str, Callable[[list[Result]], list[str]]] = {growth.STUDY: growth.growth_findings, **findings.FINDINGS}
-"""What draws findings from a study's results, by its title."""
 
 
 @pytest.fixture
@@ -88,9 +81,3 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize(
         ("model_name", "context_length", "precision"), cases, ids=["-".join(map(str, case)) + suffix for case in cases]
     )
-
-
-def pytest_perf_findings(study: str, results: list[Result]) -> list[str] | None:
-    """What the lab's studies come to."""
-    find = FINDINGS.get(study)
-    return find(results) if find is not None else precision_findings(study, results)

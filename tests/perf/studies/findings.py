@@ -1,4 +1,4 @@
-"""What the studies of the model come to, in words: end to end, warm-up, compilation, memory. Pure functions.
+"""What the studies come to, in words: here end to end, warm-up, compilation and memory of the model. Pure functions.
 
 Each line is derived from the cases of one run, and says which. What was not measured is not spoken of.
 """
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from perflab.records import Replicate, Result
 from perflab.units import format_bytes, format_ns, format_percent
 
+from ..growth import STUDY, growth_findings
+from .precision_findings import precision_findings
 from .recommendation import ladder_findings, optimisation_findings, result_parameters
 
 Parameters = Mapping[str, object]
@@ -187,7 +189,8 @@ def _groups(cases: Iterable[Measured], key: Callable[[Measured], Hashable]) -> d
     return found
 
 
-FINDINGS: dict[str, Callable[[Sequence[Result]], list[str]]] = {
+FINDINGS: Mapping[str, Callable[[Sequence[Result]], list[str]]] = {
+    STUDY: growth_findings,
     "end to end": end_to_end_findings,
     "warm-up": warmup_findings,
     "optimisations": optimisation_findings,
@@ -197,3 +200,9 @@ FINDINGS: dict[str, Callable[[Sequence[Result]], list[str]]] = {
     "memory": memory_findings,
 }
 """By title of the study."""
+
+
+def findings_of(study: str, results: Sequence[Result]) -> list[str] | None:
+    """What a study of the lab comes to; None of one that is not the lab's."""
+    find = FINDINGS.get(study)
+    return find(results) if find is not None else precision_findings(study, results)
