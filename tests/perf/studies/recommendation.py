@@ -1,7 +1,8 @@
 """From what was measured of a switch to a line of advice: use when, skip when, trade-off. Pure functions.
 
 Nothing is said that the numbers do not show. A difference in time counts past what two readings of the same thing
-differ by in this run; one in loss, past what other seeds give; memory is exact, and counts from one hundredth on.
+differ by in this run, and past both readings' own intervals; one in loss, past what other seeds give; memory is exact,
+and counts from one hundredth on.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ class Outcome:
     peak_bytes  peak memory of a step, None where it was not taken
     loss        held-out loss after the training, in nats; None where it was not read
     setup_ns    what the first step took beyond a later one
+    noise       half the width of the median's interval, as a share of it
     """
 
     step_ns: float
     peak_bytes: int | None = None
     loss: float | None = None
     setup_ns: float = 0.0
+    noise: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ def outcome_of(result: Result) -> Outcome | None:
         memory.peak_bytes if memory is not None else None,
         float(loss) if isinstance(loss, int | float) else None,
         float(setup_ns) if isinstance(setup_ns, int | float) else 0.0,
+        record.summary.noise,
     )
 
 
@@ -113,10 +117,11 @@ def ladder_findings(results: Sequence[Result]) -> list[str]:
 def recommendation(name: str, base: Outcome, switched: Outcome, noise: Noise) -> str:
     """One line: `bf16: use when time counts (×1.42); skip when never, as far as seen; trade-off: none seen`."""
     speed = base.step_ns / switched.step_ns
+    no_telling = max(noise.time_share, base.noise + switched.noise)
     gains, costs = [], []
-    if speed > 1 + noise.time_share:
+    if speed > 1 + no_telling:
         gains.append(("time", f"×{speed:.2f} steps/s"))
-    elif speed < 1 - noise.time_share:
+    elif speed < 1 - no_telling:
         costs.append(("time", f"×{speed:.2f} steps/s"))
     if base.peak_bytes and switched.peak_bytes is not None:
         growth = switched.peak_bytes / base.peak_bytes - 1
@@ -157,7 +162,9 @@ def _break_even(base: Outcome, switched: Outcome, gains: list[tuple[str, str]]) 
 
 
 def _changes(base: Outcome, switched: Outcome) -> str:
-    parts = [f"×{base.step_ns / switched.step_ns:.2f} steps/s"]
+    speed, no_telling = base.step_ns / switched.step_ns, max(_LEAST_TIME, base.noise + switched.noise)
+    seen = abs(speed - 1) > no_telling
+    parts = [f"×{speed:.2f} steps/s" if seen else f"steps/s the same within ±{no_telling:.0%}"]
     if base.peak_bytes and switched.peak_bytes is not None:
         parts.append(f"peak {switched.peak_bytes / base.peak_bytes - 1:+.0%}")
     if base.loss is not None and switched.loss is not None:
