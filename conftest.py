@@ -22,10 +22,10 @@ if not (Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()):
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse an unknown model at once."""
-    from tests.perf.choice import check_models
+    """Refuse what cannot be run at once."""
+    from tests.perf.choice import check_choices
 
-    check_models(config)
+    check_choices(config)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -223,12 +223,10 @@ class Perf:
         too_late = left_s is not None and least_s > left_s
         if not (no_room or no_time or too_late):
             return
-        needs = []
-        if no_time or left_s is None:
-            if seconds is not None:
-                budget_s = self._state.settings.budget_s
-                needs.append(f"{format_ns(measuring_s * 1e9)} of {format_ns(budget_s * 1e9)}")
-        elif least_s:
+        needs = []  # what there is enough of is no reason
+        if no_time:
+            needs.append(f"{format_ns(measuring_s * 1e9)} of {format_ns(self._state.settings.budget_s * 1e9)}")
+        elif left_s is not None and too_late:
             needs.append(f"{format_ns(least_s * 1e9)} of {format_ns(max(0.0, left_s) * 1e9)} left")
         if no_room and memory_bytes is not None and free is not None:
             needs.append(f"{format_bytes(int(memory_bytes))} of {format_bytes(free)}")

@@ -49,7 +49,7 @@ def test_what_changes_nothing_beyond_the_noise_is_to_be_skipped() -> None:
 
 def test_a_reading_that_does_not_know_itself_shows_no_difference() -> None:
     assert "×1.43" in advice(step_ns=0.7e6, noise=0.1)
-    assert advice(step_ns=0.7e6, noise=0.5) == "x: skip here: no difference seen"
+    assert advice(step_ns=0.7e6, noise=0.5) == "x: skip here: no difference seen, time within ±50% not told"
 
 
 def test_a_loss_that_is_no_number_is_a_cost() -> None:
@@ -63,7 +63,7 @@ def test_a_gain_and_a_cost_are_never_both_claimed_of_one_quantity(
     speed: float, memory: int, loss: float, setup_s: float
 ) -> None:
     said = advice(step_ns=1e6 / speed, peak_bytes=memory, loss=loss, setup_ns=setup_s * 1e9)
-    assert [said.count("steps/s"), said.count("peak "), said.count("loss +") + said.count("loss -")] <= [1, 1, 1]
+    assert max(said.count("steps/s"), said.count("peak "), said.count("loss +") + said.count("loss -")) <= 1
     assert ("×" in said) == (not 1 - NOISE.time_share <= speed <= 1 + NOISE.time_share)
     if "use when time is short" in said:
         assert speed > 1 + NOISE.time_share
@@ -127,3 +127,9 @@ def test_the_ladder_has_each_rung_and_every_pair(device_type: str) -> None:
     pairs = {frozenset(name.split("+")) for name in names if name.count("+") == 1}
     assert len(pairs) == 6
     assert len(set(names)) == len(names) == 1 + 4 + 5
+
+
+def test_a_model_of_ones_own_has_a_ladder_without_what_only_the_labs_can_switch() -> None:
+    rungs = ladder("cpu", ours=False)
+    assert [switch.name for switch in rungs][:3] == [BOTTOM, "bf16", "bf16+fused"]
+    assert all(not switch.model for switch in rungs)

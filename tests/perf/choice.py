@@ -1,21 +1,21 @@
-"""Which models and shapes the options name. No PyTorch, unless sizes are looked up."""
+"""Which models and shapes the options name, checked before anything is collected. PyTorch is loaded for sizes alone."""
 
 from __future__ import annotations
 
 import pytest
 
+ALL = "all"
+"""The five published sizes."""
+LEAST_TRAINING = 10
+"""Steps: the first few belong to the set-up, and a schedule has to have a shape."""
+
 
 def model_names(config: pytest.Config) -> list[str]:
-    """The models that --model names, each once; `all` is the five published sizes."""
-    text: str = config.getoption("--model")
-    named = [name.strip() for name in text.split(",") if name.strip()]
-    if not named:
-        raise pytest.UsageError("--model: no name; give one or more, such as --model=small,medium, or all")
-    if "all" not in named:
-        return list(dict.fromkeys(named))
-    from perflab.lab.models import MODEL_SIZES
-
-    return [name for name in MODEL_SIZES if name != "tiny"]
+    """The models that --model names, each once, `all` as the sizes it stands for."""
+    names: dict[str, None] = {}
+    for name in _listed(config, "--model"):
+        names.update(dict.fromkeys(_published_sizes() if name == ALL else [name]))
+    return list(names)
 
 
 def study_model_name(config: pytest.Config, device_type: str) -> str:
@@ -24,28 +24,55 @@ def study_model_name(config: pytest.Config, device_type: str) -> str:
     return asked or (model_names(config)[0] if device_type == "cuda" else "tiny")
 
 
-def check_models(config: pytest.Config) -> None:
-    """Refuse unknown models at once. Sizes are looked up only where one was named: that loads PyTorch."""
-    for option, names in (("--model", model_names(config)), ("--study-model", [config.getoption("--study-model")])):
-        for name in names:
-            if name in ("", "tiny", "small") or ":" in name:
-                continue
-            from perflab.lab.models import size_config
-
-            try:
-                size_config(name)
-            except ValueError as error:
-                raise pytest.UsageError(f"{option}: {error}") from None
-    if config.getoption("--train-steps") < 1:
-        raise pytest.UsageError(f"--train-steps={config.getoption('--train-steps')}: wanted 1 or more")
-
-
 def context_lengths(config: pytest.Config) -> list[int]:
-    """The lengths that --context-length names."""
-    text: str = config.getoption("--context-length")
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise pytest.UsageError(f"--context-length={text}: wanted lengths such as 128 or 128,256")
-    if config.getoption("--batch-size") < 1:
-        raise pytest.UsageError(f"--batch-size={config.getoption('--batch-size')}: wanted 1 or more")
-    return [int(part) for part in parts]
+    """The lengths that --context-length names, each once."""
+    return list(dict.fromkeys(int(length) for length in _listed(config, "--context-length")))
+
+
+def check_choices(config: pytest.Config) -> None:
+    """Refuse what cannot be run, in one line.
+
+    Raises:
+        pytest.UsageError: an option's value, with what was wanted.
+    """
+    named = _listed(config, "--model")
+    if not named:
+        raise pytest.UsageError("--model: no name; give one or more, such as --model=small,medium, or all")
+    _check_models("--model", [name for name in named if name != ALL])
+    study_model: str = config.getoption("--study-model")
+    if study_model == ALL or "," in study_model:
+        raise pytest.UsageError(f"--study-model={study_model}: wanted one model, such as --study-model=small")
+    _check_models("--study-model", [study_model] if study_model else [])
+    lengths: str = config.getoption("--context-length")
+    listed = _listed(config, "--context-length")
+    if not listed or not all(length.isdecimal() and int(length) >= 2 for length in listed):
+        raise pytest.UsageError(
+            f"--context-length={lengths}: wanted lengths of 2 tokens or more, such as 128 or 128,256"
+        )
+    for option, least in (("--batch-size", 1), ("--train-steps", LEAST_TRAINING)):
+        if config.getoption(option) < least:
+            raise pytest.UsageError(f"{option}={config.getoption(option)}: wanted {least} or more")
+
+
+def _listed(config: pytest.Config, option: str) -> list[str]:
+    text: str = config.getoption(option)
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _check_models(option: str, names: list[str]) -> None:
+    """Sizes are looked up only where one was named: that loads PyTorch."""
+    for name in names:
+        if name in ("tiny", "small") or ":" in name:
+            continue
+        from perflab.lab.models import size_config
+
+        try:
+            size_config(name)
+        except ValueError as error:
+            raise pytest.UsageError(f"{option}: {error}") from None
+
+
+def _published_sizes() -> list[str]:
+    from perflab.lab.models import MODEL_SIZES
+
+    return [name for name in MODEL_SIZES if name != "tiny"]

@@ -5,8 +5,6 @@ Shapes: tokens (B, T) int64 -> logits (B, T, V).
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
@@ -36,16 +34,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     The model at its shortest context, then what has no context, then what compiles for seconds, then longer contexts,
     and Triton's kernels for other GPUs last. The sort is stable: what is alike stays in the order of the files.
     """
-    shortest = min((_context_length(item) or math.inf for item in items), default=0)
+    lengths = {item: _end_to_end_length(item) for item in items}
+    shortest = min((length for length in lengths.values() if length is not None), default=None)
 
     def place(item: pytest.Item) -> tuple[int, int]:
-        length = _context_length(item)
         if "compiled_kernel" in getattr(item, "fixturenames", ()):
             return 4, 0
-        if length == shortest:
-            return 0, 0
-        if length:
-            return 3, length
+        length = lengths[item]
+        if length is not None:
+            return (0, 0) if length == shortest else (3, length)
         return (2, 0) if _compiles(item) else (1, 0)
 
     items.sort(key=place)
@@ -57,9 +54,11 @@ def _compiles(item: pytest.Item) -> bool:
     return item.path.name == "test_compile.py" or getattr(switch, "compiles", 0) > 0
 
 
-def _context_length(item: pytest.Item) -> int:
-    callspec = getattr(item, "callspec", None)
-    length: int = callspec.params.get("context_length", 0) if callspec is not None else 0
+def _end_to_end_length(item: pytest.Item) -> int | None:
+    """The context length of a case of the main job; None of another."""
+    if "setup" not in getattr(item, "fixturenames", ()) or not hasattr(item, "callspec"):
+        return None
+    length: int = item.callspec.params["context_length"]
     return length
 
 

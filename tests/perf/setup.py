@@ -65,7 +65,7 @@ class Setup:
             self, training=replace(self.training, **training), changes={**self.changes, **changes}, seed=seed
         )
 
-    def declare(self, perf: Perf, mode: Mode, *, setup_calls: int = 0, setup_seconds: float = 0.0) -> None:
+    def declare(self, perf: Perf, mode: Mode, *, setup_calls: float = 0, setup_seconds: float = 0.0) -> None:
         """Skip the case if it does not fit, before anything is built, and say how much work one call is.
 
         Args:

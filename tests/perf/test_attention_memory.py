@@ -5,9 +5,7 @@ Shapes: q, k, v (B, H, N, D), causal. ``growth`` fits bytes = a N² + b N + c to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -18,6 +16,7 @@ from perflab.plugin.case import Perf
 
 from .attention_cases import Shape, device_type
 from .growth import STUDY
+from .saved import saved_for_backward
 
 VARIANTS = ("naive", "tiled", "triton", "sdpa")
 
@@ -30,32 +29,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     where = device_type(metafunc.config)
     lengths = [2**power for power in (range(10, 17) if where == "cuda" else range(7, 11))]
     metafunc.parametrize(("impl", "seq_len"), [(impl, length) for impl in VARIANTS for length in lengths])
-
-
-@dataclass
-class Saved:
-    """What autograd keeps for the backward: the bytes of each storage, by its address."""
-
-    storages: dict[int, int] = field(default_factory=dict)
-
-    @property
-    def total_bytes(self) -> int:
-        """Each storage counted once."""
-        return sum(self.storages.values())
-
-
-@contextmanager
-def saved_for_backward() -> Iterator[Saved]:
-    """Notes what the block saves; unlike the peak it holds nothing that is only passing by."""
-    saved = Saved()
-
-    def note(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        saved.storages[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        yield saved
 
 
 def test_attention_memory(

@@ -61,8 +61,12 @@ def _transformer() -> dict[tuple[str, int, str, str], Quotes]:
         for mode in ("forward", "forward_backward"):
             key = (row["model"], 128, "fp32", mode)
             found.setdefault(key, {})["A100"] = float(row[f"{mode}_mean_ms"]) / 1e3
+    for row in rows("a100_40gb_nvtx_forward_backward.csv"):
+        key = (row["model"], int(row["context_length"]), "fp32", "forward_backward")
+        found.setdefault(key, {})["A100 ranges"] = float(row["step_ms"]) / 1e3
     for row in rows("h100_transformer_train_step.csv"):
         model = _SIZES[int(row["d_model"]), int(row["num_layers"])]
-        quotes = {"H100": float(row["eager_s"]), "H100 compiled": float(row["compiled_s"])}
+        ways = {"H100": "eager_s", "H100 compiled": "compiled_s", "H100 compiled, TF32": "compiled_tf32_s"}
+        quotes = {source: float(row[column]) for source, column in ways.items()}
         found.setdefault((model, int(row["context_length"]), "fp32", "train_step"), {}).update(quotes)
     return found

@@ -13,7 +13,7 @@ from perflab.units import format_bytes, format_ns, format_percent
 
 from ..growth import STUDY, growth_findings
 from .precision_findings import precision_findings
-from .recommendation import ladder_findings, optimisation_findings, result_parameters
+from .recommendation import ladder_findings, number, optimisation_findings, result_parameters
 
 Parameters = Mapping[str, object]
 
@@ -35,8 +35,7 @@ class Measured:
 
     def number(self, fact: str) -> float | None:
         """A fact that is a number."""
-        value = self.facts.get(fact)
-        return float(value) if isinstance(value, int | float) else None
+        return number(self.facts.get(fact))
 
 
 def measured(results: Iterable[Result]) -> list[Measured]:
@@ -135,7 +134,7 @@ def memory_findings(results: Sequence[Result]) -> list[str]:
             grown, longer = last / first, _tokens(longest) / _tokens(shortest)
             lines.append(f"  activations grow ×{grown:.1f} while the context grows ×{longer:.1f}")
     off = {
-        f"{one.parameters['mode']}-{one.parameters['tokens_in_context']}-{one.parameters['precision']}": predicted
+        f"{one.parameters['mode']}-{one.parameters['context_length']}-{one.parameters['precision']}": predicted
         / one.peak_bytes
         - 1
         for one in cases
@@ -150,20 +149,17 @@ def memory_findings(results: Sequence[Result]) -> list[str]:
 def _made_of(one: Measured) -> str:
     if one.peak_bytes is None:
         return ""
-    parts = {
-        name: size
-        for name in ("parameters", "gradients", "optimizer", "activations")
-        if (size := one.number(f"{name}_bytes"))
-    }
+    names = ("parameters", "weight_copies", "gradients", "optimizer", "activations", "logits")
+    parts = {name.replace("_", " "): size for name in names if (size := one.number(f"{name}_bytes"))}
     shares = ", ".join(f"{name} {format_percent(size / one.peak_bytes)}" for name, size in parts.items())
     rest = 1 - sum(parts.values()) / one.peak_bytes
     # They need not all be there at the peak's instant: gradients come while activations go.
-    passing = f"; {format_percent(rest)} or more passes by" if rest > 0 else ""
+    passing = f"; {format_percent(rest)} or more is temporary" if rest > 0 else ""
     return f"{shares} of a peak of {format_bytes(one.peak_bytes)}{passing}"
 
 
 def _tokens(one: Measured) -> int:
-    tokens = one.parameters["tokens_in_context"]
+    tokens = one.parameters["context_length"]
     assert isinstance(tokens, int)
     return tokens
 

@@ -2,7 +2,7 @@
 
 Nothing is said that the numbers do not show. A difference in time counts past what two readings of the same thing
 differ by in this run, and past both readings' own intervals; one in loss, past what other seeds give; memory is exact,
-and counts from one hundredth on.
+and counts from three hundredths on.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from perflab.records import Result
 from perflab.units import format_ns
 
-from .switches import AGAIN, BASELINE, SEEDS, switches
+from .switches import AGAIN, BASELINE, BOTTOM, SEEDS, switches
 
 _LEAST_TIME = 0.02
 """Nobody changes a program for less, and two readings can agree by chance."""
 _LEAST_LOSS = 0.005
-_LEAST_MEMORY = 0.01
+_BLIND = 0.1
+"""A difference in time that could hide is spoken of from here on."""
+_LEAST_MEMORY = 0.03
 
 
 @dataclass(frozen=True)
@@ -53,14 +55,20 @@ def outcome_of(result: Result) -> Outcome | None:
     if record is None or record.summary is None:
         return None
     memory, facts = record.summary.memory, record.facts
-    loss, setup_ns = facts.get("loss"), facts.get("setup_ns")
     return Outcome(
         record.summary.median_ns,
         memory.peak_bytes if memory is not None else None,
-        float(loss) if isinstance(loss, int | float) else None,
-        float(setup_ns) if isinstance(setup_ns, int | float) else 0.0,
+        number(facts.get("loss")),
+        number(facts.get("setup_ns")) or 0.0,
         record.summary.noise,
     )
+
+
+def number(fact: object) -> float | None:
+    """A noted fact as a number, if it is one; NaN and infinities stand in records as text."""
+    if isinstance(fact, int | float):
+        return float(fact)
+    return float(fact) if fact in ("nan", "inf", "-inf") else None
 
 
 def noise_of(outcomes: Mapping[str, Outcome]) -> Noise:
@@ -98,7 +106,7 @@ def optimisation_findings(results: Sequence[Result]) -> list[str]:
 
 
 def ladder_findings(results: Sequence[Result]) -> list[str]:
-    """What each rung adds to the one below, as far as both were measured."""
+    """What each rung adds to the one below, and what every two are worth, as far as both sides were measured."""
     outcomes = {}
     for result in results:
         outcome = outcome_of(result)
@@ -107,10 +115,11 @@ def ladder_findings(results: Sequence[Result]) -> list[str]:
     lines = []
     for name, one in outcomes.items():
         names = name.split("+")
-        below = outcomes.get("+".join(names[:-1]))
-        if below is None or len(names) < 2:
-            continue
-        lines.append(f"{names[-1]} on top of {'+'.join(names[:-1])}: {_changes(below, one)}")
+        below = "+".join(names[:-1]) or BOTTOM
+        other = below if below in outcomes else BOTTOM
+        if name != BOTTOM and other in outcomes:
+            added = names[-1] if other == below else name
+            lines.append(f"{added} on top of {other}: {_changes(outcomes[other], one)}")
     return lines
 
 
@@ -131,30 +140,34 @@ def recommendation(name: str, base: Outcome, switched: Outcome, noise: Noise) ->
         rise = switched.loss - base.loss
         if not abs(rise) <= noise.loss:  # a NaN counts
             (gains if rise < 0 else costs).append(("loss", f"loss {rise:+.3f}"))
-    return f"{name}: {_advice(gains, costs, _break_even(base, switched, gains))}"
+    blind = f"time within ±{no_telling:.0%} not told" if no_telling > _BLIND and not _has(gains + costs, "time") else ""
+    return f"{name}: {_advice(gains, costs, _break_even(base, switched, gains), blind)}"
 
 
-def _advice(gains: list[tuple[str, str]], costs: list[tuple[str, str]], break_even: str | None) -> str:
-    spent = ", ".join(text for _, text in costs)
+def _has(changes: list[tuple[str, str]], what: str) -> bool:
+    return what in [name for name, _ in changes]
+
+
+def _advice(gains: list[tuple[str, str]], costs: list[tuple[str, str]], break_even: str | None, blind: str) -> str:
+    spent = [text for _, text in costs]
     if not gains:
-        return f"skip here: {f'it only costs {spent}' if costs else 'no difference seen'}"
-    won = " or ".join(f"{what} is short" if what != "loss" else "loss counts" for what, _ in gains)
-    use = f"use when {won} ({', '.join(text for _, text in gains)})"
-    lost = " or ".join({"time": "time", "memory": "memory", "loss": "loss"}[what] for what, _ in costs)
-    skips = [f"{lost} matters more"] if costs else []
-    trades = [spent] if costs else []
+        found = f"it only costs {', '.join(spent)}" if costs else "no difference seen"
+        return f"skip here: {', '.join([found, *filter(None, [blind])])}"
+    won = " or ".join("loss counts" if what == "loss" else f"{what} is short" for what, _ in gains)
+    skips = [f"{' or '.join(what for what, _ in costs)} matters more"] if costs else []
     if break_even is not None:
         skips.append(f"training is shorter than {break_even}")
-        trades.append("set-up time")
+        spent.append("set-up time")
     return (
-        f"{use}; skip when {' or '.join(skips) or 'never, as far as seen here'}; "
-        f"trade-off: {', '.join(trades) or 'none seen'}"
+        f"use when {won} ({', '.join(text for _, text in gains)}); "
+        f"skip when {' or '.join(skips) or 'never, as far as seen here'}; "
+        f"trade-off: {', '.join([*spent, *filter(None, [blind])]) or 'none seen'}"
     )
 
 
 def _break_even(base: Outcome, switched: Outcome, gains: list[tuple[str, str]]) -> str | None:
     """Steps until the set-up has paid for itself, where time was gained; None where it does at once."""
-    if "time" not in [what for what, _ in gains]:
+    if not _has(gains, "time"):
         return None
     extra_ns = switched.setup_ns - base.setup_ns
     steps = extra_ns / (base.step_ns - switched.step_ns)

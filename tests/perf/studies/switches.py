@@ -15,7 +15,7 @@ from perflab.lab.attention import IMPLEMENTATIONS
 BASELINE = "baseline"
 AGAIN = "baseline-again"
 """The same once more, at the end: what two readings of one thing differ by here."""
-SEEDS = ("seed-1", "seed-2")
+SEEDS = ("seed-1", "seed-2", "seed-3")
 """The same with other weights and batches: what losses differ by for no reason."""
 
 
@@ -25,7 +25,7 @@ class Switch:
 
     model     fields of `ModelConfig`; a model that is not the lab's cannot be switched so
     training  fields of `TrainingConfig`
-    compiles  how many things torch.compile compiles before the first step is done
+    compiles  what torch.compile is given, if anything: compiling that again is expected to take as long
     against   what it is compared with, so that one thing differs alone
     """
 
@@ -33,7 +33,7 @@ class Switch:
     model: Mapping[str, Any] = field(default_factory=dict)
     training: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
-    compiles: int = 0
+    compiles: str | None = None
     against: str = BASELINE
 
     def __str__(self) -> str:
@@ -90,11 +90,14 @@ def switches(num_steps: int) -> list[Switch]:
         Switch("dropout-residual", model={"residual_dropout": 0.1}),
         Switch("dropout-embedding", model={"embedding_dropout": 0.1}),
         *(Switch(name, seed=seed) for seed, name in enumerate(SEEDS, start=1)),
-        Switch("compile-attention", training={"compile": "attention"}, compiles=1),
-        Switch("compile-default", training={"compile": "default"}, compiles=1),
-        Switch("compile-reduce-overhead", training={"compile": "reduce-overhead"}, compiles=1),
-        Switch("compile-max-autotune", training={"compile": "max-autotune"}, compiles=2),
-        *(Switch(f"attention-{name}", model={"attention": name}, compiles=1) for name in _compiled_attention()),
+        Switch("compile-attention", training={"compile": "attention"}, compiles="attention"),
+        Switch("compile-default", training={"compile": "default"}, compiles="model"),
+        Switch("compile-reduce-overhead", training={"compile": "reduce-overhead"}, compiles="model"),
+        Switch("compile-max-autotune", training={"compile": "max-autotune"}, compiles="model, autotuned"),
+        *(
+            Switch(f"attention-{name}", model={"attention": name}, compiles="attention")
+            for name in _compiled_attention()
+        ),
         Switch(AGAIN),
     ]
 
@@ -106,26 +109,33 @@ BOTTOM = "textbook"
 _RUNGS = ("flash", "bf16", "compile", "fused")
 
 
-def ladder(device_type: str) -> list[Switch]:
-    """From the textbook's step to all four optimisations, one more a rung; then every two of them by themselves."""
-    up = [_RUNGS[:count] for count in range(1, len(_RUNGS) + 1)]
-    pairs = [pair for pair in combinations(_RUNGS, 2) if pair not in up]
+def ladder(device_type: str, *, ours: bool = True) -> list[Switch]:
+    """From the textbook's step to all four optimisations, one more a rung; then every two of them by themselves.
+
+    Of a model that is not the lab's attention and kernels cannot be switched: its ladder is without `flash`.
+    """
+    rungs = _RUNGS if ours else tuple(name for name in _RUNGS if name != "flash")
+    up = [rungs[:count] for count in range(1, len(rungs) + 1)]
+    pairs = [pair for pair in combinations(rungs, 2) if pair not in up]
     wanted = [*up, *pairs]
     cheap = [names for names in wanted if "compile" not in names]
     return [
-        _combined((), device_type),
-        *(_combined(names, device_type) for names in [*cheap, *(names for names in wanted if names not in cheap)]),
+        _combined((), device_type, ours),
+        *(
+            _combined(names, device_type, ours)
+            for names in [*cheap, *(names for names in wanted if names not in cheap)]
+        ),
     ]
 
 
-def _combined(names: tuple[str, ...], device_type: str) -> Switch:
-    model: dict[str, Any] = {"attention": "naive"}
+def _combined(names: tuple[str, ...], device_type: str, ours: bool) -> Switch:
+    model: dict[str, Any] = {"attention": "naive"} if ours else {}
     training: dict[str, Any] = {"optimizer": "loop"}
     for name in names:
         more_model, more_training = _rung(name, device_type)
-        model |= more_model
+        model |= more_model if ours else {}
         training |= more_training
-    return Switch("+".join(names) or BOTTOM, model, training, compiles=int("compile" in names))
+    return Switch("+".join(names) or BOTTOM, model, training, compiles="model" if "compile" in names else None)
 
 
 def _rung(name: str, device_type: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -20,20 +20,14 @@ from tests.perf.attention_cases import BACKWARD_SHARE, Shape, device_type, memor
 from tests.perf.published import attention_rows
 from tests.perf.setup import measure_step
 
-from .training import (
-    compile_seconds,
-    first_call_beyond_a_later_one,
-    from_an_empty_cache,
-    noted_compilation,
-    study_setup,
-)
+from .training import compile_seconds, from_an_empty_cache, noted_compilation, set_up, study_setup
 
 COLUMNS = "forward, backward, optimizer, setup_ns, graph_breaks, recompiles, quoted"
 LENGTHS = {"cpu": (256,), "cuda": (256, 1024, 4096, 8192, 16384)}
 ATTENTION = {"eager": "naive", "compiled": "compiled"}
 """The variant behind each."""
-
-pytestmark = pytest.mark.perf(budget=1)
+COMPILED = {"eager": None, "compiled": "model", "compiled-optimizer-too": "model and optimizer"}
+"""What torch.compile is given of a training step."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -47,12 +41,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def test_compiled_attention(perf: Perf, device: torch.device, seq_len: int, how: str) -> None:
     """Attention written out: batch 8, one head of 64, fp32, as it was published."""
     shape = Shape(8, 1, seq_len, 64, "fp32")
-    compiles = int(how == "compiled")
+    compiles = "attention alone" if how == "compiled" else None
     flops = shape.flops * (1 + BACKWARD_SHARE)
     perf.requires(
         memory_bytes=memory_bytes(ATTENTION[how], shape, device.type, backward=True),
         flops=flops,
-        setup_seconds=compiles * compile_seconds(device.type),
+        setup_seconds=compile_seconds(device.type, compiles),
     )
     perf.work(flops=flops)
     for source, (forward_s, backward_s) in attention_rows().get((64, seq_len), {}).items():
@@ -65,26 +59,28 @@ def test_compiled_attention(perf: Perf, device: torch.device, seq_len: int, how:
     def backward(out: Tensor) -> None:
         torch.autograd.grad(out, inputs, upstream)
 
-    with from_an_empty_cache(compiles > 0):
-        perf.note(setup_ns=first_call_beyond_a_later_one(lambda: backward(forward()), device))
+    with from_an_empty_cache(compiles is not None):
+        setup_ns, _ = set_up(lambda: backward(forward()), device)
+        noted_compilation(device.type, compiles, setup_ns)
+        perf.note(setup_ns=setup_ns)
         perf.step(forward=forward, backward=backward)
 
 
 @pytest.mark.perf(study="compile: model", columns=COLUMNS, versus="how=eager")
-@pytest.mark.parametrize("how", ["eager", "compiled", "compiled-optimizer-too"])
+@pytest.mark.parametrize("how", list(COMPILED))
 def test_compiled_model(perf: Perf, device: torch.device, request: pytest.FixtureRequest, how: str) -> None:
     """A training step of the studies' model, AdamW operator by operator so that there is something to compile."""
-    compiles = ("eager", "compiled", "compiled-optimizer-too").index(how)
-    baseline = study_setup(request.config, device)
-    setup = baseline.switched(
-        training={"optimizer": "foreach", "compile": "default" if compiles else "eager"}, changes={}
-    )
-    setup.declare(perf, "train_step", setup_seconds=compiles * compile_seconds(device.type))
-    with from_an_empty_cache(compiles > 0):
+    compiles = COMPILED[how]
+    training = {"optimizer": "foreach", "compile": "eager" if compiles is None else "default"}
+    setup = study_setup(request.config, device).switched(training=training, changes={})
+    setup.declare(perf, "train_step", setup_seconds=compile_seconds(device.type, compiles))
+    with from_an_empty_cache(compiles is not None):
         step = setup.training_step()
-        if how == "compiled-optimizer-too":
+        if compiles == "model and optimizer":
             step.adamw.step = torch.compile(step.adamw.step)  # type: ignore[method-assign]
-        setup_ns = first_call_beyond_a_later_one(step, device)
+        setup_ns, later_ns = set_up(step, device)
         noted_compilation(device.type, compiles, setup_ns)
         perf.note(setup_ns=setup_ns)
+        if not setup.is_ours:
+            perf.requires(seconds=later_ns / 1e9)
         measure_step(perf, step)

@@ -12,11 +12,12 @@ import torch
 
 from perflab.plugin.case import Perf
 from tests.perf.attention_cases import device_type
+from tests.perf.choice import study_model_name
 
 from .switches import BASELINE, BOTTOM, Switch, ladder, switches
 from .training import measure_switch
 
-COLUMNS = "tokens/s, median, peak, loss, setup_ns"
+COLUMNS = "tokens/s, median, peak, loss, setup_ns, skipped_steps"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -25,14 +26,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "switch" in metafunc.fixturenames:
         metafunc.parametrize("switch", switches(num_steps), ids=str)
     if "rung" in metafunc.fixturenames:
-        metafunc.parametrize("rung", ladder(device_type(metafunc.config)), ids=str)
+        where = device_type(metafunc.config)
+        ours = ":" not in study_model_name(metafunc.config, where)
+        metafunc.parametrize("rung", ladder(where, ours=ours), ids=str)
 
 
-@pytest.mark.perf(study="optimisations", columns=COLUMNS, versus=f"switch={BASELINE}", budget=1)
+@pytest.mark.perf(study="optimisations", columns=COLUMNS, versus=f"switch={BASELINE}")
 def test_switch(perf: Perf, device: torch.device, request: pytest.FixtureRequest, switch: Switch) -> None:
     measure_switch(perf, switch, device, request.config)
 
 
-@pytest.mark.perf(study="ladder", columns=COLUMNS, versus=f"rung={BOTTOM}", budget=1)
+@pytest.mark.perf(study="ladder", columns=COLUMNS, versus=f"rung={BOTTOM}")
 def test_ladder(perf: Perf, device: torch.device, request: pytest.FixtureRequest, rung: Switch) -> None:
     measure_switch(perf, rung, device, request.config)

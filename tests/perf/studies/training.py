@@ -13,6 +13,7 @@ from perflab.lab.train import (
     PRECISIONS,
     TextLoader,
     TrainingConfig,
+    TrainingStep,
     evaluate,
     standard_library_text,
     train,
@@ -31,9 +32,13 @@ LEARNING_RATE = 1e-3
 CONTEXT_LENGTH = 128
 BATCH_SIZE = 8
 EVALUATION_BATCHES = 9
+FIRST_CALLS = 3
+"""Calls until nothing is set up any more: the first compiles, the second may record CUDA graphs, the third replays."""
+LATER_CALLS = 2
 COMPILE_SECONDS = {"cpu": 15.0, "cuda": 40.0}
 """Guess of one compilation of a small model, forward and backward, until one was seen."""
-_seen_seconds: dict[str, float] = {}
+_seen_seconds: dict[tuple[str, str], float] = {}
+"""By device and by what was compiled."""
 
 
 def study_setup(config: pytest.Config, device: torch.device) -> Setup:
@@ -55,47 +60,54 @@ def measure_switch(perf: Perf, switch: Switch, device: torch.device, config: pyt
         pytest.skip(reason)
     num_steps: int = config.getoption("--train-steps")
     setup = study_setup(config, device).switched(training=switch.training, changes=switch.model, seed=switch.seed)
-    setup.declare(
-        perf,
-        "train_step",
-        setup_calls=num_steps + EVALUATION_BATCHES // 3,  # a forward is a third of a step
-        setup_seconds=switch.compiles * compile_seconds(device.type),
-    )
+    calls = num_steps + EVALUATION_BATCHES / 3  # a forward is a third of a step
+    setup.declare(perf, "train_step", setup_calls=calls, setup_seconds=compile_seconds(device.type, switch.compiles))
     text = standard_library_text(own_folder(config.rootpath) / "text")
     batches = _loader(setup, text.train, switch.seed)
-    with from_an_empty_cache(switch.compiles > 0):
-        step = setup.training_step(next(batches))
-        setup_ns = first_call_beyond_a_later_one(step, device)
+    with from_an_empty_cache(switch.compiles is not None):
+        step = _step_of(setup, next(batches))
+        setup_ns, later_ns = set_up(lambda: step(next(batches)), device)
         noted_compilation(device.type, switch.compiles, setup_ns)
-        train(step, batches, num_steps)
+        if not setup.is_ours:  # now that a step was seen, it is known what more of them take
+            perf.requires(seconds=later_ns / 1e9, setup_calls=calls - FIRST_CALLS - LATER_CALLS)
+        train(step, batches, num_steps - FIRST_CALLS - LATER_CALLS)
         held_out = islice(_loader(setup, text.held_out, seed=0), EVALUATION_BATCHES)
         with PRECISIONS[setup.training.precision].applied(device.type):
             loss = evaluate(step.model, held_out)
-        perf.note(loss=loss, setup_ns=setup_ns, skipped_steps=step.skipped_steps)
+        perf.note(loss=loss, setup_ns=setup_ns)
+        if step.skipped_steps:
+            perf.note(skipped_steps=step.skipped_steps)
         measure_step(perf, step)
 
 
-def first_call_beyond_a_later_one(call: Callable[[], object], device: torch.device) -> int:
-    """Nanoseconds: what the first call took to compile, to allocate, to choose kernels. Calls twice."""
+def set_up(call: Callable[[], object], device: torch.device) -> tuple[int | None, int]:
+    """Nanoseconds that the first calls took beyond later ones, to compile, to allocate; and what a later one takes.
+
+    The first is None where it is less than one later call: two readings may differ by that.
+    """
     taken = []
-    for _ in range(2):
+    for _ in range(FIRST_CALLS + LATER_CALLS):
         synchronize(device)
         began = read_ns()
         call()
         synchronize(device)
         taken.append(read_ns() - began)
-    return max(0, taken[0] - taken[1])
+    later_ns = min(taken[FIRST_CALLS:])
+    beyond = sum(taken[:FIRST_CALLS]) - FIRST_CALLS * later_ns
+    return (beyond if beyond > later_ns else None), later_ns
 
 
-def compile_seconds(device_type: str) -> float:
-    """What one compilation is expected to take: what the last one took."""
-    return _seen_seconds.get(device_type, COMPILE_SECONDS[device_type])
+def compile_seconds(device_type: str, what: str | None) -> float:
+    """What compiling that is expected to take: what it took the last time. Nothing where nothing is compiled."""
+    if what is None:
+        return 0.0
+    return _seen_seconds.get((device_type, what), COMPILE_SECONDS[device_type])
 
 
-def noted_compilation(device_type: str, compiles: int, setup_ns: int) -> None:
+def noted_compilation(device_type: str, what: str | None, setup_ns: int | None) -> None:
     """Learn from one that was seen."""
-    if compiles:
-        _seen_seconds[device_type] = setup_ns / 1e9 / compiles
+    if what is not None and setup_ns is not None:
+        _seen_seconds[device_type, what] = setup_ns / 1e9
 
 
 @contextmanager
@@ -114,6 +126,16 @@ def from_an_empty_cache(compiles: bool) -> Iterator[None]:
     with fresh_cache():
         yield
     torch._dynamo.reset()
+
+
+def _step_of(setup: Setup, tokens: torch.Tensor) -> TrainingStep:
+    """The step; skips where a model of the user's own lacks what a switch asks for."""
+    try:
+        return setup.training_step(tokens)
+    except ValueError as error:
+        if setup.is_ours:
+            raise
+        pytest.skip(str(error))
 
 
 def _loader(setup: Setup, text: torch.Tensor, seed: int) -> TextLoader:

@@ -1,0 +1,193 @@
+"""What the studies say of their cases: from results as a run leaves them to lines, and what saved tensors count as."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from perflab.plugin.facts import checked_facts
+from perflab.records import Judgement, Result, Verdict
+from tests.harness.make import MS, record, replicate, result
+from tests.perf.choice import check_choices, context_lengths, model_names
+from tests.perf.saved import saved_for_backward
+from tests.perf.studies.findings import findings_of
+from tests.perf.studies.switches import AGAIN, BASELINE, BOTTOM, SEEDS
+from tests.perf.studies.training import FIRST_CALLS, LATER_CALLS, set_up
+
+pytestmark = pytest.mark.correctness
+
+
+def case(
+    test: str, parameters: dict[str, Any], ms: float = 10.0, facts: dict[str, Any] | None = None, **summary: Any
+) -> Result:
+    taken = replicate(ms * MS, **summary)
+    noted = checked_facts(facts or {})
+    node = f"tests/perf/test_x.py::{test}[{'-'.join(map(str, parameters.values()))}]"
+    return result(node, record=record(taken, case=node, parameters=parameters, facts=noted))
+
+
+def switch(name: str, ms: float = 10.0, **facts: Any) -> Result:
+    return case("test_switch", {"switch": name}, ms, {"loss": 2.0, "setup_ns": 0, **facts}, peak_bytes=1000)
+
+
+def test_a_loss_that_became_nan_in_a_run_costs_the_switch_its_advice() -> None:
+    lines = findings_of("optimisations", [switch(BASELINE), switch("fp16", 5.0, loss=float("nan")), switch(AGAIN)])
+    assert lines is not None
+    assert (
+        lines[-1] == "fp16: use when time is short (×2.00 steps/s); skip when loss matters more; trade-off: loss +nan"
+    )
+
+
+def test_what_advice_rests_on_stands_above_it() -> None:
+    results = [switch(BASELINE), *(switch(name, loss=2.1) for name in SEEDS), switch(AGAIN, 10.5)]
+    assert findings_of("optimisations", results) == [
+        "advice, against baseline: time counts from ±5.0% (the baseline measured twice), "
+        "loss from ±0.100 nats (other seeds)"
+    ]
+
+
+def test_without_a_baseline_there_is_no_advice() -> None:
+    assert findings_of("optimisations", [switch("bf16")]) == ["no advice: the baseline was not measured"]
+
+
+def test_a_switch_of_several_things_is_held_against_the_one_that_shares_the_rest() -> None:
+    lines = findings_of("optimisations", [switch(BASELINE, 5.0), switch("attention-naive"), switch("window-32", 5.0)])
+    assert lines is not None
+    assert "window-32 (against attention-naive): use when time is short (×2.00 steps/s)" in lines[-1]
+
+
+def test_each_rung_stands_on_the_one_below_and_pairs_on_the_bottom() -> None:
+    ms = {BOTTOM: 10.0, "flash": 8.0, "flash+bf16": 4.0, "bf16+fused": 5.0}
+    lines = findings_of("ladder", [case("test_ladder", {"rung": name}, time) for name, time in ms.items()])
+    assert lines == [
+        "flash on top of textbook: ×1.25 steps/s",
+        "bf16 on top of flash: ×2.00 steps/s",
+        "bf16+fused on top of textbook: ×2.00 steps/s",
+    ]
+
+
+def test_bf16_stands_against_fp32_at_each_length_that_has_both() -> None:
+    def step(length: int, precision: str, ms: float) -> Result:
+        parameters = {"model_name": "small", "context_length": length, "precision": precision}
+        return case("test_step", parameters, ms, phases_ns={"forward": ms * MS / 4, "backward": ms * MS / 2})
+
+    lines = findings_of("end to end", [step(128, "fp32", 10.0), step(128, "bf16", 8.0), step(256, "bf16", 16.0)])
+    assert lines == [
+        "small, step: bf16 against fp32 by context length: 128: ×1.25 as fast",
+        "a backward takes 2.0 times its forward (3 cases)",
+    ]
+
+
+def test_a_first_sample_far_from_the_median_is_not_warm() -> None:
+    cold = case("test_warmup", {"warmup_steps": 0}, first_ns=30.0 * MS)
+    warm = case("test_warmup", {"warmup_steps": 2}, first_ns=10.1 * MS)
+    lines = findings_of("warm-up", [cold, warm])
+    assert lines == [
+        "after 0 steps the first sample is 30.0 ms, +200% of the median: not warm yet",
+        "after 2 steps the first sample is 10.1 ms, +1% of the median: no more than samples differ by",
+    ]
+
+
+def test_compiling_is_paid_for_after_so_many_steps_or_never() -> None:
+    def model(how: str, ms: float, **facts: Any) -> Result:
+        return case("test_compiled_model", {"how": how}, ms, facts, phases_ns={"forward": ms * MS / 2})
+
+    lines = findings_of("compile: model", [model("eager", 10.0), model("compiled", 5.0, setup_ns=5_000_000_000)])
+    assert lines == [
+        "compiled, times eager's speed: forward ×2.00; its 5.00 s of compiling are paid for after 1,000 steps"
+    ]
+    lines = findings_of("compile: model", [model("eager", 10.0), model("compiled", 12.0, setup_ns=5_000_000_000)])
+    assert lines is not None
+    assert lines[0].endswith("its 5.00 s of compiling pay for nothing here")
+
+
+def test_the_parts_of_a_peak_stand_beside_it_and_predictions_beside_the_truth() -> None:
+    def forward(length: int, activations: int, **facts: Any) -> Result:
+        parameters = {"precision": "fp32", "context_length": length, "mode": "forward"}
+        facts = {"parameters_bytes": 100, "activations_bytes": activations, **facts}
+        return case("test_memory", parameters, facts=facts, peak_bytes=1000)
+
+    lines = findings_of("memory", [forward(128, 200, predicted_bytes=950), forward(256, 400, logits_bytes=300)])
+    assert lines == [
+        "forward fp32 at 256 tokens: parameters 10%, activations 40%, logits 30% of a peak of 1000 B; "
+        "20% or more is temporary",
+        "  activations grow ×2.0 while the context grows ×2.0",
+        "predicted peaks are within 5.0% of the measured ones (worst: forward-128-fp32)",
+    ]
+
+
+@pytest.mark.parametrize("study", ["end to end", "warm-up", "ladder", "compile: model", "memory"])
+def test_a_study_of_skipped_cases_says_nothing(study: str) -> None:
+    judgement = Judgement(verdict=Verdict.SKIPPED, reasons=["needs 50.8 GiB"])
+    assert findings_of(study, [Result(case="tests/x.py::test_x[1]", record=None, judgement=judgement)]) == []
+
+
+def test_a_study_that_is_not_the_labs_has_no_findings_of_its() -> None:
+    assert findings_of("mine", []) is None
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_casts_of_weights_are_told_from_activations(autocast: bool) -> None:
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(64, 32, bias=False), nn.Linear(32, 16, bias=False))
+    x = torch.randn(8, 64)
+    with saved_for_backward(layers.parameters()) as saved, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        out = layers(x)
+    assert out.shape == (8, 16)
+    size = 2 if autocast else 4
+    # The first weight is not needed going back: nobody wants the gradient of x.
+    assert saved.weight_copies_bytes == (32 * 16 * 2 if autocast else 0)
+    assert saved.activations_bytes == (8 * 64 + 8 * 32) * size
+
+
+def test_set_up_is_what_the_first_calls_took_beyond_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(stamp for spans in [(50, 30, 11, 10, 12)] for span in spans for stamp in (0, span))
+    monkeypatch.setattr("tests.perf.studies.training.read_ns", lambda: next(clock))
+    calls: list[int] = []
+    assert set_up(lambda: calls.append(1), torch.device("cpu")) == (50 + 30 + 11 - 3 * 10, 10)
+    assert len(calls) == FIRST_CALLS + LATER_CALLS
+
+
+def test_set_up_within_one_call_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(stamp for span in (15, 11, 11, 10, 12) for stamp in (0, span))
+    monkeypatch.setattr("tests.perf.studies.training.read_ns", lambda: next(clock))
+    assert set_up(lambda: None, torch.device("cpu")) == (None, 10)
+
+
+# --- options -----------------------------------------------------------------------------------------------------
+
+
+def options(**given: Any) -> Any:
+    known = {"model": "small", "study-model": "", "context-length": "128", "batch-size": 4, "train-steps": 100}
+    values = {
+        f"--{name}": value for name, value in {**known, **{k.replace("_", "-"): v for k, v in given.items()}}.items()
+    }
+    return SimpleNamespace(getoption=values.__getitem__)
+
+
+def test_all_stands_for_the_five_sizes_wherever_it_is_named() -> None:
+    assert model_names(options(model="tiny,all,small")) == ["tiny", "small", "medium", "large", "xl", "2.7B"]
+    assert context_lengths(options(context_length="128, 256,128")) == [128, 256]
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"model": " , "}, "--model: no name; give one or more, such as --model=small,medium, or all"),
+        ({"model": "all,smal"}, "--model: unknown model 'smal' (did you mean 'small'?)"),
+        ({"study_model": "all"}, "--study-model=all: wanted one model, such as --study-model=small"),
+        ({"study_model": "foo"}, "--study-model: unknown model 'foo'"),
+        ({"context_length": "128,1"}, "--context-length=128,1: wanted lengths of 2 tokens or more, such as 128"),
+        ({"context_length": "1e3"}, "--context-length=1e3: wanted lengths of 2 tokens or more"),
+        ({"batch_size": 0}, "--batch-size=0: wanted 1 or more"),
+        ({"train_steps": 9}, "--train-steps=9: wanted 10 or more"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_at_once(given: dict[str, Any], text: str) -> None:
+    with pytest.raises(pytest.UsageError) as caught:
+        check_choices(options(**given))
+    assert text in str(caught.value)

@@ -1,0 +1,16 @@
+"""How long the studies' cases are measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.perf.attention_cases import device_type
+from tests.perf.choice import study_model_name
+
+_SECONDS = {"test_optimisations.py": 2, "test_compile.py": 2, "test_memory.py": 3}
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """`tiny`, which stands in on a CPU, is given little time; another model, what any case has."""
+    if item.path.name in _SECONDS and study_model_name(item.config, device_type(item.config)) == "tiny":
+        item.add_marker(pytest.mark.perf(budget=_SECONDS[item.path.name]))
