@@ -49,7 +49,7 @@ def test_what_changes_nothing_beyond_the_noise_is_to_be_skipped() -> None:
 
 def test_a_reading_that_does_not_know_itself_shows_no_difference() -> None:
     assert "×1.43" in advice(step_ns=0.7e6, noise=0.1)
-    assert advice(step_ns=0.7e6, noise=0.5) == "x: skip here: no difference seen, time within ±50% not told"
+    assert advice(step_ns=0.7e6, noise=0.5) == "x: skip here: no difference seen, time within ±50.0% not told"
 
 
 def test_a_loss_that_is_no_number_is_a_cost() -> None:

@@ -92,7 +92,7 @@ def optimisation_findings(results: Sequence[Result]) -> list[str]:
         return ["no advice: the baseline was not measured"]
     noise = noise_of(outcomes)
     said = [
-        f"advice, against {BASELINE}: time counts from ±{noise.time_share:.1%} (the baseline measured "
+        f"advice, against {BASELINE}: time counts from {_within(noise.time_share)} (the baseline measured "
         f"{'twice' if AGAIN in outcomes else 'once, so a guess'}), loss from ±{noise.loss:.3f} nats "
         f"({'other seeds' if any(name in outcomes for name in SEEDS) else 'a guess, without other seeds'})"
     ]
@@ -140,8 +140,15 @@ def recommendation(name: str, base: Outcome, switched: Outcome, noise: Noise) ->
         rise = switched.loss - base.loss
         if not abs(rise) <= noise.loss:  # a NaN counts
             (gains if rise < 0 else costs).append(("loss", f"loss {rise:+.3f}"))
-    blind = f"time within ±{no_telling:.0%} not told" if no_telling > _BLIND and not _has(gains + costs, "time") else ""
+    blind = (
+        f"time within {_within(no_telling)} not told" if no_telling > _BLIND and not _has(gains + costs, "time") else ""
+    )
     return f"{name}: {_advice(gains, costs, _break_even(base, switched, gains), blind)}"
+
+
+def _within(share: float) -> str:
+    """A share in percent; from the whole on, as a factor."""
+    return f"±{share:.1%}" if share < 1 else f"×{1 + share:.1f}"
 
 
 def _has(changes: list[tuple[str, str]], what: str) -> bool:
@@ -177,7 +184,7 @@ def _break_even(base: Outcome, switched: Outcome, gains: list[tuple[str, str]]) 
 def _changes(base: Outcome, switched: Outcome) -> str:
     speed, no_telling = base.step_ns / switched.step_ns, max(_LEAST_TIME, base.noise + switched.noise)
     seen = abs(speed - 1) > no_telling
-    parts = [f"×{speed:.2f} steps/s" if seen else f"steps/s the same within ±{no_telling:.0%}"]
+    parts = [f"×{speed:.2f} steps/s" if seen else f"steps/s the same within {_within(no_telling)}"]
     if base.peak_bytes and switched.peak_bytes is not None:
         parts.append(f"peak {switched.peak_bytes / base.peak_bytes - 1:+.0%}")
     if base.loss is not None and switched.loss is not None:
