@@ -101,6 +101,19 @@ def test_whoever_kills_the_launcher_kills_the_process_and_what_it_started(python
         assert launcher.stdout.read() == b"", "nobody holds the pipe any more"
 
 
+def test_code_runs_in_a_warm_process_as_in_pythons_own(python: str, tmp_path: Path) -> None:
+    """pytest-xdist starts its workers so."""
+    code = "import sys; sys.stdout.write(sys.stdin.readline() + repr((sys.path[0], sys.argv, __name__))); 1 / 0"
+    ended = []
+    for which in (sys.executable, python):
+        done = subprocess.run(
+            [which, "-u", "-c", code], cwd=tmp_path, input=b"heard\n", capture_output=True, check=False
+        )
+        ended.append((done.returncode, done.stdout, done.stderr.splitlines()[-1]))
+    assert ended[0] == ended[1]
+    assert ended[1] == (1, b"heard\n('', ['-c'], '__main__')", b"ZeroDivisionError: division by zero")
+
+
 def test_a_variable_that_is_heeded_when_python_starts_gets_pythons_own_process(python: str, tmp_path: Path) -> None:
     assert run(python, tmp_path, MALLOC_ARENA_MAX="1")["warm"] is False
     shown = subprocess.run([python, "-c", "import sys; print(sys.executable)"], capture_output=True, check=True)

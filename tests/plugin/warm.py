@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 
 @contextlib.contextmanager
 def warm_python(folder: Path) -> Iterator[str]:
-    """The path of an executable, in ``folder``, that runs ``-m module`` warm while the block lasts.
+    """The path of an executable, in ``folder``, that runs modules and xdist's workers warm while the block lasts.
 
     It is Python itself where forking is not safe. Variables that are heeded when Python starts are this process's; a
     command with others is given to Python.

@@ -1,4 +1,4 @@
-"""Stands where Python is expected: has a warm process run ``-m module``, and hands everything else to Python itself.
+"""Stands where Python is expected: has a warm process run modules and pytest-xdist's workers; hands on the rest.
 
 Runs without site-packages, in a few milliseconds. Whoever kills it kills the process that it stands for.
 """
@@ -18,7 +18,9 @@ def main() -> int:
     """Have the command run; the status that it ended with."""
     python, executable, address, started_with, *arguments = sys.argv[1:]
     heeded = {name: value for name, value in os.environ.items() if name.startswith(START) and name != "PYTHONPATH"}
-    if not arguments or not arguments[0].startswith("-m") or heeded != json.loads(started_with):
+    is_module = bool(arguments) and arguments[0].startswith("-m")
+    is_code = len(arguments) == 3 and arguments[:2] == ["-u", "-c"]
+    if not (is_module or is_code) or heeded != json.loads(started_with):
         os.execv(python, [python, *arguments])
 
     inherited = sorted(int(name) for name in os.listdir("/proc/self/fd"))
@@ -32,6 +34,7 @@ def main() -> int:
     request = {
         "executable": executable,
         "arguments": arguments,
+        "code": arguments[2] if is_code else None,
         "module": [arguments[0][2:], *arguments[1:]] if len(arguments[0]) > 2 else arguments[1:],
         "environment": dict(os.environ),
         "directory": os.getcwd(),

@@ -1,9 +1,9 @@
 """A process that has imported PyTorch, and becomes a story's by forking: that import is most of what a start costs.
 
-Knows one thing: how to make of a fork what ``python -m module`` would have been: its arguments, environment, import
-path, working directory and open files, and the status that it ends with. Whether a command may be run like this its
-launcher decides (``warm_launcher.py``). PyTorch and pytest are all that is shared, as they are once imported: nothing
-has been computed, no thread has been started, no module of the project has been loaded.
+Knows one thing: how to make of a fork what ``python -m module``, or ``-u -c code``, would have been: its arguments,
+environment, import path, working directory and open files, and the status that it ends with. Whether a command may be
+run like this its launcher decides (``warm_launcher.py``). PyTorch and pytest are all that is shared, as they are once
+imported: nothing has been computed, no thread has been started, no module of the project has been loaded.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import gc
 import importlib
+import io
 import json
 import os
 import random
@@ -22,6 +23,7 @@ import signal
 import socket
 import sys
 import tempfile
+from types import ModuleType
 from typing import Any
 
 _MANY = 64
@@ -58,6 +60,9 @@ def serve(listener: socket.socket, lifeline: int) -> dict[str, Any]:
         if listener in ready:
             launcher, _ = listener.accept()
             request, files = _received(launcher)
+            if request is None:
+                launcher.close()
+                continue
             process = os.fork()
             if process == 0:
                 signal.set_wakeup_fd(-1)
@@ -92,16 +97,18 @@ def _tell_ends(launchers: dict[int, socket.socket | None]) -> None:
                 launcher.send(str(os.waitstatus_to_exitcode(status)).encode())
 
 
-def _received(launcher: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """What is to be run, and its files."""
+def _received(launcher: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
+    """What is to be run, and its files; None of a launcher that was killed before it had said all."""
     sent = array.array("i")
     first, ancillary, _, _ = launcher.recvmsg(8, socket.CMSG_LEN(_MANY * sent.itemsize))
     for _, _, numbers in ancillary:
         sent.frombytes(numbers)
     length = int.from_bytes(first, "big")
     with launcher.makefile("rb") as stream:
-        request: dict[str, Any] = json.loads(stream.read(length))
-    return request, list(sent)
+        said = stream.read(length)
+    if len(first) < 8 or len(said) < length:
+        return None, []
+    return json.loads(said), list(sent)
 
 
 def _place(files: list[int], numbers: list[int]) -> None:
@@ -120,17 +127,28 @@ def become(request: dict[str, Any]) -> None:
     os.environ.update(request["environment"])
     os.chdir(request["directory"])
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    path = [os.getcwd(), *(os.path.abspath(place) for place in given if place), *sys.path]
+    first = os.getcwd() if request["code"] is None else ""
+    path = [first, *(os.path.abspath(place) for place in given if place), *sys.path]
     sys.path[:] = dict.fromkeys(path)
     sys.path_importer_cache.clear()
     importlib.invalidate_caches()
     sys.executable = request["executable"]
     sys.orig_argv = [sys.executable, *request["arguments"]]
-    sys.argv = request["module"]
+    sys.argv = request["module"] if request["code"] is None else ["-c"]
     tempfile.tempdir = None  # looked up by an import, in another environment
     random.seed()
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
+
+
+def unbuffer() -> None:
+    """What ``-u`` does."""
+    for name in ("stdout", "stderr"):
+        old = getattr(sys, name)
+        raw = io.FileIO(old.fileno(), "w", closefd=False)
+        new = io.TextIOWrapper(raw, old.encoding, old.errors, write_through=True)
+        setattr(sys, name, new)
+        setattr(sys, f"__{name}__", new)
 
 
 if __name__ == "__main__":
@@ -144,4 +162,9 @@ if __name__ == "__main__":
     with socket.socket(fileno=int(sys.argv[1])) as listening:
         asked = serve(listening, int(sys.argv[2]))
     become(asked)
-    runpy.run_module(asked["module"][0], run_name="__main__", alter_sys=True)
+    if asked["code"] is None:
+        runpy.run_module(asked["module"][0], run_name="__main__", alter_sys=True)
+    else:
+        unbuffer()
+        sys.modules["__main__"] = main = ModuleType("__main__")
+        exec(asked["code"], main.__dict__)
