@@ -129,9 +129,9 @@ def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.fixture(scope="session")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def python() -> Iterator[str]:
     """Runs pytest in processes that have PyTorch: importing it would be most of the time of a story."""
-    with warm_python(tmp_path_factory.mktemp("warm")) as launcher:
+    with warm_python() as launcher:
         yield launcher
 
 

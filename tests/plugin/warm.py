@@ -14,6 +14,7 @@ import shlex
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,8 +24,8 @@ HERE = Path(__file__).parent
 
 
 @contextlib.contextmanager
-def warm_python(folder: Path) -> Iterator[str]:
-    """The path of an executable, in ``folder``, that runs modules and xdist's workers warm while the block lasts.
+def warm_python() -> Iterator[str]:
+    """The path of an executable that runs modules and xdist's workers warm while the block lasts.
 
     It is Python itself where forking is not safe. Variables that are heeded when Python starts are this process's; a
     command with others is given to Python.
@@ -36,26 +37,28 @@ def warm_python(folder: Path) -> Iterator[str]:
         name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
     }
     heeded = {name: value for name, value in environment.items() if name.startswith(START)}
-    address = folder / "socket"
-    ours, theirs = os.pipe()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(str(address))
-        listener.listen(64)
-        server = subprocess.Popen(
-            [sys.executable, str(HERE / "warm_server.py"), str(listener.fileno()), str(ours)],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            pass_fds=[listener.fileno(), ours],
-            start_new_session=True,
-        )
-    os.close(ours)
-    launcher = folder / "python"
-    words = [sys.executable, "-IS", str(HERE / "warm_launcher.py"), sys.executable, str(launcher), str(address)]
-    launcher.write_text(f'#!/bin/sh\nexec {shlex.join([*words, json.dumps(heeded)])} "$@"\n')
-    launcher.chmod(0o755)
-    try:
-        yield str(launcher)
-    finally:
-        os.close(theirs)
-        server.wait()
+    with tempfile.TemporaryDirectory(prefix="perflab-") as name:  # a socket's path must be short
+        folder = Path(name)
+        address = folder / "socket"
+        ours, theirs = os.pipe()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(str(address))
+            listener.listen(64)
+            server = subprocess.Popen(
+                [sys.executable, str(HERE / "warm_server.py"), str(listener.fileno()), str(ours)],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[listener.fileno(), ours],
+                start_new_session=True,
+            )
+        os.close(ours)
+        launcher = folder / "python"
+        words = [sys.executable, "-IS", str(HERE / "warm_launcher.py"), sys.executable, str(launcher), str(address)]
+        launcher.write_text(f'#!/bin/sh\nexec {shlex.join([*words, json.dumps(heeded)])} "$@"\n')
+        launcher.chmod(0o755)
+        try:
+            yield str(launcher)
+        finally:
+            os.close(theirs)
+            server.wait()
