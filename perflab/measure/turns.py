@@ -24,7 +24,10 @@ __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 
 class Turns:
-    """Measures a workload piece by piece, while others use the machine in between. A context manager."""
+    """Measures a workload piece by piece, while others use the machine in between. A context manager.
+
+    What earlier work left behind has been collected by the caller.
+    """
 
     def __init__(
         self, workload: Workload, device: torch.device, plan: Plan, counter: CallCounter | None = None

@@ -7,6 +7,7 @@ processes, fails the test that got worse, and hangs the result on the test's own
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import os
 from collections.abc import Generator
@@ -192,6 +193,17 @@ class Cases:
         if result is not None:
             report.perflab = to_plain(result)  # type: ignore[attr-defined]
         return report
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self) -> None:
+        """In a fresh process: leave at once.
+
+        What a PyTorch process holds is looked through three times more before it ends, by pytest and by the
+        interpreter, a third of the processor time that a small replicate takes; the system takes it back anyway.
+        Fixtures are torn down by now, and objects that are in no cycle still see their end.
+        """
+        if self._job is not None:
+            gc.freeze()
 
     # --- judging --------------------------------------------------------------------------------------------
 

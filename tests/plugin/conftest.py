@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.plugin.warm import warm_python
 
 CONFTEST = """
 from pathlib import Path
@@ -57,11 +61,19 @@ A_DAY_MS = 24 * 3600 * 1000
 """A call that takes so long, in virtual time, leaves a run of an hour no time for another look at it."""
 
 
+def run_pytest(pytester: pytest.Pytester, python: str, *arguments: str) -> pytest.RunResult:
+    """What pytester's subprocess gives, with another Python."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(sys, "executable", python)
+        return pytester.runpytest_subprocess(*arguments, timeout=240)
+
+
 class Project:
     """A project of one perf case whose time (virtual) and memory (real) are set from outside."""
 
-    def __init__(self, pytester: pytest.Pytester) -> None:
+    def __init__(self, pytester: pytest.Pytester, python: str = sys.executable) -> None:
         self.pytester = pytester
+        self.python = python
         pytester.makeconftest(CONFTEST)
         self.test_file = pytester.makepyfile(test_story=CASE)
         pytester.makeini("[pytest]\naddopts = -p perflab.plugin -p no:cacheprovider\n")
@@ -77,7 +89,7 @@ class Project:
 
     def run(self, *args: str) -> pytest.RunResult:
         """One more session, in a process of its own."""
-        return self.pytester.runpytest_subprocess("-m", "perf", *args, timeout=240)
+        return run_pytest(self.pytester, self.python, "-m", "perf", *args)
 
     def baseline_file(self) -> Path:
         """The one baseline file there is."""
@@ -120,8 +132,15 @@ def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # each process would compile all modules again
 
 
+@pytest.fixture(scope="session")
+def python() -> Iterator[str]:
+    """Runs pytest in processes that have PyTorch: importing it would be most of the time of a story."""
+    with warm_python() as launcher:
+        yield launcher
+
+
 @pytest.fixture
-def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Project:
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, python: str) -> Project:
     # A story starts many processes; those of other plugins' imports would be most of its time.
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    return Project(pytester)
+    return Project(pytester, python)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
+
+from tests.plugin.conftest import run_pytest
 
 KERNELS = """
 import torch
@@ -35,8 +36,9 @@ EXAMPLES = [
 class Kernels:
     """A project with one registered kernel."""
 
-    def __init__(self, pytester: pytest.Pytester) -> None:
+    def __init__(self, pytester: pytest.Pytester, python: str) -> None:
         self.pytester = pytester
+        self._python = python
         pytester.makepyfile(my_kernels=KERNELS, test_mine="def test_kernel(compiled_kernel):\n    pass\n")
         # As a project has it that checks its kernels in the interpreter where there is no GPU.
         pytester.makeconftest("import os\nos.environ['TRITON_INTERPRET'] = '1'\n")
@@ -52,16 +54,16 @@ class Kernels:
         path.write_text(text.replace(old, new))
 
     def pytest(self, *arguments: str) -> pytest.RunResult:
-        return self.pytester.runpytest_subprocess(*arguments, timeout=240)
+        return run_pytest(self.pytester, self._python, *arguments)
 
     def perflab(self, *arguments: str) -> pytest.RunResult:
-        return self.pytester.run(sys.executable, "-m", "perflab", "kernels", *arguments, timeout=240)
+        return self.pytester.run(self._python, "-m", "perflab", "kernels", *arguments, timeout=240)
 
 
 @pytest.fixture
-def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Kernels:
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, python: str) -> Kernels:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    return Kernels(pytester)
+    return Kernels(pytester, python)
 
 
 def test_a_kernel_is_saved_then_spills_and_fails_and_is_accepted(project: Kernels) -> None:

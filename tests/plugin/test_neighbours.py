@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.plugin.conftest import Project
+from tests.plugin.conftest import Project, run_pytest
 
 MIXED = """
 import torch
@@ -24,9 +24,11 @@ def test_theirs(benchmark):
 """
 
 
-def test_results_stand_in_pytest_benchmarks_json_and_its_compare_reads_them(pytester: pytest.Pytester) -> None:
+def test_results_stand_in_pytest_benchmarks_json_and_its_compare_reads_them(
+    pytester: pytest.Pytester, python: str
+) -> None:
     pytester.makepyfile(MIXED)
-    result = pytester.runpytest_subprocess("--benchmark-json=b.json", "--perf-budget=300ms")
+    result = run_pytest(pytester, python, "--benchmark-json=b.json", "--perf-budget=300ms")
     result.assert_outcomes(passed=2)
     rows = {row["name"]: row for row in json.loads((pytester.path / "b.json").read_text())["benchmarks"]}
     assert set(rows) == {"test_ours", "test_theirs"}
@@ -42,25 +44,25 @@ def test_results_stand_in_pytest_benchmarks_json_and_its_compare_reads_them(pyte
     assert "test_ours" in compared.stdout + compared.stderr
 
 
-def test_one_table_is_shown_unless_pytest_benchmarks_is_asked_for(pytester: pytest.Pytester) -> None:
+def test_one_table_is_shown_unless_pytest_benchmarks_is_asked_for(pytester: pytest.Pytester, python: str) -> None:
     pytester.makepyfile(MIXED)
-    shown = pytester.runpytest_subprocess("--perf-budget=300ms").stdout.str()
+    shown = run_pytest(pytester, python, "--perf-budget=300ms").stdout.str()
     assert shown.count("\nours ") == 1
     assert "test_ours" not in shown
     assert "test_theirs" in shown
 
 
-def test_a_test_of_pytest_benchmark_alone_is_left_alone(pytester: pytest.Pytester) -> None:
+def test_a_test_of_pytest_benchmark_alone_is_left_alone(pytester: pytest.Pytester, python: str) -> None:
     pytester.makepyfile("import pytest\n@pytest.mark.perf\ndef test_theirs(benchmark):\n    benchmark(sum, [1, 2])\n")
-    result = pytester.runpytest_subprocess("-m", "perf")
+    result = run_pytest(pytester, python, "-m", "perf")
     result.assert_outcomes(passed=1)
     result.stdout.no_fnmatch_line("*= perf =*")
     result.stdout.fnmatch_lines(["test_theirs*"])
 
 
-def test_pytest_benchmark_takes_the_timer_that_waits_for_the_gpu(pytester: pytest.Pytester) -> None:
+def test_pytest_benchmark_takes_the_timer_that_waits_for_the_gpu(pytester: pytest.Pytester, python: str) -> None:
     pytester.makepyfile("def test_theirs(benchmark):\n    benchmark(sum, [1, 2])\n")
-    result = pytester.runpytest_subprocess("--benchmark-timer=perflab.cuda_timer", "--benchmark-json=b.json")
+    result = run_pytest(pytester, python, "--benchmark-timer=perflab.cuda_timer", "--benchmark-json=b.json")
     result.assert_outcomes(passed=1)
     (row,) = json.loads((pytester.path / "b.json").read_text())["benchmarks"]
     assert row["options"]["timer"] == "cuda_timer"
@@ -85,9 +87,11 @@ def test_one(perf, number):
 """
 
 
-def test_workers_measure_one_case_at_a_time_and_one_process_writes_one_summary(pytester: pytest.Pytester) -> None:
+def test_workers_measure_one_case_at_a_time_and_one_process_writes_one_summary(
+    pytester: pytest.Pytester, python: str
+) -> None:
     pytester.makepyfile(test_parallel=PARALLEL)
-    result = pytester.runpytest_subprocess("-m", "perf", "-n2", "--perf-update", "--perf-replicates=2")
+    result = run_pytest(pytester, python, "-m", "perf", "-n2", "--perf-update", "--perf-replicates=2")
     result.assert_outcomes(passed=4)
     text = result.stdout.str()
     assert text.count("= perf =") == 1
@@ -118,16 +122,16 @@ def test_workers_say_what_is_wrong_with_a_baseline_file(project: Project) -> Non
     assert project.baseline_file().read_text() == "{"
 
 
-def test_workers_refuse_a_marker_argument_in_every_test(pytester: pytest.Pytester) -> None:
+def test_workers_refuse_a_marker_argument_in_every_test(pytester: pytest.Pytester, python: str) -> None:
     pytester.makepyfile("import pytest\n@pytest.mark.correctness(atol=1)\ndef test_x():\n    pass\n")
-    result = pytester.runpytest_subprocess("-n2")
+    result = run_pytest(pytester, python, "-n2")
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*@pytest.mark.correctness takes no arguments, got atol*"])
 
 
-def test_correctness_runs_in_parallel(pytester: pytest.Pytester) -> None:
+def test_correctness_runs_in_parallel(pytester: pytest.Pytester, python: str) -> None:
     pytester.makepyfile(
         "import pytest\n@pytest.mark.correctness\n@pytest.mark.parametrize('n', range(4))\ndef test_x(n, device):\n"
         "    assert device.type\n"
     )
-    pytester.runpytest_subprocess("-m", "correctness", "-n2").assert_outcomes(passed=4)
+    run_pytest(pytester, python, "-m", "correctness", "-n2").assert_outcomes(passed=4)

@@ -14,7 +14,7 @@ from perflab.gate.store import BaselineStore
 from perflab.plugin.seen import Seen
 from perflab.records import Parameters
 from tests.harness.make import entry
-from tests.plugin.conftest import Project
+from tests.plugin.conftest import Project, run_pytest
 
 CASES = """
 import pytest
@@ -134,7 +134,7 @@ def test_what_was_not_run_is_not_stale(suite: Project, arguments: list[str]) -> 
         change(suite, "def test_a(perf):\n", "def test_a(perf):\n    assert False\n")
         suite.pytester.makeini("[pytest]\naddopts = -p perflab.plugin\n")
         suite.run("-k", "test_a").assert_outcomes(failed=1, deselected=4)
-    said = suite.pytester.runpytest_subprocess("--collect-only", "--perf-prune", *arguments).stdout.str()
+    said = run_pytest(suite.pytester, suite.python, "--collect-only", "--perf-prune", *arguments).stdout.str()
     assert "no stale baselines" in said
     assert stored(suite) == ALL
 

@@ -1,0 +1,40 @@
+"""Processes that measure for another one, as Python itself starts them, seen from outside."""
+
+from __future__ import annotations
+
+import pytest
+
+CONFTEST = """
+import atexit, gc, os, sys
+from pathlib import Path
+
+import pytest
+
+def at_the_end():
+    kind = "fresh" if any(word.startswith("--perf-replicate=") for word in sys.argv) else "session"
+    Path(f"{kind}-{os.getpid()}.txt").write_text(f"{gc.get_freeze_count()} {torn_down}")
+
+atexit.register(at_the_end)
+torn_down = False
+
+@pytest.fixture(scope="session")
+def kept():
+    yield
+    global torn_down
+    torn_down = True
+"""
+
+
+def test_a_fresh_process_ends_without_looking_through_all_it_holds_once_its_fixtures_are_torn_down(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile("def test_work(perf, kept):\n    perf(sum, range(10_000))\n")
+    arguments = ["-p", "perflab.plugin", "-m", "perf", "--perf-update", "--perf-replicates=2", "--perf-budget=200ms"]
+    pytester.runpytest_subprocess(*arguments).assert_outcomes(passed=1)
+    (fresh,) = (path.read_text().split() for path in pytester.path.glob("fresh-*.txt"))
+    (session,) = (path.read_text().split() for path in pytester.path.glob("session-*.txt"))
+    assert int(fresh[0]) > 100_000, "PyTorch's own objects are many more"
+    assert int(session[0]) < 1000, "whoever runs the session may go on after it"
+    assert fresh[1] == session[1] == "True"

@@ -1,0 +1,64 @@
+"""Processes for stories that start with PyTorch imported: an executable that can be taken for Python.
+
+Knows which server and launcher belong together; how a fork becomes a process is the server's (``warm_server.py``). A
+process is as fresh as any: only what Python, pytest and PyTorch did to be imported was done before it. What that cannot
+tell, such as what happens while PyTorch is imported, is told by stories whose processes are Python's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.plugin.warm_launcher import START
+
+HERE = Path(__file__).parent
+
+
+@contextlib.contextmanager
+def warm_python() -> Iterator[str]:
+    """The path of an executable that runs modules and xdist's workers warm while the block lasts.
+
+    It is Python itself where forking is not safe. Variables that are heeded when Python starts are this process's; a
+    command with others is given to Python.
+    """
+    if sys.platform != "linux":  # forking after the system's own libraries have been used is not safe everywhere
+        yield sys.executable
+        return
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
+    }
+    heeded = {name: value for name, value in environment.items() if name.startswith(START)}
+    with tempfile.TemporaryDirectory(prefix="perflab-") as name:  # a socket's path must be short
+        folder = Path(name)
+        address = folder / "socket"
+        ours, theirs = os.pipe()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(str(address))
+            listener.listen(64)
+            server = subprocess.Popen(
+                [sys.executable, str(HERE / "warm_server.py"), str(listener.fileno()), str(ours)],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[listener.fileno(), ours],
+                start_new_session=True,
+            )
+        os.close(ours)
+        launcher = folder / "python"
+        words = [sys.executable, "-IS", str(HERE / "warm_launcher.py"), sys.executable, str(launcher), str(address)]
+        launcher.write_text(f'#!/bin/sh\nexec {shlex.join([*words, json.dumps(heeded)])} "$@"\n')
+        launcher.chmod(0o755)
+        try:
+            yield str(launcher)
+        finally:
+            os.close(theirs)
+            server.wait()

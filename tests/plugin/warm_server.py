@@ -1,0 +1,170 @@
+"""A process that has imported PyTorch, and becomes a story's by forking: that import is most of what a start costs.
+
+Knows one thing: how to make of a fork what ``python -m module``, or ``-u -c code``, would have been: its arguments,
+environment, import path, working directory and open files, and the status that it ends with. Whether a command may be
+run like this its launcher decides (``warm_launcher.py``). PyTorch and pytest are all that is shared, as they are once
+imported: nothing has been computed, no thread has been started, no module of the project has been loaded.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import gc
+import importlib
+import io
+import json
+import os
+import random
+import runpy
+import select
+import signal
+import socket
+import sys
+import tempfile
+from types import ModuleType
+from typing import Any
+
+_MANY = 64
+"""Files that a command may inherit."""
+_APART = 512
+"""Numbers from here on are nobody's: where received files wait until they get the numbers that they had."""
+
+
+def serve(listener: socket.socket, lifeline: int) -> dict[str, Any]:
+    """Fork for every request, and tell each launcher how its process ended. Returns in the forked processes alone.
+
+    A process ends with its launcher, and all of them with whoever holds the other end of ``lifeline``.
+    """
+    ended, ending = os.pipe()
+    os.set_blocking(ending, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(ending)
+    launchers: dict[int, socket.socket | None] = {}
+    while True:
+        waiting = {launcher: process for process, launcher in launchers.items() if launcher is not None}
+        ready, _, _ = select.select([listener, lifeline, ended, *waiting], [], [])
+        if lifeline in ready:
+            for process in launchers:
+                _kill(process)
+            os._exit(0)
+        if ended in ready:
+            os.read(ended, 4096)
+            _tell_ends(launchers)
+        for launcher in waiting.keys() & set(ready):  # it has nothing more to say: this is its end
+            if waiting[launcher] in launchers:
+                _kill(waiting[launcher])
+                launcher.close()
+                launchers[waiting[launcher]] = None
+        if listener in ready:
+            launcher, _ = listener.accept()
+            request, files = _received(launcher)
+            if request is None:
+                launcher.close()
+                continue
+            process = os.fork()
+            if process == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                os.setsid()
+                for ours in (listener, launcher, *waiting):  # before their numbers become others'
+                    ours.close()
+                for number in (ended, ending, lifeline):
+                    os.close(number)
+                _place(files, request["files"])
+                return request
+            for number in files:
+                os.close(number)
+            launchers[process] = launcher
+
+
+def _kill(process: int) -> None:
+    """A process and what it has started; it may have no session of its own yet, or be gone."""
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError):
+            kill(process, signal.SIGKILL)
+
+
+def _tell_ends(launchers: dict[int, socket.socket | None]) -> None:
+    while launchers:
+        process, status = os.waitpid(-1, os.WNOHANG)
+        if process == 0:
+            return
+        launcher = launchers.pop(process)
+        if launcher is not None:
+            with contextlib.suppress(OSError), launcher:
+                launcher.send(str(os.waitstatus_to_exitcode(status)).encode())
+
+
+def _received(launcher: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
+    """What is to be run, and its files; None of a launcher that was killed before it had said all."""
+    sent = array.array("i")
+    first, ancillary, _, _ = launcher.recvmsg(8, socket.CMSG_LEN(_MANY * sent.itemsize))
+    for _, _, numbers in ancillary:
+        sent.frombytes(numbers)
+    length = int.from_bytes(first, "big")
+    with launcher.makefile("rb") as stream:
+        said = stream.read(length)
+    if len(first) < 8 or len(said) < length:
+        return None, []
+    return json.loads(said), list(sent)
+
+
+def _place(files: list[int], numbers: list[int]) -> None:
+    """Give received files the numbers that they had."""
+    apart = [fcntl.fcntl(file, fcntl.F_DUPFD, _APART) for file in files]
+    for file in files:
+        os.close(file)
+    for file, number in zip(apart, numbers, strict=True):
+        os.dup2(file, number)
+        os.close(file)
+
+
+def become(request: dict[str, Any]) -> None:
+    """Make this process what Python would be before it runs the module."""
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["directory"])
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    first = os.getcwd() if request["code"] is None else ""
+    path = [first, *(os.path.abspath(place) for place in given if place), *sys.path]
+    sys.path[:] = dict.fromkeys(path)
+    sys.path_importer_cache.clear()
+    importlib.invalidate_caches()
+    sys.executable = request["executable"]
+    sys.orig_argv = [sys.executable, *request["arguments"]]
+    sys.argv = request["module"] if request["code"] is None else ["-c"]
+    tempfile.tempdir = None  # looked up by an import, in another environment
+    random.seed()
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed()
+
+
+def unbuffer() -> None:
+    """What ``-u`` does."""
+    for name in ("stdout", "stderr"):
+        old = getattr(sys, name)
+        raw = io.FileIO(old.fileno(), "w", closefd=False)
+        new = io.TextIOWrapper(raw, old.encoding, old.errors, write_through=True)
+        setattr(sys, name, new)
+        setattr(sys, f"__{name}__", new)
+
+
+if __name__ == "__main__":
+    del sys.path[0]  # this file's folder
+    gc.disable()
+    importlib.import_module("torch")
+    importlib.import_module("pytest")
+    gc.collect()
+    gc.freeze()  # the collector of a fork would copy every page that it looks at
+    gc.enable()
+    with socket.socket(fileno=int(sys.argv[1])) as listening:
+        asked = serve(listening, int(sys.argv[2]))
+    become(asked)
+    if asked["code"] is None:
+        runpy.run_module(asked["module"][0], run_name="__main__", alter_sys=True)
+    else:
+        unbuffer()
+        sys.modules["__main__"] = main = ModuleType("__main__")
+        exec(asked["code"], main.__dict__)
