@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -237,6 +238,8 @@ def test_a_case_that_takes_its_worker_down_has_failed(suite: Suite) -> None:
 def test_an_update_in_shards_joins_to_the_files_of_one_update(suite: Suite) -> None:
     update = ("--perf-update", "--perf-replicates=1")
     assert suite.run(*update, "--perf-baselines=old").ret == 0
+    for file in (suite.path / "old").glob("*/*.json"):  # dates have seconds, and that run may have been this second
+        file.write_text(re.sub(r'("recorded": "20)\d\d', r"\g<1>20", file.read_text()))
     for shard, chosen in {"one": "second or third", "two": "not second and not third"}.items():
         shutil.copytree(suite.path / "old", suite.path / shard)  # its checkout
         assert suite.run(*update, f"--perf-baselines={shard}", "-k", chosen).ret == 0
