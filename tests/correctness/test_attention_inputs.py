@@ -39,6 +39,22 @@ def test_an_unknown_variant_is_refused_with_the_choices() -> None:
         attention(q, q, q, impl="flash")
 
 
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_a_misspelt_setting_is_refused_with_the_one_that_is_near(impl: str) -> None:
+    q = ones(1, 1, 4, 8)
+    with pytest.raises(TypeError, match=r"no setting 'is_casual' \(did you mean 'is_causal'\?\); its settings are"):
+        attention(q, q, q, impl=impl, is_casual=True)  # type: ignore[call-arg]
+
+
+def test_a_setting_of_no_name_that_is_known_is_refused_with_all_of_them() -> None:
+    q = ones(1, 1, 4, 8)
+    wanted = (
+        "no setting 'attn_mask'; its settings are causal_alignment, dropout_p, is_causal, scale, softcap, window_size"
+    )
+    with pytest.raises(TypeError, match=wanted):
+        attention_with_logsumexp(q, q, q, attn_mask=None)  # type: ignore[call-arg]
+
+
 def test_a_variant_without_logsumexp_is_refused_with_those_that_have_it() -> None:
     q = ones(1, 1, 4, 8)
     with pytest.raises(ValueError, match="'sdpa' gives no log-sum-exp; choose one of: reference, naive, tiled"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,15 @@ def test_what_was_saved_comes_back_with_what_was_saved_beside_it(path: Path) -> 
     assert same_weights(model, other)
     assert (extra["step"], extra["losses"]) == (3, [1.5, 2.5])
     torch.optim.AdamW(other.parameters()).load_state_dict(extra["optimizer"])
+
+
+def test_the_weights_of_another_module_can_be_saved_beside_it(path: Path) -> None:
+    """A moving average of the weights, say: a state_dict() is an OrderedDict, with an attribute of its own."""
+    save_checkpoint(path, make(), ema=make(seed=1).state_dict())
+    ema, model = load_checkpoint(path, make())["ema"], make(seed=2)
+    model.load_state_dict(ema)
+    assert same_weights(model, make(seed=1))
+    assert ema._metadata == make().state_dict()._metadata  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("switch", OTHERWISE)
@@ -245,6 +255,10 @@ def test_a_file_that_would_run_code_is_not_loaded(path: Path) -> None:
 def test_what_loading_would_refuse_is_refused_when_it_is_saved(path: Path) -> None:
     with pytest.raises(TypeError, match=r"extra\['run'\]\['schedule'\]\[1\] is of type object, .* save its state_dict"):
         save_checkpoint(path, make(), run={"schedule": [1.0, object()]})
+    ordered: Any = OrderedDict(weights=1.0)
+    ordered.written_too = object()
+    with pytest.raises(TypeError, match=r"extra\['ema'\]\.written_too is of type object"):
+        save_checkpoint(path, make(), ema=ordered)
     assert not path.exists()
 
 

@@ -141,6 +141,16 @@ def test_attention_that_draws_is_computed_again(device: torch.device) -> None:
         assert _policy(None, operator, *before).name == "MUST_SAVE"
 
 
+def test_a_product_into_memory_that_it_was_given_is_computed_again() -> None:
+    """Kept, it would not be written the second time; nor does what is kept stay, where that memory is used again."""
+    from perflab.lab.models.recompute import _policy
+
+    x = torch.empty(4, 4)
+    assert _policy(None, torch.ops.aten.mm.default, x, x).name == "MUST_SAVE"
+    assert _policy(None, torch.ops.aten.mm.out, x, x, out=x).name == "PREFER_RECOMPUTE"
+    assert _policy(None, torch.ops.aten.addmm.out, x, x, x, out=x).name == "PREFER_RECOMPUTE"
+
+
 def test_an_unknown_policy_is_refused_with_the_choices(device: torch.device) -> None:
     model = make_model(TINY, device, "selective")
     with pytest.raises(ValueError, match="checkpointing='all': wanted one of none, every-block, selective"):

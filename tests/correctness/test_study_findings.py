@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from perflab.plugin.facts import checked_facts
-from perflab.records import Judgement, Result, Verdict
+from perflab.records import Judgement, Measurement, Result, Verdict
 from tests.harness.make import MS, record, replicate, result
 from tests.perf.choice import check_choices, context_lengths, model_names
 from tests.perf.saved import saved_for_backward
@@ -82,13 +82,18 @@ def test_bf16_stands_against_fp32_at_each_length_that_has_both() -> None:
     ]
 
 
-def test_a_first_sample_far_from_the_median_is_not_warm() -> None:
-    cold = case("test_warmup", {"warmup_steps": 0}, first_ns=30.0 * MS)
-    warm = case("test_warmup", {"warmup_steps": 2}, first_ns=10.1 * MS)
-    lines = findings_of("warm-up", [cold, warm])
+def test_a_first_sample_that_is_slower_than_all_others_is_not_warm() -> None:
+    def warmup(steps: int, *samples_ms: float) -> Result:
+        node = f"tests/perf/test_x.py::test_warmup[{steps}]"
+        samples_ns = [round(ms * MS) for ms in samples_ms]
+        taken = Measurement(samples_ns=samples_ns, repetitions=1, warmup_calls=steps, settled=None, clock="host")
+        return result(node, record=record(case=node, parameters={"warmup_steps": steps}, measurement=taken))
+
+    lines = findings_of("warm-up", [warmup(0, 30, 10, 11, 10), warmup(1, 12, 10, 14, 10), warmup(2, 10.1, 10, 10, 10)])
     assert lines == [
-        "after 0 steps the first sample is 30.0 ms, +200% of the median: not warm yet",
-        "after 2 steps the first sample is 10.1 ms, +1% of the median: no more than samples differ by",
+        "after 0 steps the first sample is +200% of the later ones' median: slower than any of them, so not warm yet",
+        "after 1 steps the first sample is +20% of the later ones' median: one of them",
+        "after 2 steps the first sample is +1% of the later ones' median: one of them",
     ]
 
 

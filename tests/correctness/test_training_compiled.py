@@ -106,6 +106,22 @@ def test_compiled_gradients_are_the_eager_ones_within_budget(
         assert report.ok, str(report)
 
 
+def test_compiled_attention_has_the_eager_gradients_whatever_is_kept_for_backward(device: torch.device) -> None:
+    """The lab's own attention, compiled once for all policies."""
+    model, tokens = tiny(device), random_tokens(4, 16, vocab_size=50, device=device)
+    reference = reference_gradients(model, tokens)
+    plain, before = gradients_of(TrainingStep(copy.deepcopy(model), tokens)), graphs()
+    step = TrainingStep(model, tokens, TrainingConfig(compile="attention", checkpointing="selective"))
+    for policy in ("selective", "every-block", "none"):
+        model.checkpointing = policy  # type: ignore[assignment]
+        got = gradients_of(step)
+        for name, wanted in reference.items():
+            report = compare(f"{policy}: {name}", got[name], wanted, plain[name])
+            assert report.ok, str(report)
+        step.adamw.zero_grad()
+    assert graphs() == before + 1
+
+
 @pytest.mark.parametrize("compile", ["eager", "default", "reduce-overhead", "max-autotune", "attention"])
 def test_the_mode_is_torch_compiles_and_the_model_keeps_its_keys(
     compile: str, modes: list[str | None], device: torch.device

@@ -258,6 +258,50 @@ def test_a_norm_that_is_not_finite_cannot_be_clipped_to_and_skips_the_step(
     assert step.skipped_steps == 1
 
 
+class Rooted(Bigram):
+    """Logits sqrt(0) higher: they are finite, and the gradient of what is under the root is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.square = nn.Parameter(torch.zeros(10))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = super().forward(tokens) + self.square.sqrt()
+        return logits
+
+
+@pytest.mark.parametrize("switches", [{"max_grad_norm": 1e30}, {"precision": "fp16"}], ids=str)
+def test_a_gradient_that_is_not_finite_skips_the_step_where_it_is_clipped_or_its_loss_scaled(
+    switches: dict[str, Any], optimizer: str, device: torch.device
+) -> None:
+    tokens = random_tokens(4, 6, vocab_size=10, device=device)
+    step = TrainingStep(Rooted().to(device), tokens, TrainingConfig(optimizer=optimizer, **switches))
+    before = state_of(step)
+    assert math.isfinite(step().item())
+    assert_same(state_of(step), before)
+    assert step.skipped_steps == 1
+
+
+def test_without_either_the_loss_alone_is_watched_and_later_steps_are_skipped(
+    optimizer: str, device: torch.device
+) -> None:
+    tokens = random_tokens(4, 6, vocab_size=10, device=device)
+    step = TrainingStep(Rooted().to(device), tokens, TrainingConfig(optimizer=optimizer))
+    assert math.isfinite(step().item())
+    assert step.skipped_steps == 0
+    assert not step.model.square.isfinite().any()
+    assert not math.isfinite(step().item())
+    assert step.skipped_steps == 1
+
+
+def test_a_norm_that_is_far_above_one_is_not_clipped_by_1e30(device: torch.device) -> None:
+    watched, plain = bigram_step(device, max_grad_norm=1e30), bigram_step(device)
+    for step in (watched, plain):
+        step.model.factor = 1e3  # type: ignore[assignment]
+        step()
+    assert_same(state_of(watched), state_of(plain))
+
+
 def test_an_update_that_fails_leaves_no_skipping_behind(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     step, watch = bigram_step(device), WatchOnDevice(device)
     monkeypatch.setattr(step.adamw, "step", lambda: 1 / 0)

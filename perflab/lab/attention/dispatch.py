@@ -5,6 +5,7 @@ Shapes: q (B, H, N_q, D); k, v (B, H_kv, N_k, D), H a multiple of H_kv; out (B, 
     out = softmax(scale * q k^T + mask) v,    logsumexp = log sum_j exp(scale * q k^T + mask)
 """
 
+import difflib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Unpack
@@ -50,8 +51,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, impl: str = "sdpa", **settings
     the variant itself runs without autocast: its precision is its own affair.
 
     Raises ValueError for an unknown impl, unusable settings, and shapes and devices that do not fit; TypeError for
-    dtypes; NotImplementedError for what the variant does not claim (`IMPLEMENTATIONS`); RuntimeError where a variant
-    can't run on that device, or a pinned backend does not take the inputs; ImportError where Triton is missing.
+    dtypes, and for a setting of no such name; NotImplementedError for what the variant does not claim
+    (`IMPLEMENTATIONS`); RuntimeError where a variant can't run on that device, or a pinned backend does not take the
+    inputs; ImportError where Triton is missing.
     """
     return _run(impl, q, k, v, settings, with_logsumexp=False)[0]
 
@@ -88,6 +90,7 @@ def import_triton_variant() -> Any:
 
 def _run(impl: str, q: Tensor, k: Tensor, v: Tensor, settings: Settings, *, with_logsumexp: bool) -> Result:
     claims = get_implementation(impl)
+    _require_known(settings)
     make_scoring(q, k, **settings)  # refuses what no variant can do
     q, k, v = cast_as_autocast_does(q, k, v)
     require_device(claims, q.device)
@@ -97,6 +100,16 @@ def _run(impl: str, q: Tensor, k: Tensor, v: Tensor, settings: Settings, *, with
     require_gradients(claims, q, k, v)
     with _without_autocast(q.device.type):
         return _VARIANTS[impl](q, k, v, settings, with_logsumexp)
+
+
+def _require_known(settings: Settings) -> None:
+    # The variants read what they know of; without this a misspelt `is_causal` would attend to the future.
+    for name in settings:
+        if name not in Settings.__optional_keys__:
+            known = sorted(Settings.__optional_keys__)
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            raise TypeError(f"attention has no setting {name!r}{hint}; its settings are {', '.join(known)}")
 
 
 def _reference(q: Tensor, k: Tensor, v: Tensor, settings: Settings, with_logsumexp: bool) -> Result:

@@ -13,8 +13,8 @@ optimizer, torch.compile, activation checkpointing) is no part of it, and never 
 from __future__ import annotations
 
 import os
-import tempfile
 import zipfile
+from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from perflab.lab.files import written_whole
 from perflab.lab.models.config import WITHOUT_A_TENSOR, ModelConfig, architecture
 
 FORMAT, VERSION = "perflab checkpoint", 1
@@ -45,7 +46,7 @@ _ABSENT = object()
 def save_checkpoint(path: str | os.PathLike[str], model: nn.Module, **extra: Any) -> None:
     """Write a `TransformerLM`, compiled or not, to `path`, whole or not at all: what was there stays till then.
 
-    extra: numbers, strings, tensors, and lists and dicts of such, by name; what a `state_dict()` consists of.
+    extra: numbers, strings, tensors, and lists and dicts of such, by name; the `state_dict()` of a module or optimizer.
 
     Raises:
         TypeError: the model is no `TransformerLM`, or something in `extra` is no plain data.
@@ -64,17 +65,8 @@ def save_checkpoint(path: str | os.PathLike[str], model: nn.Module, **extra: Any
         "weights": _weights(model),
         "extra": extra,
     }
-    path = Path(path)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # of that folder: a rename is no copy
-    try:
-        with open(handle, "wb") as file:
-            torch.save(document, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+    with written_whole(path) as file:
+        torch.save(document, file)
 
 
 def load_checkpoint(path: str | os.PathLike[str], model: nn.Module, *, accept: Collection[str] = ()) -> dict[str, Any]:
@@ -137,10 +129,13 @@ def _leaves(value: Any, place: str) -> Iterator[tuple[str, Any]]:
     if type(value) in (list, tuple):
         for position, item in enumerate(value):
             yield from _leaves(item, f"{place}[{position}]")
-    elif type(value) is dict:
+    elif type(value) in (dict, OrderedDict):
         for key, item in value.items():
             yield from _leaves(key, f"a key of {place}")
             yield from _leaves(item, f"{place}[{key!r}]")
+        if type(value) is OrderedDict:  # a module's state_dict() has its versions in an attribute, written with it
+            for name, attribute in vars(value).items():
+                yield from _leaves(attribute, f"{place}.{name}")
     elif type(value) not in _PLAIN:
         yield place, value
 

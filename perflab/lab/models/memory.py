@@ -1,28 +1,6 @@
 """Where the peak memory of a pass comes from: an estimate, by adding up the tensors that the model keeps.
 
-B batch, T sequence, n = B T tokens, d d_model, F d_ff, H heads, K D width of keys and of values, V vocab_size. Item
-sizes in bytes: p of a weight, a of what matrix products work in (2 under autocast, else p), w of what is kept wide (4
-at least). With RMSNorm and SwiGLU
-
-    attention      norm                        n d (2 w) + n w: input, normed value and root
-                 + n d a                       the input of its products; 3 copies under autocast
-                 + 2 n d a + 2 n K D a         q and the output, k and v
-                 + variant                     what the variant keeps
-    feed-forward   norm + n d a                the same, 2 copies under autocast
-                 + 4 n F a                     gate, silu(gate), up and their product
-    ending         norm + n d a                the final norm and the head's input
-                 + n V w                       log-softmax of the loss
-
-The switches change these terms:
-
-    LayerNorm, and RMSNorm fused               norm = n d p + 2 n w, and n d p + 4 n: input and roots
-    GELU; SwiGLU fused                         2 n F a, up and its gelu; 3 n F a, gate, up and the product
-    variants that write the heads out          K D = d in attention: what they keep is repeated for every head
-    dropout                                    what was drawn, in the dtype that it drops, as on a CPU (on CUDA a
-                                               byte): n d a a layer, n d p of the embedding; written-out attention
-                                               2 B H T^2 a, with the weights that are left
-    checkpointing every block                  a block keeps its input, n d p, until it is computed again
-    selective                                  and the results of its products with weights, and of fused attention
+Which tensors these are, and how many bytes each takes, is in `memory_terms.py`; here is which are there at a time.
 
 The peak lies at one of a few instants: the end of the forward, the start of the backward, the feed-forward or
 the attention of the last block going back (all activations, few gradients), the same in the first block (few
@@ -41,23 +19,11 @@ from dataclasses import dataclass, fields, replace
 from itertools import chain
 from typing import Literal
 
-from perflab.lab.attention.tiled import TILE
-from perflab.lab.models.config import (
-    ModelConfig,
-    attention_parameter_count,
-    block_matmul_parameter_count,
-    feed_forward_matrices,
-    norm_vectors,
-    parameter_count,
-)
+from perflab.lab.models.config import ModelConfig, parameter_count
+from perflab.lab.models.memory_terms import Sizes
 
 Mode = Literal["inference", "forward", "forward_backward", "train_step"]
 Optimizer = Literal["fused", "foreach", "loop"]
-
-WRITTEN_OUT = ("naive", "sdpa-math")
-"""Variants that hold T x T weights in the dtype of their inputs."""
-UNFUSED_DROPOUT = ("sdpa",)
-"""Variants that do so for dropout, on a CPU at least."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +75,14 @@ def peak_memory(
     """
     if mode == "inference":  # nothing is dropped there
         config = replace(config, attention_dropout=0.0, residual_dropout=0.0, embedding_dropout=0.0)
-    sizes = _Sizes(config, batch_size, seq_len, weight_bytes, autocast_bytes, checkpointing)
+    sizes = Sizes(
+        config=config,
+        batch_size=batch_size,
+        seq_len=seq_len,
+        weight_bytes=weight_bytes,
+        autocast_bytes=autocast_bytes,
+        checkpointing=checkpointing,
+    )
     if mode == "inference":
         instants = _inference(sizes)
     elif mode == "forward":
@@ -129,94 +102,7 @@ def peak_memory(
     )
 
 
-class _Sizes:
-    """Bytes of each tensor that an instant is made of; the letters are the module's."""
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        batch_size: int,
-        seq_len: int,
-        weight_bytes: int,
-        autocast_bytes: int | None,
-        checkpointing: str,
-    ) -> None:
-        n, d, d_ff = batch_size * seq_len, config.d_model, config.d_ff
-        p, w = weight_bytes, max(weight_bytes, 4)
-        a, casts = (p, False) if autocast_bytes is None else (autocast_bytes, True)
-        self.num_layers = config.num_layers
-        self.tied = config.tied_head
-
-        self.stream = n * d * p
-        self.hidden = n * d_ff * a
-        self.logits = n * config.vocab_size * a
-        self.wide_logits = n * config.vocab_size * w
-
-        # What the attention variant keeps for backward, and has at hand besides, going forward and back.
-        heads = batch_size * config.num_heads
-        scores, tile = heads * seq_len**2, heads * min(seq_len, TILE) ** 2
-        kv = 2 * n * config.kv_dim * a  # k and v
-        dropout = 0
-        if config.attention in WRITTEN_OUT or (config.attention in UNFUSED_DROPOUT and config.attention_dropout):
-            kv = 2 * n * d * a
-            variant, forward, backward = scores * a + seq_len**2, scores * a, 2 * scores * a  # the weights and the mask
-            if config.attention_dropout:
-                dropout = 2 * scores * a
-        elif config.attention == "reference":  # keeps scores, weights and its inputs, all in float64
-            kv = 2 * n * d * a
-            variant, forward, backward = 16 * scores + 3 * n * d * (8 - a), 8 * scores, 24 * scores
-        else:  # FlashAttention: keeps the log-sum-exp, sums dq wide
-            variant, forward, backward = heads * seq_len * w, 0, n * d * w
-        if config.attention in ("tiled", "triton", "triton-tma"):  # a few tiles of scores at a time, going back
-            backward += 5 * tile * w
-        if config.attention == "tiled":
-            forward += 4 * tile * w
-
-        if config.norm == "layer":
-            norm = n * d * p + 2 * n * w
-        elif config.fused_norm:
-            norm = n * d * p + 4 * n
-        else:
-            norm = 2 * n * d * w + n * w
-        residual_dropout = n * d * a if config.residual_dropout else 0
-        qkv_and_out = 2 * n * d * a + kv
-        self.attention = norm + n * d * a * (3 if casts else 1) + qkv_and_out + variant + dropout + residual_dropout
-        self.attention_forward = forward
-        self.attention_backward = n * d * a + kv + backward
-        self.attention_inference = qkv_and_out + variant + forward
-
-        gated = config.feed_forward == "swiglu"
-        kept = 2 if not gated else 3 if config.fused_feed_forward else 4  # hidden layers
-        self.feed_forward = norm + n * d * a * (1 + gated if casts else 1) + kept * self.hidden + residual_dropout
-        self.feed_forward_backward = (2 if gated else 1) * self.hidden  # gradients, less what is done with
-        self.feed_forward_inference = (3 if gated else 2) * self.hidden
-        self.embedded = n * d * p if config.embedding_dropout else 0
-        self.ending = norm + n * d * a
-
-        # A block's share of what the forward keeps, and what computing it again adds to that when backward is there.
-        block = self.attention + self.feed_forward
-        self.recomputes = checkpointing != "none"
-        self.kept_of_block = block
-        if self.recomputes:
-            self.kept_of_block = self.stream
-        if checkpointing == "selective":
-            products = 2 * n * d * a + 2 * n * config.kv_dim * a + n * d * a + (1 + gated) * self.hidden
-            flash = n * d * a + variant if variant == heads * seq_len * w and config.attention != "tiled" else 0
-            self.kept_of_block += products + flash
-
-        # Gradients of the weights, and autocast's copies of them, layer by layer.
-        self.table = config.vocab_size * d * p
-        self.positions = config.context_length * d * p if config.positions == "learned" else 0
-        self.attention_weights = attention_parameter_count(config) * p
-        self.out_weight = d * d * p
-        self.feed_forward_weight = d * d_ff * p
-        self.feed_forward_weights = feed_forward_matrices(config) * self.feed_forward_weight
-        self.norm_weights = norm_vectors(config) * d * p
-        self.head_copy = config.vocab_size * d * a if casts else 0
-        self.block_copy = block_matmul_parameter_count(config) * a if casts else 0
-
-
-def _inference(sizes: _Sizes) -> Iterator[MemoryParts]:
+def _inference(sizes: Sizes) -> Iterator[MemoryParts]:
     """No graph: one layer's tensors at a time, besides the stream and its normed copy."""
     copies = sizes.num_layers * sizes.block_copy
     at_hand = 2 * sizes.stream
@@ -225,7 +111,7 @@ def _inference(sizes: _Sizes) -> Iterator[MemoryParts]:
     yield MemoryParts(weight_copies=copies + sizes.head_copy, temporaries=at_hand + sizes.logits)
 
 
-def _forward(sizes: _Sizes) -> Iterator[MemoryParts]:
+def _forward(sizes: Sizes) -> Iterator[MemoryParts]:
     """The graph grows; the last block's attention can need more than the logits."""
     copies = sizes.num_layers * sizes.block_copy
     above = sizes.embedded + (sizes.num_layers - 1) * sizes.kept_of_block
@@ -233,9 +119,7 @@ def _forward(sizes: _Sizes) -> Iterator[MemoryParts]:
         for at_hand in (sizes.attention_inference, sizes.feed_forward_inference):
             yield MemoryParts(weight_copies=copies, activations=above, temporaries=2 * sizes.stream + at_hand)
     else:
-        yield MemoryParts(
-            weight_copies=copies, activations=above + sizes.attention, temporaries=sizes.attention_forward
-        )
+        yield MemoryParts(weight_copies=copies, activations=above + sizes.attention, temporaries=sizes.variant.forward)
     yield MemoryParts(
         weight_copies=copies + sizes.head_copy,
         activations=above + sizes.kept_of_block + sizes.ending,
@@ -243,16 +127,17 @@ def _forward(sizes: _Sizes) -> Iterator[MemoryParts]:
     )
 
 
-def _forward_backward(sizes: _Sizes, accumulates: bool) -> Iterator[MemoryParts]:
+def _forward_backward(sizes: Sizes, accumulates: bool) -> Iterator[MemoryParts]:
     """From the loss back to the embedding: activations go as gradients come."""
+    tied = sizes.config.tied_head
     block_gradients = sizes.attention_weights + sizes.feed_forward_weights + 2 * sizes.norm_weights
-    ends = sizes.table + sizes.norm_weights + sizes.positions + (0 if sizes.tied else sizes.table)
+    ends = sizes.table + sizes.norm_weights + sizes.positions + (0 if tied else sizes.table)
     every_gradient = ends + sizes.num_layers * block_gradients
 
     def instant(*, done: int, new: int, activations: int, temporaries: int, copies: int) -> MemoryParts:
         """Gradients that are done, and one that is new."""
         if accumulates:  # each is there from before; the new one is beside it, and a tied head's waits for its table's
-            waiting = sizes.table if sizes.tied and done else 0
+            waiting = sizes.table if tied and done else 0
             done, new, temporaries = every_gradient, 0, temporaries + new + waiting
         return MemoryParts(
             gradients=done + new,
@@ -297,11 +182,11 @@ def _forward_backward(sizes: _Sizes, accumulates: bool) -> Iterator[MemoryParts]
             copies=copies,
         )
     # All gradients, the embedding's last; of a tied one the head's share is there already, and the two are added.
-    done = every_gradient if sizes.tied else every_gradient - sizes.table
+    done = every_gradient if tied else every_gradient - sizes.table
     yield instant(done=done, new=sizes.table, activations=0, temporaries=sizes.stream, copies=0)
 
 
-def _optimizer(sizes: _Sizes, gradients: int, optimizer: Optimizer) -> MemoryParts:
+def _optimizer(sizes: Sizes, gradients: int, optimizer: Optimizer) -> MemoryParts:
     """AdamW: "foreach" makes the roots of all second moments at once, "loop" one tensor's after the other.
 
     Those twice, once divided, while the last tensor's are still there: of equal ones in a row, three.

@@ -6,6 +6,9 @@
                  rotation, activations, dropout, and whatever holds a number for each pair of tokens, which is most of
                  the memory and little of the work (Korthikanti et al. 2022, section 5)
 
+Where part of a block is compiled by itself, such as its attention, selective keeps of that fused attention alone:
+Inductor has products written into buffers that it uses again, so they run again.
+
 The gradients are bitwise the same: what runs again runs on the same inputs and draws the same random numbers. A choice
 of the training step: it changes neither the model's function nor its checkpoints on disk.
 """
@@ -63,6 +66,9 @@ def _policy(context: Any, operator: Callable[..., Any], *arguments: Any, **keywo
     kept = (
         isinstance(operator, OpOverload)  # FlexAttention is none
         and operator._schema.name in KEPT
+        # `mm(..., out=buffer)`, as Inductor calls it. What the buffer holds, something else overwrites later; and left
+        # out the second time, it would leave there what happened to be there.
+        and not operator._schema.is_mutable
         and not _draws(operator, arguments, keywords)
     )
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE

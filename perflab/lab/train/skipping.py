@@ -1,10 +1,18 @@
-"""A step that must not be taken: its loss, or the gradient that comes of it, is not finite.
+"""A step that must not be taken: its loss is not finite, or its gradient where that is looked at.
 
     found = any value that was watched since the last update is infinite or NaN
     found      weights, moments and AdamW's step counts stay as they are; one more step is counted as skipped
     not found  AdamW's step
 
-One bad batch is forgotten that way, where one NaN in the weights never is. Two ways to know. `WatchOnHost` reads each
+    watched    the loss of every micro-batch; with `max_grad_norm` the norm of the gradient; with loss scaling (fp16)
+               whether a gradient overflowed
+
+One bad batch is forgotten that way, where one NaN in the weights never is. But without clipping or loss scaling the
+loss alone is watched: a finite loss whose gradient is not finite spoils the weights, and every later step is skipped,
+since no loss is finite any more. To look at the gradient is to read all of it; `max_grad_norm=1e30` does so, and clips
+nothing that could be trained with.
+
+Two ways to know. `WatchOnHost` reads each
 value, which on a GPU waits until the device has come so far; loops over parameters have to know before they launch.
 `WatchOnDevice` keeps the answer where the values are: PyTorch's fused AdamW reads `found_inf` there and launches a
 kernel that does nothing (the protocol of `torch.amp.GradScaler`), so the host never waits.

@@ -10,7 +10,7 @@ B batch, T sequence, V vocabulary, k micro-batches of B / k sequences.
     loss = step()
 
 AdamW is Loshchilov & Hutter 2019, algorithm 2. Every switch is in `config.py`. A step whose loss is not finite is
-skipped and counted (`skipping.py`).
+skipped and counted; of its gradient the same is asked only where it is clipped or its loss scaled (`skipping.py`).
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ class TrainingStep:
     With `config.micro_batches` = k a step is k times `backward(forward())`, then `optimizer()`. What is compiled is
     compiled by the first `forward()` and the first `backward()`, none of it at construction: to time the set-up, time
     these two calls of a fresh step (and once more, on CUDA, in modes with CUDA graphs, which are recorded next).
+
+    An update is skipped where a loss is not finite. Gradients that are not, of losses that are, skip it too with
+    `max_grad_norm` or fp16's loss scaling; without either nobody looks at them, and they get into the weights.
 
     Args:
         model: maps integer tokens (B, T) to logits (B, T, V); put into training mode, its weights cast in place to the
@@ -107,7 +110,7 @@ class TrainingStep:
 
     @property
     def skipped_steps(self) -> int:
-        """Steps that were not taken because something was not finite. On CUDA, reading it waits for the device."""
+        """Steps that were not taken because what is watched was not finite. On CUDA, reading it waits."""
         return self._watch.skipped
 
     @property

@@ -18,13 +18,14 @@ import itertools
 import os
 import platform
 import sysconfig
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import torch
 from torch import Tensor
+
+from perflab.lab.files import written_whole
 
 VOCAB_SIZE = 256
 """Byte values: ids are 0 to 255."""
@@ -155,22 +156,13 @@ def _identity(sources: Sequence[_Source], max_bytes: int | None) -> str:
 
 def _write(path: Path, sources: Sequence[_Source], total: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            for source in sources:
-                content = source.path.read_bytes()
-                if len(content) != source.num_bytes:
-                    raise RuntimeError(
-                        f"{source.path} changed while it was read, from {source.num_bytes} bytes to {len(content)}; "
-                        "run again once nothing is being installed"
-                    )
-                file.write(content + SEPARATOR)
-            file.truncate(total)
-            file.flush()
-            os.fsync(file.fileno())  # renamed before it is on the disk, a crash could leave it full of zeros
-        os.chmod(name, 0o644)  # a temporary file is its writer's own; the folder may be shared
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with written_whole(path) as file:
+        for source in sources:
+            content = source.path.read_bytes()
+            if len(content) != source.num_bytes:
+                raise RuntimeError(
+                    f"{source.path} changed while it was read, from {source.num_bytes} bytes to {len(content)}; "
+                    "run again once nothing is being installed"
+                )
+            file.write(content + SEPARATOR)
+        file.truncate(total)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
-from perflab.records import Replicate, Result
+from perflab.records import Replicate, Result, per_call_ns
 from perflab.units import format_bytes, format_ns, format_percent
 
 from ..growth import STUDY, growth_findings
@@ -27,6 +28,8 @@ class Measured:
     parameters: Parameters
     summary: Replicate
     facts: Mapping[str, object]
+    samples_ns: Sequence[float] = ()
+    """Of one call each, as they were taken."""
 
     @property
     def peak_bytes(self) -> int | None:
@@ -42,7 +45,11 @@ def measured(results: Iterable[Result]) -> list[Measured]:
     """Those that measured something."""
     return [
         Measured(
-            one.case.rpartition("::")[2].partition("[")[0], result_parameters(one), one.record.summary, one.record.facts
+            one.case.rpartition("::")[2].partition("[")[0],
+            result_parameters(one),
+            one.record.summary,
+            one.record.facts,
+            per_call_ns(taken.samples_ns, taken.repetitions) if (taken := one.record.measurement) is not None else (),
         )
         for one in results
         if one.record is not None and one.record.summary is not None
@@ -77,14 +84,14 @@ def warmup_findings(results: Sequence[Result]) -> list[str]:
     """What a cold first step costs, and whether so many steps of warm-up were enough."""
     lines = []
     for one in measured(results):
-        steps, first_ns = one.parameters.get("warmup_steps"), one.summary.first_ns
-        if first_ns is None:
+        if len(one.samples_ns) < 2:
             continue
-        beyond = first_ns / one.summary.median_ns - 1
-        settled = abs(beyond) <= max(0.05, 2 * one.summary.noise)
+        first_ns, *later_ns = one.samples_ns
+        beyond = first_ns / median(later_ns) - 1
+        is_cold = beyond > 0.05 and first_ns > max(later_ns)
         lines.append(
-            f"after {steps} steps the first sample is {format_ns(first_ns)}, {beyond:+.0%} of the median: "
-            f"{'no more than samples differ by' if settled else 'not warm yet'}"
+            f"after {one.parameters.get('warmup_steps')} steps the first sample is {beyond:+.0%} of the later ones' "
+            f"median: {'slower than any of them, so not warm yet' if is_cold else 'one of them'}"
         )
     return lines
 
