@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,8 @@ from tests.harness.make import MS, record, replicate, result
 from tests.perf.choice import check_choices, context_lengths, model_names
 from tests.perf.saved import saved_for_backward
 from tests.perf.studies.findings import findings_of
-from tests.perf.studies.switches import AGAIN, BASELINE, BOTTOM, SEEDS
+from tests.perf.studies.in_turns import LEAST_BLOCKS, in_turns
+from tests.perf.studies.switches import BASELINE, BOTTOM, SEEDS
 from tests.perf.studies.training import FIRST_CALLS, LATER_CALLS, set_up
 
 pytestmark = pytest.mark.correctness
@@ -35,7 +37,7 @@ def switch(name: str, ms: float = 10.0, **facts: Any) -> Result:
 
 
 def test_a_loss_that_became_nan_in_a_run_costs_the_switch_its_advice() -> None:
-    lines = findings_of("optimisations", [switch(BASELINE), switch("fp16", 5.0, loss=float("nan")), switch(AGAIN)])
+    lines = findings_of("optimisations", [switch(BASELINE), switch("fp16", 5.0, loss=float("nan"))])
     assert lines is not None
     assert (
         lines[-1] == "fp16: use when time is short (×2.00 steps/s); skip when loss matters more; trade-off: loss +nan"
@@ -43,10 +45,10 @@ def test_a_loss_that_became_nan_in_a_run_costs_the_switch_its_advice() -> None:
 
 
 def test_what_advice_rests_on_stands_above_it() -> None:
-    results = [switch(BASELINE), *(switch(name, loss=2.1) for name in SEEDS), switch(AGAIN, 10.5)]
-    assert findings_of("optimisations", results) == [
-        "advice, against baseline: time counts from ±5.0% (the baseline measured twice), "
-        "loss from ±0.100 nats (other seeds)"
+    seeds = (switch(name, loss=2.1, speed_ratio=speed) for name, speed in zip(SEEDS, (1.0, 0.95, 1.01), strict=True))
+    assert findings_of("optimisations", [switch(BASELINE, speed_ratio=1.0), *seeds]) == [
+        "advice, against baseline: speed counts from ±5.0%, loss from ±0.100 nats: what the baseline shows against "
+        "itself and 3 other seeds"
     ]
 
 
@@ -60,13 +62,16 @@ def test_a_switch_of_several_things_is_held_against_the_one_that_shares_the_rest
     assert "window-32 (against attention-naive): use when time is short (×2.00 steps/s)" in lines[-1]
 
 
-def test_each_rung_stands_on_the_one_below_and_pairs_on_the_bottom() -> None:
-    ms = {BOTTOM: 10.0, "flash": 8.0, "flash+bf16": 4.0, "bf16+fused": 5.0}
-    lines = findings_of("ladder", [case("test_ladder", {"rung": name}, time) for name, time in ms.items()])
-    assert lines == [
-        "flash on top of textbook: ×1.25 steps/s",
-        "bf16 on top of flash: ×2.00 steps/s",
-        "bf16+fused on top of textbook: ×2.00 steps/s",
+def test_each_rung_stands_against_the_bottom_and_on_the_one_below() -> None:
+    speeds = {BOTTOM: 1.0, "flash": 1.25, "flash+bf16": 2.5, "bf16+fused": 2.0}
+    rungs = [
+        case("test_ladder", {"rung": name}, facts={"speed_ratio": speed, "speed_noise_share": 0.01})
+        for name, speed in speeds.items()
+    ]
+    assert findings_of("ladder", rungs) == [
+        "flash against textbook: ×1.25 steps/s",
+        "flash+bf16 against textbook: ×2.50 steps/s; bf16 is ×2.00 of it",
+        "bf16+fused against textbook: ×2.00 steps/s",
     ]
 
 
@@ -101,13 +106,16 @@ def test_compiling_is_paid_for_after_so_many_steps_or_never() -> None:
     def model(how: str, ms: float, **facts: Any) -> Result:
         return case("test_compiled_model", {"how": how}, ms, facts, phases_ns={"forward": ms * MS / 2})
 
-    lines = findings_of("compile: model", [model("eager", 10.0), model("compiled", 5.0, setup_ns=5_000_000_000)])
+    setup_ns = 5_000_000_000
+    lines = findings_of("compile: model", [model("eager", 10.0), model("compiled", 5.0, setup_ns=setup_ns)])
     assert lines == [
-        "compiled, times eager's speed: forward ×2.00; its 5.00 s of compiling are paid for after 1,000 steps"
+        "compiled: ×2.00 eager's speed, ±0%, so 5.00 s of compiling are paid for after 1,000 steps "
+        "(by phases: forward ×2.00)"
     ]
-    lines = findings_of("compile: model", [model("eager", 10.0), model("compiled", 12.0, setup_ns=5_000_000_000)])
+    in_turns = {"setup_ns": setup_ns, "speed_ratio": 1.01, "speed_noise_share": 0.02}
+    lines = findings_of("compile: model", [model("eager", 10.0), model("compiled", 5.0, **in_turns)])
     assert lines is not None
-    assert lines[0].endswith("its 5.00 s of compiling pay for nothing here")
+    assert lines[0].startswith("compiled: ×1.01 eager's speed, ±2%, so 5.00 s of compiling pay for nothing here")
 
 
 def test_the_parts_of_a_peak_stand_beside_it_and_predictions_beside_the_truth() -> None:
@@ -155,6 +163,37 @@ def test_set_up_is_what_the_first_calls_took_beyond_later_ones(monkeypatch: pyte
     calls: list[int] = []
     assert set_up(lambda: calls.append(1), torch.device("cpu")) == (50 + 30 + 11 - 3 * 10, 10)
     assert len(calls) == FIRST_CALLS + LATER_CALLS
+
+
+class Machine:
+    """A clock that a call moves by what it takes; somebody else's bursts make it several times as much."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, bursts: range = range(0)) -> None:
+        self.now_ns, self.calls, self._bursts = 0, 0, bursts
+        monkeypatch.setattr("tests.perf.studies.in_turns.read_ns", lambda: self.now_ns)
+
+    def call(self, taking_ns: int) -> Callable[[], None]:
+        def run() -> None:
+            self.calls += 1
+            self.now_ns += taking_ns * (7 if self.calls in self._bursts else 1)
+
+        return run
+
+
+def test_turns_tell_the_ratio_though_bursts_fall_into_some_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch, bursts=range(20, 23))
+    found = in_turns(machine.call(1_000_000), machine.call(800_000), torch.device("cpu"), seconds=1.0)
+    assert found.speed == pytest.approx(1.25)
+    assert found.noise <= 0.011
+    assert found.call_ns == 800_000
+
+
+def test_turns_of_long_calls_end_after_the_fewest_blocks_that_have_an_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch, bursts=range(4, 7))
+    slow = machine.call(1_000_000_000)
+    found = in_turns(slow, slow, torch.device("cpu"), seconds=0.1)
+    assert machine.calls == 1 + 2 * LEAST_BLOCKS
+    assert found.noise > 0.5  # and it is said how little is known
 
 
 def test_set_up_within_one_call_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:

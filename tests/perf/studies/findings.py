@@ -112,16 +112,21 @@ def compile_findings(results: Sequence[Result]) -> list[str]:
                 if eager.summary.phases_ns.get(name) and took_ns
             )
             at = f" at {seq_len} tokens" if seq_len is not None else ""
-            lines.append(f"{how}{at}, times eager's speed: {phases}; {_pays(eager, one)}")
+            lines.append(f"{how}{at}: {_worth(eager, one)} (by phases: {phases})")
     return lines
 
 
-def _pays(eager: Measured, one: Measured) -> str:
+def _worth(eager: Measured, one: Measured) -> str:
+    """Speed in turns, and what it makes of the set-up; by the medians where there were no turns."""
     setup_ns = one.number("setup_ns") or 0.0
-    saved_ns = eager.summary.median_ns - one.summary.median_ns
-    if saved_ns <= 0:
-        return f"its {format_ns(setup_ns)} of compiling pay for nothing here"
-    return f"its {format_ns(setup_ns)} of compiling are paid for after {setup_ns / saved_ns:,.0f} steps"
+    speed, noise = one.number("speed_ratio"), one.number("speed_noise_share")
+    if speed is None or noise is None:
+        speed, noise = eager.summary.median_ns / one.summary.median_ns, eager.summary.noise + one.summary.noise
+    told = f"×{speed:.2f} eager's speed, ±{noise:.0%}"
+    if speed - 1 <= noise:
+        return f"{told}, so {format_ns(setup_ns)} of compiling pay for nothing here"
+    steps = setup_ns / (one.summary.median_ns * (speed - 1))
+    return f"{told}, so {format_ns(setup_ns)} of compiling are paid for after {steps:,.0f} steps"
 
 
 def memory_findings(results: Sequence[Result]) -> list[str]:

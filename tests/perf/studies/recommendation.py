@@ -1,8 +1,8 @@
 """From what was measured of a switch to a line of advice: use when, skip when, trade-off. Pure functions.
 
-Nothing is said that the numbers do not show. A difference in time counts past what two readings of the same thing
-differ by in this run, and past both readings' own intervals; one in loss, past what other seeds give; memory is exact,
-and counts from three hundredths on.
+Nothing is said that the numbers do not show. Speed is that of turns with the baseline (`in_turns.py`), and counts past
+its interval and past what the baseline and its other seeds show against themselves; without turns, past both medians'
+own intervals. A loss counts past what other seeds give; memory is exact, and counts from three hundredths on.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from perflab.records import Result
 from perflab.units import format_ns
 
-from .switches import AGAIN, BASELINE, BOTTOM, SEEDS, switches
+from .switches import BASELINE, BOTTOM, SEEDS, switches
 
 _LEAST_TIME = 0.02
 """Nobody changes a program for less, and two readings can agree by chance."""
@@ -32,6 +32,7 @@ class Outcome:
     loss        held-out loss after the training, in nats; None where it was not read
     setup_ns    what the first step took beyond a later one
     noise       half the width of the median's interval, as a share of it
+    speed       times the baseline's, in turns with it; None where there were none
     """
 
     step_ns: float
@@ -39,6 +40,7 @@ class Outcome:
     loss: float | None = None
     setup_ns: float = 0.0
     noise: float = 0.0
+    speed: float | None = None
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,14 @@ def outcome_of(result: Result) -> Outcome | None:
     if record is None or record.summary is None:
         return None
     memory, facts = record.summary.memory, record.facts
+    speed, speed_noise = (number(facts.get(name)) for name in ("speed_ratio", "speed_noise_share"))
     return Outcome(
         record.summary.median_ns,
         memory.peak_bytes if memory is not None else None,
         number(facts.get("loss")),
         number(facts.get("setup_ns")) or 0.0,
-        record.summary.noise,
+        speed_noise if speed_noise is not None else record.summary.noise,
+        speed,
     )
 
 
@@ -72,61 +76,62 @@ def number(fact: object) -> float | None:
 
 
 def noise_of(outcomes: Mapping[str, Outcome]) -> Noise:
-    """From the baseline measured again, and from other seeds."""
+    """From the baseline in turns with its twin, and from other seeds of it."""
     base = outcomes[BASELINE]
-    again = outcomes.get(AGAIN)
-    time_share = abs(again.step_ns / base.step_ns - 1) if again is not None else 0.0
-    others = [outcomes[name].loss for name in SEEDS if name in outcomes]
-    losses = [abs(loss - base.loss) for loss in others if loss is not None and base.loss is not None]
-    return Noise(max(_LEAST_TIME, time_share), max([_LEAST_LOSS, *losses]))
+    same = [outcomes[name] for name in (BASELINE, *SEEDS) if name in outcomes]
+    times = [abs(one.speed - 1) for one in same if one.speed is not None]
+    losses = [abs(one.loss - base.loss) for one in same if one.loss is not None and base.loss is not None]
+    return Noise(max([_LEAST_TIME, *times]), max([_LEAST_LOSS, *losses]))
 
 
 def optimisation_findings(results: Sequence[Result]) -> list[str]:
     """A line for each switch, after what the lines rest on."""
-    outcomes = {}
-    for result in results:
-        outcome = outcome_of(result)
-        if outcome is not None:
-            outcomes[str(result_parameters(result).get("switch"))] = outcome
+    outcomes = _by_parameter(results, "switch")
     if BASELINE not in outcomes:
         return ["no advice: the baseline was not measured"]
     noise = noise_of(outcomes)
+    twins = sum(name in outcomes for name in SEEDS)
     said = [
-        f"advice, against {BASELINE}: time counts from {_within(noise.time_share)} (the baseline measured "
-        f"{'twice' if AGAIN in outcomes else 'once, so a guess'}), loss from ±{noise.loss:.3f} nats "
-        f"({'other seeds' if any(name in outcomes for name in SEEDS) else 'a guess, without other seeds'})"
+        f"advice, against {BASELINE}: speed counts from {_within(noise.time_share)}, loss from ±{noise.loss:.3f} nats: "
+        f"what the baseline shows against itself and {f'{twins} other seeds' if twins else 'no other seed'}"
     ]
-    against = {switch.name: switch.against for switch in switches(num_steps=1)}
+    against = {switch.name: switch.against for switch in switches(num_steps=100)}
     for name, one in outcomes.items():
         other = against.get(name, BASELINE)
-        if name not in (BASELINE, AGAIN, *SEEDS) and other in outcomes:
+        if name not in (BASELINE, *SEEDS) and other in outcomes:
             beside = "" if other == BASELINE else f" (against {other})"
             said.append(recommendation(name + beside, outcomes[other], one, noise))
     return said
 
 
 def ladder_findings(results: Sequence[Result]) -> list[str]:
-    """What each rung adds to the one below, and what every two are worth, as far as both sides were measured."""
-    outcomes = {}
-    for result in results:
-        outcome = outcome_of(result)
-        if outcome is not None:
-            outcomes[str(result_parameters(result).get("rung"))] = outcome
+    """What each rung is worth against the bottom, and what it adds to the rung below, where that was measured too."""
+    outcomes = _by_parameter(results, "rung")
+    bottom = outcomes.get(BOTTOM)
+    if bottom is None:
+        return []
     lines = []
     for name, one in outcomes.items():
-        names = name.split("+")
-        below = "+".join(names[:-1]) or BOTTOM
-        other = below if below in outcomes else BOTTOM
-        if name != BOTTOM and other in outcomes:
-            added = names[-1] if other == below else name
-            lines.append(f"{added} on top of {other}: {_changes(outcomes[other], one)}")
+        if name == BOTTOM:
+            continue
+        line = f"{name} against {BOTTOM}: {_changes(bottom, one)}"
+        *below, added = name.split("+")
+        lower = outcomes.get("+".join(below))
+        if lower is not None and one.speed is not None and lower.speed is not None:
+            line += f"; {added} is ×{one.speed / lower.speed:.2f} of it"
+        lines.append(line)
     return lines
+
+
+def _by_parameter(results: Sequence[Result], parameter: str) -> dict[str, Outcome]:
+    found = ((str(result_parameters(result).get(parameter)), outcome_of(result)) for result in results)
+    return {name: outcome for name, outcome in found if outcome is not None}
 
 
 def recommendation(name: str, base: Outcome, switched: Outcome, noise: Noise) -> str:
     """One line: `bf16: use when time counts (×1.42); skip when never, as far as seen; trade-off: none seen`."""
-    speed = base.step_ns / switched.step_ns
-    no_telling = max(noise.time_share, base.noise + switched.noise)
+    speed, no_telling = _speed(base, switched)
+    no_telling = max(noise.time_share, no_telling)
     gains, costs = [], []
     if speed > 1 + no_telling:
         gains.append(("time", f"×{speed:.2f} steps/s"))
@@ -144,6 +149,13 @@ def recommendation(name: str, base: Outcome, switched: Outcome, noise: Noise) ->
         f"time within {_within(no_telling)} not told" if no_telling > _BLIND and not _has(gains + costs, "time") else ""
     )
     return f"{name}: {_advice(gains, costs, _break_even(base, switched, gains), blind)}"
+
+
+def _speed(base: Outcome, switched: Outcome) -> tuple[float, float]:
+    """Times the base's, and by how much that may be off."""
+    if switched.speed is not None:
+        return switched.speed, switched.noise
+    return base.step_ns / switched.step_ns, base.noise + switched.noise
 
 
 def _within(share: float) -> str:
@@ -177,12 +189,13 @@ def _break_even(base: Outcome, switched: Outcome, gains: list[tuple[str, str]]) 
     if not _has(gains, "time"):
         return None
     extra_ns = switched.setup_ns - base.setup_ns
-    steps = extra_ns / (base.step_ns - switched.step_ns)
+    steps = extra_ns / (switched.step_ns * (_speed(base, switched)[0] - 1))
     return f"{steps:,.0f} steps ({format_ns(extra_ns)} of set-up)" if steps > 10 else None
 
 
 def _changes(base: Outcome, switched: Outcome) -> str:
-    speed, no_telling = base.step_ns / switched.step_ns, max(_LEAST_TIME, base.noise + switched.noise)
+    speed, no_telling = _speed(base, switched)
+    no_telling = max(_LEAST_TIME, no_telling)
     seen = abs(speed - 1) > no_telling
     parts = [f"×{speed:.2f} steps/s" if seen else f"steps/s the same within {_within(no_telling)}"]
     if base.peak_bytes and switched.peak_bytes is not None:

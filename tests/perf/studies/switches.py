@@ -13,10 +13,8 @@ from typing import Any
 from perflab.lab.attention import IMPLEMENTATIONS
 
 BASELINE = "baseline"
-AGAIN = "baseline-again"
-"""The same once more, at the end: what two readings of one thing differ by here."""
 SEEDS = ("seed-1", "seed-2", "seed-3")
-"""The same with other weights and batches: what losses differ by for no reason."""
+"""The same with other weights and batches: what losses differ by for no reason, and how fast one thing is twice."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +96,6 @@ def switches(num_steps: int) -> list[Switch]:
             Switch(f"attention-{name}", model={"attention": name}, compiles="attention")
             for name in _compiled_attention()
         ),
-        Switch(AGAIN),
     ]
 
 
@@ -135,7 +132,9 @@ def _combined(names: tuple[str, ...], device_type: str, ours: bool) -> Switch:
         more_model, more_training = _rung(name, device_type)
         model |= more_model if ours else {}
         training |= more_training
-    return Switch("+".join(names) or BOTTOM, model, training, compiles="model" if "compile" in names else None)
+    return Switch(
+        "+".join(names) or BOTTOM, model, training, compiles="model" if "compile" in names else None, against=BOTTOM
+    )
 
 
 def _rung(name: str, device_type: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -20,9 +20,18 @@ from tests.perf.attention_cases import BACKWARD_SHARE, Shape, device_type, memor
 from tests.perf.published import attention_rows
 from tests.perf.setup import measure_step
 
-from .training import compile_seconds, from_an_empty_cache, noted_compilation, set_up, study_setup
+from .in_turns import in_turns
+from .training import (
+    TURNS_SECONDS,
+    compile_seconds,
+    from_an_empty_cache,
+    note_speed,
+    noted_compilation,
+    set_up,
+    study_setup,
+)
 
-COLUMNS = "forward, backward, optimizer, setup_ns, graph_breaks, recompiles, quoted"
+COLUMNS = "speed_ratio, forward, backward, optimizer, setup_ns, graph_breaks, recompiles, quoted"
 LENGTHS = {"cpu": (256,), "cuda": (256, 1024, 4096, 8192, 16384)}
 ATTENTION = {"eager": "naive", "compiled": "compiled"}
 """The variant behind each."""
@@ -59,10 +68,14 @@ def test_compiled_attention(perf: Perf, device: torch.device, seq_len: int, how:
     def backward(out: Tensor) -> None:
         torch.autograd.grad(out, inputs, upstream)
 
+    def eager() -> None:
+        backward(attention(*inputs, is_causal=True, impl=ATTENTION["eager"]))
+
     with from_an_empty_cache(compiles is not None):
         setup_ns, _ = set_up(lambda: backward(forward()), device)
         noted_compilation(device.type, compiles, setup_ns)
-        perf.note(setup_ns=setup_ns)
+        beside = in_turns(eager, lambda: backward(forward()), device, seconds=TURNS_SECONDS)
+        perf.note(setup_ns=setup_ns, speed_ratio=beside.speed, speed_noise_share=beside.noise)
         perf.step(forward=forward, backward=backward)
 
 
@@ -71,8 +84,8 @@ def test_compiled_attention(perf: Perf, device: torch.device, seq_len: int, how:
 def test_compiled_model(perf: Perf, device: torch.device, request: pytest.FixtureRequest, how: str) -> None:
     """A training step of the studies' model, AdamW operator by operator so that there is something to compile."""
     compiles = COMPILED[how]
-    training = {"optimizer": "foreach", "compile": "eager" if compiles is None else "default"}
-    setup = study_setup(request.config, device).switched(training=training, changes={})
+    eager = study_setup(request.config, device).switched(training={"optimizer": "foreach"}, changes={})
+    setup = eager.switched(training={"compile": "eager" if compiles is None else "default"}, changes={})
     setup.declare(perf, "train_step", setup_seconds=compile_seconds(device.type, compiles))
     with from_an_empty_cache(compiles is not None):
         step = setup.training_step()
@@ -83,4 +96,5 @@ def test_compiled_model(perf: Perf, device: torch.device, request: pytest.Fixtur
         perf.note(setup_ns=setup_ns)
         if not setup.is_ours:
             perf.requires(seconds=later_ns / 1e9)
+        note_speed(perf, step, eager)
         measure_step(perf, step)

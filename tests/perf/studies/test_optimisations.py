@@ -1,8 +1,8 @@
 """The study of optimisations: each switch of the model and of the training step against the baseline, on real text.
 
-Peak memory, tokens a second, held-out loss after N training steps (--train-steps), what the first step cost beyond a
-later one, and a line of advice for each, derived from these numbers. Then the ladder: what people combine, one
-more a rung, and every two of them by themselves.
+Peak memory, tokens a second, speed beside the baseline's in turns with it, held-out loss after N training steps
+(--train-steps), what the first steps cost beyond later ones, and a line of advice for each, derived from these numbers.
+Then the ladder: what people combine, one more a rung, and every two of them by themselves.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.perf.choice import study_model_name
 from .switches import BASELINE, BOTTOM, Switch, ladder, switches
 from .training import measure_switch
 
-COLUMNS = "tokens/s, median, peak, loss, setup_ns, skipped_steps"
+COLUMNS = "tokens_per_s, speed_ratio, peak, loss, setup_ns, skipped_steps"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -33,9 +33,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.mark.perf(study="optimisations", columns=COLUMNS, versus=f"switch={BASELINE}")
 def test_switch(perf: Perf, device: torch.device, request: pytest.FixtureRequest, switch: Switch) -> None:
-    measure_switch(perf, switch, device, request.config)
+    by_name = {one.name: one for one in switches(request.config.getoption("--train-steps"))}
+    measure_switch(perf, switch, by_name[switch.against], device, request.config)
 
 
 @pytest.mark.perf(study="ladder", columns=COLUMNS, versus=f"rung={BOTTOM}")
 def test_ladder(perf: Perf, device: torch.device, request: pytest.FixtureRequest, rung: Switch) -> None:
-    measure_switch(perf, rung, device, request.config)
+    ours = ":" not in study_model_name(request.config, device.type)
+    bottom, *_ = ladder(device.type, ours=ours)
+    measure_switch(perf, rung, bottom, device, request.config)

@@ -20,12 +20,13 @@ from perflab.lab.train import (
 )
 from perflab.lab.train.text import VOCAB_SIZE
 from perflab.measure.clock import read_ns
-from perflab.measure.devices import synchronize
+from perflab.measure.devices import available_bytes, synchronize
 from perflab.plugin.case import Perf
 from perflab.plugin.folder import own_folder
 from tests.perf.choice import study_model_name
 from tests.perf.setup import Setup, measure_step
 
+from .in_turns import LEAST_BLOCKS, in_turns
 from .switches import Switch
 
 LEARNING_RATE = 1e-3
@@ -35,6 +36,8 @@ EVALUATION_BATCHES = 9
 FIRST_CALLS = 3
 """Calls until nothing is set up any more: the first compiles, the second may record CUDA graphs, the third replays."""
 LATER_CALLS = 2
+TURNS_SECONDS = 2.0
+"""Beside the base, at most; longer where so few blocks take longer."""
 COMPILE_SECONDS = {"cpu": 15.0, "cuda": 40.0}
 """Guess of one compilation of a small model, forward and backward, until one was seen."""
 _seen_seconds: dict[tuple[str, str], float] = {}
@@ -53,14 +56,17 @@ def study_setup(config: pytest.Config, device: torch.device) -> Setup:
     )
 
 
-def measure_switch(perf: Perf, switch: Switch, device: torch.device, config: pytest.Config) -> None:
-    """Train with the switch turned, note the held-out loss and what the set-up took, and measure a step."""
+def measure_switch(perf: Perf, switch: Switch, base: Switch, device: torch.device, config: pytest.Config) -> None:
+    """Train with the switch turned, note the held-out loss, what the set-up took and the speed beside the base's in
+    turns, and measure a step.
+    """
     reason = switch.why_not_on(device.type)
     if reason is not None:
         pytest.skip(reason)
     num_steps: int = config.getoption("--train-steps")
-    setup = study_setup(config, device).switched(training=switch.training, changes=switch.model, seed=switch.seed)
-    calls = num_steps + EVALUATION_BATCHES / 3  # a forward is a third of a step
+    setup = setup_of(switch, config, device)
+    # A forward is a third of a step.
+    calls = num_steps + EVALUATION_BATCHES / 3 + FIRST_CALLS + 2 * LEAST_BLOCKS
     setup.declare(perf, "train_step", setup_calls=calls, setup_seconds=compile_seconds(device.type, switch.compiles))
     text = standard_library_text(own_folder(config.rootpath) / "text")
     batches = _loader(setup, text.train, switch.seed)
@@ -77,7 +83,29 @@ def measure_switch(perf: Perf, switch: Switch, device: torch.device, config: pyt
         perf.note(loss=loss, setup_ns=setup_ns)
         if step.skipped_steps:
             perf.note(skipped_steps=step.skipped_steps)
+        note_speed(perf, step, setup_of(base, config, device))
         measure_step(perf, step)
+
+
+def setup_of(switch: Switch, config: pytest.Config, device: torch.device) -> Setup:
+    """The studies' set-up with the switch turned."""
+    return study_setup(config, device).switched(training=switch.training, changes=switch.model, seed=switch.seed)
+
+
+def note_speed(perf: Perf, step: TrainingStep, base: Setup) -> None:
+    """The step's speed beside that of the base, both in turns; nothing of it where both at once do not fit."""
+    free = available_bytes(base.device)
+    if base.is_ours and free is not None and base.cost("train_step").memory_bytes > free:
+        return
+    other = base.training_step(step.tokens)
+    for _ in range(FIRST_CALLS):
+        other()
+    found = in_turns(other, step, base.device, seconds=TURNS_SECONDS)
+    perf.note(
+        speed_ratio=found.speed,
+        speed_noise_share=found.noise,
+        tokens_per_s=step.tokens.numel() / (found.call_ns / 1e9),
+    )
 
 
 def set_up(call: Callable[[], object], device: torch.device) -> tuple[int | None, int]:
