@@ -12,10 +12,10 @@ loss alone is watched: a finite loss whose gradient is not finite spoils the wei
 since no loss is finite any more. To look at the gradient is to read all of it; `max_grad_norm=1e30` does so, and clips
 nothing that could be trained with.
 
-Two ways to know. `WatchOnHost` reads each
-value, which on a GPU waits until the device has come so far; loops over parameters have to know before they launch.
-`WatchOnDevice` keeps the answer where the values are: PyTorch's fused AdamW reads `found_inf` there and launches a
-kernel that does nothing (the protocol of `torch.amp.GradScaler`), so the host never waits.
+Two ways to know. `WatchOnHost` reads each value, which on a GPU waits until the device has come so far; loops over
+parameters have to know before they launch. `WatchOnDevice` keeps the answer where the values are: PyTorch's fused AdamW
+reads `found_inf` there and launches a kernel that does nothing (the protocol of `torch.amp.GradScaler`), so the host
+never waits.
 """
 
 from __future__ import annotations
