@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime
 from enum import StrEnum
 from statistics import fmean, median, stdev
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -21,6 +21,9 @@ Parameters = dict[str, str | int | float | bool | None]
 
 class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """Base of all records: frozen, and strict about what it reads."""
+
+
+Changed = TypeVar("Changed", bound=Data)
 
 
 class Environment(Data, frozen=True):
@@ -204,6 +207,8 @@ class Record(Data, frozen=True):
     before it (``backward_flops``) of that phase alone."""
     matmul_flops_per_second: Positive | None = None
     """The device's rate in plain matrix products of the case's precision, where the case said what it needs."""
+    matmul_precision: str | None = None
+    """That precision, as PyTorch names it: ``bfloat16``."""
     quotes: list[Quote] = []
     """What the case quotes from elsewhere."""
     facts: Parameters = {}
@@ -496,6 +501,11 @@ def summarize(measurement: Measurement, noise: float) -> Replicate:
         throttle=sorted({reason for state in gpu for reason in state.throttle}),
         counts=measurement.counts,
     )
+
+
+def changed(data: Changed, **fields: Any) -> Changed:
+    """The same data with some fields changed."""
+    return msgspec.structs.replace(data, **fields)
 
 
 def to_plain(data: Data) -> Any:

@@ -47,6 +47,7 @@ class CaseState:
     work: dict[str, float] = field(default_factory=dict)
     parameters: Parameters = field(default_factory=dict)
     matmul_flops_per_second: float | None = None
+    matmul_precision: str | None = None
     quotes: list[Quote] = field(default_factory=list)
     facts: Parameters = field(default_factory=dict)
     problem: str | None = None
@@ -213,6 +214,7 @@ class Perf:
             dtype = as_dtype(precision)
             assert dtype is not None
             self._state.matmul_flops_per_second = matmul_flops_per_second(self._device, dtype)
+            self._state.matmul_precision = str(dtype).removeprefix("torch.")
             seconds = flops / self._state.matmul_flops_per_second
         free = available_bytes(self._device)
         no_room = memory_bytes is not None and free is not None and memory_bytes > free

@@ -225,6 +225,7 @@ class Cases:
             parameters=state.parameters,
             work=state.work,
             matmul_flops_per_second=state.matmul_flops_per_second,
+            matmul_precision=state.matmul_precision,
             quotes=state.quotes,
             facts=state.facts,
             measurement=state.measurement,

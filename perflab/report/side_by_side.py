@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from perflab.records import Environment, Parameters, Record, Result
 from perflab.report.columns import is_of_a_phase
+from perflab.report.matmul_rate import with_best_rates
 from perflab.report.table import Line, said_instead, short_name, shown_ns, spread_of, wrap_facts
 from perflab.units import format_bytes, format_ns, format_rate
 
@@ -68,7 +69,7 @@ def side_by_side(results: Sequence[Result], parameter: str | None = None) -> lis
     members: dict[_Key, list[_Member]] = {}
     titles: dict[_Key, str] = {}
     without_record: list[tuple[_Key, _Member]] = []
-    for result in results:
+    for result in with_best_rates(results):
         name = parameter or result.side_by_side
         given = parameters_of(result)
         if name is None or name not in given:

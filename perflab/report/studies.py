@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from perflab.environment import slug
 from perflab.records import Environment, Result
 from perflab.report.columns import STANDARD, Column, Value, is_of_a_phase, named, quoted
+from perflab.report.matmul_rate import with_best_rates
 from perflab.report.side_by_side import parameters_of
 from perflab.report.table import names_of, said_instead
 
@@ -80,7 +81,7 @@ class Study:
 def studies(results: Sequence[Result], findings: Mapping[str, list[str]] | None = None) -> list[Study]:
     """The studies that the cases belong to, in the order of their first cases."""
     members: dict[str, list[Result]] = {}
-    for result in results:
+    for result in with_best_rates(results):
         if result.study is not None:
             members.setdefault(result.study, []).append(result)
     found = []

@@ -152,6 +152,17 @@ def test_every_standard_column_can_be_asked_of_a_case_that_has_nothing() -> None
 # --- rows --------------------------------------------------------------------------------------------------------
 
 
+def test_utilisation_is_of_the_best_rate_that_the_run_has_read_on_that_machine_in_that_precision() -> None:
+    def at(name: str, rate: float, precision: str | None = "bfloat16", **changes: Any) -> Result:
+        work = {"work": {"flops": 1e9}, "columns": ["MFU"]}  # in 10 ms: 1e11 a second
+        return case(name, matmul_flops_per_second=rate, matmul_precision=precision, **work, **changes)
+
+    run = [at("a", 1.25e11), at("b", 2e11), at("c", 1.25e11, "float32"), at("d", 1.25e11, None)]
+    elsewhere = at("e", 8e11, environment=cuda_environment())
+    here, _ = studies([*run, elsewhere])[0].tables
+    assert [row.cells[0].text for row in here.rows] == ["50%", "50%", "80%", "80%"]
+
+
 def test_labels_leave_out_what_all_cases_share() -> None:
     assert [line.split("  ")[0] for line in lines(case("eager"), case("eager", precision="bf16"))[1:]] == [
         "step[small-eager-…]",
