@@ -14,7 +14,7 @@ from perflab.units import format_bytes, format_ns, format_percent
 
 from ..growth import STUDY, growth_findings
 from .precision_findings import precision_findings
-from .recommendation import ladder_findings, number, optimisation_findings, result_parameters
+from .recommendation import LEAST_TIME, ladder_findings, number, optimisation_findings, result_parameters
 
 Parameters = Mapping[str, object]
 
@@ -97,7 +97,7 @@ def warmup_findings(results: Sequence[Result]) -> list[str]:
 
 
 def compile_findings(results: Sequence[Result]) -> list[str]:
-    """Each phase's change by compilation, and the steps after which compiling has paid for itself."""
+    """What compilation is worth, and the steps after which it has paid for itself."""
     lines = []
     apart = _groups(measured(results), lambda one: (one.test, one.parameters.get("seq_len")))
     for (_, seq_len), group in apart.items():
@@ -106,13 +106,8 @@ def compile_findings(results: Sequence[Result]) -> list[str]:
         for how, one in by_how.items():
             if eager is None or how == "eager":
                 continue
-            phases = ", ".join(
-                f"{name} ×{eager.summary.phases_ns[name] / took_ns:.2f}"
-                for name, took_ns in one.summary.phases_ns.items()
-                if eager.summary.phases_ns.get(name) and took_ns
-            )
             at = f" at {seq_len} tokens" if seq_len is not None else ""
-            lines.append(f"{how}{at}: {_worth(eager, one)} (by phases: {phases})")
+            lines.append(f"{how}{at}: {_worth(eager, one)}")
     return lines
 
 
@@ -120,12 +115,14 @@ def _worth(eager: Measured, one: Measured) -> str:
     """Speed in turns, and what it makes of the set-up; by the medians where there were no turns."""
     setup_ns = one.number("setup_ns") or 0.0
     speed, noise = one.number("speed_ratio"), one.number("speed_noise_share")
+    step_ns = one.number("turn_ns") or one.summary.median_ns
     if speed is None or noise is None:
         speed, noise = eager.summary.median_ns / one.summary.median_ns, eager.summary.noise + one.summary.noise
+    noise = max(noise, LEAST_TIME)
     told = f"×{speed:.2f} eager's speed, ±{noise:.0%}"
     if speed - 1 <= noise:
         return f"{told}, so {format_ns(setup_ns)} of compiling pay for nothing here"
-    steps = setup_ns / (one.summary.median_ns * (speed - 1))
+    steps = setup_ns / (step_ns * (speed - 1))
     return f"{told}, so {format_ns(setup_ns)} of compiling are paid for after {steps:,.0f} steps"
 
 

@@ -15,7 +15,7 @@ from perflab.units import format_ns
 
 from .switches import BASELINE, BOTTOM, SEEDS, switches
 
-_LEAST_TIME = 0.02
+LEAST_TIME = 0.02
 """Nobody changes a program for less, and two readings can agree by chance."""
 _LEAST_LOSS = 0.005
 _BLIND = 0.1
@@ -27,12 +27,13 @@ _LEAST_MEMORY = 0.03
 class Outcome:
     """One way to train, measured.
 
-    step_ns     median of a whole step
+    step_ns     a whole step: the median of its turns, or of its samples where there were none
     peak_bytes  peak memory of a step, None where it was not taken
     loss        held-out loss after the training, in nats; None where it was not read
-    setup_ns    what the first step took beyond a later one
+    setup_ns    what the first three steps took beyond later ones
     noise       half the width of the median's interval, as a share of it
     speed       times the baseline's, in turns with it; None where there were none
+    parameters  of the model; None where they were not counted
     """
 
     step_ns: float
@@ -41,6 +42,7 @@ class Outcome:
     setup_ns: float = 0.0
     noise: float = 0.0
     speed: float | None = None
+    parameters: float | None = None
 
 
 @dataclass(frozen=True)
@@ -59,12 +61,13 @@ def outcome_of(result: Result) -> Outcome | None:
     memory, facts = record.summary.memory, record.facts
     speed, speed_noise = (number(facts.get(name)) for name in ("speed_ratio", "speed_noise_share"))
     return Outcome(
-        record.summary.median_ns,
+        number(facts.get("turn_ns")) or record.summary.median_ns,
         memory.peak_bytes if memory is not None else None,
         number(facts.get("loss")),
         number(facts.get("setup_ns")) or 0.0,
         speed_noise if speed_noise is not None else record.summary.noise,
         speed,
+        number(facts.get("parameters")),
     )
 
 
@@ -76,12 +79,11 @@ def number(fact: object) -> float | None:
 
 
 def noise_of(outcomes: Mapping[str, Outcome]) -> Noise:
-    """From the baseline in turns with its twin, and from other seeds of it."""
-    base = outcomes[BASELINE]
+    """From the baseline in turns with its twin, and from other seeds of it: of losses, what any two differ by."""
     same = [outcomes[name] for name in (BASELINE, *SEEDS) if name in outcomes]
     times = [abs(one.speed - 1) for one in same if one.speed is not None]
-    losses = [abs(one.loss - base.loss) for one in same if one.loss is not None and base.loss is not None]
-    return Noise(max([_LEAST_TIME, *times]), max([_LEAST_LOSS, *losses]))
+    losses = [one.loss for one in same if one.loss is not None]
+    return Noise(max([LEAST_TIME, *times]), max(_LEAST_LOSS, max(losses, default=0.0) - min(losses, default=0.0)))
 
 
 def optimisation_findings(results: Sequence[Result]) -> list[str]:
@@ -95,7 +97,7 @@ def optimisation_findings(results: Sequence[Result]) -> list[str]:
         f"advice, against {BASELINE}: speed counts from {_within(noise.time_share)}, loss from ±{noise.loss:.3f} nats: "
         f"what the baseline shows against itself and {f'{twins} other seeds' if twins else 'no other seed'}"
     ]
-    against = {switch.name: switch.against for switch in switches(num_steps=100)}
+    against = {switch.name: switch.against for switch in switches(100, "cpu")}
     for name, one in outcomes.items():
         other = against.get(name, BASELINE)
         if name not in (BASELINE, *SEEDS) and other in outcomes:
@@ -148,7 +150,10 @@ def recommendation(name: str, base: Outcome, switched: Outcome, noise: Noise) ->
     blind = (
         f"time within {_within(no_telling)} not told" if no_telling > _BLIND and not _has(gains + costs, "time") else ""
     )
-    return f"{name}: {_advice(gains, costs, _break_even(base, switched, gains), blind)}"
+    another = ""
+    if base.parameters and switched.parameters and abs(switched.parameters / base.parameters - 1) >= _LEAST_MEMORY:
+        another = f"; it is a model with {switched.parameters / base.parameters - 1:+.0%} parameters"
+    return f"{name}: {_advice(gains, costs, _break_even(base, switched, gains), blind)}{another}"
 
 
 def _speed(base: Outcome, switched: Outcome) -> tuple[float, float]:
@@ -190,12 +195,12 @@ def _break_even(base: Outcome, switched: Outcome, gains: list[tuple[str, str]]) 
         return None
     extra_ns = switched.setup_ns - base.setup_ns
     steps = extra_ns / (switched.step_ns * (_speed(base, switched)[0] - 1))
-    return f"{steps:,.0f} steps ({format_ns(extra_ns)} of set-up)" if steps > 10 else None
+    return f"{steps:,.0f} steps ({format_ns(extra_ns)} of set-up)" if steps > 100 else None
 
 
 def _changes(base: Outcome, switched: Outcome) -> str:
     speed, no_telling = _speed(base, switched)
-    no_telling = max(_LEAST_TIME, no_telling)
+    no_telling = max(LEAST_TIME, no_telling)
     seen = abs(speed - 1) > no_telling
     parts = [f"×{speed:.2f} steps/s" if seen else f"steps/s the same within {_within(no_telling)}"]
     if base.peak_bytes and switched.peak_bytes is not None:

@@ -5,14 +5,17 @@ A switch is a name and what it changes: fields of `ModelConfig`, fields of `Trai
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
+import torch
+
 from perflab.lab.attention import IMPLEMENTATIONS
 
 BASELINE = "baseline"
+_COMPILED = tuple(name for name, claims in IMPLEMENTATIONS.items() if claims.compiles)
 SEEDS = ("seed-1", "seed-2", "seed-3")
 """The same with other weights and batches: what losses differ by for no reason, and how fast one thing is twice."""
 
@@ -56,17 +59,18 @@ class Switch:
         return None
 
 
-def switches(num_steps: int) -> list[Switch]:
+def switches(num_steps: int, device_type: str) -> list[Switch]:
     """Every switch of the model and of the training step, the baseline first, what compiles last.
 
     Args:
         num_steps: training steps before the loss is read, which the schedule is laid over.
+        device_type: where; attention that does not take float32 there is switched under bf16, and held against that.
     """
     return [
         Switch(BASELINE),
         *(Switch(name, training={"precision": name}) for name in ("tf32", "fp16", "bf16", "pure-bf16")),
         Switch("cudnn-benchmark", training={"cudnn_benchmark": True}),
-        *(Switch(f"attention-{name}", model={"attention": name}) for name in _eager_attention()),
+        *(_attention(name, device_type) for name in IMPLEMENTATIONS if name not in ("sdpa", "reference", *_COMPILED)),
         *(Switch(f"adamw-{name}", training={"optimizer": name}) for name in ("loop", "foreach")),
         Switch("accumulate-4", training={"micro_batches": 4}),
         *(Switch(f"checkpoint-{name}", training={"checkpointing": name}) for name in ("every-block", "selective")),
@@ -92,18 +96,24 @@ def switches(num_steps: int) -> list[Switch]:
         Switch("compile-default", training={"compile": "default"}, compiles="model"),
         Switch("compile-reduce-overhead", training={"compile": "reduce-overhead"}, compiles="model"),
         Switch("compile-max-autotune", training={"compile": "max-autotune"}, compiles="model, autotuned"),
-        *(
-            Switch(f"attention-{name}", model={"attention": name}, compiles="attention")
-            for name in _compiled_attention()
-        ),
+        *(_attention(name, device_type) for name in _COMPILED),
     ]
+
+
+def _attention(name: str, device_type: str) -> Switch:
+    compiles = name if name in _COMPILED else None
+    if torch.float32 in IMPLEMENTATIONS[name].on(device_type).dtypes:
+        return Switch(f"attention-{name}", model={"attention": name}, compiles=compiles)
+    model, training = {"attention": name}, {"precision": "bf16"}
+    return Switch(f"attention-{name}", model, training, compiles=compiles, against="bf16")
 
 
 # --- the ladder --------------------------------------------------------------------------------------------------
 
 BOTTOM = "textbook"
 """Attention written out, fp32, eager, AdamW in a loop: what a textbook has."""
-_RUNGS = ("flash", "bf16", "compile", "fused")
+_RUNGS = ("bf16", "flash", "compile", "fused")
+"""bf16 first: on a GPU FlashAttention takes no float32."""
 
 
 def ladder(device_type: str, *, ours: bool = True) -> list[Switch]:
@@ -147,13 +157,3 @@ def _rung(name: str, device_type: str) -> tuple[dict[str, Any], dict[str, Any]]:
     if device_type == "cpu":  # of what is fused, the optimizer alone is no Triton kernel
         return {}, {"optimizer": "fused"}
     return {"fused_norm": True, "fused_feed_forward": True}, {"optimizer": "fused", "fused_loss": True}
-
-
-def _eager_attention() -> Iterator[str]:
-    return (
-        name for name, claims in IMPLEMENTATIONS.items() if not claims.compiles and name not in ("sdpa", "reference")
-    )
-
-
-def _compiled_attention() -> Iterator[str]:
-    return (name for name, claims in IMPLEMENTATIONS.items() if claims.compiles)

@@ -116,7 +116,9 @@ def test_residual_stream(perf: Perf, study: Setup) -> None:
     del logits
     on_device = "self_device_memory_usage" if study.device.type == "cuda" else "self_cpu_memory_usage"
     sums = [event for event in profiled.events() if event.name == "aten::add"]
-    found = sum(getattr(event, on_device) == derived_bytes for event in sums)
+    # CUDA's allocator may hand out a block that is up to 1 MiB larger, rather than split it.
+    slack_bytes = 2**20 if study.device.type == "cuda" else 0
+    found = sum(0 <= getattr(event, on_device) - derived_bytes <= slack_bytes for event in sums)
     perf.note(derived_bytes=derived_bytes, sums=len(sums), found=found)
     perf(model, tokens)
     assert found == 2 * study.config.num_layers

@@ -17,23 +17,22 @@ from tests.perf.choice import study_model_name
 from .switches import BASELINE, BOTTOM, Switch, ladder, switches
 from .training import measure_switch
 
-COLUMNS = "tokens_per_s, speed_ratio, peak, loss, setup_ns, skipped_steps"
+COLUMNS = "tokens_per_s, speed_ratio, peak, loss, setup_ns, parameters, against, turns, skipped_steps"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A case for each switch, and one for each rung."""
-    num_steps = metafunc.config.getoption("--train-steps")
+    where = device_type(metafunc.config)
     if "switch" in metafunc.fixturenames:
-        metafunc.parametrize("switch", switches(num_steps), ids=str)
+        metafunc.parametrize("switch", switches(metafunc.config.getoption("--train-steps"), where), ids=str)
     if "rung" in metafunc.fixturenames:
-        where = device_type(metafunc.config)
         ours = ":" not in study_model_name(metafunc.config, where)
         metafunc.parametrize("rung", ladder(where, ours=ours), ids=str)
 
 
 @pytest.mark.perf(study="optimisations", columns=COLUMNS, versus=f"switch={BASELINE}")
 def test_switch(perf: Perf, device: torch.device, request: pytest.FixtureRequest, switch: Switch) -> None:
-    by_name = {one.name: one for one in switches(request.config.getoption("--train-steps"))}
+    by_name = {one.name: one for one in switches(request.config.getoption("--train-steps"), device.type)}
     measure_switch(perf, switch, by_name[switch.against], device, request.config)
 
 

@@ -9,6 +9,8 @@ from itertools import islice
 import pytest
 import torch
 
+from perflab.lab.attention.compiling import require_compiler
+from perflab.lab.attention.inputs import BackendRefusedError
 from perflab.lab.train import (
     PRECISIONS,
     TextLoader,
@@ -21,13 +23,14 @@ from perflab.lab.train import (
 from perflab.lab.train.text import VOCAB_SIZE
 from perflab.measure.clock import read_ns
 from perflab.measure.devices import available_bytes, synchronize
+from perflab.measure.limits import as_out_of_memory
 from perflab.plugin.case import Perf
 from perflab.plugin.folder import own_folder
 from tests.perf.choice import study_model_name
 from tests.perf.setup import Setup, measure_step
 
-from .in_turns import LEAST_BLOCKS, in_turns
-from .switches import Switch
+from .in_turns import LEAST_BLOCKS, InTurns, in_turns
+from .switches import BASELINE, BOTTOM, Switch
 
 LEARNING_RATE = 1e-3
 CONTEXT_LENGTH = 128
@@ -67,10 +70,11 @@ def measure_switch(perf: Perf, switch: Switch, base: Switch, device: torch.devic
     setup = setup_of(switch, config, device)
     # A forward is a third of a step.
     calls = num_steps + EVALUATION_BATCHES / 3 + FIRST_CALLS + 2 * LEAST_BLOCKS
-    setup.declare(perf, "train_step", setup_calls=calls, setup_seconds=compile_seconds(device.type, switch.compiles))
+    compiling_s = compile_seconds(device.type, switch.compiles)
+    setup.declare(perf, "train_step", setup_calls=calls, setup_seconds=compiling_s + TURNS_SECONDS)
     text = standard_library_text(own_folder(config.rootpath) / "text")
     batches = _loader(setup, text.train, switch.seed)
-    with from_an_empty_cache(switch.compiles is not None):
+    with from_an_empty_cache(switch.compiles is not None, device), skipped_where_refused():
         step = _step_of(setup, next(batches))
         setup_ns, later_ns = set_up(lambda: step(next(batches)), device)
         noted_compilation(device.type, switch.compiles, setup_ns)
@@ -80,32 +84,58 @@ def measure_switch(perf: Perf, switch: Switch, base: Switch, device: torch.devic
         held_out = islice(_loader(setup, text.held_out, seed=0), EVALUATION_BATCHES)
         with PRECISIONS[setup.training.precision].applied(device.type):
             loss = evaluate(step.model, held_out)
-        perf.note(loss=loss, setup_ns=setup_ns)
+        perf.note(loss=loss, setup_ns=setup_ns, parameters=sum(weight.numel() for weight in step.model.parameters()))
+        perf.note(tokens_per_s=step.tokens.numel() / (later_ns / 1e9))
         if step.skipped_steps:
             perf.note(skipped_steps=step.skipped_steps)
+        if base.name not in (BASELINE, BOTTOM):
+            perf.note(against=base.name)  # of the speed
         note_speed(perf, step, setup_of(base, config, device))
         measure_step(perf, step)
 
 
 def setup_of(switch: Switch, config: pytest.Config, device: torch.device) -> Setup:
-    """The studies' set-up with the switch turned."""
-    return study_setup(config, device).switched(training=switch.training, changes=switch.model, seed=switch.seed)
+    """The studies' set-up with the switch turned; skips where the model cannot be built so."""
+    setup = study_setup(config, device).switched(training=switch.training, changes=switch.model, seed=switch.seed)
+    try:
+        assert not setup.is_ours or setup.config
+    except ValueError as error:  # 25 heads do not divide among two
+        pytest.skip(str(error))
+    return setup
+
+
+@contextmanager
+def skipped_where_refused() -> Iterator[None]:
+    """What a device cannot run, and says so, is skipped with its words: TMA on an older GPU, say."""
+    try:
+        yield
+    except BackendRefusedError as error:
+        pytest.skip(str(error))
 
 
 def note_speed(perf: Perf, step: TrainingStep, base: Setup) -> None:
-    """The step's speed beside that of the base, both in turns; nothing of it where both at once do not fit."""
+    """The step's speed beside that of the base, both in turns; where both at once do not fit, that is noted."""
     free = available_bytes(base.device)
     if base.is_ours and free is not None and base.cost("train_step").memory_bytes > free:
+        perf.note(turns="no room for both")
         return
-    other = base.training_step(step.tokens)
-    for _ in range(FIRST_CALLS):
-        other()
-    found = in_turns(other, step, base.device, seconds=TURNS_SECONDS)
-    perf.note(
-        speed_ratio=found.speed,
-        speed_noise_share=found.noise,
-        tokens_per_s=step.tokens.numel() / (found.call_ns / 1e9),
-    )
+    try:
+        other = base.training_step(step.tokens)
+        for _ in range(FIRST_CALLS):
+            other()
+        found = in_turns(other, step, base.device, seconds=TURNS_SECONDS)
+    except Exception as error:
+        if as_out_of_memory(error) is None:
+            raise
+        perf.note(turns="no room for both")
+        return
+    note_turns(perf, found)
+    perf.note(tokens_per_s=step.tokens.numel() / (found.call_ns / 1e9))
+
+
+def note_turns(perf: Perf, found: InTurns) -> None:
+    """What advice and findings rest on."""
+    perf.note(speed_ratio=found.speed, speed_noise_share=found.noise, turn_ns=found.call_ns)
 
 
 def set_up(call: Callable[[], object], device: torch.device) -> tuple[int | None, int]:
@@ -139,21 +169,28 @@ def noted_compilation(device_type: str, what: str | None, setup_ns: int | None) 
 
 
 @contextmanager
-def from_an_empty_cache(compiles: bool) -> Iterator[None]:
+def from_an_empty_cache(compiles: bool, device: torch.device) -> Iterator[None]:
     """Compile from nothing inside, whatever earlier runs left in the compiler's cache on disk.
 
-    What is done once on a machine is done before: the C++ headers, which are compiled ahead and kept elsewhere.
+    What is done once on a machine or in a process is done before: the C++ headers, which are compiled ahead and kept
+    elsewhere. Skips where there is no compiler.
     """
     if not compiles:
         yield
         return
     from torch._inductor.utils import fresh_cache
 
-    torch.compile(torch.neg)(torch.ones(8))
+    try:
+        require_compiler(device, name="torch.compile", instead="the eager cases")
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    torch.compile(torch.neg)(torch.ones(8, device=device))
     torch._dynamo.reset()
-    with fresh_cache():
-        yield
-    torch._dynamo.reset()
+    try:
+        with fresh_cache():
+            yield
+    finally:
+        torch._dynamo.reset()  # on CUDA it lets go of graphs, too
 
 
 def _step_of(setup: Setup, tokens: torch.Tensor) -> TrainingStep:
