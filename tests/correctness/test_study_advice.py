@@ -24,7 +24,7 @@ def advice(**changes: float) -> str:
 
 
 def test_what_is_faster_and_costs_nothing_is_recommended_without_a_trade_off() -> None:
-    wanted = "x: use when time is short (×1.25 steps/s); skip when never, as far as seen here; trade-off: none seen"
+    wanted = "x: use when time is short (×1.25 steps/s); no reason to skip it was seen; trade-off: none seen"
     assert advice(step_ns=0.8e6) == wanted
 
 

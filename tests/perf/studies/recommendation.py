@@ -131,7 +131,7 @@ def _by_parameter(results: Sequence[Result], parameter: str) -> dict[str, Outcom
 
 
 def recommendation(name: str, base: Outcome, switched: Outcome, noise: Noise) -> str:
-    """One line: `bf16: use when time counts (×1.42); skip when never, as far as seen; trade-off: none seen`."""
+    """One line: `bf16: use when time is short (×1.42 steps/s); no reason to skip it was seen; trade-off: none seen`."""
     speed, no_telling = _speed(base, switched)
     no_telling = max(noise.time_share, no_telling)
     gains, costs = [], []
@@ -182,9 +182,9 @@ def _advice(gains: list[tuple[str, str]], costs: list[tuple[str, str]], break_ev
     if break_even is not None:
         skips.append(f"training is shorter than {break_even}")
         spent.append("set-up time")
+    skip = f"skip when {' or '.join(skips)}" if skips else "no reason to skip it was seen"
     return (
-        f"use when {won} ({', '.join(text for _, text in gains)}); "
-        f"skip when {' or '.join(skips) or 'never, as far as seen here'}; "
+        f"use when {won} ({', '.join(text for _, text in gains)}); {skip}; "
         f"trade-off: {', '.join([*spent, *filter(None, [blind])]) or 'none seen'}"
     )
 

@@ -17,7 +17,7 @@ from tests.perf.choice import study_model_name
 from .switches import BASELINE, BOTTOM, Switch, ladder, switches
 from .training import measure_switch
 
-COLUMNS = "tokens_per_s, speed_ratio, peak, loss, setup_ns, parameters, against, turns, skipped_steps"
+COLUMNS = "tokens_per_s, speed_ratio, peak, loss, setup_ns, turns, skipped_steps"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -30,7 +30,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("rung", ladder(where, ours=ours), ids=str)
 
 
-@pytest.mark.perf(study="optimisations", columns=COLUMNS, versus=f"switch={BASELINE}")
+@pytest.mark.perf(study="optimisations", columns=f"{COLUMNS}, parameters, against", versus=f"switch={BASELINE}")
 def test_switch(perf: Perf, device: torch.device, request: pytest.FixtureRequest, switch: Switch) -> None:
     by_name = {one.name: one for one in switches(request.config.getoption("--train-steps"), device.type)}
     measure_switch(perf, switch, by_name[switch.against], device, request.config)
