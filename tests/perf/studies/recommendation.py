@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from perflab.records import Result
 from perflab.units import format_ns
 
-from .switches import BASELINE, BOTTOM, SEEDS, switches
+from .switches import BASELINE, BOTTOM, SEEDS
 
 LEAST_TIME = 0.02
 """Nobody changes a program for less, and two readings can agree by chance."""
@@ -34,6 +34,7 @@ class Outcome:
     noise       half the width of the median's interval, as a share of it
     speed       times the baseline's, in turns with it; None where there were none
     parameters  of the model; None where they were not counted
+    against     what its speed was taken in turns with
     """
 
     step_ns: float
@@ -43,6 +44,7 @@ class Outcome:
     noise: float = 0.0
     speed: float | None = None
     parameters: float | None = None
+    against: str = BASELINE
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ def outcome_of(result: Result) -> Outcome | None:
         speed_noise if speed_noise is not None else record.summary.noise,
         speed,
         number(facts.get("parameters")),
+        str(facts.get("against") or BASELINE),
     )
 
 
@@ -97,12 +100,10 @@ def optimisation_findings(results: Sequence[Result]) -> list[str]:
         f"advice, against {BASELINE}: speed counts from {_within(noise.time_share)}, loss from ±{noise.loss:.3f} nats: "
         f"what the baseline shows against itself and {f'{twins} other seeds' if twins else 'no other seed'}"
     ]
-    against = {switch.name: switch.against for switch in switches(100, "cpu")}
     for name, one in outcomes.items():
-        other = against.get(name, BASELINE)
-        if name not in (BASELINE, *SEEDS) and other in outcomes:
-            beside = "" if other == BASELINE else f" (against {other})"
-            said.append(recommendation(name + beside, outcomes[other], one, noise))
+        if name not in (BASELINE, *SEEDS) and one.against in outcomes:
+            beside = "" if one.against == BASELINE else f" (against {one.against})"
+            said.append(recommendation(name + beside, outcomes[one.against], one, noise))
     return said
 
 
