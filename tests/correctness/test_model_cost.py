@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from perflab.lab.models import MODEL_SIZES, ModelConfig, TransformerLM, model_cost, size_config
 from perflab.lab.models.memory import Mode
 from perflab.lab.train import PRECISIONS, TrainingConfig, TrainingStep, cross_entropy_loss, random_tokens
+from tests.correctness.peak import allocated_peak_bytes
 
 pytestmark = pytest.mark.correctness
 
@@ -117,23 +118,9 @@ def memory_ratios(
             resident += 2 * sum(parameter.nbytes for parameter in model.parameters())
         autocast_dtype = PRECISIONS[precision].autocast
         cost = model_cost(config, batch_size=4, seq_len=seq_len, mode=mode, autocast_dtype=autocast_dtype)
-        ratios[mode] = cost.memory_bytes / (resident + allocated_peak_bytes(step, mode))
+        ratios[mode] = cost.memory_bytes / (resident + allocated_peak_bytes(partial(run_pass, step, mode)))
         model.zero_grad(set_to_none=True)
     return ratios
-
-
-def allocated_peak_bytes(step: TrainingStep, mode: Mode) -> int:
-    """The most that PyTorch's CPU allocator had handed out at once during one pass, beyond what was there."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        run_pass(step, mode)
-    assert profiler.profiler is not None
-    assert profiler.profiler.kineto_results is not None
-    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
-    held = peak = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        peak = max(peak, held)
-    return peak
 
 
 def run_pass(step: TrainingStep, mode: Mode) -> None:

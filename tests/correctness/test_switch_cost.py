@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from perflab.lab.attention.dispatch import import_triton_variant
 from perflab.lab.models import MODEL_SIZES, ModelConfig, TransformerLM, model_cost
 from perflab.lab.models.memory import Mode
 from perflab.lab.train import cross_entropy_loss, random_tokens
+from tests.correctness.peak import allocated_peak_bytes
 
 pytestmark = pytest.mark.correctness
 
@@ -236,17 +236,3 @@ def memory_ratios(
         ratios[mode] = cost.memory_bytes / (resident + allocated_peak_bytes(passes[mode]))
         model.zero_grad(set_to_none=True)
     return ratios
-
-
-def allocated_peak_bytes(call: Callable[[], object]) -> int:
-    """The most that PyTorch's CPU allocator had handed out at once during a call, beyond what was there."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        call()
-    assert profiler.profiler is not None
-    assert profiler.profiler.kineto_results is not None
-    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
-    held = peak = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        peak = max(peak, held)
-    return peak
