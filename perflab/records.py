@@ -1,4 +1,4 @@
-"""What a case learned, as plain frozen data: no behaviour beyond simple derivations. Imports nothing of ours.
+"""What a case learned, as plain frozen data: no behaviour beyond simple derivations. On the ground floor.
 
 These types are also the schema of every file that perflab writes: msgspec checks them field by field on reading,
 and an unknown or missing field is an error that names its place. Times are nanoseconds, memory is bytes.
@@ -9,21 +9,16 @@ from __future__ import annotations
 from datetime import datetime
 from enum import StrEnum
 from statistics import fmean, median, stdev
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import msgspec
 
-Positive = Annotated[float, msgspec.Meta(gt=0)]
-"""A time that can be compared: ratios and logarithms are taken of it."""
-Parameters = dict[str, str | int | float | bool | None]
-"""A case's parameters as pytest has them; values that are no plain data stand as their text."""
-
-
-class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """Base of all records: frozen, and strict about what it reads."""
-
-
-Changed = TypeVar("Changed", bound=Data)
+from perflab.data import Data as Data
+from perflab.data import Parameters as Parameters
+from perflab.data import Positive as Positive
+from perflab.data import changed as changed
+from perflab.data import to_plain as to_plain
+from perflab.predictions import PredictedCase
 
 
 class Environment(Data, frozen=True):
@@ -433,6 +428,8 @@ class Result(Data, frozen=True):
     """What pytest shows of the test, if it failed."""
     compiled: CompiledCase | None = None
     """Set of a kernel that was compiled and not run; there is no ``record`` then."""
+    predicted: PredictedCase | None = None
+    """Set of a case that was predicted and not measured; there is no ``record`` then."""
     parameters: Parameters = {}
     """The case's parameters, where there is no record that has them."""
     side_by_side: str | None = None
@@ -501,13 +498,3 @@ def summarize(measurement: Measurement, noise: float) -> Replicate:
         throttle=sorted({reason for state in gpu for reason in state.throttle}),
         counts=measurement.counts,
     )
-
-
-def changed(data: Changed, **fields: Any) -> Changed:
-    """The same data with some fields changed."""
-    return msgspec.structs.replace(data, **fields)
-
-
-def to_plain(data: Data) -> Any:
-    """Turn a record into dicts, lists and scalars, fit for JSON and for crossing processes."""
-    return msgspec.to_builtins(data)

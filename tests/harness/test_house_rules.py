@@ -40,11 +40,14 @@ class Room:
     torch: When = When.NEVER
 
 
-_GROUND = "records errors units environment documents"
+_GROUND = "data predictions records errors units environment documents reachable"
 _MIDDLE = "measure gate rival predict static profile snapshots correctness report"
 ROOMS = {
     # The ground floor.
-    "records": Room(packages="msgspec"),
+    "data": Room(packages="msgspec"),
+    "predictions": Room(below="data"),
+    "records": Room(below="data predictions", packages="msgspec"),
+    "reachable": Room(torch=When.CALLED),
     "errors": Room(),
     "units": Room(),
     "environment": Room(below="records errors units", packages="msgspec", torch=When.CALLED),
