@@ -1,0 +1,121 @@
+"""The modules that a callable has in its hands: their names, and the alike layers that some of them repeat."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from perflab.predict.trace import Layer
+
+FEW = 3
+"""So many layers show the first, one from the middle and the last; one more shows that what is in the middle repeats."""
+WORTH_CUTTING = 6
+"""Layers of a stack from which on it is run with fewer: twice with ``FEW`` or so is no more work then."""
+_SCALARS = (bool, int, float, str, type(None))
+
+
+@dataclass
+class Stack:
+    """A container of alike layers."""
+
+    name: str
+    container: nn.Module
+    size: int
+
+
+@dataclass
+class ModuleBook:
+    """Names of modules, ``*`` in the place of a layer's number, and the layer that each belongs to."""
+
+    names: dict[int, tuple[str, Layer | None]] = field(default_factory=dict)
+    """By ``id``."""
+    stacks: list[Stack] = field(default_factory=list)
+    modules: list[nn.Module] = field(default_factory=list)
+    """All of them in the order of their parents, which also keeps the ids theirs."""
+
+    @property
+    def layers(self) -> dict[str, int]:
+        """How many layers each stack has."""
+        return {stack.name: stack.size for stack in self.stacks}
+
+    @property
+    def long_stacks(self) -> dict[str, int]:
+        """Those that are worth cutting; events belong to layers of these alone."""
+        return {stack.name: stack.size for stack in self.stacks if stack.size >= WORTH_CUTTING}
+
+    def of(self, module: nn.Module) -> tuple[str, Layer | None]:
+        """A module's name and layer; one that was made meanwhile has its class's name."""
+        return self.names.get(id(module)) or (type(module).__name__, None)
+
+    @contextlib.contextmanager
+    def cut(self, count: int) -> Iterator[list[nn.Module]]:
+        """Leave of each long stack its first ``count`` layers for the length of the block; gives those left out."""
+        long = self.long_stacks
+        whole = [(stack.container, stack.container._modules) for stack in self.stacks if stack.name in long]
+        try:
+            for container, modules in whole:
+                container._modules = dict(list(modules.items())[:count])
+            yield [layer for _, modules in whole for layer in list(modules.values())[count:] if layer is not None]
+        finally:
+            for container, modules in whole:
+                container._modules = modules
+
+
+def book_of(found: Iterable[Any]) -> ModuleBook:
+    """The book of all modules among these objects. Names begin at the outermost ones, which have none if there is one."""
+    modules = [value for value in found if isinstance(value, nn.Module)]
+    inner = {id(child) for module in modules for child in module.modules() if child is not module}
+    roots = [module for module in modules if id(module) not in inner]
+    book = ModuleBook()
+    often = Counter(type(root).__name__ for root in roots)
+    seen: Counter[str] = Counter()
+    for root in roots:
+        name = type(root).__name__
+        seen[name] += 1
+        prefix = "" if len(roots) == 1 else name if often[name] == 1 else f"{name}{seen[name]}"
+        _enter(book, root, prefix, None)
+    return book
+
+
+def _enter(book: ModuleBook, module: nn.Module, name: str, layer: Layer | None) -> None:
+    if id(module) in book.names:
+        return  # shared: the first place that it is met at names it
+    book.names[id(module)] = (name, layer)
+    book.modules.append(module)
+    children = [(key, child) for key, child in module._modules.items() if child is not None]
+    repeats = isinstance(module, nn.ModuleList | nn.Sequential) and len(children) > 1 and _are_alike(children)
+    if repeats and layer is None:
+        book.stacks.append(Stack(name, module, len(children)))
+    for number, (key, child) in enumerate(children):
+        own = "*" if repeats and layer is None else key
+        is_long = own == "*" and len(children) >= WORTH_CUTTING
+        _enter(book, child, f"{name}.{own}" if name else own, Layer(name, number) if is_long else layer)
+
+
+def _are_alike(children: list[tuple[str, nn.Module]]) -> bool:
+    first = _signature(children[0][1], 0)
+    return all(_signature(child, number) == first for number, (_, child) in enumerate(children[1:], start=1))
+
+
+def _signature(module: nn.Module, number: int) -> list[Any]:
+    """What two layers have in common if they do the same: classes, shapes and settings; not their own number."""
+    return [
+        (
+            name,
+            type(inner),
+            inner.training,
+            [(key, value.shape, value.dtype, value.requires_grad) for key, value in inner._parameters.items() if value is not None],
+            [(key, value.shape, value.dtype) for key, value in inner._buffers.items() if value is not None],
+            {
+                key: "its number" if value == number and type(value) is int else value
+                for key, value in vars(inner).items()
+                if isinstance(value, _SCALARS) and key != "training"
+            },
+        )
+        for name, inner in module.named_modules()
+    ]

@@ -1,0 +1,127 @@
+"""What one call of an operator costs: FLOPs, bytes moved, and whether it does any work at all.
+
+FLOPs are those of ``torch.utils.flop_counter``: matrix products, convolutions and fused attention, a multiplication and
+an addition each, masks and causality not heeded; operators with a formula of their own (``register_flop_formula``)
+are counted by it. What else computes is bound by its bytes and counts none. Bytes are those of each operand and result
+once, an expanded tensor as what it is expanded from; of a table that rows are taken from, the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
+
+_MATMULS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "_convolution", "convolution_backward", "addmv", "mv", "dot")
+_TAKES_ROWS = ("embedding", "index_select", "gather", "index", "_embedding_bag", "take_along_dim")
+_NO_LAUNCH = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")
+_CPU_FLASH = {
+    "_scaled_dot_product_flash_attention_for_cpu": sdpa_flop,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": sdpa_backward_flop,
+}
+"""PyTorch's counter has no formula of the operator that its CPU build takes for attention."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is known of an operator before it is called."""
+
+    name: str
+    """``aten::mm``."""
+    is_view: bool
+    """Its results are its arguments, seen otherwise."""
+    launches: bool
+    """Whether it does anything on the device; ``empty`` allocates only."""
+    writes: tuple[int, ...]
+    """Positions of arguments that it writes to."""
+    writes_by_name: tuple[str, ...]
+    flops: Callable[..., Any] | None
+    is_product: bool
+    takes_rows: bool
+
+
+@cache
+def kind_of(func: OpOverload) -> Kind:
+    """What is known of an operator."""
+    schema = func._schema
+    returned = [result.alias_info for result in schema.returns]
+    written = [
+        (position, argument)
+        for position, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    packet = func.overloadpacket
+    base = schema.name.split("::")[-1]
+    formula = flop_registry.get(packet) or _CPU_FLASH.get(base)
+    return Kind(
+        name=schema.name,
+        is_view=bool(returned) and all(alias is not None and not alias.is_write for alias in returned),
+        launches=base not in _NO_LAUNCH,
+        writes=tuple(position for position, _ in written),
+        writes_by_name=tuple(argument.name for _, argument in written),
+        flops=formula,
+        is_product=formula is not None or base.rstrip("_") in _MATMULS,
+        takes_rows=base in _TAKES_ROWS,
+    )
+
+
+def flops_of(kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
+    """Multiplications and additions of one call."""
+    return 0 if kind.flops is None else int(kind.flops(*args, **kwargs, out_val=result))
+
+
+def bytes_of(kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
+    """Read and written in one call."""
+    if not kind.launches:
+        return 0
+    made = list(tensors_in(result))
+    # What is written in place is read too, unless it is only filled; the second reading is counted as the writing.
+    written = [args[position] for position in kind.writes if position < len(args)]
+    written += [kwargs[name] for name in kind.writes_by_name if name in kwargs]
+    in_place = list(tensors_in(written))
+    known = {id(tensor) for tensor in in_place}
+    write_bytes = sum(map(_touched_bytes, [*in_place, *(tensor for tensor in made if id(tensor) not in known)]))
+    read = [_touched_bytes(tensor) for tensor in tensors_in((args, kwargs))]
+    if kind.takes_rows:
+        read = [min(size, write_bytes) for size in read]
+    return write_bytes + sum(read)
+
+
+def dtype_of(kind: Kind, args: tuple[Any, ...], result: Any) -> str:
+    """In which an operator's products are computed; of another the dtype of what it makes."""
+    first = next(tensors_in(args if kind.is_product else result), None)
+    if first is None:
+        return ""
+    if kind.is_product and first.dtype is torch.float32 and torch.get_float32_matmul_precision() != "highest":
+        return "tf32"
+    return str(first.dtype).removeprefix("torch.")
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors of an operator's arguments or results: themselves, or in lists and tuples, or by name."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from tensors_in(part)
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from tensors_in(part)
+
+
+def _touched_bytes(tensor: Tensor) -> int:
+    if tensor.layout is not torch.strided:
+        return int(tensor.numel()) * tensor.element_size()
+    count = tensor.element_size()
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        if stride:
+            count *= size
+        elif not size:
+            return 0
+    return count

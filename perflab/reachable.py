@@ -1,0 +1,69 @@
+"""What a callable has in its hands: the objects that its arguments and closures reach. Imports nothing of ours."""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import gc
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+_LEAVES = (str, bytes, bytearray, int, float, complex, bool, type(None), type, types.ModuleType)
+_NOT_THE_CASE = ("_pytest", "pytest", "pluggy", "perflab.plugin")
+"""Packages of the test run itself: through them everything in the session could be reached."""
+
+
+def reachable(roots: tuple[Any, ...]) -> Iterator[Any]:
+    """Every object that the roots reach, each once, tensors included.
+
+    Followed are containers, attributes of objects, gradients, partial arguments, bound instances, closures,
+    defaults, and the globals that a function names. Not followed are modules and classes, so that a case is not
+    charged for what only happens to be alive in the process.
+    """
+    import torch
+
+    seen: set[int] = set()
+    pending: list[Any] = list(roots)
+    keep: list[Any] = []  # objects made on the way stay alive, so that an id is never met twice
+    while pending:
+        value = pending.pop()
+        if isinstance(value, _LEAVES) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        keep.append(value)
+        yield value
+        if isinstance(value, torch.Tensor):
+            if value.is_leaf and value.grad is not None:
+                pending.append(value.grad)
+        else:
+            pending.extend(_neighbours(value))
+
+
+def _neighbours(value: Any) -> Iterable[Any]:
+    if isinstance(value, types.FunctionType):
+        return _of_function(value)
+    if (type(value).__module__ or "").startswith(_NOT_THE_CASE):
+        return ()
+    # What the collector knows of any other object: items, attributes, slots, a method's instance, a partial's
+    # arguments, whatever C type it is.
+    return gc.get_referents(value)
+
+
+def _of_function(function: types.FunctionType) -> list[Any]:
+    """Closure, defaults, and the globals that its code loads; its whole module is not in its hands."""
+    found: list[Any] = [function.__defaults__, function.__kwdefaults__, function.__dict__]
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # a cell that nothing was put into yet
+            found.append(cell.cell_contents)
+    found += [function.__globals__[name] for name in _loaded_globals(function.__code__) if name in function.__globals__]
+    return found
+
+
+def _loaded_globals(code: types.CodeType) -> set[str]:
+    """Names that the code, or a function or comprehension inside it, loads as globals."""
+    names = {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _loaded_globals(constant)
+    return names
