@@ -51,3 +51,7 @@ class SideEndedError(RivalError):
 
 class KernelError(PerflabError):
     """A registration of kernels, or an architecture, that cannot be compiled."""
+
+
+class PredictionError(PerflabError):
+    """A callable that cannot be run on fake tensors."""

@@ -34,8 +34,8 @@ class Cost(Data, frozen=True):
     """Multiplications and additions of matrix products and convolutions; what else computes counts by its bytes."""
     bytes_moved: int = 0
     """Read and written, each operand and result once."""
-    bound_ns: float = 0.0
-    """Its roofline time: no shorter on the named GPU."""
+    roofline_ns: float = 0.0
+    """Its roofline time on the named GPU."""
     line: str = ""
     """Where the code is that asked for most of it: ``train.py:12``. Not part of a baseline."""
 
@@ -112,7 +112,9 @@ class Prediction(Data, frozen=True):
     launches: int = 0
     """Estimate of the kernels that are launched."""
     bound_ns: Positive | None = None
-    """Roofline lower bound: no shorter on that GPU; None where nothing is known of its rates."""
+    """Lower bound: no shorter on that GPU, whatever its caches hold; None where nothing is known of its rates."""
+    roofline_ns: Positive | None = None
+    """The textbook's roofline, every operand and result through memory once; estimates are made from it."""
     estimate_ns: Positive | None = None
     """With an efficiency that was measured on such a GPU."""
     estimate_from: str | None = None
@@ -155,6 +157,8 @@ class PredictedBaseline(Data, frozen=True):
     at_peak: list[PeakPart]
     costs: list[Cost]
     saved_bytes: int = 0
+    roofline_ns: Positive | None = None
+    """Not compared: with it, measured times of the same cases tell an efficiency."""
     parameters: Parameters = {}
     """The case's, not the model's."""
     commit: str | None = None

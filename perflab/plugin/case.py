@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,19 +14,23 @@ from perflab.errors import UsageError
 from perflab.measure.compiling import CompilerState, compiler_state
 from perflab.measure.counts import CallCounter
 from perflab.measure.devices import as_dtype, available_bytes, release_memory
-from perflab.measure.limits import CALLS_AT_LEAST, ESTIMATE_SLACK, as_out_of_memory, matmul_flops_per_second
+from perflab.measure.limits import as_out_of_memory, matmul_flops_per_second
 from perflab.measure.measurement import Measured, measure, stopwatch_for
 from perflab.measure.sampling import Progress
 from perflab.measure.workload import Step, Workload
 from perflab.plugin.callgrind import COUNT, run_counted
 from perflab.plugin.facts import checked_facts
 from perflab.plugin.fresh import JobResult
+from perflab.plugin.needs import Needs
 from perflab.plugin.settings import Settings
+from perflab.predictions import PredictedCase
 from perflab.records import Environment, Measurement, OutOfMemory, Parameters, Quote, per_call_ns
-from perflab.units import format_bytes, format_ns
 
 if TYPE_CHECKING:
     import torch
+
+    from perflab.plugin.exploring import Exploration
+    from perflab.plugin.predicting import CasePrediction
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
@@ -59,8 +63,21 @@ class CaseState:
     """Whether this process only counts the instructions of a call."""
     compiler: CompilerState = field(default_factory=compiler_state)
     """What torch.compile had done before the case was set up."""
+    predicts: bool = False
+    """Whether the case is predicted, so that its tensors are fake."""
+    instead_of: str | None = None
+    """What it would have been skipped for, where nobody asked for a prediction."""
+    exploration: Exploration | None = None
+    """How it is made for other sizes."""
+    predicted: PredictedCase | None = None
+    """What the case needs on a GPU that is not here, where it was predicted."""
     turn: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     """Holds the device while the case measures and is judged."""
+
+    @property
+    def has_measured(self) -> bool:
+        """Whether the case has had its one measurement, or prediction, whatever came of it."""
+        return self.served or any((self.measurement, self.out_of_memory, self.predicted))
 
 
 STATE = pytest.StashKey[CaseState]()
@@ -78,6 +95,7 @@ class Perf:
         measure_fresh: Callable[[], JobResult],
         seconds_left: Callable[[], float | None],
         count_under_callgrind: Callable[[], int],
+        prediction: CasePrediction,
         serve: Callable[[Workload, CallCounter | None], Any] | None = None,
         sides: Callable[[], int] = lambda: 1,
     ) -> None:
@@ -90,6 +108,7 @@ class Perf:
         self._serve = serve
         self._sides = sides
         self._count_under_callgrind = count_under_callgrind
+        self._prediction = prediction
 
     @property
     def device(self) -> torch.device:
@@ -206,6 +225,9 @@ class Perf:
             pytest.skip.Exception: more memory than is free, or more time than the budget, or than is left of the
                 run's total budget.
         """
+        if self._prediction.active:
+            self._prediction.refuse_set_up(setup_calls, setup_seconds)
+            return  # it needs nothing of this machine
         if self._state.is_replicate and self._serve is None:
             return  # the session that asked for a replicate has decided
         if memory_bytes is not None:
@@ -216,29 +238,53 @@ class Perf:
             self._state.matmul_flops_per_second = matmul_flops_per_second(self._device, dtype)
             self._state.matmul_precision = str(dtype).removeprefix("torch.")
             seconds = flops / self._state.matmul_flops_per_second
-        free = available_bytes(self._device)
-        no_room = memory_bytes is not None and free is not None and memory_bytes > free
-        measuring_s = CALLS_AT_LEAST * seconds if seconds is not None else 0.0
-        least_s = setup_calls * (seconds or 0.0) + setup_seconds + measuring_s
-        left_s = self._seconds_left()
-        no_time = measuring_s > ESTIMATE_SLACK * self._state.settings.budget_s
-        too_late = left_s is not None and least_s > left_s
-        if not (no_room or no_time or too_late):
-            return
-        if too_late and not least_s and not no_room:
+        needs = Needs(
+            memory_bytes=memory_bytes,
+            free_bytes=available_bytes(self._device),
+            call_s=seconds,
+            setup_calls=setup_calls,
+            setup_s=setup_seconds,
+            budget_s=self._state.settings.budget_s,
+            left_s=self._seconds_left(),
+        )
+        if needs.is_only_late:
             pytest.skip(self._state.settings.time_is_over)
-        needs = []  # what there is enough of is no reason
-        if no_time:
-            needs.append(f"{format_ns(measuring_s * 1e9)} of {format_ns(self._state.settings.budget_s * 1e9)}")
-        elif left_s is not None and too_late:
-            needs.append(f"{format_ns(least_s * 1e9)} of {format_ns(max(0.0, left_s) * 1e9)} left")
-        if no_room and memory_bytes is not None and free is not None:
-            needs.append(f"{format_bytes(int(memory_bytes))} of {format_bytes(free)}")
-        pytest.skip(f"needs {', '.join(needs)}")
+        unmet = needs.unmet()
+        if unmet is not None and not self._prediction.instead(needs, unmet):
+            pytest.skip(unmet)
+
+    def fits(
+        self,
+        build: Callable[..., Any],
+        *,
+        sizes: Mapping[str, int],
+        remedies: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Say how the case is made for other sizes, so that a prediction can tell the largest that fits the GPU.
+
+        Heeded where the case is predicted, after its own prediction; a measured case pays nothing for it::
+
+            perf.fits(build, sizes={"batch_size": 4, "context_length": 1024}, remedies={"bf16": {"precision": "bf16"}})
+
+        Args:
+            build: ``build(**sizes, **changes)`` gives what is to be predicted: a callable without arguments, or the
+                phases that ``perf.step`` takes, as a dict.
+            sizes: the case's own sizes. Each in turn is made as large as fits, all else equal.
+            remedies: by name, what else ``build`` takes; asked where the case does not fit as it is.
+
+        Raises:
+            UsageError: ``build`` cannot be called, or a size is no positive int.
+        """
+        self._prediction.fits(build, sizes, remedies or {})
+
+    @property
+    def predicts(self) -> bool:
+        """Whether the case is being predicted: its tensors are fake then, and have shapes but no numbers."""
+        return self._prediction.active
 
     def _measure(self, workload: Workload) -> Any:
         state = self._state
-        if state.measurement is not None or state.out_of_memory is not None or state.served:
+        if state.has_measured:
             raise UsageError(
                 f"{state.case}: perf was called twice in one case",
                 "measure one thing a test; parametrize for several",
@@ -246,6 +292,8 @@ class Perf:
         left_s = self._seconds_left()
         if not state.is_replicate and left_s is not None and left_s <= 0:
             pytest.skip(state.settings.time_is_over)
+        if self._prediction.active:
+            return self._prediction.of(workload)
         state.turn.enter_context(self._take_turn())
         if state.under_callgrind:
             return run_counted(workload)

@@ -75,11 +75,13 @@ def compiled_kernel(request: pytest.FixtureRequest) -> KernelResources:
 def device(request: pytest.FixtureRequest) -> torch.device:
     """The ``torch.device`` chosen by ``--perf-device``: by itself a GPU where there is one, else the CPU.
 
-    Under pytest-xdist the workers spread over the GPUs.
+    Under pytest-xdist the workers spread over the GPUs. Under ``--perf-predict`` it is the CPU: its fake tensors stand
+    for those of the GPU that is predicted for.
     """
     from perflab.measure.devices import resolve_device
 
-    return resolve_device(request.config.stash[SETTINGS].device, worker_number(request.config))
+    settings = request.config.stash[SETTINGS]
+    return resolve_device("cpu" if settings.predict else settings.device, worker_number(request.config))
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from perflab.plugin.case import STATE, CaseState, Perf
 from perflab.plugin.fresh import Job, measure_fresh, report_measurement
 from perflab.plugin.kinds import is_compiled_case
 from perflab.plugin.marker import for_case
+from perflab.plugin.predicting import CasePrediction, PredictedCases, Predictions
 from perflab.plugin.progress import ProgressLine
 from perflab.plugin.settings import Settings
 from perflab.plugin.settling import Settling, may_settle
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from perflab.plugin.serving import Server
 
 JUDGEMENT = pytest.StashKey[tuple[Record | None, Judgement]]()
+PREDICTED = pytest.StashKey[Result]()
 
 
 class Cases:
@@ -62,6 +64,10 @@ class Cases:
         self._budget = TotalBudget(settings.total_budget_s, settings.budget_s)
         self._suspects = Suspects(config, self._progress, self._budget)
         self._settling = Settling(config, self._store, self._progress, self._budget)
+        self._predictions = Predictions(config, settings, self._progress)
+        self._by_itself = False
+        if job is None:
+            config.pluginmanager.register(PredictedCases(settings, self._predictions, STATE), "perflab-predicted")
 
     # --- before anything runs -------------------------------------------------------------------------------
 
@@ -77,9 +83,12 @@ class Cases:
             self._case_settings[item.nodeid] = for_case(self._settings, item)
         self._budget.cases = len(items)
         self._budget.processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-        device = resolve_device(self._settings.device)
+        device = resolve_device("cpu" if self._settings.predict else self._settings.device)
         if self._job is not None:
             return
+        # A CPU that was asked for by name is what is to be measured.
+        self._by_itself = device.type == "cpu" and self._settings.device == "auto"
+        self._predictions.check([item.nodeid for item in items])
         if self._settings.instructions == "callgrind":
             check_callgrind(device)
         if self._settings.update or self._settings.update_new:
@@ -112,6 +121,7 @@ class Cases:
             measure_fresh=lambda: measure_fresh(self._config, [state.case], str(device))[state.case],
             seconds_left=self._budget.left_s,
             count_under_callgrind=lambda: count_under_callgrind(self._config, state.case, str(device)),
+            prediction=CasePrediction(state, self._predictions, by_itself=self._by_itself),
             serve=None
             if server is None
             else lambda workload, counter: server.measure(state, workload, device, counter),
@@ -129,8 +139,9 @@ class Cases:
         """Give a perf case its state."""
         if item.get_closest_marker("perf") is None or is_compiled_case(item):
             return
-        if JUDGEMENT in item.stash:  # the test is run again
-            del item.stash[JUDGEMENT]
+        for key in (JUDGEMENT, PREDICTED):
+            if key in item.stash:  # the test is run again
+                del item.stash[key]
         settings = self._case_settings.get(item.nodeid) or for_case(self._settings, item)
         item.stash[STATE] = CaseState(
             item.nodeid,
@@ -168,7 +179,10 @@ class Cases:
                 pytest.skip("out of memory")
             if getattr(item, "_excinfo", None):
                 return outcome  # a unittest.TestCase keeps its failure to itself until the report
-            if state.measurement is not None:
+            if state.predicted is not None:
+                item.stash[PREDICTED] = self._predictions.judged(state)
+                self._predictions.fail_if_worse(item.stash[PREDICTED], settings=state.settings)
+            elif state.measurement is not None:
                 self._conclude(item, state)
             elif not (state.served or state.under_callgrind or _measures_elsewhere(item)):
                 state.problem = "no work"
@@ -287,6 +301,9 @@ def _result_of(item: pytest.Item, state: CaseState, report: pytest.TestReport) -
 def _said_of(item: pytest.Item, state: CaseState, report: pytest.TestReport) -> Result | None:
     if report.when == "teardown":
         return None
+    predicted = item.stash.get(PREDICTED, None)
+    if predicted is not None and not (report.failed and predicted.judgement.verdict is Verdict.OK):
+        return predicted
     concluded = item.stash.get(JUDGEMENT, None)
     if concluded is not None and not (report.failed and concluded[1].verdict is Verdict.OK):
         return Result(case=state.case, record=concluded[0], judgement=concluded[1], policy=state.settings.policy)

@@ -53,6 +53,11 @@ OPTIONS = (
         choices=("off", "auto", "callgrind"),
     ),
     Option("--perf-device", "auto", "where to measure: auto, cpu, cuda or cuda:N", metavar="DEVICE"),
+    Option("--perf-predict", "false", "run nothing: predict each case on fake tensors, for --perf-gpu", flag=True),
+    Option("--perf-gpu", "h100", "the GPU that is predicted for: h100, a100-40gb, rtx4090, ...", metavar="NAME"),
+    Option(
+        "--perf-snapshots", "false", "write the memory timeline of each prediction to .perflab/snapshots/", flag=True
+    ),
     Option("--perf-budget", "10", "time for one case: warm-up, samples and memory", metavar="SECONDS"),
     Option(
         "--perf-total-budget",

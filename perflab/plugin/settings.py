@@ -14,6 +14,7 @@ from perflab.errors import SettingError
 from perflab.measure.devices import DEVICE_CHOICES
 from perflab.measure.sampling import Plan
 from perflab.plugin.options import OPTIONS, Option
+from perflab.predict.gpus import Gpu, parse_gpu
 from perflab.records import Policy, Result
 from perflab.static.architectures import parse_architectures
 from perflab.units import format_ns, parse_duration_ns, parse_fraction, parse_seconds
@@ -40,6 +41,12 @@ class Settings:
     settle: str
     replicates: int
     json: Path | None
+    predict: bool
+    """Whether cases are predicted instead of measured."""
+    gpu: Gpu
+    """What they are predicted for."""
+    snapshots: bool
+    """Whether the memory timeline of each prediction is written to a file."""
     kernels: tuple[str, ...]
     """Where kernels are registered: ``package.module:attribute``."""
     archs: tuple[int, ...]
@@ -137,6 +144,12 @@ def read_settings(config: pytest.Config) -> Settings:
             "--perf-against and --perf-update: a comparison in turns uses no baselines, and saves none",
             "save baselines in a run of its own",
         )
+    predict = value("perf_predict", _parse_flag)
+    if against is not None and predict:
+        raise SettingError(
+            "--perf-against and --perf-predict: turns are taken by what runs, and nothing does",
+            "leave one of them out; predictions are compared with their baselines, exactly",
+        )
     reason = value("perf_reason", _parse_reason)
     if reason is not None and not (update or update_new):
         raise SettingError(
@@ -163,6 +176,9 @@ def read_settings(config: pytest.Config) -> Settings:
         kernels=tuple(raw["perf_kernels"][0].replace(",", " ").split()),
         archs=value("perf_arch", parse_architectures),
         json=path("perf_json") if raw["perf_json"][0] else None,
+        predict=predict,
+        gpu=value("perf_gpu", parse_gpu),
+        snapshots=value("perf_snapshots", _parse_flag),
         against=against,
         against_threshold=value("perf_against_threshold", parse_fraction),
         side_by_side=raw["perf_side_by_side"][0].strip() or None,

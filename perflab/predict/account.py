@@ -33,13 +33,13 @@ class Account:
     launches: int
 
 
-def account_of(trace: Trace, *, rounded: Rounding = rounded_as_on_cuda, bound_ns: Bound = lambda _: None) -> Account:
+def account_of(trace: Trace, *, rounded: Rounding = rounded_as_on_cuda, roofline_ns: Bound = lambda _: None) -> Account:
     """Sum a trace up.
 
     Args:
         trace: the call.
         rounded: what a block of so many bytes takes.
-        bound_ns: the roofline time of one operator, None where there is none.
+        roofline_ns: the roofline time of one operator, None where there is none.
     """
     sizes = {alloc.block: rounded(alloc.size_bytes) for alloc in _allocs(trace)}
     held_bytes = sum(sizes[alloc.block] for alloc in trace.held)
@@ -52,7 +52,7 @@ def account_of(trace: Trace, *, rounded: Rounding = rounded_as_on_cuda, bound_ns
         held_bytes=held_bytes,
         composition={kind: size for kind, size in composition.items() if size},
         at_peak=parts,
-        costs=_costs(trace, bound_ns),
+        costs=_costs(trace, roofline_ns),
         saved=_saved(trace, sizes),
         keeping_output_bytes=peak_bytes + kept_bytes if kept_bytes else None,
         launches=sum(event.launches for event in trace.events if isinstance(event, Op)),
@@ -109,7 +109,7 @@ def _parts(trace: Trace, sizes: dict[int, int], alive: set[int]) -> list[PeakPar
     return sorted(parts, key=lambda part: -part.size_bytes)
 
 
-def _costs(trace: Trace, bound_ns: Bound) -> list[Cost]:
+def _costs(trace: Trace, roofline_ns: Bound) -> list[Cost]:
     found: dict[tuple[str, str, str], list[Op]] = {}
     for event in trace.events:
         if isinstance(event, Op):
@@ -122,7 +122,7 @@ def _costs(trace: Trace, bound_ns: Bound) -> list[Cost]:
             calls=len(ops),
             flops=sum(op.flops for op in ops),
             bytes_moved=sum(op.bytes_moved for op in ops),
-            bound_ns=round(sum(bound_ns(op) or 0.0 for op in ops), 3),
+            roofline_ns=round(sum(roofline_ns(op) or 0.0 for op in ops), 3),
             line=_where_most([(op.bytes_moved, op.place.line) for op in ops]),
         )
         for (phase, module, operator), ops in found.items()

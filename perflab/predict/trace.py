@@ -57,7 +57,7 @@ class Alloc:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """A block was let go. Every block has one ``Alloc``, in ``held`` or in ``events``, and at most one ``Free`` after it."""
+    """A block was let go. Each has one ``Alloc``, in ``held`` or in ``events``, and at most one ``Free`` after it."""
 
     block: int
     layer: Layer | None = None

@@ -48,7 +48,6 @@ def trace(run: Run, spans: tuple[str, ...], book: ModuleBook, held: Iterable[Hol
     """
     tracer = Tracer(book, held, spans, hidden)
     was_on = gc.isenabled()
-    gc.collect()
     gc.disable()  # cyclic garbage is let go at no particular moment
     try:
         with tracer.watching():

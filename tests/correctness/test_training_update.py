@@ -199,7 +199,7 @@ def optimizer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     """AdamW's ways, and the fused one with the answer kept where the values are, as it is on a GPU."""
     name: str = request.param
     if name == "fused-on-device":
-        monkeypatch.setattr(step_module, "watch_for", lambda optimizer, device: WatchOnDevice(device))
+        monkeypatch.setattr(step_module, "watch_for", lambda optimizer, parameter: WatchOnDevice(parameter.device))
     return name.removesuffix("-on-device")
 
 
@@ -311,9 +311,19 @@ def test_an_update_that_fails_leaves_no_skipping_behind(device: torch.device, mo
 
 
 def test_only_a_fused_optimizer_on_a_gpu_keeps_the_answer_there() -> None:
-    assert isinstance(step_module.watch_for("fused", torch.device("cpu")), WatchOnHost)
-    assert isinstance(step_module.watch_for("foreach", torch.device("cuda")), WatchOnHost)
-    assert isinstance(step_module.watch_for("fused", torch.device("meta")), WatchOnDevice)
+    elsewhere = torch.empty(1, device="meta")
+    assert isinstance(step_module.watch_for("fused", torch.empty(1)), WatchOnHost)
+    assert isinstance(step_module.watch_for("foreach", elsewhere), WatchOnHost)
+    assert isinstance(step_module.watch_for("fused", elsewhere), WatchOnDevice)
+
+
+@pytest.mark.parametrize("optimizer", ["fused", "foreach", "loop"])
+def test_a_step_on_fake_tensors_asks_for_no_number(optimizer: str) -> None:
+    with FakeTensorMode():
+        step = tiny_step(optimizer=optimizer, max_grad_norm=1.0)
+        loss = step()
+    assert loss.shape == ()
+    assert step.steps_done == 1
 
 
 # Loss scaling

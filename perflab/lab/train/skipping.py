@@ -16,11 +16,15 @@ Two ways to know. `WatchOnHost` reads each value, which on a GPU waits until the
 parameters have to know before they launch. `WatchOnDevice` keeps the answer where the values are: PyTorch's fused AdamW
 reads `found_inf` there and launches a kernel that does nothing (the protocol of `torch.amp.GradScaler`), so the host
 never waits.
+
+A fake tensor (`torch._subclasses.FakeTensorMode`), with which shapes and memory are predicted and nothing is computed, has
+no value to be read: it counts as finite, and fused AdamW keeps its answer on the device, as it would on a GPU.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 
 import torch
 from torch import Tensor
@@ -35,11 +39,11 @@ class WatchOnHost:
 
     def watch(self, value: Tensor) -> None:
         """Look at a scalar tensor: the loss, or the norm of the gradient."""
-        self._found |= not math.isfinite(value.item())
+        self._found |= has_numbers(value) and not math.isfinite(value.item())
 
     def overflow(self, found_inf: Tensor) -> None:
         """Take over from loss scaling that gradients overflowed: a scalar, 0 or 1."""
-        self._found |= bool(found_inf.item())
+        self._found |= has_numbers(found_inf) and bool(found_inf.item())
 
     def update(self, adamw: torch.optim.AdamW) -> None:
         """Take the step or skip it, and begin the next."""
@@ -90,8 +94,14 @@ class WatchOnDevice:
 Watch = WatchOnHost | WatchOnDevice
 
 
-def watch_for(optimizer: str, device: torch.device) -> Watch:
-    """On the device where nobody has to wait for it then; a CPU's values are the host's own."""
-    if optimizer == "fused" and device.type != "cpu":
-        return WatchOnDevice(device)
+def watch_for(optimizer: str, parameter: Tensor) -> Watch:
+    """On the device of the parameters where nobody has to wait for it then; a CPU's values are the host's own."""
+    if optimizer == "fused" and (parameter.device.type != "cpu" or not has_numbers(parameter)):
+        return WatchOnDevice(parameter.device)
     return WatchOnHost()
+
+
+def has_numbers(tensor: Tensor) -> bool:
+    """Whether there is a value to be read: a fake tensor has none."""
+    fake = sys.modules.get("torch._subclasses.fake_tensor")
+    return fake is None or not isinstance(tensor, fake.FakeTensor)

@@ -81,7 +81,7 @@ class TrainingStep:
             # One implementation on CPU and CUDA alike, and no temporary as large as the parameters.
             fused=config.optimizer == "fused",
         )
-        self._watch = watch_for(config.optimizer, self._device)
+        self._watch = watch_for(config.optimizer, parameter)
         self._scaler = torch.amp.GradScaler(self._device.type) if self._precision.loss_scaling else None
         self._backwards = 0  # since the last update
         self.steps_done = 0

@@ -1,0 +1,66 @@
+"""Whether a case has room and time for what it says that it needs, and in which words not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perflab.measure.limits import CALLS_AT_LEAST, ESTIMATE_SLACK
+from perflab.units import format_bytes, format_ns
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a case says that it needs, beside what there is. None: it does not say, or nobody knows."""
+
+    memory_bytes: float | None
+    free_bytes: int | None
+    call_s: float | None
+    setup_calls: float
+    setup_s: float
+    budget_s: float
+    left_s: float | None
+    """Of the run's total budget."""
+
+    @property
+    def no_room(self) -> bool:
+        """More memory than is free."""
+        return self.memory_bytes is not None and self.free_bytes is not None and self.memory_bytes > self.free_bytes
+
+    @property
+    def no_time(self) -> bool:
+        """More time than a case is given."""
+        return self._measuring_s > ESTIMATE_SLACK * self.budget_s
+
+    @property
+    def too_late(self) -> bool:
+        """More time than the run has left."""
+        return self.left_s is not None and self._least_s > self.left_s
+
+    @property
+    def is_only_late(self) -> bool:
+        """Whether nothing but the end of the run's time is in the way."""
+        return self.too_late and not self._least_s and not self.no_room
+
+    @property
+    def sets_up(self) -> bool:
+        """Whether it makes something of its own runs before it measures."""
+        return bool(self.setup_calls or self.setup_s)
+
+    @property
+    def _measuring_s(self) -> float:
+        return CALLS_AT_LEAST * self.call_s if self.call_s is not None else 0.0
+
+    @property
+    def _least_s(self) -> float:
+        return self.setup_calls * (self.call_s or 0.0) + self.setup_s + self._measuring_s
+
+    def unmet(self) -> str | None:
+        """What is missing, such as ``needs 29.1 s of 10 s, 57.3 GiB of 19.8 GiB``; None if nothing is."""
+        needs = []  # what there is enough of is no reason
+        if self.no_time:
+            needs.append(f"{format_ns(self._measuring_s * 1e9)} of {format_ns(self.budget_s * 1e9)}")
+        elif self.left_s is not None and self.too_late:
+            needs.append(f"{format_ns(self._least_s * 1e9)} of {format_ns(max(0.0, self.left_s) * 1e9)} left")
+        if self.no_room and self.memory_bytes is not None and self.free_bytes is not None:
+            needs.append(f"{format_bytes(int(self.memory_bytes))} of {format_bytes(self.free_bytes)}")
+        return f"needs {', '.join(needs)}" if needs else None

@@ -1,0 +1,228 @@
+"""The predicted tier of perf cases: nothing is run, each case's callable is traced on fake tensors instead.
+
+Where tests run, like ``measuring``, and beside it. ``--perf-predict`` makes a test's fixtures and body see fake tensors from
+the start. Without it a case that says before it builds anything that it does not fit (``perf.requires``) is predicted from
+there on, where there is no GPU: that is more than its costs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from perflab.errors import PredictionError, UsageError
+from perflab.gate.predicted import judge_predicted
+from perflab.gate.predicted_store import PredictedStore
+from perflab.gate.store import BaselineStore
+from perflab.plugin.accept import accept_command
+from perflab.plugin.efficiency import with_estimate
+from perflab.plugin.exploring import Exploration, Peaks, explored, fit_of
+from perflab.plugin.folder import file_name_for, own_folder
+from perflab.plugin.progress import ProgressLine
+from perflab.plugin.settings import Settings
+from perflab.plugin.verdicts import fails
+from perflab.predictions import PredictedCase
+from perflab.records import Result, Verdict
+from perflab.report.predictions import explain_prediction
+
+if TYPE_CHECKING:
+    from perflab.measure.workload import Workload
+    from perflab.plugin.case import CaseState
+    from perflab.plugin.needs import Needs
+    from perflab.predict.prediction import Work
+
+_REMEDY = (
+    "leave what looks at numbers out of the callable, or out of prediction: `if not perf.predicts: ...`; "
+    "what depends on numbers (a loop's length, an early exit) can be measured only"
+)
+
+
+class Predictions:
+    """What all predictions of this process share."""
+
+    def __init__(self, config: pytest.Config, settings: Settings, progress: ProgressLine) -> None:
+        self._config = config
+        self._settings = settings
+        self._progress = progress
+        self._store = PredictedStore(settings.baselines)
+        self._measured = BaselineStore(settings.baselines)
+        self._mode: Any = None
+        self._peaks: Peaks = {}
+
+    def check(self, cases: list[str]) -> None:
+        """Read the baselines that will be needed, while nothing is lost.
+
+        Raises:
+            BaselineError: a file is damaged or foreign.
+        """
+        for case in cases:
+            self._store.baseline(self._settings.gpu.name, case)
+
+    @contextlib.contextmanager
+    def fake(self) -> Iterator[None]:
+        """Tensors are fake within, and PyTorch does as it would on CUDA."""
+        from perflab.predict.as_cuda import as_cuda
+        from perflab.predict.fake import fake_tensors
+
+        with fake_tensors(self._mode) as self._mode, as_cuda():
+            yield
+
+    def of(self, state: CaseState, workload: Workload) -> Any:
+        """Predict a case's callable, and return a fake result of its shape."""
+        from perflab.predict.as_cuda import AS_ON_CUDA
+        from perflab.predict.prediction import predict
+        from perflab.predict.snapshot import write_snapshot
+
+        gpu = self._settings.gpu
+        progress = self._progress.show
+        progress("predicting")
+        now, traced = predict(work_of(workload), gpu, AS_ON_CUDA)
+        if self._settings.snapshots:
+            folder = own_folder(self._config.rootpath) / "snapshots"
+            path = write_snapshot(traced.trace, folder / file_name_for(f"{state.case}-predicted"), gpu)
+            now = msgspec.structs.replace(now, notes=[*now.notes, f"timeline: {path.name}"])
+        now = with_estimate(now, state.case, self._measured, self._store, gpu)
+        if state.exploration is None:
+            fit = fit_of(now, gpu)
+        else:
+            progress("what fits")
+            fit = explored(now, state, gpu, self._peaks)
+        now = msgspec.structs.replace(now, fit=fit)
+        self._progress.clear()
+        before = self._store.baseline(gpu.name, state.case)
+        state.predicted = PredictedCase(now=now, before=before, parameters=state.parameters)
+        return traced.result
+
+    def judged(self, state: CaseState) -> Result:
+        """A predicted case beside its baseline."""
+        assert state.predicted is not None
+        policy = state.settings.policy
+        judgement = judge_predicted(state.predicted.now, state.predicted.before, policy)
+        if state.settings.check == "off" and judgement.verdict not in (Verdict.NEW, Verdict.INCOMPARABLE):
+            judgement = msgspec.structs.replace(judgement, verdict=Verdict.UNCHECKED)
+        return Result(case=state.case, record=None, judgement=judgement, predicted=state.predicted, policy=policy)
+
+    def fail_if_worse(self, result: Result, settings: Settings) -> None:
+        """Fail the test of a case that grew."""
+        if fails(result.judgement.verdict, settings, saving=settings.update or settings.update_new):
+            accept = accept_command(self._config, result.case, result.judgement.verdict)
+            pytest.fail(explain_prediction(result, accept), pytrace=False)
+
+
+def work_of(workload: Workload) -> Work:
+    """A workload as prediction takes it."""
+    from perflab.predict.prediction import Work
+
+    return Work(workload.run, workload.roots, workload.spans)
+
+
+class CasePrediction:
+    """The predicted side of one case: whether it is predicted, and what it says of itself for that."""
+
+    def __init__(self, state: CaseState, predictions: Predictions, *, by_itself: bool) -> None:
+        self._state = state
+        self._predictions = predictions
+        self._by_itself = by_itself
+
+    @property
+    def active(self) -> bool:
+        """Whether the case is predicted."""
+        return self._state.predicts
+
+    def of(self, workload: Workload) -> Any:
+        """Predict the callable."""
+        return self._predictions.of(self._state, workload)
+
+    def instead(self, needs: Needs, unmet: str) -> bool:
+        """Whether a case that does not fit is predicted from here on, and not skipped."""
+        if not self._by_itself or needs.sets_up or (needs.left_s is not None and needs.left_s <= 0):
+            return False
+        self._state.turn.enter_context(self._predictions.fake())
+        self._state.predicts, self._state.instead_of = True, unmet
+        return True
+
+    def refuse_set_up(self, setup_calls: float, setup_seconds: float) -> None:
+        """Skip a case that has to run before there is anything to predict."""
+        if setup_calls or setup_seconds:
+            pytest.skip("trains or compiles before it measures: that has to run, and cannot be predicted")
+
+    def fits(self, build: Callable[..., Any], sizes: Mapping[str, int], remedies: Mapping[str, Mapping[str, Any]]) -> None:
+        """Keep what ``perf.fits`` was given.
+
+        Raises:
+            UsageError: ``build`` cannot be called, or a size is no positive int.
+        """
+        if not callable(build):
+            raise UsageError(
+                f"perf.fits() got {type(build).__name__!r}, which cannot be called",
+                "pass a function that makes the callable for given sizes: perf.fits(build, sizes={...})",
+            )
+        for name, size in sizes.items():
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise UsageError(f"perf.fits(sizes={{{name!r}: {size!r}}})", "give each size as an int, 1 or more")
+        if not sizes:
+            raise UsageError("perf.fits() without sizes", "name at least one: sizes={'batch_size': 4}")
+        self._state.exploration = Exploration(build, dict(sizes), {name: dict(what) for name, what in remedies.items()})
+
+
+class PredictedCases:
+    """Hooks around the cases of this process, innermost: fake tensors around them, and errors of these in words."""
+
+    def __init__(self, settings: Settings, predictions: Predictions, key: pytest.StashKey[CaseState]) -> None:
+        self._settings = settings
+        self._predictions = predictions
+        self._key = key
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None]:
+        """Fixtures see fake tensors too."""
+        state = item.stash.get(self._key, None)
+        if state is None or not self._settings.predict:
+            return (yield)
+        state.predicts = True
+        with self._predictions.fake():
+            try:
+                return (yield)
+            except Exception as error:
+                raise _in_words(error, state) from None
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None]:
+        """So does the body; where it asks for numbers after the prediction, it ends there."""
+        state = item.stash.get(self._key, None)
+        if state is None:
+            return (yield)
+        with self._predictions.fake() if state.predicts else contextlib.nullcontext():
+            try:
+                return (yield)
+            except Exception as error:
+                if not state.predicts:
+                    raise
+                problem = _in_words(error, state)
+        if state.predicted is not None and isinstance(problem, PredictionError):
+            return None  # the rest of the test is about numbers
+        if state.instead_of is not None:  # nobody asked for a prediction
+            said = problem.problem if isinstance(problem, PredictionError) else f"{type(problem).__name__} on fake tensors"
+            pytest.skip(f"{state.instead_of}; {said.removeprefix(f'{state.case}: ')}")
+        raise problem from None
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None]:
+        """And fixtures' ends."""
+        state = item.stash.get(self._key, None)
+        with self._predictions.fake() if state is not None and state.predicts else contextlib.nullcontext():
+            return (yield)
+
+
+def _in_words(error: Exception, state: CaseState) -> Exception:
+    """The error itself, or one that names the line that asked for numbers and what to do."""
+    from perflab.predict.fake import what_needs_numbers
+
+    where = what_needs_numbers(error)
+    if where is None:
+        return error
+    return PredictionError(f"{state.case}: cannot be predicted, {where} needs numbers, and fake tensors have none", _REMEDY)

@@ -1,0 +1,126 @@
+"""One prediction, from a callable to its record: warm up, trace few layers or all of them, sum up.
+
+Called on fake tensors, as on CUDA; see ``fake`` and ``as_cuda``. Works on real tensors too, which is how it is held against
+what really happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from perflab.predict.account import Rounding, account_of, rounded_as_on_cuda
+from perflab.predict.caching_allocator import replay
+from perflab.predict.gpus import Gpu
+from perflab.predict.holdings import holdings
+from perflab.predict.modules import FEW, ModuleBook, book_of
+from perflab.predict.roofline import bound_ns, roofline_ns
+from perflab.predict.trace import Op, Trace
+from perflab.predict.tracer import Hidden, Run, trace
+from perflab.predict.unroll import NotPeriodic, unroll
+from perflab.predictions import Prediction
+from perflab.reachable import reachable
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is to be predicted."""
+
+    run: Run
+    roots: tuple[Any, ...]
+    """What it has in its hands before it runs."""
+    spans: tuple[str, ...] = ()
+    """The phase of each span of one call."""
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A trace of the whole work, and how it was come by."""
+
+    trace: Trace
+    result: Any
+    """What a call of the work returned: with as many layers as were run."""
+    layers_run: list[int] = field(default_factory=list)
+    """How many layers were run, where the rest was unrolled."""
+    notes: list[str] = field(default_factory=list)
+
+
+def traced(work: Work, hidden: Hidden, *, whole: bool = False) -> Traced:
+    """Trace a call in its steady state: after one that is not looked at, in which optimizers make their state.
+
+    Where a stack of alike layers is long, it is cut to a few for that, twice, and the trace of all is made of the two; it
+    is run whole where that cannot be proven right, or ``whole`` is asked for.
+
+    Raises:
+        Exception: whatever the work raises.
+    """
+    book = book_of(reachable(work.roots))
+    notes: list[str] = []
+    if book.long_stacks and not whole:
+        try:
+            result, more = _trace_cut(work, book, hidden, FEW + 1, warm_up=True)
+            _, few = _trace_cut(work, book, hidden, FEW, warm_up=False)
+            return Traced(unroll(few, more, book.long_stacks), result, [FEW, FEW + 1])
+        except NotPeriodic as reason:
+            notes.append(f"every layer was run, since they are not alike: {reason}")
+        except _FAILS_WHEN_CUT:
+            pass  # it depends on how many layers there are, or fails anyway: the whole will show
+    result = work.run(_nothing)
+    found = trace(work.run, work.spans, book, holdings(reachable(work.roots), book), hidden)
+    return Traced(found, result, [], notes)
+
+
+_FAILS_WHEN_CUT = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError)
+
+
+def predict(
+    work: Work, gpu: Gpu | None, hidden: Hidden, *, rounded: Rounding = rounded_as_on_cuda, whole: bool = False
+) -> tuple[Prediction, Traced]:
+    """Predict one call on a GPU; on none of them (``None``), memory and operators as they are here.
+
+    Raises:
+        Exception: whatever the work raises.
+    """
+    found = traced(work, hidden, whole=whole)
+    account = account_of(found.trace, rounded=rounded, roofline_ns=lambda op: roofline_ns(op, gpu) if gpu else None)
+    workspace_bytes = gpu.workspace_bytes if gpu is not None and any(cost.flops for cost in account.costs) else 0
+    return (
+        Prediction(
+            gpu=gpu.name if gpu is not None else "cpu",
+            torch=torch.__version__.partition("+")[0],
+            peak_bytes=account.peak_bytes,
+            held_bytes=account.held_bytes,
+            composition=account.composition,
+            at_peak=account.at_peak,
+            costs=account.costs,
+            saved=account.saved,
+            parameters=found.trace.parameters,
+            layers=dict(found.trace.layers),
+            keeping_output_bytes=account.keeping_output_bytes,
+            workspace_bytes=workspace_bytes,
+            reserved_bytes=replay(found.trace, workspace_bytes=workspace_bytes).peak_reserved_bytes if gpu else 0,
+            launches=account.launches,
+            bound_ns=_summed(found.trace, lambda op: bound_ns(op, gpu)) if gpu else None,
+            roofline_ns=sum(cost.roofline_ns for cost in account.costs) or None,
+            traced_layers=found.layers_run,
+            notes=found.notes,
+        ),
+        found,
+    )
+
+
+def _trace_cut(work: Work, book: ModuleBook, hidden: Hidden, count: int, *, warm_up: bool) -> tuple[Any, Trace]:
+    with book.cut(count) as left_out:
+        result = work.run(_nothing) if warm_up else None
+        return result, trace(work.run, work.spans, book, holdings(reachable(work.roots), book, left_out), hidden)
+
+
+def _nothing() -> None:
+    """Nobody wants to know when a span ends."""
+
+
+def _summed(trace: Trace, bound: Callable[[Op], float | None]) -> float | None:
+    return sum(bound(event) or 0.0 for event in trace.events if isinstance(event, Op)) or None
