@@ -5,10 +5,14 @@ The rules are functions of ``c10/cuda/CUDACachingAllocator.cpp``, the constants 
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from itertools import pairwise
 
 import pytest
+import torch
 
 from perflab.predict.caching_allocator import (
     FIRST_ADDRESS,
@@ -19,6 +23,25 @@ from perflab.predict.caching_allocator import (
 )
 
 MIB = 2**20
+BESIDE_THE_REAL_ONE = """
+import random
+import torch
+from perflab.predict.caching_allocator import CachingAllocator
+
+draw, model, live, known = random.Random(5), CachingAllocator(), [], set()
+for step in range(400):
+    size = int(2 ** draw.uniform(9, 26))
+    if live and (draw.random() < 0.45 or size // 512 in known):
+        ours, theirs = live.pop(draw.randrange(len(live)))
+        model.free(ours)
+        torch.cuda.caching_allocator_delete(theirs)
+    else:
+        known.add(size // 512)  # sizes differ, so that no choice is left to the order of addresses
+        live.append((model.malloc(size), torch.cuda.caching_allocator_alloc(size)))
+    counted = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    assert (model.allocated_bytes, model.reserved_bytes) == counted, (step, model.segments(), counted)
+print(model.peak_allocated_bytes == torch.cuda.max_memory_allocated(), model.peak_reserved_bytes > 0)
+"""
 
 
 @pytest.mark.parametrize(("asked", "rounded"), [(1, 512), (511, 512), (512, 512), (513, 1024), (MIB + 1, MIB + 512)])
@@ -237,3 +260,11 @@ def test_whatever_is_asked_for_the_rules_hold(seed: int, capacity: int | None) -
     assert all(len(segment.blocks) == 1 for segment in allocator.segments())
     allocator.release_cached()
     assert (allocator.allocated_bytes, allocator.reserved_bytes, allocator.segments()) == (0, 0, ())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the allocator itself needs CUDA")
+def test_the_model_counts_as_pytorch_s_allocator_does() -> None:
+    environment = {name: value for name, value in os.environ.items() if "ALLOC_CONF" not in name}
+    command = [sys.executable, "-c", BESIDE_THE_REAL_ONE]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert (done.stdout, done.stderr) == ("True True\n", "")
