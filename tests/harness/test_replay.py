@@ -1,0 +1,181 @@
+"""Traces put through the model of the caching allocator: peaks, what is reserved, and where a card runs out."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from perflab.predict.caching_allocator import FIRST_ADDRESS, round_size
+from perflab.predict.replay import WORKSPACE, replay
+from perflab.predict.trace import Alloc, Event, Free, Op, Place, Trace, Use
+
+MIB = 2**20
+PLACE = Place("forward", "blocks.*.attention", "model.py:45")
+OP = Op("aten::mm", PLACE, 0, 0, "float32")
+
+
+def block(number: int, size_bytes: int) -> Alloc:
+    return Alloc(number, size_bytes, PLACE, "aten::mm")
+
+
+def trace(
+    *events: Event, held: tuple[Alloc, ...] = (), result: frozenset[int] = frozenset(), **kinds: list[int]
+) -> Trace:
+    uses = {number: Use(kind) for kind, numbers in kinds.items() for number in numbers}
+    return Trace(held, events, uses, result_blocks=result)
+
+
+def test_the_peak_is_of_what_is_alive_together_and_fragmentation_is_the_rest() -> None:
+    call = trace(block(1, 30 * MIB), OP, Free(1), block(2, 12 * MIB), Free(2), held=(block(0, 9 * MIB),))
+    seen = replay(call)
+    assert seen.peak_allocated_bytes == 39 * MIB
+    assert seen.peak_reserved_bytes == 50 * MIB  # 20 for what is held, 30 that the second block finds free
+    assert seen.reserved_at_peak_bytes == 50 * MIB
+    assert seen.fragmentation_bytes == 11 * MIB
+    assert seen.addresses == {0: FIRST_ADDRESS, WORKSPACE: 0, 1: FIRST_ADDRESS + 20 * MIB, 2: FIRST_ADDRESS + 20 * MIB}
+    assert (seen.out_of_memory, seen.round) == (None, 2)
+
+
+def test_holes_that_are_too_small_make_it_reserve_more_than_it_ever_allocates() -> None:
+    events: list[Event] = [block(number, 10 * MIB) for number in range(8)]
+    events += [Free(number) for number in range(8)]
+    events.append(block(8, 80 * MIB))
+    seen = replay(trace(*events))
+    assert (seen.peak_allocated_bytes, seen.peak_reserved_bytes) == (80 * MIB, 160 * MIB)
+    assert seen.reserved_at_peak_bytes == 80 * MIB  # the first time
+
+
+def test_the_second_round_finds_the_cache_and_may_need_more_than_the_first() -> None:
+    call = trace(block(1, 9 * MIB), block(2, 12 * MIB), Free(1), block(3, 20 * MIB), Free(2), Free(3))
+    # At first, block 1 opens a segment of 20 MiB, block 2 one of 12, and block 3 finds the former free: 32 MiB. Then
+    # block 1 fits best into the 12, so block 2 cuts into the 20, and block 3 needs a third segment: 52 MiB.
+    seen = replay(call)
+    assert (seen.peak_allocated_bytes, seen.peak_reserved_bytes) == (32 * MIB, 52 * MIB)
+    assert seen.addresses == {
+        WORKSPACE: 0,
+        1: FIRST_ADDRESS + 20 * MIB,
+        2: FIRST_ADDRESS,
+        3: FIRST_ADDRESS + 32 * MIB,
+    }
+    full = replay(call, capacity_bytes=38 * MIB)
+    assert (full.out_of_memory, full.round) == (call.events[3], 2)
+    tight = replay(call, capacity_bytes=40 * MIB)  # the 12 are given back for it
+    assert (tight.out_of_memory, tight.peak_reserved_bytes) == (None, 40 * MIB)
+
+
+def test_what_outlives_the_call_dies_before_the_next_one() -> None:
+    call = trace(block(1, 40 * MIB), result=frozenset({1}))
+    seen = replay(call)
+    assert (seen.peak_allocated_bytes, seen.peak_reserved_bytes) == (40 * MIB, 40 * MIB)
+
+
+def test_a_result_that_is_kept_through_the_next_call_takes_its_room_twice() -> None:
+    call = trace(block(1, 40 * MIB), block(2, 30 * MIB), Free(2), result=frozenset({1}))
+    assert replay(call).peak_reserved_bytes == 70 * MIB
+    kept = replay(call, keep_result=True)
+    assert (kept.peak_allocated_bytes, kept.peak_reserved_bytes) == (110 * MIB, 110 * MIB)
+    full = replay(call, keep_result=True, capacity_bytes=100 * MIB)
+    assert (full.round, full.out_of_memory) == (2, call.events[1])  # the first call finds room
+
+
+def test_new_gradients_take_the_place_of_the_old_ones_from_call_to_call() -> None:
+    old, new = block(0, 40 * MIB), block(1, 40 * MIB)
+    call = trace(Free(0), block(2, 11 * MIB), new, Free(2), held=(old,), gradients=[0, 1], temporaries=[2])
+    seen = replay(call)
+    # Block 2 cuts into where the old gradient was, so the new one opens a segment. It is the next call's old gradient,
+    # and there block 2 takes the first segment, the new gradient the second one again.
+    assert (seen.addresses[2], seen.addresses[0], seen.addresses[1]) == (
+        FIRST_ADDRESS,
+        FIRST_ADDRESS + 40 * MIB,
+        FIRST_ADDRESS + 40 * MIB,
+    )
+    assert (seen.peak_allocated_bytes, seen.peak_reserved_bytes) == (51 * MIB, 80 * MIB)
+    assert [(entry.action, entry.block.block) for entry in seen.log if entry.block] == [
+        ("free", 0),
+        ("alloc", 2),
+        ("alloc", 1),
+        ("free", 2),
+    ]
+
+
+def test_what_the_call_let_go_and_nothing_replaces_is_there_again_for_the_next_call() -> None:
+    call = trace(Free(0), block(1, 60 * MIB), Free(1), held=(block(0, 40 * MIB),))
+    seen = replay(call)
+    assert (seen.peak_allocated_bytes, seen.peak_reserved_bytes) == (60 * MIB, 100 * MIB)
+    assert seen.log[0][:3] == ("free", seen.addresses[0], 40 * MIB)
+
+
+def test_the_workspace_of_libraries_counts_and_stays() -> None:
+    call = trace(block(1, 4 * MIB), Free(1), held=(block(0, 10 * MIB),))
+    seen = replay(call, workspace_bytes=8 * MIB)
+    assert seen.peak_allocated_bytes == 22 * MIB
+    assert seen.peak_reserved_bytes == 30 * MIB  # both large blocks below 10 MiB share a segment
+    full = replay(call, workspace_bytes=8 * MIB, capacity_bytes=12 * MIB)
+    assert full.out_of_memory is not None
+    assert (full.out_of_memory.block, full.out_of_memory.operator, full.round) == (WORKSPACE, "workspace", 0)
+
+
+def test_a_card_that_runs_out_says_for_which_block() -> None:
+    call = trace(block(1, 30 * MIB), OP, block(2, 50 * MIB), held=(block(0, 20 * MIB),))
+    seen = replay(call, capacity_bytes=90 * MIB)
+    assert seen.out_of_memory is call.events[2]
+    assert (seen.round, seen.peak_reserved_bytes) == (1, 50 * MIB)
+    assert [(entry.action, entry.event) for entry in seen.log] == [("segment_alloc", 0), ("alloc", 0), ("oom", 2)]
+    assert replay(call, capacity_bytes=100 * MIB).out_of_memory is None
+
+
+def test_the_log_and_the_segments_are_of_the_last_round() -> None:
+    call = trace(block(1, 30 * MIB), block(2, 0), Free(1), block(3, 700), held=(block(0, 512),), result=frozenset({3}))
+    seen = replay(call)
+    assert [(entry.action, entry.size_bytes, entry.event) for entry in seen.log] == [
+        ("alloc", 30 * MIB, 0),
+        ("free", 30 * MIB, 2),
+        ("alloc", 700, 3),
+    ]
+    assert {address: alive.block for address, alive in seen.alive.items()} == {
+        seen.addresses[0]: 0,
+        seen.addresses[3]: 3,
+    }
+    assert [segment.size_bytes for segment in seen.segments] == [2 * MIB, 30 * MIB]
+
+
+def random_call(seed: int, blocks: int) -> Trace:
+    draw = random.Random(seed)
+    held = tuple(block(number, draw.choice((512, 40_000, 3 * MIB, 12 * MIB))) for number in range(10))
+    live, events = [one.block for one in held[5:]], []
+    for number in range(10, 10 + blocks):
+        events.append(block(number, int(2 ** draw.uniform(4, 24))))
+        live.append(number)
+        while len(live) > 30 or (live and draw.random() < 0.3):
+            events.append(Free(live.pop(draw.randrange(len(live)))))
+    return trace(*events, held=held)
+
+
+def peak_by_addition(call: Trace) -> int:
+    sizes = {one.block: round_size(one.size_bytes) for one in call.held}
+    peak = sum(sizes.values())
+    for event in call.events:
+        if isinstance(event, Alloc):
+            sizes[event.block] = round_size(event.size_bytes)
+        elif isinstance(event, Free):
+            del sizes[event.block]
+        peak = max(peak, sum(sizes.values()))
+    return peak
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_a_call_does_its_numbers_are_in_order(seed: int) -> None:
+    call = random_call(seed, 200)
+    seen = replay(call)
+    at_least = peak_by_addition(call)
+    assert at_least <= seen.peak_allocated_bytes <= seen.reserved_at_peak_bytes <= seen.peak_reserved_bytes
+    assert seen.peak_allocated_bytes <= at_least + 40 * MIB  # 40 blocks at most, each with at most 1 MiB not cut off
+    assert replay(call) == seen
+    enough = replay(call, capacity_bytes=seen.peak_reserved_bytes)
+    assert (enough.out_of_memory, enough.log) == (None, seen.log)
+    assert replay(call, capacity_bytes=at_least - 1).out_of_memory is not None
+    for capacity in range(at_least, seen.peak_reserved_bytes, 7 * MIB):
+        tight = replay(call, capacity_bytes=capacity)
+        assert tight.peak_reserved_bytes <= capacity
+        assert (tight.out_of_memory is None) == (tight.round == 2 and tight.log[-1].action != "oom")
