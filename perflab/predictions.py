@@ -107,6 +107,8 @@ class Prediction(Data, frozen=True):
     """The peak in a script in which the result of the call before is still alive, where that is more."""
     workspace_bytes: int = 0
     """Estimate of what libraries (cuBLAS) hold beside that in the same allocator."""
+    allocated_bytes: int = 0
+    """Estimate of what ``torch.cuda.max_memory_allocated`` would show: workspaces, and remainders that stay with blocks."""
     reserved_bytes: int = 0
     """Estimate of what the caching allocator takes of the GPU for all that, fragmentation included."""
     launches: int = 0

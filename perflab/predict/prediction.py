@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from perflab.predict.account import Rounding, account_of, rounded_as_on_cuda
-from perflab.predict.caching_allocator import replay
 from perflab.predict.gpus import Gpu
 from perflab.predict.holdings import holdings
 from perflab.predict.modules import FEW, ModuleBook, book_of
+from perflab.predict.replay import replay
 from perflab.predict.roofline import bound_ns, roofline_ns
 from perflab.predict.trace import Op, Trace
 from perflab.predict.tracer import Hidden, Run, trace
@@ -86,6 +86,7 @@ def predict(
     """
     found = traced(work, hidden, whole=whole)
     account = account_of(found.trace, rounded=rounded, roofline_ns=lambda op: roofline_ns(op, gpu) if gpu else None)
+    played = replay(found.trace) if gpu is not None else None
     workspace_bytes = gpu.workspace_bytes if gpu is not None and any(cost.flops for cost in account.costs) else 0
     return (
         Prediction(
@@ -101,7 +102,8 @@ def predict(
             layers=dict(found.trace.layers),
             keeping_output_bytes=account.keeping_output_bytes,
             workspace_bytes=workspace_bytes,
-            reserved_bytes=replay(found.trace, workspace_bytes=workspace_bytes).peak_reserved_bytes if gpu else 0,
+            allocated_bytes=played.peak_allocated_bytes + workspace_bytes if played else 0,
+            reserved_bytes=played.peak_reserved_bytes + workspace_bytes if played else 0,
             launches=account.launches,
             bound_ns=_summed(found.trace, lambda op: bound_ns(op, gpu)) if gpu else None,
             roofline_ns=sum(cost.roofline_ns for cost in account.costs) or None,
