@@ -18,6 +18,7 @@ import perflab
 from perflab.documents import SCHEMA, in_order, write_document
 from perflab.errors import BaselineError, FreshProcessError, PerflabError
 from perflab.gate.kernel_store import KernelStore
+from perflab.gate.predicted_store import PredictedStore
 from perflab.gate.stale import Collection
 from perflab.gate.store import BaselineStore
 from perflab.measure.measurement import replicate_of
@@ -28,6 +29,7 @@ from perflab.plugin.folder import own_folder
 from perflab.plugin.fresh import JobResult, measure_fresh
 from perflab.plugin.kernels import is_to_be_saved, save_kernels
 from perflab.plugin.order import CaseList
+from perflab.plugin.predictions import save_predictions
 from perflab.plugin.prune import Stale
 from perflab.plugin.saving import Succession
 from perflab.plugin.seen import SEEN, SEEN_BY_WORKER
@@ -185,10 +187,10 @@ class Collected:
     # --- saving ---------------------------------------------------------------------------------------------
 
     def _save(self, *, interrupted: bool) -> None:
-        kernels = self._save_kernels()
+        others = self._save_kernels() + self._save_predictions()
         chosen = [result for result in self._results.values() if self._is_to_be_saved(result)]
         if not chosen:
-            if self._settings.reason is not None and not kernels:
+            if self._settings.reason is not None and not others:
                 self._notes.append("nothing was saved, so the reason given stands nowhere")
             return
         records = {result.case: result.record for result in chosen if result.record is not None}
@@ -232,9 +234,25 @@ class Collected:
             self._notes.append(f"saved {len(chosen)} compiled kernel{'s' * (len(chosen) != 1)} to {written}")
         return len(chosen)
 
+    def _save_predictions(self) -> int:
+        chosen = {
+            result.case: result
+            for result in self._results.values()
+            if result.predicted is not None and self._asks_to_be_saved(result)
+        }
+        if chosen:
+            commit = current_commit(self._config.rootpath, self._settings.baselines)
+            store = PredictedStore(self._settings.baselines)
+            paths = save_predictions(store, chosen.values(), commit=commit, reason=self._settings.reason)
+            self._results |= {case: msgspec.structs.replace(one, saved=True) for case, one in chosen.items()}
+            written = ", ".join(_relative(path, self._config) for path in paths)
+            self._notes.append(f"saved {len(chosen)} prediction{'s' * (len(chosen) != 1)} to {written}")
+        return len(chosen)
+
     def _is_to_be_saved(self, result: Result) -> bool:
-        if result.record is None:
-            return False
+        return result.record is not None and self._asks_to_be_saved(result)
+
+    def _asks_to_be_saved(self, result: Result) -> bool:
         if self._settings.update:
             return True
         without = result.judgement.verdict in (Verdict.NEW, Verdict.INCOMPARABLE, Verdict.OOM)

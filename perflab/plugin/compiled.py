@@ -151,6 +151,8 @@ class CompiledCases:
         item.stash[_JUDGED] = False
         if self._settings.against is not None and FIXTURE in getattr(item, "fixturenames", ()):
             pytest.skip("compiled kernels are compared with their baselines, not in turns")
+        if self._settings.predict and FIXTURE in getattr(item, "fixturenames", ()):
+            pytest.skip("compiled, not predicted: leave --perf-predict out, or call `perflab kernels`")
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:

@@ -25,7 +25,9 @@ def with_estimate(
     pairs = {
         (module, name): (before.roofline_ns, entry.replicates[0].median_ns)
         for module, name, entry in _measured_on(gpu, measured)
-        if (before := predicted.load(gpu.name, module).get(name)) is not None and before.roofline_ns and entry.replicates
+        if (before := predicted.load(predicted.path_of(gpu.name, module)).get(name)) is not None
+        and before.roofline_ns
+        and entry.replicates
     }
     test = (module_of(case), name_of(case).partition("[")[0])
     alike = {key: pair for key, pair in pairs.items() if (key[0], key[1].partition("[")[0]) == test}

@@ -6,7 +6,7 @@ what really happens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from perflab.predict.roofline import bound_ns, roofline_ns
 from perflab.predict.trace import Op, Trace
 from perflab.predict.tracer import Hidden, Run, trace
 from perflab.predict.unroll import NotPeriodic, unroll
-from perflab.predictions import Prediction
+from perflab.predictions import Cost, Prediction
 from perflab.reachable import reachable
 
 
@@ -87,7 +87,7 @@ def predict(
     found = traced(work, hidden, whole=whole)
     account = account_of(found.trace, rounded=rounded, roofline_ns=lambda op: roofline_ns(op, gpu) if gpu else None)
     played = replay(found.trace) if gpu is not None else None
-    workspace_bytes = gpu.workspace_bytes if gpu is not None and any(cost.flops for cost in account.costs) else 0
+    workspace_bytes = gpu.workspace_bytes * _threads_with_products(account.costs) if gpu is not None else 0
     return (
         Prediction(
             gpu=gpu.name if gpu is not None else "cpu",
@@ -122,6 +122,11 @@ def _trace_cut(work: Work, book: ModuleBook, hidden: Hidden, count: int, *, warm
 
 def _nothing() -> None:
     """Nobody wants to know when a span ends."""
+
+
+def _threads_with_products(costs: Sequence[Cost]) -> int:
+    """cuBLAS has a workspace for each thread that multiplies, and on CUDA backward runs in one of autograd's."""
+    return len({cost.phase == "backward" for cost in costs if cost.flops})
 
 
 def _summed(trace: Trace, bound: Callable[[Op], float | None]) -> float | None:

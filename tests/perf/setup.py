@@ -6,7 +6,7 @@ Shapes: tokens (B, T) int64 -> logits (B, T, V).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import pytest
@@ -21,6 +21,7 @@ from perflab.plugin.case import Perf
 VOCAB_SIZE = 10_000
 """That of the published measurements."""
 DEFAULT_BATCH_SIZE = 4
+_TRAINING = frozenset(one.name for one in fields(TrainingConfig))
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,32 @@ class Setup:
             pytest.skip(f"a switch of the lab's models, and {self.model_name} is none: {', '.join(changes)}")
         return replace(
             self, training=replace(self.training, **training), changes={**self.changes, **changes}, seed=seed
+        )
+
+    def resized(self, *, batch_size: int, context_length: int, **switches: Any) -> Setup:
+        """The same at other sizes, with switches of training (``precision``) or of the model (``attention``) changed."""
+        training = {name: value for name, value in switches.items() if name in _TRAINING}
+        changes = {name: value for name, value in switches.items() if name not in _TRAINING}
+        sized = replace(self, batch_size=batch_size, context_length=context_length)
+        return sized.switched(training=training, changes=changes)
+
+    def remedies(self, mode: Mode) -> dict[str, dict[str, str]]:
+        """What would make the case smaller, by name: switches that it does not have on already."""
+        known: dict[str, dict[str, str]] = {
+            "bf16": {"precision": "bf16"},
+            "checkpointing": {"checkpointing": "every-block"},
+            "flash attention": {"attention": "sdpa"},
+        }
+        if mode in ("inference", "forward"):
+            del known["checkpointing"]  # who runs no backward keeps nothing for it
+        if not self.is_ours:
+            return {name: what for name, what in known.items() if name == "bf16" and not self._has(what)}
+        return {name: what for name, what in known.items() if not self._has(what)}
+
+    def _has(self, switches: Mapping[str, str]) -> bool:
+        return all(
+            getattr(self.training if name in _TRAINING else self.config, name) == value
+            for name, value in switches.items()
         )
 
     def declare(self, perf: Perf, mode: Mode, *, setup_calls: float = 0, setup_seconds: float = 0.0) -> None:
@@ -134,10 +161,15 @@ class Setup:
 
 def measure_step(perf: Perf, step: TrainingStep) -> Tensor:
     """Measure a whole training step, its phases apart; returns the loss of its last micro-batch."""
-    loss: Tensor = perf.step(
-        forward=step.forward,
-        backward=step.backward,
-        optimizer=step.optimizer,
-        micro_batches=step.config.micro_batches,
-    )
+    loss: Tensor = perf.step(**phases_of(step))
     return loss
+
+
+def phases_of(step: TrainingStep) -> dict[str, Any]:
+    """A whole training step as ``perf.step`` takes it."""
+    return {
+        "forward": step.forward,
+        "backward": step.backward,
+        "optimizer": step.optimizer,
+        "micro_batches": step.config.micro_batches,
+    }

@@ -5,6 +5,9 @@ Every size that --model names, by context length and precision, beside what othe
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from torch import Tensor
 
@@ -13,25 +16,35 @@ from perflab.lab.train import PRECISIONS
 from perflab.plugin.case import Perf
 
 from .published import transformer_quotes
-from .setup import Setup, measure_step
+from .setup import Setup, phases_of
 
 pytestmark = pytest.mark.perf(
     study="end to end", columns="mean, std, forward, backward, optimizer, tokens/s, MFU, peak, quoted"
 )
 
 
-def declare(perf: Perf, setup: Setup, mode: Mode) -> None:
-    """What the case needs and does, and what others measured on it."""
+Build = Callable[[Setup], Any]
+"""What is measured on a set-up: a callable, or the phases of a step."""
+
+
+def measure(perf: Perf, setup: Setup, mode: Mode, build: Build) -> Tensor:
+    """Measure what is built, once it has said what it needs and does, what others measured, and how it is resized."""
     setup.declare(perf, mode)
     shape = (setup.model_name, setup.batch_size, setup.context_length, setup.training.precision)
     for source, seconds in transformer_quotes(*shape, mode).items():
         perf.quote(source, seconds=seconds)
+    perf.fits(
+        lambda **switches: build(setup.resized(**switches)),
+        sizes={"batch_size": setup.batch_size, "context_length": setup.context_length},
+        remedies=setup.remedies(mode),
+    )
+    built = build(setup)
+    result: Tensor = perf.step(**built) if isinstance(built, dict) else perf(built)
+    return result
 
 
-@pytest.mark.perf(budget=10)
-def test_forward(perf: Perf, setup: Setup) -> None:
+def forward_of(setup: Setup) -> Callable[[], Tensor]:
     """Logits with the graph behind them, as the first phase of training makes them."""
-    declare(perf, setup, "forward")
     model, tokens = setup.model(), setup.tokens()
     precision = PRECISIONS[setup.training.precision]
 
@@ -40,20 +53,31 @@ def test_forward(perf: Perf, setup: Setup) -> None:
             logits: Tensor = model(tokens)
         return logits
 
-    logits = perf(forward)
-    assert logits.shape[:2] == tokens.shape
+    return forward
+
+
+def forward_backward_of(setup: Setup) -> dict[str, Any]:
+    """Loss and gradients; the gradients are added to those of the call before, as in accumulation."""
+    step = setup.training_step()
+    return {"forward": step.forward, "backward": step.backward}
+
+
+def step_of(setup: Setup) -> dict[str, Any]:
+    """Forward, backward, AdamW."""
+    return phases_of(setup.training_step())
+
+
+@pytest.mark.perf(budget=10)
+def test_forward(perf: Perf, setup: Setup) -> None:
+    logits = measure(perf, setup, "forward", forward_of)
+    assert logits.shape[:2] == (setup.batch_size, setup.context_length)
 
 
 def test_step(perf: Perf, setup: Setup) -> None:
-    """Forward, backward, AdamW."""
-    declare(perf, setup, "train_step")
-    loss = measure_step(perf, setup.training_step())
+    loss = measure(perf, setup, "train_step", step_of)
     assert loss.ndim == 0
 
 
 def test_forward_backward(perf: Perf, setup: Setup) -> None:
-    """Loss and gradients; the gradients are added to those of the call before, as in accumulation."""
-    declare(perf, setup, "forward_backward")
-    step = setup.training_step()
-    loss = perf.step(forward=step.forward, backward=step.backward)
+    loss = measure(perf, setup, "forward_backward", forward_backward_of)
     assert loss.ndim == 0
