@@ -1,7 +1,8 @@
 """One file of predicted baselines: JSON that is checked on reading, a row a line, fit for review as a diff.
 
 Most of a prediction are rows, a few hundred a case. Each stands as a short list on a line of its own, in an order that
-nothing but its names decides; what its places mean stands once, at the file's head.
+nothing but its names decides; what its places mean stands once, at the file's head. Rows are hardly indented: there are
+thousands in a file.
 """
 
 from __future__ import annotations
@@ -169,5 +170,5 @@ def _block(one: PredictedBaseline) -> str:
 
 
 def _lines(rows: Iterable[tuple[object, ...]]) -> str:
-    written = [f"        {json.dumps(row, ensure_ascii=False, separators=(',', ':'))}" for row in rows]
+    written = [f"  {json.dumps(row, ensure_ascii=False, separators=(',', ':'))}" for row in rows]
     return "[\n" + ",\n".join(written) + "\n      ]" if written else "[]"
