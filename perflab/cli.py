@@ -29,6 +29,7 @@ from perflab.report.summary import (
     measured_elsewhere,
     other_failures,
     summary,
+    tiers,
     unseen_failures,
 )
 from perflab.static.architectures import parse_architectures
@@ -87,7 +88,7 @@ def report_command(parser: argparse.ArgumentParser) -> Run:
         if given.format == "markdown":
             sys.stdout.write(markdown(document, parameter))
         elif given.format == "json":
-            found = studies([one for one in document.results if one.compiled is None], document.findings)
+            found = studies(tiers(document.results).measured, document.findings)
             print(json.dumps({"studies": study_data(found)}, indent=1, ensure_ascii=False))
         else:
             _show(document, unseen_failures(document), parameter=parameter)

@@ -64,11 +64,12 @@ def write_document(document: Document, path: Path) -> None:
 def merge(parts: Sequence[Document]) -> Document:
     """Parts of one run as the run that they are parts of; at least one.
 
-    Where a case stands in several, the result of the part that was written last counts: that is a rerun.
+    Where a case stands in several, the result of the part that was written last counts: that is a rerun. A prediction
+    is one only of a prediction for the same GPU: beside what was run it stands by itself, and takes no failure back.
     """
     by_age = sorted(parts, key=lambda part: part.created)
     newest = by_age[-1]
-    results = latest(result for part in by_age for result in part.results)
+    results = _standing(result for part in by_age for result in part.results)
     collected = weave([weave([part.collected, [result.case for result in part.results]]) for part in parts])
     others: dict[str, None] = {}
     for part in by_age:
@@ -77,25 +78,25 @@ def merge(parts: Sequence[Document]) -> Document:
     merged = msgspec.structs.replace(
         newest,
         preface=list(dict.fromkeys(line for part in parts for line in part.preface)),
-        results=in_order(results, collected),
+        results=[one for case in weave([collected, list(results)]) for one in results.get(case, ())],
         collected=collected,
-        findings=_findings(by_age, results),
+        findings=_findings(by_age, [one for ones in results.values() for one in ones]),
         other_failures=list(others),
     )
     return msgspec.structs.replace(merged, exitstatus=_exit_status(parts, merged))
 
 
-def _findings(by_age: Sequence[Document], results: Mapping[str, Result]) -> dict[str, list[str]]:
+def _findings(by_age: Sequence[Document], results: Iterable[Result]) -> dict[str, list[str]]:
     """What was found in studies of which all results that count are one part's; of others each part saw only some."""
     members: dict[str, list[Result]] = {}
-    for result in results.values():
-        if result.study is not None:
+    for result in results:
+        if result.study is not None and result.predicted is None:
             members.setdefault(result.study, []).append(result)
     found = {}
     for part in by_age:
-        own = latest(part.results)
+        own = {id(one) for ones in _standing(part.results).values() for one in ones}
         for study, lines in part.findings.items():
-            if study in members and all(own.get(result.case) is result for result in members[study]):
+            if study in members and all(id(result) in own for result in members[study]):
                 found[study] = lines
     return found
 
@@ -121,9 +122,15 @@ def ended_early(document: Document) -> bool:
     return document.exitstatus not in (PASSED, FAILED, NOTHING_RUN)
 
 
-def latest(results: Iterable[Result]) -> dict[str, Result]:
-    """Each case with its last result."""
-    return {result.case: result for result in results}
+def _standing(results: Iterable[Result]) -> dict[str, list[Result]]:
+    """Each case with its last results: as it was run, and as it was predicted for each GPU."""
+    found: dict[str, dict[str, Result]] = {}
+    for result in results:
+        way = result.predicted.now.gpu if result.predicted is not None else ""
+        ones = found.setdefault(result.case, {})
+        ones.pop(way, None)
+        ones[way] = result
+    return {case: list(ones.values()) for case, ones in found.items()}
 
 
 def in_order(results: Mapping[str, Result], order: Sequence[str]) -> list[Result]:

@@ -161,11 +161,28 @@ class PredictedBaseline(Data, frozen=True):
     saved_bytes: int = 0
     roofline_ns: Positive | None = None
     """Not compared: with it, measured times of the same cases tell an efficiency."""
+    saved: list[SavedTensors] = []
+    layers: dict[str, int] = {}
     parameters: Parameters = {}
     """The case's, not the model's."""
     commit: str | None = None
     reason: str | None = None
     """Why it was saved, if that was said."""
+
+    @property
+    def operators(self) -> int:
+        """Calls of operators that do work."""
+        return sum(cost.calls for cost in self.costs)
+
+    @property
+    def flops(self) -> int:
+        """Of all phases."""
+        return sum(cost.flops for cost in self.costs)
+
+    @property
+    def bytes_moved(self) -> int:
+        """Of all phases."""
+        return sum(cost.bytes_moved for cost in self.costs)
 
 
 class PredictedCase(Data, frozen=True):

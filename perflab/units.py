@@ -133,6 +133,12 @@ def format_si(value: float) -> str:
     return " ".join(_prefixed(value)).rstrip()
 
 
+def format_flops(flops: int) -> str:
+    """Floating-point operations with an SI prefix: ``79.3 TFLOP``, ``12 FLOP``."""
+    digits, prefix = _prefixed(flops)
+    return f"{digits} {prefix}FLOP" if prefix else f"{flops} FLOP"
+
+
 def _prefixed(value: float) -> tuple[str, str]:
     for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= 0.9995 * size:

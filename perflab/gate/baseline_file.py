@@ -5,15 +5,12 @@ A file that cannot be understood is an error that names the file, the place and 
 
 from __future__ import annotations
 
-import contextlib
-import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from perflab.environment import slug
 from perflab.errors import BaselineError
-from perflab.gate.files import read_checked, unwritable, write_whole
+from perflab.gate.files import as_json, read_checked, writable, write_whole
 from perflab.records import (
     Accepted,
     Anchor,
@@ -90,16 +87,6 @@ def write_file(path: Path, entries: Mapping[str, Entry]) -> None:
     write_whole(path, _format(entries))
 
 
-def delete_file(path: Path) -> None:
-    """Delete a file, and its folder if it held no others."""
-    try:
-        path.unlink()
-    except OSError as error:
-        raise unwritable(path, error) from error
-    with contextlib.suppress(OSError):
-        path.parent.rmdir()
-
-
 def _format(entries: Mapping[str, Entry]) -> str:
     """JSON with sorted keys, one case a block and one replicate a line, so that a diff can be read."""
     names: dict[str, Environment] = {}
@@ -115,32 +102,21 @@ def _format(entries: Mapping[str, Entry]) -> str:
         fields["parameters"] = {key: writable(value) for key, value in entry.parameters.items()}
         replicates, anchor = fields.pop("replicates"), fields.pop("anchor", None)
         accepted = fields.pop("accepted", None)
-        lines = [f"      {_json(field)}: {_json(value)}" for field, value in sorted(fields.items())]
+        lines = [f"      {as_json(field)}: {as_json(value)}" for field, value in sorted(fields.items())]
         if accepted:
             lines.append(f'      "accepted": {_rows(accepted)}')
         if anchor:
             of_anchor = anchor.pop("replicates")
-            facts = "".join(f"{_json(field)}: {_json(value)}, " for field, value in sorted(anchor.items()))
+            facts = "".join(f"{as_json(field)}: {as_json(value)}, " for field, value in sorted(anchor.items()))
             lines.append(f'      "anchor": {{{facts}"replicates": {_rows(of_anchor)}}}')
         lines.append(f'      "replicates": {_rows(replicates)}')
-        blocks.append(f"    {_json(name)}: {{\n" + ",\n".join(lines) + "\n    }")
-    environments = ",\n".join(f"    {_json(key)}: {_json(to_plain(names[key]))}" for key in sorted(names))
+        blocks.append(f"    {as_json(name)}: {{\n" + ",\n".join(lines) + "\n    }")
+    environments = ",\n".join(f"    {as_json(key)}: {as_json(to_plain(names[key]))}" for key in sorted(names))
     cases = ",\n".join(blocks)
     return f'{{\n  "schema": {SCHEMA},\n  "environments": {{\n{environments}\n  }},\n  "cases": {{\n{cases}\n  }}\n}}\n'
 
 
 def _rows(values: Sequence[object]) -> str:
     """A list within a case, one value a line."""
-    rows = ",\n".join(f"        {_json(value)}" for value in values)
+    rows = ",\n".join(f"        {as_json(value)}" for value in values)
     return f"[\n{rows}\n      ]" if rows else "[]"
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
-
-
-def writable(value: object) -> object:
-    """A parameter as JSON can hold it: infinities and halves of a character as text."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(value, str) else value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import tempfile
 from pathlib import Path
@@ -14,6 +15,8 @@ import msgspec
 from perflab.errors import BaselineError
 
 T = TypeVar("T")
+PREDICTED = "predicted-"
+"""How folders of predicted baselines begin; what follows is the GPU. Environments are named for a device."""
 
 
 class _Header(msgspec.Struct):
@@ -79,6 +82,37 @@ def write_whole(path: Path, text: str) -> None:
         if temporary is not None:
             with contextlib.suppress(OSError):
                 temporary.unlink()
+
+
+def delete_file(path: Path) -> None:
+    """Delete a file, and its folder if it held no others.
+
+    Raises:
+        BaselineError: it cannot be deleted.
+    """
+    try:
+        path.unlink()
+    except OSError as error:
+        raise unwritable(path, error) from error
+    with contextlib.suppress(OSError):
+        path.parent.rmdir()
+
+
+def writable(value: object) -> object:
+    """A parameter as JSON can hold it: infinities and halves of a character as text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(value, str) else value
+
+
+def as_json(value: object) -> str:
+    """On one line, with sorted keys."""
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
+
+
+def is_predicted_file(path: Path) -> bool:
+    """Whether a file of a baselines directory is one of predictions, by its place."""
+    return path.parent.name.startswith(PREDICTED)
 
 
 def unwritable(path: Path, error: OSError) -> BaselineError:

@@ -8,8 +8,11 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from perflab.errors import BaselineError
+from perflab.gate.files import PREDICTED, is_predicted_file
 from perflab.gate.kernel_store import KernelStore, is_kernel_file, registration_of
+from perflab.gate.predicted_store import PredictedStore
 from perflab.gate.store import BaselineStore
+from perflab.predictions import PredictedBaseline
 from perflab.records import Entry, KernelBaseline
 
 
@@ -32,6 +35,7 @@ def join_baselines(directories: Sequence[Path], output: Path) -> Joined:
     """
     by_folder: dict[str, dict[str, Entry]] = {}
     kernels: dict[tuple[str, str], dict[str, KernelBaseline]] = {}
+    predicted: dict[str, dict[str, PredictedBaseline]] = {}
     for directory in [output, *directories]:
         store = BaselineStore(directory)
         paths = sorted(directory.glob("*/*.json"))
@@ -44,17 +48,34 @@ def join_baselines(directories: Sequence[Path], output: Path) -> Joined:
             if is_kernel_file(path):
                 _join_kernels(path, kernels)
                 continue
+            if is_predicted_file(path):
+                _join_predicted(path, predicted)
+                continue
             joined = by_folder.setdefault(path.parent.name, {})
             for name, entry in store.load(path).items():
-                case = f"{unquote(path.stem)}.py::{name}"  # not the node id, but one with the same place in a store
+                case = _case(path, name)
                 if case not in joined or entry.recorded >= joined[case].recorded:
                     joined[case] = entry
     store = BaselineStore(output)
     store.check_writable()
     files = {file for entries in by_folder.values() for file in store.save(entries)}
     files |= {KernelStore(output).save(*key, baselines) for key, baselines in kernels.items()}
-    entries = sum(map(len, by_folder.values())) + sum(map(len, kernels.values()))
+    files |= {file for gpu, cases in predicted.items() for file in PredictedStore(output).save(gpu, cases)}
+    entries = sum(len(cases) for tier in (by_folder, kernels, predicted) for cases in tier.values())
     return Joined(entries=entries, files=sorted(files))
+
+
+def _case(path: Path, name: str) -> str:
+    """Not the node id of what stands in a file, but one with the same place in a store."""
+    return f"{unquote(path.stem)}.py::{name}"
+
+
+def _join_predicted(path: Path, joined: dict[str, dict[str, PredictedBaseline]]) -> None:
+    cases = joined.setdefault(path.parent.name.removeprefix(PREDICTED), {})
+    for name, baseline in PredictedStore(path.parent.parent).load(path).items():
+        case = _case(path, name)
+        if case not in cases or baseline.recorded >= cases[case].recorded:
+            cases[case] = baseline
 
 
 def _join_kernels(path: Path, joined: dict[tuple[str, str], dict[str, KernelBaseline]]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from perflab.gate.store import name_of, paths_of
+from perflab.predictions import PredictedBaseline
 from perflab.records import Data, Entry, Environment
 
 
@@ -37,9 +38,9 @@ class Collection(Data, frozen=True):
 
 def find_stale(
     module: str,
-    entries: Mapping[str, Entry],
+    entries: Mapping[str, Entry] | Mapping[str, PredictedBaseline],
     collection: Collection,
-    environment: Environment,
+    environment: Environment | None,
     root: Path,
     *,
     is_ours: bool,
@@ -50,7 +51,7 @@ def find_stale(
         module: the baseline file's name, without its ending.
         entries: what is in it.
         collection: what this session has collected.
-        environment: where this session measures.
+        environment: where this session measures; None for predictions, which belong to no machine.
         root: pytest's root directory.
         is_ours: whether the baselines are this project's alone, so that a missing test file means that it is gone.
     """
@@ -67,7 +68,7 @@ def find_stale(
     gone = {
         name
         for name, entry in entries.items()
-        if entry.environment == environment
+        if (not isinstance(entry, Entry) or entry.environment == environment)
         and (own := [known[_function_of(name)] for known in functions if _function_of(name) in known])
         and all(_has_lost(function, name, entry) for function in own)
     }
@@ -78,7 +79,7 @@ def _function_of(name: str) -> str:
     return name.partition("[")[0].partition("@")[0]  # pytest-xdist's loadgroup writes the group behind an @
 
 
-def _has_lost(function: Function, name: str, entry: Entry) -> bool:
+def _has_lost(function: Function, name: str, entry: Entry | PredictedBaseline) -> bool:
     """Whether the function no longer has this case, and no option could bring it back."""
     cases = {name_of(case) for case in function.cases}
     if name in cases or name.rpartition("@")[0] in cases:

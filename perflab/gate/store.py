@@ -9,8 +9,8 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 from perflab.environment import differences, slug
-from perflab.gate.baseline_file import delete_file, read_file, writable, write_file
-from perflab.gate.files import unwritable
+from perflab.gate.baseline_file import read_file, write_file
+from perflab.gate.files import delete_file, is_predicted_file, unwritable, writable
 from perflab.gate.locked import locked
 from perflab.records import Entry, Environment
 
@@ -42,7 +42,7 @@ class BaselineStore:
         others = [
             entry
             for path in sorted(self.directory.glob(f"*/{module_of(case)}.json"))
-            if (entry := self.load(path).get(name)) is not None
+            if not is_predicted_file(path) and (entry := self.load(path).get(name)) is not None
         ]
         return min(others, key=lambda e: len(differences(e.environment, environment)), default=None)
 

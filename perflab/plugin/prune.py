@@ -1,18 +1,25 @@
-"""Stale baselines, reported after a run and removed by ``--perf-prune``. What is stale, ``gate/stale.py`` says."""
+"""Stale baselines, reported after a run and removed by ``--perf-prune``. What is stale, ``gate/stale.py`` says.
+
+Of measured ones, those of the environments that a session measures in; predicted ones belong to no machine, so those
+of every GPU. Compiled kernels are not pytest's to prune: ``perflab kernels --update`` knows what is registered.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from perflab.environment import slug
-from perflab.errors import PerflabError
+from perflab.errors import DeviceError, PerflabError
+from perflab.gate.predicted_store import PredictedStore
 from perflab.gate.stale import Collection, find_stale
 from perflab.gate.store import BaselineStore
 from perflab.plugin.settings import Settings
-from perflab.records import Environment
+from perflab.predictions import PredictedBaseline
+from perflab.records import Entry, Environment
 from perflab.units import format_names
 
 _ENDED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
@@ -29,15 +36,20 @@ class Stale:
         self._collection = first if all(other == first for other in collections) else None
 
     def report(self, environments: Iterable[Environment]) -> list[str]:
-        """Lines that name what is stale in the files of these environments."""
-        try:
-            found = self._find(BaselineStore(self._settings.baselines), environments)
-        except PerflabError:
-            return []  # a damaged file that this run had no need of
-        return [
-            f"{_counted(names)} in {self._shown(path)}: {format_names(names)} (remove: --perf-prune)"
-            for path, names in found.items()
-        ]
+        """Lines that name what is stale in the files of these environments, and in the predicted ones."""
+        measured, predicted = BaselineStore(self._settings.baselines), PredictedStore(self._settings.baselines)
+        lines = []
+        looks = (partial(self._find, measured, environments), partial(self._find_predicted, predicted))
+        for look in looks:
+            try:
+                found = look()
+            except PerflabError:
+                continue  # a damaged file that this run had no need of
+            lines += [
+                f"{_counted(names)} in {self._shown(path)}: {format_names(names)} (remove: --perf-prune)"
+                for path, names in found.items()
+            ]
+        return lines
 
     def prune(self, environments: Iterable[Environment], exitstatus: int) -> list[str]:
         """Remove what is stale; lines that say what was removed.
@@ -47,33 +59,51 @@ class Stale:
         """
         if exitstatus not in _ENDED or self._collection is None:
             return ["nothing was pruned: the run did not come to its end, so nobody knows which cases there are"]
-        known = list(environments)
-        store = BaselineStore(self._settings.baselines)
-        if not known:
-            from perflab.environment import current_environment
-            from perflab.measure.devices import resolve_device
-
-            known = [current_environment(resolve_device(self._settings.device))]
-        removed = store.remove(self._find(store, known))
+        measured, predicted = BaselineStore(self._settings.baselines), PredictedStore(self._settings.baselines)
+        known = list(environments) or self._here(needed=not predicted.paths())
+        removed = measured.remove(self._find(measured, known))
+        stale = self._find_predicted(predicted)
+        removed |= predicted.remove(stale) if stale else {}
         lines = []
         for path, names in removed.items():
             said = f"removed {_counted(names)} from {self._shown(path)}: {', '.join(names)}"
             lines.append(said if path.exists() else f"{said}; it held no others, and is gone")
         return lines or ["--perf-prune: no stale baselines"]
 
+    def _here(self, *, needed: bool) -> list[Environment]:
+        """Where this session would measure, if it can; where predictions are stored, it may well have no device."""
+        from perflab.environment import current_environment
+        from perflab.measure.devices import resolve_device
+
+        try:
+            return [current_environment(resolve_device(self._settings.device))]
+        except DeviceError:
+            if needed:
+                raise
+            return []
+
     def _find(self, store: BaselineStore, environments: Iterable[Environment]) -> dict[Path, list[str]]:
-        collection, root = self._collection, self._config.rootpath
-        if collection is None:
-            return {}
-        is_ours = self._settings.baselines.resolve().is_relative_to(root.resolve())
         found = {}
         for name, environment in {slug(environment): environment for environment in environments}.items():
             for path in sorted((self._settings.baselines / name).glob("*.json")):
-                entries = store.load(path)
-                names = find_stale(path.stem, entries, collection, environment, root, is_ours=is_ours)
-                if names:
-                    found[path] = names
-        return found
+                found[path] = self._stale_of(path, store.load(path), environment)
+        return {path: names for path, names in found.items() if names}
+
+    def _find_predicted(self, store: PredictedStore) -> dict[Path, list[str]]:
+        found = {path: self._stale_of(path, store.load(path), None) for path in store.paths()}
+        return {path: names for path, names in found.items() if names}
+
+    def _stale_of(
+        self,
+        path: Path,
+        entries: Mapping[str, Entry] | Mapping[str, PredictedBaseline],
+        environment: Environment | None,
+    ) -> list[str]:
+        if self._collection is None:
+            return []
+        root = self._config.rootpath
+        is_ours = self._settings.baselines.resolve().is_relative_to(root.resolve())
+        return find_stale(path.stem, entries, self._collection, environment, root, is_ours=is_ours)
 
     def _shown(self, path: Path) -> str:
         here = self._config.invocation_params.dir

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import html
+from itertools import chain
 
 from perflab.records import Document, Result, Verdict
 from perflab.report.escaping import code, escape, longest_run
 from perflab.report.kernels import kernel_rows
+from perflab.report.predictions import prediction_notes, prediction_rows
 from perflab.report.side_by_side import side_by_side, side_by_side_markdown
 from perflab.report.studies import studies
 from perflab.report.study_forms import study_markdown
-from perflab.report.summary import compiled_by, environments, hint, unseen_failures
+from perflab.report.summary import compiled_by, environments, hint, predicted_by, tiers, unseen_failures
 from perflab.report.table import Row, rows, tally
 
 _FIRST = (Verdict.REGRESSED, Verdict.FAILED, Verdict.OOM, Verdict.INCONCLUSIVE)
@@ -23,9 +25,10 @@ def markdown(document: Document, parameter: str | None = None) -> str:
     results = document.results
     if not results:
         return "\n\n".join(["### perflab", "no perf case ran", *map(escape, unseen_failures(document))]) + "\n"
-    measured = [result for result in results if result.compiled is None]
-    compiled = [result for result in results if result.compiled is not None]
+    found = tiers(results)
+    measured, compiled = found.measured, found.compiled
     shown = _sorted(rows(measured), measured)
+    predicted = [_sorted(prediction_rows(cases), cases) for cases in found.predicted.values()]
     kernels = _sorted(kernel_rows(compiled), compiled)
     blocks = [f"### perflab: {tally(results)}"]
     blocks += [escape(note) for note in unseen_failures(document)]
@@ -34,10 +37,15 @@ def markdown(document: Document, parameter: str | None = None) -> str:
         blocks.append("\n".join(_table("case", [row for row, _ in shown])))
         blocks += ["\n".join(lines) for lines in side_by_side_markdown(side_by_side(measured, parameter))]
         blocks += study_markdown(studies(measured, document.findings))
+    for cases in predicted:
+        ones = [result for _, result in cases]
+        blocks.append(escape(" · ".join(predicted_by(document, ones))))
+        blocks.append("\n".join(_table("case", [row for row, _ in cases])))
+        blocks += [escape(note) for note in prediction_notes(ones)]
     if kernels:
         blocks.append(escape(" · ".join(compiled_by(document))))
         blocks.append("\n".join(_table("kernel", [row for row, _ in kernels])))
-    blocks += [_failure(row.name, result) for row, result in (*shown, *kernels) if result.failure]
+    blocks += [_failure(row.name, result) for row, result in (*shown, *chain(*predicted), *kernels) if result.failure]
     if hint(document):
         blocks.append(hint(document).strip())
     return "\n\n".join(blocks) + "\n"

@@ -64,7 +64,8 @@ def parameters_of(result: Result) -> Parameters:
 def side_by_side(results: Sequence[Result], parameter: str | None = None) -> list[Group]:
     """The groups of ``parameter``, or of what each case asks for, in the order of the cases.
 
-    Where there is nothing to set beside a case, no quoted number either, it is left out.
+    Where there is nothing to set beside a case, no quoted number either, it is left out; and what was predicted is
+    nothing to set beside what was measured.
     """
     members: dict[_Key, list[_Member]] = {}
     titles: dict[_Key, str] = {}
@@ -72,7 +73,7 @@ def side_by_side(results: Sequence[Result], parameter: str | None = None) -> lis
     for result in with_best_rates(results):
         name = parameter or result.side_by_side
         given = parameters_of(result)
-        if name is None or name not in given:
+        if name is None or name not in given or result.predicted is not None:
             continue
         member = _Member(str(given[name]), result)
         others = tuple((other, value) for other, value in given.items() if other != name)

@@ -79,10 +79,10 @@ class Study:
 
 
 def studies(results: Sequence[Result], findings: Mapping[str, list[str]] | None = None) -> list[Study]:
-    """The studies that the cases belong to, in the order of their first cases."""
+    """The studies that the cases belong to, in the order of their first cases. What was predicted is in none."""
     members: dict[str, list[Result]] = {}
     for result in with_best_rates(results):
-        if result.study is not None:
+        if result.study is not None and result.predicted is None:
             members.setdefault(result.study, []).append(result)
     found = []
     for name, cases in members.items():

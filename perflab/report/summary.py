@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import PurePath
 
 from perflab.documents import ended_early
@@ -10,6 +11,7 @@ from perflab.environment import slug
 from perflab.records import Document, Environment, Result, Verdict
 from perflab.report.drift import REASON_TO_FILL_IN
 from perflab.report.kernels import compilers, kernel_table
+from perflab.report.predictions import by_gpu, prediction_facts, prediction_table
 from perflab.report.side_by_side import side_by_side, side_by_side_lines
 from perflab.report.studies import studies
 from perflab.report.study_forms import study_lines
@@ -32,8 +34,8 @@ def summary(
     ``parameter`` is set side by side, in place of what each case asks for.
     """
     results = document.results
-    measured = [result for result in results if result.compiled is None]
-    compiled = [result for result in results if result.compiled is not None]
+    found = tiers(results)
+    measured, compiled = found.measured, found.compiled
     noisy = _noisy_baselines(results, document.threshold) if document.baselines is not None else []
     texts = [*notes, *noisy]
     return [
@@ -42,11 +44,44 @@ def summary(
         *(table(measured, width) if measured else []),
         *side_by_side_lines(side_by_side(measured, parameter), width),
         *study_lines(studies(measured, document.findings), width),
+        *(line for cases in found.predicted.values() for line in _predicted(document, cases, width)),
         *(Line(text) for text in (wrap_facts(compiled_by(document), width) if compiled else [])),
         *(kernel_table(compiled, width) if compiled else []),
         *(Line(text) for text in texts),
         Line(tally(results) + hint(document, accept) if results else "no perf case ran"),
     ]
+
+
+@dataclass(frozen=True)
+class Tiers:
+    """Results by how they are known: each kind has a table of its own, and no comparison mixes them."""
+
+    measured: list[Result]
+    """With what came to no number, such as skipped cases."""
+    predicted: dict[str, list[Result]]
+    """By GPU."""
+    compiled: list[Result]
+
+
+def tiers(results: Sequence[Result]) -> Tiers:
+    """The results apart, each kind in its order."""
+    return Tiers(
+        measured=[result for result in results if result.compiled is None and result.predicted is None],
+        predicted=by_gpu(results),
+        compiled=[result for result in results if result.compiled is not None],
+    )
+
+
+def _predicted(document: Document, cases: Sequence[Result], width: int) -> list[Line]:
+    head = [Line(text) for text in wrap_facts(predicted_by(document, cases), width)]
+    return [*head, *prediction_table(cases, width)]
+
+
+def predicted_by(document: Document, cases: Sequence[Result]) -> list[str]:
+    """Facts of one GPU's predictions, the directory of their baselines (if any) last."""
+    gpus = by_gpu(cases)
+    folders = [PurePath(document.baselines, f"predicted-{gpu}") for gpu in gpus] if document.baselines else []
+    return [*prediction_facts(cases), *(f"{folder.as_posix()}/" for folder in folders)]
 
 
 def environments(document: Document) -> list[list[str]]:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from perflab.gate.predicted import baseline_of, judge_predicted
+from perflab.predictions import Cost, Fit, PeakPart, PredictedBaseline, PredictedCase, Prediction, SavedTensors
 from perflab.records import (
     CompiledKernel,
     Document,
@@ -15,6 +17,7 @@ from perflab.records import (
     KernelBaseline,
     KernelResources,
     Memory,
+    Policy,
     Record,
     Replicate,
     Result,
@@ -24,6 +27,8 @@ from perflab.records import (
 CASE = "tests/perf/test_transformer.py::test_step[small-128-fp32]"
 MS = 1_000_000
 """A millisecond in nanoseconds."""
+GIB = 2**30
+"""In bytes."""
 
 
 def environment(**changes: Any) -> Environment:
@@ -143,3 +148,84 @@ def kernel(here: KernelResources | None = None, **changes: Any) -> CompiledKerne
 def baseline(here: KernelResources | None = None, **changes: Any) -> KernelBaseline:
     fields: dict[str, Any] = {"triton": "3.9.0", "recorded": "2026-11-21", "resources": here or resources()}
     return KernelBaseline(**{**fields, **changes})
+
+
+def part(kind: str, module: str, operator: str, size_bytes: int, blocks: int = 1, line: str = "") -> PeakPart:
+    return PeakPart(kind=kind, module=module, operator=operator, size_bytes=size_bytes, blocks=blocks, line=line)
+
+
+def cost(module: str, operator: str, calls: int = 32, **changes: Any) -> Cost:
+    """Of a forward pass; no products unless they are given."""
+    fields: dict[str, Any] = {"phase": "forward", "bytes_moved": 1024 * calls, "line": "model.py:40"}
+    return Cost(module=module, operator=operator, calls=calls, **{**fields, **changes})
+
+
+def saved(module: str, shape: list[int], size_bytes: int, count: int = 32, **changes: Any) -> SavedTensors:
+    fields: dict[str, Any] = {"line": "model.py:42", "operator": "aten::_softmax", "dtype": "float32"}
+    return SavedTensors(module=module, shape=shape, count=count, size_bytes=size_bytes, **{**fields, **changes})
+
+
+def prediction(**changes: Any) -> Prediction:
+    """A training step of 32 blocks on an H100: 87 GiB at its peak, most of it activations."""
+    at_peak = [
+        part("activations", "blocks.*.attention", "aten::_softmax", 32 * GIB, 32, "model.py:42"),
+        part("optimizer state", "blocks.*.attention.q", "", 24 * GIB, 64),
+        part("parameters", "blocks.*.attention.q", "", 12 * GIB, 32),
+        part("gradients", "blocks.*.attention.q", "aten::mm", 12 * GIB, 32, "model.py:41"),
+        part("temporaries", "", "aten::cat", 7 * GIB, 2, "train.py:12"),
+    ]
+    products: dict[str, Any] = {"flops": 32 * 10**12, "line": "model.py:41"}
+    costs = [
+        cost("blocks.*.attention.q", "aten::mm", **products),
+        cost("blocks.*.attention", "aten::_softmax", line="model.py:42"),
+        cost("blocks.*.attention.q", "aten::mm", 64, **{**products, "flops": 64 * 10**12}, phase="backward"),
+        cost("", "aten::_foreach_add_", 1, phase="optimizer", line="train.py:30"),
+    ]
+    fields: dict[str, Any] = {
+        "gpu": "h100",
+        "torch": "2.13.0",
+        "at_peak": at_peak,
+        "costs": costs,
+        "saved": [saved("blocks.*.attention", [4, 32, 1024, 1024], 32 * GIB)],
+        "parameters": 3_410_000_000,
+        "layers": {"blocks": 32},
+        "bound_ns": 1.2e9,
+    }
+    fields |= changes
+    parts: list[PeakPart] = fields["at_peak"]
+    composition: dict[str, int] = {}
+    for one in parts:
+        composition[one.kind] = composition.get(one.kind, 0) + one.size_bytes
+    summed = {"peak_bytes": sum(composition.values()), "held_bytes": 36 * GIB, "composition": composition}
+    return Prediction(**{**summed, **fields})
+
+
+def fit(**changes: Any) -> Fit:
+    """An H100 that is too small, by a little."""
+    fields: dict[str, Any] = {
+        "room_bytes": 79 * GIB,
+        "fits": False,
+        "fits_on": ["h200", "b200"],
+        "largest": {"batch_size": 3, "context_length": 896},
+        "remedies": {"checkpointing": 61 * GIB, "bf16": 80 * GIB},
+    }
+    return Fit(**{**fields, **changes})
+
+
+def predicted_baseline(of: Prediction | None = None, **changes: Any) -> PredictedBaseline:
+    """What is stored of a prediction."""
+    return baseline_of(of or prediction(), **{"recorded": "2026-11-21", **changes})
+
+
+def predicted_result(
+    now: Prediction | None = None,
+    before: PredictedBaseline | None = None,
+    case: str = "t.py::test_step[2.7B-1024-fp32]",
+    policy: Policy | None = None,
+    **changes: Any,
+) -> Result:
+    """A predicted case as it was judged; new unless there is a baseline."""
+    now = now or prediction()
+    judgement = judge_predicted(now, before, policy or Policy())
+    fields: dict[str, Any] = {"judgement": judgement, "predicted": PredictedCase(now=now, before=before)}
+    return Result(case=case, record=None, **{**fields, **changes})

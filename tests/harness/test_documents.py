@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from perflab.documents import in_order, merge, read_document, weave, write_document
 from perflab.errors import DocumentError
 from perflab.records import Document, Judgement, Result, Verdict
-from tests.harness.make import document, result
+from tests.harness.make import document, predicted_result, prediction, record, replicate, result
 
 NOW = datetime(2025, 11, 20, 12, 0, tzinfo=UTC)
 
@@ -201,3 +201,44 @@ def test_weaving_loses_nothing_and_repeats_nothing(orders: list[list[str]]) -> N
 def test_a_result_that_is_in_no_order_stands_after_the_one_it_followed() -> None:
     results = {case: result(case) for case in "cax"}
     assert [one.case for one in in_order(results, ["a", "b", "c"])] == ["a", "x", "c"]
+
+
+# --- predictions -----------------------------------------------------------------------------------------------
+
+
+def told(merged: Document) -> list[tuple[str, str, float | None]]:
+    """Case, GPU (if any) and number of each result."""
+    found: list[tuple[str, str, float | None]] = []
+    for one in merged.results:
+        if one.predicted is not None:
+            found.append((one.case, one.predicted.now.gpu, float(one.predicted.now.peak_bytes)))
+        else:
+            found.append((one.case, "", one.record.summary.median_ns if one.record and one.record.summary else None))
+    return found
+
+
+def predicted(case: str, peak_bytes: int = 1, gpu: str = "h100", **changes: Any) -> Result:
+    return predicted_result(prediction(peak_bytes=peak_bytes, gpu=gpu), case=case, **changes)
+
+
+def test_a_prediction_takes_the_place_of_the_same_prediction_and_of_nothing_else() -> None:
+    measured = result("a", record=record(replicate(5.0)))
+    laptop = [part(predicted("a", 1), predicted("b", 2), minute=1), part(predicted("a", 3), minute=2)]
+    merged = merge([part(measured), *laptop, part(predicted("a", 4, gpu="l4"), minute=3)])
+    assert told(merged) == [("a", "", 5.0), ("a", "h100", 3.0), ("a", "l4", 4.0), ("b", "h100", 2.0)]
+    assert merge([merged]) == merge([merged, merged]) == merged
+
+
+def test_neither_takes_back_what_failed_the_other_way() -> None:
+    worse, broken = part(predicted("a", failure="needs more")), part(failed("a"))
+    assert merge([worse, part(result("a"), minute=1)]).exitstatus == 1
+    assert merge([worse, part(predicted("a"), minute=1)]).exitstatus == 0
+    both = merge([broken, part(predicted("a", 7), minute=1)])
+    assert (told(both), both.exitstatus) == ([("a", "", None), ("a", "h100", 7.0)], 1)
+    assert merge([both, part(result("a"), minute=2)]).exitstatus == 0
+
+
+def test_a_prediction_belongs_to_no_study_whose_findings_could_be_lost() -> None:
+    measured = part(result("a", study="s"), findings={"s": ["a is fast"]})
+    merged = merge([measured, part(predicted("b", study="s"), minute=1)])
+    assert merged.findings == {"s": ["a is fast"]}

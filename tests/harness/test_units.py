@@ -13,6 +13,7 @@ from perflab.units import (
     NS_PER,
     format_bytes,
     format_change,
+    format_flops,
     format_names,
     format_ns,
     format_percent,
@@ -187,3 +188,11 @@ def test_long_lists_of_names_end_with_how_many_more() -> None:
     assert format_names(["a", "b"]) == "a, b"
     assert format_names(list("abcdefg")) == "a, b, c, d, e and 2 more"
     assert format_names([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("flops", "text"),
+    [(0, "0 FLOP"), (12, "12 FLOP"), (631_000, "631 kFLOP"), (79_338_829_934_592, "79.3 TFLOP")],
+)
+def test_operations_are_written_with_si_prefixes_and_exactly_where_they_are_few(flops: int, text: str) -> None:
+    assert format_flops(flops) == text

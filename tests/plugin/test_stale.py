@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from perflab.environment import current_environment
+from perflab.gate.predicted_store import PredictedStore
 from perflab.gate.store import BaselineStore
 from perflab.plugin.seen import Seen
 from perflab.records import Parameters
-from tests.harness.make import entry
+from tests.harness.make import entry, predicted_baseline
 from tests.plugin.conftest import Project, run_pytest
 
 CASES = """
@@ -98,6 +99,28 @@ def test_what_is_gone_is_reported_and_pruned_and_the_rest_stays(suite: Project) 
     )
     assert stored(suite) == ["test_a", "test_c[1]", "test_c[2]"]
     assert "--perf-prune: no stale baselines" in prune(suite)
+
+
+def test_predicted_baselines_go_with_their_cases_on_any_machine_and_others_stay(suite: Project) -> None:
+    store = PredictedStore(suite.pytester.path / "baselines")
+    cases = [f"test_story.py::{name}" for name in ("test_a", "test_gone")]
+    for gpu in ("h100", "l4"):
+        store.save(gpu, {case: predicted_baseline() for case in cases})
+    told = in_one_line(suite.run("-k", "test_a"))
+    assert "1 stale baseline in baselines/predicted-h100/test_story.json: test_gone (remove: --perf-prune)" in told
+    told = in_one_line(suite.run("--collect-only", "-q", "--perf-prune", "--perf-device=cuda"))
+    assert "removed 1 stale baseline from baselines/predicted-l4/test_story.json: test_gone" in told
+    assert [list(PredictedStore(store.directory).load(path)) for path in store.paths()] == [["test_a"], ["test_a"]]
+
+
+def test_a_damaged_predicted_file_hides_no_stale_measured_baseline(suite: Project) -> None:
+    store = PredictedStore(suite.pytester.path / "baselines")
+    (path,) = store.save("h100", {"test_story.py::test_gone": predicted_baseline()})
+    path.write_text("{")
+    change(suite, "def test_b", "def test_other")
+    said = in_one_line(suite.run("-k", "test_a"))
+    assert "/test_story.json: TestGroup::test_b (remove: --perf-prune)" in said
+    assert path.read_text() == "{"
 
 
 def test_a_file_that_is_gone_takes_its_baselines_along(suite: Project) -> None:
