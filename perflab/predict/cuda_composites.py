@@ -136,7 +136,7 @@ def _inference_mode_with_autograd_keys() -> Iterator[None]:
     mode: Any = torch.inference_mode
 
     def enter(self: Any) -> None:
-        self._inference_mode_context = torch.no_grad() if self.mode else ExitStack()
+        self._inference_mode_context = torch.no_grad() if self.mode else torch.enable_grad()
         self._inference_mode_context.__enter__()
 
     with attributes_replaced([(mode, "__enter__", enter)]):
