@@ -77,6 +77,7 @@ def baseline_of(
         at_peak=_parts(prediction.at_peak),
         costs=_costs(prediction.costs),
         saved_bytes=prediction.saved_bytes,
+        roofline_ns=prediction.roofline_ns,
         saved=_saved(prediction.saved),
         layers=dict(sorted(prediction.layers.items())),
         parameters=parameters or {},

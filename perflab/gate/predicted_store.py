@@ -29,6 +29,14 @@ class PredictedStore:
         """The file in which the case's baseline lives, or would."""
         return self.directory / folder_of(gpu) / f"{module_of(case)}.json"
 
+    def of_module(self, gpu: str, module: str) -> Mapping[str, PredictedBaseline]:
+        """All baselines of a test module, named as its files are.
+
+        Raises:
+            BaselineError: the file is damaged or foreign.
+        """
+        return self.load(self.directory / folder_of(gpu) / f"{module}.json")
+
     def paths(self) -> list[Path]:
         """All files that are there, of every GPU."""
         return sorted(self.directory.glob(f"{PREDICTED}*/*.json"))

@@ -25,7 +25,7 @@ def with_estimate(
     pairs = {
         (module, name): (before.roofline_ns, entry.replicates[0].median_ns)
         for module, name, entry in _measured_on(gpu, measured)
-        if (before := predicted.load(predicted.path_of(gpu.name, module)).get(name)) is not None
+        if (before := predicted.of_module(gpu.name, module).get(name)) is not None
         and before.roofline_ns
         and entry.replicates
     }

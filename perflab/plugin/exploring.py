@@ -99,10 +99,9 @@ def predicted_peak(make: Callable[[], Any]) -> int:
     """Peak memory of what ``make`` makes: a callable, or the phases of a step."""
     from perflab.plugin.predicting import work_of
     from perflab.predict.account import peak_of
-    from perflab.predict.as_cuda import AS_ON_CUDA
-    from perflab.predict.prediction import traced
+    from perflab.predict.prediction import ON_CUDA, traced
 
-    return peak_of(traced(work_of(_workload(make())), AS_ON_CUDA).trace)
+    return peak_of(traced(work_of(_workload(make())), ON_CUDA).trace)
 
 
 def _workload(made: Any) -> Workload:

@@ -134,14 +134,18 @@ class Cases:
 
     # --- around each test -----------------------------------------------------------------------------------
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Give a perf case its state."""
-        if item.get_closest_marker("perf") is None or is_compiled_case(item):
-            return
-        for key in (JUDGEMENT, PREDICTED):
-            if key in item.stash:  # the test is run again
-                del item.stash[key]
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None]:
+        """Give a perf case its state before anything else happens to it."""
+        if item.get_closest_marker("perf") is not None and not is_compiled_case(item):
+            self._begin(item)
+        return (yield)
+
+    def _begin(self, item: pytest.Item) -> None:
+        if JUDGEMENT in item.stash:  # the test is run again
+            del item.stash[JUDGEMENT]
+        if PREDICTED in item.stash:
+            del item.stash[PREDICTED]
         settings = self._case_settings.get(item.nodeid) or for_case(self._settings, item)
         item.stash[STATE] = CaseState(
             item.nodeid,

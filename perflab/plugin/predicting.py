@@ -25,9 +25,10 @@ from perflab.plugin.folder import file_name_for, own_folder
 from perflab.plugin.progress import ProgressLine
 from perflab.plugin.settings import Settings
 from perflab.plugin.verdicts import fails
+from perflab.predict.roofline import roofline_ns
 from perflab.predictions import PredictedCase
 from perflab.records import Result, Verdict
-from perflab.report.predictions import explain_prediction
+from perflab.report.prediction_failure import explain_prediction
 
 if TYPE_CHECKING:
     from perflab.measure.workload import Workload
@@ -68,22 +69,27 @@ class Predictions:
         from perflab.predict.as_cuda import as_cuda
         from perflab.predict.fake import fake_tensors
 
-        with fake_tensors(self._mode) as self._mode, as_cuda():
+        with fake_tensors(self._mode) as self._mode, as_cuda(divmod(self._settings.gpu.architecture, 10)):
             yield
 
     def of(self, state: CaseState, workload: Workload) -> Any:
         """Predict a case's callable, and return a fake result of its shape."""
-        from perflab.predict.as_cuda import AS_ON_CUDA
-        from perflab.predict.prediction import predict
+        from perflab.predict.prediction import ON_CUDA, predict
         from perflab.predict.snapshot import write_snapshot
 
         gpu = self._settings.gpu
         progress = self._progress.show
         progress("predicting")
-        now, traced = predict(work_of(workload), gpu, AS_ON_CUDA)
+        now, traced = predict(work_of(workload), gpu, ON_CUDA)
         if self._settings.snapshots:
             folder = own_folder(self._config.rootpath) / "snapshots"
-            path = write_snapshot(traced.trace, folder / file_name_for(f"{state.case}-predicted"), gpu)
+            folder.mkdir(exist_ok=True)
+            path = write_snapshot(
+                traced.trace,
+                folder / file_name_for(f"{state.case}-predicted"),
+                workspace_bytes=now.workspace_bytes,
+                time_of=lambda op: roofline_ns(op, gpu) or 0.0,
+            )
             now = msgspec.structs.replace(now, notes=[*now.notes, f"timeline: {path.name}"])
         now = with_estimate(now, state.case, self._measured, self._store, gpu)
         if state.exploration is None:

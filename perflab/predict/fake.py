@@ -56,15 +56,17 @@ _SAYS_SO = (
 
 
 @contextmanager
-def fake_tensors() -> Iterator[FakeTensorMode]:
+def fake_tensors(mode: FakeTensorMode | None = None) -> Iterator[FakeTensorMode]:
     """Within, tensors are fake: they have a shape, a dtype and a device, and no memory. Real ones are taken as fake.
+
+    ``mode`` is what an earlier block gave, so that its tensors can be used in this one; None: a new one.
 
     ``Module.to(dtype)``, ``.bfloat16()`` and ``.to_empty()`` work, ``torch.nn.init.trunc_normal_`` too, and a tensor's
     address is a ``RuntimeError``: a kernel that is given one would crash.
     """
     with ExitStack() as stack:
         stack.enter_context(_addresses_refused())
-        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        mode = mode or FakeTensorMode(allow_non_fake_inputs=True)
         stack.enter_context(_compiled_code_runs_as_written())
         initialisation: Any = torch.nn.init
         stack.enter_context(

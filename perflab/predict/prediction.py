@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from perflab.predict.account import Rounding, account_of, rounded_as_on_cuda
+from perflab.predict.cuda_kernels import hidden_bytes, launches
 from perflab.predict.gpus import Gpu
 from perflab.predict.holdings import holdings
 from perflab.predict.modules import FEW, ModuleBook, book_of
@@ -118,6 +119,21 @@ def _trace_cut(work: Work, book: ModuleBook, hidden: Hidden, count: int, *, warm
     with book.cut(count) as left_out:
         result = work.run(_nothing) if warm_up else None
         return result, trace(work.run, work.spans, book, holdings(reachable(work.roots), book, left_out), hidden)
+
+
+class OnCuda(Hidden):
+    """What CUDA's kernels take and launch inside of one operator."""
+
+    def bytes_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """Temporary memory of one call."""
+        return hidden_bytes(name, args, kwargs)
+
+    def launches_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """Kernels that one call launches."""
+        return launches(name, args, kwargs)
+
+
+ON_CUDA = OnCuda()
 
 
 def _nothing() -> None:
