@@ -17,7 +17,7 @@ import msgspec
 from perflab.errors import BaselineError
 from perflab.gate.files import PREDICTED, as_json, read_checked, write_whole
 from perflab.predictions import Cost, PeakPart, PredictedBaseline, SavedTensors
-from perflab.records import Data, Parameters
+from perflab.records import Data, Parameters, Positive
 
 SCHEMA = 1
 WHAT = "predicted baseline"
@@ -68,6 +68,7 @@ class _StoredCase(Data, frozen=True):
     saved: list[_Saved]
     saved_bytes: int
     layers: dict[str, int] = {}
+    roofline_ns: Positive | None = None
     parameters: Parameters = {}
     commit: str | None = None
     reason: str | None = None
@@ -133,6 +134,7 @@ def _baseline(case: _StoredCase) -> PredictedBaseline:
         saved_bytes=case.saved_bytes,
         saved=[_saved(row) for row in case.saved],
         layers=case.layers,
+        roofline_ns=case.roofline_ns,
         parameters=case.parameters,
         commit=case.commit,
         reason=case.reason,
@@ -158,7 +160,11 @@ def _block(one: PredictedBaseline) -> str:
         "peak_bytes": one.peak_bytes,
         "held_bytes": one.held_bytes,
         "saved_bytes": one.saved_bytes,
-        **{name: value for name in ("layers", "parameters", "commit", "reason") if (value := getattr(one, name))},
+        **{
+            name: value
+            for name in ("layers", "roofline_ns", "parameters", "commit", "reason")
+            if (value := getattr(one, name))
+        },
     }
     rows: dict[str, list[tuple[object, ...]]] = {
         "at_peak": [_Part(p.kind, p.module, p.operator, p.size_bytes, p.blocks) for p in one.at_peak],

@@ -218,7 +218,7 @@ def _first_to_checkpoint(now: Prediction) -> str | None:
 
 
 def _estimates(now: Prediction) -> list[str]:
-    facts = []
+    facts = [f"roofline {format_ns(now.roofline_ns)}"] if now.roofline_ns is not None else []
     if now.estimate_ns is not None:
         rests = f", {now.estimate_from}" if now.estimate_from else ""
         facts.append(f"estimate {format_ns(now.estimate_ns)}{rests}")

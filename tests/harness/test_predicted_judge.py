@@ -39,7 +39,7 @@ def test_the_same_is_ok_and_says_nothing() -> None:
 def test_operators_in_another_order_and_on_other_lines_are_the_same() -> None:
     moved = prediction(
         at_peak=[changed(one, line="other.py:7") for one in reversed(USUAL.at_peak)],
-        costs=[changed(one, line="other.py:7", bound_ns=3.0) for one in reversed(USUAL.costs)],
+        costs=[changed(one, line="other.py:7", roofline_ns=3.0) for one in reversed(USUAL.costs)],
         saved=[changed(one, line="other.py:7") for one in USUAL.saved],
     )
     assert judged(moved).verdict is Verdict.OK

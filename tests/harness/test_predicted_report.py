@@ -147,13 +147,14 @@ def test_what_to_checkpoint_first_is_told_where_memory_is_short_or_mostly_activa
 
 def test_estimates_are_called_that_and_stand_apart_from_the_bound() -> None:
     now = prediction(
+        roofline_ns=1.4e9,
         estimate_ns=2.1e9,
-        estimate_from="0.57 of the roofline, as in 3 measured cases",
+        estimate_from="57% of the roofline in 3 cases",
         keeping_output_bytes=91 * GIB,
         reserved_bytes=92 * GIB,
     )
     assert details(now)[-3:] == [
-        "  estimate 2.10 s, 0.57 of the roofline, as in 3 measured cases",
+        "  roofline 1.40 s · estimate 2.10 s, 57% of the roofline in 3 cases",
         "    91.0 GiB while the result of the call before is alive",
         "    about 92.0 GiB reserved",
     ]

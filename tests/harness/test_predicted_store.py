@@ -12,7 +12,7 @@ from perflab.gate.join import join_baselines
 from perflab.gate.predicted_store import PredictedStore
 from perflab.gate.stale import Collection, Function, find_stale
 from perflab.gate.store import BaselineStore
-from perflab.records import changed
+from perflab.records import Parameters, changed
 from tests.harness.make import CASE, cost, entry, environment, part, predicted_baseline, prediction, saved
 
 OTHER = "tests/perf/test_transformer.py::test_forward[a::b]"
@@ -21,7 +21,9 @@ NAME = "test_step[small-128-fp32]"
 
 
 def test_what_is_saved_is_what_is_found(tmp_path: Path) -> None:
-    kept = predicted_baseline(commit="abc", reason="longer context", parameters={"size": "small", "dropout": 0.5})
+    parameters: Parameters = {"size": "small", "dropout": 0.5}
+    kept = predicted_baseline(commit="abc", reason="longer context", parameters=parameters)
+    kept = changed(kept, roofline_ns=1.4e9 / 3)
     assert PredictedStore(tmp_path).save("h100", {CASE: kept}) == [tmp_path / FILE]
     store = PredictedStore(tmp_path)
     assert store.baseline("h100", CASE) == kept
