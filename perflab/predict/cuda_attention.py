@@ -8,6 +8,7 @@ grouped. The choice follows ``ATen/native/transformers/cuda/sdp_utils.cpp`` and 
 from __future__ import annotations
 
 import math
+import os
 from typing import Any, NamedTuple
 
 import torch
@@ -56,7 +57,8 @@ def backend(asked: Asked, capability: tuple[int, int]) -> str:
 def _in_order(capability: tuple[int, int]) -> tuple[str, ...]:
     """A user's order (``sdpa_kernel(..., set_priority=True)``), or CUDA's: on Hopper and Blackwell cuDNN comes first.
 
-    There it does with cuDNN newer than 9.15, which wheels for CUDA 13 bring (``check_prefer_cudnn_attention``).
+    There it does with cuDNN newer than 9.15, which wheels for CUDA 13 bring, and save where the environment says
+    otherwise (``check_prefer_cudnn_attention``).
     """
     numbers: Any = torch.nn.attention.SDPBackend
     names = {
@@ -70,7 +72,8 @@ def _in_order(capability: tuple[int, int]) -> tuple[str, ...]:
     plain = ("flash", "efficient", "math", "cudnn")
     if order and order != plain:
         return order
-    return ("cudnn", "flash", "efficient", "math") if capability[0] in (9, 10) else plain
+    prefers_cudnn = capability[0] in (9, 10) and os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1"
+    return ("cudnn", "flash", "efficient", "math") if prefers_cudnn else plain
 
 
 def _shapes_fit(asked: Asked, grouped: bool) -> bool:

@@ -17,53 +17,15 @@ import torch
 import torch.library
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from perflab.predict.cuda_autocast_lists import (
+    BANNED,
+    FLOAT32,
+    FLOAT32_APPEND_DTYPE,
+    FLOAT32_SET_OPT_DTYPE,
+    LOWER_PRECISION,
+    PROMOTE,
+)
 from perflab.predict.patching import attributes_replaced
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
-
-LOWER_PRECISION = _names(
-    """
-    _convolution.deprecated _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input
-    conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm
-    baddbmm bmm chain_matmul linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell
-    rnn_tanh_cell rnn_relu_cell _scaled_dot_product_flash_attention scaled_dot_product_attention cudnn_convolution
-    cudnn_convolution_transpose
-    """
-)
-"""Computed in autocast's dtype."""
-
-FLOAT32 = _names(
-    """
-    acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar
-    pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm frobenius_norm.dim
-    nuclear_norm nuclear_norm.dim cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d
-    hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss
-    multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits
-    dist pdist cdist renorm logsumexp upsample_nearest1d _upsample_nearest_exact1d upsample_nearest2d
-    _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d
-    _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa
-    """
-)
-"""Computed in float32."""
-
-FLOAT32_SET_OPT_DTYPE = _names(
-    """
-    prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm
-    linalg_matrix_norm.str_ord sum sum.dim_IntList
-    """
-)
-"""Asked for a float32 result, where the caller asks for none in particular."""
-
-FLOAT32_APPEND_DTYPE = {"norm.Scalar": "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype"}
-"""The same through another overload, which has the argument."""
-
-PROMOTE = _names("addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add")
-"""Computed in the widest dtype of the arguments."""
-
-BANNED = ("binary_cross_entropy",)
 
 _library: Any = torch.library.Library
 _KEY = "AutocastCPU"
@@ -134,7 +96,7 @@ def _kernels(casts: _Casts) -> Iterator[tuple[str, Callable[..., Any]]]:
 
     Operators of the lower precision that both lists have keep their own kernel, which remembers casts for all of them.
     """
-    registered = {name.removeprefix("aten::") for name in torch._C._dispatch_get_registrations_for_dispatch_key(_KEY)}
+    registered, known = _registered(_KEY), _registered("AutocastCUDA")
     on_cuda: set[str] = set()
     for names, policy in (
         (LOWER_PRECISION, _lower_precision),
@@ -146,13 +108,18 @@ def _kernels(casts: _Casts) -> Iterator[tuple[str, Callable[..., Any]]]:
     ):
         for name in names:
             operator = _operator(name)
-            if operator is None:
+            if operator is None or name not in known:
                 continue
             on_cuda.add(name)
             if policy is not _lower_precision or name not in registered:
                 yield name, policy(operator, casts)
     for name in sorted(registered - on_cuda):
         yield name, torch.library.fallthrough_kernel
+
+
+def _registered(key: str) -> set[str]:
+    """The operators that have a kernel of their own for the key. A CPU build has those for CUDA too, all but usable."""
+    return {name.removeprefix("aten::") for name in torch._C._dispatch_get_registrations_for_dispatch_key(key)}
 
 
 def _operator(name: str) -> Any:

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from perflab.predict import cuda_autocast as lists
+from perflab.predict import cuda_autocast_lists as lists
 from perflab.predict.as_cuda import as_cuda, on_host
 from perflab.predict.fake import fake_tensors
 
@@ -317,6 +317,11 @@ def test_rms_norm_is_one_operator_each_way() -> None:
     assert "rsqrt" not in recorder.names
 
 
+def test_real_tensors_are_refused_where_there_is_no_kernel() -> None:
+    with as_cuda(), pytest.raises(RuntimeError, match=r"a kernel on CUDA only; .* CPU tensors have to be fake"):
+        F.rms_norm(x(), (4,))
+
+
 def test_layer_norm_keeps_its_statistics_in_float32() -> None:
     def statistics() -> set[torch.dtype]:
         out, mean, rstd = torch.native_layer_norm(h(), (4,), None, None, 1e-5)
@@ -423,6 +428,20 @@ def test_attention_is_computed_by_the_kernel_that_cuda_chooses(wanted: str, give
 def test_a_pinned_kernel_is_taken(pinned: SDPBackend, wanted: str) -> None:
     with sdpa_kernel(pinned):
         assert chosen() == wanted
+
+
+def test_the_environment_says_that_cudnn_is_not_to_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
+    assert chosen(capability=(9, 0)) == "flash"
+
+
+def test_what_attention_refuses_on_cuda_it_refuses() -> None:
+    with on_cuda():
+        query = h(1, 2, 8, 8)
+        with pytest.raises(RuntimeError, match="attn_mask should not be set when is_causal=True"):
+            F.scaled_dot_product_attention(query, query, query, attn_mask=h(8, 8), is_causal=True)
+        with pytest.raises(RuntimeError, match=r"same dtype, but got torch\.bfloat16, torch\.float32"):
+            F.scaled_dot_product_attention(query, query.float(), query)
 
 
 def test_a_pinned_kernel_that_cannot_run_is_refused_as_on_cuda() -> None:
