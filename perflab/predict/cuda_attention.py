@@ -1,20 +1,24 @@
 """``scaled_dot_product_attention`` as CUDA would run it: which of its operators is chosen, and how it is called.
 
-Shapes: query ``(B, H, N, D)``, key ``(B, G, M, D)``, value ``(B, G, M, Dv)``; ``G`` is ``H`` where heads are not grouped.
-The choice follows ``ATen/native/transformers/cuda/sdp_utils.cpp`` and ``sdp_utils_cpp.h``, the calls
-``ATen/native/transformers/attention.cpp``, both of PyTorch 2.13. Not followed: nested tensors, ROCm, FlashAttention 3.
+Shapes: query ``(B, H, N, D)``, key ``(B, G, M, D)``, value ``(B, G, M, Dv)``; ``G`` is ``H`` where heads are not
+grouped. The choice follows ``ATen/native/transformers/cuda/sdp_utils.cpp`` and ``sdp_utils_cpp.h``, the calls
+``ATen/native/transformers/attention.cpp``. Not followed: nested tensors, ROCm, FlashAttention 3.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from typing import Any, NamedTuple
 
 import torch
 import torch.backends.cuda
+import torch.nn.attention
 import torch.nn.functional as F
 
 _HALVES = (torch.float16, torch.bfloat16)
+_SETTINGS: Any = torch.backends.cuda
+
 
 class Asked(NamedTuple):
     """The arguments of one call."""
@@ -39,10 +43,10 @@ def backend(asked: Asked, capability: tuple[int, int]) -> str:
     What ``torch.nn.attention.sdpa_kernel`` leaves out is not chosen. Raises ``RuntimeError`` where nothing is left.
     """
     may = {
-        "cudnn": torch.backends.cuda.cudnn_sdp_enabled() and _cudnn_can(asked, capability),
-        "flash": torch.backends.cuda.flash_sdp_enabled() and _flash_can(asked, capability),
-        "efficient": torch.backends.cuda.mem_efficient_sdp_enabled() and _efficient_can(asked, capability),
-        "math": torch.backends.cuda.math_sdp_enabled(),
+        "cudnn": _SETTINGS.cudnn_sdp_enabled() and _cudnn_can(asked, capability),
+        "flash": _SETTINGS.flash_sdp_enabled() and _flash_can(asked, capability),
+        "efficient": _SETTINGS.mem_efficient_sdp_enabled() and _efficient_can(asked, capability),
+        "math": _SETTINGS.math_sdp_enabled(),
     }
     for name in _in_order(capability):
         if may[name]:
@@ -53,21 +57,23 @@ def backend(asked: Asked, capability: tuple[int, int]) -> str:
 def _in_order(capability: tuple[int, int]) -> tuple[str, ...]:
     """A user's order (``sdpa_kernel(..., set_priority=True)``), or CUDA's: on Hopper and Blackwell cuDNN comes first.
 
-    There it does with cuDNN newer than 9.15, which wheels for CUDA 13 bring (``check_prefer_cudnn_attention``).
+    There it does with cuDNN newer than 9.15, which wheels for CUDA 13 bring, and save where the environment says
+    otherwise (``check_prefer_cudnn_attention``).
     """
-    backends = torch.nn.attention.SDPBackend
+    numbers: Any = torch.nn.attention.SDPBackend
     names = {
-        int(backends.CUDNN_ATTENTION): "cudnn",
-        int(backends.FLASH_ATTENTION): "flash",
-        int(backends.EFFICIENT_ATTENTION): "efficient",
-        int(backends.MATH): "math",
+        int(numbers.CUDNN_ATTENTION): "cudnn",
+        int(numbers.FLASH_ATTENTION): "flash",
+        int(numbers.EFFICIENT_ATTENTION): "efficient",
+        int(numbers.MATH): "math",
     }
     ask = getattr(torch._C, "_get_sdp_priority_order", None)
     order = tuple(names[one] for one in ask() if one in names) if ask is not None else ()
     plain = ("flash", "efficient", "math", "cudnn")
     if order and order != plain:
         return order
-    return ("cudnn", "flash", "efficient", "math") if capability[0] in (9, 10) else plain
+    prefers_cudnn = capability[0] in (9, 10) and os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1"
+    return ("cudnn", "flash", "efficient", "math") if prefers_cudnn else plain
 
 
 def _shapes_fit(asked: Asked, grouped: bool) -> bool:
@@ -105,7 +111,11 @@ def _flash_can(asked: Asked, capability: tuple[int, int]) -> bool:
 def _efficient_can(asked: Asked, capability: tuple[int, int]) -> bool:
     query, key, value = asked.query, asked.key, asked.value
     dtypes = (torch.float16, torch.float32, torch.bfloat16) if capability >= (8, 0) else (torch.float16, torch.float32)
-    if not _shapes_fit(asked, grouped=False) or not query.dtype == key.dtype == value.dtype or query.dtype not in dtypes:
+    if (
+        not _shapes_fit(asked, grouped=False)
+        or not query.dtype == key.dtype == value.dtype
+        or query.dtype not in dtypes
+    ):
         return False
     alignment = (8 if query.dtype in _HALVES else 4) if capability >= (8, 0) else (8 if query.dtype in _HALVES else 1)
     if query.shape[-1] != key.shape[-1] or query.shape[-1] % alignment or value.shape[-1] % alignment:
@@ -175,11 +185,12 @@ def _aligned(bias: torch.Tensor) -> torch.Tensor:
 def _by_math(asked: Asked, scale: float | None) -> torch.Tensor:
     """``_scaled_dot_product_attention_math``.
 
-    PyTorch's own adds the mask in place, save to fake tensors: it would take one ``(B, H, N, M)`` more here than on CUDA.
+    PyTorch's own adds the mask in place, save to fake tensors: it would take one ``(B, H, N, M)`` more here than on
+    CUDA.
     """
     query, key, value, mask = asked.query, asked.key, asked.value, asked.mask
     dtype = query.dtype
-    if not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed():
+    if not _SETTINGS.fp16_bf16_reduction_math_sdp_allowed():
         query, key, value = (one.float() if one.dtype in _HALVES else one for one in (query, key, value))
     wanted = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     root = math.sqrt(abs(wanted))
@@ -193,9 +204,9 @@ def _by_math(asked: Asked, scale: float | None) -> torch.Tensor:
     scores = scaled @ (key.transpose(-2, -1) * root)
     if mask is not None:
         scores.add_(mask)
-    weights = torch.ops.aten._safe_softmax(scores, -1)
+    weights: torch.Tensor = torch.ops.aten._safe_softmax(scores, -1)
     if asked.dropout > 0.0:
         weights = torch.dropout(weights, asked.dropout, True)
-    out = (weights @ value).to(dtype)
+    out: torch.Tensor = (weights @ value).to(dtype)
     weights.to(dtype)  # It gives the weights as well, which nobody keeps.
     return out

@@ -1,8 +1,9 @@
 """Autocast as on CUDA, for tensors that are on the CPU: which operator computes in which precision.
 
-The two devices have lists of their own (``ATen/autocast_mode.cpp``): on CUDA ``softmax``, ``layer_norm``, ``pow``, ``exp``,
-``sum`` and their like compute in float32, on a CPU they take what they are given. Within ``cuda_autocast()`` the dispatcher
-has CUDA's list for CPU tensors. The names of the policies are PyTorch's (``ATen/autocast_mode.h``, ``CastPolicy``).
+The two devices have lists of their own (``ATen/autocast_mode.cpp``): on CUDA ``softmax``, ``layer_norm``, ``pow``,
+``exp``, ``sum`` and their like compute in float32, on a CPU they take what they are given. Within ``cuda_autocast()``
+the dispatcher has CUDA's list for CPU tensors. The policies have PyTorch's names (``ATen/autocast_mode.h``,
+``CastPolicy``).
 """
 
 from __future__ import annotations
@@ -16,43 +17,17 @@ import torch
 import torch.library
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from perflab.predict.cuda_autocast_lists import (
+    BANNED,
+    FLOAT32,
+    FLOAT32_APPEND_DTYPE,
+    FLOAT32_SET_OPT_DTYPE,
+    LOWER_PRECISION,
+    PROMOTE,
+)
 from perflab.predict.patching import attributes_replaced
 
-LOWER_PRECISION = (
-    "_convolution.deprecated _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input "
-    "conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm baddbmm bmm "
-    "chain_matmul linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell "
-    "rnn_relu_cell _scaled_dot_product_flash_attention scaled_dot_product_attention cudnn_convolution "
-    "cudnn_convolution_transpose"
-).split()
-"""Computed in autocast's dtype."""
-
-FLOAT32 = (
-    "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar pow.Tensor_Tensor "
-    "pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm frobenius_norm.dim nuclear_norm nuclear_norm.dim "
-    "cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss kl_div l1_loss "
-    "smooth_l1_loss huber_loss mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss "
-    "multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp upsample_nearest1d "
-    "_upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d "
-    "upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d "
-    "_upsample_bicubic2d_aa"
-).split()
-"""Computed in float32."""
-
-FLOAT32_SET_OPT_DTYPE = (
-    "prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm "
-    "linalg_matrix_norm.str_ord sum sum.dim_IntList"
-).split()
-"""Asked for a float32 result, where the caller asks for none in particular."""
-
-FLOAT32_APPEND_DTYPE = {"norm.Scalar": "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype"}
-"""The same through another overload, which has the argument."""
-
-PROMOTE = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add".split()
-"""Computed in the widest dtype of the arguments."""
-
-BANNED = ("binary_cross_entropy",)
-
+_library: Any = torch.library.Library
 _KEY = "AutocastCPU"
 _BELOW = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
@@ -66,9 +41,9 @@ _clear_cache = torch.clear_autocast_cache
 
 @contextmanager
 def cuda_autocast() -> Iterator[None]:
-    """Within, ``torch.autocast`` of ``"cuda"`` and of ``"cpu"`` are one, and do to CPU tensors what CUDA's does to CUDA's."""
+    """Within, ``torch.autocast`` of ``"cuda"`` and of ``"cpu"`` are one, and do what CUDA's does, to CPU tensors."""
     casts = _Casts()
-    library = torch.library.Library("aten", "IMPL")
+    library: Any = _library("aten", "IMPL")
     dtype_before = _dtype_of_autocast("cpu")
     try:
         with warnings.catch_warnings():
@@ -121,7 +96,7 @@ def _kernels(casts: _Casts) -> Iterator[tuple[str, Callable[..., Any]]]:
 
     Operators of the lower precision that both lists have keep their own kernel, which remembers casts for all of them.
     """
-    registered = {name.removeprefix("aten::") for name in torch._C._dispatch_get_registrations_for_dispatch_key(_KEY)}
+    registered, known = _registered(_KEY), _registered("AutocastCUDA")
     on_cuda: set[str] = set()
     for names, policy in (
         (LOWER_PRECISION, _lower_precision),
@@ -133,13 +108,18 @@ def _kernels(casts: _Casts) -> Iterator[tuple[str, Callable[..., Any]]]:
     ):
         for name in names:
             operator = _operator(name)
-            if operator is None:
+            if operator is None or name not in known:
                 continue
             on_cuda.add(name)
             if policy is not _lower_precision or name not in registered:
                 yield name, policy(operator, casts)
     for name in sorted(registered - on_cuda):
         yield name, torch.library.fallthrough_kernel
+
+
+def _registered(key: str) -> set[str]:
+    """The operators that have a kernel of their own for the key. A CPU build has those for CUDA too, all but usable."""
+    return {name.removeprefix("aten::") for name in torch._C._dispatch_get_registrations_for_dispatch_key(key)}
 
 
 def _operator(name: str) -> Any:
@@ -223,8 +203,9 @@ def _append_dtype(operator: Any, _casts: _Casts) -> Any:
 def _banned(operator: Any, _casts: _Casts) -> Any:
     def kernel(*_arguments: Any, **_keywords: Any) -> Any:
         raise RuntimeError(
-            f"torch.nn.functional.{operator._schema.name.removeprefix('aten::')} and torch.nn.BCELoss are unsafe to autocast "
-            "on CUDA; combine it with the sigmoid before it: torch.nn.functional.binary_cross_entropy_with_logits"
+            f"torch.nn.functional.{operator._schema.name.removeprefix('aten::')} and torch.nn.BCELoss are unsafe to "
+            "autocast on CUDA; combine it with the sigmoid before it: "
+            "torch.nn.functional.binary_cross_entropy_with_logits"
         )
 
     return kernel
@@ -263,6 +244,6 @@ def _questions(casts: _Casts) -> list[tuple[Any, str, Any]]:
 
 
 def _set_enabled_here(*arguments: Any) -> None:
-    """``set_autocast_enabled("cuda", True)``, or in its older form ``set_autocast_enabled(True)``, which means CUDA too."""
+    """``set_autocast_enabled("cuda", True)``, or the older ``set_autocast_enabled(True)``, which means CUDA too."""
     device_type = arguments[0] if len(arguments) > 1 else "cuda"
     _set_enabled("cpu" if device_type == "cuda" else device_type, bool(arguments[-1]))

@@ -19,13 +19,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from perflab.predict.cuda_attention import Asked, attend
 from perflab.predict.patching import attributes_replaced, entry_replaced
 
+_library: Any = torch.library.Library
 _HALVES = (torch.float16, torch.bfloat16)
 
 
 @contextmanager
 def cuda_composites(capability: tuple[int, int]) -> Iterator[None]:
     """Within, fake tensors on the CPU go the way of CUDA's through ``dropout``, ``softmax``, norms and attention."""
-    library = torch.library.Library("aten", "IMPL")
+    library: Any = _library("aten", "IMPL")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -70,9 +71,7 @@ def _above_autograd(capability: tuple[int, int]) -> list[tuple[str, Callable[...
 def _check(asked: Asked) -> None:
     """What ``validate_sdpa_input`` refuses."""
     if asked.mask is not None and asked.is_causal:
-        raise RuntimeError(
-            "_scaled_dot_product_attention: Explicit attn_mask should not be set when is_causal=True"
-        )
+        raise RuntimeError("_scaled_dot_product_attention: Explicit attn_mask should not be set when is_causal=True")
     dtypes = {one.dtype for one in (asked.query, asked.key, asked.value)}
     if len(dtypes) > 1:
         raise RuntimeError(
@@ -113,7 +112,7 @@ def _layer_norm_statistics_in_float32() -> Iterator[None]:
     implementations: Any = importlib.import_module("torch._subclasses.fake_impls")
     table = getattr(implementations, "op_implementations_dict", {})
     operator = torch.ops.aten.native_layer_norm.default
-    usual = table.get(operator)
+    usual: Any = table.get(operator)
 
     def layer_norm(mode: FakeTensorMode, func: Any, *arguments: Any, **keywords: Any) -> Any:
         out, mean, rstd = usual(mode, func, *arguments, **keywords)

@@ -1,8 +1,9 @@
 """``"cuda"`` where there is none: within, it means the CPU, on which the fake tensors of a prediction are.
 
-A case's own code says ``device="cuda"``, ``.cuda()``, ``torch.cuda.synchronize()``: all of that is taken, and does what it
-would to shapes and memory, which is nothing. ``torch.cuda.is_available()`` stays as it is: code that asks has a way to
-go without, and that way is predicted. So do ``tensor.device`` and ``tensor.is_cuda``, which say CPU.
+A case's own code says ``device="cuda"``, ``.cuda()``, ``torch.cuda.synchronize()``: all of that is taken, and does what
+it would to shapes and memory, which is nothing. Code that looks at ``tensor.device`` or ``tensor.is_cuda`` sees CUDA
+and goes CUDA's way; PyTorch's own code and this package's see the CPU. ``torch.cuda.is_available()`` stays as it is:
+code that asks has a way to go without, and that way is predicted.
 """
 
 from __future__ import annotations
@@ -11,21 +12,26 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
 import torch.cuda
 import torch.cuda.nvtx
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from perflab.predict.patching import attributes_replaced
 
 _CPU = torch.device("cpu")
+_CUDA = torch.device("cuda", 0)
 _NAME = re.compile(r"cuda(:\d+)?$")
 _ON_HOST = "_perflab_on_host"
 
 _ITSELF = (torch.Tensor.cuda, torch.Tensor.pin_memory)
 """Methods that give a tensor somewhere else, which here is the same place."""
+
+_IS_CUDA = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 
 _device = torch.device
 _generator = torch.Generator
@@ -35,7 +41,8 @@ _set_default_device = torch.set_default_device
 @contextmanager
 def cuda_means_cpu(capability: tuple[int, int]) -> Iterator[None]:
     """Within, devices of type ``cuda`` are the CPU, and the functions of ``torch.cuda`` answer without a GPU."""
-    with attributes_replaced(_replacements(capability)), _Redirected():
+    replacements = [*_replacements(capability), *_what_a_tensor_says(), *_backward()]
+    with attributes_replaced(replacements), _Redirected():
         yield
 
 
@@ -51,12 +58,10 @@ class _Redirected(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is torch.device:
-            return _cpu_for(func(*args, **kwargs))
         if func in _ITSELF:
             return args[0]
-        if func is torch.Tensor.record_stream:
-            return None
+        if func == _IS_CUDA:
+            return _is_a_users(sys._getframe(1)) and args[0].device.type == "cpu" and not on_host(args[0])
         if kwargs:
             if "device" in kwargs:
                 kwargs = kwargs | {"device": _cpu_for(kwargs["device"])}
@@ -70,8 +75,42 @@ class _Redirected(TorchFunctionMode):
         return result
 
 
+def _backward() -> list[tuple[Any, str, Any]]:
+    """A mode is off while it deals with a call, and ``loss.backward()`` is one, in which a user's code may run."""
+    name = "_engine_run_backward"
+    run: Any = getattr(torch.autograd, name, None)
+
+    def run_redirected(*arguments: Any, **keywords: Any) -> Any:
+        with _Redirected():
+            return run(*arguments, **keywords)
+
+    return [(torch.autograd, name, run_redirected)]
+
+
+def _is_a_users(frame: FrameType) -> bool:
+    """Whether its code is neither PyTorch's nor this package's, whose lab counts as a user."""
+    name: str = frame.f_globals.get("__name__", "")
+    if name.startswith("perflab."):
+        return name.startswith("perflab.lab.")
+    return name != "torch" and not name.startswith("torch.")
+
+
+def _what_a_tensor_says() -> list[tuple[Any, str, Any]]:
+    """Of the device it is on: to a user, the GPU."""
+    usual: Any = vars(FakeTensor).get("device")
+    if not isinstance(usual, property) or usual.fget is None:
+        return []
+    look: Callable[[FakeTensor], torch.device] = usual.fget
+
+    def device(self: FakeTensor) -> torch.device:
+        found = look(self)
+        return _CUDA if found.type == "cpu" and _is_a_users(sys._getframe(1)) and not on_host(self) else found
+
+    return [(FakeTensor, "device", property(device, usual.fset, doc=usual.__doc__))]
+
+
 def _called_by_an_optimizer() -> bool:
-    """Without ``capturable`` and ``fused`` an optimizer counts its steps in tensors of the host, made by ``torch.tensor``."""
+    """Without ``capturable`` and ``fused`` an optimizer counts its steps on the host, in what ``torch.tensor`` made."""
     name: str = sys._getframe(2).f_globals.get("__name__", "")
     return name.startswith("torch.optim")
 
@@ -151,6 +190,7 @@ def _replacements(capability: tuple[int, int]) -> list[tuple[Any, str, Any]]:
         (torch.cuda, "get_device_capability", _give(capability)),
         (torch.cuda, "is_bf16_supported", _give(capability >= (8, 0))),
         (torch.cuda.nvtx, "_nvtx", _Nothing()),
+        (torch.Tensor, "record_stream", _do_nothing),
         (torch, "Generator", _Generator),
         (torch, "set_default_device", lambda device: _set_default_device(_cpu_for(device))),
     ]

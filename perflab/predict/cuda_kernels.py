@@ -1,8 +1,8 @@
 """What a CUDA kernel takes in passing, and how many kernels an operator launches: what no trace of operators sees.
 
-From the sources of PyTorch 2.13; where a file is named, it is below ``aten/src/ATen/native``. Shapes: query ``(B, H, N, D)``,
-key ``(B, G, M, D)``, value ``(B, G, M, Dv)``. Bytes are as they are asked for, unrounded, those of the worst moment.
-Left out: what depends on the number of multiprocessors (FlashAttention's split keys for a handful of queries, its
+From PyTorch's sources; where a file is named, it is below ``aten/src/ATen/native``. Shapes: query ``(B, H, N, D)``, key
+``(B, G, M, D)``, value ``(B, G, M, Dv)``. Bytes are as they are asked for, unrounded, those of the worst moment. Left
+out: what depends on the number of multiprocessors (FlashAttention's split keys for a handful of queries, its
 deterministic backward), cuBLAS's workspace, and what sorting takes (``sort``, ``topk``).
 """
 
@@ -30,8 +30,8 @@ MOST_BLOCKS = 2240
 def hidden_bytes(operator: str, arguments: Sequence[Any], keywords: Mapping[str, Any] | None = None) -> int:
     """Memory that the operator's kernel takes and gives back within one call, beside its results.
 
-    ``operator`` is its name without the overload, ``aten::_scaled_dot_product_flash_attention_backward``; ``arguments`` and
-    ``keywords`` are what it was dispatched with. 0 where nothing is known of any.
+    ``operator`` is its name without the overload, ``aten::embedding_dense_backward``; ``arguments`` and ``keywords``
+    are what it was dispatched with. 0 where nothing is known of any.
     """
     rule = _HIDDEN.get(operator.removeprefix("aten::"))
     return 0 if rule is None else rule(*arguments, **(keywords or {}))
@@ -65,9 +65,15 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 
 def _flash_backward(
-    grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor, *_: Any, **__: Any
+    grad: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    *_: Any,
+    **__: Any,
 ) -> int:
-    """``mha_bwd`` in ``transformers/cuda/flash_attn/flash_api.cpp``: dq in float32, ``softmax_d``, dk and dv by head."""
+    """``mha_bwd`` in ``transformers/cuda/flash_attn/flash_api.cpp``: float32 dq, ``softmax_d``, dk and dv by head."""
     batch, heads, length, size = query.shape
     rounded_length, rounded_size = _round(length, 128), _round(size, 32 if size <= 128 else 64)
     accumulated = batch * heads * rounded_length * (rounded_size + 1) * _FLOAT32
@@ -101,10 +107,11 @@ def _efficient_backward(
     *_: Any,
     **__: Any,
 ) -> int:
-    """``transformers/cuda/attention_backward.cu`` and ``mem_eff_attention/kernel_backward.h``: delta and ``workspace_size``.
+    """Delta and ``workspace_size``.
 
-    Tiles are those that ``kernels/cutlassB.h`` tries first on compute capability 8.0. In float32 delta is made of whole
-    products before the kernel runs.
+    ``transformers/cuda/attention_backward.cu`` and ``transformers/cuda/mem_eff_attention/kernel_backward.h``. Tiles are
+    those that ``kernels/cutlassB.h`` tries first on compute capability 8.0. In float32 delta is made of whole products
+    before the kernel runs.
     """
     batch, heads, length, size = query.shape
     size_of_values = value.shape[-1]
@@ -122,9 +129,10 @@ def _efficient_backward(
 
 
 def _embedding_backward(grad: torch.Tensor, indices: torch.Tensor, num_weights: int, *rest: Any, **__: Any) -> int:
-    """``cuda/Embedding.cu`` and ``cuda/EmbeddingBackwardKernel.cu``: above 3072 tokens they are sorted, and summed in parts.
+    """Above 3072 tokens they are sorted, and summed in parts.
 
-    The parts are one row of float32 for every 10 tokens, and one more for every row of the weight that is met.
+    ``cuda/Embedding.cu`` and ``cuda/EmbeddingBackwardKernel.cu``. The parts are one row of float32 for every 10 tokens,
+    and one more for every row of the weight that may be met.
     """
     tokens = indices.numel()
     if tokens <= 3072 and not (len(rest) > 1 and rest[1]):
@@ -136,7 +144,7 @@ def _embedding_backward(grad: torch.Tensor, indices: torch.Tensor, num_weights: 
 
 
 def _safe_softmax(scores: torch.Tensor, *_: Any, **__: Any) -> int:
-    """``transformers/attention.cpp``: a softmax, which entries are minus infinity, which rows have no other, a choice."""
+    """``transformers/attention.cpp``: a softmax, which entries are minus infinity, which rows have no other."""
     return _bytes(scores) + scores.numel() + scores.numel() // max(1, scores.shape[-1])
 
 
@@ -170,7 +178,7 @@ def _efficient_backward_launches(grad: torch.Tensor, *_: Any, **__: Any) -> int:
 
 
 def _embedding_backward_launches(grad: torch.Tensor, indices: torch.Tensor, *_: Any, **__: Any) -> int:
-    """Zeros and one kernel; above 3072 tokens a sort of four passes, the segments found, and the sums (``Embedding.cu``)."""
+    """Zeros and one kernel; above 3072 tokens about so many: a sort in passes, segments found, sums."""
     return 2 if indices.numel() <= 3072 else 16
 
 

@@ -1,7 +1,7 @@
 """What a training step chooses by the device: multi-tensor optimizers, clipping in one go, scaled gradients.
 
-On CUDA an optimizer that is not told otherwise takes the ``_foreach_`` operators, for parameters that are plain tensors on
-a CUDA device (``torch/optim/optimizer.py``, ``_default_to_fused_or_foreach``). Fake tensors are neither.
+On CUDA an optimizer that is not told otherwise takes the ``_foreach_`` operators, for parameters that are plain tensors
+on a CUDA device (``torch/optim/optimizer.py``, ``_default_to_fused_or_foreach``). Fake tensors are neither.
 """
 
 from __future__ import annotations

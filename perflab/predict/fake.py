@@ -1,7 +1,8 @@
-"""Fake tensors: what runs on them computes shapes and dtypes, and no numbers. And what to say of code that wants numbers.
+"""Fake tensors: what runs on them computes shapes and dtypes, and no numbers. And what to say of code that wants some.
 
-PyTorch's own mode does nearly all of it. Here is what it lacks for a case that is written for real tensors: modules that
-change their dtype, initialisation that looks at what it drew, and a pointer to nothing, which is an error here and no crash.
+PyTorch's own mode does nearly all of it. Here is what it lacks for a case that is written for real tensors: modules
+that change their dtype, initialisation that looks at what it drew, compiled code, and addresses, which are an error
+here and no crash.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ _SAYS_SO = (
     "Could not guard on data-dependent expression",
     "Could not extract specialized integer from data-dependent expression",
 )
-"""What else is raised where numbers, or a place in memory, are asked for: ``numpy()``, ``data_ptr()``, ``f"{loss:.2f}"``,
-``torch.save``, and sizes that hang on values."""
+"""What else is raised where numbers, or a place in memory, are asked for: ``numpy()``, ``data_ptr()``,
+``f"{loss:.2f}"``, ``torch.save``, and sizes that hang on values."""
 
 
 @contextmanager
@@ -160,8 +161,8 @@ def what_needs_numbers(error: BaseException) -> str | None:
     """Which line of the user's asked a fake tensor for its numbers: ``train.py:17: `loss.item()` ``.
 
     None for any other error, and where no line is the user's. Of the traceback it is the innermost frame outside of
-    PyTorch, of the standard library and of this package, whose lab counts as a user. The path is relative to the working
-    directory where it lies below.
+    PyTorch, of the standard library and of this package, whose lab counts as a user. The path is relative to the
+    working directory where it lies below.
     """
     seen: set[int] = set()
     current: BaseException | None = error

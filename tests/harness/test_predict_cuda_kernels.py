@@ -1,0 +1,131 @@
+"""What kernels take in passing, and how many of them there are, held against the sources' formulas done by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from perflab.predict.as_cuda import as_cuda
+from perflab.predict.cuda_kernels import CHUNK, MOST_BLOCKS, MOST_TENSORS, hidden_bytes, launches
+from perflab.predict.fake import fake_tensors
+
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+def meta(*shape: int, dtype: torch.dtype = FP32) -> Tensor:
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def attention(batch: int, heads: int, length: int, size: int, dtype: torch.dtype, groups: int = 0) -> list[Any]:
+    """grad, query, key, value, out as a model's heads have them: ``(B, N, H, D)`` in memory."""
+
+    def one(count: int) -> Tensor:
+        return meta(batch, length, count, size, dtype=dtype).transpose(1, 2)
+
+    groups = groups or heads
+    return [one(heads), one(heads), one(groups), one(groups), one(heads)]
+
+
+FLASH_BACKWARD = "aten::_scaled_dot_product_flash_attention_backward"
+EFFICIENT = "aten::_scaled_dot_product_efficient_attention"
+LOGSUMEXP = meta(1)
+
+
+def test_flash_attentions_backward_accumulates_dq_in_float32_of_rounded_size() -> None:
+    arguments = [*attention(2, 4, 200, 80, BF16), LOGSUMEXP]
+    dq, softmax_d = 2 * 256 * 4 * 96 * 4, 2 * 4 * 256 * 4
+    assert hidden_bytes(FLASH_BACKWARD, arguments) == dq + softmax_d
+    assert launches(FLASH_BACKWARD, arguments) == 3
+
+
+def test_with_grouped_heads_it_has_dk_and_dv_of_every_head() -> None:
+    plain, grouped = attention(2, 4, 128, 64, BF16), attention(2, 4, 128, 64, BF16, groups=2)
+    assert hidden_bytes(FLASH_BACKWARD, grouped) - hidden_bytes(FLASH_BACKWARD, plain) == 2 * 2 * 128 * 4 * 64 * 2
+    assert launches(FLASH_BACKWARD, grouped) == 5
+
+
+def test_a_gradient_in_another_layout_is_copied() -> None:
+    given = attention(2, 4, 128, 64, BF16)
+    copied = [meta(2, 4, 128, 64, dtype=BF16), *given[1:]]
+    assert hidden_bytes(FLASH_BACKWARD, copied) - hidden_bytes(FLASH_BACKWARD, given) == 2 * 4 * 128 * 64 * 2
+
+
+def test_efficient_attention_in_float32_has_products_or_a_workspace_whichever_is_more() -> None:
+    grad, query, key, value, out = attention(2, 4, 256, 64, FP32)
+    delta = 2 * 4 * 256 * 4
+    workspace = 2 * 4 * (256 // 64) * (16 + 64 * 64 * 4)
+    assert workspace > 2 * 4 * 256 * 64 * 4
+    assert hidden_bytes(f"{EFFICIENT}_backward", [grad, query, key, value, None, out]) == delta + workspace
+    assert launches(f"{EFFICIENT}_backward", [grad]) == 4
+
+
+def test_efficient_attention_in_half_precision_keeps_the_output_in_float32_above_128() -> None:
+    _, query, key, value, _ = attention(2, 4, 256, 160, BF16)
+    assert hidden_bytes(EFFICIENT, [query, key, value]) == 2 * 4 * 256 * 160 * 4
+    assert hidden_bytes(EFFICIENT, attention(2, 4, 256, 128, BF16)[1:4]) == 0
+
+
+def test_the_gradient_of_an_embedding_is_summed_in_parts_above_3072_tokens() -> None:
+    name = "aten::embedding_dense_backward"
+    few, many = meta(3072, dtype=torch.long), meta(4, 1024, dtype=torch.long)
+    assert hidden_bytes(name, [meta(3072, 64), few, 50_000, -1, False]) == 0
+    assert launches(name, [meta(3072, 64), few]) == 2
+    parts = 4096 // 10 + 4096
+    indices = (3 * 4096 + 2 * 4096 + parts) * 8 + 16
+    for dtype in (FP32, BF16):
+        assert hidden_bytes(name, [meta(4, 1024, 64, dtype=dtype), many, 50_000, -1, False]) == parts * 64 * 4 + indices
+    assert hidden_bytes(name, [meta(3072, 64), few, 50_000, -1, True]) > 0
+
+
+def test_what_is_not_known_takes_nothing_and_is_one_launch() -> None:
+    assert hidden_bytes("aten::mm", [meta(4, 4), meta(4, 4)]) == 0
+    assert launches("aten::mm", [meta(4, 4), meta(4, 4)]) == 1
+    assert launches("mylib::op", []) == 1
+    assert launches("aten::empty_like", [meta(4)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "count"),
+    [
+        ("_foreach_mul_", lambda some: [some, 2.0], 1),
+        ("_foreach_sqrt", lambda some: [some], 2),
+        ("_foreach_addcdiv_", lambda some: [some, some, some, [1.0] * len(some)], 3),
+        ("_fused_adamw_", lambda some: [some, some, some, some, [], some], 4),
+        ("_foreach_norm", lambda some: [some, 2.0], 2),
+    ],
+)
+def test_a_multi_tensor_operator_launches_once_for_as_many_tensors_as_fit(
+    name: str, arguments: Any, count: int
+) -> None:
+    assert launches(f"aten::{name}", arguments([meta(8)] * MOST_TENSORS[0])) == count
+
+
+def test_and_once_for_as_many_chunks_as_fit() -> None:
+    whole = meta(CHUNK * MOST_BLOCKS)
+    assert launches("aten::_foreach_mul_", [[whole], 2.0]) == 1
+    assert launches("aten::_foreach_mul_", [[whole, meta(1)], 2.0]) == 2
+    assert launches("aten::_foreach_mul_", [[meta(CHUNK * MOST_BLOCKS + 1), meta(1)], 2.0]) == 2
+    assert launches("aten::_foreach_mul_", [[meta(0)], 2.0]) == 0
+
+
+def test_the_norms_of_a_list_have_a_number_for_every_chunk_of_the_largest() -> None:
+    assert hidden_bytes("aten::_foreach_norm", [[meta(3 * CHUNK), meta(5)], 2.0]) == 2 * 3 * 4
+
+
+def test_counting_steps_on_the_host_launches_nothing() -> None:
+    with fake_tensors(), as_cuda():
+        weight = torch.ones(4, requires_grad=True)
+        optimizer = torch.optim.AdamW([weight])
+        weight.sum().backward()
+        optimizer.step()
+        step = optimizer.state[weight]["step"]
+        assert launches("aten::_foreach_add_", [[step], 1]) == 0
+        assert launches("aten::_foreach_add_", [[weight], 1]) == 1
+
+
+def test_a_softmax_that_is_safe_of_empty_rows_holds_a_second_one() -> None:
+    scores = meta(2, 4, 8, 16)
+    assert hidden_bytes("aten::_safe_softmax", [scores, -1]) == 1024 * 4 + 1024 + 64

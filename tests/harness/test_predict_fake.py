@@ -1,0 +1,163 @@
+"""Fake tensors for cases that were written for real ones, and the line that asks one for its numbers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from perflab.predict.fake import fake_tensors, is_compiled, what_needs_numbers
+
+
+def initialisers() -> list[str]:
+    names = [name for name in vars(nn.init) if name.endswith("_") and not name.startswith("_")]
+    return sorted(name for name in names if callable(getattr(nn.init, name)))
+
+
+@pytest.mark.parametrize("name", initialisers())
+def test_every_initialisation_runs_on_fake_tensors(name: str) -> None:
+    with fake_tensors():
+        weight = nn.Conv1d(4, 4, 3).weight if name == "dirac_" else nn.Linear(4, 4).weight
+        more = {"constant_": (0.5,), "sparse_": (0.5,)}.get(name, ())
+        getattr(nn.init, name)(weight, *more)
+        assert isinstance(weight, FakeTensor)
+
+
+def test_initialisation_of_real_tensors_stays_within_bounds() -> None:
+    with fake_tensors():
+        pass
+    weight = nn.init.trunc_normal_(torch.empty(200), std=1.0, a=-0.5, b=0.5)
+    assert weight.abs().max() <= 0.5
+
+
+@pytest.mark.parametrize(
+    ("convert", "dtype"),
+    [
+        (lambda module: module.bfloat16(), torch.bfloat16),
+        (lambda module: module.half(), torch.float16),
+        (lambda module: module.to(torch.float64), torch.float64),
+        (lambda module: module.to("cpu", torch.bfloat16), torch.bfloat16),
+        (lambda module: module.to_empty(device="cpu"), torch.float32),
+    ],
+)
+def test_a_module_changes_its_dtype_with_its_gradients_and_its_ties(
+    convert: Callable[[nn.Module], nn.Module], dtype: torch.dtype
+) -> None:
+    outside = nn.Linear(4, 4)
+    with fake_tensors():
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), outside)
+        model[1].weight = model[0].weight
+        model(torch.randn(2, 4)).sum().backward()
+        held = model[0].weight
+        convert(model)
+        assert {one.dtype for one in model.parameters()} == {dtype}
+        assert model[0].weight is held is model[1].weight
+        model(torch.randn(2, 4, dtype=dtype)).sum().backward()
+
+
+def test_a_module_without_memory_gets_some() -> None:
+    with fake_tensors():
+        model = nn.Linear(4, 4, device="meta").to_empty(device="cpu")
+        assert model.weight.device.type == "cpu"
+
+
+def test_an_address_is_refused_and_no_crash() -> None:
+    with fake_tensors():
+        with pytest.raises(RuntimeError, match="Cannot access data pointer"):
+            torch.randn(3).data_ptr()
+        with pytest.raises(RuntimeError, match="Cannot access data pointer"):
+            torch.from_dlpack(torch.randn(3))
+
+
+def test_compiled_code_runs_as_it_is_written() -> None:
+    seen: list[type] = []
+
+    def product(rows: Tensor) -> Tensor:
+        seen.append(type(rows))
+        return rows @ rows
+
+    before = torch.compile(product)
+    with fake_tensors():
+        within = torch.compile(product)
+        rows = torch.randn(4, 4)
+        assert before(rows).shape == within(rows).shape == (4, 4)
+    assert seen == [FakeTensor, FakeTensor]
+    assert is_compiled(product, before)
+    assert is_compiled(torch.compile(nn.Linear(2, 2)))
+    assert not is_compiled(product, nn.Linear(2, 2), 3)
+
+
+def what_is_said(ask: Callable[[Tensor], Any]) -> str | None:
+    with fake_tensors():
+        with pytest.raises(Exception) as raised:  # noqa: PT011, of many types
+            ask(torch.randn(3))
+        return what_needs_numbers(raised.value)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda rows: rows.sum().item(),
+        lambda rows: rows.tolist(),
+        lambda rows: rows.numpy(),
+        lambda rows: float(rows[0]),
+        lambda rows: rows[rows > 0],
+        lambda rows: rows.nonzero(),
+        lambda rows: rows.data_ptr(),
+        lambda rows: torch.equal(rows, rows),
+        lambda rows: f"{rows[0]:.2f}",
+        lambda rows: 1 if rows.sum() > 0 else 2,
+        lambda rows: [float(one) for one in rows],
+    ],
+)
+def test_a_line_that_needs_numbers_is_named(ask: Callable[[Tensor], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+    said = what_is_said(ask)
+    assert said is not None
+    place, _, line = said.partition(": ")
+    assert place == f"tests/harness/test_predict_fake.py:{ask.__code__.co_firstlineno}"
+    assert line.startswith("`lambda rows:")
+
+
+def test_the_innermost_line_of_the_users_is_named_with_its_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a_loss.py").write_text("def read(loss):\n    return loss.item()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    from a_loss import read  # type: ignore[import-not-found]
+
+    assert what_is_said(lambda rows: read(rows.sum())) == "a_loss.py:2: `return loss.item()`"
+    del sys.modules["a_loss"]
+
+
+def test_a_line_of_the_lab_is_a_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    from perflab.lab.train.text import unigram_entropy
+
+    monkeypatch.chdir(Path(__file__).parents[2])
+    said = what_is_said(lambda rows: unigram_entropy(rows.to(torch.uint8)))
+    assert said is not None
+    assert said.startswith("perflab/lab/train/text.py:")
+
+
+def test_other_errors_and_those_of_nobody_name_no_line() -> None:
+    assert what_is_said(lambda rows: rows @ torch.randn(4)) is None
+    assert what_needs_numbers(ValueError("loss is not finite")) is None
+
+
+def test_what_was_raised_because_of_it_is_followed_back() -> None:
+    def ask(rows: Tensor) -> float:
+        try:
+            return rows.sum().item()
+        except RuntimeError as error:
+            raise ValueError("the loss could not be logged") from error
+
+    said = what_is_said(ask)
+    assert said is not None
+    assert said.endswith("`return rows.sum().item()`")
