@@ -1,0 +1,343 @@
+"""A trace of a few layers made one of many: held to what the whole would have done, and refused where it cannot be."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import pytest
+
+from perflab.predict.trace import Alloc, Event, Free, Layer, Op, Place, Trace
+from perflab.predict.unroll import NotPeriodic, same, unroll
+from tests.harness.layered_runs import Program, Tape, Work, drawn, run
+
+WORK = (
+    Work("norm", 64, True, False, True, 16),
+    Work("mm", 128, True, True, False, 64),
+    Work("silu", 64, True, False, False, 0),
+)
+STEP = Program(WORK, optimizer="foreach", zero_grad="after")
+FORWARD = Program(WORK, call="no_grad")
+
+
+def unrolled(program: Program, layers: int | Mapping[str, int]) -> Trace:
+    few, more = run(program, 3), run(program, 4)
+    return unroll(few, more, dict.fromkeys(few.layers, layers) if isinstance(layers, int) else layers)
+
+
+# --- what comes out
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_a_trace_of_few_layers_becomes_what_the_whole_would_have_done(seed: int) -> None:
+    program = drawn(seed)
+    for layers in (4, 5, 8, 33):
+        assert same(unrolled(program, layers), run(program, layers)) is None
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        STEP,
+        replace(STEP, residual="parent", dropout=True),
+        replace(STEP, checkpointing=True, micro_batches=2),
+        replace(STEP, optimizer="single", frozen_embedding=True, last_is_special=True),
+        replace(STEP, optimizer="foreach", lists_go_backwards=True, foreach_ops=4),
+        replace(STEP, features="stack", zero_grad="before"),
+        replace(FORWARD, features="stack"),
+        replace(FORWARD, call="keep"),
+        replace(FORWARD, call="drop"),
+        replace(FORWARD, call="drop", residual="parent"),
+        replace(STEP, stacks=("encoder", "decoder"), unused_stack=True),
+    ],
+)
+def test_each_way_to_go_over_layers_is_understood(program: Program) -> None:
+    assert same(unrolled(program, 12), run(program, 12)) is None
+
+
+def test_the_few_layers_themselves_come_out_too() -> None:
+    assert same(unrolled(STEP, 3), run(STEP, 3)) is None
+
+
+def test_blocks_are_numbered_in_the_order_in_which_they_come() -> None:
+    trace = unrolled(STEP, 6)
+    blocks = [event.block for event in (*trace.held, *trace.events) if isinstance(event, Alloc)]
+    assert blocks == list(range(len(blocks)))
+    assert set(trace.uses) == set(blocks)
+
+
+def test_what_grows_outside_of_layers_grows_by_the_layer() -> None:
+    trace = unrolled(replace(STEP, features="stack"), 20)
+    (stacked,) = [event for event in trace.events if isinstance(event, Alloc) and event.operator == "aten::stack"]
+    (update,) = [event for event in trace.events if isinstance(event, Op) and event.name == "aten::_foreach_1"]
+    assert stacked.size_bytes == 20 * 64
+    assert update.launches == 2 + 20 * 2
+    assert update.flops == 96 + 48 + 20 * (16 + 64)
+    assert trace.parameters == (96 + 48 + 20 * (16 + 64)) // 4
+
+
+def test_a_saved_tensor_with_a_side_a_layer_gets_its_shape() -> None:
+    def model(tape: Tape, layers: int) -> None:
+        for number in range(layers):
+            tape.op("mm", Layer("blocks", number), 32)
+        (stacked,) = tape.op("stack", None, 32 * layers)
+        tape.save(stacked)
+
+    use = list(unroll(taped(model, 3), taped(model, 4), {"blocks": 9}).uses.values())[-1]
+    assert use.saved is not None
+    assert use.saved.shape == (2, 32 * 9 // 8)
+
+
+def test_deeper_traces_do_as_well() -> None:
+    assert same(unroll(run(STEP, 5), run(STEP, 6), {"blocks": 11}), run(STEP, 11)) is None
+
+
+# --- several stacks
+
+
+SEQ = Program(WORK, stacks=("encoder", "decoder"), optimizer="foreach", zero_grad="after")
+
+
+def test_stacks_of_different_lengths_are_unrolled_together_where_nothing_grows_outside_of_them() -> None:
+    program, wanted = replace(FORWARD, stacks=("encoder", "decoder")), {"encoder": 12, "decoder": 7}
+    assert same(unrolled(program, wanted), run(program, wanted)) is None
+
+
+def test_what_grows_with_stacks_of_different_lengths_cannot_be_shared_out() -> None:
+    with pytest.raises(NotPeriodic, match="what grows outside of layers cannot be shared out between stacks"):
+        unrolled(SEQ, {"encoder": 12, "decoder": 7})
+
+
+def test_stacks_of_different_lengths_can_be_unrolled_one_after_another() -> None:
+    def encoders(decoders: int) -> Trace:
+        few, more = (run(SEQ, {"encoder": number, "decoder": decoders}) for number in (3, 4))
+        return unroll(few, more, {"encoder": 12, "decoder": decoders})
+
+    wanted = {"encoder": 12, "decoder": 7}
+    assert same(unroll(encoders(3), encoders(4), wanted), run(SEQ, wanted)) is None
+
+
+def test_parameters_of_stacks_of_different_lengths_are_counted_by_their_bytes() -> None:
+    def traces(layers: int) -> Trace:
+        tape = Tape({"encoder": layers, "decoder": layers})
+        for stack, size in (("encoder", 40), ("decoder", 400)):
+            for number in range(layers):
+                tape.hold("weight", size, "parameters", Layer(stack, number))
+        return tape.trace()
+
+    wanted = {"encoder": 5, "decoder": 9}
+    assert unroll(traces(3), traces(4), wanted).parameters == 5 * 10 + 9 * 100
+    few, more = (replace(traces(number), parameters=110 * number + number**2) for number in (3, 4))
+    with pytest.raises(NotPeriodic, match="parameters of stacks that grow unlike have numbers of different sizes"):
+        unroll(few, more, wanted)
+
+
+# --- what is refused
+
+
+def taped(model: Callable[[Tape, int], None], layers: int) -> Trace:
+    tape = Tape({"blocks": layers})
+    model(tape, layers)
+    return tape.trace()
+
+
+def edited(trace: Trace, index: int, *events: Event) -> Trace:
+    return replace(trace, events=(*trace.events[:index], *events, *trace.events[index + 1 :]))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_is_changed_in_one_layer_of_one_trace_is_refused(seed: int) -> None:
+    draw, program = random.Random(seed), drawn(seed)
+    traces = [run(program, 3), run(program, 4)]
+    which = draw.randrange(2)
+    trace = traces[which]
+    index = draw.choice([index for index, event in enumerate(trace.events) if event.layer])
+    event = trace.events[index]
+    changed: list[tuple[Event, ...]] = [(), (event, Op("aten::mul", Place(), 0, 8, "float32", 1, event.layer))]
+    if isinstance(event, Op):
+        changed += [(replace(event, flops=event.flops + 1),), (replace(event, dtype="bfloat16"),)]
+    elif isinstance(event, Alloc):
+        changed = [(replace(event, size_bytes=event.size_bytes + 4),), (replace(event, operator="aten::mul"),)]
+    traces[which] = edited(trace, index, *draw.choice(changed))
+    with pytest.raises(NotPeriodic, match=r"differ|times instead of|seen only once|with one layer more"):
+        unroll(traces[0], traces[1], dict.fromkeys(trace.layers, 8))
+
+
+def test_a_layer_that_differs_in_the_middle_is_refused_by_name() -> None:
+    few, more = run(FORWARD, 3), run(FORWARD, 4)
+    index, event = next((i, e) for i, e in enumerate(more.events) if e.layer == ("blocks", 2) and isinstance(e, Op))
+    assert isinstance(event, Op)
+    with pytest.raises(NotPeriodic) as refused:
+        unroll(few, edited(more, index, replace(event, name="aten::conv2d")), {"blocks": 8})
+    assert str(refused.value) == (
+        "blocks 1 of 4 and blocks 2 of 4 differ: "
+        "aten::norm in blocks.*.norm (forward, blocks 1): 4,096 FLOPs, 212 B, float32, launches 1; "
+        "aten::conv2d in blocks.*.norm (forward, blocks 2): 4,096 FLOPs, 212 B, float32, launches 1"
+    )
+
+
+def test_states_that_are_let_go_every_other_first_are_refused() -> None:
+    with pytest.raises(NotPeriodic, match="a block is freed"):
+        unrolled(replace(FORWARD, features="shuffled"), 8)
+
+
+def test_a_layer_that_reads_all_the_ones_before_it_is_refused() -> None:
+    def densely_connected(tape: Tape, layers: int) -> None:
+        for number in range(layers):
+            tape.op("cat", Layer("blocks", number), 32 * (number + 1))
+
+    with pytest.raises(
+        NotPeriodic, match=r"blocks 1 of 3 and blocks 2 of 4 differ: aten::cat .* 200 B.*; aten::cat .* 296 B"
+    ):
+        unroll(taped(densely_connected, 3), taped(densely_connected, 4), {"blocks": 8})
+
+
+def test_work_between_layers_that_grows_with_every_layer_is_refused() -> None:
+    def model(tape: Tape, layers: int) -> None:
+        for number in range(layers):
+            tape.op("mm", Layer("blocks", number), 32)
+            tape.op("cat", None, 32 * (number + 1))
+
+    with pytest.raises(NotPeriodic, match="aten::cat"):
+        unroll(taped(model, 3), taped(model, 4), {"blocks": 8})
+
+
+def test_skips_from_the_first_half_to_the_second_are_refused() -> None:
+    def u_net(tape: Tape, layers: int) -> None:
+        skips = []
+        for number in range(layers):
+            (out,) = tape.op("mm", Layer("blocks", number), 32)
+            if number < layers // 2:
+                skips.append(out)
+            elif skips:
+                tape.drop(skips.pop())
+
+    with pytest.raises(NotPeriodic, match="differ"):
+        unroll(taped(u_net, 3), taped(u_net, 4), {"blocks": 8})
+
+
+def two_armed(tape: Tape, down: int, up: int) -> None:
+    skips = [tape.op("mm", Layer("down", number), 32)[0] for number in range(down)]
+    for number in range(up):
+        tape.op("mm", Layer("up", number), 64)
+        if skips:
+            tape.drop(skips.pop())
+
+
+def test_skips_from_one_stack_to_its_mirror_image_are_understood() -> None:
+    def trace(down: int, up: int) -> Trace:
+        tape = Tape({"down": down, "up": up})
+        two_armed(tape, down, up)
+        return tape.trace()
+
+    assert same(unroll(trace(3, 3), trace(4, 4), {"down": 9, "up": 9}), trace(9, 9)) is None
+    with pytest.raises(NotPeriodic, match="layers of up go with layers of down one by one, and there are not as many"):
+        unroll(trace(3, 3), trace(4, 4), {"down": 9, "up": 10})
+
+
+def test_stacks_that_take_turns_layer_by_layer_are_refused() -> None:
+    def trace(layers: int) -> Trace:
+        tape = Tape({"attention": layers, "mlp": layers})
+        for number in range(layers):
+            tape.op("mm", Layer("attention", number), 32)
+            tape.op("mm", Layer("mlp", number), 32)
+        return tape.trace()
+
+    with pytest.raises(NotPeriodic, match="goes over its layers 8 times instead of 6"):
+        unroll(trace(3), trace(4), {"attention": 8, "mlp": 8})
+
+
+def test_what_would_shrink_below_nothing_is_refused() -> None:
+    def model(tape: Tape, layers: int) -> None:
+        for number in range(layers):
+            tape.op("mm", Layer("blocks", number), 32)
+        tape.op("rest", None, 500 - 100 * layers)
+
+    with pytest.raises(NotPeriodic, match="less than nothing"):
+        unroll(taped(model, 3), taped(model, 4), {"blocks": 8})
+
+
+def test_one_step_cannot_tell_a_square_from_a_line() -> None:
+    """What the module's docstring says of its limits: the caller knows that layers are alike, and no more is known."""
+
+    def model(tape: Tape, layers: int) -> None:
+        for number in range(layers):
+            tape.op("mm", Layer("blocks", number), 32)
+        tape.op("pairs", None, layers**2)
+
+    trace = unroll(taped(model, 3), taped(model, 4), {"blocks": 8})
+    assert same(trace, taped(model, 8)) is not None
+    assert isinstance(trace.events[-1], Alloc)
+    assert trace.events[-1].size_bytes == 16 + 4 * (16 - 9)
+
+
+# --- what is asked wrongly
+
+
+@pytest.mark.parametrize(
+    ("few", "more", "layers", "words"),
+    [
+        (3, 4, {"blocks": 2}, "2 layers of blocks are wanted, fewer than the 3 that were traced"),
+        (
+            3,
+            4,
+            {"layers": 9},
+            r"stacks \['blocks'\] and \['blocks'\], and layers are wanted of \['layers'\]; name the same",
+        ),
+        (3, 5, {"blocks": 9}, "blocks has 3 and 5 layers; trace it with one more, or as many"),
+        (3, 3, {"blocks": 9}, "9 layers of blocks are wanted, and both traces have 3; give one with one more"),
+        (2, 3, {"blocks": 9}, "blocks was traced with 2 layers; trace it with 3: a first, one between, a last"),
+    ],
+)
+def test_numbers_of_layers_that_do_not_fit_are_named(few: int, more: int, layers: dict[str, int], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        unroll(run(FORWARD, few), run(FORWARD, more), layers)
+
+
+def test_a_trace_that_frees_what_never_was_is_no_trace() -> None:
+    few, more = run(FORWARD, 3), run(FORWARD, 4)
+    with pytest.raises(ValueError, match="frees block 999, which it has not allocated before"):
+        unroll(few, replace(more, events=(*more.events, Free(999))), {"blocks": 8})
+
+
+# --- same
+
+
+def test_traces_are_the_same_whatever_their_blocks_are_called() -> None:
+    trace = run(STEP, 3)
+    assert same(trace, trace) is None
+    assert same(unrolled(STEP, 3), trace) is None
+
+
+def test_the_first_difference_is_named() -> None:
+    trace = run(FORWARD, 3)
+    op, work = next((index, event) for index, event in enumerate(trace.events) if isinstance(event, Op))
+    made = next(index for index, event in enumerate(trace.events) if isinstance(event, Alloc))
+    frees = [index for index, event in enumerate(trace.events) if isinstance(event, Free)]
+    first, second = trace.events[frees[0]], trace.events[frees[-1]]
+    assert isinstance(first, Free)
+    assert isinstance(second, Free)
+    block = trace.events[made]
+    assert isinstance(block, Alloc)
+    others = {
+        "one has the layers {'blocks': 3}, the other {'blocks': 4}": replace(trace, layers={"blocks": 4}),
+        "one has 96 parameters, the other 1": replace(trace, parameters=1),
+        "held block 0: a block of 96 B in weight in one, a block of 97 B in weight in the other": replace(
+            trace, held=(replace(trace.held[0], size_bytes=97), *trace.held[1:])
+        ),
+        f"event {op}: aten::embedding in embedding (forward): 0 FLOPs, 200 B, float32, launches 1 in one, "
+        "aten::embedding in embedding (forward): 0 FLOPs, 200 B, float32, launches 2 in the other": edited(
+            trace, op, replace(work, launches=2)
+        ),
+        f"event {made}: aten::embedding of 64 B in embedding (forward) is for ": replace(
+            trace, uses={**trace.uses, block.block: replace(trace.uses[block.block], kind="buffers")}
+        ),
+        "a block is freed (blocks 0) in both, and not the same block": edited(
+            trace, frees[0], Free(second.block, first.layer)
+        ),
+        f"event {len(trace.events) - 1} is only in one: a block is freed": replace(trace, events=trace.events[:-1]),
+        "blocks of the result are one's alone": replace(trace, result_blocks=frozenset()),
+    }
+    for words, other in others.items():
+        assert words in (same(trace, other) or "")
