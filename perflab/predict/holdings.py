@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from perflab.predict.cuda_devices import on_host
 from perflab.predict.modules import ModuleBook
 from perflab.predict.operators import tensors_in
 from perflab.predict.trace import Layer
@@ -61,6 +62,7 @@ def holdings(found: Iterable[Any], book: ModuleBook, left_out: Iterable[nn.Modul
         for parameter, state in optimizer.state.items()
         if id(parameter) not in absent
         for tensor in tensors_in(state)
+        if not on_host(tensor)
     ]
     absent |= {
         id(tensor)
@@ -73,5 +75,5 @@ def holdings(found: Iterable[Any], book: ModuleBook, left_out: Iterable[nn.Modul
     yield from (*ours, *gradients, *states)
     known = {id(one.tensor) for one in (*ours, *gradients, *states)}
     for value in found:
-        if isinstance(value, Tensor) and id(value) not in known | absent:
+        if isinstance(value, Tensor) and id(value) not in known | absent and not on_host(value):
             yield Holding(value, "inputs", "", None)

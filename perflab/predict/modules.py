@@ -40,8 +40,8 @@ class ModuleBook:
 
     @property
     def layers(self) -> dict[str, int]:
-        """How many layers each stack has."""
-        return {stack.name: stack.size for stack in self.stacks}
+        """How many layers each stack has at the moment."""
+        return {stack.name: len(stack.container._modules) for stack in self.stacks}
 
     @property
     def long_stacks(self) -> dict[str, int]:

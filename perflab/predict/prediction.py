@@ -64,7 +64,7 @@ def traced(work: Work, hidden: Hidden, *, whole: bool = False) -> Traced:
         try:
             result, more = _trace_cut(work, book, hidden, FEW + 1, warm_up=True)
             _, few = _trace_cut(work, book, hidden, FEW, warm_up=False)
-            return Traced(unroll(few, more, book.long_stacks), result, [FEW, FEW + 1])
+            return Traced(unroll(few, more, book.layers), result, [FEW, FEW + 1])
         except NotPeriodic as reason:
             notes.append(f"every layer was run, since they are not alike: {reason}")
         except _FAILS_WHEN_CUT:
