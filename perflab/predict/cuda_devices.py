@@ -104,9 +104,21 @@ def _what_a_tensor_says() -> list[tuple[Any, str, Any]]:
 
     def device(self: FakeTensor) -> torch.device:
         found = look(self)
-        return _CUDA if found.type == "cpu" and _is_a_users(sys._getframe(1)) and not on_host(self) else found
+        seen = found.type == "cpu" and _is_a_users(sys._getframe(1)) and not on_host(self) and _is_redirecting()
+        return _CUDA if seen else found
 
     return [(FakeTensor, "device", property(device, usual.fset, doc=usual.__doc__))]
+
+
+def _is_redirecting() -> bool:
+    """Whether a tensor that is asked for on CUDA now is made on the CPU.
+
+    Not while PyTorch deals with a call: in the shape function of somebody's own operator ``device=x.device`` would make
+    a fake CUDA tensor, and autograd ends the process when it meets one on a CPU build.
+    """
+    count: int = torch._C._len_torch_function_stack()
+    on = torch._C._is_torch_function_mode_enabled()  # type: ignore[attr-defined]
+    return on and any(isinstance(torch._C._get_function_stack_at(at), _Redirected) for at in range(count))
 
 
 def _called_by_an_optimizer() -> bool:
