@@ -11,17 +11,21 @@ import msgspec
 
 from perflab.errors import UsageError
 from perflab.measure.workload import Step, Workload
+from perflab.predict.account import peak_of
 from perflab.predict.gpus import GPUS, Gpu
 from perflab.predict.roofline import room_bytes
+from perflab.predict.resized import Interpolated, Outline, outline_of
 from perflab.predict.search import largest
+from perflab.predict.trace import Trace
 from perflab.predictions import Fit, Prediction
 
 if TYPE_CHECKING:
     from perflab.plugin.case import CaseState
 
-_STEPS_OF_A_SIZE = 8
-Peaks = dict[tuple[Any, ...], dict[tuple[tuple[str, int], ...], int]]
-"""By test and parameters, and then by sizes: cases of one test at other sizes ask for the same ones."""
+STEPS_OF_A_SIZE = 16
+_Test = tuple[Any, ...]
+"""A test and its parameters, sizes left out."""
+_Sizes = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)
@@ -43,65 +47,121 @@ def fit_of(prediction: Prediction, gpu: Gpu) -> Fit:
     )
 
 
-def explored(prediction: Prediction, state: CaseState, gpu: Gpu, peaks: Peaks) -> Fit:
-    """The same with the largest sizes that fit; and where it does not, what it would need with each remedy.
+class Explorer:
+    """Asks for other sizes, and remembers what it was told: cases of one test ask for the same ones."""
+
+    def __init__(self) -> None:
+        self._outlines: dict[_Test, dict[_Sizes, Outline]] = {}
+        self._trusted: set[tuple[_Test, str]] = set()
+        """Where a reckoned peak was traced too, and was right."""
+
+    def fit(self, prediction: Prediction, trace: Trace, state: CaseState, gpu: Gpu) -> Fit:
+        """Which GPUs a case fits, the largest sizes that fit; and where it does not, what it would need otherwise.
+
+        Args:
+            prediction: of the case as it is.
+            trace: what it was made from.
+            state: the case, and how it is made otherwise.
+            gpu: what it is to fit.
+        """
+        exploration = state.exploration
+        if exploration is None:
+            return fit_of(prediction, gpu)
+        build, sizes = exploration.build, exploration.sizes
+        fit = fit_of(prediction, gpu)
+        others = sorted((name, value) for name, value in state.parameters.items() if name not in sizes)
+        test: _Test = (state.case.partition("[")[0], *others)
+        known = self._outlines.setdefault(test, {})
+        known[_key(sizes)] = outline_of(trace)
+        room_bytes = fit.room_bytes - prediction.workspace_bytes
+
+        def largest_of(name: str) -> int | None:
+            def outline_at(size: int) -> Outline:
+                asked = {**sizes, name: size}
+                if _key(asked) not in known:
+                    known[_key(asked)] = outline_of(trace_of(functools.partial(build, **asked)))
+                return known[_key(asked)]
+
+            same = {dict(key)[name]: one for key, one in known.items() if {**dict(key), name: 0} == {**sizes, name: 0}}
+            search = Search(outline_at, room_bytes, same, trusts=(test, name) in self._trusted)
+            answer = search.largest(sizes[name])
+            if search.trusts:
+                self._trusted.add((test, name))
+            return answer
+
+        remedies = {} if fit.fits else exploration.remedies
+        return msgspec.structs.replace(
+            fit,
+            largest={name: largest_of(name) for name in sizes},
+            remedies={
+                name: peak_of(trace_of(functools.partial(build, **{**sizes, **changes})))
+                for name, changes in remedies.items()
+            },
+        )
+
+
+class Search:
+    """The largest size whose peak fits, with as few traces as will prove it.
 
     Args:
-        prediction: of the case as it is.
-        state: the case, and how it is made otherwise.
-        gpu: what it is to fit.
-        peaks: what cases of this process were found to need.
+        outline_at: traces the call at a size.
+        room_bytes: what it has to fit into.
+        known: sizes that were traced.
+        trusts: whether what is reckoned need not be traced. It need not once it was, and was right.
     """
-    exploration = state.exploration
-    assert exploration is not None
-    build, sizes = exploration.build, exploration.sizes
-    fit = fit_of(prediction, gpu)
-    room = fit.room_bytes - prediction.workspace_bytes
-    others = sorted((name, value) for name, value in state.parameters.items() if name not in sizes)
-    known = peaks.setdefault((state.case.partition("[")[0], *others), {})
-    known[_key(sizes)] = prediction.peak_bytes
 
-    def peak(name: str, size: int) -> int:
-        asked = {**sizes, name: size}
-        if _key(asked) not in known:
-            known[_key(asked)] = predicted_peak(lambda: build(**asked))
-        return known[_key(asked)]
+    def __init__(
+        self, outline_at: Callable[[int], Outline], room_bytes: int, known: Mapping[int, Outline], *, trusts: bool
+    ) -> None:
+        self._outline_at = outline_at
+        self._room_bytes = room_bytes
+        self._traced = dict(known)
+        self.trusts = trusts
 
-    def of(name: str) -> dict[int, int]:
-        """Peaks that are known already, by this size, all else equal."""
-        return {
-            dict(key)[name]: value for key, value in known.items() if {**dict(key), name: 0} == {**sizes, name: 0}
-        }
+    def largest(self, start: int) -> int | None:
+        """The largest size that fits, to one part in ``STEPS_OF_A_SIZE`` at least; None: not even 1 does.
 
-    remedies = {} if fit.fits else exploration.remedies
-    return msgspec.structs.replace(
-        fit,
-        largest={
-            name: largest(functools.partial(peak, name), room, start=size, step=step_of(size), known=of(name))
-            for name, size in sizes.items()
-        },
-        remedies={
-            name: predicted_peak(functools.partial(build, **{**sizes, **changes})) for name, changes in remedies.items()
-        },
-    )
+        It is reckoned from two sizes, from three where that was wrong (naive attention is no straight line), and then
+        traced. Where the call does other things at other sizes, it is found with traces alone.
+        """
+        for points in (2, 3):
+            size = start
+            while len(self._traced) < points:
+                size += start
+                self._peak_at(size)
+            nearest = sorted(self._traced, key=lambda size: abs(self._peak_at(size) - self._room_bytes))[:points]
+            reckoned = Interpolated({size: self._traced[size] for size in sorted(nearest)})
+            if not reckoned.holds:
+                break
+            roughly = largest(reckoned.peak_bytes, self._room_bytes, start=start)
+            answer = max(1, (roughly or 0) // step_of(roughly or 1) * step_of(roughly or 1))
+            if self.trusts or self._peak_at(answer) == reckoned.peak_bytes(answer):
+                self.trusts = True
+                return answer if reckoned.peak_bytes(answer) <= self._room_bytes else None
+        peaks = {size: one.peak_bytes() for size, one in self._traced.items()}
+        return largest(self._peak_at, self._room_bytes, start=start, step=step_of(start), known=peaks)
+
+    def _peak_at(self, size: int) -> int:
+        if size not in self._traced:
+            self._traced[size] = self._outline_at(size)
+        return self._traced[size].peak_bytes()
 
 
 def step_of(size: int) -> int:
-    """In which steps a size is searched: an eighth of the power of two that is in it, so 128 for 1,024, and 1 for 4."""
-    return max(1, (1 << (size.bit_length() - 1)) // _STEPS_OF_A_SIZE)
+    """In which steps a size is told: a sixteenth of the power of two in it, so 64 for 1,024, and 1 up to 31."""
+    return max(1, (1 << (size.bit_length() - 1)) // STEPS_OF_A_SIZE)
 
 
-def _key(sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+def _key(sizes: Mapping[str, int]) -> _Sizes:
     return tuple(sorted(sizes.items()))
 
 
-def predicted_peak(make: Callable[[], Any]) -> int:
-    """Peak memory of what ``make`` makes: a callable, or the phases of a step."""
+def trace_of(make: Callable[[], Any]) -> Trace:
+    """What one call does of what ``make`` makes: a callable, or the phases of a step."""
     from perflab.plugin.predicting import work_of
-    from perflab.predict.account import peak_of
     from perflab.predict.prediction import ON_CUDA, traced
 
-    return peak_of(traced(work_of(_workload(make())), ON_CUDA).trace)
+    return traced(work_of(_workload(make())), ON_CUDA).trace
 
 
 def _workload(made: Any) -> Workload:

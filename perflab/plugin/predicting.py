@@ -20,7 +20,7 @@ from perflab.gate.predicted_store import PredictedStore
 from perflab.gate.store import BaselineStore
 from perflab.plugin.accept import accept_command
 from perflab.plugin.efficiency import with_estimate
-from perflab.plugin.exploring import Exploration, Peaks, explored, fit_of
+from perflab.plugin.exploring import Exploration, Explorer
 from perflab.plugin.folder import file_name_for, own_folder
 from perflab.plugin.progress import ProgressLine
 from perflab.plugin.settings import Settings
@@ -52,7 +52,7 @@ class Predictions:
         self._store = PredictedStore(settings.baselines)
         self._measured = BaselineStore(settings.baselines)
         self._mode: Any = None
-        self._peaks: Peaks = {}
+        self._explorer = Explorer()
 
     def check(self, cases: list[str]) -> None:
         """Read the baselines that will be needed, while nothing is lost.
@@ -92,11 +92,8 @@ class Predictions:
             )
             now = msgspec.structs.replace(now, notes=[*now.notes, f"timeline: {path.name}"])
         now = with_estimate(now, state.case, self._measured, self._store, gpu)
-        if state.exploration is None:
-            fit = fit_of(now, gpu)
-        else:
-            progress("what fits")
-            fit = explored(now, state, gpu, self._peaks)
+        progress("what fits")
+        fit = self._explorer.fit(now, traced.trace, state, gpu)
         now = msgspec.structs.replace(now, fit=fit)
         self._progress.clear()
         before = self._store.baseline(gpu.name, state.case)

@@ -16,7 +16,7 @@ Bound = Callable[[Op], float | None]
 
 def rounded_as_on_cuda(size_bytes: int) -> int:
     """What a request takes of the caching allocator."""
-    return max(1, -(-size_bytes // BLOCK_BYTES)) * BLOCK_BYTES
+    return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
 @dataclass(frozen=True)

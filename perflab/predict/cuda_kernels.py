@@ -27,14 +27,14 @@ MOST_TENSORS_WITH_SCALARS = (672, 448, 336, 252, 210)
 MOST_BLOCKS = 2240
 
 
-def hidden_bytes(operator: str, arguments: Sequence[Any], keywords: Mapping[str, Any] | None = None) -> int:
+def hidden_bytes(operator: str, arguments: Sequence[Any], keywords: Mapping[str, Any] | None = None) -> int | None:
     """Memory that the operator's kernel takes and gives back within one call, beside its results.
 
     ``operator`` is its name without the overload, ``aten::embedding_dense_backward``; ``arguments`` and ``keywords``
-    are what it was dispatched with. 0 where nothing is known of any.
+    are what it was dispatched with. None where nothing is known of any, 0 where it takes none at these sizes.
     """
     rule = _HIDDEN.get(operator.removeprefix("aten::"))
-    return 0 if rule is None else rule(*arguments, **(keywords or {}))
+    return None if rule is None else rule(*arguments, **(keywords or {}))
 
 
 def launches(operator: str, arguments: Sequence[Any], keywords: Mapping[str, Any] | None = None) -> int:

@@ -124,7 +124,7 @@ def _trace_cut(work: Work, book: ModuleBook, hidden: Hidden, count: int, *, warm
 class OnCuda(Hidden):
     """What CUDA's kernels take and launch inside of one operator."""
 
-    def bytes_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    def bytes_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
         """Temporary memory of one call."""
         return hidden_bytes(name, args, kwargs)
 

@@ -63,9 +63,9 @@ def trace(run: Run, spans: tuple[str, ...], book: ModuleBook, held: Iterable[Hol
 class Hidden:
     """What a device's kernels take and launch inside of one operator, as far as no trace shows it. Here: nothing."""
 
-    def bytes_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        """Temporary memory of one call."""
-        return 0
+    def bytes_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+        """Temporary memory of one call; None where it never takes any."""
+        return None
 
     def launches_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """Kernels that one call launches."""
@@ -247,8 +247,8 @@ class Tracer(TorchDispatchMode):
             if owners is not None and block_layer is not None:
                 self._owned.add(block)
             self._events.append(Alloc(block, size_bytes, place, kind.name, block_layer))
-        inside = self._hidden.bytes_of(kind.name, args, kwargs) if kind.launches else 0
-        if inside:
+        inside = self._hidden.bytes_of(kind.name, args, kwargs) if kind.launches else None
+        if inside is not None:  # 0 too: a call is to do the same at each size
             self._next_block += 1
             self._layers[self._next_block] = own
             self._events.append(Alloc(self._next_block, inside, place, kind.name, own))

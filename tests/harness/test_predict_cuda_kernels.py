@@ -81,7 +81,7 @@ def test_the_gradient_of_an_embedding_is_summed_in_parts_above_3072_tokens() -> 
 
 
 def test_what_is_not_known_takes_nothing_and_is_one_launch() -> None:
-    assert hidden_bytes("aten::mm", [meta(4, 4), meta(4, 4)]) == 0
+    assert hidden_bytes("aten::mm", [meta(4, 4), meta(4, 4)]) is None
     assert launches("aten::mm", [meta(4, 4), meta(4, 4)]) == 1
     assert launches("mylib::op", []) == 1
     assert launches("aten::empty_like", [meta(4)]) == 0
