@@ -286,13 +286,22 @@ def test_one_step_cannot_tell_a_square_from_a_line() -> None:
             r"stacks \['blocks'\] and \['blocks'\], and layers are wanted of \['layers'\]; name the same",
         ),
         (3, 5, {"blocks": 9}, "blocks has 3 and 5 layers; trace it with one more, or as many"),
-        (3, 3, {"blocks": 9}, "9 layers of blocks are wanted, and both traces have 3; give one with one more"),
+        (3, 3, {"blocks": 9}, "both traces have the layers {'blocks': 3}; trace one with one layer more"),
         (2, 3, {"blocks": 9}, "blocks was traced with 2 layers; trace it with 3: a first, one between, a last"),
     ],
 )
 def test_numbers_of_layers_that_do_not_fit_are_named(few: int, more: int, layers: dict[str, int], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         unroll(run(FORWARD, few), run(FORWARD, more), layers)
+
+
+def test_more_layers_of_a_stack_that_both_traces_have_alike_are_refused() -> None:
+    few, more = (run(SEQ, {"encoder": number, "decoder": 3}) for number in (3, 4))
+    with pytest.raises(
+        ValueError, match="7 layers of decoder are wanted, and both traces have 3; give one with one more"
+    ):
+        unroll(few, more, {"encoder": 9, "decoder": 7})
+    assert unroll(few, more, {"encoder": 9}).layers == {"encoder": 9, "decoder": 3}
 
 
 def test_a_trace_that_frees_what_never_was_is_no_trace() -> None:
