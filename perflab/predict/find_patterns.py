@@ -126,15 +126,22 @@ def _unlike(course: Course, one: _Copy, other: _Copy, a: str, b: str) -> NotPeri
     return NotPeriodic(f"{name(one)} and {name(other)} differ: {a}; {b}")
 
 
+def _ask_equal(course: Course, seen: Sequence[_Copy], values: Sequence[object], words: Sequence[str]) -> None:
+    """All copies have this in common."""
+    for copy, value, word in zip(seen, values, words, strict=True):
+        if value != values[-1]:
+            raise _unlike(course, copy, seen[-1], word, words[-1])
+
+
 def _step(course: Course, seen: Sequence[_Copy], index: int, courses: Sequence[Course], may_grow: bool) -> Step:
     events = [copy.visit[index] for copy in seen]
     tag = _tag(course, seen, events)
     grown = may_grow and not isinstance(tag, Tag)
-    before, now = events[0], events[-1]
+    now = events[-1]
     if isinstance(now, Op):
         values = [(op.flops, op.bytes_moved, op.launches) for op in events if isinstance(op, Op)]
-        if not grown and len(set(values)) > 1:
-            raise _unlike(course, seen[0], seen[-1], told(before), told(now))
+        if not grown:
+            _ask_equal(course, seen, values, [told(event) for event in events])
         x, y = values[0], values[-1]
         growth = (y[0] - x[0], y[1] - x[1], y[2] - x[2])
         return Did(now, tag, growth if any(growth) else None)
@@ -159,15 +166,27 @@ def _tag(course: Course, seen: Sequence[_Copy], events: Sequence[Event]) -> Tag 
 def _made(course: Course, seen: Sequence[_Copy], allocs: Sequence[Alloc], tag: Tag | Layer | None, grown: bool) -> Made:
     traces = [copy.cut.trace for copy in seen]
     uses = [trace.uses.get(alloc.block) for trace, alloc in zip(traces, allocs, strict=True)]
-    lasting = {alloc.block in trace.result_blocks for trace, alloc in zip(traces, allocs, strict=True)}
+    lasting = [alloc.block in trace.result_blocks for trace, alloc in zip(traces, allocs, strict=True)]
     sizes = [alloc.size_bytes for alloc in allocs]
     shape_growth = _shape_growth(uses[0], uses[-1]) if grown else None
-    alike = grown or len(set(sizes)) == 1
-    alike_uses = shape_growth is not None or all(use == uses[-1] for use in uses)
-    if not alike or not alike_uses or len(lasting) > 1:
-        words = [f"{told(alloc)}, for {use}" for alloc, use in zip(allocs, uses, strict=True)]
-        raise _unlike(course, seen[0], seen[-1], words[0], words[-1] + (", which lasts" if len(lasting) > 1 else ""))
-    return Made(allocs[-1], tag, sizes[-1] - sizes[0], uses[-1], shape_growth, lasting.pop())
+    words = [told(alloc) for alloc in allocs]
+    if not grown:
+        _ask_equal(course, seen, sizes, words)
+    if shape_growth is None:
+        _ask_equal(course, seen, uses, [f"{word}, {_purpose(use)}" for word, use in zip(words, uses, strict=True)])
+    _ask_equal(
+        course,
+        seen,
+        lasting,
+        [f"{word}, {'of the result' * last or 'let go'}" for word, last in zip(words, lasting, strict=True)],
+    )
+    return Made(allocs[-1], tag, sizes[-1] - sizes[0], uses[-1], shape_growth, lasting[-1])
+
+
+def _purpose(use: Use | None) -> str:
+    if use is None:
+        return "for nothing known"
+    return f"for {use.kind}" + (f", saved as {use.saved.dtype} {list(use.saved.shape)}" if use.saved else "")
 
 
 def _shape_growth(one: Use | None, other: Use | None) -> tuple[int, ...] | None:

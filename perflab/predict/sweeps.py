@@ -1,9 +1,9 @@
 """A trace cut into sweeps over its layers: forward goes up, backward comes down, the optimizer goes up again.
 
 A *visit* begins with an event of a layer and ends before the next event of another layer: what belongs to no layer
-belongs to the visit before it. A *sweep* is visits of successive layers, one number up or down at a time; where it
-turns (forward's last layer is backward's first), the one visit belongs to the sweep before. What comes before all
-layers is a sweep of its own, of no stack. ``find_patterns`` says what sweeps become with other numbers of layers.
+belongs to the visit before it (but see ``Reading``). A *sweep* is visits of successive layers, one number up or down at
+a time; where it turns (forward's last layer is backward's first), the one visit belongs to the sweep before. What comes
+before all layers is a sweep of its own, of no stack. ``find_patterns`` says what becomes of sweeps with more layers.
 """
 
 from __future__ import annotations
@@ -57,8 +57,11 @@ class Cut:
 
 
 class Reading(NamedTuple):
-    """How frees in a row are understood, where they may be the work of one hand: a list or a graph that is let go."""
+    """How a trace is understood where tags alone do not say to which layer something belongs."""
 
+    leading: bool = False
+    """On the way down, what belongs to no layer belongs to the visit after it: so backward goes through what came
+    between the layers in forward."""
     steady: bool = False
     """Where tags go to and fro on their way over the layers (1 2 0 1 0), a free is of the furthest layer so far. So a
     graph goes: what a layer kept of the one before, then what it kept of itself."""
@@ -67,35 +70,47 @@ class Reading(NamedTuple):
     whatever it is tagged with. So a list goes, inside of the module that held it."""
 
 
-READINGS = (Reading(), Reading(steady=True), Reading(steady=True, owned_but=0), Reading(steady=True, owned_but=1))
+READINGS = tuple(
+    Reading(leading, steady, owned_but)
+    for steady, owned_but in ((False, None), (True, None), (True, 0), (True, 1))
+    for leading in (False, True)
+)
 """The plain one first."""
 
 
 def cut(trace: Trace, stacks: frozenset[str], reading: Reading = READINGS[0]) -> Cut:
     """Cut a trace along the layers of these stacks; those of others are no layers here.
 
+    Args:
+        trace: what is cut.
+        stacks: names of stacks.
+        reading: how it is understood.
+
     Raises:
         ValueError: a block is freed that was never allocated.
     """
     tags = [event.layer if event.layer and event.layer.stack in stacks else None for event in trace.events]
+    runs = list(_free_runs(trace.events))
+    for run in runs:
+        _settle(tags, run)
     if reading.owned_but is not None:
-        plain = _cut(trace, stacks, tags)
-        for run in _free_runs(trace.events):
+        plain = _cut(trace, stacks, tags, reading.leading)
+        for run in runs:
             owners = [_owner(plain, event.block) for event in trace.events[run] if isinstance(event, Free)]
             for stack in stacks:
                 layers = {owner for owner in owners if owner and owner.stack == stack}
                 if len(layers) >= trace.layers[stack] - reading.owned_but:
                     tags[run] = owners
     if reading.steady:
-        for run in _free_runs(trace.events):
+        for run in runs:
             tags[run] = _steadied(tags[run])
-    return _cut(trace, stacks, tags)
+    return _cut(trace, stacks, tags, reading.leading)
 
 
-def _cut(trace: Trace, stacks: frozenset[str], tags: Tags) -> Cut:
+def _cut(trace: Trace, stacks: frozenset[str], tags: Tags, leading: bool) -> Cut:
     held_tags = [made.layer if made.layer and made.layer.stack in stacks else None for made in trace.held]
-    held = _sweeps(trace.held, held_tags)
-    sweeps = (*held, *_sweeps(trace.events, tags))
+    held = _sweeps(trace.held, held_tags, leading)
+    sweeps = (*held, *_sweeps(trace.events, tags, leading))
     made: dict[int, Where] = {}
     for index, sweep in enumerate(sweeps):
         for position, visit in enumerate(sweep.visits):
@@ -116,13 +131,24 @@ def _owner(whole: Cut, block: int) -> Layer | None:
 
 
 def _free_runs(events: Sequence[Event]) -> Iterator[slice]:
-    """Where two or more blocks are freed in a row."""
+    """Where blocks are freed in a row."""
     start = 0
     for index, event in enumerate((*events, None)):
         if not isinstance(event, Free):
-            if index - start >= 2:
+            if index > start:
                 yield slice(start, index)
             start = index + 1
+
+
+def _settle(tags: list[Layer | None], run: slice) -> None:
+    """What is freed amid the work of one layer goes with it, if it is of one other layer only.
+
+    An optimizer's variables hold what they made for one parameter until they are set for the next.
+    """
+    before = tags[run.start - 1] if run.start else None
+    after = tags[run.stop] if run.stop < len(tags) else None
+    if before is not None and before == after and len({*tags[run], before}) <= 2:
+        tags[run] = [before] * (run.stop - run.start)
 
 
 def _steadied(tags: Tags) -> list[Layer | None]:
@@ -154,10 +180,14 @@ def _stretch(path: Sequence[tuple[int, Layer]], step: int) -> list[int]:
     return found[:there]
 
 
-def _sweeps(events: Sequence[Event], tags: Tags) -> list[Sweep]:
+def _sweeps(events: Sequence[Event], tags: Tags, leading: bool) -> list[Sweep]:
     starts: list[tuple[Layer | None, int]] = [(None, 0)]
     for index, tag in enumerate(tags):
         if tag is not None and tag != starts[-1][0]:
+            before = starts[-1][0]
+            if leading and before is not None and before == Layer(tag.stack, tag.number + 1):
+                while tags[index - 1] is None:
+                    index -= 1
             starts.append((tag, index))
     sweeps: list[Sweep] = []
     open_layers: list[Layer] = []

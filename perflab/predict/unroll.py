@@ -32,7 +32,7 @@ def unroll(few: Trace, more: Trace, layers: Mapping[str, int]) -> Trace:
     Args:
         few: a trace with three layers or more in each stack that is unrolled.
         more: the same call with one layer more in each of them.
-        layers: for each stack of ``few``, how many layers are wanted.
+        layers: for each stack that is unrolled, how many layers are wanted.
 
     Returns:
         A trace whose blocks are numbered in the order in which they came to be.
@@ -41,7 +41,7 @@ def unroll(few: Trace, more: Trace, layers: Mapping[str, int]) -> Trace:
         NotPeriodic: the layers do not repeat, or what they do cannot be told; the whole has to be traced.
         ValueError: the stacks do not fit together, or fewer layers are wanted than were traced.
     """
-    stacks = _unrolled(few, more, layers)
+    stacks, layers = _unrolled(few, more, layers), {**few.layers, **layers}
     refusal: NotPeriodic | None = None
     for reading in READINGS:
         try:
@@ -62,13 +62,16 @@ def unroll(few: Trace, more: Trace, layers: Mapping[str, int]) -> Trace:
 
 def _unrolled(few: Trace, more: Trace, layers: Mapping[str, int]) -> frozenset[str]:
     """The stacks with a layer more, when all numbers fit together."""
-    if not few.layers.keys() == more.layers.keys() == layers.keys():
+    grown_stacks = {stack for stack, number in more.layers.items() if number != few.layers.get(stack)}
+    if few.layers.keys() != more.layers.keys() or not grown_stacks <= layers.keys() <= more.layers.keys():
         raise ValueError(
             f"the traces have the stacks {sorted(few.layers)} and {sorted(more.layers)}, and layers are wanted of "
             f"{sorted(layers)}; name the same in all three"
         )
+    if not grown_stacks:
+        raise ValueError(f"both traces have the layers {dict(few.layers)}; trace one with one layer more")
     for stack, number in few.layers.items():
-        grown, wanted = more.layers[stack] - number, layers[stack]
+        grown, wanted = more.layers[stack] - number, layers.get(stack, number)
         if grown not in (0, 1):
             raise ValueError(f"{stack} has {number} and {number + grown} layers; trace it with one more, or as many")
         if not grown and wanted != number:
@@ -79,7 +82,7 @@ def _unrolled(few: Trace, more: Trace, layers: Mapping[str, int]) -> frozenset[s
             raise ValueError(f"{stack} was traced with {number} layers; trace it with 3: a first, one between, a last")
         if wanted < number:
             raise ValueError(f"{wanted} layers of {stack} are wanted, fewer than the {number} that were traced")
-    return frozenset(stack for stack in few.layers if more.layers[stack] > few.layers[stack])
+    return frozenset(grown_stacks)
 
 
 def _laid_out(

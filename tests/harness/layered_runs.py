@@ -323,16 +323,22 @@ class Model:
             self.gradients[index] = made
 
     def single(self) -> None:
+        root = None  # a variable: it holds the one before until it is set anew
         for index, (layer, size) in enumerate(self.weights):
             if index in self.gradients:
-                (root,) = self.tape.op("sqrt", layer, size)
+                (new,) = self.tape.op("sqrt", layer, size)
+                if root is not None:
+                    self.tape.drop(root)
+                root = new
                 self.tape.op("addcdiv_", layer)
-                self.tape.drop(root)
+        if root is not None:
+            self.tape.drop(root)
 
     def foreach(self) -> None:
         tape = self.tape
         weights = [self.weights[index] for index in sorted(self.gradients)]
-        total, before = sum(size for _, size in weights), []
+        total = sum(size for _, size in weights)
+        before: list[int] = []
         for number in range(self.program.foreach_ops):
             tape.op(f"_foreach_{number}", None, flops=total, launches=len(weights))
             lists = [tape.result(f"_foreach_{number}", size, layer) for layer, size in weights]

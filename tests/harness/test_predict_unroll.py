@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from perflab.predict.trace import Alloc, Event, Free, Layer, Op, Place, Trace
+from perflab.predict.trace import Alloc, Event, Free, Layer, Op, Place, Trace, Use
 from perflab.predict.unroll import NotPeriodic, same, unroll
 from tests.harness.layered_runs import Program, Tape, Work, drawn, run
 
@@ -24,6 +24,12 @@ FORWARD = Program(WORK, call="no_grad")
 def unrolled(program: Program, layers: int | Mapping[str, int]) -> Trace:
     few, more = run(program, 3), run(program, 4)
     return unroll(few, more, dict.fromkeys(few.layers, layers) if isinstance(layers, int) else layers)
+
+
+def taped(model: Callable[[Tape, int], None], layers: int) -> Trace:
+    tape = Tape({"blocks": layers})
+    model(tape, layers)
+    return tape.trace()
 
 
 # --- what comes out
@@ -50,10 +56,64 @@ def test_a_trace_of_few_layers_becomes_what_the_whole_would_have_done(seed: int)
         replace(FORWARD, call="drop"),
         replace(FORWARD, call="drop", residual="parent"),
         replace(STEP, stacks=("encoder", "decoder"), unused_stack=True),
+        drawn(546),  # its graph goes to and fro, and is no list
     ],
 )
 def test_each_way_to_go_over_layers_is_understood(program: Program) -> None:
     assert same(unrolled(program, 12), run(program, 12)) is None
+
+
+def gated(tape: Tape, layers: int) -> None:
+    """The parent's own gate between the layers, whose gradient is complete only before the first."""
+    for number in range(layers):
+        tape.op("mm", Layer("blocks", number), 32)
+        tape.op("gate", None, 16)
+    tape.phase, summed = "backward", -1
+    for number in reversed(range(layers)):
+        (part,) = tape.op("gate", None, 16)
+        if number < layers - 1:
+            (new,) = tape.op("add", None, 16)
+            tape.drop(part, summed)
+            part = new
+        summed = part
+        tape.op("mm", Layer("blocks", number), 32)
+    tape.uses[summed] = Use("gradients")
+
+
+def let_go_to_and_fro(tape: Tape, layers: int) -> None:
+    """A graph: of each layer first what it kept of the one before, then its own, the last layer first."""
+    made = [tape.op("mm", Layer("blocks", number), 32, 4) for number in range(layers)]
+    tape.inside = False
+    for number in reversed(range(layers)):
+        tape.drop(*([made[number - 1][0]] if number else []), made[number][1])
+
+
+def all_but_the_last_let_go(tape: Tape, layers: int) -> None:
+    """A list of outputs, let go inside of the module when the last one is returned."""
+    for block in [tape.op("mm", Layer("blocks", number), 32)[0] for number in range(layers)][:-1]:
+        tape.drop(block)
+
+
+def all_let_go(tape: Tape, layers: int) -> None:
+    """A list of outputs, let go inside of the module."""
+    tape.drop(*[tape.op("mm", Layer("blocks", number), 32)[0] for number in range(layers)])
+
+
+def held_over(tape: Tape, layers: int) -> None:
+    """A variable that holds what was made for one layer while work on the next has begun."""
+    before: list[int] = []
+    tape.inside = False
+    for number in range(layers):
+        now = tape.op("sqrt", Layer("blocks", number), 32)
+        tape.drop(*before)
+        tape.op("add_", Layer("blocks", number))
+        before = now
+
+
+@pytest.mark.parametrize("model", [gated, let_go_to_and_fro, all_but_the_last_let_go, all_let_go, held_over])
+def test_what_tags_alone_do_not_say_is_read_from_what_is_around(model: Callable[[Tape, int], None]) -> None:
+    trace = unroll(taped(model, 3), taped(model, 4), {"blocks": 10})
+    assert same(trace, taped(model, 10)) is None
 
 
 def test_the_few_layers_themselves_come_out_too() -> None:
@@ -134,12 +194,6 @@ def test_parameters_of_stacks_of_different_lengths_are_counted_by_their_bytes() 
 
 
 # --- what is refused
-
-
-def taped(model: Callable[[Tape, int], None], layers: int) -> Trace:
-    tape = Tape({"blocks": layers})
-    model(tape, layers)
-    return tape.trace()
 
 
 def edited(trace: Trace, index: int, *events: Event) -> Trace:
@@ -286,13 +340,22 @@ def test_one_step_cannot_tell_a_square_from_a_line() -> None:
             r"stacks \['blocks'\] and \['blocks'\], and layers are wanted of \['layers'\]; name the same",
         ),
         (3, 5, {"blocks": 9}, "blocks has 3 and 5 layers; trace it with one more, or as many"),
-        (3, 3, {"blocks": 9}, "9 layers of blocks are wanted, and both traces have 3; give one with one more"),
+        (3, 3, {"blocks": 9}, "both traces have the layers {'blocks': 3}; trace one with one layer more"),
         (2, 3, {"blocks": 9}, "blocks was traced with 2 layers; trace it with 3: a first, one between, a last"),
     ],
 )
 def test_numbers_of_layers_that_do_not_fit_are_named(few: int, more: int, layers: dict[str, int], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         unroll(run(FORWARD, few), run(FORWARD, more), layers)
+
+
+def test_more_layers_of_a_stack_that_both_traces_have_alike_are_refused() -> None:
+    few, more = (run(SEQ, {"encoder": number, "decoder": 3}) for number in (3, 4))
+    with pytest.raises(
+        ValueError, match="7 layers of decoder are wanted, and both traces have 3; give one with one more"
+    ):
+        unroll(few, more, {"encoder": 9, "decoder": 7})
+    assert unroll(few, more, {"encoder": 9}).layers == {"encoder": 9, "decoder": 3}
 
 
 def test_a_trace_that_frees_what_never_was_is_no_trace() -> None:
