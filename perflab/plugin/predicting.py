@@ -153,7 +153,9 @@ class CasePrediction:
         if setup_calls or setup_seconds:
             pytest.skip("trains or compiles before it measures: that has to run, and cannot be predicted")
 
-    def fits(self, build: Callable[..., Any], sizes: Mapping[str, int], remedies: Mapping[str, Mapping[str, Any]]) -> None:
+    def fits(
+        self, build: Callable[..., Any], sizes: Mapping[str, int], remedies: Mapping[str, Mapping[str, Any]]
+    ) -> None:
         """Keep what ``perf.fits`` was given.
 
         Raises:
@@ -209,7 +211,9 @@ class PredictedCases:
         if state.predicted is not None and isinstance(problem, PredictionError):
             return None  # the rest of the test is about numbers
         if state.instead_of is not None:  # nobody asked for a prediction
-            said = problem.problem if isinstance(problem, PredictionError) else f"{type(problem).__name__} on fake tensors"
+            said = (
+                problem.problem if isinstance(problem, PredictionError) else f"{type(problem).__name__} on fake tensors"
+            )
             pytest.skip(f"{state.instead_of}; {said.removeprefix(f'{state.case}: ')}")
         raise problem from None
 
@@ -228,4 +232,6 @@ def _in_words(error: Exception, state: CaseState) -> Exception:
     where = what_needs_numbers(error)
     if where is None:
         return error
-    return PredictionError(f"{state.case}: cannot be predicted, {where} needs numbers, and fake tensors have none", _REMEDY)
+    return PredictionError(
+        f"{state.case}: cannot be predicted, {where} needs numbers, and fake tensors have none", _REMEDY
+    )

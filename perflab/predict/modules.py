@@ -109,7 +109,11 @@ def _signature(module: nn.Module, number: int) -> list[Any]:
             name,
             type(inner),
             inner.training,
-            [(key, value.shape, value.dtype, value.requires_grad) for key, value in inner._parameters.items() if value is not None],
+            [
+                (key, value.shape, value.dtype, value.requires_grad)
+                for key, value in inner._parameters.items()
+                if value is not None
+            ],
             [(key, value.shape, value.dtype) for key, value in inner._buffers.items() if value is not None],
             {
                 key: "its number" if value == number and type(value) is int else value

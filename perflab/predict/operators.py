@@ -18,7 +18,18 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
 
-_MATMULS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "_convolution", "convolution_backward", "addmv", "mv", "dot")
+_MATMULS = (
+    "mm",
+    "addmm",
+    "bmm",
+    "baddbmm",
+    "convolution",
+    "_convolution",
+    "convolution_backward",
+    "addmv",
+    "mv",
+    "dot",
+)
 _TAKES_ROWS = ("embedding", "index_select", "gather", "index", "_embedding_bag", "take_along_dim")
 _NO_LAUNCH = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")
 _CPU_FLASH = {

@@ -27,7 +27,8 @@ from perflab.predict.operators import bytes_of, dtype_of, flops_of, kind_of, ten
 from perflab.predict.trace import Alloc, Event, Free, Layer, Op, Place, Saved, Trace, Use
 
 _NOT_THE_CODE = tuple(
-    f"{folder}/" for folder in (Path(torch.__file__).parent, Path(__file__).parent, Path(__file__).parents[1] / "plugin")
+    f"{folder}/"
+    for folder in (Path(torch.__file__).parent, Path(__file__).parent, Path(__file__).parents[1] / "plugin")
 )
 Run = Callable[[Callable[[], None]], Any]
 """Does the work once, calling what it is given at the end of each span, and returns the result."""
@@ -259,7 +260,9 @@ class Tracer(TorchDispatchMode):
 
     def _owner_of(self, args: tuple[Any, ...]) -> Layer | None:
         """The layer of the one parameter that an operator outside of all modules works on; of many: none."""
-        if any(isinstance(argument, list | tuple) and any(isinstance(one, Tensor) for one in argument) for argument in args):
+        if any(
+            isinstance(argument, list | tuple) and any(isinstance(one, Tensor) for one in argument) for argument in args
+        ):
             return None
         return next((self._layers.get(block) for block in self._owned_in(args)), None)
 
