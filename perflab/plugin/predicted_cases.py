@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from perflab.errors import PredictionError
+from perflab.errors import PerflabError, PredictionError
 from perflab.plugin.case import CaseState
 from perflab.plugin.kinds import measures_elsewhere
 from perflab.plugin.made_anew import MadeAnew
@@ -104,14 +104,19 @@ class PredictedCases:
 
     def _tell(self, state: CaseState, error: Exception) -> NoReturn:
         """Raise what a predicted case is to end with, which this error ended."""
+        from perflab.predict.fake import without_machinery
+
         where = _where_numbers_are_needed(error)
         said = f"cannot be predicted, {where} needs numbers, and fake tensors have none"
         if state.instead_of is not None:
-            said = said if where is not None else f"cannot be predicted, {type(error).__name__}: {_first_line(error)}"
-            pytest.skip(f"{state.instead_of}; {said.removesuffix(': ')}")
+            if isinstance(error, PerflabError):
+                said = f"cannot be predicted, {error.problem.removeprefix(f'{state.case}: ')}"
+            elif where is None:
+                said = f"cannot be predicted, {type(error).__name__}: {_first_line(error)}".removesuffix(": ")
+            raise pytest.skip.Exception(f"{state.instead_of}; {said}", _use_item_location=True)
         if where is not None:
             raise PredictionError(f"{state.case}: {said}", _REMEDY) from None
-        raise error
+        raise without_machinery(error)
 
 
 def _where_numbers_are_needed(error: Exception) -> str | None:
