@@ -163,13 +163,18 @@ def skipped_where_refused(candidate: Candidate) -> Iterator[None]:
         pytest.skip(str(refusal))
 
 
+def skip_unpredictable(perf: Perf, impl: str, seq_len: int) -> None:
+    """Skip what would have to run, or would take minutes, where the case is predicted."""
+    if perf.predicts and impl in COMPILED:
+        pytest.skip("compiled when it is called, which has to run: it cannot be predicted")
+    if perf.predicts and impl == "tiled" and seq_len > LONGEST_TILED:
+        pytest.skip(f"a loop over tiles in Python: above {LONGEST_TILED} tokens predicting it takes minutes")
+
+
 def declare(perf: Perf, candidate: Candidate, shape: Shape, *, backward: bool) -> None:
     """Say what the case needs and does, and what others measured on it; skip it where it cannot run."""
     claims = candidate.claims
-    if perf.predicts and candidate.name in COMPILED:
-        pytest.skip("compiled when it is called, which has to run: it cannot be predicted")
-    if perf.predicts and candidate.name == "tiled" and shape.seq_len > LONGEST_TILED:
-        pytest.skip(f"a loop over tiles in Python: above {LONGEST_TILED} tokens predicting it takes minutes")
+    skip_unpredictable(perf, candidate.name, shape.seq_len)
     if claims.interpreted:
         pytest.skip("interpreted here, so its time says nothing")
     if shape.precision not in claims.dtypes:
