@@ -108,7 +108,7 @@ class Prediction(Data, frozen=True):
     workspace_bytes: int = 0
     """Estimate of what libraries (cuBLAS) hold beside that in the same allocator."""
     allocated_bytes: int = 0
-    """Estimate of what ``torch.cuda.max_memory_allocated`` would show: workspaces, and remainders that stay with blocks."""
+    """Estimate of what ``torch.cuda.max_memory_allocated`` shows: workspaces too, and what is not cut off blocks."""
     reserved_bytes: int = 0
     """Estimate of what the caching allocator takes of the GPU for all that, fragmentation included."""
     launches: int = 0

@@ -13,8 +13,8 @@ from perflab.errors import UsageError
 from perflab.measure.workload import Step, Workload
 from perflab.predict.account import peak_of
 from perflab.predict.gpus import GPUS, Gpu
-from perflab.predict.roofline import room_bytes
 from perflab.predict.resized import Interpolated, Outline, outline_of
+from perflab.predict.roofline import room_bytes
 from perflab.predict.search import largest
 from perflab.predict.trace import Trace
 from perflab.predictions import Fit, Prediction

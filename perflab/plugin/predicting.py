@@ -1,8 +1,8 @@
 """The predicted tier of perf cases: nothing is run, each case's callable is traced on fake tensors instead.
 
-Where tests run, like ``measuring``, and beside it. ``--perf-predict`` makes a test's fixtures and body see fake tensors from
-the start. Without it a case that says before it builds anything that it does not fit (``perf.requires``) is predicted from
-there on, where there is no GPU: that is more than its costs.
+Where tests run, like ``measuring``, and beside it. ``--perf-predict`` makes a test's fixtures and body see fake tensors
+from the start. Without it a case that says before it builds anything that it does not fit (``perf.requires``) is
+predicted from there on, where there is no GPU: that is more than its costs.
 """
 
 from __future__ import annotations

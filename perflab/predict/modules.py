@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from perflab.predict.trace import Layer
 
 FEW = 3
-"""So many layers show the first, one from the middle and the last; one more shows that what is in the middle repeats."""
+"""So many layers show the first, one between and the last; one more shows that what is between repeats."""
 WORTH_CUTTING = 6
 """Layers of a stack from which on it is run with fewer: twice with ``FEW`` or so is no more work then."""
 _SCALARS = (bool, int, float, str, type(None))
@@ -67,7 +67,7 @@ class ModuleBook:
 
 
 def book_of(found: Iterable[Any]) -> ModuleBook:
-    """The book of all modules among these objects. Names begin at the outermost ones, which have none if there is one."""
+    """The book of all modules among these objects. Names begin below the outermost one; of several, with its class."""
     modules = [value for value in found if isinstance(value, nn.Module)]
     inner = {id(child) for module in modules for child in module.modules() if child is not module}
     roots = [module for module in modules if id(module) not in inner]
@@ -98,28 +98,39 @@ def _enter(book: ModuleBook, module: nn.Module, name: str, layer: Layer | None) 
 
 
 def _are_alike(children: list[tuple[str, nn.Module]]) -> bool:
-    first = _signature(children[0][1], 0)
-    return all(_signature(child, number) == first for number, (_, child) in enumerate(children[1:], start=1))
+    """Whether all layers do the same: what differs from the first at most is each one's own number."""
+    first = _signature(children[0][1])
+    for number, (_, child) in enumerate(children[1:], start=1):
+        other = _signature(child)
+        if len(other) != len(first):
+            return False
+        for (known, settings), (own, values) in zip(first, other, strict=True):
+            if known != own or settings.keys() != values.keys():
+                return False
+            if any(value != settings[key] and (settings[key], value) != (0, number) for key, value in values.items()):
+                return False
+    return True
 
 
-def _signature(module: nn.Module, number: int) -> list[Any]:
-    """What two layers have in common if they do the same: classes, shapes and settings; not their own number."""
+def _signature(module: nn.Module) -> list[tuple[Any, dict[str, Any]]]:
+    """Of each module in a layer: its class and the shapes that it has, and its settings."""
     return [
         (
-            name,
-            type(inner),
-            inner.training,
-            [
-                (key, value.shape, value.dtype, value.requires_grad)
-                for key, value in inner._parameters.items()
-                if value is not None
-            ],
-            [(key, value.shape, value.dtype) for key, value in inner._buffers.items() if value is not None],
-            {
-                key: "its number" if value == number and type(value) is int else value
-                for key, value in vars(inner).items()
-                if isinstance(value, _SCALARS) and key != "training"
-            },
+            (
+                name,
+                type(inner),
+                [
+                    (key, *_looks(value), value.requires_grad)
+                    for key, value in inner._parameters.items()
+                    if value is not None
+                ],
+                [(key, *_looks(value)) for key, value in inner._buffers.items() if value is not None],
+            ),
+            {key: value for key, value in vars(inner).items() if isinstance(value, _SCALARS)},
         )
         for name, inner in module.named_modules()
     ]
+
+
+def _looks(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.dtype

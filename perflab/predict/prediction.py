@@ -1,7 +1,7 @@
 """One prediction, from a callable to its record: warm up, trace few layers or all of them, sum up.
 
-Called on fake tensors, as on CUDA; see ``fake`` and ``as_cuda``. Works on real tensors too, which is how it is held against
-what really happens.
+Called on fake tensors, as on CUDA; see ``fake`` and ``as_cuda``. Works on real tensors too, which is how it is held
+against what really happens.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Traced:
 def traced(work: Work, hidden: Hidden, *, whole: bool = False) -> Traced:
     """Trace a call in its steady state: after one that is not looked at, in which optimizers make their state.
 
-    Where a stack of alike layers is long, it is cut to a few for that, twice, and the trace of all is made of the two; it
-    is run whole where that cannot be proven right, or ``whole`` is asked for.
+    Where a stack of alike layers is long, it is cut to a few for that, twice, and the trace of all is made of the two;
+    it is run whole where that cannot be proven right, or ``whole`` is asked for.
 
     Raises:
         Exception: whatever the work raises.
