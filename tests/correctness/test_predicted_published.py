@@ -76,13 +76,13 @@ def test_memory_of_written_out_attention_is_what_was_measured_on_an_h100(row: di
 
 
 @pytest.mark.parametrize("gpu_name", ["a100-40gb", "h100"])
-@pytest.mark.parametrize("model_name", ["small", "medium", "large", "xl", "2.7B"])
+@pytest.mark.parametrize("model_name", ["small", "2.7B"])
 def test_nobody_was_faster_than_the_lower_bound(model_name: str, gpu_name: str) -> None:
     gpu = parse_gpu(gpu_name)
     device = torch.device("cuda", 0)
     compared = 0
     for mode, build in BUILDS.items():
-        for length in (128, 256, 512):
+        for length in (128, 512):
             quotes = {
                 source: seconds
                 for source, seconds in transformer_quotes(model_name, 4, length, "fp32", mode).items()
