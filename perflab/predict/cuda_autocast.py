@@ -118,8 +118,12 @@ def _kernels(casts: _Casts) -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 def _registered(key: str) -> set[str]:
-    """The operators that have a kernel of their own for the key. A CPU build has those for CUDA too, all but usable."""
-    return {name.removeprefix("aten::") for name in torch._C._dispatch_get_registrations_for_dispatch_key(key)}
+    """PyTorch's operators that have a kernel of their own for the key. A CPU build has those for CUDA too, all but usable.
+
+    Somebody else's operator is left as it is: who registers autocast for one does so for both devices.
+    """
+    found = torch._C._dispatch_get_registrations_for_dispatch_key(key)
+    return {name.removeprefix("aten::") for name in found if name.startswith("aten::")}
 
 
 def _operator(name: str) -> Any:
