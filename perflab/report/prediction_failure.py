@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from perflab.predictions import Prediction
 from perflab.records import Change, Result, Verdict
-from perflab.report.predictions import QUANTITIES, WIDTH, amount, fit_facts, signed, wrapped
+from perflab.report.prediction_facts import fit_facts
+from perflab.report.predictions import QUANTITIES, WIDTH, amount, signed, wrapped
 from perflab.report.table import short_name, wrap_facts
 from perflab.units import format_bytes, format_percent
 
@@ -51,4 +52,4 @@ def _no_room(now: Prediction) -> list[str]:
     if now.fit is None or now.fit.fits:
         return []
     said = f"does not fit {now.gpu}, which has {format_bytes(now.fit.room_bytes)} for it"
-    return [text for line in wrap_facts([said, *fit_facts(now.fit)], WIDTH) for text in wrapped(line, WIDTH)]
+    return [text for line in wrap_facts([said, *fit_facts(now)], WIDTH) for text in wrapped(line, WIDTH)]
