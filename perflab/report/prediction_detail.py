@@ -1,4 +1,4 @@
-"""One prediction in full: what is alive at the peak, what is kept for backward, and what each module and operator does. Pure.
+"""One prediction in full: what is alive at the peak, what is kept for backward, what modules and operators do. Pure.
 
 Where a run has several predicted cases, their table is enough; of one there is room for all that is known.
 """
@@ -36,12 +36,13 @@ def _memory(now: Prediction, width: int) -> list[str]:
     lines = [f"peak memory {format_bytes(now.peak_bytes)}, {format_bytes(now.held_bytes)} of it before the call"]
     for kind, size in sorted(now.composition.items(), key=lambda pair: -pair[1]):
         lines.append(f"{format_bytes(size):>10}{_share(size, now.peak_bytes):>7}  {kind}")
-    alive, fit = now.keeping_output_bytes, now.fit
+    alive_bytes, fit = now.keeping_output_bytes or now.peak_bytes, now.fit
+    alive = format_bytes(alive_bytes)
     facts = [
         *([f"about {format_bytes(now.allocated_bytes)} allocated"] if now.allocated_bytes else []),
         *([f"{format_bytes(now.workspace_bytes)} of that workspaces of cuBLAS"] if now.workspace_bytes else []),
         *([f"about {format_bytes(now.reserved_bytes)} reserved"] if now.reserved_bytes else []),
-        *([f"{format_bytes(alive)} with the last result alive"] if alive is not None else []),
+        *([f"{alive} with the last result alive"] if alive != format_bytes(now.peak_bytes) else []),
     ]
     lines += wrapped_facts(facts, width)
     if fit is not None and fit.rooms:
@@ -83,7 +84,12 @@ def _row(left: str, what: str, operator: str, line: str, width: int) -> list[str
     joined = f"{left}  {what}{f', {made}' if made else ''}"
     if len(joined) <= width:
         return [joined]
-    told = [*wrapped(what, width - len(indent)), *wrapped(made, width - len(indent))]
+    room = width - len(indent)
+    told = [
+        line
+        for text in (what, made)
+        for line in wrapped(" ".join(shorten(word, room - 2) for word in text.split(" ")), room)
+    ]
     return [f"{left}  {told[0]}", *(f"{indent}{text}" for text in told[1:])]
 
 

@@ -1,4 +1,4 @@
-"""What is worth saying of one prediction, each thing as a short fact: what fills its memory, how it fits, how long. Pure.
+"""What is worth saying of one prediction, as short facts: what fills its memory, what fits, what its time is. Pure.
 
 A fact that says nothing new is not said: a result that is small beside the peak, memory that the allocator keeps
 without need, a lower bound that everything in a cache makes meaningless.
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from perflab.predictions import Fit, PeakPart, Prediction, SavedTensors
-from perflab.units import format_bytes, format_names, format_ns
+from perflab.units import format_bytes, format_names, format_ns, format_si
 
 _LEAST_SHARE = 0.01
 """Of the peak: a kind with less of it fills nothing."""
@@ -50,7 +50,7 @@ def filled_by(now: Prediction) -> str | None:
     kinds = sorted(kinds, key=lambda pair: -pair[0])[:_MOST_KINDS]
     if not kinds or not now.peak_bytes:
         return None
-    told = [f"{percent(size / now.peak_bytes)} {_SHORT.get(kind, kind)}" for size, kind in kinds]
+    told = [f"{percent(size / now.peak_bytes)}\u00a0{_SHORT.get(kind, kind)}" for size, kind in kinds]
     where = mostly_in([part for part in now.at_peak if part.kind == kinds[0][1]])
     return ", ".join([told[0] + (f" ({where})" if where else ""), *told[1:]])
 
@@ -134,11 +134,13 @@ def compute_bound(now: Prediction) -> float | None:
 
 
 def intensity(flops: int, bytes_moved: int) -> str:
-    """FLOPs per byte: ``193``, ``4.2``; ``–`` without either."""
+    """FLOPs per byte: ``193``, ``4.2``, ``12.3 k``; ``–`` without either."""
     if not flops or not bytes_moved:
         return "–"
     value = flops / bytes_moved
-    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
+    if value >= 9_999.5:
+        return format_si(value)
+    return f"{value:,.0f}" if value >= 9.95 else f"{value:.1f}"
 
 
 def first_to_checkpoint(now: Prediction) -> Checkpoint | None:
@@ -158,6 +160,16 @@ def first_to_checkpoint(now: Prediction) -> Checkpoint | None:
     kept_bytes = sum(one.size_bytes for one in inside)
     frees_bytes = kept_bytes * (layers - 1) // layers
     return Checkpoint(module, inside[0].line, frees_bytes) if frees_bytes else None
+
+
+def checkpoint_first(now: Prediction) -> str | None:
+    """What to checkpoint first, and what that frees at most; None where there is nothing to say."""
+    found = first_to_checkpoint(now)
+    if found is None:
+        return None
+    where = f"{found.module} ({found.line})" if found.line else found.module
+    freed = f"frees up to {format_bytes(found.frees_bytes)} of {format_bytes(now.peak_bytes)}"
+    return f"checkpoint first: {where}, {freed}"
 
 
 def _remedies(now: Prediction, fit: Fit) -> str:

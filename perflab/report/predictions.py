@@ -15,7 +15,14 @@ from collections.abc import Sequence
 from perflab.predictions import Prediction
 from perflab.records import Change, Result, Verdict
 from perflab.report.counts import changed
-from perflab.report.prediction_facts import filled_by, first_to_checkpoint, fit_facts, memory_facts, time_facts
+from perflab.report.prediction_facts import (
+    checkpoint_first,
+    filled_by,
+    first_to_checkpoint,
+    fit_facts,
+    memory_facts,
+    time_facts,
+)
 from perflab.report.table import Line, Row, names_of, shorten, verdict_text, wrap_facts
 from perflab.units import format_bytes, format_flops, format_names, format_ns, format_si
 
@@ -201,12 +208,8 @@ def _to_checkpoint(results: Sequence[Result]) -> list[str]:
     predictions = _predictions(results)
     most: dict[str, tuple[int, int, str]] = {}
     for name, now in zip(names_of(results), predictions, strict=True):
-        found = first_to_checkpoint(now)
-        if found is None:
-            continue
-        freed = f"frees up to {format_bytes(found.frees_bytes)} of {format_bytes(now.peak_bytes)}"
-        where = f"{found.module} ({found.line})" if found.line else found.module
-        said = f"checkpoint first: {where}, {freed}{f' in {name}' if len(results) > 1 else ''}"
-        one = (found.frees_bytes, now.peak_bytes, said)
-        most[found.module] = max(one, most.get(found.module, one))
+        found, said = first_to_checkpoint(now), checkpoint_first(now)
+        if found is not None:
+            one = (found.frees_bytes, now.peak_bytes, f"{said}{f' in {name}' if len(results) > 1 else ''}")
+            most[found.module] = max(one, most.get(found.module, one))
     return [said for _, _, said in sorted(most.values(), reverse=True)]
