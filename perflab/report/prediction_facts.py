@@ -6,6 +6,7 @@ without need, a lower bound that everything in a cache makes meaningless.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -83,15 +84,15 @@ def fit_facts(now: Prediction) -> list[str]:
 def time_facts(now: Prediction) -> list[str]:
     """Beside the roofline time: an estimate, the bound that holds, what it is bound by, launches."""
     facts = [f"estimate {format_ns(now.estimate_ns)}"] if now.estimate_ns is not None else []
-    if now.bound_ns is not None and now.bound_ns >= _BOUND * (now.roofline_ns or 0.0):
+    are_launches = now.launches * _LAUNCH_NS > (now.roofline_ns or math.inf)
+    if now.bound_ns is not None and not are_launches and now.bound_ns >= _BOUND * (now.roofline_ns or 0.0):
         facts.append(f"at least {format_ns(now.bound_ns)}")
     share = compute_bound(now)
     if share is not None:
         bound = f"{percent(share)} compute-bound" if share >= 0.5 else f"{percent(1 - share)} memory-bound"
         facts.append(", ".join([bound, *([f"{intensity(now.flops, now.bytes_moved)} FLOP/B"] if now.flops else [])]))
     if now.launches:
-        longer = now.roofline_ns is not None and now.launches * _LAUNCH_NS > now.roofline_ns
-        facts.append(f"{now.launches:,} launches{', which take longer' if longer else ''}")
+        facts.append(f"{now.launches:,} launches{', which take longer' if are_launches else ''}")
     return facts
 
 

@@ -117,9 +117,10 @@ def test_time_is_told_as_the_bound_beside_the_roofline_what_binds_it_and_launche
 
 
 def test_a_bound_that_a_cache_makes_meaningless_is_not_told_and_launches_are_where_they_are_the_time() -> None:
-    tiny = prediction(bound_ns=4.0, roofline_ns=0.1 * MS, launches=1293)
+    tiny = prediction(bound_ns=0.03 * MS, roofline_ns=0.1 * MS, launches=1293)
     assert time_facts(tiny)[1:] == ["1,293 launches, which take longer"]
     assert not any("at least" in fact for fact in time_facts(tiny))
+    assert not any("at least" in fact for fact in time_facts(prediction(bound_ns=1.0, launches=1)))
     assert time_facts(prediction(bound_ns=None, roofline_ns=None, launches=7))[-1] == "7 launches"
 
 
