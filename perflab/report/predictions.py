@@ -105,16 +105,19 @@ def prediction_notes(results: Sequence[Result]) -> list[str]:
     """What stands below the table: what to checkpoint first, what estimates rest on, and each note once."""
     predictions = _predictions(results)
     notes = Counter(note for one in predictions for note in dict.fromkeys(one.notes))
-    timelines = [note.removeprefix(_TIMELINE) for note in notes if note.startswith(_TIMELINE)]
+    timelines = [note for note in notes if note.startswith(_TIMELINE)]
+    if len(timelines) > 1:  # each case has one of its own
+        for note in timelines:
+            del notes[note]
+    named = format_names([note.removeprefix(_TIMELINE) for note in timelines])
     return [
         *_to_checkpoint(results),
         *(f"estimates are from {rests}" for rests in dict.fromkeys(one.estimate_from for one in predictions) if rests),
         *(
             f"note: {note}" if many == len(results) else f"note ({many} of {len(results)} cases): {note}"
             for note, many in notes.items()
-            if not note.startswith(_TIMELINE)
         ),
-        *([f"timeline{'s' * (len(timelines) > 1)}: {format_names(timelines)}"] if timelines else []),
+        *([f"note: timelines {named}"] if len(timelines) > 1 else []),
     ]
 
 

@@ -141,8 +141,9 @@ def test_what_many_cases_say_alike_stands_once_below_the_table() -> None:
         "checkpoint first: blocks.*.attention (model.py:42), frees up to 31.0 GiB of 87.0 GiB in a",
         "checkpoint first: head.* (model.py:42), frees up to 8.00 GiB of 87.0 GiB in c",
         "estimates are from 3 cases",
-        "timelines: b.pickle, a.pickle",
+        "note: timelines b.pickle, a.pickle",
     ]
+    assert prediction_notes(results[:1])[-1] == "note: timeline: b.pickle"
 
 
 def test_a_worse_case_names_what_grew_before_all_else_and_what_is_not_gated_too() -> None:
