@@ -44,6 +44,7 @@ def fit_of(prediction: Prediction, gpu: Gpu) -> Fit:
         room_bytes=room_bytes(gpu),
         fits=needed <= room_bytes(gpu),
         fits_on=[other.name for other in GPUS.values() if needed <= room_bytes(other)],
+        rooms={other.name: room_bytes(other) for other in GPUS.values()},
     )
 
 
