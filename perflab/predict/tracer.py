@@ -175,7 +175,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._layer = None
 
     def _enter_module(self, module: nn.Module, _: Any) -> None:
-        self._modules.append((id(module), *self._book.of(module)))
+        name, layer = self._book.of(module)
+        if self._modules and self._modules[-1][2] is not None:
+            layer = self._modules[-1][2]  # a module that layers share works for the one that called it
+        self._modules.append((id(module), name, layer))
 
     def _leave_module(self, module: nn.Module, _args: Any, _result: Any) -> None:
         while self._modules and self._modules.pop()[0] != id(module):
