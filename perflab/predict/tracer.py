@@ -195,7 +195,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if block is not None and block not in self._saved:
             place, _ = self._here()
             self._saved[block] = Saved(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), place)
-        return tensor
+        return tensor.detach()  # kept as it is, a result that its own node saves would keep the node: nothing would go
 
     def _here(self) -> tuple[Place, Layer | None]:
         """Where we are: in a module's forward, in a backward node, or outside of both."""
