@@ -183,7 +183,7 @@ def test_naive_attentions_memory_is_quadratic_in_the_context_and_flash_attention
     naive = differences([peak_on_a_gpu("naive", mode, length) for length in lengths])
     assert flash[1] == [0, 0]
     assert naive[1][0] == naive[1][1] > 0
-    # c T^2 bytes have a second difference of 2 c 512^2. Each layer keeps its mask, and weights of 2 x 4 heads in float32.
+    # c T^2 bytes have a second difference of 2 c 512^2. Each layer keeps its mask, and weights of 2 x 4 heads.
     layers, mask_bytes, weights_bytes = 2, 2 * 512**2, 2 * 4 * 4 * 2 * 512**2
     weights, rest = divmod(naive[1][0], weights_bytes)
     assert rest == layers * mask_bytes
