@@ -61,6 +61,11 @@ def holdings(found: Iterable[Any], book: ModuleBook, left_out: Iterable[nn.Modul
     ]
     yield from (*ours.values(), *gradients, *states)
     listed = {id(one.tensor) for one in (*ours.values(), *gradients, *states)}
+    for module in book.modules:
+        for tensor in _tensors_of(module):  # what it has kept for itself, such as keys and values
+            if id(tensor) not in listed | absent and not on_host(tensor):
+                listed.add(id(tensor))
+                yield Holding(tensor, "inputs", *book.of(module))
     for value in found:
         if isinstance(value, Tensor) and id(value) not in listed | absent and not on_host(value):
             yield Holding(value, "inputs", "", None)
@@ -69,17 +74,23 @@ def holdings(found: Iterable[Any], book: ModuleBook, left_out: Iterable[nn.Modul
 def _absent(found: Iterable[Any], book: ModuleBook, left_out: Sequence[nn.Module]) -> set[int]:
     """By ``id``, what is there for layers that are left out: nothing that a layer or module has that stays."""
     gone = {id(module) for layer in left_out for module in layer.modules()}
-    staying = {
-        id(tensor)
-        for module in book.modules
-        if id(module) not in gone
-        for tensor in (*module.parameters(), *module.buffers())
+    there = [inner for module in book.modules if id(module) not in gone for inner in module.modules()]
+    staying = {id(tensor) for module in there for tensor in _tensors_of(module)}
+    leaving = {
+        id(tensor): tensor
+        for layer in left_out
+        for module in layer.modules()
+        for tensor in _tensors_of(module)
+        if id(tensor) not in staying
     }
-    tensors = [tensor for layer in left_out for tensor in (*layer.parameters(), *layer.buffers())]
-    leaving = {id(tensor): tensor for tensor in tensors if id(tensor) not in staying}
     gradients = {id(tensor.grad) for tensor in leaving.values() if tensor.grad is not None}
     states = {id(tensor) for parameter, tensor in _optimizer_states(found) if id(parameter) in leaving}
     return {*leaving, *gradients, *states}
+
+
+def _tensors_of(module: nn.Module) -> Iterator[Tensor]:
+    """Parameters, buffers, and what is kept under a name of its own."""
+    return tensors_in(vars(module))
 
 
 def _optimizer_states(found: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
