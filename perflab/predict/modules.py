@@ -8,15 +8,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
+from perflab.predict.alike import are_alike, common_modules
 from perflab.predict.trace import Layer
 
 FEW = 3
 """So many layers show the first, one between and the last; one more shows that what is between repeats."""
+NONE: frozenset[int] = frozenset()
 WORTH_CUTTING = 6
 """Layers of a stack from which on it is run with fewer: twice with ``FEW`` or so is no more work then."""
-_SCALARS = (bool, int, float, str, type(None))
 
 
 @dataclass
@@ -82,55 +83,23 @@ def book_of(found: Iterable[Any]) -> ModuleBook:
     return book
 
 
-def _enter(book: ModuleBook, module: nn.Module, name: str, layer: Layer | None) -> None:
+def _enter(book: ModuleBook, module: nn.Module, name: str, layer: Layer | None, common: frozenset[int] = NONE) -> None:
+    """``common``: modules that all layers of a stack share; they are no layer's own."""
     if id(module) in book.names:
         return  # shared: the first place that it is met at names it
+    if id(module) in common:
+        layer = None
     book.names[id(module)] = (name, layer)
     book.modules.append(module)
     children = [(key, child) for key, child in module._modules.items() if child is not None]
-    repeats = isinstance(module, nn.ModuleList | nn.Sequential) and len(children) > 1 and _are_alike(children)
-    if repeats and layer is None:
-        book.stacks.append(Stack(name, module, len(children)))
+    layers = [child for _, child in children]
+    repeats = isinstance(module, nn.ModuleList | nn.Sequential) and len(layers) > 1 and layer is None
+    repeats = repeats and are_alike(layers)
+    is_long = repeats and len(layers) >= WORTH_CUTTING
+    if repeats:
+        book.stacks.append(Stack(name, module, len(layers)))
+    if is_long:
+        common = common | common_modules(layers)
     for number, (key, child) in enumerate(children):
-        own = "*" if repeats and layer is None else key
-        is_long = own == "*" and len(children) >= WORTH_CUTTING
-        _enter(book, child, f"{name}.{own}" if name else own, Layer(name, number) if is_long else layer)
-
-
-def _are_alike(children: list[tuple[str, nn.Module]]) -> bool:
-    """Whether all layers do the same: what differs from the first at most is each one's own number."""
-    first = _signature(children[0][1])
-    for number, (_, child) in enumerate(children[1:], start=1):
-        other = _signature(child)
-        if len(other) != len(first):
-            return False
-        for (known, settings), (own, values) in zip(first, other, strict=True):
-            if known != own or settings.keys() != values.keys():
-                return False
-            if any(value != settings[key] and (settings[key], value) != (0, number) for key, value in values.items()):
-                return False
-    return True
-
-
-def _signature(module: nn.Module) -> list[tuple[Any, dict[str, Any]]]:
-    """Of each module in a layer: its class and the shapes that it has, and its settings."""
-    return [
-        (
-            (
-                name,
-                type(inner),
-                [
-                    (key, *_looks(value), value.requires_grad)
-                    for key, value in inner._parameters.items()
-                    if value is not None
-                ],
-                [(key, *_looks(value)) for key, value in inner._buffers.items() if value is not None],
-            ),
-            {key: value for key, value in vars(inner).items() if isinstance(value, _SCALARS)},
-        )
-        for name, inner in module.named_modules()
-    ]
-
-
-def _looks(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.shape, tensor.dtype
+        own = "*" if repeats else key
+        _enter(book, child, f"{name}.{own}" if name else own, Layer(name, number) if is_long else layer, common)

@@ -13,6 +13,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -99,6 +100,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._parameters: list[Tensor] = []
         self._layer: Layer | None = None
         self._ended_at: int | None = None
+        self._at_once: set[int] = set()
+        """Of the events, frees that have no order: autocast's cache goes in that of its addresses."""
         self._hold(held)
 
     # --- what is there before ----------------------------------------------------------------------------------
@@ -140,6 +143,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         block, _ = self._blocks.pop(key)
         # Inside of a model's forward or a backward a block goes when its turn has come; elsewhere many go at once.
         in_turn = self._modules or self._in_backward()
+        if not in_turn:
+            self._at_once.add(len(self._events))
         self._events.append(Free(block, self._layer if in_turn else self._layers[block]))
 
     def _in_backward(self) -> bool:
@@ -175,7 +180,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._layer = None
 
     def _enter_module(self, module: nn.Module, _: Any) -> None:
-        self._modules.append((id(module), *self._book.of(module)))
+        name, layer = self._book.of(module)
+        if self._modules and self._modules[-1][2] is not None:
+            layer = self._modules[-1][2]  # a module that layers share works for the one that called it
+        self._modules.append((id(module), name, layer))
 
     def _leave_module(self, module: nn.Module, _args: Any, _result: Any) -> None:
         while self._modules and self._modules.pop()[0] != id(module):
@@ -192,7 +200,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if block is not None and block not in self._saved:
             place, _ = self._here()
             self._saved[block] = Saved(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), place)
-        return tensor
+        return tensor.detach()  # kept as it is, a result that its own node saves would keep the node: nothing would go
 
     def _here(self) -> tuple[Place, Layer | None]:
         """Where we are: in a module's forward, in a backward node, or outside of both."""
@@ -299,7 +307,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Everything that was seen."""
         end = len(self._events) if self._ended_at is None else self._ended_at
         dropped = frozenset(event.block for event in self._events[end:] if isinstance(event, Free))
-        events = tuple(self._events[:end])
+        events = tuple(_in_order(self._events[:end], self._at_once))
         blocks = [*self._held, *(event for event in events if isinstance(event, Alloc))]
         uses = {one.block: Use(self._kind_of(one.block), self._saved_of(one.block)) for one in blocks}
         return Trace(
@@ -317,6 +325,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _saved_of(self, block: int) -> Saved | None:
         """What was saved of a block that nothing else keeps: one that was there before is there anyway."""
         return None if self._kinds.get(block) else self._saved.get(block)
+
+
+def _in_order(events: list[Event], at_once: set[int]) -> Iterator[Event]:
+    """The same with frees that come at once in the order of their blocks."""
+    for together, group in groupby(enumerate(events), key=lambda one: one[0] in at_once):
+        found = [event for _, event in group]
+        yield from sorted(found, key=lambda event: event.block if isinstance(event, Free) else 0) if together else found
 
 
 @cache
