@@ -27,6 +27,8 @@ from perflab.predict.unroll import NotPeriodic, unroll
 from perflab.predictions import Cost, Prediction
 from perflab.reachable import reachable
 
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
 
 @dataclass(frozen=True)
 class Work:
