@@ -74,6 +74,8 @@ class Fit(Data, frozen=True):
     fits: bool
     fits_on: list[str] = []
     """Names of the GPUs that it fits on."""
+    rooms: dict[str, int] = {}
+    """What each GPU that is known has for tensors, by name: those that it does not fit on too."""
     largest: dict[str, int | None] = {}
     """By size, such as ``batch_size``: the largest that fits, all else equal; None: not even the smallest."""
     remedies: dict[str, int] = {}
@@ -108,7 +110,7 @@ class Prediction(Data, frozen=True):
     workspace_bytes: int = 0
     """Estimate of what libraries (cuBLAS) hold beside that in the same allocator."""
     allocated_bytes: int = 0
-    """Estimate of what ``torch.cuda.max_memory_allocated`` would show: workspaces, and remainders that stay with blocks."""
+    """Estimate of what ``torch.cuda.max_memory_allocated`` shows: workspaces too, and what is not cut off blocks."""
     reserved_bytes: int = 0
     """Estimate of what the caching allocator takes of the GPU for all that, fragmentation included."""
     launches: int = 0

@@ -333,8 +333,8 @@ class Judgement(Data, frozen=True):
     counts: dict[str, Change] = {}
     """Each count that both sides know exactly. Without ``limit`` it is shown and not gated."""
     worse: list[str] = []
-    """What got worse past its limit: ``latency``, ``memory``, ``counts``; of a prediction ``memory``, ``saved``, ``flops``,
-    ``bytes``, ``operators``."""
+    """What got worse past its limit: ``latency``, ``memory``, ``counts``; of a prediction ``memory``, ``saved``,
+    ``flops``, ``bytes``, ``operators``."""
     drift: dict[str, Drift] = {}
     """By the same names. Where it decides, ``latency`` or ``memory`` is the comparison with the anchor."""
     reasons: list[str] = []

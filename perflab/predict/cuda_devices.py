@@ -119,7 +119,7 @@ def _is_redirecting() -> bool:
     a fake CUDA tensor, and autograd ends the process when it meets one on a CPU build.
     """
     count: int = torch._C._len_torch_function_stack()
-    on = torch._C._is_torch_function_mode_enabled()  # type: ignore[attr-defined]
+    on: bool = torch._C._is_torch_function_mode_enabled()
     return on and any(isinstance(torch._C._get_function_stack_at(at), _Redirected) for at in range(count))
 
 

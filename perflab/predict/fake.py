@@ -15,6 +15,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -41,8 +42,7 @@ _INSTALLED = Path(sysconfig.get_path("purelib"))
 _MACHINERY = (
     *(
         f"{_TORCH}/{name}"
-        for name in "_subclasses/ _dynamo/ _compile.py _decomp/ _meta_registrations.py _prims/ _prims_common/ _refs/ "
-        "_ops.py overrides.py utils/_stats.py utils/_python_dispatch.py".split()
+        for name in ["_subclasses/", "_dynamo/", "_compile.py", "_decomp/", "_meta_registrations.py", "_prims/", "_prims_common/", "_refs/", "_ops.py", "overrides.py", "utils/_stats.py", "utils/_python_dispatch.py"]
     ),
     f"{Path(__file__).parent}/",
 )
@@ -72,8 +72,8 @@ def fake_tensors(mode: FakeTensorMode | None = None) -> Iterator[FakeTensorMode]
 
     ``mode`` is what an earlier block gave, so that its tensors can be used in this one; None: a new one.
 
-    ``Module.to(dtype)``, ``.bfloat16()`` and ``.to_empty()`` work, ``torch.nn.init.trunc_normal_`` too, and a tensor's
-    address is a ``RuntimeError``: a kernel that is given one would crash.
+    ``Module.to(dtype)``, ``.bfloat16()`` and ``.to_empty()`` work, ``torch.nn.init.trunc_normal_`` and
+    ``copy.deepcopy`` too, and a tensor's address is a ``RuntimeError``: a kernel that is given one would crash.
     """
     with ExitStack() as stack:
         stack.enter_context(_addresses_refused())
@@ -85,6 +85,7 @@ def fake_tensors(mode: FakeTensorMode | None = None) -> Iterator[FakeTensorMode]
             attributes_replaced(
                 [
                     (torch.utils, "swap_tensors", _swapping_in(mode, torch.utils.swap_tensors)),
+                    (FakeTensor, "__deepcopy__", _copied),
                     (
                         initialisation,
                         "_no_grad_trunc_normal_",
@@ -141,6 +142,36 @@ def _compiled_code_runs_as_written() -> Iterator[None]:
         run_as_written()
         stack.enter_context(attributes_replaced([(torch, "compile", compile_later)]))
         yield
+
+
+def _copied(tensor: FakeTensor, memo: dict[int, Any]) -> Any:
+    """``copy.deepcopy`` of a fake tensor, as of a real one; PyTorch's own asks for the address first.
+
+    A parameter's copy has memory for itself; another tensor's for all of its storage, which views of it share.
+    """
+    if id(tensor) in memo:
+        return memo[id(tensor)]
+    if not tensor.is_leaf:
+        return torch.Tensor.__deepcopy__(tensor, memo)  # type: ignore[no-untyped-call]  # refuses it
+    copy: Any
+    with torch.no_grad():
+        if isinstance(tensor, torch.nn.Parameter):
+            copy = torch.nn.Parameter(tensor.detach().clone(memory_format=torch.preserve_format), tensor.requires_grad)
+        else:
+            storage = tensor.untyped_storage()
+            whole = memo.get(storage._cdata)
+            if whole is None:
+                whole = torch.empty(storage.nbytes(), dtype=torch.uint8, device=tensor.device)
+                memo[storage._cdata] = whole
+            copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+            copy.set_(whole.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+            copy.requires_grad_(tensor.requires_grad)
+            if tensor.grad is not None:
+                copy.grad = deepcopy(tensor.grad, memo)
+    memo[id(tensor)] = copy
+    for name in vars(tensor).keys() - vars(copy).keys():
+        setattr(copy, name, deepcopy(vars(tensor)[name], memo))
+    return copy
 
 
 def _swapping_in(mode: FakeTensorMode, swap: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:

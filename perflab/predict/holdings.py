@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,46 +34,70 @@ def holdings(found: Iterable[Any], book: ModuleBook, left_out: Iterable[nn.Modul
         left_out: layers that are not to be there, with their gradients and optimizer state.
     """
     found = list(found)
-    absent = {id(tensor) for layer in left_out for tensor in (*layer.parameters(), *layer.buffers())}
-    absent |= {id(parameter.grad) for layer in left_out for parameter in layer.parameters()} - {id(None)}
-    owners: dict[int, tuple[str, Layer | None]] = {}
-    ours: list[Holding] = []
+    absent = _absent(found, book, list(left_out))
+    ours: dict[int, Holding] = {}
     for module in book.modules:
         name, layer = book.of(module)
-        for parameter in module.parameters(recurse=False):
-            if id(parameter) not in absent:
-                owners.setdefault(id(parameter), (name, layer))
-                ours.append(Holding(parameter, "parameters", name, layer))
-        for buffer in module.buffers(recurse=False):
-            if id(buffer) not in absent:
-                ours.append(Holding(buffer, "buffers", name, layer))
-    seen = {id(one.tensor) for one in ours}
-    loose = [value for value in found if isinstance(value, nn.Parameter) and id(value) not in seen | absent]
-    ours += [Holding(parameter, "parameters", "", None) for parameter in loose]
+        for kind, tensors in (("parameters", module.parameters(False)), ("buffers", module.buffers(False))):
+            for tensor in tensors:
+                known = ours.setdefault(id(tensor), Holding(tensor, kind, name, layer))
+                if known.layer != layer:  # several layers have it, so it is none's
+                    ours[id(tensor)] = replace(known, layer=None)
+    for value in found:
+        if isinstance(value, nn.Parameter):
+            ours.setdefault(id(value), Holding(value, "parameters", "", None))
+    for gone in ours.keys() & absent:
+        del ours[gone]
     gradients = [
         Holding(one.tensor.grad, "gradients", one.module, one.layer)
-        for one in ours
+        for one in ours.values()
         if one.tensor.grad is not None and one.kind == "parameters"
     ]
     states = [
-        Holding(tensor, "optimizer state", *owners.get(id(parameter), ("", None)))
-        for optimizer in found
-        if isinstance(optimizer, torch.optim.Optimizer)
-        for parameter, state in optimizer.state.items()
-        if id(parameter) not in absent
-        for tensor in tensors_in(state)
-        if not on_host(tensor)
+        Holding(tensor, "optimizer state", owner.module if owner else "", owner.layer if owner else None)
+        for parameter, tensor in _optimizer_states(found)
+        for owner in [ours.get(id(parameter))]
+        if id(tensor) not in absent and not on_host(tensor)
     ]
-    absent |= {
-        id(tensor)
-        for optimizer in found
-        if isinstance(optimizer, torch.optim.Optimizer)
-        for parameter, state in optimizer.state.items()
-        if id(parameter) in absent
-        for tensor in tensors_in(state)
-    }
-    yield from (*ours, *gradients, *states)
-    known = {id(one.tensor) for one in (*ours, *gradients, *states)}
+    yield from (*ours.values(), *gradients, *states)
+    listed = {id(one.tensor) for one in (*ours.values(), *gradients, *states)}
+    for module in book.modules:
+        for tensor in _tensors_of(module):  # what it has kept for itself, such as keys and values
+            if id(tensor) not in listed | absent and not on_host(tensor):
+                listed.add(id(tensor))
+                yield Holding(tensor, "inputs", *book.of(module))
     for value in found:
-        if isinstance(value, Tensor) and id(value) not in known | absent and not on_host(value):
+        if isinstance(value, Tensor) and id(value) not in listed | absent and not on_host(value):
             yield Holding(value, "inputs", "", None)
+
+
+def _absent(found: Iterable[Any], book: ModuleBook, left_out: Sequence[nn.Module]) -> set[int]:
+    """By ``id``, what is there for layers that are left out: nothing that a layer or module has that stays."""
+    gone = {id(module) for layer in left_out for module in layer.modules()}
+    there = [inner for module in book.modules if id(module) not in gone for inner in module.modules()]
+    staying = {id(tensor) for module in there for tensor in _tensors_of(module)}
+    leaving = {
+        id(tensor): tensor
+        for layer in left_out
+        for module in layer.modules()
+        for tensor in _tensors_of(module)
+        if id(tensor) not in staying
+    }
+    gradients = {id(tensor.grad) for tensor in leaving.values() if tensor.grad is not None}
+    states = {id(tensor) for parameter, tensor in _optimizer_states(found) if id(parameter) in leaving}
+    return {*leaving, *gradients, *states}
+
+
+def _tensors_of(module: nn.Module) -> Iterator[Tensor]:
+    """Parameters, buffers, and what is kept under a name of its own."""
+    return tensors_in(vars(module))
+
+
+def _optimizer_states(found: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Parameters with each tensor that an optimizer keeps for them, in the order of its groups."""
+    for optimizer in found:
+        if isinstance(optimizer, torch.optim.Optimizer):
+            listed = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            for parameter in dict.fromkeys([*listed, *optimizer.state]):
+                for tensor in tensors_in(optimizer.state.get(parameter, {})):
+                    yield parameter, tensor

@@ -10,13 +10,14 @@ from typing import Any
 
 from torch import nn
 
+from perflab.predict.alike import are_alike, common_modules
 from perflab.predict.trace import Layer
 
 FEW = 3
-"""So many layers show the first, one from the middle and the last; one more shows that what is in the middle repeats."""
+"""So many layers show the first, one between and the last; one more shows that what is between repeats."""
+NONE: frozenset[int] = frozenset()
 WORTH_CUTTING = 6
 """Layers of a stack from which on it is run with fewer: twice with ``FEW`` or so is no more work then."""
-_SCALARS = (bool, int, float, str, type(None))
 
 
 @dataclass
@@ -67,7 +68,7 @@ class ModuleBook:
 
 
 def book_of(found: Iterable[Any]) -> ModuleBook:
-    """The book of all modules among these objects. Names begin at the outermost ones, which have none if there is one."""
+    """The book of all modules among these objects. Names begin below the outermost one; of several, with its class."""
     modules = [value for value in found if isinstance(value, nn.Module)]
     inner = {id(child) for module in modules for child in module.modules() if child is not module}
     roots = [module for module in modules if id(module) not in inner]
@@ -82,44 +83,23 @@ def book_of(found: Iterable[Any]) -> ModuleBook:
     return book
 
 
-def _enter(book: ModuleBook, module: nn.Module, name: str, layer: Layer | None) -> None:
+def _enter(book: ModuleBook, module: nn.Module, name: str, layer: Layer | None, common: frozenset[int] = NONE) -> None:
+    """``common``: modules that all layers of a stack share; they are no layer's own."""
     if id(module) in book.names:
         return  # shared: the first place that it is met at names it
+    if id(module) in common:
+        layer = None
     book.names[id(module)] = (name, layer)
     book.modules.append(module)
     children = [(key, child) for key, child in module._modules.items() if child is not None]
-    repeats = isinstance(module, nn.ModuleList | nn.Sequential) and len(children) > 1 and _are_alike(children)
-    if repeats and layer is None:
-        book.stacks.append(Stack(name, module, len(children)))
+    layers = [child for _, child in children]
+    repeats = isinstance(module, nn.ModuleList | nn.Sequential) and len(layers) > 1 and layer is None
+    repeats = repeats and are_alike(layers)
+    is_long = repeats and len(layers) >= WORTH_CUTTING
+    if repeats:
+        book.stacks.append(Stack(name, module, len(layers)))
+    if is_long:
+        common = common | common_modules(layers)
     for number, (key, child) in enumerate(children):
-        own = "*" if repeats and layer is None else key
-        is_long = own == "*" and len(children) >= WORTH_CUTTING
-        _enter(book, child, f"{name}.{own}" if name else own, Layer(name, number) if is_long else layer)
-
-
-def _are_alike(children: list[tuple[str, nn.Module]]) -> bool:
-    first = _signature(children[0][1], 0)
-    return all(_signature(child, number) == first for number, (_, child) in enumerate(children[1:], start=1))
-
-
-def _signature(module: nn.Module, number: int) -> list[Any]:
-    """What two layers have in common if they do the same: classes, shapes and settings; not their own number."""
-    return [
-        (
-            name,
-            type(inner),
-            inner.training,
-            [
-                (key, value.shape, value.dtype, value.requires_grad)
-                for key, value in inner._parameters.items()
-                if value is not None
-            ],
-            [(key, value.shape, value.dtype) for key, value in inner._buffers.items() if value is not None],
-            {
-                key: "its number" if value == number and type(value) is int else value
-                for key, value in vars(inner).items()
-                if isinstance(value, _SCALARS) and key != "training"
-            },
-        )
-        for name, inner in module.named_modules()
-    ]
+        own = "*" if repeats else key
+        _enter(book, child, f"{name}.{own}" if name else own, Layer(name, number) if is_long else layer, common)

@@ -69,7 +69,7 @@ def kind_of(func: OpOverload) -> Kind:
     ]
     packet = func.overloadpacket
     base = schema.name.split("::")[-1]
-    formula = flop_registry.get(packet) or _CPU_FLASH.get(base)
+    formula: Any = flop_registry.get(packet) or _CPU_FLASH.get(base)
     return Kind(
         name=schema.name,
         is_view=bool(returned) and all(alias is not None and not alias.is_write for alias in returned),

@@ -1,8 +1,8 @@
 """The peak at sizes that nobody traced, from traces of two or three that somebody did. Pure.
 
-A tensor's bytes are a polynomial of the batch size (of degree 1) and of the context length (2: naive attention). Where a
-call does the same at each size, block by block, its peak at another follows: each block is interpolated by itself, and
-only then is the highest level looked for. So it bends where one moment takes over from another as the worst.
+A tensor's bytes are a polynomial of the batch size (of degree 1) and of the context length (2: naive attention). Where
+a call does the same at each size, block by block, its peak at another follows: each block is interpolated by itself,
+and only then is the highest level looked for. So it bends where one moment takes over from another as the worst.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""From a run to a trace: operators, and blocks of memory that come and go, with the module and line that asked for them.
+"""From a run to a trace: operators, and blocks of memory that come and go, with the module and line that asked for it.
 
-The tracer stands below autograd, where each operator is dispatched, so it sees what backward calls too. It never looks at
-numbers, and does with fake tensors and real ones alike. Of a backward node it knows the forward's place by the sequence
-number that autograd gives both; a block is let go when its storage dies.
+The tracer stands below autograd, where each operator is dispatched, so it sees what backward calls too. It never looks
+at numbers, and does with fake tensors and real ones alike. Of a backward node it knows the forward's place by the
+sequence number that autograd gives both; a block is let go when its storage dies.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from itertools import groupby
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -21,9 +23,10 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from perflab.predict.cuda_devices import on_host
 from perflab.predict.holdings import Holding
 from perflab.predict.modules import ModuleBook
-from perflab.predict.operators import bytes_of, dtype_of, flops_of, kind_of, tensors_in
+from perflab.predict.operators import Kind, bytes_of, dtype_of, flops_of, kind_of, tensors_in
 from perflab.predict.trace import Alloc, Event, Free, Layer, Op, Place, Saved, Trace, Use
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
@@ -32,6 +35,8 @@ _NOT_THE_CODE = tuple(
     f"{folder}/"
     for folder in (Path(torch.__file__).parent, Path(__file__).parent, Path(__file__).parents[1] / "plugin")
 )
+_NO_WORK = ("prim", "profiler")
+"""Questions, such as which device a tensor is on; and ranges."""
 Run = Callable[[Callable[[], None]], Any]
 """Does the work once, calling what it is given at the end of each span, and returns the result."""
 
@@ -75,11 +80,11 @@ class Hidden:
         return 1
 
 
-class Tracer(TorchDispatchMode):
+class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every operator of a run; see ``trace``."""
 
     def __init__(self, book: ModuleBook, held: Iterable[Holding], spans: tuple[str, ...], hidden: Hidden) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._book, self._hidden = book, hidden
         self._spans, self._span = spans, 0
         self._events: list[Event] = []
@@ -97,6 +102,8 @@ class Tracer(TorchDispatchMode):
         self._parameters: list[Tensor] = []
         self._layer: Layer | None = None
         self._ended_at: int | None = None
+        self._at_once: set[int] = set()
+        """Of the events, frees that have no order: autocast's cache goes in that of its addresses."""
         self._hold(held)
 
     # --- what is there before ----------------------------------------------------------------------------------
@@ -136,8 +143,10 @@ class Tracer(TorchDispatchMode):
 
     def _let_go(self, key: int) -> None:
         block, _ = self._blocks.pop(key)
-        # Inside of a model's forward or a backward a block goes when its turn has come there; elsewhere many go at once.
+        # Inside of a model's forward or a backward a block goes when its turn has come; elsewhere many go at once.
         in_turn = self._modules or self._in_backward()
+        if not in_turn:
+            self._at_once.add(len(self._events))
         self._events.append(Free(block, self._layer if in_turn else self._layers[block]))
 
     def _in_backward(self) -> bool:
@@ -154,7 +163,7 @@ class Tracer(TorchDispatchMode):
         ]
         for parameter in self._parameters:
             if parameter.requires_grad:
-                hooks.append(parameter.register_post_accumulate_grad_hook(self._note_gradient))  # type: ignore[arg-type]
+                hooks.append(parameter.register_post_accumulate_grad_hook(self._note_gradient))  # type: ignore[no-untyped-call]
         try:
             with torch.autograd.graph.saved_tensors_hooks(self._note_saved, lambda tensor: tensor), self:
                 yield
@@ -173,7 +182,10 @@ class Tracer(TorchDispatchMode):
         self._layer = None
 
     def _enter_module(self, module: nn.Module, _: Any) -> None:
-        self._modules.append((id(module), *self._book.of(module)))
+        name, layer = self._book.of(module)
+        if self._modules and self._modules[-1][2] is not None:
+            layer = self._modules[-1][2]  # a module that layers share works for the one that called it
+        self._modules.append((id(module), name, layer))
 
     def _leave_module(self, module: nn.Module, _args: Any, _result: Any) -> None:
         while self._modules and self._modules.pop()[0] != id(module):
@@ -190,11 +202,11 @@ class Tracer(TorchDispatchMode):
         if block is not None and block not in self._saved:
             place, _ = self._here()
             self._saved[block] = Saved(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), place)
-        return tensor
+        return tensor.detach()  # kept as it is, a result that its own node saves would keep the node: nothing would go
 
     def _here(self) -> tuple[Place, Layer | None]:
         """Where we are: in a module's forward, in a backward node, or outside of both."""
-        node = torch._C._current_autograd_node()
+        node: Any = torch._C._current_autograd_node()
         phase = self._spans[self._span] if self._span < len(self._spans) else "backward" if node is not None else ""
         if self._modules:
             _, module, layer = self._modules[-1]
@@ -212,8 +224,8 @@ class Tracer(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not isinstance(func, OpOverload) or func.namespace == "prim":
-            return func(*args, **kwargs)  # FlexAttention's, of higher order; and questions, such as which device it is
+        if not isinstance(func, OpOverload) or func.namespace in _NO_WORK:
+            return func(*args, **kwargs)  # also FlexAttention's, which is of higher order
         if _is_composite(func) and torch.is_inference_mode_enabled():
             with self:
                 return func.decompose(*args, **kwargs)
@@ -222,41 +234,44 @@ class Tracer(TorchDispatchMode):
         place, layer = self._here()
         if self._modules or not self._in_backward():
             self._places.setdefault(torch.autograd._get_sequence_nr() - 1, (place, layer))  # type: ignore[attr-defined]
-        if kind.is_view:
+        first = next(tensors_in(args), None)
+        if kind.is_view or (first is not None and on_host(first)):
             return result
         made = list(self._new_blocks(tensors_in(result)))
-        does_work = bool(made) or bool(kind.writes) or bool(kind.writes_by_name)
-        if not does_work:
-            return result  # such as _unsafe_view: its result is its argument
-        owners = self._owners(args, result) if layer is None and not self._modules else None
-        own = layer if owners is None else self._owner_of(args)
+        if made or kind.writes or kind.writes_by_name:  # else it is a view by another name, such as _unsafe_view
+            self._record(kind, place, layer, args, kwargs, result, made)
+        return result
+
+    def _record(
+        self,
+        kind: Kind,
+        place: Place,
+        layer: Layer | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        made: list[tuple[int, int]],
+    ) -> None:
+        owners: dict[int, Layer | None] = {}
+        elsewhere = layer is None and not self._modules
+        if elsewhere:
+            owners, layer = self._owners(args, result), self._owner_of(args)
         if kind.launches:
-            self._layer = own
-            self._events.append(
-                Op(
-                    kind.name,
-                    place,
-                    flops_of(kind, args, kwargs, result),
-                    bytes_of(kind, args, kwargs, result),
-                    dtype_of(kind, args, result),
-                    self._hidden.launches_of(kind.name, args, kwargs),
-                    own,
-                )
-            )
+            self._layer = layer
+            flops, moved = flops_of(kind, args, kwargs, result), bytes_of(kind, args, kwargs, result)
+            launches = self._hidden.launches_of(kind.name, args, kwargs)
+            self._events.append(Op(kind.name, place, flops, moved, dtype_of(kind, args, result), launches, layer))
         for block, size_bytes in made:
-            block_layer = own if owners is None else owners.get(block, own)
-            self._layer = block_layer
-            self._layers[block] = block_layer
-            if owners is not None and block_layer is not None:
+            self._layer = self._layers[block] = owners.get(block, layer)
+            if elsewhere and self._layer is not None:
                 self._owned.add(block)
-            self._events.append(Alloc(block, size_bytes, place, kind.name, block_layer))
+            self._events.append(Alloc(block, size_bytes, place, kind.name, self._layer))
         inside = self._hidden.bytes_of(kind.name, args, kwargs) if kind.launches else None
         if inside is not None:  # 0 too: a call is to do the same at each size
             self._next_block += 1
-            self._layers[self._next_block] = own
-            self._events.append(Alloc(self._next_block, inside, place, kind.name, own))
-            self._events.append(Free(self._next_block, own))
-        return result
+            self._layers[self._next_block] = layer
+            self._events.append(Alloc(self._next_block, inside, place, kind.name, layer))
+            self._events.append(Free(self._next_block, layer))
 
     # --- whose parameters an optimizer works on -----------------------------------------------------------------
 
@@ -294,7 +309,7 @@ class Tracer(TorchDispatchMode):
         """Everything that was seen."""
         end = len(self._events) if self._ended_at is None else self._ended_at
         dropped = frozenset(event.block for event in self._events[end:] if isinstance(event, Free))
-        events = tuple(self._events[:end])
+        events = tuple(_in_order(self._events[:end], self._at_once))
         blocks = [*self._held, *(event for event in events if isinstance(event, Alloc))]
         uses = {one.block: Use(self._kind_of(one.block), self._saved_of(one.block)) for one in blocks}
         return Trace(
@@ -314,19 +329,26 @@ class Tracer(TorchDispatchMode):
         return None if self._kinds.get(block) else self._saved.get(block)
 
 
+def _in_order(events: list[Event], at_once: set[int]) -> Iterator[Event]:
+    """The same with frees that come at once in the order of their blocks."""
+    for together, group in groupby(enumerate(events), key=lambda one: one[0] in at_once):
+        found = [event for _, event in group]
+        yield from sorted(found, key=lambda event: event.block if isinstance(event, Free) else 0) if together else found
+
+
 @cache
 def _is_composite(func: OpOverload) -> bool:
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func._name, "CompositeImplicitAutograd"))
 
 
 def _line() -> str:
     """The innermost line that is neither PyTorch's nor ours."""
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         shown = _shown(frame.f_code.co_filename)
         if shown is not None:
             return f"{shown}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return ""
 
 

@@ -67,7 +67,7 @@ class Setup:
         )
 
     def resized(self, *, batch_size: int, context_length: int, **switches: Any) -> Setup:
-        """The same at other sizes, with switches of training (``precision``) or of the model (``attention``) changed."""
+        """The same at other sizes, with switches changed: of training (``precision``), of the model (``attention``)."""
         training = {name: value for name, value in switches.items() if name in _TRAINING}
         changes = {name: value for name, value in switches.items() if name not in _TRAINING}
         sized = replace(self, batch_size=batch_size, context_length=context_length)

@@ -17,8 +17,8 @@ parameters have to know before they launch. `WatchOnDevice` keeps the answer whe
 reads `found_inf` there and launches a kernel that does nothing (the protocol of `torch.amp.GradScaler`), so the host
 never waits.
 
-A fake tensor (`torch._subclasses.FakeTensorMode`), with which shapes and memory are predicted and nothing is computed, has
-no value to be read: it counts as finite, and fused AdamW keeps its answer on the device, as it would on a GPU.
+A fake tensor (`torch._subclasses.FakeTensorMode`), with which shapes and memory are predicted and nothing is computed,
+has no value to be read: it counts as finite, and fused AdamW keeps its answer on the device, as it would on a GPU.
 """
 
 from __future__ import annotations
