@@ -23,6 +23,7 @@ from perflab.plugin.stash import FAKING
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
+_CANNOT = "cannot be predicted, "
 _REMEDY = (
     "leave what looks at numbers out of the callable, or out of prediction: `if not perf.predicts: ...`; "
     "what depends on numbers (a loop's length, an early exit) can be measured only"
@@ -106,17 +107,29 @@ class PredictedCases:
         """Raise what a predicted case is to end with, which this error ended."""
         from perflab.predict.fake import without_machinery
 
-        where = _where_numbers_are_needed(error)
-        said = f"cannot be predicted, {where} needs numbers, and fake tensors have none"
-        if state.instead_of is not None:
-            if isinstance(error, PerflabError):
-                said = f"cannot be predicted, {error.problem.removeprefix(f'{state.case}: ')}"
-            elif where is None:
-                said = f"cannot be predicted, {type(error).__name__}: {_first_line(error)}".removesuffix(": ")
-            raise pytest.skip.Exception(f"{state.instead_of}; {said}", _use_item_location=True)
-        if where is not None:
-            raise PredictionError(f"{state.case}: {said}", _REMEDY) from None
-        raise without_machinery(error)
+        told = _in_words(error, state.case)
+        if state.instead_of is None:
+            raise without_machinery(told)
+        if isinstance(told, PerflabError):
+            said = told.problem.removeprefix(f"{state.case}: ").removeprefix(_CANNOT)
+        else:
+            said = f"{type(told).__name__}: {_first_line(told)}".removesuffix(": ")
+        raise pytest.skip.Exception(f"{state.instead_of}; {_CANNOT}{said}", _use_item_location=True)
+
+
+def _in_words(error: Exception, case: str) -> Exception:
+    """The error itself, or what it means where it is one of fake tensors."""
+    from perflab.predict.fake import higher_order_operator
+
+    where, operator = _where_numbers_are_needed(error), higher_order_operator(error)
+    if where is not None:
+        return PredictionError(f"{case}: {_CANNOT}{where} needs numbers, and fake tensors have none", _REMEDY)
+    if operator is not None:
+        return PredictionError(
+            f"{case}: {_CANNOT}{operator} is made of a function when it is compiled, and has to run for that",
+            "leave this case to measuring: `if perf.predicts: pytest.skip(...)`",
+        )
+    return error
 
 
 def _where_numbers_are_needed(error: Exception) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import re
 import sys
 import sysconfig
 import traceback
@@ -42,10 +43,24 @@ _INSTALLED = Path(sysconfig.get_path("purelib"))
 _MACHINERY = (
     *(
         f"{_TORCH}/{name}"
-        for name in ["_subclasses/", "_dynamo/", "_compile.py", "_decomp/", "_meta_registrations.py", "_prims/", "_prims_common/", "_refs/", "_ops.py", "overrides.py", "utils/_stats.py", "utils/_python_dispatch.py"]
+        for name in [
+            "_subclasses/",
+            "_dynamo/",
+            "_compile.py",
+            "_decomp/",
+            "_meta_registrations.py",
+            "_prims/",
+            "_prims_common/",
+            "_refs/",
+            "_ops.py",
+            "overrides.py",
+            "utils/_stats.py",
+            "utils/_python_dispatch.py",
+        ]
     ),
     f"{Path(__file__).parent}/",
 )
+_HIGHER_ORDER = re.compile(r"no rule registered for HigherOrderOperator (\w+)")
 functorch_config: Any = importlib.import_module("torch._functorch.config")
 
 _WANTS_NUMBERS = (
@@ -230,6 +245,12 @@ def what_needs_numbers(error: BaseException) -> str | None:
             return next(filter(None, map(_innermost_line, reversed(chain))), None)
         current = current.__cause__ or current.__context__
     return None
+
+
+def higher_order_operator(error: BaseException) -> str | None:
+    """The operator of higher order (``flex_attention``) that an error is about: what it does, the compiler settles."""
+    found = _HIGHER_ORDER.search(str(error)) if isinstance(error, NotImplementedError) else None
+    return found[1] if found is not None else None
 
 
 def without_machinery(error: BaseException) -> BaseException:

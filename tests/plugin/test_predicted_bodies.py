@@ -103,8 +103,8 @@ def test_fixtures_classes_and_code_that_says_cuda_are_predicted_without_a_gpu(
             "in_a_class[[]32] *new",
             "in_a_class[[]64] *new",
             "in_unittest *new",
-            "with_everyth*measured_case_says *new",
-            "*largest rows *",
+            "with_every*measured_case_says *new",
+            "*rows 16,777,216 *",
             "marked *new",
             "7 new*",
         ]
@@ -255,9 +255,9 @@ def test_what_needs_numbers_is_named_with_its_line_and_other_errors_are_shown_as
     result.assert_outcomes(passed=1, failed=8, errors=1, skipped=1)
     text = result.stdout.str()
     for line in (
-        "test_it.py::test_branch: cannot be predicted, test_it.py:4: `if x.norm() > 1:` needs numbers, and fake tensors have none",
-        "test_it.py::test_item: cannot be predicted, test_it.py:12: `perf(lambda: torch.ones(4).sum().item())` needs numbers",
-        "test_it.py::test_fixture: cannot be predicted, test_it.py:16: `return torch.ones(4).mean().item()` needs numbers",
+        "test_branch: cannot be predicted, test_it.py:4: `if x.norm() > 1:` needs numbers, and fake tensors have none",
+        "test_item: cannot be predicted, test_it.py:12: `perf(lambda: torch.ones(4).sum().item())` needs numbers",
+        "test_fixture: cannot be predicted, test_it.py:16: `return torch.ones(4).mean().item()` needs numbers",
         "or out of prediction: `if not perf.predicts: ...`",
         "E       KeyError: 'missing'",
         "must have same reduction dim",
@@ -348,9 +348,9 @@ def test_what_fits_is_found_and_what_cannot_be_asked_is_refused_in_words(
     text = " ".join(result.stdout.str().split())
     for said in (
         "would fit with a narrow one (",
-        "largest rows 1",
+        "takes rows 1,",
         "note (1 of 2 cases): no larger sizes are known: build of perf.fits() raised ValueError: no such size: 16",
-        "build of perf.fits() gave 'NoneType' -> let it return a callable without arguments, or the phases of perf.step",
+        "build of perf.fits() gave 'NoneType' -> let it return a callable without arguments, or the phases",
         "perf.fits() got 'int', which cannot be called",
         "perf.fits() without sizes -> name at least one",
         "perf.fits(sizes={'rows': 0}) -> give each size as an int, 1 or more",

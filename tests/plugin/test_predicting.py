@@ -99,7 +99,7 @@ def test_a_tensor_kept_per_layer_fails_is_named_and_accepted_by_the_command_it_n
     first.assert_outcomes(passed=1)
     first.stdout.fnmatch_lines(
         [
-            "predicted for h100 (* GiB) · nothing was run · torch *",
+            "predicted for h100 (* GiB)*",
             "baselines/predicted-h100/",
             "net *yes  new",
             "1 new   (save: --perf-update-new)",
@@ -116,10 +116,9 @@ def test_a_tensor_kept_per_layer_fails_is_named_and_accepted_by_the_command_it_n
     worse.assert_outcomes(failed=1)
     worse.stdout.fnmatch_lines(
         [
-            "net needs more on h100 than its baseline, as predicted: peak memory, bytes",
-            "  moved, operators",
-            "*before * now * change  limit",
-            "peak memory *+* KiB  exact",
+            "net needs more on h100 than its baseline, as predicted: peak memory,*",
+            "*before * now * change *limit",
+            "peak memory *+64.0 KiB *exact",
             "operators * +* exact",
             "what grew:",
             "- blocks.[*] keeps 2 more tensors at the peak: temporaries of aten::mul, +64.0 KiB",
@@ -301,3 +300,43 @@ def test_baselines_that_cannot_be_written_are_refused_before_predicting(project:
     result = project.predict("--perf-update", "--perf-baselines=/proc/perflab")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*cannot write baselines to *"])
+
+
+def test_beside_pytest_benchmark_its_cases_are_measured_and_ours_predicted(project: Predicted) -> None:
+    pytest.importorskip("pytest_benchmark")
+    project.tests(
+        CASE
+        + """
+import pytest
+
+@pytest.mark.perf
+def test_theirs(benchmark):
+    assert benchmark(lambda: torch.ones(4).sum().item()) == 4
+"""
+    )
+    result = project.predict(
+        "-p", "pytest_benchmark.plugin", "--benchmark-max-time=0.1", "--benchmark-json=theirs.json"
+    )
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["net *new", "1 new*"])
+    (one,) = json.loads((project.pytester.path / "theirs.json").read_text())["benchmarks"]
+    assert one["name"] == "test_theirs"
+
+
+FLEX = """
+import torch
+from torch.nn.attention.flex_attention import flex_attention
+
+def test_net(perf, device):
+    q, k, v = (torch.randn(1, 2, 64, 16, device=device) for _ in range(3))
+    perf(flex_attention, q, k, v)
+"""
+
+
+def test_an_operator_of_higher_order_is_said_not_to_be_predictable(project: Predicted) -> None:
+    project.tests(FLEX)
+    result = project.predict()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["test_net.py::test_net: cannot be predicted, flex_attention is made of a function*", "  -> *perf.predicts*"]
+    )
