@@ -1,4 +1,4 @@
-"""Models of a user's own, predicted from few layers where these are alike and held against the whole; run whole if not."""
+"""Models of a user's own, predicted from few layers where they are alike, held against the whole; run whole if not."""
 
 from __future__ import annotations
 
