@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from perflab.doctor.checkup import checkup
-from perflab.documents import PASSED, merge, read_document, write_document
+from perflab.documents import PASSED, merge, only_cases, read_document, write_document
 from perflab.errors import PerflabError, UsageError
 from perflab.gate.join import join_baselines
 from perflab.records import Document
@@ -32,7 +32,9 @@ from perflab.report.summary import (
     tiers,
     unseen_failures,
 )
+from perflab.report.table import short_name
 from perflab.static.architectures import parse_architectures
+from perflab.units import format_names
 
 Run = Callable[[argparse.Namespace], int]
 """Runs a command; returns its exit status."""
@@ -74,11 +76,16 @@ def report_command(parser: argparse.ArgumentParser) -> Run:
     parser.add_argument("file", type=Path, metavar="FILE", help="what pytest wrote with --perf-json, or perflab merge")
     parser.add_argument("--format", choices=("text", "markdown", "json"), default="text", help="(default: text)")
     parser.add_argument(
+        "--case", metavar="SUBSTRING", help="show the cases whose names contain this; one predicted case stands in full"
+    )
+    parser.add_argument(
         "--side-by-side", metavar="PARAMETER", help="show this parameter's levels against each other, fastest first"
     )
 
     def run(given: argparse.Namespace) -> int:
         document, parameter = read_document(given.file), given.side_by_side
+        if given.case is not None:
+            document = _of_cases(document, given.case, given.file)
         if parameter is not None and not side_by_side(document.results, parameter):
             known = ", ".join(parameter_names(document.results)) or "none"
             raise UsageError(
@@ -204,6 +211,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"perflab {given.command}: interrupted", file=sys.stderr)
         return INTERRUPTED
     return BAD_INPUT
+
+
+def _of_cases(document: Document, text: str, path: Path) -> Document:
+    """The run as if it had only the cases whose names contain a text.
+
+    Raises:
+        UsageError: there are none.
+    """
+    found = only_cases(document, text)
+    if not found.results:
+        names = format_names([short_name(result.case) for result in document.results]) or "none"
+        raise UsageError(
+            f"--case={text}: no case of {path} has that in its name", f"name a part of one that it has: {names}"
+        )
+    return found
 
 
 def _show(document: Document, notes: Sequence[str], *, accept: str | None = None, parameter: str | None = None) -> None:

@@ -86,6 +86,22 @@ def merge(parts: Sequence[Document]) -> Document:
     return msgspec.structs.replace(merged, exitstatus=_exit_status(parts, merged))
 
 
+def only_cases(document: Document, text: str) -> Document:
+    """The run as if it had had only the cases whose names contain a text: nothing else that failed, or was found."""
+    results = [result for result in document.results if text in result.case]
+    studies = {result.study for result in document.results if result not in results}
+    chosen = msgspec.structs.replace(
+        document,
+        results=results,
+        collected=[case for case in document.collected if text in case],
+        findings={study: lines for study, lines in document.findings.items() if study not in studies},
+        other_failures=[],
+    )
+    if ended_early(document):
+        return chosen
+    return msgspec.structs.replace(chosen, exitstatus=FAILED if any(one.failure for one in results) else PASSED)
+
+
 def _findings(by_age: Sequence[Document], results: Iterable[Result]) -> dict[str, list[str]]:
     """What was found in studies of which all results that count are one part's; of others each part saw only some."""
     members: dict[str, list[Result]] = {}

@@ -74,6 +74,8 @@ class Fit(Data, frozen=True):
     fits: bool
     fits_on: list[str] = []
     """Names of the GPUs that it fits on."""
+    rooms: dict[str, int] = {}
+    """What each GPU that is known has for tensors, by name: those that it does not fit on too."""
     largest: dict[str, int | None] = {}
     """By size, such as ``batch_size``: the largest that fits, all else equal; None: not even the smallest."""
     remedies: dict[str, int] = {}

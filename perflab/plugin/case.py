@@ -273,7 +273,7 @@ class Perf:
             remedies: by name, what else ``build`` takes; asked where the case does not fit as it is.
 
         Raises:
-            UsageError: ``build`` cannot be called, or a size is no positive int.
+            UsageError: ``build`` cannot be called, a size is no positive int, or a remedy no mapping.
         """
         self._prediction.fits(build, sizes, remedies or {})
 

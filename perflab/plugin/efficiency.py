@@ -37,8 +37,8 @@ def with_estimate(
         return prediction
     which = "this test's" if alike else "other"
     many = f"{reached.count} of {which} cases measured on {gpu.device_name}"
-    span = f"{format_percent(reached.lowest)} to {format_percent(reached.highest)}"
-    share = f"{format_percent(reached.median)} of the roofline ({span})"
+    lowest, median, highest = map(format_percent, (reached.lowest, reached.median, reached.highest))
+    share = f"{median} of the roofline" + (f" ({lowest} to {highest})" if lowest != highest else "")
     return msgspec.structs.replace(
         prediction, estimate_ns=estimate_ns(prediction.roofline_ns, reached), estimate_from=f"{many}: {share}"
     )

@@ -44,6 +44,7 @@ def fit_of(prediction: Prediction, gpu: Gpu) -> Fit:
         room_bytes=room_bytes(gpu),
         fits=needed <= room_bytes(gpu),
         fits_on=[other.name for other in GPUS.values() if needed <= room_bytes(other)],
+        rooms={other.name: room_bytes(other) for other in GPUS.values()},
     )
 
 
@@ -119,7 +120,7 @@ class Search:
         self.trusts = trusts
 
     def largest(self, start: int) -> int | None:
-        """The largest size that fits, to one part in ``STEPS_OF_A_SIZE`` at least; None: not even 1 does.
+        """The largest size that fits, to one part in ``STEPS_OF_A_SIZE`` at least; None: not even one such part does.
 
         It is reckoned from two sizes, from three where that was wrong (naive attention is no straight line), and then
         traced. Where the call does other things at other sizes, it is found with traces alone.
@@ -133,8 +134,9 @@ class Search:
             reckoned = Interpolated({size: self._traced[size] for size in sorted(nearest)})
             if not reckoned.holds:
                 break
+            least = step_of(start)  # below that nobody asks: a sequence of one token is no sequence
             roughly = largest(reckoned.peak_bytes, self._room_bytes, start=start)
-            answer = max(1, (roughly or 0) // step_of(roughly or 1) * step_of(roughly or 1))
+            answer = least if roughly is None else max(least, roughly // step_of(roughly) * step_of(roughly))
             if self.trusts or self._peak_at(answer) == reckoned.peak_bytes(answer):
                 self.trusts = True
                 return answer if reckoned.peak_bytes(answer) <= self._room_bytes else None

@@ -16,12 +16,13 @@ def findings_of(config: pytest.Config, results: Sequence[Result], note: Callable
 
     Args:
         config: where the hook's implementations are registered.
-        results: the run's, in the order in which they were collected.
+        results: the run's, in the order in which they were collected. What was predicted is in no study: its numbers
+            are of another kind, and of another machine.
         note: told of each study whose findings could not be had, and why.
     """
     members: dict[str, list[Result]] = {}
     for result in results:
-        if result.study is not None:
+        if result.study is not None and result.predicted is None:
             members.setdefault(result.study, []).append(result)
     found: dict[str, list[str]] = {}
     for study, cases in members.items():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from perflab.errors import UsageError
-from perflab.plugin.stash import CASES, COMPILED, SETTINGS, worker_number
+from perflab.plugin.stash import CASES, COMPILED, FAKING, SETTINGS, worker_number
 
 if TYPE_CHECKING:
     import torch
@@ -75,13 +75,16 @@ def compiled_kernel(request: pytest.FixtureRequest) -> KernelResources:
 def device(request: pytest.FixtureRequest) -> torch.device:
     """The ``torch.device`` chosen by ``--perf-device``: by itself a GPU where there is one, else the CPU.
 
-    Under pytest-xdist the workers spread over the GPUs. Under ``--perf-predict`` it is the CPU: its fake tensors stand
-    for those of the GPU that is predicted for.
+    Under pytest-xdist the workers spread over the GPUs. Under ``--perf-predict`` it is ``cuda:0`` for perf cases, which
+    stands for the GPU that is predicted for: tensors on it are fake, and nothing needs to be there.
     """
     from perflab.measure.devices import resolve_device
 
-    settings = request.config.stash[SETTINGS]
-    return resolve_device("cpu" if settings.predict else settings.device, worker_number(request.config))
+    if request.config.stash.get(FAKING, False):
+        import torch
+
+        return torch.device("cuda", 0)
+    return resolve_device(request.config.stash[SETTINGS].device, worker_number(request.config))
 
 
 @pytest.fixture
@@ -97,17 +100,20 @@ def warmup(request: pytest.FixtureRequest, device: torch.device) -> Callable[...
     """``warmup(fn, *args, **kwargs)`` calls fn until successive timings agree, and tells how that went.
 
     The result has ``calls``, ``settled`` (whether readings agreed before a quarter of ``--perf-budget`` was
-    spent) and ``readings_ns``, the time of one call in each reading.
+    spent) and ``readings_ns``, the time of one call in each reading. In a case that is predicted fn is called once.
     """
     from perflab.measure.devices import current_device
     from perflab.measure.measurement import stopwatch_for
-    from perflab.measure.sampling import warm_up
+    from perflab.measure.sampling import Warmup, warm_up
     from perflab.measure.workload import Workload
 
     plan = request.config.stash[SETTINGS].plan
 
     def warm(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Warmup:
         workload = Workload(fn, args, kwargs)
+        if request.config.stash.get(FAKING, False):
+            workload.run()
+            return Warmup(calls=1, settled=None, repetitions=1)
         stopwatch = stopwatch_for(device)
         with current_device(device):
             return warm_up(partial(stopwatch.time, workload), plan, lambda _: None)
@@ -137,14 +143,20 @@ def memory_snapshot(
 
     After the block ``snapshot.peak_bytes`` is the highest rise of live memory within it, and ``snapshot.path``
     the file that holds the history: on CUDA PyTorch's own snapshot, for https://pytorch.org/memory_viz; on a CPU
-    JSON, a list of ``[time in ns, bytes]``. Files go to ``.perflab/snapshots/``.
+    JSON, a list of ``[time in ns, bytes]``. Files go to ``.perflab/snapshots/``. In a case that is predicted it is the
+    predicted history of the block, in PyTorch's format.
     """
     from perflab.measure.memory_snapshot import record_memory
     from perflab.plugin.folder import file_name_for, own_folder
 
     def snapshot(name: str = "snapshot") -> contextlib.AbstractContextManager[MemorySnapshot]:
         folder: Path = own_folder(request.config.rootpath) / "snapshots"
-        return record_memory(folder / file_name_for(f"{request.node.nodeid}-{name}"), device)
+        path = folder / file_name_for(f"{request.node.nodeid}-{name}")
+        if request.config.stash.get(FAKING, False):
+            from perflab.plugin.predicted_snapshot import record_predicted
+
+            return record_predicted(path, request.config.stash[SETTINGS].gpu)
+        return record_memory(path, device)
 
     return snapshot
 

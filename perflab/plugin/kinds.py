@@ -22,3 +22,9 @@ def is_compiled_case(item: pytest.Item) -> bool:
             "measure in one test, and gate what compiles in another",
         )
     return COMPILED_FIXTURE in fixtures
+
+
+def measures_elsewhere(item: pytest.Item) -> bool:
+    """Whether a marked test leaves the measuring to pytest-benchmark, and is no perf case by its fixtures."""
+    names = getattr(item, "fixturenames", ())
+    return "perf" not in names and "benchmark" in names

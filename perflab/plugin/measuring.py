@@ -26,9 +26,10 @@ from perflab.plugin.accept import accept_command
 from perflab.plugin.callgrind import check_callgrind, count_under_callgrind
 from perflab.plugin.case import STATE, CaseState, Perf
 from perflab.plugin.fresh import Job, measure_fresh, report_measurement
-from perflab.plugin.kinds import is_compiled_case
+from perflab.plugin.kinds import is_compiled_case, measures_elsewhere
 from perflab.plugin.marker import for_case
-from perflab.plugin.predicting import CasePrediction, PredictedCases, Predictions
+from perflab.plugin.predicted_cases import PredictedCases
+from perflab.plugin.predicting import CasePrediction, Predictions
 from perflab.plugin.progress import ProgressLine
 from perflab.plugin.settings import Settings
 from perflab.plugin.settling import Settling, may_settle
@@ -88,11 +89,14 @@ class Cases:
             return
         # A CPU that was asked for by name is what is to be measured.
         self._by_itself = device.type == "cpu" and self._settings.device == "auto"
-        self._predictions.check([item.nodeid for item in items])
-        if self._settings.instructions == "callgrind":
-            check_callgrind(device)
+        if self._settings.predict or self._by_itself:
+            self._predictions.check([item.nodeid for item in items])
         if self._settings.update or self._settings.update_new:
             self._store.check_writable()
+        if self._settings.predict:
+            return  # nothing is measured
+        if self._settings.instructions == "callgrind":
+            check_callgrind(device)
         environment = current_environment(device)
         for item in items:
             self._store.entry(item.nodeid, environment)
@@ -111,7 +115,8 @@ class Cases:
                 "let it return a torch.device, or its name",
             )
         state.device = device
-        state.environment = current_environment(device)
+        if not state.predicts:
+            state.environment = current_environment(device)
         server = self._server
         return Perf(
             state,
@@ -188,7 +193,7 @@ class Cases:
                 self._predictions.fail_if_worse(item.stash[PREDICTED], settings=state.settings)
             elif state.measurement is not None:
                 self._conclude(item, state)
-            elif not (state.served or state.under_callgrind or _measures_elsewhere(item)):
+            elif not (state.served or state.under_callgrind or measures_elsewhere(item)):
                 state.problem = "no work"
                 raise UsageError(
                     f"{item.nodeid} is marked perf, but measured nothing",
@@ -267,12 +272,6 @@ class Cases:
             accept = accept_command(self._config, state.case, judgement.verdict, moves_anchor=drifted or by_turns)
             result = Result(case=state.case, record=record, judgement=judgement)
             pytest.fail(explain(result, settings.memory_threshold, accept), pytrace=False)
-
-
-def _measures_elsewhere(item: pytest.Item) -> bool:
-    """Whether a marked test leaves the measuring to pytest-benchmark, or is no perf case by its fixtures."""
-    names = getattr(item, "fixturenames", ())
-    return "perf" not in names and "benchmark" in names
 
 
 def _parameters(item: pytest.Item) -> Parameters:

@@ -1,32 +1,32 @@
 """The predicted tier of perf cases: nothing is run, each case's callable is traced on fake tensors instead.
 
-Where tests run, like ``measuring``, and beside it. ``--perf-predict`` makes a test's fixtures and body see fake tensors
-from the start. Without it a case that says before it builds anything that it does not fit (``perf.requires``) is
-predicted from there on, where there is no GPU: that is more than its costs.
+What a case's callable comes to, and how that stands beside its baseline. Around which tests tensors are fake, and what
+an error on them means, ``predicted_cases`` knows.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
-from perflab.errors import PredictionError, UsageError
+from perflab.errors import BaselineError, UsageError
 from perflab.gate.predicted import judge_predicted
 from perflab.gate.predicted_store import PredictedStore
 from perflab.gate.store import BaselineStore
 from perflab.plugin.accept import accept_command
 from perflab.plugin.efficiency import with_estimate
-from perflab.plugin.exploring import Exploration, Explorer
+from perflab.plugin.exploring import Exploration, Explorer, fit_of
 from perflab.plugin.folder import file_name_for, own_folder
 from perflab.plugin.progress import ProgressLine
 from perflab.plugin.settings import Settings
+from perflab.plugin.stash import FAKING
 from perflab.plugin.verdicts import fails
 from perflab.predict.roofline import roofline_ns
-from perflab.predictions import PredictedCase
+from perflab.predictions import Fit, PredictedCase, Prediction
 from perflab.records import Result, Verdict
 from perflab.report.prediction_failure import explain_prediction
 
@@ -35,11 +35,9 @@ if TYPE_CHECKING:
     from perflab.plugin.case import CaseState
     from perflab.plugin.needs import Needs
     from perflab.predict.prediction import Work
+    from perflab.predict.trace import Trace
 
-_REMEDY = (
-    "leave what looks at numbers out of the callable, or out of prediction: `if not perf.predicts: ...`; "
-    "what depends on numbers (a loop's length, an early exit) can be measured only"
-)
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 
 class Predictions:
@@ -69,11 +67,20 @@ class Predictions:
         from perflab.predict.as_cuda import as_cuda
         from perflab.predict.fake import fake_tensors
 
+        was_faking = self._config.stash.get(FAKING, False)
         with fake_tensors(self._mode) as self._mode, as_cuda(divmod(self._settings.gpu.architecture, 10)):
-            yield
+            self._config.stash[FAKING] = True
+            try:
+                yield
+            finally:
+                self._config.stash[FAKING] = was_faking
 
     def of(self, state: CaseState, workload: Workload) -> Any:
-        """Predict a case's callable, and return a fake result of its shape."""
+        """Predict a case's callable, and return a fake result of its shape.
+
+        Raises:
+            UsageError: it calls no operator, or ``perf.fits`` was given what makes nothing to predict.
+        """
         from perflab.predict.prediction import ON_CUDA, predict
         from perflab.predict.snapshot import write_snapshot
 
@@ -81,6 +88,12 @@ class Predictions:
         progress = self._progress.show
         progress("predicting")
         now, traced = predict(work_of(workload), gpu, ON_CUDA)
+        if not now.costs:
+            state.problem = "no work"
+            raise UsageError(
+                f"{state.case}: the callable calls no operator of PyTorch, so there is nothing to predict",
+                "predict one that does; leave this case to measuring: `if perf.predicts: pytest.skip(...)`",
+            )
         if self._settings.snapshots:
             folder = own_folder(self._config.rootpath) / "snapshots"
             folder.mkdir(exist_ok=True)
@@ -91,14 +104,29 @@ class Predictions:
                 time_of=lambda op: roofline_ns(op, gpu) or 0.0,
             )
             now = msgspec.structs.replace(now, notes=[*now.notes, f"timeline: {path.name}"])
-        now = with_estimate(now, state.case, self._measured, self._store, gpu)
+        try:
+            now = with_estimate(now, state.case, self._measured, self._store, gpu)
+        except BaselineError as error:  # of a measured file, which this case has no need of
+            now = msgspec.structs.replace(now, notes=[*now.notes, f"no estimate: {error.problem}"])
         progress("what fits")
-        fit = self._explorer.fit(now, traced.trace, state, gpu)
-        now = msgspec.structs.replace(now, fit=fit)
+        now = self._explored(now, traced.trace, state)
         self._progress.clear()
         before = self._store.baseline(gpu.name, state.case)
         state.predicted = PredictedCase(now=now, before=before, parameters=state.parameters)
         return traced.result
+
+    def _explored(self, now: Prediction, trace: Trace, state: CaseState) -> Prediction:
+        """With what fits. What goes wrong while the case is made for other sizes takes nothing from what is known."""
+        fit: Fit
+        try:
+            return msgspec.structs.replace(now, fit=self._explorer.fit(now, trace, state, self._settings.gpu))
+        except UsageError:
+            raise
+        except Exception as error:
+            fit = fit_of(now, self._settings.gpu)
+            said = " ".join(str(error).split("\n")[0].split())
+            note = f"no larger sizes are known: build of perf.fits() raised {type(error).__name__}: {said}"
+            return msgspec.structs.replace(now, fit=fit, notes=[*now.notes, note.removesuffix(": ")])
 
     def judged(self, state: CaseState) -> Result:
         """A predicted case beside its baseline."""
@@ -159,7 +187,7 @@ class CasePrediction:
         """Keep what ``perf.fits`` was given.
 
         Raises:
-            UsageError: ``build`` cannot be called, or a size is no positive int.
+            UsageError: ``build`` cannot be called, a size is no positive int, or a remedy no mapping.
         """
         if not callable(build):
             raise UsageError(
@@ -171,67 +199,10 @@ class CasePrediction:
                 raise UsageError(f"perf.fits(sizes={{{name!r}: {size!r}}})", "give each size as an int, 1 or more")
         if not sizes:
             raise UsageError("perf.fits() without sizes", "name at least one: sizes={'batch_size': 4}")
+        for name, changes in remedies.items():
+            if not isinstance(changes, Mapping):
+                raise UsageError(
+                    f"perf.fits(remedies={{{name!r}: {changes!r}}})",
+                    "give what build takes besides, by name: remedies={'bf16': {'precision': 'bf16'}}",
+                )
         self._state.exploration = Exploration(build, dict(sizes), {name: dict(what) for name, what in remedies.items()})
-
-
-class PredictedCases:
-    """Hooks around the cases of this process, innermost: fake tensors around them, and errors of these in words."""
-
-    def __init__(self, settings: Settings, predictions: Predictions, key: pytest.StashKey[CaseState]) -> None:
-        self._settings = settings
-        self._predictions = predictions
-        self._key = key
-
-    @pytest.hookimpl(wrapper=True, trylast=True)
-    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None]:
-        """Fixtures see fake tensors too."""
-        state = item.stash.get(self._key, None)
-        if state is None or not self._settings.predict:
-            return (yield)
-        state.predicts = True
-        with self._predictions.fake():
-            try:
-                return (yield)
-            except Exception as error:
-                raise _in_words(error, state) from None
-
-    @pytest.hookimpl(wrapper=True, trylast=True)
-    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None]:
-        """So does the body; where it asks for numbers after the prediction, it ends there."""
-        state = item.stash.get(self._key, None)
-        if state is None:
-            return (yield)
-        with self._predictions.fake() if state.predicts else contextlib.nullcontext():
-            try:
-                return (yield)
-            except Exception as error:
-                if not state.predicts:
-                    raise
-                problem = _in_words(error, state)
-        if state.predicted is not None and isinstance(problem, PredictionError):
-            return None  # the rest of the test is about numbers
-        if state.instead_of is not None:  # nobody asked for a prediction
-            said = (
-                problem.problem if isinstance(problem, PredictionError) else f"{type(problem).__name__} on fake tensors"
-            )
-            pytest.skip(f"{state.instead_of}; {said.removeprefix(f'{state.case}: ')}")
-        raise problem from None
-
-    @pytest.hookimpl(wrapper=True, trylast=True)
-    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None]:
-        """And fixtures' ends."""
-        state = item.stash.get(self._key, None)
-        with self._predictions.fake() if state is not None and state.predicts else contextlib.nullcontext():
-            return (yield)
-
-
-def _in_words(error: Exception, state: CaseState) -> Exception:
-    """The error itself, or one that names the line that asked for numbers and what to do."""
-    from perflab.predict.fake import what_needs_numbers
-
-    where = what_needs_numbers(error)
-    if where is None:
-        return error
-    return PredictionError(
-        f"{state.case}: cannot be predicted, {where} needs numbers, and fake tensors have none", _REMEDY
-    )

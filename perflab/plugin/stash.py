@@ -11,6 +11,9 @@ SETTINGS = pytest.StashKey[Settings]()
 CASES = pytest.StashKey[object]()
 """The ``Cases`` object, once a perf case is selected; typed loosely, since loading it loads the measuring rooms."""
 
+FAKING = pytest.StashKey[bool]()
+"""Whether tensors are fake at the moment, since a case is being predicted."""
+
 AGAINST = "perflab-against"
 """Name under which the comparison with another version is registered as a plugin."""
 

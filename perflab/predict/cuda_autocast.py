@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.library
+from torch._library import custom_ops
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from perflab.predict.cuda_autocast_lists import (
@@ -30,6 +31,7 @@ from perflab.predict.patching import attributes_replaced
 _library: Any = torch.library.Library
 _KEY = "AutocastCPU"
 _BELOW = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+_ON_CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 
 # PyTorch's own, whatever stands in their place while a prediction runs.
 _dtype_of_autocast = torch.get_autocast_dtype
@@ -43,19 +45,23 @@ _clear_cache = torch.clear_autocast_cache
 def cuda_autocast() -> Iterator[None]:
     """Within, ``torch.autocast`` of ``"cuda"`` and of ``"cpu"`` are one, and do what CUDA's does, to CPU tensors."""
     casts = _Casts()
-    library: Any = _library("aten", "IMPL")
+    libraries: dict[str, Any] = {}
     dtype_before = _dtype_of_autocast("cpu")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # "Overriding a previously registered kernel": until the end of this, yes
-            for name, kernel in _kernels(casts):
-                library.impl(name, kernel, _KEY)
+            for name, kernel in (*_kernels(casts), *_kernels_of_others()):
+                namespace = name.partition("::")[0] if "::" in name else "aten"
+                if namespace not in libraries:
+                    libraries[namespace] = _library(namespace, "IMPL")
+                libraries[namespace].impl(name, kernel, _KEY)
         _set_dtype_of_autocast("cpu", torch.float16)  # what CUDA's autocast is by default
         with attributes_replaced(_questions(casts)):
             yield
     finally:
         _set_dtype_of_autocast("cpu", dtype_before)
-        library._destroy()
+        for library in libraries.values():
+            library._destroy()
 
 
 class _Casts:
@@ -114,7 +120,28 @@ def _kernels(casts: _Casts) -> Iterator[tuple[str, Callable[..., Any]]]:
             if policy is not _lower_precision or name not in registered:
                 yield name, policy(operator, casts)
     for name in sorted(registered - on_cuda):
-        yield name, torch.library.fallthrough_kernel
+        if "::" not in name:
+            yield name, torch.library.fallthrough_kernel
+
+
+def _kernels_of_others() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Of operators that are not PyTorch's: what they registered for CUDA (``torch.library.register_autocast``)."""
+    registered, known = ({name for name in _registered(key) if "::" in name} for key in (_KEY, "AutocastCUDA"))
+    for name in sorted(registered | known):
+        namespace, _, plain = name.partition("::")
+        operator = _operator(plain, namespace)
+        if name not in known:
+            yield name, torch.library.fallthrough_kernel
+        elif operator is not None:
+            yield name, _as_registered_for_cuda(operator)
+
+
+def _as_registered_for_cuda(operator: Any) -> Any:
+    def kernel(*arguments: Any, **keywords: Any) -> Any:
+        with _without_autocast():
+            return operator.redispatch(_ON_CUDA, *arguments, **keywords)
+
+    return kernel
 
 
 def _registered(key: str) -> set[str]:
@@ -126,10 +153,10 @@ def _registered(key: str) -> set[str]:
     return {name.removeprefix("aten::") for name in found if name.startswith("aten::")}
 
 
-def _operator(name: str) -> Any:
-    """``softmax.int`` as something to call; None where this PyTorch has no such operator."""
+def _operator(name: str, namespace: str = "aten") -> Any:
+    """``softmax.int`` as something to call; None where there is no such operator."""
     packet, _, overload = name.partition(".")
-    return getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+    return getattr(getattr(getattr(torch.ops, namespace), packet, None), overload or "default", None)
 
 
 def _without_autocast() -> Any:
@@ -225,6 +252,7 @@ def _questions(casts: _Casts) -> list[tuple[Any, str, Any]]:
     amp: Any = torch.amp.autocast_mode
     initialise = autocast.__init__
     cast = getattr(amp, "_cast", None)
+    cast_for_others: Any = getattr(custom_ops, "_cast", None)
 
     def initialise_here(self: Any, device_type: str, *arguments: Any, **keywords: Any) -> None:
         initialise(self, device(device_type) if isinstance(device_type, str) else device_type, *arguments, **keywords)
@@ -233,9 +261,14 @@ def _questions(casts: _Casts) -> list[tuple[Any, str, Any]]:
         assert cast is not None
         return cast(value, device(device_type), dtype)
 
+    def cast_for_others_here(value: Any, device_type: str, dtype: torch.dtype) -> Any:
+        return cast_for_others(value, device(device_type), dtype)
+
     return [
         (autocast, "__init__", initialise_here),
         (amp, "_cast", cast_here),
+        (custom_ops, "_cast", cast_for_others_here),
+        (torch.library, "_cast", cast_for_others_here),
         (torch, "clear_autocast_cache", casts.clear),
         # Asked without a device PyTorch answers for CUDA.
         (torch, "is_autocast_enabled", lambda device_type="cuda": _is_enabled(device(device_type))),

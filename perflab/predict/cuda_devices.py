@@ -23,6 +23,8 @@ from torch.overrides import TorchFunctionMode
 
 from perflab.predict.patching import attributes_replaced
 
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
 _CPU = torch.device("cpu")
 _CUDA = torch.device("cuda", 0)
 _NAME = re.compile(r"cuda(:\d+)?$")

@@ -8,6 +8,7 @@ here and no crash.
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 import sysconfig
 import traceback
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -37,6 +39,14 @@ _LAB = _PERFLAB / "lab"
 _STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib"))
 _INSTALLED = Path(sysconfig.get_path("purelib"))
 
+_MACHINERY = (
+    *(
+        f"{_TORCH}/{name}"
+        for name in "_subclasses/ _dynamo/ _compile.py _decomp/ _meta_registrations.py _prims/ _prims_common/ _refs/ "
+        "_ops.py overrides.py utils/_stats.py utils/_python_dispatch.py".split()
+    ),
+    f"{Path(__file__).parent}/",
+)
 functorch_config: Any = importlib.import_module("torch._functorch.config")
 
 _WANTS_NUMBERS = (
@@ -70,6 +80,7 @@ def fake_tensors(mode: FakeTensorMode | None = None) -> Iterator[FakeTensorMode]
         stack.enter_context(_addresses_refused())
         mode = mode or FakeTensorMode(allow_non_fake_inputs=True)
         stack.enter_context(_compiled_code_runs_as_written())
+        stack.enter_context(_errors_told_once())
         initialisation: Any = torch.nn.init
         stack.enter_context(
             attributes_replaced(
@@ -93,6 +104,21 @@ def _addresses_refused() -> Iterator[None]:
     """A mode that is made within refuses ``data_ptr()`` of its tensors, instead of answering with a null pointer."""
     with attributes_replaced([(functorch_config, "fake_tensor_allow_unsafe_data_ptr_access", False)]):
         yield
+
+
+@contextmanager
+def _errors_told_once() -> Iterator[None]:
+    """An operator that is given shapes that do not go together raises; the mode also logs that, traceback and all."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+
+    def is_news(record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith("failed while attempting to run meta")
+
+    log.addFilter(is_news)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_news)
 
 
 @contextmanager
@@ -196,14 +222,38 @@ def what_needs_numbers(error: BaseException) -> str | None:
     PyTorch, of the standard library and of this package, whose lab counts as a user. The path is relative to the
     working directory where it lies below.
     """
-    seen: set[int] = set()
+    chain: list[BaseException] = []
     current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
+    while current is not None and all(current is not one for one in chain):
+        chain.append(current)
         if _is_about_numbers(current):
-            return _innermost_line(current)
+            # PyTorch may have caught it in its own code, and raised another where the user's line is.
+            return next(filter(None, map(_innermost_line, reversed(chain))), None)
         current = current.__cause__ or current.__context__
     return None
+
+
+def without_machinery(error: BaseException) -> BaseException:
+    """The error, its traceback cut where what makes tensors fake begins: there a real tensor's would have ended."""
+    last, entry = None, error.__traceback__
+    while entry is not None:
+        filename = entry.tb_frame.f_code.co_filename
+        if _is_the_users(filename) or (last is not None and not filename.startswith(_MACHINERY)):
+            last = entry
+        elif last is not None and not _is_the_users_below(entry):
+            last.tb_next = None
+            break
+        entry = entry.tb_next
+    return error
+
+
+def _is_the_users_below(entry: TracebackType) -> bool:
+    below = entry.tb_next
+    while below is not None:
+        if _is_the_users(below.tb_frame.f_code.co_filename):
+            return True
+        below = below.tb_next
+    return False
 
 
 def _is_about_numbers(error: BaseException) -> bool:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any
 
 import torch
 
 from perflab.predict.account import Rounding, account_of, rounded_as_on_cuda
 from perflab.predict.cuda_kernels import hidden_bytes, launches
+from perflab.predict.fake import is_compiled
 from perflab.predict.gpus import Gpu
 from perflab.predict.holdings import holdings
 from perflab.predict.modules import FEW, ModuleBook, book_of
@@ -24,6 +26,8 @@ from perflab.predict.tracer import Hidden, Run, trace
 from perflab.predict.unroll import NotPeriodic, unroll
 from perflab.predictions import Cost, Prediction
 from perflab.reachable import reachable
+
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 
 @dataclass(frozen=True)
@@ -58,23 +62,28 @@ def traced(work: Work, hidden: Hidden, *, whole: bool = False) -> Traced:
     Raises:
         Exception: whatever the work raises.
     """
-    book = book_of(reachable(work.roots))
-    notes: list[str] = []
+    reached = list(reachable(work.roots))
+    book = book_of(reached)
+    notes = [_COMPILED] if is_compiled(*(one for one in reached if isinstance(one, _CAN_BE_COMPILED))) else []
     if book.long_stacks and not whole:
         try:
             result, more = _trace_cut(work, book, hidden, FEW + 1, warm_up=True)
             _, few = _trace_cut(work, book, hidden, FEW, warm_up=False)
-            return Traced(unroll(few, more, book.layers), result, [FEW, FEW + 1])
+            return Traced(unroll(few, more, book.layers), result, [FEW, FEW + 1], notes)
         except NotPeriodic as reason:
             notes.append(f"every layer was run, since they are not alike: {reason}")
-        except _FAILS_WHEN_CUT:
-            pass  # it depends on how many layers there are, or fails anyway: the whole will show
+        except _FAILS_WHEN_CUT as error:  # it depends on how many layers there are, or fails anyway
+            notes.append(f"every layer was run: with {FEW + 1} of them it ends in {type(error).__name__}")
     result = work.run(_nothing)
     found = trace(work.run, work.spans, book, holdings(reachable(work.roots), book), hidden)
     return Traced(found, result, [], notes)
 
 
 _FAILS_WHEN_CUT = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError)
+
+
+_COMPILED = "torch.compile is not predicted: what it fuses counts as if it were not compiled"
+_CAN_BE_COMPILED = (torch.nn.Module, FunctionType)
 
 
 def predict(

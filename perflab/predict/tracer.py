@@ -29,6 +29,8 @@ from perflab.predict.modules import ModuleBook
 from perflab.predict.operators import Kind, bytes_of, dtype_of, flops_of, kind_of, tensors_in
 from perflab.predict.trace import Alloc, Event, Free, Layer, Op, Place, Saved, Trace, Use
 
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
 _NOT_THE_CODE = tuple(
     f"{folder}/"
     for folder in (Path(torch.__file__).parent, Path(__file__).parent, Path(__file__).parents[1] / "plugin")

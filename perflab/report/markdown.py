@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 from itertools import chain
 
 from perflab.records import Document, Result, Verdict
@@ -12,12 +13,22 @@ from perflab.report.predictions import prediction_notes, prediction_rows
 from perflab.report.side_by_side import side_by_side, side_by_side_markdown
 from perflab.report.studies import studies
 from perflab.report.study_forms import study_markdown
-from perflab.report.summary import compiled_by, environments, hint, predicted_by, tiers, unseen_failures
+from perflab.report.summary import (
+    compiled_by,
+    environments,
+    hint,
+    predicted_by,
+    the_only_prediction,
+    tiers,
+    unseen_failures,
+)
 from perflab.report.table import Row, rows, tally
 
 _FIRST = (Verdict.REGRESSED, Verdict.FAILED, Verdict.OOM, Verdict.INCONCLUSIVE)
 _LONGEST_FAILURE = 80
 """Lines of a failure; of a longer one, the last, where the error stands. GitHub takes 1 MiB for a whole summary."""
+_DETAIL_WIDTH = 100
+"""Columns of what a page unfolds."""
 
 
 def markdown(document: Document, parameter: str | None = None) -> str:
@@ -42,6 +53,8 @@ def markdown(document: Document, parameter: str | None = None) -> str:
         blocks.append(escape(" · ".join(predicted_by(document, ones))))
         blocks.append("\n".join(_table("case", [row for row, _ in cases])))
         blocks += [escape(note) for note in prediction_notes(ones)]
+        detail = the_only_prediction(document, _DETAIL_WIDTH)
+        blocks += [_unfolded(f"{cases[0][0].name}: in full", detail)] if detail else []
     if kernels:
         blocks.append(escape(" · ".join(compiled_by(document))))
         blocks.append("\n".join(_table("kernel", [row for row, _ in kernels])))
@@ -78,7 +91,11 @@ def _failure(name: str, result: Result) -> str:
     if len(lines) > _LONGEST_FAILURE:
         left_out = len(lines) - _LONGEST_FAILURE
         lines = [f"... ({left_out} lines before)", *lines[left_out:]]
+    return _unfolded(f"{name}: {result.judgement.verdict}", lines)
+
+
+def _unfolded(title: str, lines: Sequence[str]) -> str:
+    """Lines of plain text below a title that opens them."""
     text = "\n".join(lines)
     fence = "`" * max(3, longest_run(text) + 1)
-    summary = f"{html.escape(name)}: {result.judgement.verdict}"
-    return f"<details><summary>{summary}</summary>\n\n{fence}text\n{text}\n{fence}\n\n</details>"
+    return f"<details><summary>{html.escape(title)}</summary>\n\n{fence}text\n{text}\n{fence}\n\n</details>"

@@ -1,7 +1,8 @@
 """Predictions as text: a table of what each case would need on a GPU that is not here. Pure.
 
-A line has the numbers; below it stands what a person asks next: what fills the memory, whether and how it fits, what to
-checkpoint first. Sizes are exact; a time is no shorter than it says, and an estimate is called one.
+A line has the numbers; below it stands what a person asks next: what fills the memory, what else fits, what the time is
+made of. What is the same for all cases is said once, above the table or below it. Sizes are exact; the time is the
+roofline's, no less than the bound beside it, and an estimate is called one.
 """
 
 from __future__ import annotations
@@ -11,11 +12,19 @@ import textwrap
 from collections import Counter
 from collections.abc import Sequence
 
-from perflab.predictions import Fit, PeakPart, Prediction, SavedTensors
+from perflab.predictions import Prediction
 from perflab.records import Change, Result, Verdict
 from perflab.report.counts import changed
+from perflab.report.prediction_facts import (
+    checkpoint_first,
+    filled_by,
+    first_to_checkpoint,
+    fit_facts,
+    memory_facts,
+    time_facts,
+)
 from perflab.report.table import Line, Row, names_of, shorten, verdict_text, wrap_facts
-from perflab.units import format_bytes, format_flops, format_ns, format_si
+from perflab.units import format_bytes, format_flops, format_names, format_ns, format_si
 
 WIDTH = 80
 QUANTITIES = {
@@ -26,13 +35,13 @@ QUANTITIES = {
     "operators": "operators",
 }
 """What is judged, as people call it."""
-_COLUMNS = (("params", 8), ("FLOPs", 8), ("peak", 10), ("time ≥", 9), ("fits", 5))
-_TIME, _FITS = "time ≥", "fits"
+_COLUMNS = (("params", 8), ("FLOPs", 8), ("peak", 10), ("roofline", 10), ("fits", 5))
+_PARAMETERS, _TIME, _FITS = "params", "roofline", "fits"
 _LEAST_NAME_WIDTH = 19
 """What 80 columns leave beside the longest verdict."""
 _MOST_REASONS = 3
-_MOST_KINDS = 3
-_UNIT = re.compile(r"(?<=\d) (?=[KMGT]iB|B\b|[kMGT]?FLOP)")
+_TIMELINE = "timeline: "
+_UNIT = re.compile(r"(?<=\d) (?=[KMGT]iB|B\b|[kMGT]?FLOP|[mµn]?s\b)")
 
 
 def by_gpu(results: Sequence[Result]) -> dict[str, list[Result]]:
@@ -44,13 +53,17 @@ def by_gpu(results: Sequence[Result]) -> dict[str, list[Result]]:
     return found
 
 
-def prediction_facts(results: Sequence[Result]) -> list[str]:
-    """What the predictions of one GPU rest on: ``predicted for h100 (79.1 GiB)``, ``torch 2.13.0``."""
+def prediction_head(results: Sequence[Result]) -> list[str]:
+    """What all predictions of one GPU share: ``predicted for h100 (78.3 GiB), not run``, ``3.41B parameters``."""
     predictions = _predictions(results)
     rooms = [format_bytes(one.fit.room_bytes) for one in predictions if one.fit is not None]
     room = f" ({rooms[0]})" if rooms else ""
     versions = sorted({one.torch for one in predictions})
-    return [f"predicted for {predictions[0].gpu}{room}", "nothing was run", f"torch {', '.join(versions)}"]
+    return [
+        f"predicted for {predictions[0].gpu}{room}, not run",
+        *([f"{short_count(predictions[0].parameters)} parameters"] if _one_model(predictions) else []),
+        f"torch {', '.join(versions)}",
+    ]
 
 
 def prediction_table(results: Sequence[Result], width: int = WIDTH) -> list[Line]:
@@ -70,16 +83,17 @@ def prediction_table(results: Sequence[Result], width: int = WIDTH) -> list[Line
 
 
 def prediction_rows(results: Sequence[Result], width: int = 10_000) -> list[Row]:
-    """The table cell by cell. A column that no case has anything for is left out."""
+    """The table cell by cell. A column that no case has anything for is left out, and one that is the same for all."""
     predictions = _predictions(results)
-    empty = {
-        _TIME: all(one.bound_ns is None for one in predictions),
+    left_out = {
+        _PARAMETERS: _one_model(predictions),
+        _TIME: all(one.roofline_ns is None for one in predictions),
         _FITS: all(one.fit is None for one in predictions),
     }
     return [
         Row(
             name,
-            {title: cell for title, cell in _cells(now).items() if not empty.get(title, False)},
+            {title: cell for title, cell in _cells(now).items() if not left_out.get(title, False)},
             verdict_text(result),
             _details(result, now, width),
         )
@@ -88,25 +102,23 @@ def prediction_rows(results: Sequence[Result], width: int = 10_000) -> list[Row]
 
 
 def prediction_notes(results: Sequence[Result]) -> list[str]:
-    """What is to be known of predictions, each thing once, with the number of cases where it is not all."""
-    notes = Counter(note for one in _predictions(results) for note in dict.fromkeys(one.notes))
+    """What stands below the table: what to checkpoint first, what estimates rest on, and each note once."""
+    predictions = _predictions(results)
+    notes = Counter(note for one in predictions for note in dict.fromkeys(one.notes))
+    timelines = [note for note in notes if note.startswith(_TIMELINE)]
+    if len(timelines) > 1:  # each case has one of its own
+        for note in timelines:
+            del notes[note]
+    named = format_names([note.removeprefix(_TIMELINE) for note in timelines])
     return [
-        f"note: {note}" if many == len(results) else f"note ({many} of {len(results)} cases): {note}"
-        for note, many in notes.items()
+        *_to_checkpoint(results),
+        *(f"estimates are from {rests}" for rests in dict.fromkeys(one.estimate_from for one in predictions) if rests),
+        *(
+            f"note: {note}" if many == len(results) else f"note ({many} of {len(results)} cases): {note}"
+            for note, many in notes.items()
+        ),
+        *([f"note: timelines {named}"] if len(timelines) > 1 else []),
     ]
-
-
-def fit_facts(fit: Fit) -> list[str]:
-    """On which GPUs a case fits, up to which sizes, and what would make it fit where it does not."""
-    facts = []
-    if not fit.fits and fit.remedies:
-        enough = {name: peak for name, peak in fit.remedies.items() if peak <= fit.room_bytes}
-        told = [f"{name} ({format_bytes(peak)})" for name, peak in (enough or fit.remedies).items()]
-        facts.append(f"would fit with {' or '.join(told)}" if enough else f"would not fit with {' nor '.join(told)}")
-    facts.append(f"fits {', '.join(fit.fits_on)}" if fit.fits_on else "fits no GPU that is known here")
-    largest = [f"{name} {size}" for name, size in fit.largest.items() if size is not None]
-    facts += [f"largest {', '.join(largest)}"] if largest else []
-    return facts + [f"not even the smallest {name} fits" for name, size in fit.largest.items() if size is None]
 
 
 def change_fact(name: str, change: Change) -> str:
@@ -126,6 +138,11 @@ def signed(name: str, difference: int) -> str:
     return f"{'-' if difference < 0 else '+'}{amount(name, abs(difference))}" if difference else "same"
 
 
+def short_count(parameters: int) -> str:
+    """As models are named: ``3.41B``, ``124M``."""
+    return format_si(parameters).replace(" ", "").replace("G", "B")
+
+
 def wrapped(text: str, width: int, indent: str = "") -> list[str]:
     """Text in lines no longer than ``width`` that part no number from its unit; those after the first are indented."""
     kept = _UNIT.sub("\u00a0", text)
@@ -140,33 +157,40 @@ def wrapped(text: str, width: int, indent: str = "") -> list[str]:
     return [line.replace("\u00a0", " ") for line in lines]
 
 
+def wrapped_facts(facts: Sequence[str], width: int) -> list[str]:
+    """Facts joined by dots; lines after the first are indented, and a fact that is longer than a line is broken."""
+    lines = wrap_facts(facts, width)
+    return [text for at, line in enumerate(lines) for text in wrapped(line, width, indent="  " if at else "")]
+
+
 def _predictions(results: Sequence[Result]) -> list[Prediction]:
     return [result.predicted.now for result in results if result.predicted is not None]
+
+
+def _one_model(predictions: Sequence[Prediction]) -> bool:
+    """Whether all cases have the same number of parameters, which then is a fact and no column."""
+    return len({one.parameters for one in predictions}) == 1 and predictions[0].parameters > 0
 
 
 def _cells(now: Prediction) -> dict[str, str]:
     fit = now.fit
     return {
-        "params": _short(now.parameters) if now.parameters else "–",
+        _PARAMETERS: short_count(now.parameters) if now.parameters else "–",
         "FLOPs": format_si(now.flops) if now.flops else "–",
         "peak": format_bytes(now.peak_bytes),
-        _TIME: format_ns(now.bound_ns) if now.bound_ns is not None else "–",
+        _TIME: format_ns(now.roofline_ns) if now.roofline_ns is not None else "–",
         _FITS: "–" if fit is None else "yes" if fit.fits else "no",
     }
 
 
-def _short(parameters: int) -> str:
-    """As models are named: ``3.41B``, ``124M``."""
-    return format_si(parameters).replace(" ", "").replace("G", "B")
-
-
 def _details(result: Result, now: Prediction, width: int) -> list[str]:
-    lines = _compared(result, width)
-    filled, first = _filled_by(now), _first_to_checkpoint(now)
-    lines += wrapped(f"peak: {filled}", width) if filled else []
-    lines += _facts(fit_facts(now.fit), width) if now.fit is not None else []
-    lines += wrapped(f"checkpoint first: {first}", width) if first else []
-    return lines + _facts(_estimates(now), width)
+    filled = filled_by(now)
+    return [
+        *_compared(result, width),
+        *(wrapped(f"peak: {filled}", width) if filled else []),
+        *wrapped_facts(fit_facts(now), width),
+        *wrapped_facts([*time_facts(now), *memory_facts(now)], width),
+    ]
 
 
 def _compared(result: Result, width: int) -> list[str]:
@@ -175,61 +199,20 @@ def _compared(result: Result, width: int) -> list[str]:
     if judgement.verdict is Verdict.NEW:  # that says it all
         return []
     changes: dict[str, Change] = {"memory": judgement.memory} if judgement.memory is not None else {}
-    lines = _facts([change_fact(*item) for item in changed(changes | judgement.counts).items()], width)
+    lines = wrapped_facts([change_fact(*item) for item in changed(changes | judgement.counts).items()], width)
     left = len(judgement.reasons) - _MOST_REASONS
     told = judgement.reasons[:_MOST_REASONS] if left > 1 else judgement.reasons
     lines += [text for reason in told for text in wrapped(reason, width)]
-    return lines + ([f"and {left} more reasons"] if left > 1 else [])
+    return lines + ([f"and {left} more, told where it failed"] if left > 1 else [])
 
 
-def _filled_by(now: Prediction) -> str | None:
-    """What fills the memory at the worst moment, the most first; of that, what has the most."""
-    kinds = sorted(((size, kind) for kind, size in now.composition.items() if size), key=lambda pair: -pair[0])
-    if not kinds:
-        return None
-    most = max(
-        (part for part in now.at_peak if part.kind == kinds[0][1]), key=lambda part: part.size_bytes, default=None
-    )
-    told = [
-        f"{kind}\u00a0{format_bytes(size)}"
-        for size, kind in kinds[: _MOST_KINDS if len(kinds) > _MOST_KINDS + 1 else None]
-    ]
-    rest = sum(size for size, _ in kinds[len(told) :])
-    if most is not None and (most.module or most.operator):
-        told[0] += f" ({_named(most)} {format_bytes(most.size_bytes)})"
-    return ", ".join([*told, *([f"other {format_bytes(rest)}"] if rest else [])])
-
-
-def _named(part: PeakPart | SavedTensors) -> str:
-    return " ".join(filter(None, [part.module, part.operator]))
-
-
-def _first_to_checkpoint(now: Prediction) -> str | None:
-    """The largest that is kept for backward, where memory is short or that is what most of it is for."""
-    most = max(now.saved, key=lambda one: one.size_bytes, default=None)
-    if most is None or not most.size_bytes:
-        return None
-    is_short = now.fit is not None and not now.fit.fits
-    if not is_short and max(now.composition, key=lambda kind: now.composition[kind], default="") != "activations":
-        return None
-    shape = f"({', '.join(map(str, most.shape))}) {most.dtype} x{most.count}"
-    where = f", {most.line}" if most.line else ""
-    return f"{most.module or most.operator} {shape} {format_bytes(most.size_bytes)}{where}"
-
-
-def _estimates(now: Prediction) -> list[str]:
-    facts = [f"roofline {format_ns(now.roofline_ns)}"] if now.roofline_ns is not None else []
-    if now.estimate_ns is not None:
-        rests = f", {now.estimate_from}" if now.estimate_from else ""
-        facts.append(f"estimate {format_ns(now.estimate_ns)}{rests}")
-    if now.keeping_output_bytes is not None:
-        facts.append(f"{format_bytes(now.keeping_output_bytes)} while the result of the call before is alive")
-    if now.reserved_bytes:
-        facts.append(f"about {format_bytes(now.reserved_bytes)} reserved")
-    return facts
-
-
-def _facts(facts: Sequence[str], width: int) -> list[str]:
-    """Facts joined by dots; lines after the first are indented, and a fact that is longer than a line is broken."""
-    lines = wrap_facts(facts, width - 2)
-    return [text for at, line in enumerate(lines) for text in wrapped(line, width, indent="  " if at else "")]
+def _to_checkpoint(results: Sequence[Result]) -> list[str]:
+    """Each module once, with the case in which running it again would free most."""
+    predictions = _predictions(results)
+    most: dict[str, tuple[int, int, str]] = {}
+    for name, now in zip(names_of(results), predictions, strict=True):
+        found, said = first_to_checkpoint(now), checkpoint_first(now)
+        if found is not None:
+            one = (found.frees_bytes, now.peak_bytes, f"{said}{f' in {name}' if len(results) > 1 else ''}")
+            most[found.module] = max(one, most.get(found.module, one))
+    return [said for _, _, said in sorted(most.values(), reverse=True)]

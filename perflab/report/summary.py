@@ -11,7 +11,8 @@ from perflab.environment import slug
 from perflab.records import Document, Environment, Result, Verdict
 from perflab.report.drift import REASON_TO_FILL_IN
 from perflab.report.kernels import compilers, kernel_table
-from perflab.report.predictions import by_gpu, prediction_facts, prediction_table
+from perflab.report.prediction_detail import prediction_detail
+from perflab.report.predictions import by_gpu, prediction_head, prediction_table
 from perflab.report.side_by_side import side_by_side, side_by_side_lines
 from perflab.report.studies import studies
 from perflab.report.study_forms import study_lines
@@ -74,14 +75,20 @@ def tiers(results: Sequence[Result]) -> Tiers:
 
 def _predicted(document: Document, cases: Sequence[Result], width: int) -> list[Line]:
     head = [Line(text) for text in wrap_facts(predicted_by(document, cases), width)]
-    return [*head, *prediction_table(cases, width)]
+    return [*head, *prediction_table(cases, width), *(Line(text) for text in the_only_prediction(document, width))]
+
+
+def the_only_prediction(document: Document, width: int) -> list[str]:
+    """All that is known of a predicted case, where it is the run's only one."""
+    predicted = [result.predicted for result in document.results if result.predicted is not None]
+    return prediction_detail(predicted[0].now, width) if len(predicted) == 1 else []
 
 
 def predicted_by(document: Document, cases: Sequence[Result]) -> list[str]:
     """Facts of one GPU's predictions, the directory of their baselines (if any) last."""
     gpus = by_gpu(cases)
     folders = [PurePath(document.baselines, f"predicted-{gpu}") for gpu in gpus] if document.baselines else []
-    return [*prediction_facts(cases), *(f"{folder.as_posix()}/" for folder in folders)]
+    return [*prediction_head(cases), *(f"{folder.as_posix()}/" for folder in folders)]
 
 
 def environments(document: Document) -> list[list[str]]:

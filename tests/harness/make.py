@@ -174,12 +174,13 @@ def prediction(**changes: Any) -> Prediction:
         part("gradients", "blocks.*.attention.q", "aten::mm", 12 * GIB, 32, "model.py:41"),
         part("temporaries", "", "aten::cat", 7 * GIB, 2, "train.py:12"),
     ]
-    products: dict[str, Any] = {"flops": 32 * 10**12, "line": "model.py:41"}
+    products: dict[str, Any] = {"flops": 32 * 10**12, "roofline_ns": 0.4e9, "line": "model.py:41"}
+    twice: dict[str, Any] = {**products, "flops": 64 * 10**12, "roofline_ns": 0.8e9}
     costs = [
         cost("blocks.*.attention.q", "aten::mm", **products),
-        cost("blocks.*.attention", "aten::_softmax", line="model.py:42"),
-        cost("blocks.*.attention.q", "aten::mm", 64, **{**products, "flops": 64 * 10**12}, phase="backward"),
-        cost("", "aten::_foreach_add_", 1, phase="optimizer", line="train.py:30"),
+        cost("blocks.*.attention", "aten::_softmax", roofline_ns=0.2e9, line="model.py:42"),
+        cost("blocks.*.attention.q", "aten::mm", 64, **twice, phase="backward"),
+        cost("", "aten::_foreach_add_", 1, roofline_ns=0.2e9 / 32, phase="optimizer", line="train.py:30"),
     ]
     fields: dict[str, Any] = {
         "gpu": "h100",
@@ -190,6 +191,8 @@ def prediction(**changes: Any) -> Prediction:
         "parameters": 3_410_000_000,
         "layers": {"blocks": 32},
         "bound_ns": 1.2e9,
+        "roofline_ns": 1.4e9,
+        "launches": 140,
     }
     fields |= changes
     parts: list[PeakPart] = fields["at_peak"]
@@ -206,6 +209,7 @@ def fit(**changes: Any) -> Fit:
         "room_bytes": 79 * GIB,
         "fits": False,
         "fits_on": ["h200", "b200"],
+        "rooms": {"l4": 21 * GIB, "a100-80gb": 78 * GIB, "h100": 79 * GIB, "h200": 139 * GIB, "b200": 177 * GIB},
         "largest": {"batch_size": 3, "context_length": 896},
         "remedies": {"checkpointing": 61 * GIB, "bf16": 80 * GIB},
     }

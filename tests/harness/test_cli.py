@@ -12,7 +12,7 @@ from perflab.cli import build_parser, main
 from perflab.documents import read_document, write_document
 from perflab.records import Judgement, Result, Verdict
 from perflab.report.summary import summary
-from tests.harness.make import cuda_environment, document, record, result
+from tests.harness.make import cuda_environment, document, predicted_result, record, result
 
 BROKEN = Result(case="t.py::test_b", record=None, judgement=Judgement(verdict=Verdict.FAILED), failure="wrong")
 
@@ -77,6 +77,22 @@ def test_merge_shows_each_environment_and_says_what_does_not_count(capsys: pytes
     write_document(document(result("t.py::test_a", record=on_gpu)), Path("gpu.json"))
     main(["merge", "a.json", "gpu.json"])
     assert "measured in another environment too, by an earlier part that does not count: a\n" in capsys.readouterr().out
+
+
+def test_report_of_chosen_cases_is_that_of_a_run_which_had_no_others(capsys: pytest.CaptureFixture[str]) -> None:
+    ok, predicted = result("t.py::test_a[x]"), predicted_result(case="t.py::test_c[x]")
+    write_document(document(ok, predicted, BROKEN, exitstatus=1, other_failures=["t.py::test_z"]), Path("c.json"))
+    assert main(["report", "c.json", "--case=[x]"]) == 0
+    chosen = capsys.readouterr().out
+    assert chosen.splitlines() == [line.text for line in summary(document(ok, predicted))]
+    assert "saved for backward, 32.0 GiB in all" in chosen, "its only prediction stands in full"
+    main(["report", "c.json", "--case=test_a", "--format=markdown"])
+    assert capsys.readouterr().out.startswith("### perflab: 1 ok\n")
+    assert main(["report", "c.json", "--case=nothing"]) == 2
+    assert capsys.readouterr().err == (
+        "perflab report: --case=nothing: no case of c.json has that in its name\n"
+        "  -> name a part of one that it has: a[x], c[x], b\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -260,6 +260,30 @@ def test_outside_and_after_autocast_is_the_cpus(name: str) -> None:
     assert sorted(torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCPU")) == sorted(before)
 
 
+@contextmanager
+def somebodys_operator(**dtypes: torch.dtype) -> Iterator[Callable[[Tensor], Tensor]]:
+    """An operator that is not PyTorch's, with what it registered for autocast, by device."""
+    with torch.library._scoped_library("perflab_as_cuda_test", "FRAGMENT") as library:
+        library.define("same(Tensor x) -> Tensor")
+        library.impl("same", torch.clone, "CompositeExplicitAutograd")
+        torch.library.register_fake("perflab_as_cuda_test::same", torch.empty_like, lib=library)
+        for device, dtype in dtypes.items():
+            torch.library.register_autocast("perflab_as_cuda_test::same", device, dtype, lib=library)
+        yield torch.ops.perflab_as_cuda_test.same
+
+
+def test_autocast_does_with_somebodys_operator_what_that_registered_for_cuda() -> None:
+    with somebodys_operator(cuda=FP16) as same, on_cuda(), torch.autocast("cuda"):
+        assert same(x()).dtype == FP16
+    with somebodys_operator(cuda=FP32, cpu=BF16) as same:
+        with on_cuda(), torch.autocast("cuda"):
+            assert same(h()).dtype == FP32
+        with torch.autocast("cpu"):
+            assert same(torch.ones(2)).dtype == BF16
+    with somebodys_operator(cpu=BF16) as same, on_cuda(), torch.autocast("cuda"):
+        assert same(x()).dtype == FP32
+
+
 def test_autocast_of_cuda_is_asked_for_and_asked_about_as_with_a_gpu() -> None:
     with warnings.catch_warnings(), on_cuda():
         warnings.simplefilter("error")

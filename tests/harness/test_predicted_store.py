@@ -54,6 +54,7 @@ def test_a_file_begins_with_its_schema_and_holds_a_row_a_line_in_order(tmp_path:
       "parameters": {"n": 1},
       "peak_bytes": 24,
       "recorded": "2026-11-21",
+      "roofline_ns": 1400000000.0,
       "saved_bytes": 16,
       "torch": "2.13.0",
       "at_peak": [

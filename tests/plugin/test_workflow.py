@@ -44,10 +44,11 @@ def test_it_gives_perflab_what_perflab_takes() -> None:
 
 
 def test_it_gates_first_and_shows_and_keeps_the_results_of_a_gate_that_failed() -> None:
-    assert [command.split()[0] for command in COMMANDS] == ["python", "python", "pytest", "pytest", "perflab"]
+    assert [command.split()[0] for command in COMMANDS] == ["python", "python", "pytest", "pytest", "pytest", "perflab"]
     assert "-m correctness" in COMMANDS[2]
-    assert "--perf-json=perf.json" in COMMANDS[3]
-    assert COMMANDS[4].endswith('>> "$GITHUB_STEP_SUMMARY"')
+    assert "--perf-predict" in COMMANDS[3]
+    assert "--perf-json=perf.json" in COMMANDS[4]
+    assert COMMANDS[5].endswith('>> "$GITHUB_STEP_SUMMARY"')
     assert "path: perf.json" in TEXT
     assert sum(line.strip().startswith("if: always()") for line in LINES) == 2
     assert "fetch-depth: 0" in TEXT

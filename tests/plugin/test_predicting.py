@@ -1,0 +1,303 @@
+"""The predicted tier from outside: predict, save, make it hungrier, read what grew, accept it."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+
+from tests.plugin.conftest import run_pytest
+
+NET = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        h = torch.relu(self.up(x))
+        return x + self.down(h)
+
+class Net(nn.Module):
+    def __init__(self, width=64, layers=2, device=None):
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(width) for _ in range(layers)])
+        self.head = nn.Linear(width, 10)
+        self.to(device)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x).sum()
+"""
+
+CASE = """
+import torch
+from net import Net
+
+def test_net(perf, device):
+    model, x = Net(device=device), torch.randn(32, 64, device=device)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def update():
+        optimizer.step()
+        optimizer.zero_grad()
+
+    loss = perf.step(forward=lambda: model(x), backward=torch.Tensor.backward, optimizer=update)
+    assert loss.shape == ()
+"""
+
+
+class Predicted:
+    """A project of one small model, which nothing here ever runs."""
+
+    def __init__(self, pytester: pytest.Pytester, python: str) -> None:
+        self.pytester = pytester
+        self._python = python
+        pytester.makepyfile(net=NET, test_net=CASE)
+        pytester.makeini("[pytest]\naddopts = -p perflab.plugin -p no:cacheprovider\n")
+
+    def edit(self, old: str, new: str, file: str = "net.py") -> None:
+        path = self.pytester.path / file
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+
+    def tests(self, source: str) -> None:
+        """Other tests in the place of the first one."""
+        (self.pytester.path / "test_net.py").write_text(source)
+
+    def predict(self, *arguments: str) -> pytest.RunResult:
+        return self.run("-m", "perf", "--perf-predict", *arguments)
+
+    def run(self, *arguments: str) -> pytest.RunResult:
+        return run_pytest(self.pytester, self._python, *arguments)
+
+    def perflab(self, *arguments: str) -> pytest.RunResult:
+        return self.pytester.run(self._python, "-m", "perflab", *arguments, timeout=240)
+
+    def baseline_file(self, gpu: str = "h100") -> Path:
+        return self.pytester.path / "baselines" / f"predicted-{gpu}" / "test_net.json"
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, python: str) -> Predicted:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    return Predicted(pytester, python)
+
+
+# --- the gate -------------------------------------------------------------------------------------------------------
+
+
+def test_a_tensor_kept_per_layer_fails_is_named_and_accepted_by_the_command_it_names(project: Predicted) -> None:
+    first = project.predict()
+    first.assert_outcomes(passed=1)
+    first.stdout.fnmatch_lines(
+        [
+            "predicted for h100 (* GiB) · nothing was run · torch *",
+            "baselines/predicted-h100/",
+            "net *yes  new",
+            "1 new   (save: --perf-update-new)",
+        ]
+    )
+    assert not (project.pytester.path / "baselines").exists()
+
+    saved = project.predict("--perf-update")
+    saved.stdout.fnmatch_lines(["net *new, saved", "saved 1 prediction to baselines/predicted-h100/test_net.json"])
+    project.predict().stdout.fnmatch_lines(["net *  ok", "1 ok"])
+
+    project.edit("return x + self.down(h)", "self.kept = h * 2.0\n        return x + self.down(h)")
+    worse = project.predict()
+    worse.assert_outcomes(failed=1)
+    worse.stdout.fnmatch_lines(
+        [
+            "net needs more on h100 than its baseline, as predicted: peak memory, bytes",
+            "  moved, operators",
+            "*before * now * change  limit",
+            "peak memory *+* KiB  exact",
+            "operators * +* exact",
+            "what grew:",
+            "- blocks.[*] keeps 2 more tensors at the peak: temporaries of aten::mul, +64.0 KiB",
+            "  (net.py:11)",
+            "- blocks.[*], forward: 2 more aten::mul, +128 KiB moved (net.py:11)",
+            "if this is meant: pytest -m perf --perf-predict test_net.py::test_net --perf-update",
+            "net *REGRESSED",
+            "1 regressed   (accept: --perf-update)",
+        ]
+    )
+    assert "Traceback" not in worse.stdout.str()
+
+    accepted = project.run("-m", "perf", "--perf-predict", "test_net.py::test_net", "--perf-update")
+    accepted.assert_outcomes(passed=1)
+    project.predict().stdout.fnmatch_lines(["net *  ok"])
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ("h = torch.relu(self.up(x)) + 0 * self.up(x)", "FLOPs"),
+        ("h = torch.relu(self.up(x)).clone()", "operators"),
+    ],
+)
+def test_one_more_product_or_operator_fails_and_is_named(project: Predicted, more: str, told: str) -> None:
+    project.predict("--perf-update").assert_outcomes(passed=1)
+    project.edit("h = torch.relu(self.up(x))", more)
+    worse = project.predict()
+    worse.assert_outcomes(failed=1)
+    text = worse.stdout.str()
+    grew = text[text.index("what grew:") : text.index("if this is meant")]
+    assert "net.py:10" in grew
+    assert "blocks.*" in grew
+    assert told in text[: text.index("what grew:")]
+
+
+def test_operators_that_change_places_pass(project: Predicted) -> None:
+    project.edit("return x + self.down(h)", "a = self.down(h)\n        b = x * 2\n        return a + b")
+    project.predict("--perf-update").assert_outcomes(passed=1)
+    project.edit("a = self.down(h)\n        b = x * 2", "b = x * 2\n        a = self.down(h)")
+    project.predict().stdout.fnmatch_lines(["net *  ok", "1 ok"])
+
+
+def test_check_off_and_strict_counts_off_and_a_memory_threshold_are_heeded(project: Predicted) -> None:
+    strict = project.predict("--perf-check=strict")
+    strict.assert_outcomes(failed=1)
+    strict.stdout.fnmatch_lines(
+        [
+            "net could not be judged (new), and --perf-check=strict wants it to be",
+            "if this is meant: pytest -m perf --perf-predict test_net.py::test_net --perf-update-new",
+        ]
+    )
+    project.predict("--perf-update-new").assert_outcomes(passed=1)
+    project.edit("self.down(h)", "self.down(h).clone()")
+    off = project.predict("--perf-check=off")
+    off.assert_outcomes(passed=1)
+    off.stdout.fnmatch_lines(["net *unchecked"])
+    project.predict("--perf-update-new").assert_outcomes(failed=1)
+    project.edit("def test_net", "@pytest.mark.perf(memory_threshold='50%')\ndef test_net", "test_net.py")
+    project.edit("import torch\n", "import pytest, torch\n", "test_net.py")
+    project.predict().assert_outcomes(failed=1)  # one more operator
+    project.predict("--perf-counts=off").assert_outcomes(passed=1)
+
+
+def test_each_gpu_has_baselines_of_its_own(project: Predicted) -> None:
+    project.predict("--perf-update", "--perf-gpu=h200").assert_outcomes(passed=1)
+    assert project.baseline_file("h200").exists()
+    project.predict("--perf-gpu=H200").stdout.fnmatch_lines(["net *  ok"])
+    project.predict("--perf-gpu=l4").stdout.fnmatch_lines(["predicted for l4*", "net *  new"])
+
+
+# --- what is shown and kept -----------------------------------------------------------------------------------------
+
+
+def test_results_are_written_reported_and_merged(project: Predicted) -> None:
+    project.predict("--perf-json=one.json", "--perf-update").assert_outcomes(passed=1)
+    project.edit("h = torch.relu(self.up(x))", "h = torch.relu(self.up(x)).clone()")
+    project.predict("--perf-json=two.json", "--perf-gpu=l4").assert_outcomes(passed=1)
+    (row,) = json.loads((project.pytester.path / "one.json").read_text())["results"]
+    assert row["predicted"]["now"]["gpu"] == "h100"
+    report = project.perflab("report", "one.json")
+    report.stdout.fnmatch_lines(["predicted for h100*", "net *new, saved"])
+    merged = project.perflab("merge", "one.json", "two.json")
+    assert merged.ret == 0
+    merged.stdout.fnmatch_lines(["predicted for h100*", "net *", "predicted for l4*", "net *"])
+    markdown = project.perflab("report", "merged.json", "--format=markdown")
+    markdown.stdout.fnmatch_lines(["*predicted for h100*"])
+
+
+def test_workers_of_xdist_predict_and_one_process_saves(project: Predicted) -> None:
+    pytest.importorskip("xdist")
+    project.edit(
+        "def test_net(perf", "@pytest.mark.parametrize('rows', [32, 64])\ndef test_net(perf, rows", "test_net.py"
+    )
+    project.edit("import torch\n", "import pytest, torch\n", "test_net.py")
+    project.edit("torch.randn(32,", "torch.randn(rows,", "test_net.py")
+    result = project.predict("-p", "xdist", "-n2", "--perf-update-new")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["net[[]32] *new, saved", "net[[]64] *new, saved", "saved 2 predictions to *"])
+    project.predict("-p", "xdist", "-n2").stdout.fnmatch_lines(["2 ok"])
+
+
+def test_stale_predicted_baselines_are_told_and_pruned(project: Predicted) -> None:
+    project.predict("--perf-update").assert_outcomes(passed=1)
+    project.edit("test_net(", "test_other(", "test_net.py")
+    project.predict().stdout.fnmatch_lines(["1 stale baseline in baselines/predicted-h100/test_net.json: test_net *"])
+    project.predict("--perf-prune").stdout.fnmatch_lines(
+        ["removed 1 stale baseline from *test_net.json: test_net;", "  it held no others, and is gone"]
+    )
+    assert not project.baseline_file().exists()
+
+
+def test_the_timeline_of_a_prediction_is_written_where_it_is_asked_for(project: Predicted) -> None:
+    result = project.predict("--perf-snapshots")
+    result.stdout.fnmatch_lines(["note: timeline: *test_net*predicted.pickle"])
+    (path,) = (project.pytester.path / ".perflab/snapshots").glob("*.pickle")
+    assert {"segments", "device_traces"} <= pickle.loads(path.read_bytes()).keys()
+
+
+def test_an_estimate_is_made_of_what_was_measured_on_such_a_gpu(project: Predicted) -> None:
+    project.predict("--perf-gpu=h200", "--perf-update").assert_outcomes(passed=1)
+    measured = project.run(
+        "-m", "perf", "--perf-device=cpu", "--perf-update", "--perf-replicates=1", "--perf-budget=300ms"
+    )
+    measured.assert_outcomes(passed=1)
+    (file,) = (project.pytester.path / "baselines").glob("cpu-*/test_net.json")
+    stored = json.loads(file.read_text())
+    roofline_ns = json.loads(project.baseline_file("h200").read_text())["cases"]["test_net"]["roofline_ns"]
+    for environment in stored["environments"].values():
+        environment |= {"device": "cuda", "device_name": "NVIDIA H200"}
+    for replicate in stored["cases"]["test_net"]["replicates"]:
+        replicate["median_ns"] = 2 * roofline_ns
+    target = project.pytester.path / "baselines/cuda-nvidia-h200-torch2.13/test_net.json"
+    target.parent.mkdir()
+    target.write_text(json.dumps(stored))
+    told = project.predict("--perf-gpu=h200")
+    told.assert_outcomes(passed=1)
+    assert "estimate" in told.stdout.str()
+    assert "1 of this test's cases measured on NVIDIA H200: 50% of the roofline" in " ".join(told.stdout.str().split())
+    target.write_text("{")
+    damaged = project.predict("--perf-gpu=h200")
+    damaged.assert_outcomes(passed=1)
+    damaged.stdout.fnmatch_lines(["note: no estimate: *", "*is damaged at line 1*"])
+
+
+# --- what cannot be used ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["--perf-gpu=h10"],
+            "*--perf-gpu: 'h10' is not a GPU that perflab has a data sheet of; did you mean h100 or *",
+        ),
+        (
+            ["--perf-against=HEAD"],
+            "*--perf-against and --perf-predict: turns are taken by what runs, and nothing does*",
+        ),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(project: Predicted, arguments: list[str], said: str) -> None:
+    result = project.predict(*arguments)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([said])
+
+
+def test_a_damaged_predicted_baseline_is_named_before_anything_is_predicted(project: Predicted) -> None:
+    project.predict("--perf-update").assert_outcomes(passed=1)
+    project.baseline_file().write_text("{")
+    for arguments in ([], ["--perf-update"]):
+        result = project.predict(*arguments)
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        result.stderr.fnmatch_lines(["*predicted baseline file *test_net.json is damaged at line 1*"])
+    assert project.baseline_file().read_text() == "{"
+
+
+def test_baselines_that_cannot_be_written_are_refused_before_predicting(project: Predicted) -> None:
+    result = project.predict("--perf-update", "--perf-baselines=/proc/perflab")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*cannot write baselines to *"])

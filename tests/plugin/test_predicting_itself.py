@@ -1,0 +1,187 @@
+"""Prediction that nobody asked for: of a case that does not fit a machine without a GPU, in the place of a skip."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.plugin.conftest import run_pytest
+
+pytestmark = pytest.mark.skipif("__import__('torch').cuda.is_available()", reason="measured, where there is a GPU")
+
+LARGE = """
+import pytest, torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+BEFORE = sorted(torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCPU"))
+
+def untouched():
+    hooks = torch.nn.modules.module
+    assert not _get_current_dispatch_mode_stack() and not _get_current_function_mode_stack()
+    assert not hooks._global_forward_pre_hooks and not hooks._global_forward_hooks
+    assert sorted(torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCPU")) == BEFORE
+    assert torch.ones(2, 2).sum().item() == 4
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).softmax(0).dtype == torch.bfloat16
+
+def product(rows, device):
+    return torch.nn.Linear(64, 64, device=device), torch.ones(rows, 64, device=device)
+
+def test_too_large(perf, device):
+    perf.requires(memory_bytes=2**60)
+    assert perf.predicts
+    layer, x = product(2**22, device)
+    out = perf(layer, x)
+    torch.testing.assert_close(out, x)
+
+def test_small(perf, device):
+    untouched()
+    perf.requires(memory_bytes=2**20, flops=1e6)
+    layer, x = product(64, device)
+    assert perf(layer, x).sum().item() != 0
+
+def test_too_long(perf, device):
+    perf.requires(seconds=3600)
+    layer, x = product(64, device)
+    perf(lambda: layer(x).sum())
+
+def test_trains_first(perf):
+    perf.requires(seconds=3600, setup_calls=100)
+    raise AssertionError("must not get here")
+
+def test_looks(perf):
+    untouched()
+    perf.requires(seconds=3600)
+    if torch.ones(4).sum() > 3:
+        raise AssertionError("must not get here")
+
+def test_breaks(perf):
+    perf.requires(seconds=3600)
+    raise ValueError("of fake tensors")
+
+def test_does_nothing(perf):
+    perf.requires(seconds=3600)
+    perf(lambda: None)
+
+@pytest.fixture
+def asks(perf):
+    perf.requires(seconds=3600)
+    return torch.ones(4)
+
+def test_asked_in_a_fixture(perf, asks):
+    perf(torch.mul, asks, 2)
+
+@pytest.fixture
+def asks_and_looks(asks):
+    return asks.sum().item()
+
+def test_looked_in_a_fixture(perf, asks_and_looks):
+    pass
+
+def test_last():
+    untouched()
+"""
+
+
+TOO_MUCH = ("test_large.py::test_too_large", "test_large.py::test_too_long")
+
+
+@pytest.fixture(autouse=True)
+def large(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pytester.makepyfile(test_large=LARGE)
+    pytester.makeini("[pytest]\naddopts = -p perflab.plugin -p no:cacheprovider\nperf_budget = 300ms\n")
+
+
+def test_what_does_not_fit_is_predicted_or_skipped_and_the_next_case_is_measured(
+    pytester: pytest.Pytester, python: str
+) -> None:
+    result = run_pytest(pytester, python, "--perf-update-new", "--perf-replicates=1", "-rs")
+    result.assert_outcomes(passed=5, skipped=5)
+    text = result.stdout.str()
+    for said in (
+        r"small .* new, saved",
+        r"trains_first +skipped: needs 7\.00 h of 300 ms",
+    ):
+        assert pytest.LineMatcher(text.splitlines()).re_match_lines([said]) is None
+    result.stdout.fnmatch_lines(
+        ["predicted for h100*", "too_large *new, saved", "too_long *new, saved", "asked_in_a_fixture *new, saved"]
+    )
+    flat = " ".join(text.split())
+    for said in (
+        "needs 7.00 h of 300 ms; cannot be predicted, test_large.py:44: `if torch.ones(4).sum() > 3:` needs numbers",
+        "needs 7.00 h of 300 ms; cannot be predicted, ValueError: of fake tensors",
+        "needs 7.00 h of 300 ms; cannot be predicted, test_large.py:65: `return asks.sum().item()` needs numbers",
+        "needs 7.00 h of 300 ms; cannot be predicted, the callable calls no operator of PyTorch",
+    ):
+        assert said in flat, said
+    folders = sorted(path.name for path in (pytester.path / "baselines").iterdir() if path.is_dir())
+    assert len(folders) == 2 and folders[1] == "predicted-h100"
+
+    again = run_pytest(pytester, python, *TOO_MUCH, "--perf-gpu=h100")
+    again.stdout.fnmatch_lines(["too_large *ok", "too_long *ok"])
+    (pytester.path / "test_large.py").write_text(LARGE.replace("layer(x).sum()", "layer(x).sum() + 1"))
+    worse = run_pytest(pytester, python, *TOO_MUCH)
+    worse.assert_outcomes(passed=1, failed=1)
+    worse.stdout.fnmatch_lines(
+        [
+            "too_long needs more on h100 than its baseline, as predicted: *",
+            "if this is meant: pytest *too_long --perf-update",
+        ]
+    )
+    asked = run_pytest(pytester, python, TOO_MUCH[0], "--perf-predict")
+    asked.stdout.fnmatch_lines(["too_large *ok"])
+
+
+def test_a_cpu_that_was_asked_for_by_name_is_measured_on_or_skipped(pytester: pytest.Pytester, python: str) -> None:
+    result = run_pytest(pytester, python, "--perf-device=cpu", *TOO_MUCH)
+    result.assert_outcomes(skipped=2)
+    result.stdout.fnmatch_lines(["too_large *skipped: needs *TiB of *", "too_long *skipped: needs 7.00 h of 300 ms"])
+
+
+def test_once_a_runs_time_is_over_nothing_is_predicted(pytester: pytest.Pytester, python: str) -> None:
+    pytester.makeconftest(
+        "import perflab.plugin.total_budget as total_budget\ntotal_budget.TotalBudget.left_s = lambda self: -0.1\n"
+    )
+    for arguments in ([], ["--perf-predict"]):
+        result = run_pytest(pytester, python, "--perf-total-budget=1", TOO_MUCH[0], *arguments)
+        result.assert_outcomes(skipped=1)
+        result.stdout.fnmatch_lines(["too_large *skipped: *"])
+
+
+def test_ctrl_c_keeps_what_was_predicted(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_large="""
+import time
+from pathlib import Path
+import torch
+
+def test_first(perf):
+    perf(torch.mul, torch.ones(4), 2)
+
+def test_hangs(perf):
+    Path("hanging").touch()
+    perf(lambda: time.sleep(600))
+"""
+    )
+    command = [sys.executable, "-m", "pytest", "--perf-predict", "--perf-update", "--perf-json=results.json"]
+    process = subprocess.Popen(command, cwd=pytester.path, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    deadline = time.monotonic() + 120
+    while not (pytester.path / "hanging").exists():
+        assert time.monotonic() < deadline, "the second case was never reached"
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == pytest.ExitCode.INTERRUPTED, output
+    assert "new, saved" in output
+    (row,) = json.loads((pytester.path / "results.json").read_text())["results"]
+    assert row["case"] == "test_large.py::test_first"
+    (journal,) = (pytester.path / ".perflab/runs").glob("*.jsonl")
+    assert json.loads(journal.read_text())["case"] == "test_large.py::test_first"
