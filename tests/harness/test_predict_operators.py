@@ -63,7 +63,11 @@ def test_flops_are_of_products_a_multiplication_and_an_addition_each(call: Calla
         (lambda x, y: x + y[:1].expand(4, 6), 2 * 96 + 24),  # as what it is expanded from
         (lambda x, y: x[:2] + y[:2], 3 * 48),
         (lambda x, y: x.t().contiguous(), 2 * 96),
+        (lambda x, y: torch.add(x, 1.0, out=y), 2 * 96),  # y is not read
         (lambda x, y: torch.mul(x, y, out=y), 3 * 96),
+        (lambda x, y: x.zero_(), 96),  # nor is what is only filled
+        (lambda x, y: x.copy_(y), 2 * 96),
+        (lambda x, y: x.normal_(), 96),
         (lambda x, y: torch._foreach_add([x, y], 1.0), 4 * 96),
         (lambda x, y: x.sum(), 96 + 4),
     ],
@@ -131,10 +135,13 @@ def operator_of_ones_own() -> Iterator[Callable[[Tensor, Tensor], Tensor]]:
     def _(gradient: Tensor, weights: Tensor) -> Tensor:
         return gradient.new_empty(*gradient.shape, weights.shape[-1])
 
-    weigh.register_autograd(
-        lambda context, gradient: (weigh_backward(gradient, *context.saved_tensors), None),
-        setup_context=lambda context, inputs, output: context.save_for_backward(inputs[1]),
-    )
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return weigh_backward(gradient.contiguous(), *ctx.saved_tensors), None
+
+    def keep_weights(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+
+    weigh.register_autograd(backward, setup_context=keep_weights)
     packet = torch.ops.prediction_test.weigh
     register_flop_formula(packet)(lambda x, weights, *_, out_shape=None, **__: 2 * x[0] * x[1])
     try:
