@@ -72,9 +72,7 @@ def test_flops_are_of_products_a_multiplication_and_an_addition_each(call: Calla
         (lambda x, y: x.sum(), 96 + 4),
     ],
 )
-def test_bytes_are_of_each_operand_and_result_once(
-    call: Callable[[Tensor, Tensor], Tensor], bytes_moved: int
-) -> None:
+def test_bytes_are_of_each_operand_and_result_once(call: Callable[[Tensor, Tensor], Tensor], bytes_moved: int) -> None:
     x, y = numbers(4, 6), numbers(4, 6)
     assert only(lambda: call(x, y)).bytes_moved == bytes_moved
 

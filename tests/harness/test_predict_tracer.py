@@ -1,4 +1,4 @@
-"""What a trace tells of a run: operators and blocks, where each was asked for, what each was for; nothing left behind."""
+"""What a trace tells of a run: operators, blocks, where each was asked for, what it was for. Nothing stays behind."""
 
 from __future__ import annotations
 
@@ -345,3 +345,18 @@ def test_phases_are_told_apart_by_their_ends() -> None:
     x = torch.randn(4)
     trace = traced_as_is(phased(first=x.exp, second=x.sin))
     assert [(op.name, op.place.phase) for op in ops(trace)] == [("aten::exp", "first"), ("aten::sin", "second")]
+
+
+def test_what_goes_at_once_goes_in_the_order_in_which_it_came() -> None:
+    model, x = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(20))), torch.randn(4, 8)
+
+    def call() -> Tensor:
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            out: Tensor = model(x)  # autocast keeps the weights that it has cast until here
+        return out
+
+    trace = traced_as_is(work(call, model, x))
+    weights = [alloc.block for alloc in allocs(trace) if alloc.size_bytes == 8 * 8 * 2]
+    gone = [free.block for free in frees(trace) if free.block in weights]
+    assert len(gone) == 20
+    assert gone == weights
