@@ -80,6 +80,14 @@ def test_tied_weights_are_there_once() -> None:
     assert exact(trace).held_bytes == 40 * 4 + 2 * 8
 
 
+def test_a_weight_that_all_layers_have_is_no_layers_own() -> None:
+    layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(8))
+    for layer in layers:
+        layer.weight = layers[0].weight
+    found = {one.tensor.numel(): one.layer for one in held(layers)}
+    assert found == {9: None, 3: Layer("", 7)}
+
+
 def test_views_of_one_storage_are_there_once_with_all_of_it() -> None:
     whole = torch.zeros(100)
     parts = whole[:10], whole[20:30].view(2, 5), whole

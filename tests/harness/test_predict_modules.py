@@ -86,7 +86,9 @@ def test_layers_with_hooks_of_their_own_are_alike_if_the_hooks_are() -> None:
         return output * 2
 
     whole = model()
-    for block in whole["blocks"]:  # type: ignore[index]
+    for number, block in enumerate(whole["blocks"]):  # type: ignore[index]
+        for _ in range(number % 3):  # hooks are counted over all modules
+            whole["embed"].register_forward_hook(hook)  # type: ignore[index]
         block.register_forward_hook(hook)
     assert book_of([whole]).layers == {"blocks": 8}
     whole["blocks"][2].register_forward_hook(lambda module, inputs, output: output)  # type: ignore[index]

@@ -360,3 +360,12 @@ def test_what_goes_at_once_goes_in_the_order_in_which_it_came() -> None:
     gone = [free.block for free in frees(trace) if free.block in weights]
     assert len(gone) == 20
     assert gone == weights
+
+
+def test_a_module_that_layers_share_works_for_the_one_that_called_it() -> None:
+    shared = nn.Tanh()
+    layers = nn.Sequential(*(nn.Sequential(shared, nn.Linear(8, 8)) for _ in range(6)))
+    x = torch.randn(4, 8)
+    trace = traced_as_is(work(lambda: layers(x).sum().backward(), layers, x))
+    numbers = [op.layer.number for op in ops(trace) if op.layer and op.name.startswith("aten::tanh")]
+    assert numbers == [0, 1, 2, 3, 4, 5, 5, 4, 3, 2, 1]  # the first one's input wants no gradient
