@@ -145,12 +145,8 @@ def _as_registered_for_cuda(operator: Any) -> Any:
 
 
 def _registered(key: str) -> set[str]:
-    """PyTorch's operators that have a kernel of their own for the key. A CPU build has those for CUDA too, all but usable.
-
-    Somebody else's operator is left as it is: who registers autocast for one does so for both devices.
-    """
-    found = torch._C._dispatch_get_registrations_for_dispatch_key(key)
-    return {name.removeprefix("aten::") for name in found if name.startswith("aten::")}
+    """The operators that have a kernel of their own for the key. A CPU build has those for CUDA too, all but usable."""
+    return {name.removeprefix("aten::") for name in torch._C._dispatch_get_registrations_for_dispatch_key(key)}
 
 
 def _operator(name: str, namespace: str = "aten") -> Any:

@@ -26,9 +26,9 @@ HOPPER = (9, 0)
 
 
 @contextmanager
-def on_a_gpu() -> Iterator[None]:
+def on_a_gpu(capability: tuple[int, int] = HOPPER) -> Iterator[None]:
     """As the plugin runs a case that is predicted."""
-    with fake_tensors(), as_cuda(HOPPER):
+    with fake_tensors(), as_cuda(capability):
         yield
 
 

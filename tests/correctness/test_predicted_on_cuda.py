@@ -8,33 +8,30 @@ import pytest
 import torch
 
 from perflab.lab.models import MODEL_SIZES
-from perflab.lab.train import TrainingConfig
 from perflab.measure.devices import available_bytes
 from perflab.predict.gpus import gpu_by_device_name, parse_gpu
 from perflab.predict.prediction import ON_CUDA, predict
-from tests.perf.setup import Setup
-from tests.perf.test_transformer import forward_of, step_of
 
-from .predicting import on_fake_cuda, work
+from .predicted import on_a_gpu, setup_of, work
 
 pytestmark = [pytest.mark.correctness, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 WITHIN = 0.02
 CONTEXT_LENGTH = 512
-BUILDS = {"forward": forward_of, "train_step": step_of}
 
 
 @pytest.mark.parametrize("attention", ["naive", "sdpa", "triton"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("mode", BUILDS)
+@pytest.mark.parametrize("mode", ["forward", "train_step"])
 @pytest.mark.parametrize("model_name", MODEL_SIZES)
 def test_predicted_memory_is_cudas_own_peak(model_name: str, mode: str, precision: str, attention: str) -> None:
     """``torch.cuda.max_memory_allocated`` of a second call, workspaces of cuBLAS included."""
     device = torch.device("cuda", torch.cuda.current_device())
     gpu = gpu_by_device_name(torch.cuda.get_device_name(device)) or parse_gpu("h100")
-    setup = Setup(model_name, 4, CONTEXT_LENGTH, device, TrainingConfig(precision=precision), {"attention": attention})
-    with on_fake_cuda(torch.cuda.get_device_capability(device)):
-        now, _ = predict(work(BUILDS[mode](setup)), gpu, ON_CUDA)
+    training = {"precision": precision}
+    setup = setup_of(model_name, 4, CONTEXT_LENGTH, device=str(device), training=training, attention=attention)
+    with on_a_gpu(torch.cuda.get_device_capability(device)):
+        now, _ = predict(work(mode, setup), gpu, ON_CUDA)
     gc.collect()
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
@@ -42,7 +39,7 @@ def test_predicted_memory_is_cudas_own_peak(model_name: str, mode: str, precisio
     if free is None or now.reserved_bytes > 0.95 * free:
         pytest.skip(f"needs {now.reserved_bytes:,} B of {free:,}")
     before = torch.cuda.memory_allocated(device)
-    run = work(BUILDS[mode](setup)).run
+    run = work(mode, setup).run
     run(lambda: None)
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)

@@ -11,22 +11,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from perflab.lab.train import TrainingConfig
+from perflab.measure.workload import Step
+from perflab.plugin.predicting import work_of
 from perflab.predict.account import BLOCK_BYTES, rounded_as_on_cuda
 from perflab.predict.gpus import parse_gpu
 from perflab.predict.prediction import ON_CUDA, predict, traced
 from perflab.predict.trace import Alloc, Free, Trace
 from tests.perf.published import rows, transformer_quotes
-from tests.perf.setup import Setup
-from tests.perf.test_transformer import forward_backward_of, forward_of, step_of
 
-from .predicting import on_fake_cuda, work
+from .predicted import on_a_gpu, setup_of, work
 
 pytestmark = pytest.mark.correctness
 
 MIB = 2**20
 ATTENTION = rows("h100_attention_naive_and_compiled.csv")
-BUILDS = {"forward": forward_of, "forward_backward": forward_backward_of, "train_step": step_of}
+MODES = ("forward", "forward_backward", "train_step")
 
 
 def live_bytes_after_forward(trace: Trace) -> int:
@@ -58,7 +57,7 @@ def test_memory_of_written_out_attention_is_what_was_measured_on_an_h100(row: di
     block of 512 B is theirs alone, some scalar; where a digit shows so little, it does.
     """
     head_dim, length = int(row["d_model"]), int(row["seq_len"])
-    with on_fake_cuda():
+    with on_a_gpu():
         q, k, v = (torch.randn(8, length, head_dim, device="cuda", requires_grad=True) for _ in range(3))
         mask = torch.tril(torch.ones(length, length, device="cuda", dtype=torch.bool))
 
@@ -66,7 +65,7 @@ def test_memory_of_written_out_attention_is_what_was_measured_on_an_h100(row: di
             scores = torch.einsum("bqd,bkd->bqk", q, k) / math.sqrt(head_dim)
             return torch.einsum("bqk,bkd->bqd", written_out_softmax(torch.where(mask, scores, -torch.inf)), v)
 
-        found = traced(work({"forward": forward, "backward": lambda out: out.sum().backward()}), ON_CUDA)
+        found = traced(work_of(Step(forward, lambda out: out.sum().backward())), ON_CUDA)
     predicted_mib = (live_bytes_after_forward(found.trace) + 2 * parse_gpu("h100").workspace_bytes) / MIB
     measured = row["memory_after_forward_mb"]
     last_digit = 10.0 ** -len(measured.partition(".")[2])
@@ -79,9 +78,8 @@ def test_memory_of_written_out_attention_is_what_was_measured_on_an_h100(row: di
 @pytest.mark.parametrize("model_name", ["small", "2.7B"])
 def test_nobody_was_faster_than_the_lower_bound(model_name: str, gpu_name: str) -> None:
     gpu = parse_gpu(gpu_name)
-    device = torch.device("cuda", 0)
     compared = 0
-    for mode, build in BUILDS.items():
+    for mode in MODES:
         for length in (128, 512):
             quotes = {
                 source: seconds
@@ -89,9 +87,9 @@ def test_nobody_was_faster_than_the_lower_bound(model_name: str, gpu_name: str) 
                 if source.split()[0].lower() == gpu_name.partition("-")[0] and "ranges" not in source
             }
             for precision in {"tf32" if "TF32" in source else "fp32" for source in quotes}:
-                with on_fake_cuda(divmod(gpu.architecture, 10)):
-                    setup = Setup(model_name, 4, length, device, TrainingConfig(precision=precision))
-                    now, _ = predict(work(build(setup)), gpu, ON_CUDA)
+                with on_a_gpu(divmod(gpu.architecture, 10)):
+                    setup = setup_of(model_name, 4, length, device="cuda:0", training={"precision": precision})
+                    now, _ = predict(work(mode, setup), gpu, ON_CUDA)
                 measured_s = [s for source, s in quotes.items() if ("TF32" in source) == (precision == "tf32")]
                 assert now.bound_ns is not None
                 assert now.bound_ns / 1e9 < min(measured_s)

@@ -727,15 +727,3 @@ def test_checkpointed_layers_under_autocast_run_forward_twice(use_reentrant: boo
             checkpoint(model, rows, use_reentrant=use_reentrant).sum().backward()
     forward = "_scaled_dot_product_flash_attention"
     assert [recorder.names.count(name) for name in (forward, f"{forward}_backward")] == [2, 1]
-
-
-def test_somebody_elses_autocast_kernel_is_left_as_it_is() -> None:
-    library: Any = torch.library.Library("perflab_autocast_test", "DEF")
-    library.define("double(Tensor x) -> Tensor")
-    library.impl("double", lambda x: x * 2, "CPU")
-    library.impl("double", lambda x: x.to(FP64), "AutocastCPU")
-    try:
-        with fake_tensors(), as_cuda(), torch.autocast("cuda", dtype=BF16):
-            assert torch.ops.perflab_autocast_test.double(x()).dtype == FP64
-    finally:
-        library._destroy()
