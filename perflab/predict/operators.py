@@ -32,6 +32,7 @@ _MATMULS = (
 )
 _TAKES_ROWS = ("embedding", "index_select", "gather", "index", "_embedding_bag", "take_along_dim")
 _NO_LAUNCH = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")
+_FILLS = ("zero_", "fill_", "copy_", "_foreach_zero_", "_foreach_copy_", "normal_", "uniform_", "random_", "bernoulli_")
 _CPU_FLASH = {
     "_scaled_dot_product_flash_attention_for_cpu": sdpa_flop,
     "_scaled_dot_product_flash_attention_for_cpu_backward": sdpa_backward_flop,
@@ -52,6 +53,8 @@ class Kind:
     writes: tuple[int, ...]
     """Positions of arguments that it writes to."""
     writes_by_name: tuple[str, ...]
+    only_fills: bool
+    """It does not read what it writes to in place."""
     flops: Callable[..., Any] | None
     is_product: bool
     takes_rows: bool
@@ -76,6 +79,7 @@ def kind_of(func: OpOverload) -> Kind:
         launches=base not in _NO_LAUNCH,
         writes=tuple(position for position, _ in written),
         writes_by_name=tuple(argument.name for _, argument in written),
+        only_fills=base in _FILLS,
         flops=formula,
         is_product=formula is not None or base.rstrip("_") in _MATMULS,
         takes_rows=base in _TAKES_ROWS,
@@ -92,13 +96,15 @@ def bytes_of(kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any], result: 
     if not kind.launches:
         return 0
     made = list(tensors_in(result))
-    # What is written in place is read too, unless it is only filled; the second reading is counted as the writing.
     written = [args[position] for position in kind.writes if position < len(args)]
     written += [kwargs[name] for name in kind.writes_by_name if name in kwargs]
     in_place = list(tensors_in(written))
     known = {id(tensor) for tensor in in_place}
     write_bytes = sum(map(_touched_bytes, [*in_place, *(tensor for tensor in made if id(tensor) not in known)]))
-    read = [_touched_bytes(tensor) for tensor in tensors_in((args, kwargs))]
+    # What is written in place is read too, unless it is only filled; an ``out=`` is not.
+    operands = [one for position, one in enumerate(args) if not (kind.only_fills and position in kind.writes)]
+    operands += [one for name, one in kwargs.items() if name not in kind.writes_by_name]
+    read = [_touched_bytes(tensor) for tensor in tensors_in(operands)]
     if kind.takes_rows:
         read = [min(size, write_bytes) for size in read]
     return write_bytes + sum(read)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,32 @@ def test_a_module_changes_its_dtype_with_its_gradients_and_its_ties(
         assert {one.dtype for one in model.parameters()} == {dtype}
         assert model[0].weight is held is model[1].weight
         model(torch.randn(2, 4, dtype=dtype)).sum().backward()
+
+
+@pytest.mark.parametrize("fake", [False, True])
+def test_a_module_is_copied_as_a_real_one_is(fake: bool) -> None:
+    with fake_tensors() if fake else nullcontext():
+        model = nn.ModuleDict({"first": nn.Linear(4, 4), "tied": nn.Linear(4, 4), "norm": nn.BatchNorm1d(4)})
+        model["tied"].weight = model["first"].weight
+        model.flat = torch.zeros(10)
+        model.half = model.flat[5:]
+        model["first"](torch.randn(2, 4)).sum().backward()
+        copied = copy.deepcopy(model)
+    assert type(copied.flat) is type(model.flat)
+    assert copied["tied"].weight is copied["first"].weight is not model["first"].weight
+    assert isinstance(copied["first"].weight, nn.Parameter)
+    assert copied["first"].weight.requires_grad
+    assert copied["first"].weight.grad is None  # as PyTorch does with parameters
+    assert copied["norm"].running_mean.shape == (4,)
+    storages = [tensor.untyped_storage() for tensor in (copied.half, copied.flat, model.flat)]
+    assert storages[0]._cdata == storages[1]._cdata != storages[2]._cdata
+    assert copied.half.storage_offset() == 5
+    assert storages[0].nbytes() == 40
+
+
+def test_only_leaves_are_copied_as_in_real_life() -> None:
+    with fake_tensors(), pytest.raises(RuntimeError, match="graph leaves"):
+        copy.deepcopy(torch.ones(2, requires_grad=True) * 2)
 
 
 def test_a_module_without_memory_gets_some() -> None:

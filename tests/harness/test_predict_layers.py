@@ -1,4 +1,4 @@
-"""Models of a user's own, predicted from few layers where these are alike and held against the whole; run whole if not."""
+"""Models of a user's own, predicted from few layers where they are alike, held against the whole; run whole if not."""
 
 from __future__ import annotations
 
@@ -205,10 +205,13 @@ def hooked(number: int) -> nn.Module:
     return model
 
 
-def trained(model: nn.Module, optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW) -> Work:
+MOMENTUM = functools.partial(torch.optim.SGD, momentum=0.9)
+
+
+def trained(model: nn.Module, optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW) -> Work:
     """A training step, the optimizer's work done over lists as on a GPU."""
     x = torch.randn(4, 5, WIDTH)
-    rule: Any = optimizer(model.parameters(), foreach=True)  # type: ignore[call-arg]
+    rule = optimizer(model.parameters(), foreach=True)
 
     def run(mark: Callable[[], None]) -> Tensor:
         loss = model(x).sum()
@@ -281,7 +284,7 @@ def test_layers_that_are_alike_are_predicted_from_few_and_come_out_as_the_whole(
 
 @pytest.mark.parametrize("make", UNLIKE.values(), ids=UNLIKE)
 def test_layers_that_are_not_alike_are_all_run(make: Make) -> None:
-    found, whole = both(lambda: trained(make(), torch.optim.SGD))
+    found, whole = both(lambda: trained(make(), MOMENTUM))
     assert found.layers_run == []
     assert same(found.trace, whole.trace) is None  # and the attempt has left nothing behind
     assert found.trace.parameters == sum(parameter.numel() for parameter in make().parameters())

@@ -1,0 +1,149 @@
+"""What is there before a call, each storage once: parameters, gradients, optimizer state, buffers, inputs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from perflab.predict.as_cuda import as_cuda
+from perflab.predict.fake import fake_tensors
+from perflab.predict.holdings import Holding, holdings
+from perflab.predict.modules import book_of
+from perflab.predict.trace import Layer
+from perflab.reachable import reachable
+from tests.harness.traced import exact, traced_as_is, work
+
+
+def held(*roots: Any, left_out: tuple[nn.Module, ...] = ()) -> list[Holding]:
+    found = list(reachable(roots))
+    return list(holdings(found, book_of(found), left_out))
+
+
+def told(found: list[Holding]) -> Counter[tuple[str, str, int]]:
+    """How many there are of each kind, module and size."""
+    return Counter((one.kind, one.module, one.tensor.numel()) for one in found)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 5)
+        self.norm = nn.BatchNorm1d(5)
+        self.cache = [torch.zeros(7), {"key": torch.zeros(9)}]
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.norm(self.inner(x))
+        return out
+
+
+def test_everything_is_told_with_what_it_is_for_and_where() -> None:
+    net, x, free = Net(), torch.randn(4, 3), nn.Parameter(torch.zeros(11))
+    adam = torch.optim.Adam([*net.parameters(), free], amsgrad=True)
+    (net(x).sum() + free.sum()).backward()
+    adam.step()
+    found = told(held(net, x, adam))
+    own = {("inner", 15): 1, ("inner", 5): 1, ("norm", 5): 2, ("", 11): 1}
+    for (module, count), times in own.items():
+        assert found.pop(("parameters", module, count)) == times
+        assert found.pop(("gradients", module, count)) == times
+        assert found.pop(("optimizer state", module, count)) == 3 * times
+    assert found.pop(("optimizer state", "inner", 1)) == 2  # how many steps there were: a number each
+    assert found.pop(("optimizer state", "norm", 1)) == 2
+    assert found.pop(("optimizer state", "", 1)) == 1
+    assert found == {
+        ("buffers", "norm", 5): 2,
+        ("buffers", "norm", 1): 1,
+        ("inputs", "", 7): 1,
+        ("inputs", "", 9): 1,
+        ("inputs", "", 12): 1,
+    }
+
+
+def test_what_a_module_has_kept_for_itself_is_its_own() -> None:
+    outer = nn.Sequential(Net())
+    found = told(held(outer))
+    assert found[("inputs", "0", 7)] == 1
+    assert found[("inputs", "0", 9)] == 1
+
+
+def test_tied_weights_are_there_once() -> None:
+    model = nn.ModuleDict({"embed": nn.Embedding(10, 4), "head": nn.Linear(4, 10, bias=False)})
+    model["head"].weight = model["embed"].weight
+    assert told(held(model)) == {("parameters", "embed", 40): 1}
+    x = torch.zeros(2, dtype=torch.int64)
+    trace = traced_as_is(work(lambda: model["head"](model["embed"](x)), model, x))
+    assert trace.parameters == 40
+    assert exact(trace).held_bytes == 40 * 4 + 2 * 8
+
+
+def test_a_weight_that_all_layers_have_is_no_layers_own() -> None:
+    layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(8))
+    for layer in layers:
+        layer.weight = layers[0].weight
+    found = {one.tensor.numel(): one.layer for one in held(layers)}
+    assert found == {9: None, 3: Layer("", 7)}
+
+
+def test_views_of_one_storage_are_there_once_with_all_of_it() -> None:
+    whole = torch.zeros(100)
+    parts = whole[:10], whole[20:30].view(2, 5), whole
+    trace = traced_as_is(work(lambda: None, parts))
+    assert [alloc.size_bytes for alloc in trace.held] == [400]
+
+
+def test_parameters_that_are_views_of_one_flat_tensor_are_parameters() -> None:
+    flat = torch.zeros(20)
+    model = nn.Linear(3, 5)
+    model.weight.data, model.bias.data = flat[:15].view(5, 3), flat[15:]
+    trace = traced_as_is(work(lambda: None, flat, model))
+    assert exact(trace).composition == {"parameters": 80}
+
+
+def test_of_layers_that_are_left_out_nothing_is_there() -> None:
+    layers = nn.ModuleList(Net() for _ in range(8))
+    x = torch.randn(4, 3)
+    adam = torch.optim.Adam(layers.parameters())
+    sum(layer(x).sum() for layer in layers).backward()  # type: ignore[union-attr]
+    adam.step()
+    found = list(reachable((layers, adam)))
+    book = book_of(found)
+    with book.cut(3) as left_out:
+        few = list(holdings(list(reachable((layers, adam))), book, left_out))
+    everything = list(holdings(found, book))
+    assert {one.layer for one in few} == {Layer("", number) for number in range(3)}
+    assert len(everything) * 3 == len(few) * 8
+
+
+def test_what_other_layers_have_too_stays_when_some_are_left_out() -> None:
+    layers, table = nn.ModuleList(Net() for _ in range(8)), nn.BatchNorm1d(5)
+    for layer in layers:
+        layer.norm = table
+    found = list(reachable((layers,)))
+    book = book_of(found)
+    with book.cut(3) as left_out:
+        few = list(holdings(list(reachable((layers,))), book, left_out))
+    assert [one.layer for one in few if one.module == "*.norm"] == [None] * 5
+
+
+def test_steps_that_an_optimizer_counts_on_the_host_take_no_memory_of_the_gpu() -> None:
+    with fake_tensors(), as_cuda((9, 0)):
+        model = nn.Linear(3, 5, device="cuda")
+        adam = torch.optim.Adam(model.parameters())
+        model(torch.randn(4, 3, device="cuda")).sum().backward()
+        adam.step()
+        found = told(held(model, adam))
+    assert found == {
+        **{("parameters", "", count): 1 for count in (15, 5)},
+        **{("gradients", "", count): 1 for count in (15, 5)},
+        **{("optimizer state", "", count): 2 for count in (15, 5)},
+    }
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_frozen_parameter_is_one_too(frozen: bool) -> None:
+    model = nn.Linear(3, 5).requires_grad_(not frozen)
+    assert {one.kind for one in held(model)} == {"parameters"}
