@@ -89,11 +89,10 @@ class Cases:
             return
         # A CPU that was asked for by name is what is to be measured.
         self._by_itself = device.type == "cpu" and self._settings.device == "auto"
-        if self._settings.predict or self._by_itself:
-            self._predictions.check([item.nodeid for item in items])
         if self._settings.update or self._settings.update_new:
             self._store.check_writable()
         if self._settings.predict:
+            self._predictions.check([item.nodeid for item in items])
             return  # nothing is measured
         if self._settings.instructions == "callgrind":
             check_callgrind(device)

@@ -172,10 +172,14 @@ class CasePrediction:
         """Whether a case that does not fit is predicted from here on, and not skipped.
 
         Not for want of the run's time alone: with more of it, it is measured.
+
+        Raises:
+            BaselineError: the file of its baseline, which nobody was known to need, is damaged or foreign.
         """
         is_over = needs.left_s is not None and needs.left_s <= 0
         if not self._by_itself or needs.sets_up or is_over or not (needs.no_room or needs.no_time):
             return False
+        self._predictions.check([self._state.case])
         self._state.turn.enter_context(self._predictions.fake())
         self._state.predicts, self._state.instead_of = True, unmet
         return True

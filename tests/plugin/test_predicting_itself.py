@@ -135,6 +135,13 @@ def test_what_does_not_fit_is_predicted_or_skipped_and_the_next_case_is_measured
             "if this is meant: pytest *too_long --perf-update",
         ]
     )
+    (file,) = (pytester.path / "baselines").glob("predicted-h100/*.json")
+    whole = file.read_text()
+    file.write_text("{")
+    damaged = run_pytest(pytester, python, *TOO_MUCH, "test_large.py::test_small")
+    damaged.assert_outcomes(passed=1, failed=2)
+    damaged.stdout.fnmatch_lines(["predicted baseline file *test_large.json is damaged at line 1*"])
+    file.write_text(whole)
     asked = run_pytest(pytester, python, TOO_MUCH[0], "--perf-predict")
     asked.stdout.fnmatch_lines(["too_large *ok"])
 
