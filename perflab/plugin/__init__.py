@@ -204,9 +204,18 @@ def _conclude_what_was_seen(config: pytest.Config, measures: bool) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """In a worker: say in each test what would have ended the session before anything ran."""
+    """In a worker: say in each test what would have ended the session before anything ran. Skip what is too late.
+
+    No wrapper: what is raised before a wrapper yields keeps other plugins from what they undo in teardown.
+    """
     if EARLY_PROBLEM in item.config.stash:
         raise item.config.stash[EARLY_PROBLEM]
+    if CASES in item.config.stash:
+        from perflab.plugin.measuring import Cases
+
+        cases = item.config.stash[CASES]
+        assert isinstance(cases, Cases)
+        cases.skip_if_late(item)
 
 
 @pytest.hookimpl(wrapper=True)

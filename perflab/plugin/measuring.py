@@ -159,11 +159,16 @@ class Cases:
             is_replicate=self._job is not None,
             under_callgrind=self._job is not None and self._job.under_callgrind,
         )
-        # Time that is over by little is for the test to see: it may say what it would have cost (perf.requires). Where
-        # it does much before that, or never says, the run must come to its end all the same.
-        left_s = self._budget.left_s()
-        if self._job is None and left_s is not None and left_s < -settings.budget_s:
-            pytest.skip(settings.time_is_over)
+
+    def skip_if_late(self, item: pytest.Item) -> None:
+        """Skip a case that would begin when the run's time is long over.
+
+        Time that is over by little is for the test to see: it may say what it would have cost (perf.requires). Where
+        it does much before that, or never says, the run must come to its end all the same.
+        """
+        state, left_s = item.stash.get(STATE, None), self._budget.left_s()
+        if state is not None and self._job is None and left_s is not None and left_s < -state.settings.budget_s:
+            pytest.skip(state.settings.time_is_over)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:

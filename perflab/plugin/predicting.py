@@ -169,8 +169,12 @@ class CasePrediction:
         return self._predictions.of(self._state, workload)
 
     def instead(self, needs: Needs, unmet: str) -> bool:
-        """Whether a case that does not fit is predicted from here on, and not skipped."""
-        if not self._by_itself or needs.sets_up or (needs.left_s is not None and needs.left_s <= 0):
+        """Whether a case that does not fit is predicted from here on, and not skipped.
+
+        Not for want of the run's time alone: with more of it, it is measured.
+        """
+        is_over = needs.left_s is not None and needs.left_s <= 0
+        if not self._by_itself or needs.sets_up or is_over or not (needs.no_room or needs.no_time):
             return False
         self._state.turn.enter_context(self._predictions.fake())
         self._state.predicts, self._state.instead_of = True, unmet

@@ -42,7 +42,20 @@ _INSTALLED = Path(sysconfig.get_path("purelib"))
 _MACHINERY = (
     *(
         f"{_TORCH}/{name}"
-        for name in ["_subclasses/", "_dynamo/", "_compile.py", "_decomp/", "_meta_registrations.py", "_prims/", "_prims_common/", "_refs/", "_ops.py", "overrides.py", "utils/_stats.py", "utils/_python_dispatch.py"]
+        for name in [
+            "_subclasses/",
+            "_dynamo/",
+            "_compile.py",
+            "_decomp/",
+            "_meta_registrations.py",
+            "_prims/",
+            "_prims_common/",
+            "_refs/",
+            "_ops.py",
+            "overrides.py",
+            "utils/_stats.py",
+            "utils/_python_dispatch.py",
+        ]
     ),
     f"{Path(__file__).parent}/",
 )

@@ -18,8 +18,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from perflab.lab.attention import attention
+from perflab.lab.attention import IMPLEMENTATIONS, attention
 from perflab.plugin.case import Perf
+from perflab.plugin.stash import SETTINGS
 from tests.correctness.suite.candidate import Candidate
 from tests.correctness.suite.chosen import attention_candidates
 
@@ -27,6 +28,9 @@ GRIDS = ("quick", "reference", "training", "all")
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 BACKWARD_SHARE = 2.5
 """FLOPs of the backward over those of the forward: five matrix products where that has two."""
+COMPILED = tuple(name for name, variant in IMPLEMENTATIONS.items() if variant.compiles)
+LONGEST_TILED = 2048
+"""Tokens up to which its operators, which are quadratically many, are followed in a prediction."""
 PUBLISHED = Path(__file__).with_name("published") / "h100_attention.csv"
 Attention = Callable[..., Tensor]
 """Called as attention(q, k, v, is_causal=...)."""
@@ -79,7 +83,8 @@ class Shape:
 
 def attention_variants(config: pytest.Config) -> dict[str, Candidate]:
     """What is measured, by name: the lab's variants that exist on the device, or what --attention names."""
-    return {candidate.name: candidate for candidate in attention_candidates(config)}
+    found = attention_candidates(config, torch.device("cuda") if config.stash[SETTINGS].predict else None)
+    return {candidate.name: candidate for candidate in found}
 
 
 def function_of(candidate: Candidate) -> Attention:
@@ -95,7 +100,9 @@ def _output_of(call: Callable[..., Any], *inputs: Tensor, **settings: Any) -> Te
 
 
 def device_type(config: pytest.Config) -> str:
-    """Where cases will be measured, before the device fixture tells."""
+    """Where cases will be measured, or are predicted to run, before the device fixture tells."""
+    if config.stash[SETTINGS].predict:
+        return "cuda"
     asked = config.getoption("perf_device") or config.getini("perf_device") or "auto"
     return "cuda" if asked != "cpu" and torch.cuda.is_available() else "cpu"
 
@@ -156,9 +163,18 @@ def skipped_where_refused(candidate: Candidate) -> Iterator[None]:
         pytest.skip(str(refusal))
 
 
+def skip_unpredictable(perf: Perf, impl: str, seq_len: int) -> None:
+    """Skip what would have to run, or would take minutes, where the case is predicted."""
+    if perf.predicts and impl in COMPILED:
+        pytest.skip("compiled when it is called, which has to run: it cannot be predicted")
+    if perf.predicts and impl == "tiled" and seq_len > LONGEST_TILED:
+        pytest.skip(f"a loop over tiles in Python: above {LONGEST_TILED} tokens predicting it takes minutes")
+
+
 def declare(perf: Perf, candidate: Candidate, shape: Shape, *, backward: bool) -> None:
     """Say what the case needs and does, and what others measured on it; skip it where it cannot run."""
     claims = candidate.claims
+    skip_unpredictable(perf, candidate.name, shape.seq_len)
     if claims.interpreted:
         pytest.skip("interpreted here, so its time says nothing")
     if shape.precision not in claims.dtypes:

@@ -14,7 +14,7 @@ from torch import Tensor
 from perflab.lab.attention import IMPLEMENTATIONS, attention
 from perflab.plugin.case import Perf
 
-from .attention_cases import Shape, device_type
+from .attention_cases import Shape, device_type, skip_unpredictable
 from .growth import STUDY
 from .saved import saved_for_backward
 
@@ -38,6 +38,7 @@ def test_attention_memory(
     seq_len: int,
     memory_snapshot: Callable[..., object],
 ) -> None:
+    skip_unpredictable(perf, impl, seq_len)
     if IMPLEMENTATIONS[impl].needs_triton and device.type == "cpu":
         pytest.skip("interpreted here, with NumPy's memory")
     heads, precision = (8, "bf16") if device.type == "cuda" else (2, "fp32")

@@ -274,7 +274,8 @@ def test_what_needs_numbers_is_named_with_its_line_and_other_errors_are_shown_as
         [
             "branch *FAILED",
             "fixture *FAILED",
-            "trains_first*skipped: trains or compiles before it measures*",
+            "trains_first *skipped",
+            "  trains or compiles before it measures: *",
             "guarded *new",
         ]
     )

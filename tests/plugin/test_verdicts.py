@@ -95,6 +95,7 @@ def test_skips(perf):
 
 def test_needs_much(perf):
     perf.requires(memory_bytes=2**60, seconds=3600)
+    assert perf.predicts, "must not get here to measure"
     raise AssertionError("must not get here")
 
 def test_twice(perf):
@@ -127,7 +128,9 @@ def test_every_way_to_go_wrong_has_its_verdict_and_the_next_case_runs_clean(proj
             r"marked_only .* FAILED",
             r"wrong_result .* FAILED",
             r"skips +skipped: not today",
-            r"needs_much +skipped: needs 7\.00 h of 10\.0 s, 1048576 TiB of .*",
+            r"needs_much .* skipped",
+            r"\s+needs 7\.00 h of 10\.0 s, 1048576 TiB of .*; .*",
+            r"\s+.*AssertionError: must not get here",
             r"twice .* FAILED",
             r"not_callable .* FAILED",
             r"after .* new",
@@ -194,6 +197,9 @@ def test_does_much_first(perf):
 def test_does_not_begin(perf):
     Virtual.now_ns += 1_000_000_000_000
     perf(work)
+
+def test_is_much_too_late(perf):
+    raise AssertionError("must not get here")
 """
 
 
@@ -203,7 +209,7 @@ def test_once_a_runs_time_is_over_every_case_is_skipped_and_says_so(project: Pro
     project.test_file.write_text(project.test_file.read_text() + LATE)
     project.cost(ms=100)
     result = project.run("--perf-total-budget=1", "--perf-budget=1")
-    result.assert_outcomes(passed=1, skipped=4)
+    result.assert_outcomes(passed=1, skipped=5)
     over = r"skipped: the run's 1\.00 s are over \(--perf-total-budget\)"
     result.stdout.re_match_lines(
         [
@@ -212,6 +218,7 @@ def test_once_a_runs_time_is_over_every_case_is_skipped_and_says_so(project: Pro
             r"costs +skipped: needs 1\.40 s of 0 s left",
             rf"does_much_first +{over}",
             rf"does_not_begin +{over}",
+            rf"is_much_too_late +{over}",
         ]
     )
 

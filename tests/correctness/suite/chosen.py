@@ -20,11 +20,14 @@ from perflab.plugin.stash import SETTINGS, worker_number
 from tests.correctness.suite.candidate import Candidate, CandidateError, from_callable, from_registry, runs_on
 
 
-def attention_candidates(config: pytest.Config) -> tuple[Candidate, ...]:
-    """Those that --attention names, or all variants; looked up once. UsageError for a name that is none."""
+def attention_candidates(config: pytest.Config, device: torch.device | None = None) -> tuple[Candidate, ...]:
+    """Those that --attention names, or all variants; looked up once. UsageError for a name that is none.
+
+    Of another device than the session's, where one is given.
+    """
     given = config.getoption("--attention")
     try:
-        device = resolve_device(config.stash[SETTINGS].device, worker_number(config))
+        device = device or resolve_device(config.stash[SETTINGS].device, worker_number(config))
         return find_candidates(given, device, Path.cwd())
     except (CandidateError, PerflabError) as error:
         raise pytest.UsageError(f"--attention: {error}" if given else str(error)) from None

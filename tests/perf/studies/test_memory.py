@@ -105,6 +105,8 @@ def optimizer_state(step: TrainingStep) -> Iterable[Tensor]:
 def test_residual_stream(perf: Perf, study: Setup) -> None:
     if not study.is_ours:
         pytest.skip(f"the residual stream of {study.model_name} is not known")
+    if perf.predicts:
+        pytest.skip("a profile, for which it has to run")
     study.declare(perf, "forward")
     model, tokens = study.model(), study.tokens()
     assert isinstance(model, TransformerLM)

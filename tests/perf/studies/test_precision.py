@@ -39,6 +39,13 @@ OFFSET = 1
 """Where the width grows, and what is timed."""
 
 
+@pytest.fixture(autouse=True)
+def of_numbers(perf: Perf) -> None:
+    """What these studies are about."""
+    if perf.predicts:
+        pytest.skip("a study of numbers, and a prediction has none")
+
+
 def in_study(title: str, *columns: str) -> pytest.MarkDecorator:
     """A case whose numerics count, not its time."""
     return pytest.mark.perf(study=f"precision: {title}", columns=", ".join(columns), budget="200ms", threshold=0.5)
