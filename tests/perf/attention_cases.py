@@ -29,7 +29,7 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 BACKWARD_SHARE = 2.5
 """FLOPs of the backward over those of the forward: five matrix products where that has two."""
 COMPILED = tuple(name for name, variant in IMPLEMENTATIONS.items() if variant.compiles)
-LONGEST_TILED = 2048
+LONGEST_TILED = 512
 """Tokens up to which its operators, which are quadratically many, are followed in a prediction."""
 PUBLISHED = Path(__file__).with_name("published") / "h100_attention.csv"
 Attention = Callable[..., Tensor]
@@ -168,7 +168,7 @@ def skip_unpredictable(perf: Perf, impl: str, seq_len: int) -> None:
     if perf.predicts and impl in COMPILED:
         pytest.skip("compiled when it is called, which has to run: it cannot be predicted")
     if perf.predicts and impl == "tiled" and seq_len > LONGEST_TILED:
-        pytest.skip(f"a loop over tiles in Python: above {LONGEST_TILED} tokens predicting it takes minutes")
+        pytest.skip(f"a loop over tiles in Python: above {LONGEST_TILED} tokens predicting it takes long")
 
 
 def declare(perf: Perf, candidate: Candidate, shape: Shape, *, backward: bool) -> None:

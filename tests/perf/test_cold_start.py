@@ -23,6 +23,8 @@ pytestmark = pytest.mark.perf(study="warm-up", columns="first, median, mean, std
     [pytest.param(steps, marks=pytest.mark.perf(warmup=steps, fresh_process=True, budget=5)) for steps in WARMUP_STEPS],
 )
 def test_warmup(perf: Perf, setup: Setup, warmup_steps: int) -> None:
+    if perf.predicts:
+        pytest.skip("a study of first steps, and a prediction is of a warm one")
     setup.declare(perf, "forward_backward")
     if (setup.batch_size, setup.context_length) == (4, 128):
         for source, seconds in warmup_quotes(setup.model_name, warmup_steps).items():

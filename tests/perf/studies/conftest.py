@@ -1,9 +1,10 @@
-"""How long the studies' cases are measured."""
+"""How long the studies' cases are measured; and that they are not predicted."""
 
 from __future__ import annotations
 
 import pytest
 
+from perflab.plugin.case import Perf
 from tests.perf.attention_cases import device_type
 from tests.perf.choice import study_model_name
 
@@ -18,3 +19,11 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         # Half precision is emulated on a CPU, at a fifth of the speed.
         is_fp16 = switch is not None and switch.training.get("precision") == "fp16"
         item.add_marker(pytest.mark.perf(budget=4 * seconds if is_fp16 else seconds))
+
+
+@pytest.fixture
+def perf(perf: Perf) -> Perf:
+    """The plugin's; a study compares what was run, and what a GPU would need the end-to-end cases say."""
+    if perf.predicts:
+        pytest.skip("a study compares what was run: see the end-to-end cases (tests/perf/test_transformer.py)")
+    return perf
