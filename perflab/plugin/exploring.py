@@ -69,6 +69,7 @@ class Explorer:
         if exploration is None:
             return fit_of(prediction, gpu)
         build, sizes = exploration.build, exploration.sizes
+        whole = not prediction.traced_layers  # where few layers did not tell, they do not at other sizes either
         fit = fit_of(prediction, gpu)
         others = sorted((name, value) for name, value in state.parameters.items() if name not in sizes)
         test: _Test = (state.case.partition("[")[0], *others)
@@ -80,7 +81,7 @@ class Explorer:
             def outline_at(size: int) -> Outline:
                 asked = {**sizes, name: size}
                 if _key(asked) not in known:
-                    known[_key(asked)] = outline_of(trace_of(functools.partial(build, **asked)))
+                    known[_key(asked)] = outline_of(trace_of(functools.partial(build, **asked), whole=whole))
                 return known[_key(asked)]
 
             same = {dict(key)[name]: one for key, one in known.items() if {**dict(key), name: 0} == {**sizes, name: 0}}
@@ -95,7 +96,7 @@ class Explorer:
             fit,
             largest={name: largest_of(name) for name in sizes},
             remedies={
-                name: peak_of(trace_of(functools.partial(build, **{**sizes, **changes})))
+                name: peak_of(trace_of(functools.partial(build, **{**sizes, **changes}), whole=whole))
                 for name, changes in remedies.items()
             },
         )
@@ -158,12 +159,12 @@ def _key(sizes: Mapping[str, int]) -> _Sizes:
     return tuple(sorted(sizes.items()))
 
 
-def trace_of(make: Callable[[], Any]) -> Trace:
-    """What one call does of what ``make`` makes: a callable, or the phases of a step."""
+def trace_of(make: Callable[[], Any], *, whole: bool = False) -> Trace:
+    """What one call does of what ``make`` makes: a callable, or the phases of a step; ``whole``: every layer run."""
     from perflab.plugin.predicting import work_of
     from perflab.predict.prediction import ON_CUDA, traced
 
-    return traced(work_of(_workload(make())), ON_CUDA).trace
+    return traced(work_of(_workload(make())), ON_CUDA, whole=whole).trace
 
 
 def _workload(made: Any) -> Workload:

@@ -27,6 +27,7 @@ from perflab.plugin.stash import FAKING
 from perflab.plugin.verdicts import fails
 from perflab.predict.roofline import roofline_ns
 from perflab.predictions import Fit, PredictedCase, Prediction
+from perflab.reachable import reachable
 from perflab.records import Result, Verdict
 from perflab.report.prediction_failure import explain_prediction
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from perflab.measure.workload import Workload
     from perflab.plugin.case import CaseState
     from perflab.plugin.needs import Needs
-    from perflab.predict.prediction import Work
+    from perflab.predict.prediction import Proofs, Work
     from perflab.predict.trace import Trace
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
@@ -49,6 +50,7 @@ class Predictions:
         self._progress = progress
         self._store = PredictedStore(settings.baselines)
         self._measured = BaselineStore(settings.baselines)
+        self._proofs: Proofs | None = None
         self._mode: Any = None
         self._explorer = Explorer()
 
@@ -81,13 +83,15 @@ class Predictions:
         Raises:
             UsageError: it calls no operator, or ``perf.fits`` was given what makes nothing to predict.
         """
-        from perflab.predict.prediction import ON_CUDA, predict
+        from perflab.predict.prediction import ON_CUDA, Proofs, predict
         from perflab.predict.snapshot import write_snapshot
 
         gpu = self._settings.gpu
         progress = self._progress.show
         progress("predicting")
-        now, traced = predict(work_of(workload), gpu, ON_CUDA)
+        self._proofs = self._proofs or Proofs()
+        now, traced = predict(work_of(workload), gpu, ON_CUDA, proofs=self._proofs)
+        without_fake_gradients(workload.roots)
         if not now.costs:
             state.problem = "no work"
             raise UsageError(
@@ -108,7 +112,8 @@ class Predictions:
             now = with_estimate(now, state.case, self._measured, self._store, gpu)
         except BaselineError as error:  # of a measured file, which this case has no need of
             now = msgspec.structs.replace(now, notes=[*now.notes, f"no estimate: {error.problem}"])
-        progress("what fits")
+        if state.exploration is not None:
+            progress("what fits")
         now = self._explored(now, traced.trace, state)
         self._progress.clear()
         before = self._store.baseline(gpu.name, state.case)
@@ -142,6 +147,16 @@ class Predictions:
         if fails(result.judgement.verdict, settings, saving=settings.update or settings.update_new):
             accept = accept_command(self._config, result.case, result.judgement.verdict)
             pytest.fail(explain_prediction(result, accept), pytrace=False)
+
+
+def without_fake_gradients(roots: tuple[Any, ...]) -> None:
+    """Take fake gradients off real parameters: a model of the whole session's is trained on by others."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    for one in reachable(roots):
+        if isinstance(one, torch.nn.Parameter) and not isinstance(one, FakeTensor) and isinstance(one.grad, FakeTensor):
+            one.grad = None
 
 
 def work_of(workload: Workload) -> Work:

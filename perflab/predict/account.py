@@ -130,10 +130,13 @@ def _costs(trace: Trace, roofline_ns: Bound) -> list[Cost]:
 
 
 def _saved(trace: Trace, sizes: dict[int, int]) -> list[SavedTensors]:
+    """Those that are kept when most is: what one micro-batch has saved is gone when the next one saves."""
+    kept = {block: size if trace.uses[block].saved is not None else 0 for block, size in sizes.items()}
+    _, alive = _peak(trace, kept)
     found: dict[tuple[str, str, str, tuple[int, ...], str], list[int]] = {}
     for alloc in _allocs(trace):
         saved = trace.uses[alloc.block].saved
-        if saved is not None:
+        if saved is not None and alloc.block in alive:
             key = (saved.place.module, saved.place.line, alloc.operator, saved.shape, saved.dtype)
             found.setdefault(key, []).append(sizes[alloc.block])
     rows = [

@@ -33,6 +33,7 @@ _MATMULS = (
 _TAKES_ROWS = ("embedding", "index_select", "gather", "index", "_embedding_bag", "take_along_dim")
 _NO_LAUNCH = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")
 _FILLS = ("zero_", "fill_", "copy_", "_foreach_zero_", "_foreach_copy_", "normal_", "uniform_", "random_", "bernoulli_")
+_MULTIPLIES = ("addbmm", "addmv", "mv", "dot", "_cdist_forward", "_euclidean_dist", "cholesky", "_thnn_fused_lstm_cell")
 _CPU_FLASH = {
     "_scaled_dot_product_flash_attention_for_cpu": sdpa_flop,
     "_scaled_dot_product_flash_attention_for_cpu_backward": sdpa_backward_flop,
@@ -58,6 +59,9 @@ class Kind:
     flops: Callable[..., Any] | None
     is_product: bool
     takes_rows: bool
+    is_convolution: bool
+    causal_at: int | None
+    """Position of ``is_causal`` among its arguments."""
 
 
 @cache
@@ -83,6 +87,8 @@ def kind_of(func: OpOverload) -> Kind:
         flops=formula,
         is_product=formula is not None or base.rstrip("_") in _MATMULS,
         takes_rows=base in _TAKES_ROWS,
+        is_convolution="convolution" in base,
+        causal_at=next((at for at, argument in enumerate(schema.arguments) if argument.name == "is_causal"), None),
     )
 
 
@@ -115,9 +121,28 @@ def dtype_of(kind: Kind, args: tuple[Any, ...], result: Any) -> str:
     first = next(tensors_in(args if kind.is_product else result), None)
     if first is None:
         return ""
-    if kind.is_product and first.dtype is torch.float32 and torch.get_float32_matmul_precision() != "highest":
-        return "tf32"
+    if kind.is_product and first.dtype is torch.float32:
+        # cuDNN has a switch of its own, which is on unless somebody turns it off.
+        in_tf32 = (
+            torch.backends.cudnn.allow_tf32
+            if kind.is_convolution
+            else torch.get_float32_matmul_precision() != "highest"
+        )
+        return "tf32" if in_tf32 else "float32"
     return str(first.dtype).removeprefix("torch.")
+
+
+def is_causal_call(kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether fused attention is told that no query sees later keys."""
+    if kind.causal_at is None:
+        return False
+    return bool(args[kind.causal_at] if kind.causal_at < len(args) else kwargs.get("is_causal", False))
+
+
+def multiplies(name: str) -> bool:
+    """Whether an operator is known to be made of products, whether or not its FLOPs can be counted."""
+    base = name.removeprefix("aten::")
+    return base in _MULTIPLIES or base.startswith(("linalg_", "_linalg_", "_fft_", "mkldnn_rnn", "_cudnn_rnn"))
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

@@ -6,7 +6,7 @@ against what really happens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
@@ -19,8 +19,10 @@ from perflab.predict.fake import is_compiled
 from perflab.predict.gpus import Gpu
 from perflab.predict.holdings import holdings
 from perflab.predict.modules import FEW, ModuleBook, book_of
+from perflab.predict.operators import multiplies
 from perflab.predict.replay import replay
 from perflab.predict.roofline import bound_ns, roofline_ns
+from perflab.predict.same import same
 from perflab.predict.trace import Op, Trace
 from perflab.predict.tracer import Hidden, Run, trace
 from perflab.predict.unroll import NotPeriodic, unroll
@@ -53,11 +55,36 @@ class Traced:
     notes: list[str] = field(default_factory=list)
 
 
-def traced(work: Work, hidden: Hidden, *, whole: bool = False) -> Traced:
+class Proofs:
+    """For which models and calls the trace of all layers is known to be what few layers make of it, or not to be.
+
+    What code does in one layer far from both ends (``if i == 9``) no trace of a few shows. So the first call of a kind
+    is run whole beside that, and has to be the same, event by event. Of a kind are calls of the same functions on
+    modules of the same names and classes: other sizes and precisions are believed.
+    """
+
+    def __init__(self) -> None:
+        self.known: dict[Hashable, str | None] = {}
+        """By kind: None if it was right, else what was not."""
+
+    def kind(self, work: Work, book: ModuleBook, reached: Iterable[Any]) -> Hashable:
+        """What calls have in common that are proven together."""
+        codes = {one.__code__ for one in reached if isinstance(one, FunctionType)}
+        modules = tuple((book.of(module), type(module)) for module in book.modules)
+        return work.spans, modules, frozenset((code.co_filename, code.co_firstlineno) for code in codes)
+
+
+def traced(work: Work, hidden: Hidden, *, proofs: Proofs | None = None, whole: bool = False) -> Traced:
     """Trace a call in its steady state: after one that is not looked at, in which optimizers make their state.
 
     Where a stack of alike layers is long, it is cut to a few for that, twice, and the trace of all is made of the two;
     it is run whole where that cannot be proven right, or ``whole`` is asked for.
+
+    Args:
+        work: what is called.
+        hidden: what operators take inside of themselves.
+        proofs: what is known of such calls; is added to. None: the layers are believed to be what they are built as.
+        whole: run every layer.
 
     Raises:
         Exception: whatever the work raises.
@@ -69,9 +96,20 @@ def traced(work: Work, hidden: Hidden, *, whole: bool = False) -> Traced:
         try:
             result, more = _trace_cut(work, book, hidden, FEW + 1, warm_up=True)
             _, few = _trace_cut(work, book, hidden, FEW, warm_up=False)
-            return Traced(unroll(few, more, book.layers), result, [FEW, FEW + 1], notes)
-        except NotPeriodic as reason:
-            notes.append(f"every layer was run, since they are not alike: {reason}")
+            unrolled = Traced(unroll(few, more, book.layers), result, [FEW, FEW + 1], notes)
+            if proofs is None:
+                return unrolled
+            kind = proofs.kind(work, book, reached)
+            if kind not in proofs.known:
+                seen = traced(work, hidden, whole=True)
+                proofs.known[kind] = same(unrolled.trace, seen.trace)
+                if proofs.known[kind] is not None:
+                    return Traced(seen.trace, seen.result, [], [*notes, _UNLIKE])
+            if proofs.known[kind] is None:
+                return unrolled
+            notes.append(_UNLIKE)
+        except NotPeriodic:
+            notes.append(_UNLIKE)
         except _FAILS_WHEN_CUT as error:  # it depends on how many layers there are, or fails anyway
             notes.append(f"every layer was run: with {FEW + 1} of them it ends in {type(error).__name__}")
     result = work.run(_nothing)
@@ -82,19 +120,26 @@ def traced(work: Work, hidden: Hidden, *, whole: bool = False) -> Traced:
 _FAILS_WHEN_CUT = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError)
 
 
+_UNLIKE = "every layer was run: they are built alike, and do not do alike"
 _COMPILED = "torch.compile is not predicted: what it fuses counts as if it were not compiled"
 _CAN_BE_COMPILED = (torch.nn.Module, FunctionType)
 
 
 def predict(
-    work: Work, gpu: Gpu | None, hidden: Hidden, *, rounded: Rounding = rounded_as_on_cuda, whole: bool = False
+    work: Work,
+    gpu: Gpu | None,
+    hidden: Hidden,
+    *,
+    rounded: Rounding = rounded_as_on_cuda,
+    proofs: Proofs | None = None,
+    whole: bool = False,
 ) -> tuple[Prediction, Traced]:
     """Predict one call on a GPU; on none of them (``None``), memory and operators as they are here.
 
     Raises:
         Exception: whatever the work raises.
     """
-    found = traced(work, hidden, whole=whole)
+    found = traced(work, hidden, proofs=proofs, whole=whole)
     account = account_of(found.trace, rounded=rounded, roofline_ns=lambda op: roofline_ns(op, gpu) if gpu else None)
     played = replay(found.trace) if gpu is not None else None
     workspace_bytes = gpu.workspace_bytes * _threads_with_products(account.costs) if gpu is not None else 0
@@ -118,7 +163,7 @@ def predict(
             bound_ns=_summed(found.trace, lambda op: bound_ns(op, gpu)) if gpu else None,
             roofline_ns=sum(cost.roofline_ns for cost in account.costs) or None,
             traced_layers=found.layers_run,
-            notes=found.notes,
+            notes=[*found.notes, *_uncounted(account.costs)],
         ),
         found,
     )
@@ -147,6 +192,12 @@ ON_CUDA = OnCuda()
 
 def _nothing() -> None:
     """Nobody wants to know when a span ends."""
+
+
+def _uncounted(costs: Sequence[Cost]) -> list[str]:
+    """What multiplies, and nobody has a formula of."""
+    names = dict.fromkeys(cost.operator for cost in costs if not cost.flops and multiplies(cost.operator))
+    return [f"FLOPs of {', '.join(names)} are not counted: time and FLOPs are too low"] if names else []
 
 
 def _threads_with_products(costs: Sequence[Cost]) -> int:

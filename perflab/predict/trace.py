@@ -42,6 +42,8 @@ class Op:
     """In which its products are computed, as torch names it (``bfloat16``), ``tf32`` included; else its result's."""
     launches: int = 1
     layer: Layer | None = None
+    is_causal: bool = False
+    """Fused attention that may leave out what is masked: FLOPs count all of it, a kernel does half."""
 
 
 @dataclass(frozen=True, slots=True)

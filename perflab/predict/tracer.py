@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from perflab.predict.cuda_devices import on_host
 from perflab.predict.holdings import Holding
 from perflab.predict.modules import ModuleBook
-from perflab.predict.operators import Kind, bytes_of, dtype_of, flops_of, kind_of, tensors_in
+from perflab.predict.operators import Kind, bytes_of, dtype_of, flops_of, is_causal_call, kind_of, tensors_in
 from perflab.predict.trace import Alloc, Event, Free, Layer, Op, Place, Saved, Trace, Use
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
@@ -260,7 +260,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._layer = layer
             flops, moved = flops_of(kind, args, kwargs, result), bytes_of(kind, args, kwargs, result)
             launches = self._hidden.launches_of(kind.name, args, kwargs)
-            self._events.append(Op(kind.name, place, flops, moved, dtype_of(kind, args, result), launches, layer))
+            dtype, is_causal = dtype_of(kind, args, result), is_causal_call(kind, args, kwargs)
+            self._events.append(Op(kind.name, place, flops, moved, dtype, launches, layer, is_causal))
         for block, size_bytes in made:
             self._layer = self._layers[block] = owners.get(block, layer)
             if elsewhere and self._layer is not None:

@@ -170,7 +170,7 @@ class _Layout:
             flops = self.grown(flops, step.growth[0])
             bytes_moved = self.grown(bytes_moved, step.growth[1])
             launches = self.grown(launches, step.growth[2])
-        return Op(op.name, op.place, flops, bytes_moved, op.dtype, launches, layer)
+        return Op(op.name, op.place, flops, bytes_moved, op.dtype, launches, layer, op.is_causal)
 
     def made(self, step: Made, layer: Layer | None) -> Alloc:
         block, self.blocks = self.blocks, self.blocks + 1
