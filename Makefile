@@ -10,10 +10,14 @@ MODEL ?= small
 # What does not fit into so many seconds is skipped, with what it would need.
 SECONDS ?= 155
 
-.PHONY: perf studies kernels test correctness check format clean
+.PHONY: perf predict studies kernels test correctness check format clean
 
 perf: $(INSTALLED)
 	$(BIN)/pytest -m perf --model=$(MODEL) --perf-total-budget=$(SECONDS) --ignore=tests/perf/test_kernels_compiled.py --ignore=tests/perf/studies
+
+# What the models need on a GPU that is not here, against the saved predictions; nothing is run.
+predict: $(INSTALLED)
+	$(BIN)/pytest -m perf --perf-predict --model=small,2.7B tests/perf/test_transformer.py
 
 # What each optimisation is worth here: precision, compilation, memory, every switch of the lab's model.
 studies: $(INSTALLED)

@@ -53,8 +53,8 @@ class Explorer:
 
     def __init__(self) -> None:
         self._outlines: dict[_Test, dict[_Sizes, Outline]] = {}
-        self._trusted: set[tuple[_Test, str]] = set()
-        """Where a reckoned peak was traced too, and was right."""
+        self._trusted: set[tuple[str, str]] = set()
+        """Tests and sizes of which a reckoned peak was traced too, and was right."""
 
     def fit(self, prediction: Prediction, trace: Trace, state: CaseState, gpu: Gpu) -> Fit:
         """Which GPUs a case fits, the largest sizes that fit; and where it does not, what it would need otherwise.
@@ -85,10 +85,10 @@ class Explorer:
                 return known[_key(asked)]
 
             same = {dict(key)[name]: one for key, one in known.items() if {**dict(key), name: 0} == {**sizes, name: 0}}
-            search = Search(outline_at, room_bytes, same, trusts=(test, name) in self._trusted)
+            search = Search(outline_at, room_bytes, same, trusts=(test[0], name) in self._trusted)
             answer = search.largest(sizes[name])
             if search.trusts:
-                self._trusted.add((test, name))
+                self._trusted.add((test[0], name))
             return answer
 
         remedies = {} if fit.fits else exploration.remedies

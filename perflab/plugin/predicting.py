@@ -7,6 +7,7 @@ an error on them means, ``predicted_cases`` knows.
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +84,15 @@ class Predictions:
         Raises:
             UsageError: it calls no operator, or ``perf.fits`` was given what makes nothing to predict.
         """
+        was_on = gc.isenabled()
+        gc.disable()  # millions of short-lived objects, and each pass of the collector looks at all of PyTorch's too
+        try:
+            return self._of(state, workload)
+        finally:
+            if was_on:
+                gc.enable()
+
+    def _of(self, state: CaseState, workload: Workload) -> Any:
         from perflab.predict.prediction import ON_CUDA, Proofs, predict
         from perflab.predict.snapshot import write_snapshot
 

@@ -223,7 +223,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return Place(phase, "", _line()), None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        # Below, nobody's torch function has a say, and being asked at each look at a tensor would cost time.
+        with torch._C.DisableTorchFunction():
+            return self._dispatch(func, args, kwargs or {})
+
+    def _dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if not isinstance(func, OpOverload) or func.namespace in _NO_WORK:
             return func(*args, **kwargs)  # also FlexAttention's, which is of higher order
         if _is_composite(func) and torch.is_inference_mode_enabled():

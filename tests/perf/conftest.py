@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from perflab.lab.train import TrainingConfig
+from perflab.plugin.case import Perf
 
 from .choice import context_lengths, model_names
 from .setup import DEFAULT_BATCH_SIZE, Setup
@@ -26,6 +27,16 @@ def setup(
     if "warmup_steps" in request.fixturenames and device.type == "cpu":
         batch_size = 1  # the cheapest shape shows it as well
     return Setup(model_name, batch_size, context_length, device, TrainingConfig(precision=precision))
+
+
+@pytest.fixture
+def perf(request: pytest.FixtureRequest, perf: Perf) -> Perf:
+    """The plugin's. A whole run predicts the main job, the models; other cases where they are asked for."""
+    config, file = request.config, request.path.name
+    asked = config.option.keyword or any(file in argument for argument in config.args)
+    if perf.predicts and "setup" not in request.fixturenames and not asked:
+        pytest.skip(f"predicted if asked for: name tests/perf/{file}")
+    return perf
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
