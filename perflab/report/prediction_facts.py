@@ -92,7 +92,9 @@ def time_facts(now: Prediction) -> list[str]:
         bound = f"{percent(share)} compute-bound" if share >= 0.5 else f"{percent(1 - share)} memory-bound"
         facts.append(", ".join([bound, *([f"{intensity(now.flops, now.bytes_moved)} FLOP/B"] if now.flops else [])]))
     if now.launches:
-        facts.append(f"{now.launches:,} launches{', which take longer' if are_launches else ''}")
+        named = "1 launch" if now.launches == 1 else f"{now.launches:,} launches"
+        longer = f", which take{'s' if now.launches == 1 else ''} longer" if are_launches else ""
+        facts.append(f"{named}{longer}")
     return facts
 
 
