@@ -53,8 +53,8 @@ class Explorer:
 
     def __init__(self) -> None:
         self._outlines: dict[_Test, dict[_Sizes, Outline]] = {}
-        self._trusted: set[tuple[str, str]] = set()
-        """Tests and sizes of which a reckoned peak was traced too, and was right."""
+        self._trusted: dict[tuple[_Test, str], int] = {}
+        """By test and size: from how many points a peak was reckoned that was traced too, and was right."""
 
     def fit(self, prediction: Prediction, trace: Trace, state: CaseState, gpu: Gpu) -> Fit:
         """Which GPUs a case fits, the largest sizes that fit; and where it does not, what it would need otherwise.
@@ -85,10 +85,10 @@ class Explorer:
                 return known[_key(asked)]
 
             same = {dict(key)[name]: one for key, one in known.items() if {**dict(key), name: 0} == {**sizes, name: 0}}
-            search = Search(outline_at, room_bytes, same, trusts=(test[0], name) in self._trusted)
+            search = Search(outline_at, room_bytes, same, points=self._trusted.get((test, name)))
             answer = search.largest(sizes[name])
-            if search.trusts:
-                self._trusted.add((test[0], name))
+            if search.points is not None:
+                self._trusted[test, name] = search.points
             return answer
 
         remedies = {} if fit.fits else exploration.remedies
@@ -109,16 +109,16 @@ class Search:
         outline_at: traces the call at a size.
         room_bytes: what it has to fit into.
         known: sizes that were traced.
-        trusts: whether what is reckoned need not be traced. It need not once it was, and was right.
+        points: from how many sizes a peak can be reckoned without being traced; None: it was not right yet.
     """
 
     def __init__(
-        self, outline_at: Callable[[int], Outline], room_bytes: int, known: Mapping[int, Outline], *, trusts: bool
+        self, outline_at: Callable[[int], Outline], room_bytes: int, known: Mapping[int, Outline], *, points: int | None
     ) -> None:
         self._outline_at = outline_at
         self._room_bytes = room_bytes
         self._traced = dict(known)
-        self.trusts = trusts
+        self.points = points
 
     def largest(self, start: int) -> int | None:
         """The largest size that fits, to one part in ``STEPS_OF_A_SIZE`` at least; None: not even one such part does.
@@ -126,7 +126,7 @@ class Search:
         It is reckoned from two sizes, from three where that was wrong (naive attention is no straight line), and then
         traced. Where the call does other things at other sizes, it is found with traces alone.
         """
-        for points in (2, 3):
+        for points in (2, 3) if self.points is None else (self.points,):
             size = start
             while len(self._traced) < points:
                 size += start
@@ -138,8 +138,8 @@ class Search:
             least = step_of(start)  # below that nobody asks: a sequence of one token is no sequence
             roughly = largest(reckoned.peak_bytes, self._room_bytes, start=start)
             answer = least if roughly is None else max(least, roughly // step_of(roughly) * step_of(roughly))
-            if self.trusts or self._peak_at(answer) == reckoned.peak_bytes(answer):
-                self.trusts = True
+            if self.points is not None or self._peak_at(answer) == reckoned.peak_bytes(answer):
+                self.points = points
                 return answer if reckoned.peak_bytes(answer) <= self._room_bytes else None
         peaks = {size: one.peak_bytes() for size, one in self._traced.items()}
         return largest(self._peak_at, self._room_bytes, start=start, step=step_of(start), known=peaks)

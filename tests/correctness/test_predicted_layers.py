@@ -95,8 +95,8 @@ def test_the_longest_context_that_fits_is_found_with_two_or_three_traces_more(mo
         return outline(mode, impl, 2, length)
 
     room_bytes = outline(mode, impl, 2, 900).peak_bytes()
-    search = Search(outline_at, room_bytes, {64: outline(mode, impl, 2, 64)}, trusts=False)
+    search = Search(outline_at, room_bytes, {64: outline(mode, impl, 2, 64)}, points=None)
     assert search.largest(64) == 896  # in steps of 32
-    assert search.trusts
+    assert search.points is not None
     assert len(asked) == (3 if impl == "naive" else 2)
     assert outline(mode, impl, 2, 928).peak_bytes() > room_bytes

@@ -69,10 +69,10 @@ def truth(shape: Shape, room: int, least: int) -> int | None:
 @pytest.mark.parametrize("room", [150 * KIB, 400 * KIB, 3_000 * KIB, 40_000 * KIB])
 def test_the_largest_size_that_fits_is_found(shape: Shape, start: int, room: int) -> None:
     asked = Asked(shape)
-    search = Search(asked, room, {start: shape(start)}, trusts=False)
+    search = Search(asked, room, {start: shape(start)}, points=None)
     wanted = truth(shape, room, step_of(start))
     found = search.largest(start)
-    if search.trusts or wanted is None:
+    if search.points or wanted is None:
         assert found == wanted
     else:  # by traces alone it is found to the last one
         assert found is not None
@@ -83,27 +83,27 @@ def test_the_largest_size_that_fits_is_found(shape: Shape, start: int, room: int
 @pytest.mark.parametrize(("shape", "traces"), [(affine, 2), (quadratic, 3)])
 def test_what_is_a_polynomial_takes_a_trace_for_each_degree_and_one_to_prove_it(shape: Shape, traces: int) -> None:
     asked = Asked(shape)
-    search = Search(asked, 100_000 * KIB, {4: shape(4)}, trusts=False)
+    search = Search(asked, 100_000 * KIB, {4: shape(4)}, points=None)
     assert search.largest(4) == truth(shape, 100_000 * KIB, 1)
-    assert search.trusts
+    assert search.points is not None
     assert len(asked.sizes) == traces
 
 
 def test_what_was_proven_once_is_not_traced_again() -> None:
     asked = Asked(affine)
-    search = Search(asked, 5_000 * KIB, {4: affine(4), 8: affine(8)}, trusts=True)
+    search = Search(asked, 5_000 * KIB, {4: affine(4), 8: affine(8)}, points=2)
     assert search.largest(4) == truth(affine, 5_000 * KIB, 1)
     assert asked.sizes == []
 
 
 def test_where_not_even_the_smallest_size_fits_there_is_none() -> None:
     for shape in (affine, quadratic):
-        assert Search(shape, 50 * KIB, {4: shape(4)}, trusts=False).largest(4) is None
+        assert Search(shape, 50 * KIB, {4: shape(4)}, points=None).largest(4) is None
 
 
 def test_what_does_not_grow_with_a_size_fits_at_any() -> None:
     asked = Asked(constant)
-    found = Search(asked, 11 * KIB, {4: constant(4)}, trusts=False).largest(4)
+    found = Search(asked, 11 * KIB, {4: constant(4)}, points=None).largest(4)
     assert found is not None
     assert found >= 2**23
     assert len(asked.sizes) <= 2
@@ -124,3 +124,12 @@ def test_a_case_fits_with_what_libraries_hold_beside_it_and_without_the_context(
     assert not fit_of(more, gpu).fits
     assert "l4" not in fit_of(more, gpu).fits_on
     assert "h100" in fit_of(more, gpu).fits_on
+
+
+def test_what_three_points_told_two_are_not_believed_to_tell() -> None:
+    parabola = lambda size: Outline((KIB * size * size,), (0,))  # noqa: E731
+    search = Search(parabola, 900 * KIB, {4: parabola(4)}, points=None)
+    assert search.largest(4) == 30
+    assert search.points == 3
+    again = Search(parabola, 2500 * KIB, {4: parabola(4)}, points=search.points)
+    assert again.largest(4) == 50
