@@ -11,13 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from perflab.correctness import compare
 from perflab.lab.train import TrainingConfig, TrainingStep, cross_entropy_loss, learning_rate_at, random_tokens
 from perflab.lab.train import step as step_module
 from perflab.lab.train.loss import clamp_loss
 from perflab.lab.train.skipping import WatchOnDevice, WatchOnHost
+from perflab.predict.fake import fake_tensors
 
 from .training import gradients_of, reference_gradients, tiny
 
@@ -320,7 +320,7 @@ def test_only_a_fused_optimizer_on_a_gpu_keeps_the_answer_there() -> None:
 
 @pytest.mark.parametrize("optimizer", ["fused", "foreach", "loop"])
 def test_a_step_on_fake_tensors_asks_for_no_number(optimizer: str) -> None:
-    with FakeTensorMode():
+    with fake_tensors():
         step = bigram_step(torch.device("cpu"), optimizer=optimizer, max_grad_norm=1.0)
         loss = step()
     assert loss.shape == ()
