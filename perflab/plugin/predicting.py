@@ -70,13 +70,16 @@ class Predictions:
         from perflab.predict.as_cuda import as_cuda
         from perflab.predict.fake import fake_tensors
 
-        was_faking = self._config.stash.get(FAKING, False)
+        was_faking, was_on = self._config.stash.get(FAKING, False), gc.isenabled()
         with fake_tensors(self._mode) as self._mode, as_cuda(divmod(self._settings.gpu.architecture, 10)):
             self._config.stash[FAKING] = True
+            gc.disable()  # millions of short-lived objects, and each pass looks at all of PyTorch's too
             try:
                 yield
             finally:
                 self._config.stash[FAKING] = was_faking
+                if was_on:
+                    gc.enable()
 
     def of(self, state: CaseState, workload: Workload) -> Any:
         """Predict a case's callable, and return a fake result of its shape.
@@ -84,15 +87,6 @@ class Predictions:
         Raises:
             UsageError: it calls no operator, or ``perf.fits`` was given what makes nothing to predict.
         """
-        was_on = gc.isenabled()
-        gc.disable()  # millions of short-lived objects, and each pass of the collector looks at all of PyTorch's too
-        try:
-            return self._of(state, workload)
-        finally:
-            if was_on:
-                gc.enable()
-
-    def _of(self, state: CaseState, workload: Workload) -> Any:
         from perflab.predict.prediction import ON_CUDA, Proofs, predict
         from perflab.predict.snapshot import write_snapshot
 
