@@ -5,11 +5,13 @@ Shapes: tokens (B, T) int64 -> logits (B, T, V).
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from perflab.lab.train import TrainingConfig
-from perflab.plugin.case import Perf
+from perflab.plugin.stash import SETTINGS
 
 from .choice import context_lengths, model_names
 from .setup import DEFAULT_BATCH_SIZE, Setup
@@ -29,22 +31,13 @@ def setup(
     return Setup(model_name, batch_size, context_length, device, TrainingConfig(precision=precision))
 
 
-@pytest.fixture
-def perf(request: pytest.FixtureRequest, perf: Perf) -> Perf:
-    """The plugin's. A whole run predicts the main job, the models; other cases where they are asked for."""
-    config, file = request.config, request.path.name
-    asked = config.option.keyword or any(file in argument for argument in config.args)
-    if perf.predicts and "setup" not in request.fixturenames and not asked:
-        pytest.skip(f"predicted if asked for: name tests/perf/{file}")
-    return perf
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Where time runs out, every kind of case has been measured by then: the main job first, then what is cheap.
 
     The model at its shortest context, then what has no context, then what compiles for seconds, then longer contexts,
     and Triton's kernels for other GPUs last. The sort is stable: what is alike stays in the order of the files.
     """
+    _leave_to_whoever_asks(config, items)
     lengths = {item: _end_to_end_length(item) for item in items}
     shortest = min((length for length in lengths.values() if length is not None), default=None)
 
@@ -57,6 +50,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return (2, 0) if _compiles(item) else (1, 0)
 
     items.sort(key=place)
+
+
+def _leave_to_whoever_asks(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A whole run predicts the main job, the models; other cases where a file of theirs, or a keyword, is given."""
+    asked = config.option.keyword or any(".py" in argument or "studies" in argument for argument in config.args)
+    if asked or not config.stash[SETTINGS].predict:
+        return
+    left = [
+        item
+        for item in items
+        if Path(__file__).parent in item.path.parents
+        and (_end_to_end_length(item) is None or "warmup_steps" in getattr(item, "fixturenames", ()))
+    ]
+    config.hook.pytest_deselected(items=left)
+    gone = set(left)
+    items[:] = [item for item in items if item not in gone]
 
 
 def _compiles(item: pytest.Item) -> bool:
