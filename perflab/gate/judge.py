@@ -37,7 +37,7 @@ from perflab.gate.finding import Finding, worse_of_two, worst_of
 from perflab.gate.robust import compare, robust_spread
 from perflab.gate.unsettled import after_turns, is_unsettled
 from perflab.records import Change, Entry, Judgement, Policy, Record, Replicate, Verdict
-from perflab.units import format_bytes, format_change, format_ns, format_percent
+from perflab.units import format_bytes, format_change, format_interval, format_ns, format_percent
 
 NOISE_FACTOR = 3.0
 """How many spreads of the baseline's replicates a reading must lie above it to be suspect."""
@@ -204,17 +204,19 @@ def _doubts(
 ) -> list[str]:
     """Why a slowdown that fresh processes show may still not be the code's."""
     assert change.low is not None
-    assert change.high is not None
     doubts = []
     bound = 1.0 + policy.threshold
     if len(before) < 2:
         remedy = "--perf-update" if name == "baseline" else "--perf-update --perf-reason=TEXT"
         doubts.append(f"the {name} is a single process, and does not know its noise; save it again ({remedy})")
     if change.low <= bound:
-        doubts.append(
-            f"{format_change(change.ratio)}, but the 95 % interval ({format_change(change.low)} to "
-            f"{format_change(change.high)}) reaches below the threshold of {format_percent(policy.threshold)}"
+        interval = format_interval(change.low, change.high)
+        bounds = (
+            f"the 95 % interval ({interval}) reaches below the threshold of {format_percent(policy.threshold)}"
+            if interval is not None
+            else "these readings are too noisy for an interval to say anything"
         )
+        doubts.append(f"{format_change(change.ratio)}, but {bounds}")
     lowest, highest = min(r.median_ns for r in now), max(r.median_ns for r in before)
     if lowest <= highest:
         doubts.append(

@@ -24,9 +24,9 @@ from statistics import NormalDist, fmean, median
 
 import msgspec
 
-from perflab.gate.robust import student_t_quantile, student_t_tail
+from perflab.gate.robust import ratio_of, student_t_quantile, student_t_tail
 from perflab.records import Change, Verdict
-from perflab.units import format_change
+from perflab.units import MEANINGLESS, format_change
 
 SCREEN_PAIRS = 3
 LOOKS = (8, 12, 16, 24, 32)
@@ -255,7 +255,7 @@ def latency_findings(
             found[name] = _of_screen(case, usual, policy) if cleared else _unfinished(case, policy)
         elif name in slower and alarm is not None:
             found[name] = PairedFinding(
-                Verdict.INCONCLUSIVE, _change(seen, policy), [alarm], math.exp(detectable(seen, policy))
+                Verdict.INCONCLUSIVE, _change(seen, policy), [alarm], ratio_of(detectable(seen, policy))
             )
         else:
             found[name] = _of_confirmation(seen, policy, regressed=name in slower)
@@ -270,12 +270,12 @@ def control_alarm(control: Sequence[float], policy: PairedPolicy) -> str | None:
     chance = student_t_tail(abs(seen.value) / seen.error, seen.freedom)
     if abs(seen.value) <= policy.bound / 2.0 or chance > CONTROL_LEVEL:
         return None
-    return f"null control: the base, measured against itself, came out at {format_change(math.exp(seen.value))}"
+    return f"null control: the base, measured against itself, came out at {format_change(ratio_of(seen.value))}"
 
 
 def _of_confirmation(seen: Estimate, policy: PairedPolicy, *, regressed: bool) -> PairedFinding:
-    change, least = _change(seen, policy), math.exp(detectable(seen, policy))
-    told = f"this run could have found {format_change(least)} and more"
+    change, least = _change(seen, policy), ratio_of(detectable(seen, policy))
+    told = f"; this run could have found {format_change(least)} and more" if least < MEANINGLESS else ""
     verdict, reasons = Verdict.OK, []
     if regressed:
         verdict = Verdict.REGRESSED
@@ -284,9 +284,9 @@ def _of_confirmation(seen: Estimate, policy: PairedPolicy, *, regressed: bool) -
     elif seen.value > policy.bound and seen.lowest <= 0.0:
         verdict, reasons = Verdict.INCONCLUSIVE, ["looks slower, but its process pairs do not agree that it is"]
     elif seen.value > policy.bound:
-        verdict, reasons = Verdict.INCONCLUSIVE, [f"looks slower, but its process pairs differ too much; {told}"]
+        verdict, reasons = Verdict.INCONCLUSIVE, [f"looks slower, but its process pairs differ too much{told}"]
     elif math.log(least) > RESOLUTION * policy.bound:
-        verdict, reasons = Verdict.INCONCLUSIVE, [f"its process pairs differ too much; {told}"]
+        verdict, reasons = Verdict.INCONCLUSIVE, [f"its process pairs differ too much{told}"]
     return PairedFinding(verdict, change, reasons, least)
 
 
@@ -302,7 +302,7 @@ def _of_screen(case: PairedCase, usual: float, policy: PairedPolicy) -> PairedFi
     confirmed = max(policy.bound, policy.bound / 2.0 + level * spread / math.sqrt(pairs)) + sure * spread / math.sqrt(
         pairs
     )
-    least = math.exp(max(in_screen, confirmed))
+    least = ratio_of(max(in_screen, confirmed))
     return PairedFinding(Verdict.IMPROVED if faster else Verdict.OK, _screen_change(case, policy), [], least)
 
 
@@ -327,16 +327,16 @@ def _witnesses(case: PairedCase) -> list[float]:
 
 
 def _screen_change(case: PairedCase, policy: PairedPolicy) -> Change:
-    ratio = math.exp(median(_witnesses(case)))
+    ratio = ratio_of(median(_witnesses(case)))
     return Change(before=1.0, now=ratio, ratio=ratio, limit=1.0 + policy.threshold)
 
 
 def _change(seen: Estimate, policy: PairedPolicy) -> Change:
     return Change(
         before=1.0,
-        now=math.exp(seen.value),
-        ratio=math.exp(seen.value),
-        low=math.exp(seen.low),
-        high=math.exp(seen.high),
+        now=ratio_of(seen.value),
+        ratio=ratio_of(seen.value),
+        low=ratio_of(seen.low),
+        high=ratio_of(seen.high),
         limit=1.0 + policy.threshold,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -32,6 +33,7 @@ _T_95 = (
     2.131,
 )
 _T_95_MANY = 1.960
+_LARGEST_LOG = math.log(sys.float_info.max)
 
 
 def robust_spread(values: Sequence[float]) -> float:
@@ -67,7 +69,7 @@ def compare(before: Sequence[float], now: Sequence[float], noise: float) -> Rati
 
     The groups' locations are medians and their spread is pooled from the deviations of both, so one disturbed
     replicate moves neither far. ``noise`` is the relative uncertainty of a single replicate, known from within
-    it; the spread between replicates is never taken to be smaller than that.
+    it; the spread between replicates is never taken to be smaller than that. Without bound, ``high`` is infinite.
     """
     known = [[math.log(value) for value in group] for group in (before, now) if len(group) > 1]
     weights = [len(group) - 1 for group in known]
@@ -82,7 +84,13 @@ def compare(before: Sequence[float], now: Sequence[float], noise: float) -> Rati
     # the interval's coverage to its nominal rate for two to five replicates a side (simulated in the tests).
     half = student_t_95(max(1, sum(weights) - 1)) * spread * math.sqrt(factor)
     old, new = _middle(before), _middle(now)
-    return Ratio(before=old, now=new, value=new / old, low=new / old * math.exp(-half), high=new / old * math.exp(half))
+    ratio = new / old
+    return Ratio(before=old, now=new, value=ratio, low=ratio * ratio_of(-half), high=ratio * ratio_of(half))
+
+
+def ratio_of(log_ratio: float) -> float:
+    """The ratio that a log-ratio means; infinity where no float is as large, as the end of an interval may be."""
+    return math.exp(log_ratio) if log_ratio < _LARGEST_LOG else math.inf
 
 
 def _middle(values: Sequence[float]) -> float:

@@ -10,11 +10,9 @@ from perflab.records import Change, Judgement, Paired, Record, Result, Verdict
 from perflab.report.counts import changed, count_row
 from perflab.report.drift import headline
 from perflab.report.table import short_name
-from perflab.units import format_bytes, format_change, format_ns, format_percent
+from perflab.units import format_bytes, format_change, format_interval, format_ns, format_percent
 
 WIDTH = 80
-_MEANINGLESS = 100.0
-"""An interval that reaches to a hundred times the baseline says nothing."""
 UNCHANGED = 0.02
 """A phase that moved less than this is called unchanged."""
 
@@ -60,9 +58,7 @@ def _numbers(judgement: Judgement, counts: dict[str, Change], memory_threshold: 
     to_anchor = [name for name, drift in judgement.drift.items() if drift.decides]
     rows: list[tuple[str, ...]] = [("", "before", "now", "change", "95 % interval", "limit")]
     if latency is not None:
-        interval = "unknown"
-        if latency.low is not None and latency.high is not None and latency.high < _MEANINGLESS:
-            interval = f"{format_change(latency.low)}…{format_change(latency.high)}"
+        interval = format_interval(latency.low, latency.high) or "unknown"
         limit = f"+{format_percent(latency.limit - 1)}" if latency.limit is not None else "–"
         row = (
             format_ns(latency.before),

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from perflab.gate.judge import CUDA_ROUNDING_BYTES, Policy, judge
 from perflab.records import Judgement, OutOfMemory, Record, Replicate, Verdict
-from tests.harness.make import MS, cuda_environment, entry, environment, quiet, record, replicate
+from perflab.report.failure import explain
+from tests.harness.make import MS, cuda_environment, entry, environment, quiet, record, replicate, result
 
 POLICY = Policy()
 SLOW = 130.0 * MS
 """30 % above the baselines of these tests."""
+WILD = st.builds(lambda median_ns, noise: replicate(median_ns, noise=noise), st.floats(1.0, 1e15), st.floats(0.0, 1e9))
+"""Anything that a clock can say, and any noise."""
 
 
 def only(reading_ns: float | None) -> dict[str, float]:
@@ -150,6 +157,23 @@ def test_an_interval_that_reaches_below_the_threshold_is_inconclusive_and_shown(
     (reason,) = judgement.reasons
     assert reason.startswith("+18.0%, but the 95 % interval (")
     assert reason.endswith("reaches below the threshold of 5%")
+
+
+def test_readings_too_wild_for_any_interval_are_inconclusive_and_say_so() -> None:
+    # Seen: 16.6 µs in the one process of a baseline whose samples differed by a factor of 240, then 7.99 ms.
+    before = [replicate(0.0166 * MS, noise=240.0)]
+    judgement = judge_again([replicate(7.99 * MS, noise=1.2)], before)
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert judgement.latency is not None
+    assert judgement.latency.high == math.inf
+    assert "x481, but these readings are too noisy for an interval to say anything" in judgement.reasons
+
+
+@given(st.lists(WILD, min_size=1, max_size=4), st.lists(WILD, min_size=1, max_size=4))
+def test_no_reading_is_too_wild_to_be_judged(before: list[Replicate], now: list[Replicate]) -> None:
+    fresh = record(now[0], fresh=now)
+    judgement = judge(fresh, entry(before), POLICY)
+    explain(result(record=fresh, judgement=judgement), POLICY.memory_threshold, None)
 
 
 def test_fastest_calls_that_are_as_fast_as_before_are_inconclusive_and_shown() -> None:

@@ -23,6 +23,7 @@ from perflab.gate.paired import (
 )
 from perflab.gate.robust import student_t_quantile, student_t_tail
 from perflab.records import Verdict
+from perflab.units import MEANINGLESS
 
 Noise = Callable[[random.Random], float]
 POLICY = PairedPolicy()
@@ -228,3 +229,13 @@ def test_students_t_agrees_with_the_textbooks_table(freedom: int, t: float) -> N
     assert student_t_tail(t, freedom) == pytest.approx(0.025, abs=3e-5)
     assert student_t_quantile(0.975, freedom) == pytest.approx(t, abs=6e-4)
     assert student_t_tail(-t, freedom) == pytest.approx(0.975, abs=3e-5)
+
+
+@pytest.mark.parametrize("apart", [5.0, 50.0])
+def test_pairs_too_wild_for_any_interval_are_inconclusive_and_promise_nothing(apart: float) -> None:
+    wild = PairedCase(screen=[6.0, 6.0, 6.0], confirm=[0.1, 0.2, apart, 2.0 * apart, 2.0 * apart])
+    finding = latency_findings({"wild": wild}, [], PairedPolicy(looks=(5,)))["wild"]
+    assert finding.verdict is Verdict.INCONCLUSIVE
+    assert finding.reasons == ["looks slower, but its process pairs differ too much"]
+    assert finding.detectable is not None
+    assert finding.detectable > MEANINGLESS

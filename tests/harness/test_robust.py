@@ -42,6 +42,17 @@ def test_a_disturbed_replicate_does_not_hide_a_slowdown(size: int) -> None:
     assert compare(before, [*now[:-1], 5.0], NOISE).low > 1.05
 
 
+@given(groups, groups, st.floats(0.0, 1e9))
+def test_any_readings_have_an_interval_about_their_ratio(before: list[float], now: list[float], noise: float) -> None:
+    ratio = compare(before, now, noise)
+    assert 0.0 <= ratio.low <= ratio.value <= ratio.high
+
+
+def test_an_interval_past_every_float_has_no_end() -> None:
+    ratio = compare([1.0], [480.0], noise=120.0)
+    assert (ratio.low, ratio.value, ratio.high) == (0.0, 480.0, math.inf)
+
+
 def coverage(before: int, now: int, trials: int = 4000) -> float:
     """How often the interval holds the true ratio, for lognormal replicates; seeded, so always the same."""
     draw = random.Random(20251120)

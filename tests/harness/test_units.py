@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import pytest
@@ -14,6 +15,7 @@ from perflab.units import (
     format_bytes,
     format_change,
     format_flops,
+    format_interval,
     format_names,
     format_ns,
     format_percent,
@@ -155,6 +157,22 @@ def test_a_time_never_takes_more_than_eight_characters(ns: float) -> None:
 )
 def test_a_ratio_is_written_as_the_change_that_it_means(ratio: float, text: str) -> None:
     assert format_change(ratio) == text
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [
+        (1.241, 1.389, "+24.1%…+38.9%"),
+        (140.0, 160.0, "x140…x160"),
+        (0.01, 9.0, "-99.0%…+800.0%"),
+        (0.01, 11.0, None),
+        (0.0, math.inf, None),
+        (1.1, math.inf, None),
+        (None, None, None),
+    ],
+)
+def test_an_interval_is_written_unless_it_says_nothing(low: float | None, high: float | None, text: str | None) -> None:
+    assert format_interval(low, high) == text
 
 
 @pytest.mark.parametrize(
