@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -59,6 +60,13 @@ def test_work(perf):
 
 A_DAY_MS = 24 * 3600 * 1000
 """A call that takes so long, in virtual time, leaves a run of an hour no time for another look at it."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ctrl_c_arrives() -> None:
+    """Scripts start background jobs with Ctrl-C ignored, and children inherit that: our runs could not be stopped."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def run_pytest(pytester: pytest.Pytester, python: str, *arguments: str) -> pytest.RunResult:
