@@ -174,7 +174,7 @@ class Paired(Data, frozen=True):
     control: list[float] = []
     """Ratios of the base over itself, where this case was the null control."""
     detectable: float | None = None
-    """The smallest ratio that would have been found in nine of ten such runs."""
+    """The smallest ratio that would have been found in nine of ten such runs; infinite, in JSON null, if none would."""
     base_memory: Memory | None = None
     base_ns: Positive | None = None
     """Typical time of one call of the other side, measured beside this one's."""
@@ -301,8 +301,15 @@ class Verdict(StrEnum):
     """Measured under ``--perf-check=off``."""
 
 
+MEANINGLESS = 1000.0
+"""Readings that cannot tell this factor from none at all tell nothing."""
+
+
 class Change(Data, frozen=True):
-    """One quantity before and now. ``ratio`` is now / before, ``low`` and ``high`` its 95 % interval."""
+    """One quantity before and now. ``ratio`` is now / before, ``low`` and ``high`` its 95 % interval.
+
+    Readings that set no bound have an infinite ``high``, which JSON holds as null.
+    """
 
     before: float
     now: float
@@ -311,6 +318,13 @@ class Change(Data, frozen=True):
     high: float | None = None
     limit: float | None = None
     """The ratio from which the change counts."""
+
+    @property
+    def is_vague(self) -> bool:
+        """Whether the interval says nothing: faster or slower, its ends a factor of ``MEANINGLESS`` apart."""
+        if self.low is None or self.high is None:
+            return False
+        return self.low <= 1.0 <= self.high and self.high >= MEANINGLESS * self.low
 
 
 class Drift(Data, frozen=True):

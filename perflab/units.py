@@ -11,8 +11,6 @@ from collections.abc import Sequence
 
 NS_PER = {"ns": 1.0, "us": 1e3, "\u00b5s": 1e3, "\u03bcs": 1e3, "ms": 1e6, "s": 1e9, "min": 60e9, "h": 3600e9}
 BYTES_PER = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-MEANINGLESS = 1000.0
-"""An interval whose ends lie this factor apart says nothing."""
 _QUANTITY = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([%A-Za-z\u00b5\u03bc]*)\s*")
 
 
@@ -106,13 +104,8 @@ def format_change(ratio: float) -> str:
     return "0.0%" if abs(change) < 0.05 else f"{change:+.1f}%"
 
 
-def format_interval(low: float | None, high: float | None) -> str | None:
-    """Both ends of a ratio's interval as changes: ``+24.1%…+38.9%``.
-
-    None where there is no interval, or one that says nothing.
-    """
-    if low is None or high is None or high >= MEANINGLESS * low:
-        return None
+def format_interval(low: float, high: float) -> str:
+    """Both ends of a ratio's interval as changes: ``+24.1%…+38.9%``."""
     return f"{format_change(low)}…{format_change(high)}"
 
 

@@ -89,7 +89,7 @@ def _with_history(entry: Entry, accepted: list[Accepted], change: Accepted | Non
 def _direction(change: Change, policy: Policy) -> int:
     """1 if slower past the limit, -1 if faster, 0 for everything between."""
     assert change.limit is not None
-    if abs(change.now - change.before) <= policy.floor_ns:
+    if change.is_vague or abs(change.now - change.before) <= policy.floor_ns:
         return 0
     return (change.ratio > change.limit) - (change.ratio < 1.0 / change.limit)
 

@@ -54,6 +54,8 @@ SHARING_AT_MOST = 4.0
 KEPT_CORE = 0.9
 """A thread that gets this share of the CPU time that it got in the baseline was not pushed aside."""
 
+TOO_NOISY = "these readings are too noisy for an interval to say anything"
+
 
 def judge(record: Record, entry: Entry | None, policy: Policy) -> Judgement:
     """Compare a case with its baseline.
@@ -182,6 +184,8 @@ def _judge_latency(record: Record, here: Replicate, before: Sequence[Replicate],
     if abs(change.now - change.before) <= policy.floor_ns:
         return Finding(change, Verdict.OK, cleared)
     if change.ratio < 1.0 / change.limit:
+        if change.is_vague:
+            return Finding(change, Verdict.INCONCLUSIVE, [f"{format_change(change.ratio)}, but {TOO_NOISY}"])
         return Finding(change, Verdict.IMPROVED)
     if change.ratio <= 1.0 + policy.threshold:
         return Finding(change, Verdict.OK, cleared)
@@ -204,6 +208,7 @@ def _doubts(
 ) -> list[str]:
     """Why a slowdown that fresh processes show may still not be the code's."""
     assert change.low is not None
+    assert change.high is not None
     doubts = []
     bound = 1.0 + policy.threshold
     if len(before) < 2:
@@ -212,9 +217,9 @@ def _doubts(
     if change.low <= bound:
         interval = format_interval(change.low, change.high)
         bounds = (
-            f"the 95 % interval ({interval}) reaches below the threshold of {format_percent(policy.threshold)}"
-            if interval is not None
-            else "these readings are too noisy for an interval to say anything"
+            TOO_NOISY
+            if change.is_vague
+            else f"the 95 % interval ({interval}) reaches below the threshold of {format_percent(policy.threshold)}"
         )
         doubts.append(f"{format_change(change.ratio)}, but {bounds}")
     lowest, highest = min(r.median_ns for r in now), max(r.median_ns for r in before)

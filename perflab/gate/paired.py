@@ -25,8 +25,8 @@ from statistics import NormalDist, fmean, median
 import msgspec
 
 from perflab.gate.robust import ratio_of, student_t_quantile, student_t_tail
-from perflab.records import Change, Verdict
-from perflab.units import MEANINGLESS, format_change
+from perflab.records import MEANINGLESS, Change, Verdict
+from perflab.units import format_change
 
 SCREEN_PAIRS = 3
 LOOKS = (8, 12, 16, 24, 32)
@@ -215,7 +215,7 @@ class PairedFinding:
     change: Change
     reasons: list[str] = field(default_factory=list)
     detectable: float | None = None
-    """The smallest ratio that nine of ten such runs would have found; None where that is unknown."""
+    """The smallest ratio that nine of ten such runs would have found; None where that is unknown, infinite if none."""
 
     def timed(self, base_ns: float, floor_ns: float) -> PairedFinding:
         """The same in nanoseconds, the other side's time being known; a slowdown below the floor is none.

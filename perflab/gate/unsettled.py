@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from perflab.gate.finding import Finding
 from perflab.gate.paired import PairedCase, PairedFinding, PairedPolicy, latency_findings
+from perflab.gate.robust import ratio_of
 from perflab.records import Paired, Policy, Replicate, Verdict
 from perflab.units import format_change
 
@@ -33,6 +34,11 @@ def is_unsettled(stored: Finding, now: Sequence[Replicate], before: Sequence[Rep
     # pairs of processes, and of those that became a tenth slower few pass it (docs/measuring.md, "The gate, tried").
     fastest_ns, before_ns = (min(r.fastest_ns for r in group) for group in (now, before))
     return fastest_ns / before_ns > 1.0 + policy.threshold / 2.0 and fastest_ns - before_ns > policy.floor_ns
+
+
+def as_ratios(logs: Sequence[float]) -> list[float]:
+    """Log-ratios as ``Paired`` keeps them: seven digits, however small, since a ratio of 0 would have no logarithm."""
+    return [float(f"{ratio_of(log):.7g}") for log in logs]
 
 
 def found_in_turns(paired: Paired, policy: Policy) -> PairedFinding:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from statistics import median
 
@@ -13,6 +12,7 @@ from perflab.gate.disturbance import disturbances, is_witnessed
 from perflab.gate.finding import worst_of
 from perflab.gate.judge import judge_memory, peaks_of
 from perflab.gate.paired import PairedFinding, PairedPolicy, latency_findings
+from perflab.gate.unsettled import as_ratios
 from perflab.measure.measurement import replicate_of
 from perflab.plugin.settings import Settings
 from perflab.records import Change, Evidence, Judgement, Measurement, Paired, Record, Replicate, Result, Verdict
@@ -183,14 +183,10 @@ def paired_of(found: Comparison, one: Compared, label: str, commit: str | None, 
     return Paired(
         against=label,
         commit=commit,
-        screen=_ratios(one.logs.screen),
-        confirm=_ratios(one.logs.confirm),
-        control=_ratios(found.control if found.control_case == one.case else []),
+        screen=as_ratios(one.logs.screen),
+        confirm=as_ratios(one.logs.confirm),
+        control=as_ratios(found.control if found.control_case == one.case else []),
         detectable=detectable,
         base_memory=weighed[BASE].memory if BASE in weighed else None,
         base_ns=round(one.median_ns(BASE), 3),
     )
-
-
-def _ratios(logs: list[float]) -> list[float]:
-    return [round(math.exp(log), 6) for log in logs]

@@ -58,7 +58,9 @@ def _numbers(judgement: Judgement, counts: dict[str, Change], memory_threshold: 
     to_anchor = [name for name, drift in judgement.drift.items() if drift.decides]
     rows: list[tuple[str, ...]] = [("", "before", "now", "change", "95 % interval", "limit")]
     if latency is not None:
-        interval = format_interval(latency.low, latency.high) or "unknown"
+        interval = "unknown"
+        if latency.low is not None and latency.high is not None and not latency.is_vague:
+            interval = format_interval(latency.low, latency.high)
         limit = f"+{format_percent(latency.limit - 1)}" if latency.limit is not None else "–"
         row = (
             format_ns(latency.before),

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perflab.gate.anchor import successor
 from perflab.gate.judge import CUDA_ROUNDING_BYTES, Policy, judge
-from perflab.records import Judgement, OutOfMemory, Record, Replicate, Verdict
+from perflab.records import Anchor, Judgement, OutOfMemory, Record, Replicate, Verdict
 from perflab.report.failure import explain
 from tests.harness.make import MS, cuda_environment, entry, environment, quiet, record, replicate, result
 
@@ -169,11 +170,36 @@ def test_readings_too_wild_for_any_interval_are_inconclusive_and_say_so() -> Non
     assert "x481, but these readings are too noisy for an interval to say anything" in judgement.reasons
 
 
-@given(st.lists(WILD, min_size=1, max_size=4), st.lists(WILD, min_size=1, max_size=4))
-def test_no_reading_is_too_wild_to_be_judged(before: list[Replicate], now: list[Replicate]) -> None:
-    fresh = record(now[0], fresh=now)
-    judgement = judge(fresh, entry(before), POLICY)
-    explain(result(record=fresh, judgement=judgement), POLICY.memory_threshold, None)
+def test_a_reading_that_is_faster_beyond_any_interval_has_not_improved_and_replaces_no_anchor() -> None:
+    before, now = [replicate(7.99 * MS, noise=240.0)], [replicate(0.0166 * MS, noise=1.2)]
+    judgement = judge(record(now[0]), entry(before), POLICY)
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert judgement.reasons == ["-99.8%, but these readings are too noisy for an interval to say anything"]
+    saved = successor(entry(before), entry(now), POLICY, None)
+    assert saved.accepted == []
+    assert saved.anchor is not None
+
+
+def test_a_vague_interval_that_does_not_reach_to_no_change_at_all_is_known_and_shown() -> None:
+    before = [replicate(1.0 * MS, noise=0.3)] * 3
+    fresh = [replicate(reading * MS, noise=0.3) for reading in (300.0, 100.0, 900.0)]
+    case = record(fresh[0], fresh=fresh)
+    judgement = judge(case, entry(before), POLICY)
+    assert judgement.verdict is Verdict.REGRESSED
+    assert "unknown" not in explain(result(record=case, judgement=judgement), POLICY.memory_threshold, None)
+
+
+@given(st.lists(WILD, min_size=1, max_size=4), st.lists(WILD, max_size=4), st.lists(WILD, max_size=3))
+def test_no_reading_is_too_wild_to_be_judged(
+    before: list[Replicate], fresh: list[Replicate], earlier: list[Replicate]
+) -> None:
+    anchor = Anchor(recorded="2025-11-01", replicates=earlier, steps=2) if earlier else None
+    case, baseline = record(replicate(SLOW), fresh=fresh), entry(before, anchor=anchor)
+    judgement = judge(case, baseline, POLICY)
+    if judgement.latency is not None and judgement.latency.is_vague:
+        assert judgement.verdict in (Verdict.OK, Verdict.INCONCLUSIVE) or judgement.suspect
+    explain(result(record=case, judgement=judgement), POLICY.memory_threshold, None)
+    successor(baseline, entry(fresh or before), POLICY, None)
 
 
 def test_fastest_calls_that_are_as_fast_as_before_are_inconclusive_and_shown() -> None:

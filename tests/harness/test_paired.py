@@ -22,8 +22,7 @@ from perflab.gate.paired import (
     stage,
 )
 from perflab.gate.robust import student_t_quantile, student_t_tail
-from perflab.records import Verdict
-from perflab.units import MEANINGLESS
+from perflab.records import MEANINGLESS, Verdict
 
 Noise = Callable[[random.Random], float]
 POLICY = PairedPolicy()

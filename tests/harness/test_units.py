@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 import pytest
@@ -161,17 +160,9 @@ def test_a_ratio_is_written_as_the_change_that_it_means(ratio: float, text: str)
 
 @pytest.mark.parametrize(
     ("low", "high", "text"),
-    [
-        (1.241, 1.389, "+24.1%…+38.9%"),
-        (140.0, 160.0, "x140…x160"),
-        (0.01, 9.0, "-99.0%…+800.0%"),
-        (0.01, 11.0, None),
-        (0.0, math.inf, None),
-        (1.1, math.inf, None),
-        (None, None, None),
-    ],
+    [(1.241, 1.389, "+24.1%…+38.9%"), (0.01, 9.0, "-99.0%…+800.0%"), (140.0, 160.0, "x140…x160")],
 )
-def test_an_interval_is_written_unless_it_says_nothing(low: float | None, high: float | None, text: str | None) -> None:
+def test_an_interval_is_written_by_its_ends(low: float, high: float, text: str) -> None:
     assert format_interval(low, high) == text
 
 

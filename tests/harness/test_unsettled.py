@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from perflab.gate.judge import judge
-from perflab.gate.unsettled import LOOKS
+from perflab.gate.unsettled import LOOKS, as_ratios
 from perflab.records import Anchor, Judgement, Paired, Policy, Record, Verdict
 from tests.harness.make import MS, entry, quiet, record, replicate
 
@@ -29,6 +32,17 @@ def doubtful(**changes: Any) -> Record:
 
 def settled(paired: Paired, policy: Policy = POLICY, **changes: Any) -> Judgement:
     return judge(doubtful(paired=paired, **changes), entry(), policy)
+
+
+@given(st.lists(st.floats(-40.0, 40.0), min_size=1))
+def test_what_is_kept_of_pairs_has_the_logarithms_that_were_seen(logs: list[float]) -> None:
+    assert [math.log(ratio) for ratio in as_ratios(logs)] == pytest.approx(logs, abs=1e-6)
+
+
+@given(st.lists(st.floats(-40.0, 40.0), min_size=2, max_size=3), st.lists(st.floats(-40.0, 40.0), max_size=16))
+def test_no_pairs_are_too_wild_to_be_judged(screen: list[float], confirm: list[float]) -> None:
+    wild = Paired(against=THERE, base_ns=90.0 * MS, screen=as_ratios(screen), confirm=as_ratios(confirm))
+    settled(wild)
 
 
 def test_a_slowdown_that_could_be_the_machine_s_is_unsettled() -> None:

@@ -53,19 +53,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _leave_to_whoever_asks(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A whole run predicts the main job, the models; other cases where a file of theirs, or a keyword, is given."""
-    asked = config.option.keyword or any(".py" in argument or "studies" in argument for argument in config.args)
-    if asked or not config.stash[SETTINGS].predict:
+    """A whole run predicts the main job, the models; other cases where their file or folder, or a keyword, is given."""
+    if config.option.keyword or config.option.pyargs or not config.stash[SETTINGS].predict:
         return
-    left = [
+    here, start = Path(__file__).parent, config.invocation_params.dir
+    given = [start / argument.partition("::")[0] for argument in config.args]
+    asked = {path.resolve() for path in given if here in path.resolve().parents}
+    left = {
         item
         for item in items
-        if Path(__file__).parent in item.path.parents
+        if here in item.path.parents
+        and asked.isdisjoint((item.path, *item.path.parents))
         and (_end_to_end_length(item) is None or "warmup_steps" in getattr(item, "fixturenames", ()))
-    ]
-    config.hook.pytest_deselected(items=left)
-    gone = set(left)
-    items[:] = [item for item in items if item not in gone]
+    }
+    if left:
+        config.hook.pytest_deselected(items=[item for item in items if item in left])
+        items[:] = [item for item in items if item not in left]
 
 
 def _compiles(item: pytest.Item) -> bool:

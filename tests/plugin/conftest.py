@@ -63,10 +63,13 @@ A_DAY_MS = 24 * 3600 * 1000
 
 
 @pytest.fixture(scope="session", autouse=True)
-def ctrl_c_arrives() -> None:
+def ctrl_c_arrives() -> Iterator[None]:
     """Scripts start background jobs with Ctrl-C ignored, and children inherit that: our runs could not be stopped."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def run_pytest(pytester: pytest.Pytester, python: str, *arguments: str) -> pytest.RunResult:
