@@ -82,7 +82,29 @@ class Fit(Data, frozen=True):
     """Peak with each remedy the case knows of, such as ``checkpointing``; asked where it does not fit."""
 
 
-class Prediction(Data, frozen=True):
+class Costed(Data, frozen=True):
+    """What has costs, and their sums."""
+
+    costs: list[Cost]
+    """In the order in which they came first."""
+
+    @property
+    def operators(self) -> int:
+        """Calls of operators that do work; views do none."""
+        return sum(cost.calls for cost in self.costs)
+
+    @property
+    def flops(self) -> int:
+        """Of all phases."""
+        return sum(cost.flops for cost in self.costs)
+
+    @property
+    def bytes_moved(self) -> int:
+        """Of all phases."""
+        return sum(cost.bytes_moved for cost in self.costs)
+
+
+class Prediction(Costed, frozen=True):
     """What one call of a case needs on a GPU that is not here."""
 
     gpu: str
@@ -97,8 +119,6 @@ class Prediction(Data, frozen=True):
     """The peak by kind (``KINDS``)."""
     at_peak: list[PeakPart]
     """The same in detail, the largest first."""
-    costs: list[Cost]
-    """In the order in which they came first."""
     saved: list[SavedTensors] = []
     """The largest first."""
     parameters: int = 0
@@ -130,27 +150,12 @@ class Prediction(Data, frozen=True):
     """What is to be known of the prediction, in sentences."""
 
     @property
-    def operators(self) -> int:
-        """Calls of operators that do work; views do none."""
-        return sum(cost.calls for cost in self.costs)
-
-    @property
-    def flops(self) -> int:
-        """Of all phases."""
-        return sum(cost.flops for cost in self.costs)
-
-    @property
-    def bytes_moved(self) -> int:
-        """Of all phases."""
-        return sum(cost.bytes_moved for cost in self.costs)
-
-    @property
     def saved_bytes(self) -> int:
         """What is kept for backward and would not be there otherwise."""
         return sum(one.size_bytes for one in self.saved)
 
 
-class PredictedBaseline(Data, frozen=True):
+class PredictedBaseline(Costed, frozen=True):
     """A prediction as it is stored: what is compared, and nothing that changes with an edit elsewhere in a file."""
 
     torch: str
@@ -159,7 +164,6 @@ class PredictedBaseline(Data, frozen=True):
     peak_bytes: int
     held_bytes: int
     at_peak: list[PeakPart]
-    costs: list[Cost]
     saved_bytes: int = 0
     roofline_ns: Positive | None = None
     """Not compared: with it, measured times of the same cases tell an efficiency."""
@@ -170,21 +174,6 @@ class PredictedBaseline(Data, frozen=True):
     commit: str | None = None
     reason: str | None = None
     """Why it was saved, if that was said."""
-
-    @property
-    def operators(self) -> int:
-        """Calls of operators that do work."""
-        return sum(cost.calls for cost in self.costs)
-
-    @property
-    def flops(self) -> int:
-        """Of all phases."""
-        return sum(cost.flops for cost in self.costs)
-
-    @property
-    def bytes_moved(self) -> int:
-        """Of all phases."""
-        return sum(cost.bytes_moved for cost in self.costs)
 
 
 class PredictedCase(Data, frozen=True):

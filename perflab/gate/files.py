@@ -7,12 +7,14 @@ import json
 import math
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from perflab.errors import BaselineError
+from perflab.gate.locked import locked
 
 T = TypeVar("T")
 PREDICTED = "predicted-"
@@ -55,6 +57,24 @@ def read_checked(path: Path, kind: type[T], schema: int, *, what: str, remedy: s
         raise BaselineError(f"{what} file {path} is damaged at {place}", remedy) from error
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
         raise BaselineError(f"{path} is not a perflab {what} file: {error}", remedy) from error
+
+
+@contextlib.contextmanager
+def writing(directory: Path) -> Iterator[None]:
+    """Keep other processes from writing into a directory of baselines, which is made if need be.
+
+    Who reads inside of the block what it will write again loses nothing that another process wrote before.
+
+    Raises:
+        BaselineError: the directory cannot be made or written to.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(directory))
+        except OSError as error:
+            raise unwritable(directory, error) from error
+        yield
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -6,15 +6,13 @@ command and the tests of a project share them, and no machine matters: only vers
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from urllib.parse import quote
 
 from perflab.errors import BaselineError
-from perflab.gate.files import read_checked, unwritable, write_whole
-from perflab.gate.locked import locked
+from perflab.gate.files import read_checked, write_whole, writing
 from perflab.records import CompiledKernel, Data, KernelBaseline, to_plain
 
 SCHEMA = 1
@@ -92,12 +90,7 @@ class KernelStore:
             BaselineError: the file cannot be read first, or cannot be written.
         """
         path = self.path_for(registration, triton)
-        with contextlib.ExitStack() as stack:
-            try:
-                self.directory.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(locked(self.directory))
-            except OSError as error:
-                raise unwritable(self.directory, error) from error
+        with writing(self.directory):
             self._files.pop(path, None)
             stored = self.load(path)
             kept = {case: one for case, one in stored.items() if case not in stale}

@@ -9,7 +9,7 @@ import ast
 from collections.abc import Mapping
 from pathlib import Path
 
-from perflab.gate.store import name_of, paths_of
+from perflab.gate.case_files import name_of, paths_of
 from perflab.predictions import PredictedBaseline
 from perflab.records import Data, Entry, Environment
 

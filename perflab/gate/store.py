@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from urllib.parse import quote, unquote
 
 from perflab.environment import differences, slug
 from perflab.gate.baseline_file import read_file, write_file
-from perflab.gate.files import delete_file, is_predicted_file, unwritable, writable
-from perflab.gate.locked import locked
+from perflab.gate.case_files import CaseFiles, module_of, name_of
+from perflab.gate.files import is_predicted_file, unwritable
 from perflab.records import Entry, Environment
 
 
-class BaselineStore:
-    """The baselines directory. Files are read once and when first needed."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self._files: dict[Path, dict[str, Entry]] = {}
+class BaselineStore(CaseFiles[Entry]):
+    """The baselines directory, as far as it holds measurements."""
 
     def path_for(self, case: str, environment: Environment) -> Path:
         """The file in which the case's baseline lives, or would."""
@@ -46,16 +40,6 @@ class BaselineStore:
         ]
         return min(others, key=lambda e: len(differences(e.environment, environment)), default=None)
 
-    def load(self, path: Path) -> Mapping[str, Entry]:
-        """All entries of one file; none if there is no such file.
-
-        Raises:
-            BaselineError: the file cannot be read, is no JSON, or is not one of ours.
-        """
-        if path not in self._files:
-            self._files[path] = read_file(path)
-        return self._files[path]
-
     def check_writable(self) -> None:
         """Make sure that baselines could be saved, before anybody waits for a measurement.
 
@@ -79,82 +63,13 @@ class BaselineStore:
         Raises:
             BaselineError: a file cannot be read first, or cannot be written.
         """
-        by_path: dict[Path, list[str]] = {}
-        for case, entry in entries.items():
-            by_path.setdefault(self.path_for(case, entry.environment), []).append(case)
-        with self._writing():
-            for path, cases in by_path.items():
-                stored = dict(self.load(path))
-                for case in cases:
-                    name, new = name_of(case), entries[case]
-                    stored[name] = new if successor is None else successor(case, stored.get(name), new)
-                write_file(path, stored)
-                self._files.pop(path)
-        return sorted(by_path)
+        paths = {case: self.path_for(case, entry.environment) for case, entry in entries.items()}
+        return self._put(
+            paths, lambda case, old: entries[case] if successor is None else successor(case, old, entries[case])
+        )
 
-    def remove(self, names: Mapping[Path, Collection[str]]) -> dict[Path, list[str]]:
-        """Remove cases, named as in their files, and files that hold no others. Returns what was there to remove.
+    def _read(self, path: Path) -> dict[str, Entry]:
+        return read_file(path)
 
-        Raises:
-            BaselineError: a file cannot be read first, or cannot be written.
-        """
-        removed: dict[Path, list[str]] = {}
-        with self._writing():
-            for path, unwanted in names.items():
-                stored = self.load(path)
-                kept = {name: entry for name, entry in stored.items() if name not in unwanted}
-                removed[path] = sorted(stored.keys() - kept.keys())
-                if kept and removed[path]:
-                    write_file(path, kept)
-                elif removed[path]:
-                    delete_file(path)
-                self._files.pop(path)
-        return removed
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Keep other processes from writing between our reading and our writing, and forget what was read before."""
-        with contextlib.ExitStack() as stack:
-            try:
-                self.directory.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(locked(self.directory))
-            except OSError as error:
-                raise unwritable(self.directory, error) from error
-            self._files.clear()
-            yield
-
-
-def module_of(case: str) -> str:
-    """The file's name: ``tests/perf/test_x.py::test_y[a]`` -> ``tests.perf.test_x``, so that no names collide."""
-    module = case.split("::", 1)[0].removesuffix(".py")
-    return quote(module.replace("/", "."), safe="")
-
-
-def paths_of(module: str, root: Path) -> list[str]:
-    """The test files below ``root`` that a baseline file of this name may belong to, as node ids name them.
-
-    A dot in the name was a dot or a slash, so there may be several. What cannot be looked at counts as there.
-    """
-    parts = unquote(module).split(".")
-
-    def below(folder: Path, before: str, at: int) -> Iterator[str]:
-        for end in range(at + 1, len(parts)):
-            step = ".".join(parts[at:end])
-            if step and _is(folder / step, Path.is_dir):
-                yield from below(folder / step, f"{before}{step}/", end)
-        last = ".".join(parts[at:])
-        yield from (f"{before}{name}" for name in (f"{last}.py", last) if last and _is(folder / name, Path.is_file))
-
-    return sorted(below(root, "", 0))
-
-
-def _is(path: Path, kind: Callable[[Path], bool]) -> bool:
-    try:
-        return kind(path)
-    except OSError:
-        return True
-
-
-def name_of(case: str) -> str:
-    """The case's name within its file: ``TestY::test_z[a]``."""
-    return str(writable(case.split("::", 1)[-1]))
+    def _write(self, path: Path, cases: Mapping[str, Entry]) -> None:
+        write_file(path, cases)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from perflab.gate.case_files import module_of, name_of
 from perflab.gate.predicted_store import PredictedStore
-from perflab.gate.store import BaselineStore, module_of, name_of
+from perflab.gate.store import BaselineStore
 from perflab.predict.gpus import Gpu, gpu_by_device_name
 from perflab.predict.roofline import efficiency, estimate_ns
 from perflab.predictions import Prediction

@@ -10,8 +10,8 @@ from collections.abc import Generator
 import pytest
 from _pytest.compat import NOTSET
 
+from perflab.gate.case_files import module_of
 from perflab.gate.stale import Collection, Function
-from perflab.gate.store import module_of
 from perflab.plugin.settings import Settings
 from perflab.plugin.stash import is_worker
 from perflab.records import to_plain

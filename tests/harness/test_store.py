@@ -13,8 +13,9 @@ import pytest
 
 from perflab.environment import slug
 from perflab.errors import BaselineError
+from perflab.gate.case_files import module_of, paths_of
 from perflab.gate.locked import LOCK_NAME, locked
-from perflab.gate.store import BaselineStore, module_of, paths_of
+from perflab.gate.store import BaselineStore
 from perflab.records import Accepted, Anchor, Entry, Environment, Memory, MemoryAnchor, OutOfMemory, Parameters
 from tests.harness.make import CASE, entry, environment, quiet, replicate
 
