@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,6 +71,21 @@ def ctrl_c_arrives() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+def interrupted(folder: Path, *arguments: str) -> str:
+    """Run pytest, press Ctrl-C once a test has made a file ``hanging``, and give what was printed."""
+    command = [sys.executable, "-m", "pytest", *arguments]
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    deadline = time.monotonic() + 120
+    while not (folder / "hanging").exists():
+        assert time.monotonic() < deadline, "what hangs was never reached"
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == pytest.ExitCode.INTERRUPTED, output
+    return output
 
 
 def run_pytest(pytester: pytest.Pytester, python: str, *arguments: str) -> pytest.RunResult:

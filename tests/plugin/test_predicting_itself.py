@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
-import time
 
 import pytest
 
-from tests.plugin.conftest import run_pytest
+from tests.plugin.conftest import interrupted, run_pytest
 
 pytestmark = pytest.mark.skipif("__import__('torch').cuda.is_available()", reason="measured, where there is a GPU")
 
@@ -177,16 +173,7 @@ def test_hangs(perf):
     perf(lambda: time.sleep(600))
 """
     )
-    command = [sys.executable, "-m", "pytest", "--perf-predict", "--perf-update", "--perf-json=results.json"]
-    process = subprocess.Popen(command, cwd=pytester.path, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    deadline = time.monotonic() + 120
-    while not (pytester.path / "hanging").exists():
-        assert time.monotonic() < deadline, "the second case was never reached"
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == pytest.ExitCode.INTERRUPTED, output
+    output = interrupted(pytester.path, "--perf-predict", "--perf-update", "--perf-json=results.json")
     assert "new, saved" in output
     (row,) = json.loads((pytester.path / "results.json").read_text())["results"]
     assert row["case"] == "test_large.py::test_first"

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
-import time
 
 import pytest
 
-from tests.plugin.conftest import A_DAY_MS, Project
+from tests.plugin.conftest import A_DAY_MS, Project, interrupted
 
 
 def test_without_a_baseline_a_case_is_new_and_passes_but_fails_when_strict(project: Project) -> None:
@@ -342,18 +338,7 @@ def test_hangs(perf):
     perf(lambda: time.sleep(600))
 """
     )
-    command = [sys.executable, "-m", "pytest", "-m", "perf", "--perf-update", "--perf-json=results.json"]
-    process = subprocess.Popen(
-        command, cwd=project.pytester.path, stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
-    deadline = time.monotonic() + 120
-    while not (project.pytester.path / "hanging").exists():
-        assert time.monotonic() < deadline, "the second case was never reached"
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == pytest.ExitCode.INTERRUPTED, output
+    output = interrupted(project.pytester.path, "-m", "perf", "--perf-update", "--perf-json=results.json")
     assert "new, saved" in output
     assert "interrupted: these baselines have one replicate each" in output
     assert list(json.loads(project.baseline_file().read_text())["cases"]) == ["test_work"]
@@ -370,18 +355,7 @@ def test_ctrl_c_while_replicates_are_measured_saves_what_there_is(project: Proje
         time.sleep(600)
 """
     project.test_file.write_text("import sys, time\n" + source.replace("    cost_ms, kib", hang + "    cost_ms, kib"))
-    command = [sys.executable, "-m", "pytest", "-m", "perf", "--perf-update", "--perf-json=results.json"]
-    process = subprocess.Popen(
-        command, cwd=project.pytester.path, stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
-    deadline = time.monotonic() + 120
-    while not (project.pytester.path / "hanging").exists():
-        assert time.monotonic() < deadline, "no replicate was ever begun"
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == pytest.ExitCode.INTERRUPTED, output
+    output = interrupted(project.pytester.path, "-m", "perf", "--perf-update", "--perf-json=results.json")
     assert "interrupted: these baselines have one replicate each" in output
     (case,) = json.loads(project.baseline_file().read_text())["cases"].values()
     assert len(case["replicates"]) == 1
