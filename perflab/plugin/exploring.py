@@ -21,6 +21,7 @@ from perflab.predictions import Fit, Prediction
 
 if TYPE_CHECKING:
     from perflab.plugin.case import CaseState
+    from perflab.predict.prediction import Work
 
 STEPS_OF_A_SIZE = 16
 _Test = tuple[Any, ...]
@@ -159,9 +160,15 @@ def _key(sizes: Mapping[str, int]) -> _Sizes:
     return tuple(sorted(sizes.items()))
 
 
+def work_of(workload: Workload) -> Work:
+    """A workload as prediction takes it."""
+    from perflab.predict.prediction import Work
+
+    return Work(workload.run, workload.roots, workload.spans)
+
+
 def trace_of(make: Callable[[], Any], *, whole: bool = False) -> Trace:
     """What one call does of what ``make`` makes: a callable, or the phases of a step; ``whole``: every layer run."""
-    from perflab.plugin.predicting import work_of
     from perflab.predict.prediction import ON_CUDA, traced
 
     return traced(work_of(_workload(make())), ON_CUDA, whole=whole).trace

@@ -20,7 +20,7 @@ from perflab.gate.predicted_store import PredictedStore
 from perflab.gate.store import BaselineStore
 from perflab.plugin.accept import accept_command
 from perflab.plugin.efficiency import with_estimate
-from perflab.plugin.exploring import Exploration, Explorer, fit_of
+from perflab.plugin.exploring import Exploration, Explorer, fit_of, work_of
 from perflab.plugin.folder import file_name_for, own_folder
 from perflab.plugin.progress import ProgressLine
 from perflab.plugin.settings import Settings
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from perflab.measure.workload import Workload
     from perflab.plugin.case import CaseState
     from perflab.plugin.needs import Needs
-    from perflab.predict.prediction import Proofs, Work
+    from perflab.predict.prediction import Proofs
     from perflab.predict.trace import Trace
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
@@ -161,13 +161,6 @@ def without_fake_gradients(roots: tuple[Any, ...]) -> None:
     for one in reachable(roots):
         if isinstance(one, torch.nn.Parameter) and not isinstance(one, FakeTensor) and isinstance(one.grad, FakeTensor):
             one.grad = None
-
-
-def work_of(workload: Workload) -> Work:
-    """A workload as prediction takes it."""
-    from perflab.predict.prediction import Work
-
-    return Work(workload.run, workload.roots, workload.spans)
 
 
 class CasePrediction:
