@@ -7,10 +7,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 MODEL ?= small
-# What does not fit into so many seconds is skipped, with what it would need.
+# Every group of cases is measured in turn; what does not fit into so many seconds is counted, with the command that runs it.
 SECONDS ?= 155
 
-.PHONY: perf predict studies kernels test correctness check format clean
+.PHONY: perf gate predict studies kernels startup attack test correctness check format clean
 
 perf: $(INSTALLED)
 	$(BIN)/pytest -m perf --model=$(MODEL) --perf-total-budget=$(SECONDS) --ignore=tests/perf/test_kernels_compiled.py --ignore=tests/perf/studies
@@ -27,8 +27,21 @@ studies: $(INSTALLED)
 kernels: $(INSTALLED)
 	$(BIN)/perflab kernels
 
+# What loading the plugin costs a run that has nothing of it, beside other plugins; a minute.
+startup: $(INSTALLED)
+	$(BIN)/python -m tests.perf.startup
+
+# Damaged files, hostile text and kills, all of them: what the tests try a seeded share of. Two minutes, for every night.
+attack: $(INSTALLED)
+	PERFLAB_ATTACK=1 $(BIN)/pytest tests/harness/test_damage.py tests/harness/test_escaping.py tests/harness/test_files.py tests/plugin/test_hostile.py
+
 test: $(INSTALLED)
 	$(BIN)/pytest -n 2 --dist worksteal tests/harness tests/plugin tests/correctness
+
+# Memory and counts of the lab's own cases against baselines/: one operator more in the model fails on every machine. Memory
+# and allocations are gated with the threads and instruction set that they were saved with; the run says where they were not.
+gate: $(INSTALLED)
+	$(BIN)/pytest -m perf --model=tiny --context-length=128 --perf-budget=2 --perf-check=exact -k "not flex and not compiled and not triton" tests/perf/test_transformer.py tests/perf/test_attention.py tests/perf/test_attention_memory.py tests/perf/test_fused_kernels.py
 
 correctness: $(INSTALLED)
 	$(BIN)/pytest -n 2 --dist worksteal -m correctness

@@ -13,12 +13,14 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from perflab.doctor.checkup import checkup
 from perflab.documents import PASSED, merge, only_cases, read_document, write_document
 from perflab.errors import PerflabError, UsageError
 from perflab.gate.join import join_baselines
 from perflab.records import Document
+from perflab.report.escaping import for_reading, lines_of, one_line
 from perflab.report.markdown import markdown
 from perflab.report.side_by_side import parameter_names, side_by_side
 from perflab.report.studies import studies
@@ -33,11 +35,13 @@ from perflab.report.summary import (
     unseen_failures,
 )
 from perflab.report.table import short_name
+from perflab.report.view import COLLECTED, DEFAULT_COLUMNS, DEFAULT_VIEW, View, parse_columns, parse_sort
 from perflab.static.architectures import parse_architectures
 from perflab.units import format_names
 
 Run = Callable[[argparse.Namespace], int]
 """Runs a command; returns its exit status."""
+_Parsed = TypeVar("_Parsed")
 BAD_INPUT, INTERRUPTED = 2, 130
 
 
@@ -57,12 +61,13 @@ def merge_command(parser: argparse.ArgumentParser) -> Run:
             if given.output is None:
                 raise UsageError("--baselines without --output", "name the directory to write to: --output DIR")
             joined = join_baselines(given.paths, given.output)
-            print(f"joined {joined.entries} baselines into {', '.join(map(str, joined.files))}")
+            print(one_line(f"joined {joined.entries} baselines into {', '.join(map(str, joined.files))}"))
             return 0
         parts = [read_document(path) for path in given.paths]
         merged = merge(parts)
         output = given.output if given.output is not None else Path("merged.json")
         write_document(merged, output)
+        merged = for_reading(merged)
         endings = [f"{path}: {text}" for path, part in zip(given.paths, parts, strict=True) for text in ending(part)]
         others = [*other_failures(merged), *measured_elsewhere(parts, merged), *findings_left_out(parts, merged)]
         _show(merged, [*endings, *others, f"wrote {output}"])
@@ -81,8 +86,26 @@ def report_command(parser: argparse.ArgumentParser) -> Run:
     parser.add_argument(
         "--side-by-side", metavar="PARAMETER", help="show this parameter's levels against each other, fastest first"
     )
+    parser.add_argument(
+        "--columns",
+        metavar="NAME[,...]",
+        default=DEFAULT_COLUMNS,
+        help=f"what the table shows of a case (default: {DEFAULT_COLUMNS})",
+    )
+    parser.add_argument(
+        "--sort",
+        metavar="[-]NAME",
+        default=COLLECTED,
+        help="sort cases by a column, name or fullname (default: collected)",
+    )
+    parser.add_argument("-v", "--verbose", action="store_true", help="show skipped cases one by one")
 
     def run(given: argparse.Namespace) -> int:
+        view = View(
+            _parsed("--columns", given.columns, parse_columns),
+            _parsed("--sort", given.sort, parse_sort),
+            every=given.verbose,
+        )
         document, parameter = read_document(given.file), given.side_by_side
         if given.case is not None:
             document = _of_cases(document, given.case, given.file)
@@ -93,12 +116,12 @@ def report_command(parser: argparse.ArgumentParser) -> Run:
                 f"name a parameter of which a case has several levels; its cases have: {known}",
             )
         if given.format == "markdown":
-            sys.stdout.write(markdown(document, parameter))
+            sys.stdout.write(markdown(document, parameter, view))
         elif given.format == "json":
             found = studies(tiers(document.results).measured, document.findings)
-            print(json.dumps({"studies": study_data(found)}, indent=1, ensure_ascii=False))
+            print(json.dumps({"studies": study_data(found)}, indent=1, ensure_ascii=False, allow_nan=False))
         else:
-            _show(document, unseen_failures(document), parameter=parameter)
+            _show(document, unseen_failures(for_reading(document)), parameter=parameter, view=view)
         return 0
 
     return run
@@ -107,12 +130,19 @@ def report_command(parser: argparse.ArgumentParser) -> Run:
 def doctor_command(parser: argparse.ArgumentParser) -> Run:
     """Say what can be measured here; with --gate, how often the gate is wrong on this machine.
 
-    --gate measures unchanged code again and again, for about a minute a trial, and prints false alarms, the share of
-    injected slowdowns that is found, and the cost, of perflab's gates and of pytest-benchmark's rule on the same data.
+    --gate measures unchanged code again and again, for about a minute a trial and kind of workload, and prints false
+    alarms, the share of injected slowdowns that is found, and the cost, of perflab's gates and of pytest-benchmark's
+    rule on the same data. With --log it can be stopped at any time, and goes on where it is started again.
     """
     parser.add_argument("--gate", action="store_true", help="try the gate itself")
     parser.add_argument("--trials", type=int, default=10, metavar="N", help="trials to record (default: 10)")
     parser.add_argument("--log", type=Path, metavar="FILE", help="keep what is recorded, and judge what it holds too")
+    parser.add_argument(
+        "--kinds",
+        default="mixed,long,python",
+        metavar="KIND[,KIND...]",
+        help="workloads to record: mixed, long (one thread, 3 to 150 ms a call), python (default: all)",
+    )
 
     def run(given: argparse.Namespace) -> int:
         if not given.gate:
@@ -122,7 +152,13 @@ def doctor_command(parser: argparse.ArgumentParser) -> Run:
 
         if given.trials < 0:
             raise UsageError(f"--trials={given.trials}", "give how many trials to record, 0 to judge a log alone")
-        print("\n".join(measure_gate(given.trials, given.log, lambda text: print(text, file=sys.stderr, flush=True))))
+        from perflab.doctor.workloads import KINDS
+
+        kinds = given.kinds.split(",")
+        if unknown := [kind for kind in kinds if kind not in KINDS]:
+            raise UsageError(f"--kinds={given.kinds}: there is no {unknown[0]!r}", f"choose of {', '.join(KINDS)}")
+        told = measure_gate(given.trials, given.log, lambda text: print(text, file=sys.stderr, flush=True), kinds)
+        print("\n".join(told))
         return 0
 
     return run
@@ -164,7 +200,7 @@ def kernels_command(parser: argparse.ArgumentParser) -> Run:
             say=_progress,
         )
         for text in [result.failure for result in found.document.results if result.failure]:
-            print(f"{text}\n")
+            print(f"{lines_of(text)}\n")
         notes = list(found.notes)
         if given.json is not None:
             write_document(found.document, given.json)
@@ -204,9 +240,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return run(given)
     except PerflabError as error:
-        print(f"perflab {given.command}: {error}", file=sys.stderr)
+        print(lines_of(f"perflab {given.command}: {error}"), file=sys.stderr)
     except OSError as error:
-        print(f"perflab {given.command}: {error.filename or 'output'}: {error.strerror}", file=sys.stderr)
+        print(one_line(f"perflab {given.command}: {error.filename or 'output'}: {error.strerror}"), file=sys.stderr)
     except KeyboardInterrupt:
         print(f"perflab {given.command}: interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -228,9 +264,28 @@ def _of_cases(document: Document, text: str, path: Path) -> Document:
     return found
 
 
-def _show(document: Document, notes: Sequence[str], *, accept: str | None = None, parameter: str | None = None) -> None:
+def _parsed(option: str, text: str, parse: Callable[[str], _Parsed]) -> _Parsed:
+    """An option's value.
+
+    Raises:
+        UsageError: it cannot be read, naming the option.
+    """
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}", "see docs/reference.md, under Columns") from error
+
+
+def _show(
+    document: Document,
+    notes: Sequence[str],
+    *,
+    accept: str | None = None,
+    parameter: str | None = None,
+    view: View = DEFAULT_VIEW,
+) -> None:
     width = max(80, shutil.get_terminal_size((80, 24)).columns)
-    for line in summary(document, width, notes, accept=accept, parameter=parameter):
+    for line in summary(document, width, notes, accept=accept, parameter=parameter, view=view):
         print(line.text)
 
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 """A time that can be compared: ratios and logarithms are taken of it."""
+Amount = Annotated[int, msgspec.Meta(ge=0)]
+"""A number of bytes, or of anything that is counted."""
+Layers = Annotated[int, msgspec.Meta(ge=1)]
+"""How many layers one stands for."""
+Share = Annotated[float, msgspec.Meta(ge=0)]
+"""A spread, in a unit or as a share: never below zero."""
 Parameters = dict[str, str | int | float | bool | None]
 """A case's parameters as pytest has them; values that are no plain data stand as their text."""
 
@@ -26,4 +33,54 @@ def changed(data: Changed, **fields: Any) -> Changed:
 
 def to_plain(data: Data) -> Any:
     """Turn a record into dicts, lists and scalars, fit for JSON and for crossing processes."""
-    return msgspec.to_builtins(data)
+    plain = msgspec.to_builtins(data)
+    try:
+        msgspec.json.encode(data)
+    except UnicodeEncodeError:
+        return speakable_throughout(plain)
+    return plain
+
+
+def to_json(data: Data) -> bytes:
+    """The record as JSON on one line."""
+    try:
+        return msgspec.json.encode(data)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(to_plain(data))
+
+
+def speakable(text: str) -> str:
+    """The text as UTF-8 can hold it: halves of a character, as undecodable file names have them, are escaped."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def speakable_throughout(plain: Any) -> Any:
+    """Plain data, each text in it as UTF-8 can hold it."""
+    if isinstance(plain, str):
+        return speakable(plain)
+    if isinstance(plain, dict):
+        return {speakable_throughout(name): speakable_throughout(value) for name, value in plain.items()}
+    return [speakable_throughout(one) for one in plain] if isinstance(plain, list | tuple) else plain
+
+
+def with_texts(data: Changed, change: Callable[[str], str]) -> Changed:
+    """The same data with each text in it changed, keys included; data itself if none is."""
+    found: Changed = _with_texts(data, change)
+    return found
+
+
+def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    if type(value) is str:
+        return change(value)
+    if isinstance(value, Data):
+        old = {name: getattr(value, name) for name in value.__struct_fields__}
+        new = {name: _with_texts(one, change) for name, one in old.items()}
+        differs = any(new[name] is not old[name] for name in old)
+        return msgspec.structs.replace(value, **new) if differs else value
+    if isinstance(value, dict):
+        pairs = {_with_texts(name, change): _with_texts(one, change) for name, one in value.items()}
+        return pairs if pairs != value else value
+    if isinstance(value, list) and value and not isinstance(value[0], int | float):
+        ones = [_with_texts(one, change) for one in value]
+        return ones if any(new is not old for new, old in zip(ones, value, strict=True)) else value
+    return value

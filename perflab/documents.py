@@ -5,22 +5,20 @@ The same rules make a run's own results one: the last result of a case counts, a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
+from perflab.data import to_json
 from perflab.errors import DocumentError
+from perflab.files import write_whole
+from perflab.reading import decoded
 from perflab.records import Document, Result
 
 SCHEMA = 1
 PASSED, FAILED, NOTHING_RUN = 0, 1, 5
 """pytest's exit statuses that a run ends with in peace; with any other one it ended early."""
-
-
-class _Header(msgspec.Struct):
-    schema: int
 
 
 def read_document(path: Path) -> Document:
@@ -29,36 +27,30 @@ def read_document(path: Path) -> Document:
     Raises:
         DocumentError: it is missing, damaged, from a newer perflab, or not one of ours.
     """
-    remedy = "write it anew: pytest -m perf --perf-json=FILE"
     try:
-        text = path.read_bytes().decode("utf-8")
-        json.loads(text)  # its errors carry a line and a column, msgspec's an offset
-        if msgspec.json.decode(text, type=_Header).schema > SCHEMA:
-            raise DocumentError(f"{path} was written by a newer perflab", "upgrade perflab")
-        return msgspec.json.decode(text, type=Document)
+        raw = path.read_bytes()
     except FileNotFoundError as error:
         raise DocumentError(f"there is no file {path}", "name what pytest wrote with --perf-json=FILE") from error
     except OSError as error:
         raise DocumentError(f"cannot read {path}: {error.strerror}", "name what pytest wrote, a file") from error
-    except UnicodeDecodeError as error:
-        raise DocumentError(f"{path} is damaged: not UTF-8 at byte {error.start}", remedy) from error
-    except json.JSONDecodeError as error:
-        place = f"line {error.lineno}, column {error.colno}: {error.msg}"
-        raise DocumentError(f"{path} is damaged at {place}", remedy) from error
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise DocumentError(f"{path} is not a file of perflab's results: {error}", remedy) from error
+    return decoded(
+        raw,
+        Document,
+        newest=SCHEMA,
+        file=str(path),
+        wanted="a file of perflab's results",
+        remedy="write it anew: pytest -m perf --perf-json=FILE",
+        error=DocumentError,
+    )
 
 
 def write_document(document: Document, path: Path) -> None:
-    """Write to a file beside it and rename: a reader meets the old file or the new one, never half.
+    """Write the whole file, or leave what is there.
 
     Raises:
         OSError: it cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    half = path.with_name(f".{path.name}.part")
-    half.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
-    half.replace(path)
+    write_whole(path, msgspec.json.format(to_json(document), indent=1) + b"\n")
 
 
 def merge(parts: Sequence[Document]) -> Document:
@@ -77,6 +69,7 @@ def merge(parts: Sequence[Document]) -> Document:
         others = {name: None for name in others if name not in again} | dict.fromkeys(part.other_failures)
     merged = msgspec.structs.replace(
         newest,
+        command=newest.command if len({part.command for part in parts}) == 1 else None,
         preface=list(dict.fromkeys(line for part in parts for line in part.preface)),
         results=[one for case in weave([collected, list(results)]) for one in results.get(case, ())],
         collected=collected,
@@ -139,10 +132,10 @@ def ended_early(document: Document) -> bool:
 
 
 def _standing(results: Iterable[Result]) -> dict[str, list[Result]]:
-    """Each case with its last results: as it was run, and as it was predicted for each GPU."""
+    """Each case with its last results: as it was run in each mode, and as it was predicted for each GPU."""
     found: dict[str, dict[str, Result]] = {}
     for result in results:
-        way = result.predicted.now.gpu if result.predicted is not None else ""
+        way = result.predicted.now.gpu if result.predicted is not None else result.mode.suffix
         ones = found.setdefault(result.case, {})
         ones.pop(way, None)
         ones[way] = result

@@ -1,25 +1,32 @@
-"""What machine and versions this is, and whether numbers from two environments may be compared."""
+"""What machine and versions this is, and which numbers of two environments may be compared."""
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import platform
 import re
 import subprocess
+import uuid
 from importlib import metadata
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from perflab.records import Environment
+from perflab.records import Environment, ExactEnvironment
 
 if TYPE_CHECKING:
     import torch
 
 
-def current_environment(device: torch.device) -> Environment:
-    """The environment of measurements that this process takes on ``device``."""
+def current_environment(device: torch.device, machine: str | None = None) -> Environment:
+    """The environment of measurements that this process takes on ``device``.
+
+    Args:
+        device: what is measured.
+        machine: the pool of machines that this one belongs to; None: it stands for itself.
+    """
     import torch
 
     on_cuda = device.type == "cuda"
@@ -29,32 +36,134 @@ def current_environment(device: torch.device) -> Environment:
         cores=usable_cores(),
         threads=torch.get_num_threads(),
         isa=torch.backends.cpu.get_cpu_capability(),
+        features=_features(),
         system=f"{platform.system()} {platform.machine()}",
         python=".".join(platform.python_version_tuple()[:2]),
         torch=str(torch.__version__),  # a subclass of str, which no encoder takes
         triton=installed_version("triton"),
         cuda=torch.version.cuda if on_cuda else None,
         driver=_nvidia_driver() if on_cuda else None,
+        machine=machine or this_machine(),
     )
 
 
-def differences(before: Environment, now: Environment) -> list[str]:
-    """Why numbers from the two may not be compared, as ``torch 2.12.0 -> 2.13.0``; empty if they may.
+def exact_environment(environment: Environment) -> ExactEnvironment:
+    """What of an environment exact quantities may depend on."""
+    on_cuda = environment.device == "cuda"
+    return ExactEnvironment(
+        device=environment.device,
+        system=environment.system,
+        # What is computed on a CPU is the same in PyTorch's CPU and CUDA builds.
+        torch=environment.torch if on_cuda else environment.torch.partition("+")[0],
+        python=environment.python,
+        threads=environment.threads,
+        isa=environment.isa,
+        features=environment.features if not on_cuda else None,
+        device_name=environment.device_name if on_cuda else None,
+        cuda=environment.cuda,
+        triton=environment.triton if on_cuda else None,
+    )
 
-    Everything counts: a number that moved with the driver or the thread count says nothing about code.
-    """
+
+def differing(before: Environment | ExactEnvironment, now: Environment | ExactEnvironment) -> dict[str, str]:
+    """In which fields two environments differ: ``{"torch": "torch 2.12.0 -> 2.13.0"}``; empty if in none."""
     old, new = msgspec.structs.asdict(before), msgspec.structs.asdict(now)
-    return [f"{key.replace('_', ' ')} {old[key]} -> {new[key]}" for key in old if old[key] != new[key]]
+    return {key: f"{key.replace('_', ' ')} {old[key]} -> {new[key]}" for key in old if old[key] != new[key]}
+
+
+def differences(before: Environment, now: Environment) -> list[str]:
+    """Why times from the two may not be compared; empty if they may.
+
+    Everything counts: one that moved with the driver or the thread count says nothing about code.
+    """
+    return list(differing(before, now).values())
 
 
 def slug(environment: Environment) -> str:
-    """Folder name for an environment's baselines: ``cpu-amd-epyc-25-17-2c-torch2.13``."""
-    version = re.match(r"\d+\.\d+", environment.torch)
+    """Folder name for an environment's times: ``cpu-amd-epyc-25-17-2c-torch2.13-5f0c21d9``."""
     parts = [environment.device, re.sub(r"\b(family|model)\b", " ", environment.device_name)]
     if environment.device == "cpu":
         parts.append(f"{environment.cores}c")
-    parts.append(f"torch{version[0] if version else environment.torch}")
+    parts.append(f"torch{_minor(environment.torch)}")
+    if environment.machine is not None:
+        parts.append(environment.machine)
+    return _joined(parts)
+
+
+def whole_slug(environment: Environment) -> str:
+    """The same with all that times depend on: of two environments whose times may not be compared, another name."""
+    whole = repr(sorted(msgspec.structs.asdict(environment).items()))
+    return _joined([slug(environment), f"{environment.threads}t", f"python{environment.python}", _short_hash(whole)])
+
+
+def _short_hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def exact_slug(environment: ExactEnvironment) -> str:
+    """Folder name for exact quantities: ``exact-cpu-torch2.13``, ``exact-cuda-nvidia-h200-torch2.13``."""
+    parts = [EXACT, environment.device, *filter(None, [environment.device_name])]
+    return _joined([*parts, f"torch{_minor(environment.torch)}"])
+
+
+EXACT = "exact"
+"""How folders of exact quantities begin. No device is called so."""
+
+
+def _minor(version: str) -> str:
+    found = re.match(r"\d+\.\d+", version)
+    return found[0] if found else version
+
+
+def _joined(parts: list[str]) -> str:
     return "-".join(re.sub(r"[^a-z0-9.]+", "-", part.lower()).strip("-") for part in parts)
+
+
+@functools.cache
+def this_machine() -> str:
+    """A name for this machine: eight hexadecimal digits that stay the same and tell nothing about it.
+
+    A hash of the system's own identifier: host names change with networks. Copies of one image that kept it are one
+    machine. Where there is none, as in most containers, of the host's name and the network card's address; in a
+    container both may be other ones at each start, and ``is_fleeting`` says so.
+    """
+    identifier = machine_identifier()
+    parts = ["perflab", *([identifier] if identifier else [f"{_card_address():012x}", platform.node()])]
+    return _short_hash("\0".join(parts))
+
+
+def stands_for_itself(machine: str) -> bool:
+    """Whether this is such a name, and not one that somebody gave to a pool of machines."""
+    return re.fullmatch(r"[0-9a-f]{8}", machine) is not None
+
+
+def is_fleeting() -> bool:
+    """Whether ``this_machine`` may be called otherwise at the next start, or like another one."""
+    in_container = any(os.path.exists(mark) for mark in ("/.dockerenv", "/run/.containerenv"))
+    return in_container or not machine_identifier()
+
+
+def machine_identifier() -> str:
+    """What the system was given at its installation, or its first start; empty where there is no such thing."""
+    for place in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
+        try:
+            with open(place, encoding="ascii", errors="replace") as file:
+                identifier = file.read().strip()
+        except OSError:
+            continue
+        if identifier and identifier != "uninitialized":  # systemd's word in images, before their first start
+            return identifier
+    return ""
+
+
+def _card_address() -> int:
+    """The network card's address; 0 where ``uuid`` finds none and makes one up, another one in each process."""
+    address = uuid.getnode()
+    return 0 if address & _MULTICAST else address
+
+
+_MULTICAST = 1 << 40
+"""Set in an address that is no card's own (RFC 9562, 6.10)."""
 
 
 def core_numbers() -> list[int]:
@@ -93,6 +202,34 @@ def installed_version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+@functools.cache
+def _features() -> str:
+    """What PyTorch and oneDNN go by in bf16 and fp16 on this processor: ``amx_tile bf16 fp16, 48K 32K 2048K``."""
+    import torch
+
+    found = []
+    for name in ("amx_fp16", "amx_tile", "avx512_bf16"):
+        found += [name] * bool(getattr(torch.cpu, f"_is_{name}_supported", bool)())
+    for name in ("bf16", "fp16"):
+        try:
+            found += [name] * bool(getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported")())
+        except (AttributeError, RuntimeError):  # a build without oneDNN
+            continue
+    return ", ".join([" ".join(found) or "none", " ".join(_cache_sizes())]).rstrip(", ")
+
+
+def _cache_sizes() -> list[str]:
+    """Sizes of the caches that a core sees, as Linux writes them; none elsewhere."""
+    sizes = []
+    for index in range(8):
+        try:
+            with open(f"/sys/devices/system/cpu/cpu0/cache/index{index}/size", encoding="ascii") as file:
+                sizes.append(file.read().strip())
+        except OSError:
+            break
+    return sizes
 
 
 @functools.cache

@@ -33,6 +33,14 @@ class UsageError(PerflabError):
     """A fixture used in a way that can give no measurement."""
 
 
+class CaptureError(PerflabError):
+    """A callable that no CUDA graph can hold."""
+
+
+class ClockError(PerflabError):
+    """Two clocks that tell different times of the same span."""
+
+
 class FreshProcessError(PerflabError):
     """A measurement in a fresh process that brought no result."""
 

@@ -7,7 +7,7 @@ Memory is bytes as CUDA's caching allocator counts them, each block rounded up; 
 
 from __future__ import annotations
 
-from perflab.data import Data, Parameters, Positive
+from perflab.data import Data, Layers, Parameters, Positive
 
 KINDS = (
     "parameters",
@@ -123,7 +123,7 @@ class Prediction(Costed, frozen=True):
     """The largest first."""
     parameters: int = 0
     """How many numbers are trained or frozen: of all parameters that the callable has in its hands."""
-    layers: dict[str, int] = {}
+    layers: dict[str, Layers] = {}
     """How many ``*`` stands for: ``{"blocks": 32}``."""
     keeping_output_bytes: int | None = None
     """The peak in a script in which the result of the call before is still alive, where that is more."""
@@ -168,7 +168,7 @@ class PredictedBaseline(Costed, frozen=True):
     roofline_ns: Positive | None = None
     """Not compared: with it, measured times of the same cases tell an efficiency."""
     saved: list[SavedTensors] = []
-    layers: dict[str, int] = {}
+    layers: dict[str, Layers] = {}
     parameters: Parameters = {}
     """The case's, not the model's."""
     commit: str | None = None

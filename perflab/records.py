@@ -13,16 +13,19 @@ from typing import Annotated
 
 import msgspec
 
+from perflab.data import Amount as Amount
 from perflab.data import Data as Data
 from perflab.data import Parameters as Parameters
 from perflab.data import Positive as Positive
+from perflab.data import Share as Share
 from perflab.data import changed as changed
 from perflab.data import to_plain as to_plain
+from perflab.mode import DEFAULT, Mode, identity
 from perflab.predictions import PredictedCase
 
 
 class Environment(Data, frozen=True):
-    """What machine and versions a number belongs to. Two numbers are compared only if all of this agrees."""
+    """What machine and versions a time belongs to. Two times are compared only if all of this agrees."""
 
     device: str
     """``cpu`` or ``cuda``: also the tier of everything measured under it."""
@@ -44,20 +47,41 @@ class Environment(Data, frozen=True):
     """CUDA runtime that PyTorch was built for; absent on a CPU."""
     driver: str | None = None
     """NVIDIA driver; absent on a CPU."""
+    features: str | None = None
+    """What oneDNN chooses its way by in bf16 and fp16: instructions of the processor, and sizes of its caches."""
+    machine: str | None = None
+    """This machine, or the pool that it belongs to; absent in what was saved before machines were kept apart."""
+
+
+class ExactEnvironment(Data, frozen=True):
+    """What exact quantities may depend on: memory and counts of one call. No machine: the code decides them."""
+
+    device: str
+    system: str
+    torch: str
+    python: str
+    threads: int
+    isa: str
+    device_name: str | None = None
+    """The GPU's model; absent on a CPU."""
+    cuda: str | None = None
+    features: str | None = None
+    triton: str | None = None
+    """Absent on a CPU, where its kernels are interpreted."""
 
 
 class Memory(Data, frozen=True):
     """Memory of one call, taken in a pass of its own."""
 
-    peak_bytes: int
+    peak_bytes: Amount
     """What the case needs at its worst moment: ``held_bytes + growth_bytes``. This is what is gated."""
-    held_bytes: int
+    held_bytes: Amount
     """Tensors that the callable had in its hands before it ran: parameters, optimizer state, inputs."""
-    growth_bytes: int
+    growth_bytes: Amount
     """Highest rise of the allocator's live bytes during the call."""
-    allocated_bytes: int | None = None
+    allocated_bytes: Amount | None = None
     """CUDA: ``max_memory_allocated``, leftovers of other tests included."""
-    reserved_bytes: int | None = None
+    reserved_bytes: Amount | None = None
     """CUDA: ``max_memory_reserved``."""
     resident_growth_bytes: int | None = None
     """CPU: growth of the process's resident set, as information only."""
@@ -108,14 +132,14 @@ class Measurement(Data, frozen=True):
     A sample is the time of ``repetitions`` successive calls. Samples keep their order and are never trimmed.
     """
 
-    samples_ns: list[int]
-    repetitions: int
-    warmup_calls: int
+    samples_ns: list[Amount]
+    repetitions: Annotated[int, msgspec.Meta(ge=1)]
+    warmup_calls: Amount
     settled: bool | None
     """Whether successive warm-up calls agreed before sampling began; None where their number was fixed."""
     clock: str
     """``host`` (monotonic clock) or ``cuda events``."""
-    phases_ns: dict[str, list[int]] = {}
+    phases_ns: dict[str, list[Amount]] = {}
     """Samples of each phase of a step, in the order of ``samples_ns``."""
     memory: Memory | None = None
     yardsticks_ns: dict[str, Positive] = {}
@@ -123,8 +147,14 @@ class Measurement(Data, frozen=True):
     cores_busy: float | None = None
     """CPU time over wall time of the samples: about 1 for work in one thread, more for work in several."""
     evidence: Evidence | None = None
-    counts: dict[str, int] = {}
+    counts: dict[str, Amount] = {}
     """What one call did, such as ``{"operators": 112}``; ``measure/counts.py`` says what each counts."""
+    evicted_bytes: int | None = None
+    """Size of the buffer that was written before each call, so that it began with cold caches."""
+    empty_call_ns: float | None = None
+    """Of cold calls: what timing one that does nothing gives. It is in every sample."""
+    ran_on: list[str] = []
+    """Names of threads that ran on when a call had returned, so that not all of its work is in its time."""
 
 
 class Replicate(Data, frozen=True):
@@ -132,14 +162,14 @@ class Replicate(Data, frozen=True):
 
     median_ns: Positive
     fastest_ns: Positive
-    mean_ns: float
-    std_ns: float
-    noise: float
+    mean_ns: Positive
+    std_ns: Share
+    noise: Share
     """Half the width of the median's interval within the process, as a share of the median."""
-    samples: int
-    first_ns: float | None = None
+    samples: Annotated[int, msgspec.Meta(ge=1)]
+    first_ns: Share | None = None
     """First sample, where the number of warm-up calls was fixed: what a cold start costs."""
-    phases_ns: dict[str, float] = {}
+    phases_ns: dict[str, Share] = {}
     """Median of each phase."""
     memory: Memory | None = None
     yardsticks_ns: dict[str, Positive] = {}
@@ -151,13 +181,13 @@ class Replicate(Data, frozen=True):
     """The GPU's, the higher of before and after the samples."""
     throttle: list[str] = []
     """Why the GPU's clocks were not higher, before or after the samples."""
-    counts: dict[str, int] = {}
+    counts: dict[str, Amount] = {}
 
 
 class OutOfMemory(Data, frozen=True):
     """A case that the device's memory could not hold."""
 
-    asked_bytes: int | None
+    asked_bytes: Amount | None
     """Size of the allocation that failed, where the allocator says it."""
 
 
@@ -170,7 +200,7 @@ class Paired(Data, frozen=True):
     screen: list[float] = []
     """Ratio head / base of each pair of fresh processes that was looked at first."""
     confirm: list[float] = []
-    """The same of the pairs that judged a suspect."""
+    """The same of the pairs that were taken because of a suspicion. All count."""
     control: list[float] = []
     """Ratios of the base over itself, where this case was the null control."""
     detectable: float | None = None
@@ -239,7 +269,7 @@ class Anchor(Data, frozen=True):
     recorded: str
     """Date, ISO 8601."""
     replicates: list[Replicate]
-    steps: int
+    steps: Amount
     """How often the baseline was saved since then without a step past the limit."""
     commit: str | None = None
 
@@ -248,8 +278,8 @@ class MemoryAnchor(Data, frozen=True):
     """The same for peak memory, which moves for reasons of its own."""
 
     recorded: str
-    peak_bytes: int
-    steps: int
+    peak_bytes: Amount
+    steps: Amount
     commit: str | None = None
 
 
@@ -257,17 +287,17 @@ class Accepted(Data, frozen=True):
     """One change of a baseline that was accepted."""
 
     date: str
-    latency_ratio: float | None = None
+    latency_ratio: Positive | None = None
     """Time now / before; None where there were no comparable times."""
-    peak_bytes_before: int | None = None
-    peak_bytes_now: int | None = None
+    peak_bytes_before: Amount | None = None
+    peak_bytes_now: Amount | None = None
     """Both only if the peak changed."""
     reason: str | None = None
     commit: str | None = None
 
 
 class Entry(Data, frozen=True):
-    """One case in a baseline file."""
+    """A case's times, as they were measured on one machine, or in one pool of machines."""
 
     environment: Environment
     recorded: str
@@ -278,10 +308,41 @@ class Entry(Data, frozen=True):
     anchor: Anchor | None = None
     """None: the replicates are the anchor themselves."""
     memory_anchor: MemoryAnchor | None = None
+    """Of what was saved before exact quantities stood apart."""
+    accepted: list[Accepted] = []
+    """The latest accepted changes, oldest first."""
+    noisy: list[str] = []
+    """What is wrong with the replicates, as sentences: what disturbed them, and that they differ too much."""
+    commit: str | None = None
+    """The project's commit, with ``+dirty`` behind it if files differed; None where there is no git."""
+
+
+class Exact(Data, frozen=True):
+    """What one call of a case needs, exactly: the same on all machines that agree on its environment."""
+
+    environment: ExactEnvironment
+    recorded: str
+    """Date, ISO 8601."""
+    peak_bytes: list[Amount] = []
+    """Peak memory of its replicates, each value once, ascending; empty: it was not taken."""
+    counts: dict[str, Amount] = {}
+    """Those on which all replicates agreed."""
+    parameters: Parameters = {}
+    memory_anchor: MemoryAnchor | None = None
+    """None: ``peak_bytes`` is the anchor itself."""
     accepted: list[Accepted] = []
     """The latest accepted changes, oldest first."""
     commit: str | None = None
-    """The project's commit, with ``+dirty`` behind it if files differed; None where there is no git."""
+    """As in ``Entry``."""
+
+
+class Baseline(Data, frozen=True):
+    """What a case is compared with: what is exact belongs to the code, and times belong to a machine."""
+
+    exact: Exact | None = None
+    times: Entry | None = None
+    times_are_own: bool = False
+    """Whether the times are of this machine's own history, and not committed."""
 
 
 class Verdict(StrEnum):
@@ -301,7 +362,7 @@ class Verdict(StrEnum):
     """Measured under ``--perf-check=off``."""
 
 
-MEANINGLESS = 1000.0
+MEANINGLESS = 10.0
 """Readings that cannot tell this factor from none at all tell nothing."""
 
 
@@ -320,6 +381,16 @@ class Change(Data, frozen=True):
     """The ratio from which the change counts."""
 
     @property
+    def is_past_limit(self) -> bool:
+        """Whether what is now is more than a limit allows; without one nothing is."""
+        return self.limit is not None and self.now > self.before * self.limit
+
+    @property
+    def is_faster(self) -> bool:
+        """Whether the change counts, and is for the better."""
+        return self.limit is not None and self.ratio < 1.0 / self.limit
+
+    @property
     def is_vague(self) -> bool:
         """Whether the interval says nothing: faster or slower, its ends a factor of ``MEANINGLESS`` apart."""
         if self.low is None or self.high is None:
@@ -335,6 +406,28 @@ class Drift(Data, frozen=True):
     change: Change
     decides: bool = False
     """Whether the verdict is the anchor's: against the baseline alone it would have been better."""
+
+
+class Shortage(Data, frozen=True):
+    """What a skipped case had too little of."""
+
+    of: str
+    """The option that sets the limit, ``memory``, or ``the mark's budget``."""
+    needed: float
+    """Seconds or bytes, as far as the case says; of a run's time what it may take; 0: it is not known."""
+    given: float
+    """What the limit is; of memory, what was free."""
+
+
+class Uncompared(Data, frozen=True):
+    """An exact quantity of a case that was not compared with its baseline."""
+
+    quantity: str
+    """``memory``, or a count's name."""
+    reason: str
+    """``saved with 2 threads, here 1``: words that many cases have in common."""
+    can_be_saved: bool = False
+    """Whether ``--perf-update-new`` saves a value that the next run here compares with."""
 
 
 class Judgement(Data, frozen=True):
@@ -355,10 +448,18 @@ class Judgement(Data, frozen=True):
     """Plain sentences, most important first."""
     disturbed: list[str] | None = None
     """What disturbed the processes that were judged, as sentences. Empty: nothing did. None: there is no telling."""
+    beside: list[str] = []
+    """What went on beside the processes whose numbers are shown, as sentences, whatever the baseline had beside it."""
     suspect: bool = False
     """Looks worse, and was not yet measured again in fresh processes."""
     unsettled: list[str] = []
     """``baseline``, ``anchor``: which stored times cannot tell, though turns with their code could."""
+    no_times: str | None = None
+    """Why time was not compared, where memory or counts were: there are no times of this machine."""
+    not_compared: list[Uncompared] = []
+    """Exact quantities that the verdict does not rest on, though baseline or case has them."""
+    short_of: list[Shortage] = []
+    """Why a case was skipped, where it did not fit."""
 
 
 class KernelResources(Data, frozen=True):
@@ -366,29 +467,29 @@ class KernelResources(Data, frozen=True):
 
     ptxas: str
     """Version of the assembler; Triton ships more than one."""
-    num_warps: int
+    num_warps: Amount
     """Of a block, those that the compiler added included."""
-    num_stages: int
-    registers: int
+    num_stages: Amount
+    registers: Amount
     """Of a thread."""
-    stack_bytes: int
+    stack_bytes: Amount
     """Of a thread: spilled registers, and arrays that have no other place."""
-    spill_store_bytes: int
-    spill_load_bytes: int
+    spill_store_bytes: Amount
+    spill_load_bytes: Amount
     """Of a thread, as the assembler counts them: each store and load stands once, in a loop or not."""
-    static_shared_bytes: int
-    dynamic_shared_bytes: int
+    static_shared_bytes: Amount
+    dynamic_shared_bytes: Amount
     shared_limit_bytes: int
     """The most that the architecture gives a block."""
-    blocks_per_sm: int
-    warps_per_sm: int
+    blocks_per_sm: Amount
+    warps_per_sm: Amount
     """Upper bounds, of blocks and warps on a multiprocessor at once."""
-    max_warps_per_sm: int
+    max_warps_per_sm: Amount
     limited_by: str
     """What has no room for one more: ``registers``, ``shared memory``, ``tensor memory``, ``warps``, ``blocks``."""
-    tensor_columns: int = 0
+    tensor_columns: Amount = 0
     """Columns of tensor memory (Blackwell)."""
-    instructions: dict[str, int] = {}
+    instructions: dict[str, Amount] = {}
     """How often each kind stands in the PTX: ``mma``, ``wgmma``, ``tcgen05``, and ``tma`` for TMA's copies."""
 
     @property
@@ -455,6 +556,13 @@ class Result(Data, frozen=True):
     """What the study's table is to show of the case; none: what there is."""
     versus: str | None = None
     """``parameter=level``: what the case is held against in the study's table."""
+    mode: Mode = DEFAULT
+    """How the case's calls are timed; the default of what is not measured."""
+
+    @property
+    def identity(self) -> str:
+        """The name that the case's numbers are stored under: numbers of two modes are two cases'."""
+        return identity(self.case, self.mode)
 
 
 class Document(Data, frozen=True):
@@ -471,6 +579,10 @@ class Document(Data, frozen=True):
     threshold: float
     """Slowdown that counted, unless a case's marker said otherwise."""
     results: list[Result]
+    command: str | None = None
+    """pytest's command, without the time that the run and each case were given; None of parts with different ones."""
+    total_budget_s: float | None = None
+    """What the run was given, in seconds; None: no limit."""
     preface: list[str] = []
     """What is to be known before the table, such as what else the results were compared with."""
     collected: list[str] = []

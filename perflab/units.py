@@ -69,7 +69,13 @@ def parse_seconds(text: str) -> float:
     return seconds
 
 
+_LONG = 99_999.5
+"""From here on a number is written with a power of ten: nobody counts its digits."""
+
+
 def _three_digits(value: float) -> str:
+    if value >= _LONG:
+        return f"{value:.2e}"
     if value >= 99.95:
         return f"{value:.0f}"
     return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
@@ -105,8 +111,16 @@ def format_change(ratio: float) -> str:
 
 
 def format_interval(low: float, high: float) -> str:
-    """Both ends of a ratio's interval as changes: ``+24.1%…+38.9%``."""
-    return f"{format_change(low)}…{format_change(high)}"
+    """Both ends of a ratio's interval as changes: ``+24.1%…+38.9%``; without an upper end ``+24.1% and more``."""
+    return f"{format_change(low)} and more" if high == math.inf else f"{format_change(low)}…{format_change(high)}"
+
+
+def format_multiple(value: float, of: float) -> str:
+    """One number in units of another, for a column of them: ``1.00``, ``2.20``, ``412``; of nothing, ``–``."""
+    ratio = value / of if of > 0 else math.inf
+    if ratio == math.inf:
+        return "–"
+    return f"{ratio:.2f}" if ratio < 99.995 else _three_digits(ratio)
 
 
 def format_ratio(ratio: float) -> str:
@@ -117,7 +131,7 @@ def format_ratio(ratio: float) -> str:
 def format_percent(fraction: float) -> str:
     """A fraction as a percentage without trailing zeros: 0.05 is ``5%``."""
     percent = 100.0 * fraction
-    return f"{percent:.0f}%" if percent >= 100.0 else f"{percent:.3g}%"
+    return f"{_three_digits(percent)}%" if percent >= 99.95 else f"{percent:.3g}%"
 
 
 def format_names(names: Sequence[str], most: int = 5) -> str:

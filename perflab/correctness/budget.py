@@ -29,6 +29,8 @@ from dataclasses import astuple, dataclass, fields
 import torch
 from torch import Tensor
 
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
 
 @dataclass(frozen=True, slots=True)
 class Errors:

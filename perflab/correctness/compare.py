@@ -21,6 +21,8 @@ from perflab.correctness.budget import (
     row_scales,
 )
 
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
 METRIC_NAMES = {"max": "max", "mean": "mean", "relative_norm": "norm", "worst_row": "worst row"}
 
 

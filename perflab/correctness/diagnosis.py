@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
 # A fault that accounts for four fifths of an error is named: what is left over is rounding, or a second fault.
 LEAST_SHARE = 0.8
 WIDTH = 80

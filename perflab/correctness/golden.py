@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
 try:
     from syrupy.extensions.single_file import SingleFileSnapshotExtension, WriteMode
 except ModuleNotFoundError as error:  # pragma: no cover

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from perflab.correctness.budget import error_and_size
 
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
 # The widest tile in use. Edges at multiples of 16 and more are a tile's; 8 could be anybody's.
 _TILES = (256, 128, 64, 32, 16)
 _COARSER = {"float16 or TF32": 2.0**-11, "bfloat16": 2.0**-8, "float8": 2.0**-4}

@@ -18,6 +18,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
 aten = torch.ops.aten
 _ALLOCATING = frozenset(
     (

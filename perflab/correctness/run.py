@@ -13,6 +13,8 @@ from torch import Tensor
 
 from perflab.correctness.poison import PoisonedMemory
 
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
 Function = Callable[..., Tensor | Sequence[Tensor]]
 
 # Inputs are drawn from small seeds. Out of the same seed a gradient would be the first input, number by number.

@@ -18,6 +18,8 @@ from perflab.correctness.compare import Report, compare_all
 from perflab.correctness.diagnosis import Evidence, Explain
 from perflab.correctness.run import Function, Run, Task, run_candidate, run_plainly, same_bits
 
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
 Magnitudes = Callable[..., Mapping[str, Tensor]]
 
 # Plain's error is a matter of chance. Rounding moves a row as a whole, through its softmax or its delta, so

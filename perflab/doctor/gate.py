@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from perflab.doctor.table import gate_table
 from perflab.doctor.trials import append, read, record_trial
-from perflab.doctor.workloads import write_modules
+from perflab.doctor.workloads import KINDS, write_modules
 from perflab.errors import UsageError
 
 
-def measure_gate(trials: int, log: Path | None, say: Callable[[str], None]) -> list[str]:
+def measure_gate(
+    trials: int, log: Path | None, say: Callable[[str], None], kinds: Sequence[str] = tuple(KINDS)
+) -> list[str]:
     """Record so many trials and judge them, together with what the log held before.
 
     Args:
         trials: how many to record; 0 judges what the log holds.
         log: file that is appended to, one line a measurement; None keeps it for this call alone.
         say: told the progress.
+        kinds: of workloads, that are recorded.
 
     Returns:
         The table, line by line.
@@ -36,7 +39,7 @@ def measure_gate(trials: int, log: Path | None, say: Callable[[str], None]) -> l
         try:
             for number in range(trials):
                 say(f"trial {number + 1} of {trials}")
-                for line in record_trial(folder, number):
+                for line in record_trial(folder, number, kinds):
                     append(kept, line)
         except KeyboardInterrupt:
             say("stopped; this is what there was")

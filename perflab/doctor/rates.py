@@ -15,8 +15,21 @@ from statistics import NormalDist, fmean, median
 import msgspec
 
 from perflab.doctor.trials import REPLICATES, Benchmarked, Line, Pair, Parent, Session
-from perflab.gate.judge import judge, judge_memory, peaks_of
-from perflab.gate.paired import SCREEN_PAIRS, PairedCase, PairedPolicy, Stage, latency_findings, stage
+from perflab.doctor.workloads import MIXED
+from perflab.gate.exact import judge_memory, peaks_of
+from perflab.gate.exact_store import split
+from perflab.gate.judge import judge
+from perflab.gate.paired import (
+    SCREEN_PAIRS,
+    PairedCase,
+    PairedPolicy,
+    Stage,
+    controls_of,
+    counted,
+    is_doubtful,
+    latency_findings,
+    stage,
+)
 from perflab.gate.unsettled import turns_policy
 from perflab.plugin.suspects import cleared
 from perflab.records import Entry, Environment, Paired, Policy, Record, Replicate, Verdict
@@ -58,20 +71,42 @@ class Rate:
         return fmean(self.seconds) if self.seconds else math.nan
 
 
-def paired_rate(lines: Sequence[Line], slowdown: float, policy: PairedPolicy | None = None) -> Rate:
-    """The paired gate: each screen is of its own pairs; suspects go on with the pairs that were recorded next."""
+def paired_rate(
+    lines: Sequence[Line],
+    slowdown: float,
+    policy: PairedPolicy | None = None,
+    *,
+    kind: str = MIXED,
+    cases: int | None = None,
+    slow: int | None = None,
+) -> Rate:
+    """The paired gate: each screen is of its own pairs; suspects go on with the pairs that were recorded next.
+
+    Args:
+        lines: what was recorded.
+        slowdown: of the cases that are slower.
+        policy: threshold and limits.
+        kind: of workloads.
+        cases: in a run. More than the kind has are the same ones, with pairs that were recorded at other times.
+        slow: how many of them are slower, the others being unchanged; None: all. Only these are counted then.
+    """
     policy = policy or PairedPolicy()
-    drawing = _Drawing(lines)
+    drawing = _Drawing(lines, kind)
     parent_s = fmean([line.seconds for line in lines if isinstance(line, Parent)] or [0.0])
     rate = Rate()
     if not drawing.names:
         return rate
+    many = len(drawing.names) if cases is None else cases
     for trial, first in enumerate(range(0, len(drawing.pairs) - SCREEN_PAIRS + 1, SCREEN_PAIRS)):
-        cases = {name: PairedCase() for name in drawing.names}
-        seconds, rounds = drawing.fill(cases, first, slowdown, policy)
-        control = drawing.control(rounds, trial, drawing.names[trial % len(drawing.names)])
-        for finding in latency_findings(cases, control, policy).values():
-            _count(rate, finding.verdict)
+        # Another case is the first one, and so the slow one, in each trial.
+        run = [drawing.column(trial + number, number // len(drawing.names)) for number in range(many)]
+        slowdowns = {one: slowdown * (slow is None or number < slow) for number, one in enumerate(run)}
+        judged = {one: PairedCase() for one in run}
+        seconds, controls = drawing.fill(judged, first, slowdowns, policy)
+        counted = run if slow is None else run[:slow]
+        findings = latency_findings(judged, controls, policy)
+        for one in counted:
+            _count(rate, findings[one].verdict)
         rate.seconds.append(parent_s + seconds)
     return rate
 
@@ -79,38 +114,64 @@ def paired_rate(lines: Sequence[Line], slowdown: float, policy: PairedPolicy | N
 class _Drawing:
     """Process pairs out of a log, as a comparison in turns asks for them."""
 
-    def __init__(self, lines: Sequence[Line]) -> None:
-        self.pairs = [line for line in lines if isinstance(line, Pair)]
+    def __init__(self, lines: Sequence[Line], kind: str = MIXED) -> None:
+        self.pairs = [line for line in lines if isinstance(line, Pair) and line.kind == kind]
         self._twins = [pair.twin_over_base for pair in self.pairs if pair.twin_over_base]
         self._two = _costs([pair for pair in self.pairs if not pair.twin_over_base])
         self._three = _costs([pair for pair in self.pairs if pair.twin_over_base])
         every = [set(pair.head_over_base) for pair in self.pairs]
         self.names = sorted(set.intersection(*every)) if every else []
 
+    def column(self, number: int, copy: int) -> str:
+        """A case's name; a ``copy`` of it has the pairs of so many sevenths of the recording later."""
+        return f"{self.names[number % len(self.names)]}~{copy}"
+
     def fill(
-        self, cases: Mapping[str, PairedCase], first: int, slowdown: float, policy: PairedPolicy
-    ) -> tuple[float, int]:
-        """Give the cases pairs, from the ``first`` one on, until none asks for more; the seconds, and the last rounds.
+        self, cases: Mapping[str, PairedCase], first: int, slowdowns: Mapping[str, float], policy: PairedPolicy
+    ) -> tuple[float, dict[str, list[float]]]:
+        """Give the cases pairs, from the ``first`` one on, until none asks for more; the seconds, and the controls.
 
         The last trials confirm with the first ones' pairs.
         """
-        added = math.log1p(slowdown)
         taken, seconds = 0, 0.0
-        for wanted_stage, costs in ((Stage.UNSCREENED, self._two), (Stage.OPEN, self._three)):
-            while wanted := [name for name, case in cases.items() if stage(case, policy, len(cases)) is wanted_stage]:
-                pair = self.pairs[(first + taken) % len(self.pairs)]
-                taken += 1
-                seconds += costs[""] + sum(costs[name] for name in wanted)
+        had: dict[str, list[tuple[float, float, bool]]] = {name: [] for name in cases}
+        controls: dict[str, list[float]] = {}
+        costs = self._two
+        for wanted_stage in (Stage.UNSCREENED, Stage.OPEN):
+            while True:
+                known = controls_of(cases, controls)
+                wanted = [
+                    name for name, case in cases.items() if stage(case, policy, len(cases), known[name]) is wanted_stage
+                ]
+                if not wanted:
+                    break
+                seconds += costs[""] + sum(costs[_own(name)] for name in wanted)
                 for name in wanted:
-                    logs = cases[name].screen if wanted_stage is Stage.UNSCREENED else cases[name].confirm
-                    logs.append(pair.head_over_base[name] + added)
-            if wanted_stage is Stage.UNSCREENED:
-                taken = max(taken, SCREEN_PAIRS)
-        return seconds, taken - SCREEN_PAIRS
+                    pair = self._pair(name, first + taken)
+                    log = pair.head_over_base[_own(name)] + math.log1p(slowdowns[name])
+                    had[name].append((log, pair.own_error.get(_own(name), 0.0), wanted_stage is Stage.OPEN))
+                    keep = counted([error for _, error, _ in had[name]], policy)
+                    kept = [one for one, counts in zip(had[name], keep, strict=True) if counts]
+                    cases[name].doubtful = sum(is_doubtful(error, policy) for _, error, _ in kept)
+                    cases[name].screen = [log for log, _, late in kept if not late]
+                    cases[name].confirm = [log for log, _, late in kept if late]
+                if wanted_stage is Stage.OPEN and self._twins:
+                    fewest = min(wanted, key=lambda name: len(controls.get(name, ())))
+                    twin = self._twins[(first + taken) % len(self._twins)]
+                    controls.setdefault(fewest, []).append(twin[_own(fewest)])
+                    seconds += self._three[""] - self._two[""] + self._three[_own(fewest)] - self._two[_own(fewest)]
+                taken += 1
+            taken = max(taken, SCREEN_PAIRS)
+        return seconds, controls
 
-    def control(self, rounds: int, trial: int, name: str) -> list[float]:
-        """So many pairs of the base with itself."""
-        return [self._twins[(trial + 1 + n) % len(self._twins)][name] for n in range(rounds)] if self._twins else []
+    def _pair(self, column: str, number: int) -> Pair:
+        later = int(column.rpartition("~")[2]) * (len(self.pairs) // 7)
+        return self.pairs[(number + later) % len(self.pairs)]
+
+
+def _own(column: str) -> str:
+    """The name under which a column's case was recorded."""
+    return column.rpartition("~")[0]
 
 
 def _costs(pairs: Sequence[Pair]) -> dict[str, float]:
@@ -150,26 +211,28 @@ def stored_rate(lines: Sequence[Line], slowdown: float, *, settle: bool = False)
             entry = Entry(environment=_HERE, recorded="", replicates=saved.replicates[name][:REPLICATES])
             here, *fresh = [_slower(replicate, slowdown) for replicate in replicates]
             record = Record(case=name, environment=_HERE, summary=here)
-            judgement = judge(record, entry, Policy())
+            judgement = judge(record, split(entry), Policy())
             if judgement.suspect:
                 for taken in range(1, len(fresh) + 1):
                     processes = max(processes, 1 + taken)
                     record = msgspec.structs.replace(record, fresh=fresh[:taken])
-                    judgement = judge(record, entry, Policy())
+                    judgement = judge(record, split(entry), Policy())
                     if cleared(judgement, Policy().threshold):
                         break
             if settle and judgement.unsettled and judgement.verdict is not Verdict.REGRESSED and name in drawing.names:
-                logs = PairedCase()
-                seconds, rounds = drawing.fill({name: logs}, number * SCREEN_PAIRS, slowdown, turns_policy(Policy()))
+                logs, column = PairedCase(), f"{name}~0"
+                seconds, controls = drawing.fill(
+                    {column: logs}, number * SCREEN_PAIRS, {column: slowdown}, turns_policy(Policy())
+                )
                 turns_s += seconds
                 paired = Paired(
                     against="",
                     screen=[math.exp(log) for log in logs.screen],
                     confirm=[math.exp(log) for log in logs.confirm],
-                    control=[math.exp(log) for log in drawing.control(rounds, number, name)],
+                    control=[math.exp(log) for log in controls.get(column, ())],
                     base_ns=median(r.median_ns for r in entry.replicates),
                 )
-                judgement = judge(msgspec.structs.replace(record, paired=paired), entry, Policy())
+                judgement = judge(msgspec.structs.replace(record, paired=paired), split(entry), Policy())
             _count(rate, judgement.verdict)
         rate.seconds.append(sum(session.seconds[:processes]) + turns_s)
     return rate

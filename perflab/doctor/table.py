@@ -6,8 +6,12 @@ from collections.abc import Sequence
 
 from perflab.doctor.rates import SLOWDOWNS, Rate, benchmark_rate, memory_rate, paired_rate, stored_rate
 from perflab.doctor.trials import Line, Pair
+from perflab.doctor.workloads import KINDS, MIXED
 
 _HEADER = ("gate", "code", "flagged", "95 % interval", "can't tell", "cases", "cost of a run")
+
+_TRIED = {None: (0.0, 0.05, 0.10), 1: (0.05, 0.10)}
+"""Slowdowns of runs of other sizes, by how many of their cases are slow."""
 
 
 def gate_table(lines: Sequence[Line]) -> list[str]:
@@ -21,6 +25,12 @@ def gate_table(lines: Sequence[Line]) -> list[str]:
         ("pytest-benchmark, stored run", {s: benchmark_rate(lines, s, stored=True) for s in SLOWDOWNS}),
     ):
         rows += [_row(name, slowdown, rate) for slowdown, rate in rates.items() if rate.tried]
+    for kind in KINDS:
+        for cases, slow in ((4, None), (10, None), (30, None), (30, 1))[kind == MIXED :]:
+            name = f"in turns, {kind}, {cases} cases{'' if slow is None else ', one of them'}"
+            for slowdown in _TRIED[slow]:
+                rate = paired_rate(lines, slowdown, kind=kind, cases=cases, slow=slow)
+                rows += [_row(f"perflab, {name}", slowdown, rate)] if rate.tried else []
     for name, added in (("unchanged", 0), ("+1 MiB", 1 << 20)):
         rate = memory_rate(lines, added)
         if rate.tried:
@@ -51,6 +61,7 @@ def _told(lines: Sequence[Line]) -> str:
     hours = (max(line.began_s for line in lines) - min(line.began_s for line in lines)) / 3600.0 if lines else 0.0
     return (
         f"{pairs} process pairs, and all other runs, over {hours:.1f} h; slowdowns are injected into the times.\n"
+        "Of ten and thirty cases most are the same four, with pairs that were recorded at other times.\n"
         "Suspects are confirmed with pairs that later screens have too, and every session is judged by the baseline\n"
         "of every other one: there, comparisons depend on each other, and the intervals are too narrow."
     )

@@ -1,7 +1,7 @@
 """Recording: the same code measured again and again, as both gates would measure it, into a log that can be judged.
 
-A trial is three things, one after another: the process pairs of a screen, two runs of pytest-benchmark, and a
-session with the fresh processes that a stored baseline would ask for. Nothing is judged while it is recorded, so
+A trial is the process pairs of a screen for each kind of workload; of the mixed ones also two runs of pytest-benchmark,
+and a session with the fresh processes that a stored baseline would ask for. Nothing is judged while it is recorded, so
 that every rule sees the same data.
 """
 
@@ -12,12 +12,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
-from perflab.doctor.workloads import name_of
+from perflab.doctor.workloads import KINDS, MIXED, name_of
 from perflab.errors import RivalError
 from perflab.gate.paired import SCREEN_PAIRS
 from perflab.measure.measurement import replicate_of
@@ -45,6 +45,9 @@ class Pair(Data, frozen=True, tag=True):
     """What each case took."""
     head_over_base: dict[str, float]
     twin_over_base: dict[str, float] = {}
+    own_error: dict[str, float] = {}
+    """Standard error of ``head_over_base`` as the pair's own blocks tell it."""
+    kind: str = MIXED
 
 
 class Benchmarked(Data, frozen=True, tag=True):
@@ -73,18 +76,21 @@ class Parent(Data, frozen=True, tag=True):
 Line = Pair | Benchmarked | Session | Parent
 
 
-def record_trial(folder: Path, number: int) -> Iterator[Line]:
-    """Record the ``number``-th trial. Not every one has the slower parts: the pairs are what there must be most of.
+def record_trial(folder: Path, number: int, kinds: Sequence[str]) -> Iterator[Line]:
+    """Record the ``number``-th trial of some kinds. Not every one has the slower parts: pairs are needed most.
 
     Raises:
         RivalError: the workloads do not run here.
     """
     if number == 0:
         began_s, began = time.time(), time.monotonic()
-        _run(folder, "test_perf_gate.py", "--collect-only")
+        _run(folder, KINDS[MIXED], "--collect-only")
         yield Parent(began_s=began_s, seconds=time.monotonic() - began)
-    for pair in range(SCREEN_PAIRS):
-        yield record_pair(folder, twin=pair == SCREEN_PAIRS - 1, weigh=pair < WEIGHING_ROUNDS)
+    for kind in kinds:
+        for pair in range(SCREEN_PAIRS):
+            yield record_pair(folder, kind, twin=pair == SCREEN_PAIRS - 1, weigh=pair < WEIGHING_ROUNDS)
+    if MIXED not in kinds:
+        return
     if number % 2 == 0:
         yield record_benchmark(folder)
         yield record_benchmark(folder)
@@ -92,19 +98,19 @@ def record_trial(folder: Path, number: int) -> Iterator[Line]:
         yield record_session(folder)
 
 
-def record_pair(folder: Path, *, twin: bool, weigh: bool) -> Pair:
+def record_pair(folder: Path, kind: str, *, twin: bool, weigh: bool) -> Pair:
     """One round of two processes, or of three, as the comparison in turns has them."""
     sides = ["head", "base", *(["twin"] if twin else [])]
     job_file = _job_file(folder, Job(cases=None, serve=Serve()))
     began_s, began = time.time(), time.monotonic()
     found, case_s = {}, {}
-    with Round({side: _start(folder, side, job_file) for side in sides}, witness_of_host()) as running:
+    with Round({side: _start(folder, side, job_file, KINDS[kind]) for side in sides}, witness_of_host()) as running:
         start_s = time.monotonic() - began
         cases = running.cases["base"]
         for number, case in enumerate(cases):
             began = time.monotonic()
             found[name_of(case)] = running.run(
-                case, cases[number + 1 :], RoundPlan(ROUND_BUDGET_NS, memory=weigh), _silently
+                case, cases[number + 1 :], RoundPlan(ROUND_BUDGET_NS, memory=weigh, either_first=not weigh), _silently
             )
             case_s[name_of(case)] = time.monotonic() - began
         ending = time.monotonic()
@@ -119,6 +125,8 @@ def record_pair(folder: Path, *, twin: bool, weigh: bool) -> Pair:
         case_s=case_s,
         head_over_base=ratios[0],
         twin_over_base=ratios[1] if twin else {},
+        own_error={name: round(case.own_error("head", "base"), 6) for name, case in found.items()},
+        kind=kind,
     )
 
 
@@ -143,7 +151,7 @@ def record_session(folder: Path) -> Session:
         results.unlink(missing_ok=True)
         job_file = _job_file(folder, Job(cases=None, results=str(results)))
         began = time.monotonic()
-        _run(folder, "test_perf_gate.py", f"{REPLICATE_OPTION}={job_file}")
+        _run(folder, KINDS[MIXED], f"{REPLICATE_OPTION}={job_file}")
         seconds.append(time.monotonic() - began)
         for line in results.read_bytes().splitlines():
             result = msgspec.json.decode(line, type=JobResult)
@@ -164,8 +172,8 @@ def read(log: Path) -> list[Line]:
     return [msgspec.json.decode(line, type=Line) for line in whole.splitlines()]
 
 
-def _start(folder: Path, label: str, job_file: Path) -> Start:
-    command = [sys.executable, "-m", "pytest", "test_perf_gate.py", f"{REPLICATE_OPTION}={job_file}"]
+def _start(folder: Path, label: str, job_file: Path, module: str) -> Start:
+    command = [sys.executable, "-m", "pytest", module, f"{REPLICATE_OPTION}={job_file}"]
     return Start(label, command, _environment(), folder)
 
 

@@ -1,6 +1,8 @@
-"""The code that the gate is tried on: four cases, unlike each other in what they need of a machine.
+"""The code that the gate is tried on: kinds of four cases each.
 
-They are written to a folder as a user's test module would be, once for perflab and once for pytest-benchmark.
+``mixed`` are unlike each other in what they need of a machine, ``long`` run in one thread for 3 to 150 ms a call, and
+``python`` never leaves the interpreter. They are written to a folder as a user's test modules would be; the mixed ones
+once for perflab and once for pytest-benchmark.
 """
 
 from __future__ import annotations
@@ -48,16 +50,91 @@ def tiny_forward():
 WORK = [tanh_chain, matmul_chain, python_loop, tiny_forward]
 '''
 
-PERF_MODULE = (
-    _BODY
-    + """
+_LONG = '''
+import pytest
+import torch
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+
+
+def counting_loop():
+    """The interpreter, 3 ms."""
+    return lambda: sum(i * i for i in range(50_000))
+
+
+def tanh_20():
+    """Element-wise work that stays in a cache, 10 ms."""
+    x = torch.rand(200_000)
+    return lambda: [x.tanh() for _ in range(20)][-1]
+
+
+def matmul_60():
+    """Dense products, 40 ms."""
+    a = torch.rand(320, 320)
+    return lambda: [a @ a for _ in range(60)][-1]
+
+
+def word_count():
+    """Strings and a dictionary, 100 to 150 ms."""
+
+    def count():
+        seen = {}
+        for i in range(300_000):
+            seen[i % 997] = seen.get(i % 997, 0) + len(str(i))
+        return len(seen)
+
+    return count
+
+
+WORK = [counting_loop, tanh_20, matmul_60, word_count]
+'''
+
+_PYTHON = """
+import json
+
+import pytest
+
+
+def arithmetic():
+    return lambda: sum(i * i & 7 for i in range(30_000))
+
+
+def dictionaries():
+    def fill():
+        table = {}
+        for i in range(20_000):
+            table[i % 997] = table.get(i % 997, 0) + i
+        return len(table)
+
+    return fill
+
+
+def sorting():
+    values = [(i * 7919) % 10_007 for i in range(20_000)]
+    return lambda: len(sorted(values, key=lambda value: -value))
+
+
+def documents():
+    text = json.dumps([{"name": str(i), "values": list(range(10))} for i in range(500)])
+    return lambda: len(json.loads(text))
+
+
+WORK = [arithmetic, dictionaries, sorting, documents]
+"""
+
+_PERF = """
 
 @pytest.mark.perf
 @pytest.mark.parametrize("work", WORK, ids=lambda work: work.__name__)
 def test_gate(perf, work):
     perf(work())
 """
-)
+
+MIXED = "mixed"
+KINDS = {MIXED: "test_perf_gate.py", "long": "test_perf_long.py", "python": "test_perf_python.py"}
+"""Each kind's module."""
+_BODIES = {MIXED: _BODY, "long": _LONG, "python": _PYTHON}
 
 BENCHMARK_MODULE = (
     _BODY
@@ -69,13 +146,12 @@ def test_gate(benchmark, work):
 """
 )
 
-NAMES = ("tanh_chain", "matmul_chain", "python_loop", "tiny_forward")
-
 
 def write_modules(folder: Path) -> None:
-    """Write both modules, and a configuration that keeps every other one out."""
+    """Write all modules, and a configuration that keeps every other one out."""
     (folder / "pytest.ini").write_text("[pytest]\naddopts =\n", encoding="utf-8")
-    (folder / "test_perf_gate.py").write_text(PERF_MODULE, encoding="utf-8")
+    for kind, module in KINDS.items():
+        (folder / module).write_text(_BODIES[kind] + _PERF, encoding="utf-8")
     (folder / "test_benchmark_gate.py").write_text(BENCHMARK_MODULE, encoding="utf-8")
 
 

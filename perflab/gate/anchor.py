@@ -13,17 +13,18 @@ Time and memory have an anchor each: a change of one that everybody saw must not
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import Sequence
 
 from perflab.environment import differences
-from perflab.gate.judge import judge_memory, latency_change, peaks_of
-from perflab.records import Accepted, Anchor, Change, Entry, MemoryAnchor, Policy, Verdict
+from perflab.gate.exact import judge_memory
+from perflab.gate.judge import latency_change
+from perflab.records import Accepted, Anchor, Change, Entry, Exact, MemoryAnchor, Policy, Verdict, changed
 
 ACCEPTED_KEPT = 10
 """Accepted changes that an entry remembers."""
 
 
-def successor(old: Entry | None, new: Entry, policy: Policy, reason: str | None) -> Entry:
+def times_successor(old: Entry | None, new: Entry, policy: Policy, reason: str | None) -> Entry:
     """What is stored when ``new`` takes the place of ``old``.
 
     Args:
@@ -33,57 +34,60 @@ def successor(old: Entry | None, new: Entry, policy: Policy, reason: str | None)
         reason: what ``--perf-reason`` says, or None.
 
     Returns:
-        ``new`` with its anchors and the accepted changes. Without an anchor its own replicates are the anchor.
+        ``new`` with its anchor and the accepted changes. Without an anchor its own replicates are the anchor.
     """
+    told = Accepted(date=new.recorded, reason=reason, commit=new.commit)
     if old is None:
-        return _with_history(new, [], Accepted(date=new.recorded, reason=reason, commit=new.commit) if reason else None)
-    if differences(old.environment, new.environment) or not old.replicates or not new.replicates:
+        return changed(new, accepted=_history([], told if reason else None))
+    foreign = bool(differences(old.environment, new.environment))
+    if foreign or not old.replicates or not new.replicates:
         # Nothing to compare by number. Memory that ran out, or does no more, is a change that everybody sees.
-        seen = not differences(old.environment, new.environment) and bool(old.replicates) != bool(new.replicates)
-        change = Accepted(date=new.recorded, reason=reason, commit=new.commit) if seen or reason else None
-        return _with_history(new, old.accepted, change)
-
+        seen = not foreign and bool(old.replicates) != bool(new.replicates)
+        return changed(new, accepted=_history(old.accepted, told if seen or reason else None))
     step = latency_change(old.replicates, new.replicates, policy)
-    memory = judge_memory(peaks_of(old.replicates), peaks_of(new.replicates), new.environment.device, policy)
-    stepped = _direction(step, policy) != 0
-    memory_stepped = memory.verdict is not Verdict.OK
-    anchors = msgspec.structs.replace(
+    moves = _direction(step, policy) != 0 or reason is not None
+    return changed(
         new,
-        anchor=None if stepped or reason else _kept_anchor(old, new, policy),
-        memory_anchor=None if memory_stepped or reason else _kept_memory_anchor(old, new, policy),
+        anchor=None if moves else _kept_anchor(old, new, policy),
+        accepted=_history(old.accepted, changed(told, latency_ratio=round(step.ratio, 4)) if moves else None),
     )
-    if not (stepped or memory_stepped or reason):
-        return _with_history(anchors, old.accepted, None)
+
+
+def exact_successor(old: Exact | None, new: Exact, policy: Policy, reason: str | None) -> Exact:
+    """The same for what is exact, of which peak memory has an anchor: a threshold lets it grow unseen."""
+    told = Accepted(date=new.recorded, reason=reason, commit=new.commit)
+    if old is None:
+        return changed(new, accepted=_history([], told if reason else None))
+    memory = judge_memory(old.peak_bytes, new.peak_bytes, new.environment.device, policy)
+    moves = memory.verdict is not Verdict.OK or reason is not None
     peaks = memory.change if memory.change is not None and memory.change.before != memory.change.now else None
-    change = Accepted(
-        date=new.recorded,
-        latency_ratio=round(step.ratio, 4),
-        peak_bytes_before=int(peaks.before) if peaks else None,
-        peak_bytes_now=int(peaks.now) if peaks else None,
-        reason=reason,
-        commit=new.commit,
+    if peaks is not None:
+        told = changed(told, peak_bytes_before=int(peaks.before), peak_bytes_now=int(peaks.now))
+    return changed(
+        new,
+        memory_anchor=None if moves else _kept_memory_anchor(old, new, policy),
+        accepted=_history(old.accepted, told if moves else None),
     )
-    return _with_history(anchors, old.accepted, change)
 
 
-def past_anchor(entry: Entry, policy: Policy) -> list[str]:
-    """By which of ``latency`` and ``memory`` an entry's own replicates are worse than its anchors, past the limit."""
-    past = []
-    if entry.anchor is not None and entry.replicates:
-        change = latency_change(entry.anchor.replicates, entry.replicates, policy)
-        if _direction(change, policy) > 0:
-            past.append("latency")
-    if entry.memory_anchor is not None:
-        peaks = peaks_of(entry.replicates)
-        found = judge_memory([entry.memory_anchor.peak_bytes], peaks, entry.environment.device, policy)
-        if found.verdict is Verdict.REGRESSED:
-            past.append("memory")
-    return past
+def is_past_anchor(entry: Entry, policy: Policy) -> bool:
+    """Whether an entry's own replicates are slower than its anchor, past the limit."""
+    if entry.anchor is None or not entry.replicates:
+        return False
+    return _direction(latency_change(entry.anchor.replicates, entry.replicates, policy), policy) > 0
 
 
-def _with_history(entry: Entry, accepted: list[Accepted], change: Accepted | None) -> Entry:
-    history = [*accepted, change] if change is not None else accepted
-    return msgspec.structs.replace(entry, accepted=history[-ACCEPTED_KEPT:])
+def is_past_memory_anchor(exact: Exact, policy: Policy) -> bool:
+    """Whether peak memory is past its anchor by more than is allowed."""
+    if exact.memory_anchor is None:
+        return False
+    before, device = [exact.memory_anchor.peak_bytes], exact.environment.device
+    return judge_memory(before, exact.peak_bytes, device, policy).verdict is Verdict.REGRESSED
+
+
+def _history(accepted: Sequence[Accepted], change: Accepted | None) -> list[Accepted]:
+    history = [*accepted, change] if change is not None else [*accepted]
+    return history[-ACCEPTED_KEPT:]
 
 
 def _direction(change: Change, policy: Policy) -> int:
@@ -99,12 +103,12 @@ def _kept_anchor(old: Entry, new: Entry, policy: Policy) -> Anchor | None:
     anchor = old.anchor or Anchor(recorded=old.recorded, replicates=old.replicates, steps=0, commit=old.commit)
     if _direction(latency_change(anchor.replicates, new.replicates, policy), policy) < 0:
         return None
-    return msgspec.structs.replace(anchor, steps=anchor.steps + 1)
+    return changed(anchor, steps=anchor.steps + 1)
 
 
-def _kept_memory_anchor(old: Entry, new: Entry, policy: Policy) -> MemoryAnchor | None:
+def _kept_memory_anchor(old: Exact, new: Exact, policy: Policy) -> MemoryAnchor | None:
     """The same for memory; None too where nothing differs, or where one of the two was not measured."""
-    peaks, before = peaks_of(new.replicates), peaks_of(old.replicates)
+    peaks, before = new.peak_bytes, old.peak_bytes
     if not peaks or not before:
         return None
     anchor = old.memory_anchor or MemoryAnchor(
@@ -113,4 +117,4 @@ def _kept_memory_anchor(old: Entry, new: Entry, policy: Policy) -> MemoryAnchor 
     unmoved = min(peaks) == max(peaks) == anchor.peak_bytes
     if unmoved or judge_memory([anchor.peak_bytes], peaks, new.environment.device, policy).verdict is Verdict.IMPROVED:
         return None
-    return msgspec.structs.replace(anchor, steps=anchor.steps + 1)
+    return changed(anchor, steps=anchor.steps + 1)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from perflab.environment import slug
 from perflab.errors import BaselineError
-from perflab.gate.files import as_json, read_checked, writable, write_whole
+from perflab.gate.files import as_json, named, read_checked, writable, write_text
 from perflab.records import (
     Accepted,
     Anchor,
@@ -24,7 +24,8 @@ from perflab.records import (
     to_plain,
 )
 
-SCHEMA = 1
+SCHEMA = TIMES_ALONE = 2
+"""1: memory and counts stood with the times, and machines of one processor shared them. Still read."""
 
 
 class StoredCase(Data, frozen=True):
@@ -38,6 +39,7 @@ class StoredCase(Data, frozen=True):
     anchor: Anchor | None = None
     memory_anchor: MemoryAnchor | None = None
     accepted: list[Accepted] = []
+    noisy: list[str] = []
     commit: str | None = None
 
 
@@ -59,6 +61,10 @@ def read_file(path: Path) -> dict[str, Entry]:
     file = read_checked(path, BaselineFile, SCHEMA, what="baseline", remedy=remedy)
     if file is None:
         return {}
+    for name, case in file.cases.items():
+        problem = _damage(case, file.schema)
+        if problem is not None:
+            raise BaselineError(f"baseline file {path} is damaged: {name}: {problem}", remedy)
     try:
         return {
             name: Entry(
@@ -70,6 +76,7 @@ def read_file(path: Path) -> dict[str, Entry]:
                 anchor=case.anchor,
                 memory_anchor=case.memory_anchor,
                 accepted=case.accepted,
+                noisy=case.noisy,
                 commit=case.commit,
             )
             for name, case in file.cases.items()
@@ -78,27 +85,37 @@ def read_file(path: Path) -> dict[str, Entry]:
         raise BaselineError(f"baseline file {path} names an unknown environment {error}", remedy) from error
 
 
+def _damage(case: StoredCase, schema: int) -> str | None:
+    """What no save leaves behind, though each field by itself may be so; None if there is nothing of the kind."""
+    if not case.replicates and case.out_of_memory is None:
+        return "it has neither replicates nor out_of_memory"
+    if case.anchor is not None and not case.anchor.replicates:
+        return "its anchor has no replicates"
+    ones = [*case.replicates, *(case.anchor.replicates if case.anchor is not None else ())]
+    if any(one.fastest_ns > one.median_ns for one in ones):
+        return "a replicate's fastest_ns is above its median_ns"
+    if schema < TIMES_ALONE and any(one.memory is None for one in case.replicates):
+        return "a replicate has no memory"
+    return None
+
+
 def write_file(path: Path, entries: Mapping[str, Entry]) -> None:
     """Write the file whole.
 
     Raises:
         BaselineError: it cannot be written.
     """
-    write_whole(path, _format(entries))
+    write_text(path, _format(entries))
 
 
 def _format(entries: Mapping[str, Entry]) -> str:
     """JSON with sorted keys, one case a block and one replicate a line, so that a diff can be read."""
-    names: dict[str, Environment] = {}
+    environments = named([entries[name].environment for name in sorted(entries)], _key)
+    keys = {environment: key for key, environment in environments.items()}
     blocks = []
     for name in sorted(entries):
         entry = entries[name]
-        details = entry.environment
-        key = f"{slug(details)}-python{details.python}-{details.threads}t"
-        while names.get(key, details) != details:
-            key += "+"  # the same by name, and other in some further detail
-        names[key] = entry.environment
-        fields = {**to_plain(entry), "environment": key}
+        fields = {**to_plain(entry), "environment": keys[entry.environment]}
         fields["parameters"] = {key: writable(value) for key, value in entry.parameters.items()}
         replicates, anchor = fields.pop("replicates"), fields.pop("anchor", None)
         accepted = fields.pop("accepted", None)
@@ -111,9 +128,13 @@ def _format(entries: Mapping[str, Entry]) -> str:
             lines.append(f'      "anchor": {{{facts}"replicates": {_rows(of_anchor)}}}')
         lines.append(f'      "replicates": {_rows(replicates)}')
         blocks.append(f"    {as_json(name)}: {{\n" + ",\n".join(lines) + "\n    }")
-    environments = ",\n".join(f"    {as_json(key)}: {as_json(to_plain(names[key]))}" for key in sorted(names))
+    heads = ",\n".join(f"    {as_json(key)}: {as_json(to_plain(environments[key]))}" for key in sorted(environments))
     cases = ",\n".join(blocks)
-    return f'{{\n  "schema": {SCHEMA},\n  "environments": {{\n{environments}\n  }},\n  "cases": {{\n{cases}\n  }}\n}}\n'
+    return f'{{\n  "schema": {SCHEMA},\n  "environments": {{\n{heads}\n  }},\n  "cases": {{\n{cases}\n  }}\n}}\n'
+
+
+def _key(environment: Environment) -> str:
+    return f"{slug(environment)}-python{environment.python}-{environment.threads}t"
 
 
 def _rows(values: Sequence[object]) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 from urllib.parse import quote, unquote
 
+from perflab.data import speakable
 from perflab.gate.files import delete_file, writable, writing
 
 Stored = TypeVar("Stored")
@@ -82,7 +83,7 @@ class CaseFiles(ABC, Generic[Stored]):
 
 def module_of(case: str) -> str:
     """The file's name: ``tests/perf/test_x.py::test_y[a]`` -> ``tests.perf.test_x``, so that no names collide."""
-    module = case.split("::", 1)[0].removesuffix(".py")
+    module = speakable(case.split("::", 1)[0]).removesuffix(".py")
     return quote(module.replace("/", "."), safe="")
 
 

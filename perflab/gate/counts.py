@@ -7,52 +7,59 @@ a baseline whose replicates differ by more than half of it is not compared.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from perflab.records import Change, Judgement, Replicate, Verdict
+from perflab.records import Change, Judgement, Replicate, Uncompared, Verdict
 
 SLACK = {"instructions": 0.01, "callgrind_instructions": 0.01}
 """Share by which a count may rise that is not the same from run to run, such as by threads that spin."""
 
 
+def values_of(replicates: Sequence[Replicate]) -> dict[str, list[int]]:
+    """Each count that all of the replicates have, with their values."""
+    names = replicates[0].counts if replicates else ()
+    return {name: [r.counts[name] for r in replicates] for name in names if all(name in r.counts for r in replicates)}
+
+
 def judge_counts(
-    now: Sequence[Replicate], before: Sequence[Replicate], *, gated: bool
-) -> tuple[dict[str, Change], Verdict, list[str]]:
+    now: Sequence[Replicate], before: Mapping[str, Sequence[int]], *, gated: bool
+) -> tuple[dict[str, Change], list[Uncompared]]:
     """Compare the counts that both sides know.
 
     Args:
         now: this session's reading, or those of fresh processes where there are some.
-        before: the baseline's replicates.
+        before: the baseline's values, as ``values_of`` gives them.
         gated: whether one that rose is a regression; else everything is ``ok`` and no change has a limit.
 
     Returns:
-        The changes by name, the verdict on all of them, and what is worth saying.
+        The changes by name; and the exact counts that are to be gated, and could not be compared.
     """
     changes: dict[str, Change] = {}
-    reasons: list[str] = []
-    for name in before[0].counts if before else ():
-        old, new = _values(name, before), _values(name, now)
-        if old is None or not _agree(name, old) or (name in SLACK and len(old) < 2):
+    missed: list[Uncompared] = []
+    here = values_of(now)
+    for name, old in before.items():
+        if not _agree(name, old) or (name in SLACK and len(old) < 2):
             continue
+        new = here.get(name)
         if new is None:
+            missed += [Uncompared(name, "not counted here")] if gated and name not in SLACK else []
             continue
         if not _agree(name, new):
-            reasons.append(f"{name} differ from process to process now ({min(new)} to {max(new)}), and are not gated")
+            differ = f"different from process to process now ({min(new)} to {max(new)})"
+            missed += [Uncompared(name, differ)] if gated and name not in SLACK else []
             continue
         change = Change(before=max(old), now=min(new), ratio=min(new) / max(old) if max(old) else 1.0 + min(new))
         if gated:
             change = Change(before=change.before, now=change.now, ratio=change.ratio, limit=1.0 + SLACK.get(name, 0.0))
         changes[name] = change
-    if any(rose(change) for change in changes.values()):
-        return changes, Verdict.REGRESSED, reasons
-    if any(fell(change) for change in changes.values()):
-        return changes, Verdict.IMPROVED, reasons
-    return changes, Verdict.OK, reasons
+    return changes, missed
 
 
-def rose(change: Change) -> bool:
-    """Whether a gated count is past its limit."""
-    return change.limit is not None and change.now > change.before * change.limit
+def verdict_on(changes: Mapping[str, Change]) -> Verdict:
+    """The verdict on all counts together."""
+    if any(change.is_past_limit for change in changes.values()):
+        return Verdict.REGRESSED
+    return Verdict.IMPROVED if any(fell(change) for change in changes.values()) else Verdict.OK
 
 
 def fell(change: Change) -> bool:
@@ -66,14 +73,8 @@ def exactly_worse(judgement: Judgement) -> list[str]:
     return [
         name
         for name in judgement.worse
-        if name == "memory" or (name == "counts" and any(rose(change) for change in exact))
+        if name == "memory" or (name == "counts" and any(change.is_past_limit for change in exact))
     ]
-
-
-def _values(name: str, replicates: Sequence[Replicate]) -> list[int] | None:
-    """The count of each replicate; None if one does not have it."""
-    found = [r.counts[name] for r in replicates if name in r.counts]
-    return found if found and len(found) == len(replicates) else None
 
 
 def _agree(name: str, values: Sequence[int]) -> bool:

@@ -24,22 +24,34 @@ SLOWED_DOWN = ("hardware slowdown", "software thermal slowdown", "hardware therm
 
 def disturbances(now: Sequence[Replicate], before: Sequence[Replicate], environment: Environment) -> list[str]:
     """What disturbed ``now``, as sentences with figures; compared with ``before``, since both may be alike."""
+    return _disturbances(now, before, environment, "meanwhile", "in the baseline")
+
+
+def disturbances_before(before: Sequence[Replicate], now: Sequence[Replicate], environment: Environment) -> list[str]:
+    """What disturbed the baseline and is gone now: its times may be too long."""
+    return _disturbances(before, now, environment, "while the baseline was taken", "now")
+
+
+def _disturbances(
+    group: Sequence[Replicate], other: Sequence[Replicate], environment: Environment, when: str, otherwise: str
+) -> list[str]:
     found = []
-    cores, cores_before = (_typical(r.neighbours_cores for r in group) for group in (now, before))
-    if cores > NEIGHBOURS_CORES and cores > cores_before + NEIGHBOURS_CORES and not _has_room(now, cores, environment):
-        found.append(f"other processes used {cores:.1f} cores meanwhile{_instead_of(cores_before, '.1f')}")
-    steal, steal_before = (_typical(r.steal_share for r in group) for group in (now, before))
-    if steal > STEAL_SHARE and steal > steal_before + STEAL_SHARE:
-        found.append(f"the hypervisor kept {format_percent(steal)} of the CPU time for other machines (steal)")
-    reasons = [reason for reason in SLOWED_DOWN if _mostly(reason, now) and not _mostly(reason, before)]
+    then = "" if when == "meanwhile" else f" {when}"
+    cores, cores_other = (_typical(r.neighbours_cores for r in one) for one in (group, other))
+    if cores > NEIGHBOURS_CORES and cores > cores_other + NEIGHBOURS_CORES and not _has_room(group, cores, environment):
+        found.append(f"other processes used {cores:.1f} cores {when}{_instead_of(cores_other, '.1f', otherwise)}")
+    steal, steal_other = (_typical(r.steal_share for r in one) for one in (group, other))
+    if steal > STEAL_SHARE and steal > steal_other + STEAL_SHARE:
+        found.append(f"the hypervisor kept {format_percent(steal)} of the CPU time for other machines (steal){then}")
+    reasons = [reason for reason in SLOWED_DOWN if _mostly(reason, group) and not _mostly(reason, other)]
     if reasons:
-        heat = max((r.temperature_c for r in now if r.temperature_c is not None), default=None)
+        heat = max((r.temperature_c for r in group if r.temperature_c is not None), default=None)
         degrees = f" at {heat} °C" if heat is not None else ""
-        found.append(f"the GPU slowed itself down{degrees} ({', '.join(reasons)})")
-    others, others_before = (_typical(r.gpu_neighbours for r in group) for group in (now, before))
-    if others > others_before:
+        found.append(f"the GPU slowed itself down{degrees}{then} ({', '.join(reasons)})")
+    others, others_then = (_typical(r.gpu_neighbours for r in one) for one in (group, other))
+    if others > others_then:
         many = f"{others:.0f} other processes were" if others > 1 else "another process was"
-        found.append(f"{many} on this GPU meanwhile{_instead_of(others_before, '.0f')}")
+        found.append(f"{many} on this GPU {when}{_instead_of(others_then, '.0f', otherwise)}")
     return found
 
 
@@ -66,6 +78,6 @@ def _mostly(reason: str, group: Sequence[Replicate]) -> bool:
     return 2 * sum(reason in r.throttle for r in group) > len(group)
 
 
-def _instead_of(before: float, digits: str) -> str:
+def _instead_of(before: float, digits: str, otherwise: str) -> str:
     shown = format(before, digits)
-    return f" (in the baseline {shown})" if float(shown) else ""
+    return f" ({otherwise} {shown})" if float(shown) else ""

@@ -5,24 +5,21 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
-
+from perflab.data import speakable, speakable_throughout
+from perflab.environment import EXACT
 from perflab.errors import BaselineError
-from perflab.gate.locked import locked
+from perflab.files import read_regular, write_whole
+from perflab.gate.locked import LOCK_NAME, locked
+from perflab.reading import decoded
 
 T = TypeVar("T")
+Named = TypeVar("Named")
 PREDICTED = "predicted-"
 """How folders of predicted baselines begin; what follows is the GPU. Environments are named for a device."""
-
-
-class _Header(msgspec.Struct):
-    schema: int
 
 
 def read_checked(path: Path, kind: type[T], schema: int, *, what: str, remedy: str) -> T | None:
@@ -39,24 +36,20 @@ def read_checked(path: Path, kind: type[T], schema: int, *, what: str, remedy: s
         BaselineError: the file cannot be read, is no JSON, or is not one of ours.
     """
     try:
-        raw = path.read_bytes()
+        raw = read_regular(path)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise BaselineError(f"cannot read the {what} file {path}: {error.strerror}", "check its rights") from error
-    try:
-        text = raw.decode("utf-8")
-        json.loads(text, parse_constant=_no_number)  # its errors carry a line and a column, msgspec's an offset
-        if msgspec.json.decode(text, type=_Header).schema > schema:
-            raise BaselineError(f"{path} was written by a newer perflab", "upgrade perflab")
-        return msgspec.json.decode(text, type=kind)
-    except UnicodeDecodeError as error:
-        raise BaselineError(f"{what} file {path} is damaged: not UTF-8 at byte {error.start}", remedy) from error
-    except json.JSONDecodeError as error:
-        place = f"line {error.lineno}, column {error.colno}: {error.msg}"
-        raise BaselineError(f"{what} file {path} is damaged at {place}", remedy) from error
-    except (msgspec.DecodeError, RecursionError, ValueError) as error:
-        raise BaselineError(f"{path} is not a perflab {what} file: {error}", remedy) from error
+        raise BaselineError(f"cannot read the {what} file {path}: {error.strerror}", f"check it; {remedy}") from error
+    return decoded(
+        raw,
+        kind,
+        newest=schema,
+        file=f"{what} file {path}",
+        wanted=f"a perflab {what} file",
+        remedy=remedy,
+        error=BaselineError,
+    )
 
 
 @contextlib.contextmanager
@@ -72,36 +65,26 @@ def writing(directory: Path) -> Iterator[None]:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(directory))
+        except IsADirectoryError as error:
+            raise BaselineError(
+                f"cannot write baselines to {directory}: {directory / LOCK_NAME} is a directory, and no lock file",
+                "remove it, or name another directory with --perf-baselines=DIR",
+            ) from error
         except OSError as error:
             raise unwritable(directory, error) from error
         yield
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write to a temporary file and rename: a reader meets the old file or the new one, never half.
+def write_text(path: Path, text: str) -> None:
+    """Write the whole file, or leave what is there.
 
     Raises:
         BaselineError: it cannot be written.
     """
-    temporary: Path | None = None
     try:
-        content = text.encode("utf-8")  # first, so that what can go wrong with it leaves no file behind
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        temporary = Path(name)
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(path)
-        temporary = None
+        write_whole(path, text.encode("utf-8"))
     except OSError as error:
         raise unwritable(path, error) from error
-    finally:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
 
 
 def delete_file(path: Path) -> None:
@@ -122,12 +105,23 @@ def writable(value: object) -> object:
     """A parameter as JSON can hold it: infinities and halves of a character as text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    return value.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(value, str) else value
+    return speakable(value) if isinstance(value, str) else value
+
+
+def named(values: Iterable[Named], name_of: Callable[[Named], str]) -> dict[str, Named]:
+    """Values by short names; where two would have the same name, with ``+`` behind it."""
+    names: dict[str, Named] = {}
+    for value in values:
+        name = name_of(value)
+        while names.get(name, value) != value:
+            name += "+"
+        names[name] = value
+    return names
 
 
 def as_json(value: object) -> str:
     """On one line, with sorted keys."""
-    return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    return json.dumps(speakable_throughout(value), sort_keys=True, ensure_ascii=False, allow_nan=False)
 
 
 def is_predicted_file(path: Path) -> bool:
@@ -135,13 +129,14 @@ def is_predicted_file(path: Path) -> bool:
     return path.parent.name.startswith(PREDICTED)
 
 
+def is_exact_file(path: Path) -> bool:
+    """Whether it is one of exact quantities."""
+    return path.parent.name.startswith(f"{EXACT}-")
+
+
 def unwritable(path: Path, error: OSError) -> BaselineError:
     """What to tell of a place that cannot be written to."""
     return BaselineError(
         f"cannot write baselines to {path}: {error.strerror}",
-        "name a writable directory with --perf-baselines=DIR; what was measured stands in .perflab/",
+        "name a writable directory with --perf-baselines=DIR",
     )
-
-
-def _no_number(constant: str) -> float:
-    raise ValueError(f"{constant} is no number")

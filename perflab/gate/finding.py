@@ -21,6 +21,10 @@ class Finding:
     reasons: Sequence[str] = ()
 
 
+NOT_COMPARED = Finding(None, Verdict.OK)
+"""A quantity of which there is nothing to compare."""
+
+
 def worst_of(verdicts: Iterable[Verdict]) -> Verdict:
     """Of what is said of a case's quantities, what is said of the case."""
     return min(verdicts, key=_ORDER.index)

@@ -4,17 +4,29 @@ Totals decide (``predicted``), rows only explain. So what is explained may be le
 called otherwise, moved or in another order explains nothing:
 
 - rows are told apart by phase or kind, module and operator, never by line or order;
-- a module that is called otherwise and does the same is the same module;
+- a layer's number tells no rows apart (``row_names``), and a module that is called otherwise and does the same is the
+  same module;
 - where a stack has more layers than it had, rows of its modules are held against as many layers.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from perflab.gate.row_names import (
+    Amounts,
+    folded,
+    is_in_layers,
+    layers_in,
+    minus,
+    name_of_difference,
+    plus,
+    stacks_in,
+    total,
+)
 from perflab.predictions import PredictedBaseline, Prediction
 
 
@@ -25,10 +37,6 @@ class Key(NamedTuple):
     """The phase of a cost, the kind of a part of the peak."""
     module: str
     operator: str
-
-
-Amounts = tuple[int, ...]
-"""Bytes and blocks of the peak; bytes and tensors saved; FLOPs, bytes and calls of a cost. Empty: nothing."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,7 @@ class Growth:
     """What became more, and less, of one kind of row."""
 
     rows: list[Row]
-    """Those that changed."""
+    """Those that changed, in the order in which they stand in the prediction; what is gone comes last."""
     by_layers: Amounts
     """What more layers alone would add to all of them together."""
 
@@ -71,24 +79,32 @@ class _Rows:
     saved: list[Row]
     costs: list[Row]
 
+    @property
+    def modules(self) -> list[str]:
+        return [row.key.module for row in (*self.costs, *self.peak, *self.saved)]
+
 
 def find_growth(now: Prediction, before: PredictedBaseline) -> Grown:
     """Hold a prediction against its baseline, row by row."""
     here, there = _rows_of(now), _rows_of(before)
     names = _renamed([*there.costs, *there.peak], [*here.costs, *here.peak])
-    stacks = {
-        stack: (before.layers[stack], count)
-        for stack, count in now.layers.items()
-        if before.layers.get(stack, count) not in (0, count)
-    }
+    stars = stacks_in([*here.modules, *there.modules])
+    stacks = {}
+    for stack in {**now.layers, **before.layers}:
+        counts = [
+            side.layers.get(stack) or layers_in(stack, rows.modules) for side, rows in ((before, there), (now, here))
+        ]
+        if all(counts) and counts[0] != counts[1]:
+            stacks[stack] = (counts[0], counts[1])
 
     def compared(side: Callable[[_Rows], list[Row]]) -> Growth:
         known = [
-            replace(row, key=row.key._replace(module=names.get(row.key.module, row.key.module))) for row in side(there)
+            replace(row, key=row.key._replace(module=names.get(folded(row.key.module), row.key.module)))
+            for row in side(there)
         ]
         scaled = [replace(row, amounts=_for_layers(row, stacks)) for row in known]
-        added = _minus(_total(row.amounts for row in scaled), _total(row.amounts for row in known))
-        return Growth(_differences(scaled, side(here)), added)
+        added = minus(total(row.amounts for row in scaled), total(row.amounts for row in known))
+        return Growth(_differences(scaled, side(here), stars), added)
 
     return Grown(stacks, compared(lambda r: r.peak), compared(lambda r: r.saved), compared(lambda r: r.costs))
 
@@ -108,7 +124,7 @@ def _listed(shape: Sequence[int]) -> str:
 
 
 def _renamed(before: Iterable[Row], now: Iterable[Row]) -> dict[str, str]:
-    """Modules that have another name now and do the same for the most part: old name -> new name."""
+    """Modules that have another name now and do the same for the most part: old name -> new name, both folded."""
     gone, come = _by_module(before), _by_module(now)
     both = gone.keys() & come.keys()
     new = {module: rows for module, rows in come.items() if module not in both}
@@ -124,9 +140,13 @@ def _renamed(before: Iterable[Row], now: Iterable[Row]) -> dict[str, str]:
 
 
 def _by_module(rows: Iterable[Row]) -> dict[str, Counter[tuple[str, str, Amounts]]]:
-    found: dict[str, Counter[tuple[str, str, Amounts]]] = {}
+    sums: dict[Key, Amounts] = {}
     for row in rows:
-        found.setdefault(row.key.module, Counter())[(row.key.group, row.key.operator, row.amounts)] += 1
+        key = row.key._replace(module=folded(row.key.module))
+        sums[key] = plus(sums.get(key, ()), row.amounts)
+    found: dict[str, Counter[tuple[str, str, Amounts]]] = {}
+    for key, amounts in sums.items():
+        found.setdefault(key.module, Counter())[(key.group, key.operator, amounts)] += 1
     return found
 
 
@@ -134,45 +154,53 @@ def _for_layers(row: Row, stacks: Mapping[str, tuple[int, int]]) -> Amounts:
     """What the row would have with as many layers as there are now."""
     amounts = row.amounts
     for stack, (before, now) in stacks.items():
-        if f"{row.key.module}.".startswith(f"{stack}.*."):
+        if is_in_layers(row.key.module, stack):
             amounts = tuple(amount * now // before for amount in amounts)
     return amounts
 
 
-def _differences(before: Iterable[Row], now: Iterable[Row]) -> list[Row]:
+class _Place(NamedTuple):
+    """Where something of a row is."""
+
+    module: str
+    shown: str
+
+
+def _differences(before: Iterable[Row], now: Iterable[Row], stars: Collection[tuple[str, ...]]) -> list[Row]:
     """What is more or less in each row, where anything is; told with what stands in ``now`` beside it."""
-    old: dict[Key, dict[str, Amounts]] = {}
-    for row in before:
-        _add(old.setdefault(row.key, {}), row)
-    new: dict[Key, dict[str, Amounts]] = {}
+    now = list(now)
+    old, new = _by_key(before), _by_key(now)
     lines: dict[Key, dict[str, str]] = {}
     for row in now:
-        _add(new.setdefault(row.key, {}), row)
-        lines.setdefault(row.key, {}).setdefault(row.shown, row.line)
+        lines.setdefault(_folded(row.key), {}).setdefault(row.shown, row.line)
     found = []
     for key in dict.fromkeys([*new, *old]):
         was, here = old.get(key, {}), new.get(key, {})
-        amounts = _minus(_total(here.values()), _total(was.values()))
+        amounts = minus(total(here.values()), total(was.values()))
         if any(amounts):
-            most = max(here or was, key=lambda shown: _minus(here.get(shown, ()), was.get(shown, ())))
-            found.append(Row(key, amounts, lines.get(key, {}).get(most, ""), most))
+            here_shown, was_shown = (_summed((p.shown, a) for p, a in side.items()) for side in (here, was))
+            most = max(here_shown or was_shown, key=lambda one: minus(here_shown.get(one, ()), was_shown.get(one, ())))
+            modules = [_summed((place.module, a) for place, a in side.items()) for side in (was, here)]
+            name = name_of_difference(modules[0], modules[1], stars)
+            found.append(Row(key._replace(module=name), amounts, lines.get(key, {}).get(most, ""), most))
     return found
 
 
-def _add(amounts: dict[str, Amounts], row: Row) -> None:
-    amounts[row.shown] = _plus(amounts.get(row.shown, ()), row.amounts)
+def _by_key(rows: Iterable[Row]) -> dict[Key, dict[_Place, Amounts]]:
+    found: dict[Key, dict[_Place, Amounts]] = {}
+    for row in rows:
+        places = found.setdefault(_folded(row.key), {})
+        place = _Place(row.key.module, row.shown)
+        places[place] = plus(places.get(place, ()), row.amounts)
+    return found
 
 
-def _plus(one: Amounts, other: Amounts) -> Amounts:
-    return tuple(a + b for a, b in zip(one, other, strict=True)) if one and other else one or other
+def _folded(key: Key) -> Key:
+    return key._replace(module=folded(key.module))
 
 
-def _minus(one: Amounts, other: Amounts) -> Amounts:
-    return _plus(one, tuple(-amount for amount in other))
-
-
-def _total(amounts: Iterable[Amounts]) -> Amounts:
-    total: Amounts = ()
-    for one in amounts:
-        total = _plus(total, one)
-    return total
+def _summed(pairs: Iterable[tuple[str, Amounts]]) -> dict[str, Amounts]:
+    found: dict[str, Amounts] = {}
+    for name, amounts in pairs:
+        found[name] = plus(found.get(name, ()), amounts)
+    return found

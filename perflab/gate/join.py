@@ -8,7 +8,8 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from perflab.errors import BaselineError
-from perflab.gate.files import PREDICTED, is_predicted_file
+from perflab.gate.exact_store import ExactStore, Variants
+from perflab.gate.files import PREDICTED, is_exact_file, is_predicted_file
 from perflab.gate.kernel_store import KernelStore, is_kernel_file, registration_of
 from perflab.gate.predicted_store import PredictedStore
 from perflab.gate.store import BaselineStore
@@ -34,6 +35,7 @@ def join_baselines(directories: Sequence[Path], output: Path) -> Joined:
         BaselineError: a directory is missing or holds no baselines, or a file is damaged or cannot be written.
     """
     by_folder: dict[str, dict[str, Entry]] = {}
+    exact: dict[str, dict[str, Variants]] = {}
     kernels: dict[tuple[str, str], dict[str, KernelBaseline]] = {}
     predicted: dict[str, dict[str, PredictedBaseline]] = {}
     for directory in [output, *directories]:
@@ -51,6 +53,9 @@ def join_baselines(directories: Sequence[Path], output: Path) -> Joined:
             if is_predicted_file(path):
                 _join_predicted(path, predicted)
                 continue
+            if is_exact_file(path):
+                _join_exact(path, exact)
+                continue
             joined = by_folder.setdefault(path.parent.name, {})
             for name, entry in store.load(path).items():
                 case = _case(path, name)
@@ -59,15 +64,30 @@ def join_baselines(directories: Sequence[Path], output: Path) -> Joined:
     store = BaselineStore(output)
     store.check_writable()
     files = {file for entries in by_folder.values() for file in store.save(entries)}
+    files |= {file for cases in exact.values() for file in ExactStore(output).put(cases)}
     files |= {KernelStore(output).save(*key, baselines) for key, baselines in kernels.items()}
     files |= {file for gpu, cases in predicted.items() for file in PredictedStore(output).save(gpu, cases)}
-    entries = sum(len(cases) for tier in (by_folder, kernels, predicted) for cases in tier.values())
+    # A measured case has exact quantities, and times: it is one baseline all the same.
+    measured = max(sum(map(len, exact.values())), sum(map(len, by_folder.values())))
+    entries = measured + sum(len(cases) for tier in (kernels, predicted) for cases in tier.values())
     return Joined(entries=entries, files=sorted(files))
 
 
 def _case(path: Path, name: str) -> str:
     """Not the node id of what stands in a file, but one with the same place in a store."""
     return f"{unquote(path.stem)}.py::{name}"
+
+
+def _join_exact(path: Path, joined: dict[str, dict[str, Variants]]) -> None:
+    """Of each environment what was recorded last."""
+    cases = joined.setdefault(path.parent.name, {})
+    for name, variants in ExactStore(path.parent.parent).load(path).items():
+        case = _case(path, name)
+        latest = {one.environment: one for one in cases.get(case, ())}
+        for one in variants:
+            if one.environment not in latest or one.recorded >= latest[one.environment].recorded:
+                latest[one.environment] = one
+        cases[case] = tuple(latest.values())
 
 
 def _join_predicted(path: Path, joined: dict[str, dict[str, PredictedBaseline]]) -> None:

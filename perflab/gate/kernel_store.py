@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from perflab.errors import BaselineError
-from perflab.gate.files import read_checked, write_whole, writing
+from perflab.gate.files import read_checked, write_text, writing
 from perflab.records import CompiledKernel, Data, KernelBaseline, to_plain
 
 SCHEMA = 1
@@ -37,7 +37,11 @@ class KernelStore:
 
     def path_for(self, registration: str, triton: str) -> Path:
         """The file in which a registration's baselines live, or would."""
-        return self.directory / f"{PREFIX}{quote(triton, safe='+')}" / f"{quote(registration.replace(':', '.'))}.json"
+        return (
+            self.directory
+            / f"{PREFIX}{quote(triton, safe='+')}"
+            / f"{quote(registration.replace(':', '.'), safe='')}.json"
+        )
 
     def baseline(self, kernel: CompiledKernel) -> KernelBaseline | None:
         """The kernel's baseline; where this Triton has none, the latest of another one; or None.
@@ -99,7 +103,7 @@ class KernelStore:
                 for case, one in baselines.items()
                 if case not in stored or one.reason or stored[case].resources != one.resources
             }
-            write_whole(path, _format(registration, {**kept, **new}))
+            write_text(path, _format(registration, {**kept, **new}))
             self._files.pop(path)
         return path
 

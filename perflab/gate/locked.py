@@ -12,6 +12,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from perflab.files import is_abandoned
+
 LOCK_NAME = ".lock"
 
 
@@ -32,6 +34,14 @@ def locked(directory: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):
             path.unlink()  # while it is held: who waits for it finds it gone, and begins anew
         os.close(handle)
+
+
+def forget_dead_lock(directory: Path) -> None:
+    """Take the lock file away that a killed process left, so that nobody commits it; one that is held stays."""
+    path = directory / LOCK_NAME
+    if path.is_file() and is_abandoned(path, young_s=0.0):
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def _acquire(path: Path) -> int:

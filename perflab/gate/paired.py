@@ -4,14 +4,14 @@ How two versions of the code are told apart on one machine:
 
 1. *Screen*: two pairs of processes for every case, and a third one where these do not let it go. A case is suspect
    if the middle pair shows more than half of the threshold.
-2. *Confirm*: suspects get new pairs, and are judged by those alone: the screen's were picked for being high.
+2. *Confirm*: suspects get more pairs, and are judged by all that they have after each of LOOKS. A case may only be let
+   go in between, never found slower, so that a screen which was high by chance costs time and no false alarm.
 3. A case regressed if the best estimate lies past the threshold, and the interval as a whole past half of it, at a
    level that controls the share of false discoveries over all cases of the run (Benjamini & Hochberg 1995).
-   If more pairs could tell, they are taken, up to a limit; what is still open then is ``inconclusive``. A suspect
-   that its first few confirming pairs do not show at all is let go.
+   If more pairs could tell, they are taken, up to a limit; what is still open then is ``inconclusive``.
 
-The estimate is a trimmed mean, and its interval Tukey & McLaughlin's (1963; also Yuen 1974): one disturbed pair in
-each tail moves neither. About one pair in a hundred is off by a tenth on a shared machine.
+``trimmed.py`` has the estimate and its interval, ``null_control.py`` how far the base is off from itself, which
+widens both.
 """
 
 from __future__ import annotations
@@ -20,40 +20,32 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from statistics import NormalDist, fmean, median
+from statistics import NormalDist, median
 
 import msgspec
 
-from perflab.gate.robust import ratio_of, student_t_quantile, student_t_tail
+from perflab.gate.null_control import NO_CONTROL, Control, control_of, widened
+from perflab.gate.robust import ratio_of, student_t_quantile
+from perflab.gate.trimmed import LEAST_PAIRS, LEAST_SPREAD, Estimate, estimate, spread_of
 from perflab.records import MEANINGLESS, Change, Verdict
 from perflab.units import format_change
 
 SCREEN_PAIRS = 3
-LOOKS = (8, 12, 16, 24, 32)
-"""Numbers of confirming pairs after which a suspect is judged."""
-FUTILE_AFTER = 4
-"""Confirming pairs after which a suspect is let go that their middle does not show; two may be enough, as in the
-screen. It saves most of what a false suspicion costs, and can only make the gate quieter."""
-TRIMMED = 0.1
-"""Share of the pairs that is trimmed at each end, and at least one."""
-CONFIDENCE = 0.95
+LOOKS = (7, 8, 10, 12, 16, 24, 32)
+"""Numbers of pairs, those of the screen among them, after which a suspect is judged."""
+FUTILE_AFTER = 5
+"""Pairs from which on a suspect is let go that their middle does not show. It saves most of what a false suspicion
+costs, and can only make the gate quieter."""
 LEVEL = 0.0125
 """Expected share of false ones among the slowdowns that a run reports, at most; far fewer in fact, see the docs."""
 CASE_LEVEL = 0.0015
 """One-sided level of a single case, however few there are: a suspect is looked at once for each of LOOKS."""
-CONTROL_LEVEL = 0.0025
-"""One-sided level at which the null control is believed to have found a difference where there is none."""
+RUINED, RUINED_BESIDE = 1.5, 2.5
+"""A pair is dropped if its own error is more than so many thresholds and so many times that of the case's others."""
 POWER = 0.9
 """The smallest detectable change is found this often."""
-LEAST_SPREAD = 0.004
-"""Pairs that agree better than this do so by luck: fresh processes of the same code differ by about as much."""
-
-LEAST_PAIRS = 5
-"""Fewer have no interval: one at each end is trimmed, and a degree of freedom must be left."""
 _MEDIAN_OF_THREE = 0.67
 """Standard deviation of the median of three normal values, in units of theirs."""
-_RANGE_OF_TWO, _RANGE_OF_THREE = 1.128, 1.693
-"""Expected range of two and of three normal values, in standard deviations."""
 NEARLY = 0.75
 """A suspect this share of the threshold above its base might be past it: more pairs tell."""
 SCATTERED = 4.0
@@ -62,55 +54,19 @@ RESOLUTION = 2.5
 """A case is called ok only if a change of so many thresholds would have been found."""
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A log-ratio with its interval."""
-
-    value: float
-    low: float
-    high: float
-    error: float
-    """Standard error."""
-    freedom: int
-    """Degrees of freedom of ``error``."""
-    lowest: float
-    """The lowest pair that was not trimmed."""
-
-    def chance_of(self, bound: float) -> float:
-        """One-sided p-value: how likely an estimate this high is if the true value is ``bound`` or lower.
-
-        Pairs that do not even agree on the sign are no evidence, whatever their mean: code that runs at one of
-        several speeds gives such.
-        """
-        if self.lowest <= 0.0:
-            return 1.0
-        return student_t_tail((self.value - bound) / self.error, self.freedom)
-
-
 @dataclass
 class PairedCase:
     """Log-ratios (head over base) of fresh process pairs, by stage."""
 
     screen: list[float] = field(default_factory=list)
     confirm: list[float] = field(default_factory=list)
+    doubtful: int = 0
+    """How many of them count though their own blocks leave them uncertain by more than RUINED thresholds."""
 
-
-def estimate(log_ratios: Sequence[float]) -> Estimate:
-    """Trimmed mean of some log-ratios, with a 95 % interval that one bad pair at either end cannot ruin."""
-    ordered = sorted(log_ratios)
-    n = len(ordered)
-    trimmed = max(1, math.floor(TRIMMED * n))
-    kept = ordered[trimmed : n - trimmed]
-    winsorized = [kept[0]] * trimmed + kept + [kept[-1]] * trimmed
-    middle = fmean(winsorized)
-    variance = sum((value - middle) ** 2 for value in winsorized) / (n - 1)
-    error = max(math.sqrt(variance), LEAST_SPREAD * len(kept) / n) * math.sqrt(n) / len(kept)
-    # One fewer than the kept pairs give: in samples this small the winsorized variance is itself too low at times,
-    # and this brings the interval's coverage to its nominal rate (simulated in the tests).
-    freedom = len(kept) - 2
-    value = fmean(kept)
-    half = student_t_quantile(1.0 - (1.0 - CONFIDENCE) / 2.0, freedom) * error
-    return Estimate(value, value - half, value + half, error, freedom, kept[0])
+    @property
+    def pairs(self) -> list[float]:
+        """All of them, in the order taken."""
+        return [*self.screen, *self.confirm]
 
 
 # --- what to do next ----------------------------------------------------------------------------------------
@@ -143,29 +99,27 @@ class PairedPolicy:
         return math.log1p(self.threshold)
 
 
-def stage(case: PairedCase, policy: PairedPolicy, cases: int) -> Stage:
+def stage(case: PairedCase, policy: PairedPolicy, cases: int, control: Control = NO_CONTROL) -> Stage:
     """Whether a case needs pairs, and whether it is decided.
 
     Args:
         case: its log-ratios so far.
         policy: threshold and limits.
         cases: how many cases the run compares: the level is shared among them.
+        control: how far the base is off from itself, as far as that is known yet.
     """
-    if not case.confirm:
-        if len(case.screen) < 2 or (len(case.screen) < policy.screen_pairs and not shows_nothing(case.screen, policy)):
-            return Stage.UNSCREENED
-        suspect = len(case.screen) >= policy.screen_pairs and is_suspect(case.screen, policy)
-        return Stage.OPEN if suspect else Stage.CLEARED
-    taken = len(case.confirm)
-    if taken >= 2 and shows_nothing(case.confirm[:2], policy):
-        return Stage.CLEARED
-    if taken >= FUTILE_AFTER and not is_suspect(case.confirm[:FUTILE_AFTER], policy):
-        return Stage.CLEARED
+    pairs = case.pairs
+    taken = len(pairs)
+    if not case.confirm and taken < policy.screen_pairs:
+        clear = taken >= 2 and shows_nothing(pairs, policy) and case.doubtful < taken
+        return Stage.CLEARED if clear else Stage.UNSCREENED
+    if not case.confirm or FUTILE_AFTER <= taken < policy.looks[0]:
+        return Stage.OPEN if is_suspect(pairs, policy) else Stage.CLEARED
     if taken >= policy.looks[-1]:
         return Stage.DECIDED
     if taken not in policy.looks:
         return Stage.OPEN
-    found = estimate(case.confirm)
+    found = widened(estimate(pairs), control)
     if found.value > policy.bound:
         sure = found.chance_of(policy.bound / 2.0) <= min(CASE_LEVEL, LEVEL / cases)
         return Stage.DECIDED if sure else Stage.OPEN
@@ -173,23 +127,41 @@ def stage(case: PairedCase, policy: PairedPolicy, cases: int) -> Stage:
     return Stage.OPEN if near or detectable(found, policy) > RESOLUTION * policy.bound else Stage.DECIDED
 
 
+def counted(errors: Sequence[float], policy: PairedPolicy) -> list[bool]:
+    """Which pairs of a case count, by what each pair's own blocks leave it uncertain by; the others were ruined.
+
+    A pair is ruined if that is much both for the threshold and for this case: on a machine that is always disturbed
+    another pair is no better. What a pair came out at has no say, so dropping it favours no verdict.
+    """
+    usual = sorted(errors)[(len(errors) - 1) // 2] if errors else 0.0
+    return [error <= max(RUINED * policy.bound, RUINED_BESIDE * usual) for error in errors]
+
+
+def is_doubtful(error: float, policy: PairedPolicy) -> bool:
+    """Whether a pair's own error leaves it uncertain by so much that a disturbed stretch may have ruined it."""
+    return error > RUINED * policy.bound
+
+
 def shows_nothing(two: Sequence[float], policy: PairedPolicy) -> bool:
     """Whether two pairs are enough to let a case go: neither is near the threshold, and they are not far apart.
 
-    One disturbed pair alone cannot let a slow case go: the other one shows it.
+    One disturbed pair alone cannot let a slow case go: the other one shows it. Two that are both far too fast are
+    either code that got faster or a machine that was disturbed, and a third one tells.
     """
-    return max(two) < NEARLY * policy.bound and max(two) - min(two) <= SCATTERED * policy.bound
+    nothing = max(two) < NEARLY * policy.bound and max(two) - min(two) <= SCATTERED * policy.bound
+    return nothing and max(two) >= -policy.bound
 
 
-def is_suspect(screen: Sequence[float], policy: PairedPolicy) -> bool:
-    """Whether the screen saw something, or too little to say that it did not."""
-    return median(screen) > policy.bound / 2.0 or max(screen) - min(screen) > SCATTERED * policy.bound
+def is_suspect(pairs: Sequence[float], policy: PairedPolicy) -> bool:
+    """Whether a few pairs saw something, or too little to say that they did not."""
+    return median(pairs) > policy.bound / 2.0 or max(pairs) - min(pairs) > SCATTERED * policy.bound
 
 
 def detectable(found: Estimate, policy: PairedPolicy) -> float:
     """The smallest log-ratio that pairs of this spread would have shown in nine of ten runs."""
     level = student_t_quantile(1.0 - CASE_LEVEL, found.freedom)
-    return max(policy.bound, policy.bound / 2.0 + level * found.error) + NormalDist().inv_cdf(POWER) * found.error
+    least = max(policy.bound, found.allowance + policy.bound / 2.0 + level * found.error)
+    return least + NormalDist().inv_cdf(POWER) * found.error
 
 
 def discoveries(found: Mapping[str, Estimate], policy: PairedPolicy, cases: int) -> set[str]:
@@ -230,47 +202,51 @@ class PairedFinding:
 
 
 def latency_findings(
-    cases: Mapping[str, PairedCase], control: Sequence[float], policy: PairedPolicy
+    cases: Mapping[str, PairedCase], controls: Mapping[str, Sequence[float]], policy: PairedPolicy
 ) -> dict[str, PairedFinding]:
     """The verdict on every case's latency.
 
     Args:
         cases: log-ratios of all cases of the run, which share the level of significance.
-        control: log-ratios of the base against itself, where that was measured beside the suspects.
+        controls: log-ratios of the base against itself, by the case in which they were taken.
         policy: threshold and limits.
     """
+    control = controls_of(cases, controls)
+    standing = {name: stage(case, policy, len(cases), control[name]) for name, case in cases.items()}
     confirmed = {
-        name: estimate(case.confirm)
+        name: estimate(case.pairs)
         for name, case in cases.items()
-        if len(case.confirm) >= LEAST_PAIRS and stage(case, policy, len(cases)) is not Stage.CLEARED
+        if case.confirm and len(case.pairs) >= LEAST_PAIRS and standing[name] is not Stage.CLEARED
     }
-    slower = discoveries(confirmed, policy, len(cases))
-    alarm = control_alarm(control, policy)
-    usual = median([_spread(case.screen) for case in cases.values()] or [0.0])
+    seen = {name: widened(found, control[name]) for name, found in confirmed.items()}
+    slower = discoveries(seen, policy, len(cases))
+    doubted = discoveries(confirmed, policy, len(cases)) - slower
+    usual = usual_spread(cases)
     found = {}
     for name, case in cases.items():
-        seen = confirmed.get(name)
-        if seen is None:
-            cleared = stage(case, policy, len(cases)) is Stage.CLEARED
-            found[name] = _of_screen(case, usual, policy) if cleared else _unfinished(case, policy)
-        elif name in slower and alarm is not None:
+        if name in doubted:
+            least = ratio_of(detectable(seen[name], policy))
             found[name] = PairedFinding(
-                Verdict.INCONCLUSIVE, _change(seen, policy), [alarm], ratio_of(detectable(seen, policy))
+                Verdict.INCONCLUSIVE, _change(seen[name], policy), [control[name].told()], least
             )
+        elif name in seen:
+            found[name] = _of_confirmation(seen[name], policy, regressed=name in slower)
+        elif standing[name] is Stage.CLEARED:
+            found[name] = _of_screen(case, usual, control[name], policy)
         else:
-            found[name] = _of_confirmation(seen, policy, regressed=name in slower)
+            found[name] = _unfinished(case, policy)
     return found
 
 
-def control_alarm(control: Sequence[float], policy: PairedPolicy) -> str | None:
-    """What the null control says against the run: the base came out different from itself."""
-    if len(control) < LEAST_PAIRS:
-        return None
-    seen = estimate(control)
-    chance = student_t_tail(abs(seen.value) / seen.error, seen.freedom)
-    if abs(seen.value) <= policy.bound / 2.0 or chance > CONTROL_LEVEL:
-        return None
-    return f"null control: the base, measured against itself, came out at {format_change(ratio_of(seen.value))}"
+def usual_spread(cases: Mapping[str, PairedCase]) -> float:
+    """What process pairs of this run typically differ by, as a standard deviation, from each case's first ones."""
+    return median([spread_of(case.screen) for case in cases.values()] or [0.0])
+
+
+def controls_of(cases: Mapping[str, PairedCase], controls: Mapping[str, Sequence[float]]) -> dict[str, Control]:
+    """What the null control says about each case."""
+    usual = usual_spread(cases)
+    return {name: control_of(controls, name, usual) for name in cases}
 
 
 def _of_confirmation(seen: Estimate, policy: PairedPolicy, *, regressed: bool) -> PairedFinding:
@@ -290,44 +266,35 @@ def _of_confirmation(seen: Estimate, policy: PairedPolicy, *, regressed: bool) -
     return PairedFinding(verdict, change, reasons, least)
 
 
-def _of_screen(case: PairedCase, usual: float, policy: PairedPolicy) -> PairedFinding:
-    faster = max(_witnesses(case)) < -policy.bound
-    spread = max(usual, _spread(case.screen), LEAST_SPREAD)
+def _of_screen(case: PairedCase, usual: float, control: Control, policy: PairedPolicy) -> PairedFinding:
+    spread = max(usual, spread_of(case.screen), LEAST_SPREAD)
     sure = NormalDist().inv_cdf(POWER)
     # Of a slowdown that both of two pairs miss, each misses one of ten's square root.
     both = NormalDist().inv_cdf(1.0 - math.sqrt(1.0 - POWER))
     in_screen = max(NEARLY * policy.bound + both * spread, policy.bound / 2.0 + sure * spread * _MEDIAN_OF_THREE)
     pairs = policy.looks[0]
-    level = student_t_quantile(1.0 - CASE_LEVEL, pairs - 4)
-    confirmed = max(policy.bound, policy.bound / 2.0 + level * spread / math.sqrt(pairs)) + sure * spread / math.sqrt(
-        pairs
-    )
+    level = student_t_quantile(1.0 - CASE_LEVEL, pairs - 3)
+    error = math.hypot(spread / math.sqrt(pairs), control.doubt)
+    confirmed = max(policy.bound, control.allowance + policy.bound / 2.0 + level * error) + sure * error
     least = ratio_of(max(in_screen, confirmed))
-    return PairedFinding(Verdict.IMPROVED if faster else Verdict.OK, _screen_change(case, policy), [], least)
+    change = _screen_change(case, policy)
+    if control.allowance > RESOLUTION * policy.bound:
+        return PairedFinding(Verdict.INCONCLUSIVE, change, [control.told()], least)
+    faster = len(case.pairs) >= policy.screen_pairs and max(case.pairs) < -policy.bound - control.allowance
+    return PairedFinding(Verdict.IMPROVED if faster else Verdict.OK, change, [], least)
 
 
 def _unfinished(case: PairedCase, policy: PairedPolicy) -> PairedFinding:
     change = _screen_change(case, policy)
-    taken = len(case.screen) + len(case.confirm)
+    taken = len(case.pairs)
     reason = (
         f"{format_change(change.ratio)} after {taken} pair{'s' * (taken != 1)}, which was not followed up to the end"
     )
     return PairedFinding(Verdict.INCONCLUSIVE, change, [reason])
 
 
-def _spread(screen: Sequence[float]) -> float:
-    """Standard deviation of the pairs, from the range of a few."""
-    expected = _RANGE_OF_TWO if len(screen) == 2 else _RANGE_OF_THREE
-    return (max(screen) - min(screen)) / expected if len(screen) > 1 else 0.0
-
-
-def _witnesses(case: PairedCase) -> list[float]:
-    """The pairs that a case without an interval is judged by: a suspect's screen was picked for being high."""
-    return case.confirm or case.screen
-
-
 def _screen_change(case: PairedCase, policy: PairedPolicy) -> Change:
-    ratio = ratio_of(median(_witnesses(case)))
+    ratio = ratio_of(median(case.pairs))
     return Change(before=1.0, now=ratio, ratio=ratio, limit=1.0 + policy.threshold)
 
 

@@ -14,10 +14,11 @@ from typing import NamedTuple
 
 import msgspec
 
+from perflab.data import Layers, speakable_throughout
 from perflab.errors import BaselineError
-from perflab.gate.files import PREDICTED, as_json, read_checked, write_whole
+from perflab.gate.files import PREDICTED, as_json, read_checked, write_text
 from perflab.predictions import Cost, PeakPart, PredictedBaseline, SavedTensors
-from perflab.records import Data, Parameters, Positive
+from perflab.records import Amount, Data, Parameters, Positive
 
 SCHEMA = 1
 WHAT = "predicted baseline"
@@ -34,26 +35,26 @@ class _Part(NamedTuple):
     kind: str
     module: str
     operator: str
-    size_bytes: int
-    blocks: int
+    size_bytes: Amount
+    blocks: Amount
 
 
 class _Cost(NamedTuple):
     phase: str
     module: str
     operator: str
-    calls: int
-    flops: int
-    bytes_moved: int
+    calls: Amount
+    flops: Amount
+    bytes_moved: Amount
 
 
 class _Saved(NamedTuple):
     module: str
     operator: str
-    shape: list[int]
+    shape: list[Amount]
     dtype: str
-    tensors: int
-    size_bytes: int
+    tensors: Amount
+    size_bytes: Amount
 
 
 class _StoredCase(Data, frozen=True):
@@ -61,13 +62,13 @@ class _StoredCase(Data, frozen=True):
 
     torch: str
     recorded: str
-    peak_bytes: int
-    held_bytes: int
+    peak_bytes: Amount
+    held_bytes: Amount
     at_peak: list[_Part]
     costs: list[_Cost]
     saved: list[_Saved]
-    saved_bytes: int
-    layers: dict[str, int] = {}
+    saved_bytes: Amount
+    layers: dict[str, Layers] = {}
     roofline_ns: Positive | None = None
     parameters: Parameters = {}
     commit: str | None = None
@@ -115,7 +116,7 @@ def write_predicted(path: Path, gpu: str, cases: Mapping[str, PredictedBaseline]
     blocks = ",\n".join(f"    {as_json(name)}: {_block(cases[name])}" for name in sorted(cases))
     rows = json.dumps(_ROWS, indent=4).replace("\n}", "\n  }")
     head = f'{{\n  "schema": {SCHEMA},\n  "gpu": {as_json(gpu)},\n  "rows": {rows},\n  "cases": {{\n'
-    write_whole(path, f"{head}{blocks}\n  }}\n}}\n")
+    write_text(path, f"{head}{blocks}\n  }}\n}}\n")
 
 
 def folder_of(gpu: str) -> str:
@@ -176,5 +177,5 @@ def _block(one: PredictedBaseline) -> str:
 
 
 def _lines(rows: Iterable[tuple[object, ...]]) -> str:
-    written = [f"  {json.dumps(row, ensure_ascii=False, separators=(',', ':'))}" for row in rows]
+    written = [f"  {json.dumps(speakable_throughout(row), ensure_ascii=False, separators=(',', ':'))}" for row in rows]
     return "[\n" + ",\n".join(written) + "\n      ]" if written else "[]"

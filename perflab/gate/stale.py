@@ -8,10 +8,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from perflab.gate.case_files import name_of, paths_of
-from perflab.predictions import PredictedBaseline
-from perflab.records import Data, Entry, Environment
+from perflab.mode import without_mode
+from perflab.records import Data, Parameters
 
 
 class Function(Data, frozen=True):
@@ -36,11 +37,18 @@ class Collection(Data, frozen=True):
     """Path as in node ids -> ``TestClass::test_function`` -> what was collected of it."""
 
 
+class Stored(NamedTuple):
+    """What has to be known of a stored baseline, whatever it holds."""
+
+    parameters: Parameters
+    is_ours: bool
+    """Whether this session would have met it: it is of this environment, or of none in particular."""
+
+
 def find_stale(
     module: str,
-    entries: Mapping[str, Entry] | Mapping[str, PredictedBaseline],
+    entries: Mapping[str, Stored],
     collection: Collection,
-    environment: Environment | None,
     root: Path,
     *,
     is_ours: bool,
@@ -49,9 +57,8 @@ def find_stale(
 
     Args:
         module: the baseline file's name, without its ending.
-        entries: what is in it.
+        entries: what is in it, by name.
         collection: what this session has collected.
-        environment: where this session measures; None for predictions, which belong to no machine.
         root: pytest's root directory.
         is_ours: whether the baselines are this project's alone, so that a missing test file means that it is gone.
     """
@@ -68,27 +75,30 @@ def find_stale(
     gone = {
         name
         for name, entry in entries.items()
-        if (not isinstance(entry, Entry) or entry.environment == environment)
+        if entry.is_ours
         and (own := [known[_function_of(name)] for known in functions if _function_of(name) in known])
-        and all(_has_lost(function, name, entry) for function in own)
+        and all(_has_lost(function, name, entry.parameters) for function in own)
     }
     return sorted(absent | gone)
 
 
 def _function_of(name: str) -> str:
-    return name.partition("[")[0].partition("@")[0]  # pytest-xdist's loadgroup writes the group behind an @
+    return (
+        without_mode(name).partition("[")[0].partition("@")[0]
+    )  # pytest-xdist's loadgroup writes the group behind an @
 
 
-def _has_lost(function: Function, name: str, entry: Entry | PredictedBaseline) -> bool:
+def _has_lost(function: Function, name: str, parameters: Parameters) -> bool:
     """Whether the function no longer has this case, and no option could bring it back."""
+    name = without_mode(name)  # an option may bring every mode back
     cases = {name_of(case) for case in function.cases}
     if name in cases or name.rpartition("@")[0] in cases:
         return False
     if function.generated or not function.is_complete:
         return False
-    if "[" in name and not entry.parameters:
+    if "[" in name and not parameters:
         return False  # nobody knows where that came from
-    return all(parameter in function.marked or parameter not in function.arguments for parameter in entry.parameters)
+    return all(parameter in function.marked or parameter not in function.arguments for parameter in parameters)
 
 
 def _defined_in(path: Path) -> set[str]:

@@ -1,4 +1,4 @@
-"""The baselines directory: ``<environment>/<test module>.json``. What is in a file, ``baseline_file.py`` knows."""
+"""Stored times: ``<environment>/<test module>.json``. What is in a file, ``baseline_file.py`` knows."""
 
 from __future__ import annotations
 
@@ -9,36 +9,40 @@ from pathlib import Path
 from perflab.environment import differences, slug
 from perflab.gate.baseline_file import read_file, write_file
 from perflab.gate.case_files import CaseFiles, module_of, name_of
-from perflab.gate.files import is_predicted_file, unwritable
+from perflab.gate.files import is_exact_file, is_predicted_file, unwritable
 from perflab.records import Entry, Environment
 
 
 class BaselineStore(CaseFiles[Entry]):
-    """The baselines directory, as far as it holds measurements."""
+    """A directory of baselines, as far as it holds times.
+
+    Args:
+        directory: where they are.
+        folder_of: names the folder of an environment's times.
+    """
+
+    def __init__(self, directory: Path, folder_of: Callable[[Environment], str] = slug) -> None:
+        super().__init__(directory)
+        self._folder_of = folder_of
 
     def path_for(self, case: str, environment: Environment) -> Path:
-        """The file in which the case's baseline lives, or would."""
-        return self.directory / slug(environment) / f"{module_of(case)}.json"
+        """The file in which the case's times stand, or would."""
+        return self.directory / self._folder_of(environment) / f"{module_of(case)}.json"
 
-    def entry(self, case: str, environment: Environment) -> Entry | None:
-        """The case's baseline, or None.
-
-        Where this environment has none, the closest one of another environment is returned, so that the judge
-        can say what differs instead of calling the case new.
+    def entries(self, case: str, environment: Environment) -> list[Entry]:
+        """All times of a case, of every environment: those of this one first, then the closest.
 
         Raises:
             BaselineError: a file is damaged or foreign.
         """
-        name = name_of(case)
-        own = self.load(self.path_for(case, environment)).get(name)
-        if own is not None:
-            return own
-        others = [
+        name, own = name_of(case), self.path_for(case, environment)
+        paths = [own, *(path for path in sorted(self.directory.glob(f"*/{module_of(case)}.json")) if path != own)]
+        found = [
             entry
-            for path in sorted(self.directory.glob(f"*/{module_of(case)}.json"))
-            if not is_predicted_file(path) and (entry := self.load(path).get(name)) is not None
+            for path in paths
+            if not (is_predicted_file(path) or is_exact_file(path)) and (entry := self.load(path).get(name)) is not None
         ]
-        return min(others, key=lambda e: len(differences(e.environment, environment)), default=None)
+        return sorted(found, key=lambda entry: len(differences(entry.environment, environment)))
 
     def check_writable(self) -> None:
         """Make sure that baselines could be saved, before anybody waits for a measurement.

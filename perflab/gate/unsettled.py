@@ -15,8 +15,8 @@ from perflab.gate.robust import ratio_of
 from perflab.records import Paired, Policy, Replicate, Verdict
 from perflab.units import format_change
 
-LOOKS = (8, 12, 16)
-"""Numbers of confirming pairs after which a case is judged. Fewer than where a comparison in turns was asked for: the
+LOOKS = (7, 9, 12, 16)
+"""Numbers of pairs after which a suspect is judged. Fewer than where a comparison in turns was asked for: the
 threshold is a larger one, and somebody waits for a test."""
 
 
@@ -26,9 +26,9 @@ def turns_policy(policy: Policy) -> PairedPolicy:
 
 
 def is_unsettled(stored: Finding, now: Sequence[Replicate], before: Sequence[Replicate], policy: Policy) -> bool:
-    """Whether more than stored numbers is needed to tell whether the code became slower."""
+    """Whether more than stored numbers is needed to tell whether the code became slower, or faster."""
     if stored.verdict is not Verdict.OK:
-        return stored.verdict is Verdict.INCONCLUSIVE
+        return stored.verdict in (Verdict.INCONCLUSIVE, Verdict.IMPROVED)
     # Medians of a busy hour hide a slowdown. The fastest calls hide less, and those of one process against the
     # fastest of three are a hard standard on purpose: most cases that fail it are innocent, which costs each two
     # pairs of processes, and of those that became a tenth slower few pass it (docs/measuring.md, "The gate, tried").
@@ -47,7 +47,7 @@ def found_in_turns(paired: Paired, policy: Policy) -> PairedFinding:
     screen, confirm, control = (
         [math.log(ratio) for ratio in ratios] for ratios in (paired.screen, paired.confirm, paired.control)
     )
-    found = latency_findings({"": PairedCase(screen, confirm)}, control, turns_policy(policy))[""]
+    found = latency_findings({"": PairedCase(screen, confirm)}, {"": control}, turns_policy(policy))[""]
     return found.timed(paired.base_ns, policy.floor_ns)
 
 
@@ -56,7 +56,11 @@ def after_turns(stored: Finding, paired: Paired, policy: Policy) -> Finding:
     assert stored.change is not None
     found = found_in_turns(paired, policy)
     said = f"in turns with {paired.against}: {format_change(found.change.ratio)}"
-    if stored.verdict is Verdict.INCONCLUSIVE and found.verdict is Verdict.OK:
+    if found.verdict is Verdict.IMPROVED and not paired.confirm and stored.verdict is not Verdict.IMPROVED:
+        # Three pairs, of code that runs at one of two speeds, may well agree by chance.
+        alone = f"{len(paired.screen)} pairs alone do not prove an improvement that the stored number does not show"
+        return Finding(found.change, Verdict.INCONCLUSIVE, [said, alone])
+    if stored.verdict in (Verdict.INCONCLUSIVE, Verdict.IMPROVED) and found.verdict is Verdict.OK:
         said += f", where the stored number could not tell ({format_change(stored.change.ratio)})"
         if stored.change.limit is not None and stored.change.ratio > stored.change.limit:
             said += "; if it stays slower, look at what is installed"

@@ -1,7 +1,7 @@
-"""Reading time: a monotonic host clock, and CUDA events for work that a GPU does by itself.
+"""Reading time: a monotonic host clock; for work that a GPU does by itself, ``cuda_clock.py``.
 
-``read_ns`` is the only place where perflab reads the host's clock for a measurement, so that a test can put a
-virtual clock in its place and tell an exact story.
+``read_ns`` is the only place where perflab reads the host's clock for a measurement, and ``read_processor_ns`` the only
+one for a prediction's budget, so that a test can put a virtual clock in their place and tell an exact story.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    import torch
-
+    from perflab.measure.span import Reading
     from perflab.measure.workload import Workload
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 read_ns: Callable[[], int] = time.perf_counter_ns
+read_processor_ns: Callable[[], int] = time.thread_time_ns
+"""Processor time of this thread: what neighbours on the machine take is not in it."""
 
 
 def synchronized_seconds() -> float:
@@ -40,19 +41,40 @@ class Sample:
 
     total_ns: int
     phases_ns: dict[str, int] = field(default_factory=dict)
+    apart_ns: int = 0
+    """Time between the calls that is none of theirs: caches were evicted."""
+    cpu_ns: int | None = None
+    """CPU time of the calls, where not all that the process used meanwhile was theirs."""
+    reading: Reading | None = field(default=None, compare=False)
+    """The sample's whole span on a GPU, read by two clocks."""
+
+    @property
+    def lasted_ns(self) -> int:
+        """From the beginning to the end, what went on between the calls included."""
+        return self.total_ns + self.apart_ns
 
 
 class Stopwatch(Protocol):
     """Something that can time a workload."""
 
     name: str
+    evicted_bytes: int | None = None
+    """Size of the buffer that is written before each call, so that caches are cold; None: they are warm."""
 
     def time(self, workload: Workload, repetitions: int) -> Sample:
         """Call the workload ``repetitions`` times and return what that took."""
         ...
 
+    def empty_call_ns(self) -> float | None:
+        """What timing a call that does nothing gives; None where calls share a reading, in which its cost is lost."""
+        return None
 
-class HostStopwatch:
+    def release(self) -> None:
+        """Give back the memory that timing takes; the next sample takes it anew."""
+        return
+
+
+class HostStopwatch(Stopwatch):
     """The host's monotonic clock: right where a call returns only when its work is done, as on a CPU."""
 
     name = "host"
@@ -80,53 +102,3 @@ class HostStopwatch:
             for name, begin, end in zip(workload.spans, marks, marks[1:], strict=False):
                 spent[name] += end - begin
         return Sample(read_ns() - start, spent)
-
-
-class CudaStopwatch:
-    """CUDA events on the current stream: the device's own clock, with no host round trip inside the span.
-
-    The device is synchronised before the first event and after the last one. Work that a callable puts on
-    another stream counts only as far as the current stream waits for it.
-    """
-
-    name = "cuda events"
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-
-    def time(self, workload: Workload, repetitions: int) -> Sample:
-        """Time calls in a row; the events that mark phases are created before the span begins."""
-        import torch
-
-        per_call = len(workload.spans) + 1 if workload.spans else 0
-        stream = torch.cuda.current_stream(self.device)
-        new_event: Any = torch.cuda.Event
-        bounds: Any = [new_event(enable_timing=True) for _ in range(2)]
-        marks: Any = [new_event(enable_timing=True) for _ in range(per_call * repetitions)]
-        upcoming = iter(marks)
-
-        def mark() -> None:
-            next(upcoming).record(stream)
-
-        torch.cuda.synchronize(self.device)
-        bounds[0].record(stream)
-        if workload.phases:
-            for _ in repeat(None, repetitions):
-                mark()
-                workload.run(after_phase=mark)
-        else:
-            for _ in repeat(None, repetitions):
-                workload.run()
-        bounds[1].record(stream)
-        torch.cuda.synchronize(self.device)
-
-        spent = dict.fromkeys(workload.phases, 0)
-        for first in range(0, len(marks), per_call or 1):
-            for offset, name in enumerate(workload.spans):
-                spent[name] += _elapsed_ns(marks[first + offset], marks[first + offset + 1])
-        return Sample(_elapsed_ns(*bounds), spent)
-
-
-def _elapsed_ns(start: Any, end: Any) -> int:
-    milliseconds: float = start.elapsed_time(end)
-    return round(milliseconds * 1e6)  # CUDA reports milliseconds, resolution about 0.5 µs

@@ -51,6 +51,28 @@ def resolve_device(name: str, worker: int = 0) -> torch.device:
     return torch.device("cuda", index)
 
 
+def identity_of(device: torch.device | str) -> str:
+    """What a device is, whichever way this process numbers it: ``cpu``, or a GPU's UUID, such as ``cuda-8a3f...``.
+
+    ``cuda`` and ``cuda:0`` may be one GPU, and ``cuda:0`` two under two values of CUDA_VISIBLE_DEVICES.
+    """
+    import torch
+
+    device = torch.device(device)
+    if device.type != "cuda":
+        return device.type
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return f"cuda-{torch.cuda.get_device_properties(index).uuid}"
+
+
+def identities_of_all() -> list[str]:
+    """Every device that this process sees."""
+    import torch
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return ["cpu", *(identity_of(torch.device("cuda", index)) for index in range(gpus))]
+
+
 def synchronize(device: torch.device) -> None:
     """Wait until the device has done all work that was given to it. A CPU has by then already."""
     if device.type == "cuda":

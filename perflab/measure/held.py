@@ -11,8 +11,15 @@ if TYPE_CHECKING:
     import torch
 
 
+_CUDA_BLOCK_BYTES = 512
+"""PyTorch's CUDA allocator gives out multiples of it, and counts them so (``kMinBlockSize``); a CPU's does not."""
+
+
 def held_bytes(roots: tuple[Any, ...], device: torch.device) -> int:
-    """Sum of the storages on ``device`` that the roots reach, each counted once; ``reachable`` says how far that is."""
+    """Sum of the storages on ``device`` that the roots reach, each counted once; ``reachable`` says how far that is.
+
+    On CUDA each is as large as its block, as what a call allocates is: what is held and what is added are one kind.
+    """
     import torch
 
     storages: dict[int, int] = {}
@@ -21,7 +28,8 @@ def held_bytes(roots: tuple[Any, ...], device: torch.device) -> int:
             storage = value.untyped_storage()
             if storage.nbytes():
                 storages[storage.data_ptr()] = storage.nbytes()
-    return sum(storages.values())
+    block_bytes = _CUDA_BLOCK_BYTES if device.type == "cuda" else 1
+    return sum(-(-size_bytes // block_bytes) * block_bytes for size_bytes in storages.values())
 
 
 def _is_there(tensor: torch.Tensor, device: torch.device) -> bool:

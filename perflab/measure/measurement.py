@@ -9,15 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 from perflab.measure import clock
 from perflab.measure.allocator import keep_freed_memory
-from perflab.measure.clock import CudaStopwatch, HostStopwatch, Sample, Stopwatch
+from perflab.measure.caches import Eviction
+from perflab.measure.clock import HostStopwatch, Sample, Stopwatch
+from perflab.measure.cold import ColdCudaStopwatch, ColdHostStopwatch
 from perflab.measure.counts import CallCounter
+from perflab.measure.cuda_clock import CudaStopwatch
+from perflab.measure.cuda_graph import GraphStopwatch
 from perflab.measure.devices import current_device
 from perflab.measure.evidence import Witness
 from perflab.measure.memory import MEMORY_CALLS, measure_memory
 from perflab.measure.nvtx import nvtx_range
 from perflab.measure.sampling import Plan, Progress, collect, warm_up
+from perflab.measure.span import check_agreement
 from perflab.measure.statistics import relative_half_width
 from perflab.measure.yardstick import Yardsticks
+from perflab.mode import DEFAULT, Mode
 from perflab.records import Measurement, Replicate, per_call_ns, summarize
 
 if TYPE_CHECKING:
@@ -39,9 +45,18 @@ class Measured:
     result: Any
 
 
-def stopwatch_for(device: torch.device) -> Stopwatch:
-    """CUDA events on a GPU, the host's monotonic clock elsewhere."""
-    return CudaStopwatch(device) if device.type == "cuda" else HostStopwatch()
+def stopwatch_for(device: torch.device, mode: Mode = DEFAULT) -> Stopwatch:
+    """CUDA events on a GPU, the host's monotonic clock elsewhere; calls begin and follow each other as ``mode`` says.
+
+    The caller has seen to it that there is a graph on CUDA alone.
+    """
+    eviction = Eviction(device) if mode.cache == "cold" else None
+    if device.type != "cuda":
+        return HostStopwatch() if eviction is None else ColdHostStopwatch(eviction)
+    cold = ColdCudaStopwatch(device, eviction) if eviction is not None else None
+    if mode.cuda_graph:
+        return GraphStopwatch(device, cold)
+    return cold or CudaStopwatch(device)
 
 
 def measure(
@@ -51,6 +66,7 @@ def measure(
     progress: Progress,
     label: str,
     counter: CallCounter | None = None,
+    mode: Mode = DEFAULT,
 ) -> Measured:
     """Measure ``workload`` on ``device``; what earlier work left behind has been collected by the caller.
 
@@ -61,11 +77,14 @@ def measure(
         progress: told what is under way, between samples.
         label: name of the NVTX ranges around the passes.
         counter: counts what a call does, after the samples; None: nothing is counted.
+        mode: how calls are timed. Memory and counts are those of a plain call in every mode.
 
     Raises:
+        CaptureError: no CUDA graph can hold the workload, and ``mode`` asks for one.
+        ClockError: CUDA events tell another time than the host's clock.
         Exception: whatever the workload raises, out of memory included.
     """
-    stopwatch = stopwatch_for(device)
+    stopwatch = stopwatch_for(device, mode)
     yardsticks = Yardsticks(device)
     cpu_ns: list[int] = []
     witness = Witness(device)
@@ -76,7 +95,8 @@ def measure(
     def time_once(repetitions: int) -> Sample:
         before_ns = time.process_time_ns()
         sample = stopwatch.time(workload, repetitions)
-        cpu_ns.append(time.process_time_ns() - before_ns)
+        used_ns = time.process_time_ns() - before_ns
+        cpu_ns.append(used_ns if sample.cpu_ns is None else sample.cpu_ns)
         return sample
 
     with current_device(device), collector_at_ease():
@@ -90,6 +110,9 @@ def measure(
             end_of_samples = witness.begin()
             samples = collect(time_once, warmup.repetitions, plan, left_ns, progress, between=yardsticks.read)
             evidence = end_of_samples()
+        check_agreement([sample.reading for sample in samples])
+        empty_call_ns = stopwatch.empty_call_ns()
+        stopwatch.release()  # what evicts, and graphs, are none of the case's memory
         progress("memory")
         with nvtx_range(f"{label}: memory", device):
             if counter is not None:
@@ -108,6 +131,8 @@ def measure(
             cores_busy=_cores_busy(cpu_ns, samples),
             evidence=evidence,
             counts=dict(sorted(counter.counts.items())) if counter is not None else {},
+            evicted_bytes=stopwatch.evicted_bytes,
+            empty_call_ns=empty_call_ns,
         ),
         result,
     )
@@ -140,5 +165,5 @@ class collector_at_ease:  # noqa: N801 - used like a function
 
 def _cores_busy(cpu_ns: list[int], samples: list[Sample]) -> float | None:
     """CPU time over wall time of the samples, which were the last spans that were timed."""
-    wall_ns = sum(sample.total_ns for sample in samples)
+    wall_ns = sum(sample.lasted_ns if sample.cpu_ns is None else sample.total_ns for sample in samples)
     return round(sum(cpu_ns[-len(samples) :]) / wall_ns, 2) if wall_ns > 0 else None

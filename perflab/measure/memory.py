@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from perflab.measure.devices import release_memory, synchronize
+from perflab.measure.graph_pools import free_bytes_in, replayed_pools
 from perflab.measure.held import held_bytes
 from perflab.records import Memory
 
@@ -30,7 +31,8 @@ def measure_memory(workload: Workload, device: torch.device, counter: CallCounte
 
     On a CPU ``counter`` counts these calls, since the profiler sees all of them anyway; on CUDA it is not heeded.
 
-    On CUDA the caching allocator's own peaks are read. On a CPU PyTorch's profiler reports every allocation and
+    On CUDA the caching allocator's own peaks are read in a second call; the first tells which CUDA graphs are replayed,
+    whose pools belong to what is held. On a CPU PyTorch's profiler reports every allocation and
     free made by this thread and by autograd; summed in time order they give the peak to the byte. A first call under
     the profiler makes it know the blocks that a second one frees (gradients of the step before, say); the second call
     is the one measured.
@@ -60,7 +62,11 @@ def _cuda_memory(workload: Workload, device: torch.device) -> tuple[Memory, Any]
     import torch
 
     synchronize(device)
-    held = held_bytes(workload.roots, device)
+    with replayed_pools(workload.roots) as pools:
+        workload.run()
+    synchronize(device)
+    # What the call then makes in such a pool counts twice, here and as growth: rather too much than too little.
+    held = held_bytes(workload.roots, device) + free_bytes_in(pools, device)
     torch.cuda.reset_peak_memory_stats(device)
     start = torch.cuda.memory_allocated(device)
     result = workload.run()

@@ -13,7 +13,8 @@ from perflab.measure.statistics import relative_half_width
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 SAMPLE_TARGET_NS = 1_000_000
-"""A sample lasts this long or longer, so that reading the clock (tens of ns) is lost in it."""
+"""A sample lasts this long or longer, so that reading the clock (tens of ns) is lost in it. Evictions count: before
+cold calls, which share no reading of the clock, more calls in a sample would make it longer and no better."""
 AGREEMENT = 0.10
 """Two successive warm-up samples closer than this are settled; a first call is off by far more."""
 WARMUP_SHARE = 0.25
@@ -38,6 +39,13 @@ class Plan:
 
     budget_ns: float
     warmup: int | None = None
+    least_samples_ns: float | None = None
+    """What MIN_SAMPLES may take where that is past the budget; None: OVERRUN budgets."""
+
+    @property
+    def longest_ns(self) -> float:
+        """What MIN_SAMPLES may take."""
+        return OVERRUN * self.budget_ns if self.least_samples_ns is None else self.least_samples_ns
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,8 @@ class Warmup:
     repetitions: int
     readings_ns: tuple[int, ...] = ()
     """Time of one call in each reading, first to last."""
+    call_lasts_ns: float = 0.0
+    """The last reading's time of one call with what goes on between calls, as cold caches need it."""
 
 
 TimeOnce = Callable[[int], Sample]
@@ -76,36 +86,41 @@ def warm_up(time_once: TimeOnce, plan: Plan, progress: Progress) -> Warmup:
     warm-up of 0 the first sample is the very first call, and a sample is one call.
     """
     if plan.warmup is not None:
-        readings = tuple(time_once(1).total_ns for _ in range(plan.warmup))
+        taken = [time_once(1) for _ in range(plan.warmup)]
         # The first call may be a thousand times slower than the rest; after a second one the time is known.
-        most = MOST_REPETITIONS if len(readings) > 1 else None
-        repetitions = repetitions_for(readings[-1], 1, most) if readings else 1
-        return Warmup(plan.warmup, None, repetitions, readings)
+        most = MOST_REPETITIONS if len(taken) > 1 else None
+        lasts_ns = taken[-1].lasted_ns if taken else 0
+        repetitions = repetitions_for(lasts_ns, 1, most) if taken else 1
+        return Warmup(plan.warmup, None, repetitions, tuple(sample.total_ns for sample in taken), lasts_ns)
 
     start = clock.read_ns()
     repetitions, calls = 1, 0
     readings_ns: list[int] = []
     previous: float | None = None
+    lasted_ns = 0
+
+    def ended(*, settled: bool) -> Warmup:
+        return Warmup(calls, settled, repetitions, tuple(readings_ns), lasted_ns / repetitions)
+
     while True:
         progress(f"warm-up {len(readings_ns) + 1}")
-        total_ns = time_once(repetitions).total_ns
+        sample = time_once(repetitions)
+        total_ns, lasted_ns = sample.total_ns, sample.lasted_ns
         calls += repetitions
         reading = total_ns / repetitions
         readings_ns.append(round(reading))
-        wanted = repetitions_for(total_ns, repetitions)
+        wanted = repetitions_for(lasted_ns, repetitions)
         overdue = clock.read_ns() - start > WARMUP_SHARE * plan.budget_ns
         if wanted > repetitions and not (overdue and total_ns > 0):
             # Readings with few repetitions are not comparable with those that follow.
             if total_ns <= 0 and repetitions >= MOST_REPETITIONS:
-                return Warmup(calls, False, repetitions, tuple(readings_ns))
+                return ended(settled=False)
             repetitions, previous = wanted, None
             continue
         if previous is not None and abs(reading - previous) <= AGREEMENT * min(reading, previous):
-            return Warmup(calls, True, repetitions, tuple(readings_ns))
-        if overdue and len(readings_ns) >= 2:
-            return Warmup(calls, False, repetitions, tuple(readings_ns))
-        if overdue and total_ns > plan.budget_ns:
-            return Warmup(calls, False, repetitions, tuple(readings_ns))
+            return ended(settled=True)
+        if overdue and (len(readings_ns) >= 2 or lasted_ns > plan.budget_ns):
+            return ended(settled=False)
         previous = reading
 
 
@@ -119,7 +134,7 @@ def collect(
 ) -> list[Sample]:
     """Take samples until their median is known to 2 % or ``left_ns`` is spent. None is thrown away.
 
-    At least MIN_SAMPLES are taken even then, as long as that takes no more than OVERRUN whole budgets.
+    At least MIN_SAMPLES are taken even then, as long as that takes no more than ``plan.longest_ns``.
     ``between`` runs before each sample, outside of the timed span.
     """
     start = clock.read_ns()
@@ -127,14 +142,15 @@ def collect(
     next_look = TIGHT_MIN_SAMPLES
     while True:
         spent_s = (clock.read_ns() - start) / 1e9
-        progress(f"sample {len(samples) + 1}, {spent_s:.0f} s of {left_ns / 1e9:.0f} s")
+        within = f", {spent_s:.0f} s of {left_ns / 1e9:.0f} s" if spent_s * 1e9 < left_ns else f" of {MIN_SAMPLES}"
+        progress(f"sample {len(samples) + 1}{within}")
         between()
         samples.append(time_once(repetitions))
         elapsed = clock.read_ns() - start
         taken = len(samples)
         if taken >= MAX_SAMPLES or (taken >= MIN_SAMPLES and elapsed >= left_ns):
             return samples
-        if taken < MIN_SAMPLES and elapsed + elapsed / taken > OVERRUN * plan.budget_ns:
+        if taken < MIN_SAMPLES and elapsed + elapsed / taken > plan.longest_ns:
             return samples
         if taken >= next_look and elapsed >= MIN_SAMPLING_NS:
             if relative_half_width([s.total_ns for s in samples]) <= TIGHT_HALF_WIDTH:

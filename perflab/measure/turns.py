@@ -12,6 +12,8 @@ from perflab.measure.devices import current_device, release_memory
 from perflab.measure.measurement import collector_at_ease, stopwatch_for
 from perflab.measure.memory import measure_memory
 from perflab.measure.sampling import Plan, Warmup, warm_up
+from perflab.measure.span import Reading, check_agreement
+from perflab.mode import DEFAULT, Mode
 from perflab.records import Memory
 
 if TYPE_CHECKING:
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 
+_READINGS_TO_JUDGE = 8
+"""Of fewer samples a busy host may have delayed all."""
+
+
 class Turns:
     """Measures a workload piece by piece, while others use the machine in between. A context manager.
 
@@ -30,14 +36,20 @@ class Turns:
     """
 
     def __init__(
-        self, workload: Workload, device: torch.device, plan: Plan, counter: CallCounter | None = None
+        self,
+        workload: Workload,
+        device: torch.device,
+        plan: Plan,
+        counter: CallCounter | None = None,
+        mode: Mode = DEFAULT,
     ) -> None:
         self._counter = counter
         self._workload = workload
         self._device = device
         self._plan = plan
-        self._stopwatch = stopwatch_for(device)
+        self._stopwatch = stopwatch_for(device, mode)
         self._around = contextlib.ExitStack()
+        self._readings: list[Reading | None] = []
         self.clock = self._stopwatch.name
 
     def __enter__(self) -> Turns:
@@ -47,6 +59,7 @@ class Turns:
         return self
 
     def __exit__(self, *_error: object) -> None:
+        self._stopwatch.release()
         self._around.close()
 
     def warm_up(self) -> Warmup:
@@ -64,17 +77,24 @@ class Turns:
             rewarm: take one more before them and throw it away: caches hold what ran here last, which was
                 somebody else's work. It is worth its time where a sample is short.
             core: where this thread is to begin; it stays free to move, as do all threads that it starts.
+
+        Raises:
+            ClockError: CUDA events tell another time than the host's clock.
         """
         if core is not None:
             _move_to(core)
         if rewarm:
             self._time(repetitions)
         taken = [self._time(repetitions) for _ in range(samples)]
+        self._readings += [sample.reading for sample in taken]
+        if len(self._readings) >= _READINGS_TO_JUDGE:
+            check_agreement(self._readings)
         self._hand_back()
         return taken
 
     def weigh(self) -> tuple[Memory, dict[str, int]]:
         """Memory of one call, and what can be counted in it."""
+        self._stopwatch.release()
         if self._counter is not None:
             self._counter.count_apart(self._workload)
         memory, _ = measure_memory(self._workload, self._device, self._counter)

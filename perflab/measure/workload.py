@@ -33,6 +33,10 @@ class Workload:
         """Do the work once and return its result."""
         return self._call(*self._args, **self._kwargs)
 
+    def replace_calls(self, call: Callable[..., Any]) -> None:
+        """From now on call this instead, even in a loop that is under way."""
+        self._call = call
+
 
 class Step(Workload):
     """A training step: ``result = forward()``, then ``backward(result)``, then ``optimizer()``.
@@ -57,6 +61,11 @@ class Step(Workload):
         update = ("optimizer",) if optimizer is not None else ()
         self.phases = (*passes, *update)
         self.spans = (*(passes * micro_batches), *update)
+
+    def replace_calls(self, call: Callable[..., Any]) -> None:
+        """From now on each phase calls this instead."""
+        super().replace_calls(call)
+        self._backward = self._optimizer = call
 
     def run(self, after_phase: Callable[[], None] = _nothing) -> Any:
         """Run the phases in order, calling ``after_phase`` at the end of each span."""

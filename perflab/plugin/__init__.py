@@ -1,31 +1,27 @@
-"""pytest's side of perflab. Loading it loads neither torch nor triton, and nothing is done until a case asks.
+"""pytest's side of perflab. What it imports is pytest's and light: every run of whoever has installed it loads that.
 
-What happens, in order: options are declared and read; ``perf`` cases are found among the selected tests; only
-then the measuring side (``measuring``) is loaded. Results travel on test reports to the collecting side
-(``collecting``), which journals, saves and shows them.
+What happens, in order: options are declared; what a run does is noted (``noting``); ``perf`` cases are found among the
+selected tests. Only if there are any, settings are read and the rest is loaded (``starting``): the measuring side
+(``measuring``), and the collecting side (``collecting``), which results reach on test reports.
+``tests/plugin/test_light.py`` lists the modules that a run without perf cases may load.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Generator
-from pathlib import Path
 
 import pytest
 
-from perflab.errors import PerflabError
+from perflab.plugin import noting, options  # no names of theirs: pytest looks into each that stands here
 from perflab.plugin.fixtures import autocast, compiled_kernel, device, memory_snapshot, nvtx_range, perf, sync, warmup
-from perflab.plugin.kinds import COMPILED_FIXTURE, is_compiled_case
-from perflab.plugin.options import add_options
-from perflab.plugin.order import note_found, tell_order
-from perflab.plugin.stash import AGAINST, CASES, COMPILED, EARLY_PROBLEM, SETTINGS, is_worker
 
 __all__ = ["autocast", "compiled_kernel", "device", "memory_snapshot", "nvtx_range", "perf", "sync", "warmup"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare the options and their ini twins."""
-    add_options(parser)
+    options.add_options(parser)
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -37,12 +33,19 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """In a process that measures an installed version: have its modules found before a conftest imports others."""
+    """In a side's process: end with the session; have an installed version's modules found before others are."""
     path = getattr(early_config.known_args_namespace, "perf_replicate", None)
     if path is not None:
         from perflab.plugin.fresh import read_job
 
         serve = read_job(path).serve
+        if serve is not None:
+            import os
+
+            from perflab.rival.lifeline import end_with_session
+            from perflab.rival.process import SOCKET_VARIABLE
+
+            end_with_session(int(os.environ[SOCKET_VARIABLE]))
         if serve is not None and serve.first:
             from perflab.plugin.serving import TakenFrom
 
@@ -51,179 +54,100 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """In a fresh process that measures for another one, drop what was asked of that one alone."""
-    if _job_path(config):
-        from perflab.plugin.fresh import quieten
+    """In a fresh process that measures for another one: have its cases alone collected and run."""
+    path = _job_path(config)
+    if path is not None:
+        from perflab.plugin.fresh import FreshProcess, quieten, read_job
 
         quieten(config)
+        config.pluginmanager.register(FreshProcess(config, read_job(path)), "perflab-fresh-process")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the markers, read the settings, and stand ready for results."""
-    from perflab.plugin.marker import MARKER_ARGUMENTS
-    from perflab.plugin.settings import read_settings
-
-    arguments = ", ".join(f"{name}=" for name in MARKER_ARGUMENTS)
+    """Register the markers, refuse bad options, and begin to note what happens."""
+    arguments = ", ".join(f"{name}=" for name in options.MARKER_ARGUMENTS)
     config.addinivalue_line("markers", f"perf({arguments}): a case whose latency and peak memory are gated")
     config.addinivalue_line("markers", "correctness: a check of numerics against a reference")
-    try:
-        settings = config.stash[SETTINGS] = read_settings(config)
-    except PerflabError as error:
-        raise pytest.UsageError(str(error)) from None
-    if settings.against is not None and hasattr(config.option, "numprocesses"):
+    given = options.options_given(config)
+    if given:
+        from perflab.plugin.refusing import refusing
+        from perflab.plugin.run_mode import refuse_contradictions
+        from perflab.plugin.stash import settings_of
+
+        with refusing(config):
+            refuse_contradictions(config)
+            settings_of(config)
+    if (config.getoption("perf_against") or config.getini("perf_against")) and hasattr(config.option, "numprocesses"):
         # Sides take turns on the machine, one case at a time: workers would only be in each other's way.
         config.option.numprocesses, config.option.dist, config.option.tx = 0, "no", []
     if _job_path(config):
         return
-    from perflab.plugin.seen import SEEN, Seen
-
-    seen = config.stash[SEEN] = Seen(config, settings)
-    config.pluginmanager.register(seen, "perflab-seen")
-    if not is_worker(config):
-        from perflab.plugin.collecting import Collected
-
-        config.pluginmanager.register(Collected(config, settings), "perflab-collected")
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """In a fresh process: pass over the files that hold none of its cases."""
-    path = _job_path(config)
-    if path is None or collection_path.suffix != ".py" or collection_path.name == "__init__.py":
-        return None
-    from perflab.plugin.fresh import read_job
-
-    cases = read_job(path).cases
-    if cases is None:
-        return None
-    wanted = {(config.rootpath / case.split("::")[0]).resolve() for case in cases}
-    return None if collection_path.resolve() in wanted else True
+    notes = noting.take_notes(config)
+    if isinstance(notes, noting.AllNotes) and {"perf_json", "perf_prune"} & set(given):  # also if there is no case
+        notes.collect()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make a test that asks for ``compiled_kernel`` a case for every registered kernel and architecture."""
-    if COMPILED_FIXTURE in metafunc.fixturenames:
+    if "compiled_kernel" in metafunc.fixturenames:
         from perflab.plugin.compiled import spread
 
-        problem = None
-        try:
-            spread(metafunc)
-        except PerflabError as error:
-            problem = str(error)  # told below, since pytest would show what it came of beside it
-        if problem is not None:
-            pytest.fail(problem, pytrace=False)
+        spread(metafunc)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
-    """Mark tests that use either fixture of ours, before ``-m`` chooses; in a fresh process, keep its cases alone."""
+    """Mark tests that use a fixture of ours and note all tests, before ``-m`` chooses; then order the cases."""
     for item in items:
-        if {"perf", COMPILED_FIXTURE} & set(getattr(item, "fixturenames", ())) and item.get_closest_marker(
-            "perf"
-        ) is None:
+        names = getattr(item, "fixturenames", ())
+        if ("perf" in names or "compiled_kernel" in names) and item.get_closest_marker("perf") is None:
             item.add_marker("perf")
-    note_found(config, items)
+    if noting.NOTES in config.stash:
+        config.stash[noting.NOTES].items = list(items)
     yield
-    path = _job_path(config)
-    if path is not None:
-        from perflab.plugin.fresh import read_job
+    if not config.option.collectonly and any(item.get_closest_marker("perf") for item in items):
+        from perflab.plugin.rounds import take_turns
 
-        wanted = read_job(path).cases
-        if wanted is None:
-            items[:] = [item for item in items if item.get_closest_marker("perf") and not is_compiled_case(item)]
-            return
-        items.sort(key=lambda item: wanted.index(item.nodeid) if item.nodeid in wanted else len(wanted))
-        items[:] = [item for item in items if item.nodeid in wanted]
-
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Load the measuring side if there is something to measure, and find early what would fail late."""
-    from perflab.plugin.marker import check_correctness_marker
-
-    config = session.config
-    try:
-        for item in session.items:
-            check_correctness_marker(item)
-        selected = [item for item in session.items if item.get_closest_marker("perf") is not None]
-        _conclude_what_was_seen(config, bool(selected) and not config.option.collectonly)
-        path = _job_path(config)
-        from perflab.plugin.fresh import read_job
-
-        job = read_job(path) if path else None
-        serves = job is not None and job.serve is not None  # also where there is no case: that is an answer
-        if config.option.collectonly or not (selected or serves):
-            return
-        tell_order(config, selected)
-        compiled_items = [item for item in selected if is_compiled_case(item)]
-        if compiled_items and path is None:
-            from perflab.plugin.compiled import CompiledCases
-
-            compiled_cases = CompiledCases(config, config.stash[SETTINGS])
-            config.pluginmanager.register(compiled_cases, COMPILED)
-            compiled_cases.check(compiled_items)
-            selected = [item for item in selected if not is_compiled_case(item)]
-            if not selected:
-                return
-        if config.stash[SETTINGS].against is not None and path is None:
-            _compare_instead(config, [item for item in selected if "perf" in getattr(item, "fixturenames", ())])
-            return
-        from perflab.plugin.measuring import Cases
-
-        server = None
-        if job is not None and job.serve is not None:
-            from perflab.plugin.serving import Server
-
-            server = Server(job.serve, config.rootpath)
-            config.pluginmanager.register(server, "perflab-server")
-        cases = Cases(config, config.stash[SETTINGS], job, server)
-        config.stash[CASES] = cases
-        config.pluginmanager.register(cases, "perflab-cases")
-        cases.check(selected)
-    except PerflabError as error:
-        if is_worker(config):  # a worker that ends here would take its other tests with it: let the cases say it
-            config.stash[EARLY_PROBLEM] = error
-            return
-        raise pytest.UsageError(str(error)) from None
-
-
-def _compare_instead(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Have the cases compared with another version, in processes of their own."""
-    from perflab.plugin.against import Against
-
-    against = Against(config, config.stash[SETTINGS])
-    config.pluginmanager.register(against, AGAINST)
-    against.check(items)
-
-
-def _conclude_what_was_seen(config: pytest.Config, measures: bool) -> None:
-    from perflab.plugin.seen import SEEN
-
-    seen = config.stash.get(SEEN, None)
-    if seen is not None and (measures or config.stash[SETTINGS].prune):
-        seen.conclude()
+        take_turns(config, items)
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """In a worker: say in each test what would have ended the session before anything ran. Skip what is too late.
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Load what cases need, if any were chosen. First: a worker of pytest-xdist then tells of them in time."""
+    config, path = session.config, _job_path(session.config)
+    measures = not config.option.collectonly and any(item.get_closest_marker("perf") for item in session.items)
+    given = any(mark.args or mark.kwargs for item in session.items for mark in item.iter_markers("correctness"))
+    # Then it is about the other tests, or there have to be cases.
+    chooses = config.getoption("perf_only") or config.getini("perf_only") or config.getoption("perf")
+    if measures or given or chooses or path is not None or config.getoption("perf_prune"):
+        from perflab.plugin.refusing import refusing
+        from perflab.plugin.starting import start
 
-    No wrapper: what is raised before a wrapper yields keeps other plugins from what they undo in teardown.
-    """
-    if EARLY_PROBLEM in item.config.stash:
-        raise item.config.stash[EARLY_PROBLEM]
-    if CASES in item.config.stash:
-        from perflab.plugin.measuring import Cases
+        with refusing(config):
+            start(config, session.items, path)
+    if noting.NOTES in config.stash:
+        config.stash[noting.NOTES].items = []
 
-        cases = item.config.stash[CASES]
-        assert isinstance(cases, Cases)
-        cases.skip_if_late(item)
+
+def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
+    """Say before the first test what is not run, if there is any perf case."""
+    tells = not (config.option.collectonly or _job_path(config) or hasattr(config, "workerinput"))
+    if not (tells and any(item.get_closest_marker("perf") for item in items)):
+        return []
+    from perflab.plugin.announcing import announcement
+
+    return announcement(config, items)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Show errors of ours by their text alone; it is complete."""
     report = yield
-    if call.excinfo is not None and isinstance(call.excinfo.value, PerflabError):
-        report.longrepr = str(call.excinfo.value)
+    if call.excinfo is not None:
+        from perflab.errors import PerflabError
+
+        if isinstance(call.excinfo.value, PerflabError):
+            report.longrepr = str(call.excinfo.value)
     return report
 
 

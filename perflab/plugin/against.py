@@ -6,7 +6,7 @@ then told through each test's own reports, so that a regression fails the test t
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 
 import pytest
 
@@ -15,7 +15,9 @@ from perflab.errors import PerflabError
 from perflab.gate.paired import PairedPolicy
 from perflab.measure.devices import resolve_device
 from perflab.plugin.conclusions import conclude, without_numbers
+from perflab.plugin.graphs import no_graph_for
 from perflab.plugin.marker import for_case
+from perflab.plugin.noting import NOTES, AllNotes
 from perflab.plugin.progress import ProgressLine
 from perflab.plugin.settings import Settings
 from perflab.plugin.sides import turns_ns, two_sides, witness_of_host
@@ -25,6 +27,7 @@ from perflab.plugin.verdicts import fails
 from perflab.records import Result, Verdict, to_plain
 from perflab.report.failure import explain
 from perflab.rival.comparison import BASE, HEAD, Compared, Comparison, Limits, compare
+from perflab.rival.process import ANSWER_WITHIN_S
 from perflab.units import format_names
 
 
@@ -37,6 +40,8 @@ class Against:
         self._progress = ProgressLine(config)
         self._results: dict[str, Result] = {}
         self._case_settings: dict[str, Settings] = {}
+        self._left_out: dict[str, str] = {}
+        """Cases that are not compared, and why."""
         self._budget = TotalBudget(settings.total_budget_s)
         self.notes: list[str] = []
         """What is said above the table: who was compared with whom, and what only the other side has."""
@@ -50,6 +55,10 @@ class Against:
         for item in items:
             self._case_settings[item.nodeid] = for_case(self._settings, item)
         self._device = resolve_device(self._settings.device)
+        for case, settings in self._case_settings.items():
+            unmet = no_graph_for(case, settings, self._device)
+            if unmet is not None or settings.fresh_process:
+                self._left_out[case] = unmet or "a cold start is not compared in turns"
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
@@ -74,7 +83,8 @@ class Against:
             return None
         unmeasured = without_numbers(item.nodeid, Verdict.SKIPPED, "not measured: the comparison ended before")
         settings = self._case_settings[item.nodeid]
-        result = settings.in_study(self._results.setdefault(item.nodeid, unmeasured))
+        result = settings.told_in(self._results.get(item.nodeid, unmeasured))
+        self._results[item.nodeid] = result
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         for when in ("setup", "call", "teardown"):
             tell = self._tell if when == "call" else _nothing
@@ -91,7 +101,7 @@ class Against:
         if result.failure is not None:
             pytest.fail(result.failure, pytrace=False)
         judgement = result.judgement
-        if fails(judgement.verdict, settings, saving=False):
+        if fails(judgement, settings, saving=False):
             pytest.fail(explain(result, settings.memory_threshold, accept=None), pytrace=False)
         if judgement.verdict in (Verdict.SKIPPED, Verdict.OOM):
             pytest.skip("; ".join(judgement.reasons) or "out of memory")
@@ -102,7 +112,7 @@ class Against:
         against = self._settings.against
         assert against is not None
         files = sorted({item.nodeid.split("::")[0] for item in items})
-        cases = [item.nodeid for item in items if not self._case_settings[item.nodeid].fresh_process]
+        cases = [item.nodeid for item in items if item.nodeid not in self._left_out]
         policy = PairedPolicy(threshold=self._settings.against_threshold)
         found = Comparison()
         device = str(self._device)
@@ -114,19 +124,30 @@ class Against:
         ):
             self.notes = [f"this side: {starts.head.label} · against: {base.label}"]
             budgets = {case: turns_ns(self._case_settings[case]) for case in cases}
+            patience_s = max((self._case_settings[case].patience_s() for case in cases), default=ANSWER_WITHIN_S)
             try:
                 compare(
                     cases,
                     starts.start,
                     policy,
-                    Limits(budgets, self._budget.left_s, witness_of_host()),
+                    Limits(budgets, self._budget.left_s, witness_of_host(), answer_within_s=patience_s),
                     self._say,
                     into=found,
+                    stands=lambda measured: self._keep(conclude(found, base, policy, self._case_settings), measured),
                 )
             finally:
                 self._progress.clear()
                 self._take(items, conclude(found, base, policy, self._case_settings))
                 self.notes += _said_of(found)
+
+    def _keep(self, concluded: Mapping[str, Result], measured: Sequence[str]) -> None:
+        """Journal how cases stand, for who looks after this process was killed; what is reported later replaces it."""
+        notes = self._config.stash[NOTES]
+        assert isinstance(notes, AllNotes), "a comparison runs where results meet"
+        collected = notes.collect()
+        for case in measured:
+            if case in concluded:
+                collected.keep(self._case_settings[case].told_in(concluded[case]))
 
     def _say(self, case: str, what: str) -> None:
         self._progress.label(case)
@@ -134,10 +155,9 @@ class Against:
 
     def _take(self, items: list[pytest.Item], concluded: Mapping[str, Result]) -> None:
         for item in items:
-            settings = self._case_settings[item.nodeid]
             result = concluded.get(item.nodeid)
-            if settings.fresh_process:
-                result = without_numbers(item.nodeid, Verdict.SKIPPED, "a cold start is not compared in turns")
+            if item.nodeid in self._left_out:
+                result = without_numbers(item.nodeid, Verdict.SKIPPED, self._left_out[item.nodeid])
             if result is not None:  # else the comparison ended before it came to this case
                 self._results[item.nodeid] = result
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from perflab.mode import without_mode
 from perflab.records import Measurement, Record, Result, per_call_ns
 
 
@@ -19,12 +20,12 @@ def add_to_benchmark_session(config: pytest.Config, result: Result) -> None:
     from pytest_benchmark.stats import Metadata
 
     measurement = record.measurement
-    name = result.case.split("::")[-1]
+    name = result.identity.split("::")[-1]
     source = SimpleNamespace(
         name=name,
-        fullname=result.case,
+        fullname=result.identity,
         group="perflab",
-        param=name.partition("[")[2].removesuffix("]") or None,
+        param=without_mode(name).partition("[")[2].removesuffix("]") or None,
         params=dict(record.parameters) or None,
         extra_info=_extra_info(record, measurement, result),
         cprofile_stats=None,
@@ -36,7 +37,7 @@ def add_to_benchmark_session(config: pytest.Config, result: Result) -> None:
     for call_ns in per_call_ns(measurement.samples_ns, measurement.repetitions):
         entry.update(call_ns / 1e9)
     entry.iterations = measurement.repetitions
-    earlier = [b for b in session.benchmarks if not (b.fullname == result.case and b.group == "perflab")]
+    earlier = [b for b in session.benchmarks if not (b.fullname == result.identity and b.group == "perflab")]
     session.benchmarks[:] = [*earlier, entry]  # a test that was run again stands there once
 
 

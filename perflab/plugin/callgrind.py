@@ -12,16 +12,15 @@ from __future__ import annotations
 import gc
 import re
 import shutil
-import subprocess
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pytest
 
 from perflab.errors import FreshProcessError, SettingError
-from perflab.plugin.fresh import Job, child_command
+from perflab.plugin.fresh import Job, run_job
+from perflab.units import format_ns
 
 if TYPE_CHECKING:
     import torch
@@ -69,26 +68,18 @@ def count_under_callgrind(config: pytest.Config, case: str, device: str) -> int:
     """
     with tempfile.TemporaryDirectory(prefix="perflab-") as folder:
         counted = Path(folder, "callgrind.out")
-        job_file = Path(folder, "job.json")
         job = Job(cases=[case], results=str(Path(folder, "results.jsonl")), under_callgrind=True)
-        job_file.write_bytes(msgspec.json.encode(job))
-        command, environment = child_command(config, job_file, device)
-        done = subprocess.run(
-            [*_wrapper(counted), *command],
-            cwd=config.invocation_params.dir,
-            env={**environment, **_FIXED},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            check=False,
-        )
+        ended = run_job(config, job, device, Path(folder), _wrapper(counted), _FIXED)
         found = total_of(counted.read_text(encoding="utf-8", errors="replace")) if counted.exists() else 0
-    if done.returncode != 0 or not found:
-        tail = "\n".join(done.stdout.splitlines()[-15:])
+    if ended.hung_after_s is not None:
         raise FreshProcessError(
-            f"callgrind counted nothing in {case} (exit status {done.returncode}); it said:\n{tail}",
+            f"callgrind gave no sign of life in {case} and was ended after {format_ns(1e9 * ended.hung_after_s)}; "
+            f"it said:\n{ended.said}",
+            "run with --perf-instructions=auto; if it needs that long, give it more by --perf-timeout",
+        )
+    if ended.status != 0 or not found:
+        raise FreshProcessError(
+            f"callgrind counted nothing in {case} (exit status {ended.status}); it said:\n{ended.said}",
             "run with --perf-instructions=auto, or report it to valgrind if it stumbled over an instruction",
         )
     return found

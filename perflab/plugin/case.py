@@ -1,41 +1,36 @@
-"""The ``perf`` fixture: a case takes its one measurement through it. What becomes of it is ``measuring.py``'s."""
+"""The ``perf`` fixture: ``Perf`` takes what a case says, and keeps it in the case's state.
+
+A ``Way`` does what the run is for with the callable: ``measured_case.Measuring``, or ``untimed.Once``. What becomes of
+the measurement is ``measuring.py``'s.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-import msgspec
 import pytest
 
 from perflab.errors import UsageError
 from perflab.measure.compiling import CompilerState, compiler_state
-from perflab.measure.counts import CallCounter
-from perflab.measure.devices import as_dtype, available_bytes, release_memory
-from perflab.measure.limits import as_out_of_memory, matmul_flops_per_second
-from perflab.measure.measurement import Measured, measure, stopwatch_for
-from perflab.measure.sampling import Progress
+from perflab.measure.devices import as_dtype
+from perflab.measure.forks import calling
+from perflab.measure.matmul_rate import matmul_flops_per_second, precision_of_products
 from perflab.measure.workload import Step, Workload
-from perflab.plugin.callgrind import COUNT, run_counted
-from perflab.plugin.facts import checked_facts
-from perflab.plugin.fresh import JobResult
-from perflab.plugin.needs import Needs
+from perflab.plugin.exploring import Exploration, exploration_of
+from perflab.plugin.facts import checked_facts, positive
+from perflab.plugin.needs import Claim, no_time_left
+from perflab.plugin.results import refuse_unfinished
 from perflab.plugin.settings import Settings
 from perflab.predictions import PredictedCase
-from perflab.records import Environment, Measurement, OutOfMemory, Parameters, Quote, per_call_ns
+from perflab.records import Environment, Measurement, OutOfMemory, Parameters, Quote, Shortage
 
 if TYPE_CHECKING:
     import torch
 
-    from perflab.plugin.exploring import Exploration
-    from perflab.plugin.predicting import CasePrediction
-
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
-
-NO_WORK = 1.25
-"""A callable no slower than this many empty calls does nothing that could be measured."""
 
 
 @dataclass
@@ -54,11 +49,19 @@ class CaseState:
     matmul_precision: str | None = None
     quotes: list[Quote] = field(default_factory=list)
     facts: Parameters = field(default_factory=dict)
+    ran_on: dict[str, None] = field(default_factory=dict)
+    """Threads that ran on when a call had returned."""
+    short_of: list[Shortage] = field(default_factory=list)
+    """What there is too little of, where the case does not fit."""
     problem: str | None = None
     """Why there is nothing to judge, said in the verdict column."""
+    subtest_failures: list[str] = field(default_factory=list)
+    """What pytest said of subtests that failed, by which the whole test has."""
     is_replicate: bool = False
     served: bool = False
     """Whether the case was measured in turns with another process, which keeps the numbers."""
+    ran_once: bool = False
+    """Whether its callable ran in a run that measures nothing."""
     under_callgrind: bool = False
     """Whether this process only counts the instructions of a call."""
     compiler: CompilerState = field(default_factory=compiler_state)
@@ -71,44 +74,57 @@ class CaseState:
     """How it is made for other sizes."""
     predicted: PredictedCase | None = None
     """What the case needs on a GPU that is not here, where it was predicted."""
-    turn: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    """Holds the device while the case measures and is judged."""
+    until_judged: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    """Keeps its tensors fake until it is judged, where it says in its body that it is to be predicted."""
+
+    def skip_for_time(self) -> NoReturn:
+        """Skip the case: nothing is left of the run's time.
+
+        Raises:
+            pytest.skip.Exception: always.
+        """
+        self.short_of = [no_time_left(self.settings.budget_s, self.settings.total_budget_s)]
+        pytest.skip(self.settings.time_is_over)
 
     @property
     def has_measured(self) -> bool:
-        """Whether the case has had its one measurement, or prediction, whatever came of it."""
-        return self.served or any((self.measurement, self.out_of_memory, self.predicted))
+        """Whether the case has had its one measurement, prediction or call, whatever came of it."""
+        return self.served or self.ran_once or any((self.measurement, self.out_of_memory, self.predicted))
+
+    def seconds_of_a_call(self, claim: Claim, device: torch.device) -> float | None:
+        """What the case says that one call takes; of operations, by the device's rate, which its record then has."""
+        if claim.seconds is not None or claim.flops is None:
+            return claim.seconds
+        dtype = as_dtype(claim.precision)
+        assert dtype is not None
+        self.matmul_flops_per_second = matmul_flops_per_second(device, dtype)
+        self.matmul_precision = precision_of_products(device, dtype)
+        return claim.flops / self.matmul_flops_per_second
 
 
 STATE = pytest.StashKey[CaseState]()
+
+
+class Way(Protocol):
+    """What a run does with the callables of its cases."""
+
+    def of(self, workload: Workload) -> Any:
+        """Do it, and return what the callable returned."""
+
+    def requires(self, claim: Claim) -> None:
+        """Skip the case if what it says that it needs is not there."""
 
 
 class Perf:
     """Measures a callable. Ask for it as the ``perf`` fixture; see there for examples."""
 
     def __init__(
-        self,
-        state: CaseState,
-        device: torch.device,
-        progress: Progress,
-        take_turn: Callable[[], contextlib.AbstractContextManager[object]],
-        measure_fresh: Callable[[], JobResult],
-        seconds_left: Callable[[], float | None],
-        count_under_callgrind: Callable[[], int],
-        prediction: CasePrediction,
-        serve: Callable[[Workload, CallCounter | None], Any] | None = None,
-        sides: Callable[[], int] = lambda: 1,
+        self, state: CaseState, device: torch.device, way: Way, expect: Callable[[float, float], None] | None = None
     ) -> None:
         self._state = state
         self._device = device
-        self._progress = progress
-        self._take_turn = take_turn
-        self._measure_fresh = measure_fresh
-        self._seconds_left = seconds_left
-        self._serve = serve
-        self._sides = sides
-        self._count_under_callgrind = count_under_callgrind
-        self._prediction = prediction
+        self._way = way
+        self._expect = expect
 
     @property
     def device(self) -> torch.device:
@@ -126,7 +142,7 @@ class Perf:
                 f"perf() got {type(fn).__name__!r}, which cannot be called",
                 "pass the function itself and its arguments: perf(model, x), not perf(model(x))",
             )
-        return self._measure(Workload(fn, args, kwargs))
+        return self._once_a_test(Workload(fn, args, kwargs))
 
     def step(
         self,
@@ -159,7 +175,14 @@ class Perf:
                     f"perf.step({name}=...) got {type(phase).__name__!r}, which cannot be called",
                     f"pass a function: perf.step({name}=lambda: ...)",
                 )
-        return self._measure(Step(forward, backward, optimizer, micro_batches))
+        settings = self._state.settings
+        if settings.cuda_graph and not self.predicts:
+            raise UsageError(
+                f"{self._state.case}: perf.step in a CUDA graph: a replay is one piece, and has no phases to time",
+                "measure the whole step, perf(step), with an optimizer that a graph can hold "
+                "(torch.optim.AdamW(..., capturable=True)); or leave cuda_graph out",
+            )
+        return self._once_a_test(Step(forward, backward, optimizer, micro_batches))
 
     def work(self, **units: float) -> None:
         """Say how much one call does, such as ``perf.work(tokens=512, flops=2.1e11)``; throughput is shown then.
@@ -170,9 +193,9 @@ class Perf:
             UsageError: an amount is not a positive number.
         """
         for unit, amount in units.items():
-            if isinstance(amount, bool) or not isinstance(amount, int | float) or not amount > 0:
-                raise UsageError(f"perf.work({unit}={amount!r})", "give a positive number of units in one call")
-            self._state.work[unit] = float(amount)
+            self._state.work[unit] = positive(
+                f"perf.work({unit}=", amount, "give a positive number of units in one call"
+            )
 
     def quote(self, source: str, *, seconds: float, **phases: float) -> None:
         """Quote what others measured on the same work, such as ``perf.quote("H100, FA2", seconds=9e-6)``.
@@ -182,11 +205,13 @@ class Perf:
         Raises:
             UsageError: a time is not a positive number of seconds.
         """
-        for name, amount in {"seconds": seconds, **phases}.items():
-            if isinstance(amount, bool) or not isinstance(amount, int | float) or not 0 < amount < float("inf"):
-                raise UsageError(f"perf.quote({source!r}, {name}={amount!r})", "give a positive number of seconds")
-        in_ns = {name: amount * 1e9 for name, amount in phases.items()}
-        self._state.quotes.append(Quote(source=source, ns=seconds * 1e9, phases_ns=in_ns))
+        if not isinstance(source, str):
+            raise UsageError(f"perf.quote({source!r}, ...)", "give the source as a text: who measured it, and on what")
+        in_ns = {
+            name: positive(f"perf.quote({source!r}, {name}=", amount, "give a positive number of seconds", 1e9)
+            for name, amount in {"seconds": seconds, **phases}.items()
+        }
+        self._state.quotes.append(Quote(source=source, ns=in_ns.pop("seconds"), phases_ns=in_ns))
 
     def note(self, **facts: str | int | float | bool | None) -> None:
         """Note facts of the case beside its time and memory, such as ``perf.note(loss=3.21, setup_s=4.2)``.
@@ -225,33 +250,10 @@ class Perf:
             pytest.skip.Exception: more memory than is free, or more time than the budget, or than is left of the
                 run's total budget.
         """
-        if self._prediction.active:
-            self._prediction.refuse_set_up(setup_calls, setup_seconds)
-            return  # it needs nothing of this machine
-        if self._state.is_replicate and self._serve is None:
-            return  # the session that asked for a replicate has decided
-        if memory_bytes is not None:
-            memory_bytes *= self._sides()
-        if seconds is None and flops is not None:
-            dtype = as_dtype(precision)
-            assert dtype is not None
-            self._state.matmul_flops_per_second = matmul_flops_per_second(self._device, dtype)
-            self._state.matmul_precision = str(dtype).removeprefix("torch.")
-            seconds = flops / self._state.matmul_flops_per_second
-        needs = Needs(
-            memory_bytes=memory_bytes,
-            free_bytes=available_bytes(self._device),
-            call_s=seconds,
-            setup_calls=setup_calls,
-            setup_s=setup_seconds,
-            budget_s=self._state.settings.budget_s,
-            left_s=self._seconds_left(),
-        )
-        if needs.is_only_late:
-            pytest.skip(self._state.settings.time_is_over)
-        unmet = needs.unmet()
-        if unmet is not None and not self._prediction.instead(needs, unmet):
-            pytest.skip(unmet)
+        claim = Claim(memory_bytes, flops, seconds, setup_calls, setup_seconds, precision)
+        self._way.requires(claim)
+        if self._expect is not None:
+            self._expect(*claim.expected_s(self._state.matmul_flops_per_second))
 
     def fits(
         self,
@@ -275,128 +277,38 @@ class Perf:
         Raises:
             UsageError: ``build`` cannot be called, a size is no positive int, or a remedy no mapping.
         """
-        self._prediction.fits(build, sizes, remedies or {})
+        self._state.exploration = exploration_of(build, sizes, remedies or {})
 
     @property
     def predicts(self) -> bool:
         """Whether the case is being predicted: its tensors are fake then, and have shapes but no numbers."""
-        return self._prediction.active
+        return self._state.predicts
 
-    def _measure(self, workload: Workload) -> Any:
-        state = self._state
-        if state.has_measured:
+    def _once_a_test(self, workload: Workload) -> Any:
+        if self._state.has_measured:
             raise UsageError(
-                f"{state.case}: perf was called twice in one case",
+                f"{self._state.case}: perf was called twice in one case",
                 "measure one thing a test; parametrize for several",
             )
-        left_s = self._seconds_left()
-        if not state.is_replicate and left_s is not None and left_s <= 0:
-            pytest.skip(state.settings.time_is_over)
-        if self._prediction.active:
-            return self._prediction.of(workload)
-        state.turn.enter_context(self._take_turn())
-        if state.under_callgrind:
-            return run_counted(workload)
-        release_memory(self._device)
-        if self._serve is not None:
-            return self._measure_in_turns(workload, self._serve)
-        measured = self._measured_or_out_of_memory(workload)
-        if measured is None:
-            release_memory(self._device)  # the error, and the frames it held, are gone by now
-            pytest.skip("out of memory")
-        self._refuse_nan(measured.result)
-        if not workload.phases and _does_nothing(measured.measurement, self._device):
-            state.problem = "no work"
-            raise UsageError(
-                f"{state.case}: the measured callable does no work, it is as fast as an empty one",
-                "measure a callable that does something: perf(fn, *args), not perf(lambda: None)",
-            )
-        if min(measured.measurement.samples_ns) <= 0:
-            raise UsageError(
-                f"{state.case}: the clock did not move while it was measured", "measure more work in a call"
-            )
-        state.measurement = self._with_callgrind(measured.measurement)
-        return measured.result
-
-    def _measure_in_turns(self, workload: Workload, serve: Callable[[Workload, CallCounter | None], Any]) -> Any:
-        try:
-            result = serve(workload, self._counter())
-        except Exception as error:
-            self._state.out_of_memory = as_out_of_memory(error)
-            if self._state.out_of_memory is None:
-                raise
-        else:
-            self._state.served = True
-            self._refuse_nan(result)
-            return result
-        release_memory(self._device)  # the error, and the frames it held, are gone by now
-        pytest.skip("out of memory")
-
-    def _refuse_nan(self, result: Any) -> None:
-        state = self._state
-        if not state.settings.allow_nan and holds_nan(result):
-            state.problem = "NaN"
-            raise UsageError(
-                f"{state.case}: the measured callable returned NaN; numbers taken on it are not kept",
-                "find the NaN, or mark the case @pytest.mark.perf(allow_nan=True) if it is meant",
-            )
-
-    def _measured_or_out_of_memory(self, workload: Workload) -> Measured | None:
-        state = self._state
-        try:
-            if state.settings.fresh_process and not state.is_replicate:
-                self._progress("in a fresh process")
-                found = self._measure_fresh()
-                state.out_of_memory = found.out_of_memory
-                return None if found.measurement is None else Measured(found.measurement, workload.run())
-            return measure(
-                workload, self._device, state.settings.plan, self._progress, label=state.case, counter=self._counter()
-            )
-        except Exception as error:
-            state.out_of_memory = as_out_of_memory(error)
-            if state.out_of_memory is None:
-                raise
-            return None
-
-    def _with_callgrind(self, measurement: Measurement) -> Measurement:
-        settings = self._state.settings
-        if settings.counts == "off" or settings.instructions != "callgrind" or COUNT in measurement.counts:
-            return measurement
-        self._progress("instructions, under callgrind")
-        return msgspec.structs.replace(measurement, counts={**measurement.counts, COUNT: self._count_under_callgrind()})
-
-    def _counter(self) -> CallCounter | None:
-        settings = self._state.settings
-        if settings.counts == "off":
-            return None
-        return CallCounter(self._device, self._state.compiler, instructions=settings.instructions == "auto")
+        with calling(workload):
+            result = self._way.of(workload)
+        refuse_unfinished(self._state, result)
+        return result
 
 
-def _does_nothing(measurement: Measurement, device: torch.device) -> bool:
-    fastest = min(per_call_ns(measurement.samples_ns, measurement.repetitions))
-    if measurement.repetitions == 1 or (measurement.memory is not None and measurement.memory.growth_bytes):
-        return False
-    stopwatch = stopwatch_for(device)
-    empty = Workload(lambda: None, (), {})
-    readings = [stopwatch.time(empty, measurement.repetitions).total_ns for _ in range(3)]
-    return fastest <= NO_WORK * min(readings) / measurement.repetitions
+def device_of(item: pytest.Item, given: object) -> torch.device:
+    """The device that a test's ``device`` fixture gives, where a project has its own.
 
-
-def holds_nan(value: Any) -> bool:
-    """Whether a number, a tensor, or a container of such holds NaN."""
+    Raises:
+        UsageError: it gives no device.
+    """
     import torch
 
-    if isinstance(value, float):
-        return value != value
-    if isinstance(value, torch.Tensor):
-        if value.device.type == "meta" or not (value.is_floating_point() or value.is_complex()):
-            return False
-        return bool(torch.isnan(value.detach()).any())
-    return any(holds_nan(part) for part in _parts(value))
-
-
-def _parts(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
-        yield from value.values()
-    elif isinstance(value, list | tuple):
-        yield from value
+    if isinstance(given, str):  # how many projects' own device fixtures give it
+        given = torch.device(given)
+    if not isinstance(given, torch.device):
+        raise UsageError(
+            f"{item.nodeid}: the device fixture is overridden and gives {given!r}",
+            "let it return a torch.device, or its name",
+        )
+    return given

@@ -6,41 +6,49 @@ which they were collected, whichever worker was first.
 
 from __future__ import annotations
 
+import contextlib
 import textwrap
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
 import perflab
+from perflab.data import speakable
 from perflab.documents import SCHEMA, in_order, write_document
-from perflab.errors import BaselineError, FreshProcessError, PerflabError
+from perflab.errors import BaselineError, PerflabError
+from perflab.gate.beside import beside_others
+from perflab.gate.exact_store import split
 from perflab.gate.kernel_store import KernelStore
+from perflab.gate.noisy import Fitness, fitness
+from perflab.gate.own_history import Reading
 from perflab.gate.predicted_store import PredictedStore
 from perflab.gate.stale import Collection
-from perflab.gate.store import BaselineStore
-from perflab.measure.measurement import replicate_of
+from perflab.plugin.accept import command_without_limits
 from perflab.plugin.benchmark import add_to_benchmark_session, spare_second_table
 from perflab.plugin.commit import current_commit
 from perflab.plugin.findings import findings_of
-from perflab.plugin.folder import own_folder
-from perflab.plugin.fresh import JobResult, measure_fresh
+from perflab.plugin.folder import baselines_of, own_folder
+from perflab.plugin.history import history_notes
+from perflab.plugin.journal import Journal
 from perflab.plugin.kernels import is_to_be_saved, save_kernels
-from perflab.plugin.order import CaseList
+from perflab.plugin.noting import AllNotes
 from perflab.plugin.predictions import save_predictions
 from perflab.plugin.prune import Stale
+from perflab.plugin.replicates import Replicates, noisy_notes
 from perflab.plugin.saving import Succession
-from perflab.plugin.seen import SEEN, SEEN_BY_WORKER
 from perflab.plugin.settings import Settings
 from perflab.plugin.stash import AGAINST
-from perflab.plugin.turn import device_turn
-from perflab.records import Document, Entry, Judgement, Record, Replicate, Result, Verdict
+from perflab.plugin.total_budget import TotalBudget
+from perflab.records import Document, Entry, Judgement, Policy, Record, Replicate, Result, Verdict, changed
+from perflab.report.escaping import lines_of, one_line
 from perflab.report.side_by_side import parameter_names
 from perflab.report.summary import summary
+from perflab.report.table import short_name
 
-_KEPT_JOURNALS = 20
 _COLOURS = {
     Verdict.OK: "green",
     Verdict.IMPROVED: "green",
@@ -55,75 +63,62 @@ _COLOURS = {
 class Collected:
     """Receives each case's result from its report, whichever process ran it."""
 
-    def __init__(self, config: pytest.Config, settings: Settings) -> None:
+    def __init__(self, config: pytest.Config, settings: Settings, noted: AllNotes) -> None:
         self._config = config
         self._settings = settings
+        self._noted = noted
         self._results: dict[str, Result] = {}
-        self._other_failures: dict[str, None] = {}
-        self._cases = CaseList(config)
-        self._journal: Path | None = None
+        self._journal = Journal(config.rootpath, settings.baselines)
         self._notes: list[str] = []
         self._stale: list[str] = []
         self._findings: dict[str, list[str]] = {}
-        self._collections: list[Collection | None] = []
+        self._refused: dict[str, Entry] = {}
+        """Times that were to be saved, and are too noisy."""
+        self._budget = TotalBudget(settings.total_budget_s)
+        self._baselines = baselines_of(config, settings)
 
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_configure_node(self, node: Any) -> None:
-        """Ask a worker of pytest-xdist to tell which perf cases there are."""
-        self._cases.ask(node)
+    def take(self, report: pytest.TestReport) -> None:
+        """Take a perf case's result at once, and journal it before anything else can go wrong.
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Take a result at once, and journal it before anything else can go wrong."""
-        if report.when == "setup":  # a test that is run again begins anew
-            self._other_failures.pop(report.nodeid, None)
+        A report that holds none is pytest-xdist's own, of a case that took its worker down.
+        """
         plain = getattr(report, "perflab", None)
         if plain is not None:
             result = msgspec.convert(plain, Result)
-        elif report.when not in ("setup", "call", "teardown") and report.nodeid in self._cases.collected():
+        else:
             crashed = Judgement(verdict=Verdict.FAILED, reasons=["its worker process crashed"])
             result = Result(case=report.nodeid, record=None, judgement=crashed)
-        else:
-            if report.failed:
-                self._other_failures[report.nodeid] = None
-            return
-        if report.failed:
+        if report.failed and result.failure is None:
             # Not report.longreprtext: that one begins with the worker's name.
             text = str(report.longrepr or "the test failed").strip()
-            result = msgspec.structs.replace(result, failure=text.encode("utf-8", "replace").decode("utf-8"))
+            result = msgspec.structs.replace(result, failure=speakable(text))
         self._results[result.case] = result
-        self._write_journal(result)
+        self.keep(result)
         add_to_benchmark_session(self._config, result)
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:
-        """Take what a worker of pytest-xdist has collected; one that crashed cannot say."""
-        plain = getattr(node, "workeroutput", {}).get(SEEN_BY_WORKER)
-        self._collections.append(msgspec.convert(plain, Collection) if plain is not None else None)
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Note a file that cannot be collected: the run fails for it."""
-        if report.failed:
-            self._other_failures[report.nodeid] = None
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Save what is to be saved. Runs after Ctrl-C too, with what was finished by then."""
-        self._cases.forget()
-        self._results = {result.case: result for result in in_order(self._results, self._cases.collected())}
+        self._results = {result.case: result for result in in_order(self._results, self._noted.cases)}
         asked = self._config.getoption("perf_json") is not None and not self._config.option.collectonly
         if self._results or asked:  # an ini key alone writes no file of nothing over the last run's
             self._finish(session, exitstatus)
         if self._results or self._settings.prune:
             self._look_for_stale(session, exitstatus)
+        self._journal.close()
 
     def _finish(self, session: pytest.Session, exitstatus: int) -> None:
+        if self._journal.problem is not None:
+            self._notes.append(self._journal.problem)
         try:
             self._save(interrupted=exitstatus == pytest.ExitCode.INTERRUPTED)
         except KeyboardInterrupt:  # while replicates were measured; what there was is saved
             session.exitstatus = pytest.ExitCode.INTERRUPTED
         except BaselineError as error:
-            self._notes.append(str(error))
+            self._notes += [str(error), *self._where_results_stand()]
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+        if self._refused and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
         try:
             self._findings = findings_of(self._config, list(self._results.values()), self._notes.append)
         except KeyboardInterrupt:
@@ -132,14 +127,17 @@ class Collected:
             self._write_json(int(session.exitstatus))
         except OSError as error:
             self._notes.append(
-                f"cannot write {self._settings.json}: {error.strerror}\n"
-                "  -> name another file with --perf-json=FILE; the results stand in .perflab/runs/"
+                f"cannot write {self._settings.json}: {error.strerror}\n  -> name another file with --perf-json=FILE"
             )
+            self._notes += self._where_results_stand()
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+
+    def _where_results_stand(self) -> list[str]:
+        return [f"what was measured stands in {self._journal.place}"] if self._journal.place is not None else []
 
     def _look_for_stale(self, session: pytest.Session, exitstatus: int) -> None:
         """Report stored baselines whose cases are gone; remove them if that was asked for."""
-        collections = self._collections or [self._config.stash[SEEN].collection]
+        collections = [None if seen is None else msgspec.convert(seen, Collection) for seen in self._noted.seen]
         stale = Stale(self._config, self._settings, collections)
         environments = [result.record.environment for result in self._results.values() if result.record is not None]
         if not self._settings.prune:
@@ -157,14 +155,15 @@ class Collected:
         out = terminalreporter
         if not self._results:
             for note in [*self._notes, *self._stale]:
-                out.write_line(note)
+                out.write_line(lines_of(note))
             return
         spare_second_table(self._config)
         out.ensure_newline()
         out.section("perf", sep="=")
         width = max(80, out._tw.fullwidth)
         self._note_unknown_parameter()
-        for line in summary(self._document(int(exitstatus)), width, self._notes):
+        view = replace(self._settings.view, every=self._config.get_verbosity() > 0)
+        for line in summary(self._document(int(exitstatus)), width, self._notes, view=view):
             colour = _COLOURS.get(line.verdict) if line.verdict is not None else None
             if colour is None:
                 out.write_line(line.text)
@@ -174,7 +173,7 @@ class Collected:
             out.write_line(line.text[at:], **{colour: True})
         for note in self._stale:
             for text in textwrap.wrap(
-                note, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+                one_line(note), width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
             ):
                 out.write_line(text)
 
@@ -184,35 +183,81 @@ class Collected:
             known = ", ".join(parameter_names(results)) or "none"
             self._notes.append(f"--perf-side-by-side={wanted}: no case has such a parameter; there are: {known}")
 
+    def keep_at_the_end(self, reports: Sequence[pytest.TestReport]) -> list[str]:
+        """Take the last results of a run whose process has to end now, and write what there is. Gives what to say."""
+        for report in reports:
+            self.take(report)
+        self._results = {result.case: result for result in in_order(self._results, self._noted.cases)}
+        with contextlib.suppress(OSError):
+            self._write_json(int(pytest.ExitCode.TESTS_FAILED))
+        place = self._journal.place
+        where = [f"the results so far stand in {place}"] if place is not None else []
+        return [f"perf: {line}" for line in [*where, *self._notes]]
+
     # --- saving ---------------------------------------------------------------------------------------------
 
     def _save(self, *, interrupted: bool) -> None:
+        try:
+            self._save_what_was_asked(interrupted=interrupted)
+        finally:
+            if self._settings.against is None and self._settings.check != "exact":
+                self._keep_times()
+
+    def _save_what_was_asked(self, *, interrupted: bool) -> None:
         others = self._save_kernels() + self._save_predictions()
-        chosen = [result for result in self._results.values() if self._is_to_be_saved(result)]
-        if not chosen:
+        exacts, times = self._cases_to_save()
+        if not exacts and not times:
             if self._settings.reason is not None and not others:
                 self._notes.append("nothing was saved, so the reason given stands nowhere")
             return
+        chosen = [self._results[case] for case in dict.fromkeys([*exacts, *times])]
         records = {result.case: result.record for result in chosen if result.record is not None}
         commit = current_commit(self._config.rootpath, self._settings.baselines)
-        replicates = {case: [record.summary] for case, record in records.items() if record.summary is not None}
+        replicates = Replicates(self._config, chosen, self._settings.replicates, self._budget, self._notes)
         stopped: KeyboardInterrupt | None = None
-        if replicates and not interrupted:
+        if not interrupted:
             try:
-                self._add_fresh(replicates, {case: record.device for case, record in records.items()})
+                replicates.take()
             except KeyboardInterrupt as error:
                 stopped = error
-        now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
-        entries = {case: _entry(record, replicates.get(case, []), now, commit) for case, record in records.items()}
+        now = _now()
+        fit = replicates.fitness()
+        entries = {
+            case: _entry(record, replicates.kept(case), now, commit, fit.get(case)) for case, record in records.items()
+        }
+        accepts = self._settings.noisy == "accept"
+        self._refused = {case: entries[case] for case in times if case in fit and fit[case].is_blind and not accepts}
+        times = [case for case in times if case not in self._refused]
+        names = {result.case: result.identity for result in chosen}
         succession = Succession(chosen, self._settings.reason)
-        paths = BaselineStore(self._settings.baselines).save(entries, succession)
-        for case in entries:
+        others_have = {case: self._baselines.exact.of(names[case], records[case].environment) for case in exacts}
+        paths = self._baselines.save(
+            {names[case]: entries[case] for case in exacts},
+            {names[case]: entries[case] for case in times},
+            succession.exact,
+            succession.times,
+        )
+        saved = [case for case in entries if case not in self._refused]
+        for case in saved:
             self._results[case] = msgspec.structs.replace(self._results[case], saved=True)
-        written = ", ".join(_relative(path, self._config) for path in paths)
-        self._notes.append(f"saved {len(entries)} baseline{'s' * (len(entries) != 1)} to {written}")
+        if paths:
+            written = ", ".join(_relative(path, self._config) for path in paths)
+            what = f"{len(saved)} baseline{'s' * (len(saved) != 1)}" if saved else "memory and counts alone"
+            self._notes.append(f"saved {what} to {written}")
+        self._notes += noisy_notes(
+            {short_name(case): fit[case] for case in self._refused},
+            {short_name(case): fit[case] for case in times if case in fit and not fit[case].is_calm},
+        )
+        self._notes += beside_others(
+            {
+                short_name(case): (there, here)
+                for case, there in others_have.items()
+                if there is not None and (here := split(entries[case]).exact) is not None
+            }
+        )
         self._notes += succession.notes()
         if interrupted or stopped is not None:
-            least = min([len(group) for group in replicates.values()], default=0)
+            least = replicates.least
             many = "one replicate each" if least == 1 else f"{least} replicates each"
             self._notes.append(f"interrupted: these baselines have {many}, and know less of their noise")
         if stopped is not None:
@@ -249,8 +294,19 @@ class Collected:
             self._notes.append(f"saved {len(chosen)} prediction{'s' * (len(chosen) != 1)} to {written}")
         return len(chosen)
 
-    def _is_to_be_saved(self, result: Result) -> bool:
-        return result.record is not None and self._asks_to_be_saved(result)
+    def _cases_to_save(self) -> tuple[list[str], list[str]]:
+        """The measured cases of which exact quantities, and times, are to be saved."""
+        measured = [result for result in self._results.values() if result.record is not None]
+        if self._settings.update:
+            return [result.case for result in measured], [result.case for result in measured]
+        if not self._settings.update_new:
+            return [], []
+        held = [result for result in measured if result.judgement.verdict is not Verdict.REGRESSED]
+        here = [(result, result.record.environment) for result in held if result.record is not None]
+        return (
+            [one.case for one, environment in here if not self._baselines.has_exact(one.identity, environment)],
+            [one.case for one, environment in here if not self._baselines.has_times(one.identity, environment)],
+        )
 
     def _asks_to_be_saved(self, result: Result) -> bool:
         if self._settings.update:
@@ -258,46 +314,36 @@ class Collected:
         without = result.judgement.verdict in (Verdict.NEW, Verdict.INCOMPARABLE, Verdict.OOM)
         return self._settings.update_new and without
 
-    def _add_fresh(self, replicates: dict[str, list[Replicate]], devices: dict[str, str]) -> None:
-        reporter = self._config.pluginmanager.getplugin("terminalreporter")
-        for number in range(2, self._settings.replicates + 1):
-            if reporter is not None:
-                if reporter._tw.width_of_current_line:
-                    reporter._tw.line()
-                many = f"{len(replicates)} case{'s' * (len(replicates) != 1)}"
-                reporter.write_line(f"perf: replicate {number} of {self._settings.replicates} ({many})")
-            found: dict[str, JobResult] = {}
-            try:
-                for device in sorted(set(devices.values())):
-                    cases = [case for case in replicates if devices[case] == device]
-                    with device_turn(device, self._notes.append):
-                        found |= measure_fresh(self._config, cases, device)
-            except FreshProcessError as error:
-                self._notes.append(f"baselines with fewer replicates: {error}")
-                return
-            for case, result in found.items():
-                if result.measurement is not None:
-                    replicates[case].append(replicate_of(result.measurement))
-            missing = [case for case in replicates if case not in found]
-            if missing:
-                self._notes.append(f"a fresh process gave no replicate of {', '.join(missing)}")
+    def _keep_times(self) -> None:
+        """Have the next run on this machine compare times, where none are committed."""
+        runs, now = {}, _now()
+        for result in self._results.values():
+            record, verdict = result.record, result.judgement.verdict
+            if record is None or record.summary is None or result.saved:
+                continue
+            if self._baselines.has_times(result.identity, record.environment):
+                continue
+            replicates = record.fresh or [record.summary]
+            found = fitness(replicates, record.environment, result.policy or Policy())
+            entry = self._refused.get(result.case) or _entry(record, replicates, now, None, found)
+            runs[result.identity] = Reading(entry, result.policy or Policy(), is_worse=verdict is Verdict.REGRESSED)
+        if not runs:
+            return
+        commit = current_commit(self._config.rootpath, self._settings.baselines)
+        runs = {case: replace(one, entry=changed(one.entry, commit=commit)) for case, one in runs.items()}
+        try:
+            own_folder(self._config.rootpath)
+            steps = self._baselines.keep(runs)
+        except (BaselineError, OSError) as error:
+            self._notes.append(f"times were not kept for the next run here: {error}")
+            return
+        self._notes += history_notes(steps, is_named=self._settings.machine is not None)
 
     # --- what stays behind ----------------------------------------------------------------------------------
 
-    def _write_journal(self, result: Result) -> None:
-        try:
-            if self._journal is None:
-                runs = own_folder(self._config.rootpath) / "runs"
-                runs.mkdir(exist_ok=True)
-                for old in sorted(runs.glob("*.jsonl"))[: -(_KEPT_JOURNALS - 1)]:
-                    old.unlink()
-                self._journal = runs / f"{datetime.now(UTC):%Y-%m-%dT%H-%M-%S-%f}.jsonl"
-            with self._journal.open("ab") as file:
-                file.write(msgspec.json.encode(result) + b"\n")
-        except OSError as error:
-            note = f"no journal of this run could be kept in .perflab/: {error.strerror}"
-            if note not in self._notes:
-                self._notes.append(note)
+    def keep(self, result: Result) -> None:
+        """Add a result to the journal: of each case the last one counts."""
+        self._journal.write(result)
 
     def _write_json(self, exitstatus: int) -> None:
         if self._settings.json is None:
@@ -315,14 +361,20 @@ class Collected:
             baselines=None if against is not None else _relative(self._settings.baselines, self._config),
             threshold=self._settings.threshold,
             results=list(self._results.values()),
-            collected=self._cases.collected(),
+            collected=self._noted.cases,
+            command=command_without_limits(self._config),
+            total_budget_s=self._settings.total_budget_s,
             findings=self._findings,
-            other_failures=list(self._other_failures),
+            other_failures=list(self._noted.failures),
             preface=against.notes if against is not None else [],
         )
 
 
-def _entry(record: Record, replicates: list[Replicate], now: str, commit: str | None) -> Entry:
+def _now() -> str:
+    return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _entry(record: Record, replicates: list[Replicate], now: str, commit: str | None, found: Fitness | None) -> Entry:
     return Entry(
         environment=record.environment,
         recorded=now,
@@ -330,6 +382,7 @@ def _entry(record: Record, replicates: list[Replicate], now: str, commit: str | 
         parameters=record.parameters,
         out_of_memory=record.out_of_memory,
         commit=commit,
+        noisy=found.marks if found is not None else [],
     )
 
 

@@ -53,6 +53,8 @@ def code_of(what: str, root: Path, baselines: Path, recorded: str, commit: str |
         return CodeOf(None, "")
     name = baselines.resolve().relative_to(top.resolve()).as_posix()
     dated = f'"recorded": "{recorded}"'
+    if commit_named(top, "HEAD") is None:
+        return CodeOf(None, f"its {what} is not committed")  # nothing is, and git has no log to look into
     brought = ask_git(top, "log", "--format=%H", f"-S{dated}", "--", f":(top,literal){name}")
     if not brought:
         return CodeOf(None, "git gave no answer" if brought is None else f"its {what} is not committed")

@@ -7,27 +7,28 @@ the session has chosen at once, before the first of these tests; each test is ju
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import wait
 from typing import Any
 
 import msgspec
 import pytest
 
-from perflab.errors import KernelError, UsageError
+from perflab.errors import KernelError, PerflabError, UsageError
 from perflab.gate.kernel_store import KernelStore
 from perflab.gate.store import BaselineStore
 from perflab.plugin.accept import accept_command
 from perflab.plugin.kernels import HOW_TO_REGISTER, Choice, choices_of, is_broken, outcome, result_of
 from perflab.plugin.kinds import COMPILED_FIXTURE as FIXTURE
 from perflab.plugin.marker import for_case
+from perflab.plugin.needs import no_time_left
 from perflab.plugin.progress import ProgressLine
 from perflab.plugin.settings import Settings
-from perflab.plugin.stash import SETTINGS, is_worker
+from perflab.plugin.stash import is_worker, settings_of
 from perflab.plugin.total_budget import TotalBudget
-from perflab.plugin.turn import device_turn
+from perflab.plugin.turn import machine_turn
 from perflab.plugin.verdicts import fails, unmeasured
-from perflab.records import CompiledKernel, KernelResources, Result, Verdict, to_plain
+from perflab.records import CompiledKernel, KernelResources, Result, Shortage, Verdict, to_plain
 from perflab.report.kernels import explain_kernel
 from perflab.static.pool import CompilerPool
 from perflab.static.registration import load_examples
@@ -35,17 +36,29 @@ from perflab.static.registration import load_examples
 CHOICES = pytest.StashKey[list[Choice]]()
 RESULT = pytest.StashKey[Result]()
 _JUDGED = pytest.StashKey[bool]()
+_SHORT_OF = pytest.StashKey[Sequence[Shortage]]()
 
 
 def spread(metafunc: pytest.Metafunc) -> None:
-    """Parametrize a test that asks for ``compiled_kernel`` by every registered kernel and architecture.
+    """Parametrize a test that asks for ``compiled_kernel`` by every registered kernel and architecture."""
+    problem = None
+    try:
+        choices = _choices(metafunc.config)
+        metafunc.parametrize(FIXTURE, choices, ids=list(map(str, choices)), indirect=True)
+    except PerflabError as error:
+        problem = str(error)  # told below, since pytest would show what it came of beside it
+    if problem is not None:
+        pytest.fail(problem, pytrace=False)
+
+
+def _choices(config: pytest.Config) -> list[Choice]:
+    """Every registered kernel for every architecture, looked up once a session.
 
     Raises:
-        KernelError: nothing is registered, or a registration cannot be used.
+        PerflabError: nothing is registered, or a registration or a setting cannot be used.
     """
-    config = metafunc.config
     if CHOICES not in config.stash:
-        settings = config.stash[SETTINGS]
+        settings = settings_of(config)
         if not settings.kernels:
             raise KernelError("a test asks for compiled_kernel, and no kernels are registered", HOW_TO_REGISTER)
         config.stash[CHOICES] = choices_of(
@@ -56,8 +69,7 @@ def spread(metafunc: pytest.Metafunc) -> None:
                 for registration in settings.kernels
             }
         )
-    choices = config.stash[CHOICES]
-    metafunc.parametrize(FIXTURE, choices, ids=list(map(str, choices)), indirect=True)
+    return config.stash[CHOICES]
 
 
 class CompiledCases:
@@ -102,6 +114,7 @@ class CompiledCases:
             self._compile([choice] if is_worker(self._config) else [*{choice: None, **self._waiting}])
         found = self._found.get(choice)
         if found is None:
+            item.stash[_SHORT_OF] = [no_time_left(0.0, self._settings.total_budget_s)]
             pytest.skip(f"not compiled: {self._settings.time_is_over}")
         if isinstance(found, KernelError):
             raise found
@@ -111,7 +124,7 @@ class CompiledCases:
     def _compile(self, choices: list[Choice]) -> None:
         self._progress.begin("kernels")
         # Not beside a measurement: compilers keep all cores busy.
-        with device_turn("cpu", self._progress.show), self._open_pool() as pool:
+        with machine_turn(self._progress.show), self._open_pool() as pool:
             futures = {pool.submit(one.registration, one.name, one.arch): one for one in choices}
             pending = set(futures)
             while pending:
@@ -129,11 +142,11 @@ class CompiledCases:
     def _open_pool(self) -> Iterator[CompilerPool]:
         """As many processes as cores, ended when all is compiled; in a worker one, kept until the session ends."""
         if not is_worker(self._config):
-            with CompilerPool() as pool:
+            with CompilerPool(patience_s=self._settings.timeout_s) as pool:
                 yield pool
             return
         if self._pool is None:
-            self._pool = CompilerPool(1)
+            self._pool = CompilerPool(1, self._settings.timeout_s)
         yield self._pool
 
     def pytest_unconfigure(self) -> None:
@@ -149,6 +162,7 @@ class CompiledCases:
         if RESULT in item.stash:
             del item.stash[RESULT]
         item.stash[_JUDGED] = False
+        item.stash[_SHORT_OF] = []
         if self._settings.against is not None and FIXTURE in getattr(item, "fixturenames", ()):
             pytest.skip("compiled kernels are compared with their baselines, not in turns")
         if self._settings.predict and FIXTURE in getattr(item, "fixturenames", ()):
@@ -175,7 +189,7 @@ class CompiledCases:
             result = item.stash[RESULT] = msgspec.structs.replace(result, judgement=judgement)
         item.stash[_JUDGED] = True
         saving = settings.update or settings.update_new
-        if broken or fails(result.judgement.verdict, settings, saving=saving):
+        if broken or fails(result.judgement, settings, saving=saving):
             accept = None if broken else accept_command(self._config, result.case, verdict)
             pytest.fail(explain_kernel(result, accept), pytrace=False)
 
@@ -189,7 +203,7 @@ class CompiledCases:
             return report
         result = item.stash.get(RESULT, None)
         if result is None or not item.stash.get(_JUDGED, False):
-            unjudged = unmeasured(item.nodeid, None, report)
+            unjudged = unmeasured(item.nodeid, None, report, item.stash[_SHORT_OF])
             compiled = result.compiled if result is not None else None
             result = msgspec.structs.replace(unjudged, compiled=compiled) if unjudged is not None else None
         if result is not None:

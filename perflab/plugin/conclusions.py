@@ -7,10 +7,10 @@ from statistics import median
 
 import msgspec
 
-from perflab.gate.counts import judge_counts
+from perflab.gate.counts import judge_counts, values_of, verdict_on
 from perflab.gate.disturbance import disturbances, is_witnessed
+from perflab.gate.exact import judge_memory, peaks_of
 from perflab.gate.finding import worst_of
-from perflab.gate.judge import judge_memory, peaks_of
 from perflab.gate.paired import PairedFinding, PairedPolicy, latency_findings
 from perflab.gate.unsettled import as_ratios
 from perflab.measure.measurement import replicate_of
@@ -30,8 +30,7 @@ def conclude(
 
     A result whose ``failure`` is set fails its test with that text, whatever its verdict.
     """
-    judged = {case: one.logs for case, one in found.cases.items() if one.comparable and one.logs.screen}
-    findings = latency_findings(judged, found.control, policy)
+    findings = latency_findings(found.judged, found.controls, policy)
     results = {
         case: _judged(found, found.cases[case], finding, base, settings[case]) for case, finding in findings.items()
     }
@@ -49,8 +48,8 @@ def _judged(found: Comparison, one: Compared, finding: PairedFinding, base: Tree
     before, now = _weighed(one, BASE), _weighed(one, HEAD)
     environment = one.turns(HEAD)[-1].ready.environment
     memory = judge_memory(peaks_of(before), peaks_of(now), environment.device, settings.policy)
-    counts, more, notes = judge_counts(now, before, gated=settings.policy.gate_counts)
-    verdicts = {"latency": slower, "memory": memory.verdict, "counts": more}
+    counts, missed = judge_counts(now, values_of(before), gated=settings.policy.gate_counts)
+    verdicts = {"latency": slower, "memory": memory.verdict, "counts": verdict_on(counts)}
     disturbed = disturbances(in_turns(one), [], environment)
     worst = worst_of(verdicts.values())
     judgement = Judgement(
@@ -60,8 +59,10 @@ def _judged(found: Comparison, one: Compared, finding: PairedFinding, base: Tree
         phases=phases_of(one),
         counts=counts,
         worse=[name for name, verdict in verdicts.items() if verdict is Verdict.REGRESSED],
-        reasons=[*reasons, *(disturbed if worst is Verdict.INCONCLUSIVE else []), *notes],
+        reasons=[*reasons, *(disturbed if worst is Verdict.INCONCLUSIVE else [])],
         disturbed=disturbed if disturbed or is_witnessed(in_turns(one), environment) else None,
+        beside=disturbed,
+        not_compared=missed,
     )
     record = _record(found, one, finding.detectable, base)
     wanted = settings.side_by_side if settings.side_by_side in record.parameters else None
@@ -75,7 +76,7 @@ def _not_compared(one: Compared, base: Tree) -> Result:
     if head is None:
         return without_numbers(one.case, Verdict.FAILED, "it could not be collected in a fresh process")
     if head.outcome in ("failed", "died"):
-        why = "the test failed" if head.outcome == "failed" else "its process died"
+        why = "the test failed" if head.outcome == "failed" else "its process died or hung"
         return msgspec.structs.replace(without_numbers(one.case, Verdict.FAILED, why), failure=head.text)
     if head.outcome == "skipped":
         return without_numbers(one.case, Verdict.SKIPPED, head.text)
@@ -83,6 +84,8 @@ def _not_compared(one: Compared, base: Tree) -> Result:
         return without_numbers(one.case, Verdict.NEW, f"not in {base.label}")
     if "oom" in (head.outcome, other.outcome):
         return _out_of_memory(one, head, other, base)
+    if one.modes:
+        return without_numbers(one.case, Verdict.INCOMPARABLE, f"{timed_otherwise(one)} in {base.label}")
     reason = f"{other.outcome} in {base.label}: {last_line(other.text)}"
     return without_numbers(one.case, Verdict.INCOMPARABLE, reason)
 
@@ -97,6 +100,11 @@ def _out_of_memory(one: Compared, head: Ended, other: Ended, base: Tree) -> Resu
         return without_numbers(one.case, Verdict.REGRESSED, f"{said}, and not in {base.label}")
     reason = "memory does not hold both sides at once; compare on a larger device, or with saved baselines"
     return without_numbers(one.case, Verdict.INCONCLUSIVE, reason)
+
+
+def timed_otherwise(one: Compared) -> str:
+    """How this side's test has the case timed, and how the other's has it, where they differ."""
+    return f"timed with {one.modes[HEAD]} here, and with {one.modes[BASE]}"
 
 
 def _first_line(text: str) -> str:
@@ -185,7 +193,7 @@ def paired_of(found: Comparison, one: Compared, label: str, commit: str | None, 
         commit=commit,
         screen=as_ratios(one.logs.screen),
         confirm=as_ratios(one.logs.confirm),
-        control=as_ratios(found.control if found.control_case == one.case else []),
+        control=as_ratios(found.controls.get(one.case, [])),
         detectable=detectable,
         base_memory=weighed[BASE].memory if BASE in weighed else None,
         base_ns=round(one.median_ns(BASE), 3),

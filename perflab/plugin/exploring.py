@@ -17,6 +17,7 @@ from perflab.predict.resized import Interpolated, Outline, outline_of
 from perflab.predict.roofline import room_bytes
 from perflab.predict.search import largest
 from perflab.predict.trace import Trace
+from perflab.predict.watch import Watch
 from perflab.predictions import Fit, Prediction
 
 if TYPE_CHECKING:
@@ -38,6 +39,33 @@ class Exploration:
     remedies: dict[str, dict[str, Any]]
 
 
+def exploration_of(
+    build: Callable[..., Any], sizes: Mapping[str, int], remedies: Mapping[str, Mapping[str, Any]]
+) -> Exploration:
+    """What ``perf.fits`` was given, checked.
+
+    Raises:
+        UsageError: ``build`` cannot be called, a size is no positive int, or a remedy no mapping.
+    """
+    if not callable(build):
+        raise UsageError(
+            f"perf.fits() got {type(build).__name__!r}, which cannot be called",
+            "pass a function that makes the callable for given sizes: perf.fits(build, sizes={...})",
+        )
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise UsageError(f"perf.fits(sizes={{{name!r}: {size!r}}})", "give each size as an int, 1 or more")
+    if not sizes:
+        raise UsageError("perf.fits() without sizes", "name at least one: sizes={'batch_size': 4}")
+    for name, changes in remedies.items():
+        if not isinstance(changes, Mapping):
+            raise UsageError(
+                f"perf.fits(remedies={{{name!r}: {changes!r}}})",
+                "give what build takes besides, by name: remedies={'bf16': {'precision': 'bf16'}}",
+            )
+    return Exploration(build, dict(sizes), {name: dict(what) for name, what in remedies.items()})
+
+
 def fit_of(prediction: Prediction, gpu: Gpu) -> Fit:
     """Whether a case fits the GPU, and which it fits: what it needs and libraries hold, beside the context."""
     needed = prediction.peak_bytes + prediction.workspace_bytes
@@ -57,7 +85,7 @@ class Explorer:
         self._trusted: dict[tuple[_Test, str], int] = {}
         """By test and size: from how many points a peak was reckoned that was traced too, and was right."""
 
-    def fit(self, prediction: Prediction, trace: Trace, state: CaseState, gpu: Gpu) -> Fit:
+    def fit(self, prediction: Prediction, trace: Trace, state: CaseState, gpu: Gpu, watch: Watch | None = None) -> Fit:
         """Which GPUs a case fits, the largest sizes that fit; and where it does not, what it would need otherwise.
 
         Args:
@@ -65,6 +93,10 @@ class Explorer:
             trace: what it was made from.
             state: the case, and how it is made otherwise.
             gpu: what it is to fit.
+            watch: is shown each operator of other sizes.
+
+        Raises:
+            CalledOff: the watch has seen enough. What was traced by then is remembered.
         """
         exploration = state.exploration
         if exploration is None:
@@ -78,11 +110,14 @@ class Explorer:
         known[_key(sizes)] = outline_of(trace)
         room_bytes = fit.room_bytes - prediction.workspace_bytes
 
+        def traced_of(arguments: Mapping[str, Any]) -> Trace:
+            return trace_of(functools.partial(build, **arguments), whole=whole, watch=watch)
+
         def largest_of(name: str) -> int | None:
             def outline_at(size: int) -> Outline:
                 asked = {**sizes, name: size}
                 if _key(asked) not in known:
-                    known[_key(asked)] = outline_of(trace_of(functools.partial(build, **asked), whole=whole))
+                    known[_key(asked)] = outline_of(traced_of(asked))
                 return known[_key(asked)]
 
             same = {dict(key)[name]: one for key, one in known.items() if {**dict(key), name: 0} == {**sizes, name: 0}}
@@ -96,10 +131,7 @@ class Explorer:
         return msgspec.structs.replace(
             fit,
             largest={name: largest_of(name) for name in sizes},
-            remedies={
-                name: peak_of(trace_of(functools.partial(build, **{**sizes, **changes}), whole=whole))
-                for name, changes in remedies.items()
-            },
+            remedies={name: peak_of(traced_of({**sizes, **changes})) for name, changes in remedies.items()},
         )
 
 
@@ -167,11 +199,14 @@ def work_of(workload: Workload) -> Work:
     return Work(workload.run, workload.roots, workload.spans)
 
 
-def trace_of(make: Callable[[], Any], *, whole: bool = False) -> Trace:
+def trace_of(make: Callable[[], Any], *, whole: bool = False, watch: Watch | None = None) -> Trace:
     """What one call does of what ``make`` makes: a callable, or the phases of a step; ``whole``: every layer run."""
     from perflab.predict.prediction import ON_CUDA, traced
+    from perflab.predict.watched import watched
 
-    return traced(work_of(_workload(make())), ON_CUDA, whole=whole).trace
+    with watched(watch):
+        workload = _workload(make())
+    return traced(work_of(workload), ON_CUDA, whole=whole, watch=watch).trace
 
 
 def _workload(made: Any) -> Workload:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from perflab.data import speakable
 from perflab.records import Result
 
 HOOK = "pytest_perf_findings"
@@ -42,5 +43,5 @@ def _lines(said: object) -> list[str]:
     for one in said if isinstance(said, list) else [said]:
         if not isinstance(one, list | tuple) or not all(isinstance(line, str) for line in one):
             raise TypeError(f"an implementation returned {one!r}, and not a list of texts or None")
-        lines += [str(line).encode("utf-8", "replace").decode("utf-8") for line in one]
+        lines += [speakable(str(line)) for line in one]
     return lines

@@ -1,17 +1,16 @@
-"""The fixtures: ``perf``, and the single tools that it is made of. Each works alone, on CPU and on CUDA."""
+"""The fixtures: ``perf``, and the single tools that it is made of. Each works alone, on CPU and on CUDA.
+
+Every run loads this module; what they give is made in ``tools.py``.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import pytest
-
-from perflab.errors import UsageError
-from perflab.plugin.stash import CASES, COMPILED, FAKING, SETTINGS, worker_number
 
 if TYPE_CHECKING:
     import torch
@@ -37,15 +36,9 @@ def perf(request: pytest.FixtureRequest, device: torch.device) -> Perf:
     memory_bytes=..., flops=...)`` skips a case that does not fit.
     A test that asks for this fixture is marked ``perf``. One measurement a test.
     """
-    from perflab.plugin.measuring import Cases
+    from perflab.plugin.tools import perf_for
 
-    cases = request.config.stash.get(CASES, None)
-    if not isinstance(cases, Cases):
-        raise UsageError(
-            f"{request.node.nodeid} got the perf fixture by getfixturevalue(), which pytest cannot foresee",
-            "name perf among the test's arguments, or mark the test @pytest.mark.perf",
-        )
-    return cases.perf_for(request.node, device)
+    return perf_for(request, device)
 
 
 @pytest.fixture
@@ -59,16 +52,9 @@ def compiled_kernel(request: pytest.FixtureRequest) -> KernelResources:
         def test_kernel(compiled_kernel):
             assert compiled_kernel.registers <= 168
     """
-    from perflab.plugin.compiled import CompiledCases
+    from perflab.plugin.tools import kernel_for
 
-    cases = request.config.pluginmanager.getplugin(COMPILED)
-    if not isinstance(cases, CompiledCases):
-        raise UsageError(
-            f"{request.node.nodeid} got the compiled_kernel fixture by getfixturevalue(), which pytest cannot foresee",
-            "name compiled_kernel among the test's arguments",
-        )
-    kernel: Any = cases.kernel_for(request.node, request.param)
-    return cast("KernelResources", kernel)  # where it does not compile, the body that would see None does not run
+    return kernel_for(request)
 
 
 @pytest.fixture(scope="session")
@@ -78,13 +64,9 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     Under pytest-xdist the workers spread over the GPUs. Under ``--perf-predict`` it is ``cuda:0`` for perf cases, which
     stands for the GPU that is predicted for: tensors on it are fake, and nothing needs to be there.
     """
-    from perflab.measure.devices import resolve_device
+    from perflab.plugin.tools import device_of
 
-    if request.config.stash.get(FAKING, False):
-        import torch
-
-        return torch.device("cuda", 0)
-    return resolve_device(request.config.stash[SETTINGS].device, worker_number(request.config))
+    return device_of(request.config)
 
 
 @pytest.fixture
@@ -100,25 +82,12 @@ def warmup(request: pytest.FixtureRequest, device: torch.device) -> Callable[...
     """``warmup(fn, *args, **kwargs)`` calls fn until successive timings agree, and tells how that went.
 
     The result has ``calls``, ``settled`` (whether readings agreed before a quarter of ``--perf-budget`` was
-    spent) and ``readings_ns``, the time of one call in each reading. In a case that is predicted fn is called once.
+    spent) and ``readings_ns``, the time of one call in each reading. In a case that is predicted, or that runs untimed,
+    fn is called once.
     """
-    from perflab.measure.devices import current_device
-    from perflab.measure.measurement import stopwatch_for
-    from perflab.measure.sampling import Warmup, warm_up
-    from perflab.measure.workload import Workload
+    from perflab.plugin.tools import warmup_on
 
-    plan = request.config.stash[SETTINGS].plan
-
-    def warm(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Warmup:
-        workload = Workload(fn, args, kwargs)
-        if request.config.stash.get(FAKING, False):
-            workload.run()
-            return Warmup(calls=1, settled=None, repetitions=1)
-        stopwatch = stopwatch_for(device)
-        with current_device(device):
-            return warm_up(partial(stopwatch.time, workload), plan, lambda _: None)
-
-    return warm
+    return warmup_on(request, device)
 
 
 @pytest.fixture
@@ -146,19 +115,9 @@ def memory_snapshot(
     JSON, a list of ``[time in ns, bytes]``. Files go to ``.perflab/snapshots/``. In a case that is predicted it is the
     predicted history of the block, in PyTorch's format.
     """
-    from perflab.measure.memory_snapshot import record_memory
-    from perflab.plugin.folder import file_name_for, own_folder
+    from perflab.plugin.tools import snapshots_of
 
-    def snapshot(name: str = "snapshot") -> contextlib.AbstractContextManager[MemorySnapshot]:
-        folder: Path = own_folder(request.config.rootpath) / "snapshots"
-        path = folder / file_name_for(f"{request.node.nodeid}-{name}")
-        if request.config.stash.get(FAKING, False):
-            from perflab.plugin.predicted_snapshot import record_predicted
-
-            return record_predicted(path, request.config.stash[SETTINGS].gpu)
-        return record_memory(path, device)
-
-    return snapshot
+    return snapshots_of(request, device)
 
 
 @pytest.fixture

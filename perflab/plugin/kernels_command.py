@@ -30,6 +30,7 @@ from perflab.plugin.kernels import (
 )
 from perflab.plugin.project import read_project
 from perflab.plugin.settings import Settings
+from perflab.plugin.turn import machine_turn
 from perflab.records import CompiledKernel, Document, Result, Verdict
 from perflab.report.kernels import explain_kernel
 from perflab.static.pool import CompilerPool
@@ -80,7 +81,7 @@ def compile_kernels(
         store.check(registration)
     if update:
         BaselineStore(settings.baselines).check_writable()
-    with CompilerPool() as pool:
+    with machine_turn(say), CompilerPool(patience_s=settings.timeout_s) as pool:  # no compiler beside a measurement
         pool.start()
         names = {registration: pool.names(registration, archs or settings.archs) for registration in registered}
         found = _compile(pool, choices_of(names), say)

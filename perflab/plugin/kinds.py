@@ -1,4 +1,4 @@
-"""The two kinds of perf case: measured by the ``perf`` fixture, and compiled by the ``compiled_kernel`` one."""
+"""Which tests are perf cases, and the two kinds: measured by ``perf``, and compiled by ``compiled_kernel``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ import pytest
 from perflab.errors import SettingError
 
 COMPILED_FIXTURE = "compiled_kernel"
+
+
+def is_perf_case(item: pytest.Item) -> bool:
+    """Whether a test is marked ``perf``."""
+    return item.get_closest_marker("perf") is not None
 
 
 def is_compiled_case(item: pytest.Item) -> bool:

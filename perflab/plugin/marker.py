@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 
 from perflab.errors import SettingError
-from perflab.plugin.settings import Settings, parse_choice
+from perflab.plugin.options import MARKER_ARGUMENTS
+from perflab.plugin.settings import Settings, parse_choice, parse_timeout
 from perflab.units import parse_duration_ns, parse_fraction, parse_seconds
 
 
-def _from_marker(parse: Callable[[str], float]) -> Callable[[Any], float]:
+def _from_marker(parse: Callable[[str], float | None]) -> Callable[[Any], float | None]:
     """Accept both ``"5%"`` and ``0.05``."""
 
-    def read(value: Any) -> float:
+    def read(value: Any) -> float | None:
         if isinstance(value, bool) or not isinstance(value, int | float | str):
             raise ValueError(f"{value!r} is neither a number nor a text")
         return parse(str(value))
@@ -25,8 +26,8 @@ def _from_marker(parse: Callable[[str], float]) -> Callable[[Any], float]:
     return read
 
 
-def _marker_counts(value: Any) -> str:
-    return parse_choice(value if isinstance(value, str) else repr(value), ("on", "report", "off"))
+def _marker_choice(*choices: str) -> Callable[[Any], str]:
+    return lambda value: parse_choice(value if isinstance(value, str) else repr(value), choices)
 
 
 def _marker_warmup(value: Any) -> int:
@@ -67,37 +68,25 @@ def _marker_bool(value: Any) -> bool:
     return value
 
 
-MARKER_ARGUMENTS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
-    "threshold": ("threshold", _from_marker(parse_fraction), "slowdown that counts, such as '10%' or 0.1"),
-    "memory_threshold": (
-        "memory_threshold",
-        _from_marker(parse_fraction),
-        "growth of peak memory that counts, such as '1%'",
-    ),
-    "floor": (
-        "floor_ns",
-        _from_marker(parse_duration_ns),
-        "differences below this never count, such as '2us'",
-    ),
-    "counts": ("counts", _marker_counts, "'on', 'report' or 'off': whether counts are gated, shown, or not taken"),
-    "budget": (
-        "budget_s",
-        _from_marker(parse_seconds),
-        "time for the case, in seconds, such as 5 or '500ms'",
-    ),
-    "warmup": ("warmup", _marker_warmup, "exactly so many warm-up calls, instead of until readings agree"),
-    "fresh_process": (
-        "fresh_process",
-        _marker_bool,
-        "True: measure in a new process, where nothing is warm; here the callable runs once, for its result",
-    ),
-    "side_by_side": ("side_by_side", _marker_name, "the parameter whose levels are shown against each other"),
-    "study": ("study", _marker_title, "a title; cases of one title share a table"),
-    "columns": ("columns", _marker_columns, "what that table shows, such as 'median, tokens/s, peak, loss'"),
-    "versus": ("versus", _marker_versus, "what it holds cases against: a parameter and its base, such as 'impl=naive'"),
-    "allow_nan": ("allow_nan", _marker_bool, "True: a result that holds NaN is no failure"),
+_READ: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "threshold": ("threshold", _from_marker(parse_fraction)),
+    "memory_threshold": ("memory_threshold", _from_marker(parse_fraction)),
+    "floor": ("floor_ns", _from_marker(parse_duration_ns)),
+    "counts": ("counts", _marker_choice("on", "report", "off")),
+    "cache": ("cache", _marker_choice("warm", "cold")),
+    "cuda_graph": ("cuda_graph", _marker_bool),
+    "budget": ("budget_s", _from_marker(parse_seconds)),
+    "timeout": ("timeout_s", _from_marker(parse_timeout)),
+    "warmup": ("warmup", _marker_warmup),
+    "fresh_process": ("fresh_process", _marker_bool),
+    "side_by_side": ("side_by_side", _marker_name),
+    "study": ("study", _marker_title),
+    "columns": ("columns", _marker_columns),
+    "versus": ("versus", _marker_versus),
+    "last": ("last", _marker_bool),
+    "allow_nan": ("allow_nan", _marker_bool),
 }
-"""Arguments of ``@pytest.mark.perf``: the setting, how it is read, what it means."""
+"""Of each of ``MARKER_ARGUMENTS``: the setting, and how it is read."""
 
 
 def for_case(settings: Settings, item: pytest.Item) -> Settings:
@@ -121,11 +110,13 @@ def for_case(settings: Settings, item: pytest.Item) -> Settings:
                     f"{item.nodeid}: @pytest.mark.perf has no argument {name!r}",
                     f"{hint}known are {', '.join(MARKER_ARGUMENTS)}",
                 )
-            field, parse, meaning = MARKER_ARGUMENTS[name]
+            field, parse = _READ[name]
             try:
                 changes.setdefault(field, parse(given))
             except ValueError as error:
-                raise SettingError(f"{item.nodeid}: @pytest.mark.perf({name}=...): {error}", meaning) from error
+                raise SettingError(
+                    f"{item.nodeid}: @pytest.mark.perf({name}=...): {error}", MARKER_ARGUMENTS[name]
+                ) from error
             if name in ("side_by_side", "versus"):
                 _check_parameter(item, name, given)
     for name in ("columns", "versus"):
@@ -134,7 +125,17 @@ def for_case(settings: Settings, item: pytest.Item) -> Settings:
                 f"{item.nodeid}: @pytest.mark.perf({name}=...) without a study",
                 "name the study whose table it is for: study='...'",
             )
-    return replace(settings, **changes)
+    if "budget_s" in changes:
+        changes["budget_by"] = "the mark's budget"
+    changes["graph_by_mark"] = changes.get("cuda_graph", False) and not settings.cuda_graph
+    chosen = replace(settings, **changes)
+    if chosen.cuda_graph and chosen.warmup is not None:
+        raise SettingError(
+            f"{item.nodeid}: warmup={chosen.warmup} and a CUDA graph: what is captured has been called before, "
+            "and is replayed",
+            "leave one of them out; a cold start has no graph, @pytest.mark.perf(cuda_graph=False)",
+        )
+    return chosen
 
 
 def _check_parameter(item: pytest.Item, argument: str, given: str) -> None:

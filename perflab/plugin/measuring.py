@@ -1,7 +1,7 @@
 """The measuring side: runs where tests run, one object a process, and only if a ``perf`` case is selected.
 
-It hands each case its ``Perf``, judges the case when its body has ended, has suspects measured again in fresh
-processes, fails the test that got worse, and hangs the result on the test's own report as plain data.
+It hands each case its ``Perf``, judges the case when its body has ended, fails the test that got worse, and hangs the
+result on the test's own report as plain data. A case that needs a second look waits for it: ``held_back``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import gc
 import math
 import os
 from collections.abc import Generator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,34 +19,40 @@ import pytest
 
 from perflab.environment import current_environment
 from perflab.errors import UsageError
-from perflab.gate.judge import judge
-from perflab.gate.store import BaselineStore
+from perflab.measure.devices import resolve_device
 from perflab.measure.limits import as_out_of_memory
-from perflab.measure.measurement import replicate_of
-from perflab.plugin.accept import accept_command
+from perflab.mode import identity
+from perflab.plugin.announcing import predicts_by_itself
 from perflab.plugin.callgrind import check_callgrind, count_under_callgrind
-from perflab.plugin.case import STATE, CaseState, Perf
-from perflab.plugin.fresh import Job, measure_fresh, report_measurement
+from perflab.plugin.case import STATE, CaseState, Perf, device_of
+from perflab.plugin.case_turns import CaseTurns
+from perflab.plugin.folder import baselines_of
+from perflab.plugin.fresh import Job, JobResult, measure_fresh, report_result
+from perflab.plugin.graphs import no_graph_for
+from perflab.plugin.hanging import expect, suspended
+from perflab.plugin.held_back import HeldBack
+from perflab.plugin.judging import Judged, failure_of, judged
 from perflab.plugin.kinds import is_compiled_case, measures_elsewhere
 from perflab.plugin.marker import for_case
+from perflab.plugin.measured_case import Measuring
 from perflab.plugin.predicted_cases import PredictedCases
 from perflab.plugin.predicting import CasePrediction, Predictions
 from perflab.plugin.progress import ProgressLine
+from perflab.plugin.second_look import SecondLooks, needs_second_look
 from perflab.plugin.settings import Settings
-from perflab.plugin.settling import Settling, may_settle
-from perflab.plugin.suspects import Suspects
+from perflab.plugin.stash import worker_number
+from perflab.plugin.subtests import Phases, is_of_a_subtest
 from perflab.plugin.total_budget import TotalBudget
 from perflab.plugin.turn import device_turn
-from perflab.plugin.verdicts import fails, unmeasured
-from perflab.records import Judgement, Parameters, Record, Result, Verdict, to_plain
-from perflab.report.failure import explain
+from perflab.plugin.verdicts import unmeasured
+from perflab.records import Judgement, Parameters, Result, Verdict, to_plain
 
 if TYPE_CHECKING:
     import torch
 
     from perflab.plugin.serving import Server
 
-JUDGEMENT = pytest.StashKey[tuple[Record | None, Judgement]]()
+JUDGED = pytest.StashKey[Judged]()
 PREDICTED = pytest.StashKey[Result]()
 
 
@@ -59,16 +66,22 @@ class Cases:
         self._settings = settings
         self._job = job
         self._server = server
-        self._store = BaselineStore(settings.baselines)
+        self._baselines = baselines_of(config, settings)
         self._progress = ProgressLine(config)
         self._case_settings: dict[str, Settings] = {}
-        self._budget = TotalBudget(settings.total_budget_s, settings.budget_s)
-        self._suspects = Suspects(config, self._progress, self._budget)
-        self._settling = Settling(config, self._store, self._progress, self._budget)
+        self._budget = TotalBudget(settings.total_budget_s)
+        self._looks = SecondLooks(config, settings.baselines, self._progress, self._budget, self._turn)
+        self._held_back = HeldBack(config, self._looks, self._keep, self._attach)
         self._predictions = Predictions(config, settings, self._progress)
         self._by_itself = False
+        self._turns = CaseTurns(self._device_to_take, self._turn)
+        config.pluginmanager.register(Phases(), "perflab-phases")
         if job is None:
+            config.pluginmanager.register(self._held_back, "perflab-held-back")
             config.pluginmanager.register(PredictedCases(settings, self._predictions, STATE), "perflab-predicted")
+            config.pluginmanager.register(
+                self._turns, "perflab-turns"
+            )  # whoever started a fresh process has its device
 
     # --- before anything runs -------------------------------------------------------------------------------
 
@@ -78,8 +91,6 @@ class Cases:
         Raises:
             PerflabError: the first problem found.
         """
-        from perflab.measure.devices import resolve_device
-
         for item in items:
             self._case_settings[item.nodeid] = for_case(self._settings, item)
         self._budget.cases = len(items)
@@ -87,43 +98,39 @@ class Cases:
         device = resolve_device("cpu" if self._settings.predict else self._settings.device)
         if self._job is not None:
             return
-        # A CPU that was asked for by name is what is to be measured.
-        self._by_itself = device.type == "cpu" and self._settings.device == "auto"
+        self._by_itself = predicts_by_itself(self._settings)
         if self._settings.update or self._settings.update_new:
-            self._store.check_writable()
+            self._baselines.times.check_writable()
         if self._settings.predict:
             self._predictions.check([item.nodeid for item in items])
             return  # nothing is measured
         if self._settings.instructions == "callgrind":
             check_callgrind(device)
-        environment = current_environment(device)
+        environment = current_environment(device, self._settings.machine)
         for item in items:
-            self._store.entry(item.nodeid, environment)
+            settings = self._case_settings[item.nodeid]
+            unmet = no_graph_for(item.nodeid, settings, device)
+            if unmet is not None:
+                item.add_marker(pytest.mark.skip(reason=unmet))
+            self._baselines.of(identity(item.nodeid, settings.mode), environment)
 
     def perf_for(self, item: pytest.Item, device: torch.device | str) -> Perf:
         """The ``perf`` fixture's value for a test."""
-        import torch
-
         state = item.stash[STATE]
-        item.addfinalizer(state.turn.close)  # also where perf() was called by a fixture, and raised
-        if isinstance(device, str):  # how many projects' own device fixtures give it
-            device = torch.device(device)
-        if not isinstance(device, torch.device):
-            raise UsageError(
-                f"{item.nodeid}: the device fixture is overridden and gives {device!r}",
-                "let it return a torch.device, or its name",
-            )
-        state.device = device
+        item.addfinalizer(state.until_judged.close)  # also where a fixture said so, and the body never ran
+        device = state.device = device_of(item, device)
         if not state.predicts:
-            state.environment = current_environment(device)
+            if self._job is None:
+                self._turns.hold(device)  # a device fixture of the project's may give another
+            state.environment = current_environment(device, self._settings.machine)
         server = self._server
-        return Perf(
+        way = Measuring(
             state,
             device,
             self._progress.for_case(item),
-            take_turn=lambda: self._turn(device),
-            measure_fresh=lambda: measure_fresh(self._config, [state.case], str(device))[state.case],
+            measure_fresh=lambda s: measure_fresh(self._config, [state.case], str(device), s)[state.case],
             seconds_left=self._budget.left_s,
+            share_s=self._share_s,
             count_under_callgrind=lambda: count_under_callgrind(self._config, state.case, str(device)),
             prediction=CasePrediction(state, self._predictions, by_itself=self._by_itself),
             serve=None
@@ -131,10 +138,28 @@ class Cases:
             else lambda workload, counter: server.measure(state, workload, device, counter),
             sides=lambda: 1 if server is None else server.sides,
         )
+        return Perf(state, device, way, partial(expect, self._config, state.settings))
 
-    def _turn(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
-        """Hold the device. In a fresh process whoever started it holds it."""
-        return contextlib.nullcontext() if self._job is not None else device_turn(str(device), self._progress.show)
+    def _share_s(self) -> float | None:
+        """What the case at hand may take of the run's time. What is saved has its whole budget."""
+        if self._job is not None:
+            return self._job.budget_s
+        return None if self._settings.update or self._settings.update_new else self._budget.case_share_s()
+
+    @contextlib.contextmanager
+    def _turn(self, device: torch.device) -> Generator[None]:
+        """Hold the device; waiting for it takes none of a case's patience: whoever has it has a limit of its own."""
+        with contextlib.ExitStack() as stack:
+            with suspended(self._config):
+                stack.enter_context(device_turn(str(device), self._progress.show))
+            yield
+
+    def _device_to_take(self, item: pytest.Item) -> torch.device | None:
+        """The device that a case will need, as far as is known before its fixtures are made."""
+        if STATE not in item.stash or self._settings.predict:
+            return None
+        self._progress.begin(item.nodeid)
+        return resolve_device(self._settings.device, worker_number(self._config))
 
     # --- around each test -----------------------------------------------------------------------------------
 
@@ -146,8 +171,8 @@ class Cases:
         return (yield)
 
     def _begin(self, item: pytest.Item) -> None:
-        if JUDGEMENT in item.stash:  # the test is run again
-            del item.stash[JUDGEMENT]
+        if JUDGED in item.stash:  # the test is run again
+            del item.stash[JUDGED]
         if PREDICTED in item.stash:
             del item.stash[PREDICTED]
         settings = self._case_settings.get(item.nodeid) or for_case(self._settings, item)
@@ -167,7 +192,7 @@ class Cases:
         """
         state, left_s = item.stash.get(STATE, None), self._budget.left_s()
         if state is not None and self._job is None and left_s is not None and left_s < -state.settings.budget_s:
-            pytest.skip(state.settings.time_is_over)
+            state.skip_for_time()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
@@ -175,7 +200,7 @@ class Cases:
         state = item.stash.get(STATE, None)
         if state is None:
             return (yield)
-        with state.turn:
+        with state.until_judged:
             try:
                 outcome = yield
             except pytest.skip.Exception:
@@ -190,7 +215,7 @@ class Cases:
             if state.out_of_memory is not None:  # outside of perf(): while the model was built, say
                 self._conclude(item, state)
                 pytest.skip("out of memory")
-            if getattr(item, "_excinfo", None):
+            if getattr(item, "_excinfo", None) or state.subtest_failures:
                 return outcome  # a unittest.TestCase keeps its failure to itself until the report
             if state.predicted is not None:
                 item.stash[PREDICTED] = self._predictions.judged(state)
@@ -212,14 +237,23 @@ class Cases:
         """Hang the case's result on its report."""
         report = yield
         state = item.stash.get(STATE, None)
-        if state is None or self._job is not None:
+        if state is None:
+            return report
+        if is_of_a_subtest(item):
+            if not report.failed:
+                return report  # the test goes on
+            state.subtest_failures.append(str(report.longrepr))
+        if self._job is not None:
             return report
         if report.when == "teardown":
             self._budget.case_done()
-        result = _result_of(item, state, report)
+        self._attach(item, report)
+        return report
+
+    def _attach(self, item: pytest.Item, report: pytest.TestReport) -> None:
+        result = _result_of(item, item.stash[STATE], report)
         if result is not None:
             report.perflab = to_plain(result)  # type: ignore[attr-defined]
-        return report
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self) -> None:
@@ -240,42 +274,24 @@ class Cases:
             if self._server is not None:
                 return  # it says itself how a case ended
             if state.measurement is not None or state.out_of_memory is not None:
-                report_measurement(self._job, state.case, state.measurement, state.out_of_memory)
+                report_result(
+                    self._job,
+                    JobResult(case=state.case, measurement=state.measurement, out_of_memory=state.out_of_memory),
+                )
             return
-        summary = replicate_of(state.measurement) if state.measurement is not None else None
-        assert state.environment is not None
-        settings = state.settings
-        record = Record(
-            case=state.case,
-            device=str(state.device),
-            environment=state.environment,
-            parameters=state.parameters,
-            work=state.work,
-            matmul_flops_per_second=state.matmul_flops_per_second,
-            matmul_precision=state.matmul_precision,
-            quotes=state.quotes,
-            facts=state.facts,
-            measurement=state.measurement,
-            summary=summary,
-            out_of_memory=state.out_of_memory,
-        )
-        saving = settings.update or settings.update_new
-        entry = self._store.entry(state.case, state.environment)
-        judgement = judge(record, entry, settings.policy)
-        if settings.check == "off" and judgement.verdict not in (Verdict.OOM, Verdict.NEW, Verdict.INCOMPARABLE):
-            judgement = msgspec.structs.replace(judgement, verdict=Verdict.UNCHECKED, suspect=False)
-        elif not settings.update:
-            if judgement.suspect:
-                record, judgement = self._suspects.look_again(state, record, entry)
-            if entry is not None and may_settle(judgement, settings):
-                record, judgement = self._settling.settle(state, record, entry, judgement)
-        item.stash[JUDGEMENT] = (record, judgement)
-        if fails(judgement.verdict, settings, saving=saving):
-            drifted = any(drift.decides for drift in judgement.drift.values())
-            by_turns = record.paired is not None and "latency" in judgement.worse
-            accept = accept_command(self._config, state.case, judgement.verdict, moves_anchor=drifted or by_turns)
-            result = Result(case=state.case, record=record, judgement=judgement)
-            pytest.fail(explain(result, settings.memory_threshold, accept), pytrace=False)
+        one = judged(state, self._baselines)
+        if needs_second_look(one):
+            if self._held_back.hold(item, one):
+                return
+            with suspended(self._config):
+                one = self._looks.at_once(one)
+        self._keep(item, one)
+        failure = failure_of(self._config, one)
+        if failure is not None:
+            pytest.fail(failure, pytrace=False)
+
+    def _keep(self, item: pytest.Item, one: Judged) -> None:
+        item.stash[JUDGED] = one
 
 
 def _parameters(item: pytest.Item) -> Parameters:
@@ -302,16 +318,19 @@ def _result_of(item: pytest.Item, state: CaseState, report: pytest.TestReport) -
         parameters=state.parameters if result.record is None else {},
         side_by_side=wanted if wanted in state.parameters else None,
     )
-    return state.settings.in_study(result)
+    return state.settings.told_in(result)
 
 
 def _said_of(item: pytest.Item, state: CaseState, report: pytest.TestReport) -> Result | None:
     if report.when == "teardown":
         return None
+    if state.subtest_failures:
+        failed = Judgement(verdict=Verdict.FAILED, reasons=[state.problem or "a subtest failed"])
+        return Result(case=state.case, record=None, judgement=failed, failure="\n\n".join(state.subtest_failures))
     predicted = item.stash.get(PREDICTED, None)
     if predicted is not None and not (report.failed and predicted.judgement.verdict is Verdict.OK):
         return predicted
-    concluded = item.stash.get(JUDGEMENT, None)
-    if concluded is not None and not (report.failed and concluded[1].verdict is Verdict.OK):
-        return Result(case=state.case, record=concluded[0], judgement=concluded[1], policy=state.settings.policy)
-    return unmeasured(state.case, state.problem, report)
+    one = item.stash.get(JUDGED, None)
+    if one is not None and not (report.failed and one.judgement.verdict is Verdict.OK):
+        return Result(case=state.case, record=one.record, judgement=one.judgement, policy=state.settings.policy)
+    return unmeasured(state.case, state.problem, report, state.short_of)

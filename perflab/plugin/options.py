@@ -1,15 +1,16 @@
-"""The plugin's options: each exists on the command line and, under the same name, as an ini key."""
+"""What may be asked of the plugin: options, each on the command line and as an ini key of its name, and the marker's
+arguments. How values are read, ``settings.py`` and ``marker.py`` say.
+"""
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import pytest
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(NamedTuple):
     """One setting. ``flag`` options take no value."""
 
     name: str
@@ -18,6 +19,10 @@ class Option:
     metavar: str | None = None
     flag: bool = False
     choices: tuple[str, ...] = ()
+    variable: str | None = None
+    """Environment variable that counts where the command line is silent."""
+    measures: bool = True
+    """Whether giving it on the command line has cases measured that are mixed with other tests."""
 
     @property
     def dest(self) -> str:
@@ -26,19 +31,38 @@ class Option:
 
 
 OPTIONS = (
+    Option("--perf", "false", "measure perf cases also where they are mixed with other tests", flag=True),
+    Option("--perf-only", "false", "measure perf cases, and skip all other tests", flag=True),
+    Option("--perf-disable", "false", "run each perf case once, untimed", flag=True, measures=False),
+    Option("--perf-skip", "false", "skip perf cases", flag=True, measures=False),
     Option("--perf-update", "false", "save what was measured as the new baseline", flag=True),
     Option("--perf-update-new", "false", "save baselines of cases that have no comparable one", flag=True),
     Option("--perf-reason", "", "why what is saved is meant; kept in the baselines, and moves anchors", metavar="TEXT"),
-    Option("--perf-prune", "false", "remove stored baselines whose cases no longer exist", flag=True),
-    Option("--perf-baselines", "baselines", "directory of the saved baselines", metavar="DIR"),
+    Option(
+        "--perf-noisy",
+        "refuse",
+        "times too noisy to see a slowdown of twice the threshold. refuse: they are not saved; accept: they are",
+        choices=("refuse", "accept"),
+    ),
+    Option(
+        "--perf-machine",
+        "",
+        "name of the pool of identical machines that this one belongs to; their times are compared with each other "
+        "(default: this machine alone; environment variable: PERFLAB_MACHINE)",
+        metavar="NAME",
+        variable="PERFLAB_MACHINE",
+    ),
+    Option("--perf-prune", "false", "remove stored baselines whose cases no longer exist", flag=True, measures=False),
+    Option("--perf-baselines", "baselines", "directory of the saved baselines", metavar="DIR", measures=False),
     Option("--perf-threshold", "5%", "slowdown of the median that counts", metavar="SHARE"),
     Option("--perf-memory-threshold", "0", "growth of peak memory that counts", metavar="SHARE"),
     Option("--perf-floor", "2us", "differences in time below this never count", metavar="TIME"),
     Option(
         "--perf-check",
         "on",
-        "on: a worse case fails; off: measure only; strict: a case that can't be judged fails too",
-        choices=("on", "off", "strict"),
+        "on: a worse case fails; off: measure only; strict: a case that can't be judged fails too; exact: memory "
+        "and counts alone, and a case without saved ones fails",
+        choices=("on", "off", "strict", "exact"),
     ),
     Option(
         "--perf-counts",
@@ -47,12 +71,21 @@ OPTIONS = (
         choices=("on", "report", "off"),
     ),
     Option(
+        "--perf-cache",
+        "warm",
+        "what a call finds in the device's caches. warm: what the last one left; cold: nothing of it",
+        choices=("warm", "cold"),
+    ),
+    Option(
+        "--perf-cuda-graph", "false", "time calls as a CUDA graph replays them, without launches by the host", flag=True
+    ),
+    Option(
         "--perf-instructions",
         "auto",
         "count a call's instructions too, on a CPU; auto: where the system lets us; callgrind: under valgrind, slowly",
         choices=("off", "auto", "callgrind"),
     ),
-    Option("--perf-device", "auto", "where to measure: auto, cpu, cuda or cuda:N", metavar="DEVICE"),
+    Option("--perf-device", "auto", "where to measure: auto, cpu, cuda or cuda:N", metavar="DEVICE", measures=False),
     Option("--perf-predict", "false", "run nothing: predict each case on fake tensors, for --perf-gpu", flag=True),
     Option("--perf-gpu", "h100", "the GPU that is predicted for: h100, a100-40gb, rtx4090, ...", metavar="NAME"),
     Option(
@@ -64,6 +97,13 @@ OPTIONS = (
         "",
         "time for all cases; one that declares more (perf.requires) than is left, or finds nothing left, is skipped",
         metavar="SECONDS",
+    ),
+    Option(
+        "--perf-timeout",
+        "auto",
+        "a case without a sign of life for so long hangs, and fails; auto: ten times its budget, 15 min at least",
+        metavar="SECONDS|off",
+        measures=False,
     ),
     Option(
         "--perf-settle",
@@ -84,8 +124,15 @@ OPTIONS = (
         "",
         "Triton kernels that the compiled_kernel fixture and the kernels command compile ahead of time",
         metavar="PACKAGE.MODULE:ATTRIBUTE[,...]",
+        measures=False,
     ),
-    Option("--perf-arch", "80,90,100", "architectures that kernels are compiled for", metavar="N[,N...]"),
+    Option(
+        "--perf-arch", "80,90,100", "architectures that kernels are compiled for", metavar="N[,N...]", measures=False
+    ),
+    Option("--perf-columns", "median,spread,vs_base,peak", "what the table shows of each case", metavar="NAME[,...]"),
+    Option(
+        "--perf-sort", "collected", "sort the table by a column, name or fullname; -NAME: descending", metavar="[-]NAME"
+    ),
     Option(
         "--perf-side-by-side",
         "",
@@ -94,6 +141,28 @@ OPTIONS = (
     ),
     Option("--perf-json", "", "write all results to this file", metavar="FILE"),
 )
+
+MARKER_ARGUMENTS = {
+    "threshold": "slowdown that counts, such as '10%' or 0.1",
+    "memory_threshold": "growth of peak memory that counts, such as '1%'",
+    "floor": "differences below this never count, such as '2us'",
+    "counts": "'on', 'report' or 'off': whether counts are gated, shown, or not taken",
+    "cache": "'warm' or 'cold': what a call finds in the device's caches, what the last one left or nothing of it",
+    "cuda_graph": "True: time calls as a CUDA graph replays them",
+    "budget": "time for the case, in seconds, such as 5 or '500ms'",
+    "timeout": "the case is hung if it gives no sign of life for so long, such as '1h' or 'off'",
+    "warmup": "exactly so many warm-up calls, instead of until readings agree",
+    "fresh_process": (
+        "True: measure in a new process, where nothing is warm; here the callable runs once, for its result"
+    ),
+    "side_by_side": "the parameter whose levels are shown against each other",
+    "study": "a title; cases of one title share a table",
+    "columns": "what that table shows, such as 'median, tokens/s, peak, loss'",
+    "versus": "what it holds cases against: a parameter and its base, such as 'impl=naive'",
+    "last": "True: where the run's time is limited, measure after all that is not marked so",
+    "allow_nan": "True: a result that holds NaN is no failure",
+}
+"""Arguments of ``@pytest.mark.perf``, and what each means."""
 
 REPLICATE_OPTION = "--perf-replicate"
 """How a fresh process is told what to measure: the path of a job file. Not for users."""
@@ -118,3 +187,8 @@ def add_options(parser: pytest.Parser) -> None:
             )
         parser.addini(option.dest, shown.replace("%%", "%"), type="string", default=None)
     group.addoption(REPLICATE_OPTION, dest="perf_replicate", default=None, help=argparse.SUPPRESS)
+
+
+def options_given(config: pytest.Config) -> list[str]:
+    """Which options stand on the command line, ``addopts`` included, by their ``dest``. Ini keys are none."""
+    return [option.dest for option in OPTIONS if config.getoption(option.dest, None) is not None]

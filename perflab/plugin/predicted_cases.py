@@ -18,6 +18,7 @@ from perflab.plugin.case import CaseState
 from perflab.plugin.kinds import measures_elsewhere
 from perflab.plugin.made_anew import MadeAnew
 from perflab.plugin.predicting import Predictions
+from perflab.plugin.raw_launches import line_of_launch
 from perflab.plugin.settings import Settings
 from perflab.plugin.stash import FAKING
 
@@ -27,6 +28,15 @@ _CANNOT = "cannot be predicted, "
 _REMEDY = (
     "leave what looks at numbers out of the callable, or out of prediction: `if not perf.predicts: ...`; "
     "what depends on numbers (a loop's length, an early exit) can be measured only"
+)
+_MEASURE_ONLY = "or leave this case to measuring: `if perf.predicts: pytest.skip(...)`"
+_REGISTER = (
+    "give an operator of your own its shapes (`@torch.library.register_fake`); one of PyTorch's, other arguments (such "
+    f"as a float's); {_MEASURE_ONLY}"
+)
+_REGISTER_KERNEL = (
+    "launch it in an operator with a fake implementation (`@torch.library.triton_op` or `custom_op`, and "
+    f"`register_fake`); {_MEASURE_ONLY}"
 )
 
 
@@ -100,12 +110,12 @@ class PredictedCases:
 
     def _end(self, state: CaseState, error: Exception) -> None:
         """A body that asks for numbers after the prediction has ended well: what follows is about these."""
-        if state.predicted is None or _where_numbers_are_needed(error) is None:
+        if state.predicted is None or not _is_of_fake_tensors(error):
             self._tell(state, error)
 
     def _tell(self, state: CaseState, error: Exception) -> NoReturn:
         """Raise what a predicted case is to end with, which this error ended."""
-        from perflab.predict.fake import without_machinery
+        from perflab.predict.fake_errors import without_machinery
 
         told = _in_words(error, state.case)
         if state.instead_of is None:
@@ -119,11 +129,19 @@ class PredictedCases:
 
 def _in_words(error: Exception, case: str) -> Exception:
     """The error itself, or what it means where it is one of fake tensors."""
-    from perflab.predict.fake import higher_order_operator
+    from perflab.predict.fake_errors import higher_order_operator, unpredictable
 
-    where, operator = _where_numbers_are_needed(error), higher_order_operator(error)
-    if where is not None:
-        return PredictionError(f"{case}: {_CANNOT}{where} needs numbers, and fake tensors have none", _REMEDY)
+    launch = line_of_launch(error)
+    if launch is not None:
+        why = "launches a Triton kernel, which takes the addresses of its tensors, and fake ones have none"
+        return PredictionError(f"{case}: {_CANNOT}{launch} {why}", _REGISTER_KERNEL)
+    found = unpredictable(error)
+    if found is not None:
+        where = f"{found.where}: " if found.where else ""
+        return PredictionError(f"{case}: {_CANNOT}{where}{found.operator} {found.why}", _REGISTER)
+    needs_numbers, operator = _where_numbers_are_needed(error), higher_order_operator(error)
+    if needs_numbers is not None:
+        return PredictionError(f"{case}: {_CANNOT}{needs_numbers} needs numbers, and fake tensors have none", _REMEDY)
     if operator is not None:
         return PredictionError(
             f"{case}: {_CANNOT}{operator} is made of a function when it is compiled, and has to run for that",
@@ -132,9 +150,17 @@ def _in_words(error: Exception, case: str) -> Exception:
     return error
 
 
+def _is_of_fake_tensors(error: Exception) -> bool:
+    """Whether real tensors would not have ended in it."""
+    from perflab.predict.fake_errors import unpredictable
+
+    found = _where_numbers_are_needed(error), unpredictable(error), line_of_launch(error)
+    return any(one is not None for one in found)
+
+
 def _where_numbers_are_needed(error: Exception) -> str | None:
     """The line of the user's that asked for numbers, if that is what went wrong."""
-    from perflab.predict.fake import what_needs_numbers
+    from perflab.predict.fake_errors import what_needs_numbers
 
     return what_needs_numbers(error)
 

@@ -7,8 +7,9 @@ an error on them means, ``predicted_cases`` knows.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,14 +21,16 @@ from perflab.gate.predicted_store import PredictedStore
 from perflab.gate.store import BaselineStore
 from perflab.plugin.accept import accept_command
 from perflab.plugin.efficiency import with_estimate
-from perflab.plugin.exploring import Exploration, Explorer, fit_of, work_of
+from perflab.plugin.exploring import Explorer, fit_of, work_of
 from perflab.plugin.folder import file_name_for, own_folder
 from perflab.plugin.progress import ProgressLine
 from perflab.plugin.settings import Settings
 from perflab.plugin.stash import FAKING
+from perflab.plugin.tracing_time import Allowed, TracingTime
 from perflab.plugin.verdicts import fails
 from perflab.predict.roofline import roofline_ns
-from perflab.predictions import Fit, PredictedCase, Prediction
+from perflab.predict.watch import CalledOff
+from perflab.predictions import PredictedCase, Prediction
 from perflab.reachable import reachable
 from perflab.records import Result, Verdict
 from perflab.report.prediction_failure import explain_prediction
@@ -81,21 +84,31 @@ class Predictions:
                 if was_on:
                     gc.enable()
 
-    def of(self, state: CaseState, workload: Workload) -> Any:
+    def of(self, state: CaseState, workload: Workload, left_s: float | None) -> Any:
         """Predict a case's callable, and return a fake result of its shape.
+
+        Args:
+            state: the case.
+            workload: what is predicted of it.
+            left_s: what the run has left of its total budget; None without one.
 
         Raises:
             UsageError: it calls no operator, or ``perf.fits`` was given what makes nothing to predict.
+            pytest.skip.Exception: tracing it takes longer than its budget, or than the run has left.
         """
         from perflab.predict.prediction import ON_CUDA, Proofs, predict
         from perflab.predict.snapshot import write_snapshot
 
         gpu = self._settings.gpu
-        progress = self._progress.show
-        progress("predicting")
+        time = TracingTime(self._allowed(state, left_s), functools.partial(self._progress.show, doing="predicting"))
         self._proofs = self._proofs or Proofs()
-        now, traced = predict(work_of(workload), gpu, ON_CUDA, proofs=self._proofs)
-        without_fake_gradients(workload.roots)
+        try:
+            now, traced = predict(work_of(workload), gpu, ON_CUDA, proofs=self._proofs, watch=time)
+        except CalledOff as end:
+            why_predicted = f"{state.instead_of}; cannot be predicted, " if state.instead_of is not None else ""
+            pytest.skip(f"{why_predicted}tracing {end}")
+        finally:
+            without_fake_gradients(workload.roots)
         if not now.costs:
             state.problem = "no work"
             raise UsageError(
@@ -116,26 +129,31 @@ class Predictions:
             now = with_estimate(now, state.case, self._measured, self._store, gpu)
         except BaselineError as error:  # of a measured file, which this case has no need of
             now = msgspec.structs.replace(now, notes=[*now.notes, f"no estimate: {error.problem}"])
-        if state.exploration is not None:
-            progress("what fits")
-        now = self._explored(now, traced.trace, state)
+        now = self._explored(now, traced.trace, state, time)
         self._progress.clear()
         before = self._store.baseline(gpu.name, state.case)
         state.predicted = PredictedCase(now=now, before=before, parameters=state.parameters)
         return traced.result
 
-    def _explored(self, now: Prediction, trace: Trace, state: CaseState) -> Prediction:
+    def _allowed(self, state: CaseState, left_s: float | None) -> Allowed:
+        budget_s = state.settings.budget_s
+        return Allowed(budget_s, by_marker=budget_s != self._settings.budget_s, left_s=left_s)
+
+    def _explored(self, now: Prediction, trace: Trace, state: CaseState, time: TracingTime) -> Prediction:
         """With what fits. What goes wrong while the case is made for other sizes takes nothing from what is known."""
-        fit: Fit
+        gpu = self._settings.gpu
         try:
-            return msgspec.structs.replace(now, fit=self._explorer.fit(now, trace, state, self._settings.gpu))
+            with time.part("other sizes"):
+                return msgspec.structs.replace(now, fit=self._explorer.fit(now, trace, state, gpu, time))
         except UsageError:
             raise
+        except CalledOff as end:
+            why = f"tracing them {end}"
         except Exception as error:
-            fit = fit_of(now, self._settings.gpu)
             said = " ".join(str(error).split("\n")[0].split())
-            note = f"no larger sizes are known: build of perf.fits() raised {type(error).__name__}: {said}"
-            return msgspec.structs.replace(now, fit=fit, notes=[*now.notes, note.removesuffix(": ")])
+            why = f"build of perf.fits() raised {type(error).__name__}: {said}".removesuffix(": ")
+        notes = [*now.notes, f"no larger sizes are known: {why}"]
+        return msgspec.structs.replace(now, fit=fit_of(now, gpu), notes=notes)
 
     def judged(self, state: CaseState) -> Result:
         """A predicted case beside its baseline."""
@@ -148,7 +166,7 @@ class Predictions:
 
     def fail_if_worse(self, result: Result, settings: Settings) -> None:
         """Fail the test of a case that grew."""
-        if fails(result.judgement.verdict, settings, saving=settings.update or settings.update_new):
+        if fails(result.judgement, settings, saving=settings.update or settings.update_new):
             accept = accept_command(self._config, result.case, result.judgement.verdict)
             pytest.fail(explain_prediction(result, accept), pytrace=False)
 
@@ -176,9 +194,9 @@ class CasePrediction:
         """Whether the case is predicted."""
         return self._state.predicts
 
-    def of(self, workload: Workload) -> Any:
-        """Predict the callable."""
-        return self._predictions.of(self._state, workload)
+    def of(self, workload: Workload, left_s: float | None) -> Any:
+        """Predict the callable, in what the run has left."""
+        return self._predictions.of(self._state, workload, left_s)
 
     def instead(self, needs: Needs, unmet: str) -> bool:
         """Whether a case that does not fit is predicted from here on, and not skipped.
@@ -192,7 +210,7 @@ class CasePrediction:
         if not self._by_itself or needs.sets_up or is_over or not (needs.no_room or needs.no_time):
             return False
         self._predictions.check([self._state.case])
-        self._state.turn.enter_context(self._predictions.fake())
+        self._state.until_judged.enter_context(self._predictions.fake())
         self._state.predicts, self._state.instead_of = True, unmet
         return True
 
@@ -200,29 +218,3 @@ class CasePrediction:
         """Skip a case that has to run before there is anything to predict."""
         if setup_calls or setup_seconds:
             pytest.skip("trains or compiles before it measures: that has to run, and cannot be predicted")
-
-    def fits(
-        self, build: Callable[..., Any], sizes: Mapping[str, int], remedies: Mapping[str, Mapping[str, Any]]
-    ) -> None:
-        """Keep what ``perf.fits`` was given.
-
-        Raises:
-            UsageError: ``build`` cannot be called, a size is no positive int, or a remedy no mapping.
-        """
-        if not callable(build):
-            raise UsageError(
-                f"perf.fits() got {type(build).__name__!r}, which cannot be called",
-                "pass a function that makes the callable for given sizes: perf.fits(build, sizes={...})",
-            )
-        for name, size in sizes.items():
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise UsageError(f"perf.fits(sizes={{{name!r}: {size!r}}})", "give each size as an int, 1 or more")
-        if not sizes:
-            raise UsageError("perf.fits() without sizes", "name at least one: sizes={'batch_size': 4}")
-        for name, changes in remedies.items():
-            if not isinstance(changes, Mapping):
-                raise UsageError(
-                    f"perf.fits(remedies={{{name!r}: {changes!r}}})",
-                    "give what build takes besides, by name: remedies={'bf16': {'precision': 'bf16'}}",
-                )
-        self._state.exploration = Exploration(build, dict(sizes), {name: dict(what) for name, what in remedies.items()})

@@ -1,4 +1,4 @@
-"""Telling what is being measured while it is: a line that is written over, or now and then one in a log."""
+"""Telling what is being measured or predicted: a line that is written over, or now and then one in a log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import time
 import pytest
 
 from perflab.measure.sampling import Progress
+from perflab.plugin.hanging import beat
 from perflab.plugin.stash import is_worker
+from perflab.report.escaping import one_line
 from perflab.report.table import short_name
 
 _TERMINAL_EVERY_S = 0.5
@@ -41,10 +43,11 @@ class ProgressLine:
 
     def label(self, case: str) -> None:
         """Speak of this case from here on, and go on counting time."""
-        self._label = short_name(case) if case else ""
+        self._label = one_line(short_name(case)) if case else ""
 
-    def show(self, what: str) -> None:
-        """Show what is under way, if something has to be said by now."""
+    def show(self, what: str, doing: str = "measuring") -> None:
+        """Show what is under way, if something has to be said by now. It is the case's sign of life."""
+        beat(self._config)
         reporter, now_s = self._reporter, time.monotonic()
         if reporter is None:
             return
@@ -52,7 +55,7 @@ class ProgressLine:
         if now_s - self._last_s < (_TERMINAL_EVERY_S if terminal else _LOG_AFTER_S):
             return
         self._last_s = now_s
-        text = f"measuring {self._label}: {what}"
+        text = f"{doing} {self._label}: {what}"
         width = reporter._tw.fullwidth - 1
         with self._uncaptured():
             if terminal:

@@ -12,7 +12,7 @@ import pytest
 
 from perflab.errors import SettingError
 from perflab.plugin.settings import Settings
-from perflab.plugin.stash import SETTINGS
+from perflab.plugin.stash import settings_of
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class _Reader:
     @pytest.hookimpl(tryfirst=True)
     def pytest_cmdline_main(self, config: pytest.Config) -> int:
         config._do_configure()
-        self.found = Project(config.stash[SETTINGS], config.rootpath, list(sys.path))
+        self.found = Project(settings_of(config), config.rootpath, list(sys.path))
         return 0
 
 

@@ -6,22 +6,23 @@ of every GPU. Compiled kernels are not pytest's to prune: ``perflab kernels --up
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from perflab.environment import slug
+from perflab.environment import differing, exact_environment, exact_slug, slug
 from perflab.errors import DeviceError, PerflabError
+from perflab.gate.exact import DECIDES
+from perflab.gate.exact_store import ExactStore, Variants
 from perflab.gate.predicted_store import PredictedStore
-from perflab.gate.stale import Collection, find_stale
+from perflab.gate.stale import Collection, Stored, find_stale
 from perflab.gate.store import BaselineStore
 from perflab.plugin.settings import Settings
-from perflab.predictions import PredictedBaseline
 from perflab.records import Entry, Environment
 from perflab.units import format_names
 
+Store = BaselineStore | ExactStore | PredictedStore
 _ENDED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
@@ -34,15 +35,15 @@ class Stale:
         self._settings = settings
         first = collections[0] if collections else None
         self._collection = first if all(other == first for other in collections) else None
+        self._predicted = PredictedStore(settings.baselines)
+        self._stores = (BaselineStore(settings.baselines), ExactStore(settings.baselines), self._predicted)
 
     def report(self, environments: Iterable[Environment]) -> list[str]:
         """Lines that name what is stale in the files of these environments, and in the predicted ones."""
-        measured, predicted = BaselineStore(self._settings.baselines), PredictedStore(self._settings.baselines)
         lines = []
-        looks = (partial(self._find, measured, environments), partial(self._find_predicted, predicted))
-        for look in looks:
+        for store in self._stores:
             try:
-                found = look()
+                found = self._stale_in(store, environments)
             except PerflabError:
                 continue  # a damaged file that this run had no need of
             lines += [
@@ -59,11 +60,11 @@ class Stale:
         """
         if exitstatus not in _ENDED or self._collection is None:
             return ["nothing was pruned: the run did not come to its end, so nobody knows which cases there are"]
-        measured, predicted = BaselineStore(self._settings.baselines), PredictedStore(self._settings.baselines)
-        known = list(environments) or self._here(needed=not predicted.paths())
-        removed = measured.remove(self._find(measured, known))
-        stale = self._find_predicted(predicted)
-        removed |= predicted.remove(stale) if stale else {}
+        known = list(environments) or self._here(needed=not self._predicted.paths())
+        removed: dict[Path, list[str]] = {}
+        for store in self._stores:
+            stale = self._stale_in(store, known)
+            removed |= store.remove(stale) if stale else {}
         lines = []
         for path, names in removed.items():
             said = f"removed {_counted(names)} from {self._shown(path)}: {', '.join(names)}"
@@ -76,38 +77,51 @@ class Stale:
         from perflab.measure.devices import resolve_device
 
         try:
-            return [current_environment(resolve_device(self._settings.device))]
+            return [current_environment(resolve_device(self._settings.device), self._settings.machine)]
         except DeviceError:
             if needed:
                 raise
             return []
 
-    def _find(self, store: BaselineStore, environments: Iterable[Environment]) -> dict[Path, list[str]]:
-        found = {}
-        for name, environment in {slug(environment): environment for environment in environments}.items():
+    def _stale_in(self, store: Store, environments: Iterable[Environment]) -> dict[Path, list[str]]:
+        """The stale ones of a store, by file."""
+        found = {path: self._stale_of(path, stored) for path, stored in self._stored(store, environments)}
+        return {path: names for path, names in found.items() if names}
+
+    def _stored(self, store: Store, environments: Iterable[Environment]) -> Iterator[tuple[Path, dict[str, Stored]]]:
+        """What a store holds in files that belong to these environments, or to none."""
+        if isinstance(store, PredictedStore):
+            for path in store.paths():
+                yield path, {name: Stored(one.parameters, True) for name, one in store.load(path).items()}
+            return
+        for environment in dict.fromkeys(environments):
+            name = exact_slug(exact_environment(environment)) if isinstance(store, ExactStore) else slug(environment)
             for path in sorted((self._settings.baselines / name).glob("*.json")):
-                found[path] = self._stale_of(path, store.load(path), environment)
-        return {path: names for path, names in found.items() if names}
+                if isinstance(store, ExactStore):
+                    yield path, {name: _exact(ones, environment) for name, ones in store.load(path).items()}
+                else:
+                    yield path, {name: _times(one, environment) for name, one in store.load(path).items()}
 
-    def _find_predicted(self, store: PredictedStore) -> dict[Path, list[str]]:
-        found = {path: self._stale_of(path, store.load(path), None) for path in store.paths()}
-        return {path: names for path, names in found.items() if names}
-
-    def _stale_of(
-        self,
-        path: Path,
-        entries: Mapping[str, Entry] | Mapping[str, PredictedBaseline],
-        environment: Environment | None,
-    ) -> list[str]:
+    def _stale_of(self, path: Path, entries: Mapping[str, Stored]) -> list[str]:
         if self._collection is None:
             return []
         root = self._config.rootpath
         is_ours = self._settings.baselines.resolve().is_relative_to(root.resolve())
-        return find_stale(path.stem, entries, self._collection, environment, root, is_ours=is_ours)
+        return find_stale(path.stem, entries, self._collection, root, is_ours=is_ours)
 
     def _shown(self, path: Path) -> str:
         here = self._config.invocation_params.dir
         return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def _exact(variants: Variants, environment: Environment) -> Stored:
+    here = exact_environment(environment)
+    ours = [one for one in variants if not differing(one.environment, here).keys() & set(DECIDES)]
+    return Stored(variants[0].parameters, bool(ours))
+
+
+def _times(entry: Entry, environment: Environment) -> Stored:
+    return Stored(entry.parameters, entry.environment == environment)
 
 
 def _counted(names: Sequence[str]) -> str:

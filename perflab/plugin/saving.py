@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from perflab.gate.anchor import past_anchor, successor
-from perflab.records import Entry, Policy, Result
+from perflab.gate.anchor import exact_successor, is_past_anchor, is_past_memory_anchor, times_successor
+from perflab.records import Entry, Exact, Policy, Result
 from perflab.report.drift import REASON_TO_FILL_IN
 from perflab.report.table import short_name
 
@@ -14,18 +14,25 @@ class Succession:
     """Decides, case by case, what is stored where something is stored already."""
 
     def __init__(self, results: Iterable[Result], reason: str | None) -> None:
-        self._policies = {result.case: result.policy or Policy() for result in results}
+        self._policies = {result.identity: result.policy or Policy() for result in results}
         self._reason = reason
         self._past: dict[str, str] = {}
 
-    def __call__(self, case: str, old: Entry | None, new: Entry) -> Entry:
-        """The entry to store: ``new``, with what it takes over from ``old``."""
-        entry = successor(old, new, self._policies[case], self._reason)
-        dates = {"latency": entry.anchor, "memory": entry.memory_anchor}
-        past = [anchor.recorded for name in past_anchor(entry, self._policies[case]) if (anchor := dates[name])]
-        if past:
-            self._past[case] = past[0]
+    def times(self, case: str, old: Entry | None, new: Entry) -> Entry:
+        """The times to store: ``new``, with what they take over from ``old``."""
+        policy = self._policies[case]
+        entry = times_successor(old, new, policy, self._reason)
+        if entry.anchor is not None and is_past_anchor(entry, policy):
+            self._past[case] = entry.anchor.recorded
         return entry
+
+    def exact(self, case: str, old: Exact | None, new: Exact) -> Exact:
+        """The exact quantities to store."""
+        policy = self._policies[case]
+        exact = exact_successor(old, new, policy, self._reason)
+        if exact.memory_anchor is not None and is_past_memory_anchor(exact, policy):
+            self._past.setdefault(case, exact.memory_anchor.recorded)
+        return exact
 
     def notes(self) -> list[str]:
         """What was saved and will be reported all the same, since no reason was given."""

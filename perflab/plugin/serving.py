@@ -71,7 +71,7 @@ class Server:
                 f"{state.case}: perf was called twice in one case", "measure one thing a test; parametrize for several"
             )
         self._was_ready = True
-        with Turns(workload, device, state.settings.plan, counter) as turns:
+        with Turns(workload, device, state.settings.plan, counter, state.settings.mode) as turns:
             ready = Ready(
                 case=state.case,
                 device=str(device),
@@ -81,17 +81,17 @@ class Server:
                 strays=self._strays(),
                 taken=self._taken(),
                 copies=self._copies(),
+                mode=state.settings.mode,
             )
             self._say(ready)
             while True:
                 question = self._heard()
                 if isinstance(question, Warm):
                     warmup = turns.warm_up()
-                    call_ns = warmup.readings_ns[-1] if warmup.readings_ns else 0
                     self._say(
                         Warmed(
                             repetitions=warmup.repetitions,
-                            sample_ns=call_ns * warmup.repetitions,
+                            sample_ns=round(warmup.call_lasts_ns * warmup.repetitions),
                             calls=warmup.calls,
                             settled=warmup.settled,
                         )

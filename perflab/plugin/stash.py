@@ -1,17 +1,36 @@
-"""Keys under which the plugin keeps its few objects on pytest's configuration, and who this process is."""
+"""What the plugin keeps on pytest's configuration, its settings above all, and who this process is."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Protocol
+
 import pytest
 
-from perflab.errors import PerflabError
-from perflab.plugin.settings import Settings
+if TYPE_CHECKING:
+    import torch
 
-SETTINGS = pytest.StashKey[Settings]()
-CASES = pytest.StashKey[object]()
-"""The ``Cases`` object, once a perf case is selected; typed loosely, since loading it loads the measuring rooms."""
+    from perflab.plugin.case import Perf
+    from perflab.plugin.settings import Settings
 
-FAKING = pytest.StashKey[bool]()
+
+class PerfCases(Protocol):
+    """The perf cases of this process: ``measuring.Cases``, or ``untimed.UntimedCases``."""
+
+    def perf_for(self, item: pytest.Item, device: torch.device | str) -> Perf:
+        """The ``perf`` fixture's value for a test."""
+
+    def skip_if_late(self, item: pytest.Item) -> None:
+        """Skip a case that would begin when the run's time is long over."""
+
+
+_SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
+CASES: pytest.StashKey[PerfCases] = pytest.StashKey()
+"""Once a perf case is selected."""
+
+RUNS_ONCE: pytest.StashKey[bool] = pytest.StashKey()
+"""On a test: it is a perf case of a run that times nothing."""
+
+FAKING: pytest.StashKey[bool] = pytest.StashKey()
 """Whether tensors are fake at the moment, since a case is being predicted."""
 
 AGAINST = "perflab-against"
@@ -20,8 +39,18 @@ AGAINST = "perflab-against"
 COMPILED = "perflab-compiled"
 """Name under which the compiled cases are registered as a plugin."""
 
-EARLY_PROBLEM = pytest.StashKey[PerflabError]()
-"""In a worker: what would have ended the session before anything ran, to be raised by each case instead."""
+
+def settings_of(config: pytest.Config) -> Settings:
+    """The run's settings. They are read and checked when they are first asked for.
+
+    Raises:
+        SettingError: a value that cannot be used, naming the option or ini key that holds it.
+    """
+    if _SETTINGS not in config.stash:
+        from perflab.plugin.settings import read_settings
+
+        config.stash[_SETTINGS] = read_settings(config)
+    return config.stash[_SETTINGS]
 
 
 def is_worker(config: pytest.Config) -> bool:

@@ -46,7 +46,7 @@ def cuda_autocast() -> Iterator[None]:
     """Within, ``torch.autocast`` of ``"cuda"`` and of ``"cpu"`` are one, and do what CUDA's does, to CPU tensors."""
     casts = _Casts()
     libraries: dict[str, Any] = {}
-    dtype_before = _dtype_of_autocast("cpu")
+    dtype_before = None if _is_enabled("cpu") else _dtype_of_autocast("cpu")  # a region that is on puts its own back
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # "Overriding a previously registered kernel": until the end of this, yes
@@ -55,11 +55,13 @@ def cuda_autocast() -> Iterator[None]:
                 if namespace not in libraries:
                     libraries[namespace] = _library(namespace, "IMPL")
                 libraries[namespace].impl(name, kernel, _KEY)
-        _set_dtype_of_autocast("cpu", torch.float16)  # what CUDA's autocast is by default
+        if dtype_before is not None:
+            _set_dtype_of_autocast("cpu", torch.float16)  # what CUDA's autocast is by default
         with attributes_replaced(_questions(casts)):
             yield
     finally:
-        _set_dtype_of_autocast("cpu", dtype_before)
+        if dtype_before is not None:
+            _set_dtype_of_autocast("cpu", dtype_before)
         for library in libraries.values():
             library._destroy()
 

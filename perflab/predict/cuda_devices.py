@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.cuda
 import torch.cuda.nvtx
+import torch.overrides
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
@@ -38,14 +39,41 @@ _IS_CUDA = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 _device = torch.device
 _generator = torch.Generator
 _set_default_device = torch.set_default_device
+_overrides: Any = torch.overrides
 
 
 @contextmanager
 def cuda_means_cpu(capability: tuple[int, int]) -> Iterator[None]:
     """Within, devices of type ``cuda`` are the CPU, and the functions of ``torch.cuda`` answer without a GPU."""
     replacements = [*_replacements(capability), *_what_a_tensor_says(), *_backward()]
-    with attributes_replaced(replacements), _Redirected():
+    with attributes_replaced(replacements), _beneath_others(_Redirected()):
         yield
+
+
+@contextmanager
+def _beneath_others(mode: TorchFunctionMode) -> Iterator[None]:
+    """Within, a mode is on, below those that are on already: a test may leave them first, or long after.
+
+    Who leaves a mode takes the topmost off, whichever that is (``with torch.device(...)`` too). Only the default
+    device's is below all others, and has to stay so.
+    """
+    modes = _taken_off()
+    default = getattr(getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None), "device_context", None)
+    _put_on([*(one for one in modes if one is default), mode, *(one for one in modes if one is not default)])
+    try:
+        yield
+    finally:
+        _put_on(one for one in _taken_off() if one is not mode)
+
+
+def _taken_off() -> list[Any]:
+    """All modes, the lowest first, none of which is on any more."""
+    return [_overrides._pop_mode() for _ in range(_overrides._len_torch_function_stack())][::-1]
+
+
+def _put_on(modes: Iterable[Any]) -> None:
+    for mode in modes:
+        _overrides._push_mode(mode)
 
 
 def on_host(tensor: torch.Tensor) -> bool:

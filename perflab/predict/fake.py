@@ -1,4 +1,4 @@
-"""Fake tensors: what runs on them computes shapes and dtypes, and no numbers. And what to say of code that wants some.
+"""Fake tensors: what runs on them computes shapes and dtypes, and no numbers.
 
 PyTorch's own mode does nearly all of it. Here is what it lacks for a case that is written for real tensors: modules
 that change their dtype, initialisation that looks at what it drew, compiled code, and addresses, which are an error
@@ -9,76 +9,20 @@ from __future__ import annotations
 
 import importlib
 import logging
-import re
 import sys
-import sysconfig
-import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 import torch.utils
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
-    UnsupportedFakeTensorException,
-    UnsupportedOperatorException,
-)
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from perflab.predict.patching import attributes_replaced
 
-_TORCH = Path(torch.__file__).parent
-_PERFLAB = Path(__file__).parents[1]
-_LAB = _PERFLAB / "lab"
-_STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib"))
-_INSTALLED = Path(sysconfig.get_path("purelib"))
-
-_MACHINERY = (
-    *(
-        f"{_TORCH}/{name}"
-        for name in [
-            "_subclasses/",
-            "_dynamo/",
-            "_compile.py",
-            "_decomp/",
-            "_meta_registrations.py",
-            "_prims/",
-            "_prims_common/",
-            "_refs/",
-            "_ops.py",
-            "overrides.py",
-            "utils/_stats.py",
-            "utils/_python_dispatch.py",
-        ]
-    ),
-    f"{Path(__file__).parent}/",
-)
-_HIGHER_ORDER = re.compile(r"no rule registered for HigherOrderOperator (\w+)")
 functorch_config: Any = importlib.import_module("torch._functorch.config")
-
-_WANTS_NUMBERS = (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    UnsupportedFakeTensorException,
-    UnsupportedOperatorException,
-)
-_SAYS_SO = (
-    ".numpy() is not supported for tensor subclasses",
-    "Cannot access data pointer of",
-    "unsupported format string passed to FakeTensor",
-    "Can't pickle local object 'WeakValueDictionary",
-    "Could not guard on data-dependent expression",
-    "Could not extract specialized integer from data-dependent expression",
-)
-"""What else is raised where numbers, or a place in memory, are asked for: ``numpy()``, ``data_ptr()``,
-``f"{loss:.2f}"``, ``torch.save``, and sizes that hang on values."""
 
 
 @contextmanager
@@ -227,76 +171,6 @@ def _without_looking(draw: Callable[..., torch.Tensor] | None) -> Callable[..., 
         return draw(tensor, *arguments, **keywords)
 
     return draw_truncated
-
-
-def what_needs_numbers(error: BaseException) -> str | None:
-    """Which line of the user's asked a fake tensor for its numbers: ``train.py:17: `loss.item()` ``.
-
-    None for any other error, and where no line is the user's. Of the traceback it is the innermost frame outside of
-    PyTorch, of the standard library and of this package, whose lab counts as a user. The path is relative to the
-    working directory where it lies below.
-    """
-    chain: list[BaseException] = []
-    current: BaseException | None = error
-    while current is not None and all(current is not one for one in chain):
-        chain.append(current)
-        if _is_about_numbers(current):
-            # PyTorch may have caught it in its own code, and raised another where the user's line is.
-            return next(filter(None, map(_innermost_line, reversed(chain))), None)
-        current = current.__cause__ or current.__context__
-    return None
-
-
-def higher_order_operator(error: BaseException) -> str | None:
-    """The operator of higher order (``flex_attention``) that an error is about: what it does, the compiler settles."""
-    found = _HIGHER_ORDER.search(str(error)) if isinstance(error, NotImplementedError) else None
-    return found[1] if found is not None else None
-
-
-def without_machinery(error: BaseException) -> BaseException:
-    """The error, its traceback cut where what makes tensors fake begins: there a real tensor's would have ended."""
-    last, entry = None, error.__traceback__
-    while entry is not None:
-        filename = entry.tb_frame.f_code.co_filename
-        if _is_the_users(filename) or (last is not None and not filename.startswith(_MACHINERY)):
-            last = entry
-        elif last is not None and not _is_the_users_below(entry):
-            last.tb_next = None
-            break
-        entry = entry.tb_next
-    return error
-
-
-def _is_the_users_below(entry: TracebackType) -> bool:
-    below = entry.tb_next
-    while below is not None:
-        if _is_the_users(below.tb_frame.f_code.co_filename):
-            return True
-        below = below.tb_next
-    return False
-
-
-def _is_about_numbers(error: BaseException) -> bool:
-    return isinstance(error, _WANTS_NUMBERS) or any(words in str(error) for words in _SAYS_SO)
-
-
-def _innermost_line(error: BaseException) -> str | None:
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if _is_the_users(frame.filename):
-            path = Path(frame.filename)
-            if path.is_relative_to(Path.cwd()):
-                path = path.relative_to(Path.cwd())
-            return f"{path}:{frame.lineno}: `{frame.line}`" if frame.line else f"{path}:{frame.lineno}"
-    return None
-
-
-def _is_the_users(filename: str) -> bool:
-    path = Path(filename)
-    if filename.startswith("<") or path.is_relative_to(_TORCH):
-        return False
-    if path.is_relative_to(_PERFLAB):
-        return path.is_relative_to(_LAB)
-    return path.is_relative_to(_INSTALLED) or not path.is_relative_to(_STANDARD_LIBRARY)
 
 
 def is_compiled(*objects: object) -> bool:

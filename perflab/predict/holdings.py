@@ -83,7 +83,7 @@ def _absent(found: Iterable[Any], book: ModuleBook, left_out: Sequence[nn.Module
         for tensor in _tensors_of(module)
         if id(tensor) not in staying
     }
-    gradients = {id(tensor.grad) for tensor in leaving.values() if tensor.grad is not None}
+    gradients = {id(tensor.grad) for tensor in leaving.values() if tensor.is_leaf and tensor.grad is not None}
     states = {id(tensor) for parameter, tensor in _optimizer_states(found) if id(parameter) in leaving}
     return {*leaving, *gradients, *states}
 

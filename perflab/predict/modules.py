@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from perflab.predict.alike import are_alike, common_modules
+from perflab.predict.alike import Written, are_alike, common_modules, noting_what_is_written
 from perflab.predict.trace import Layer
 
 FEW = 3
@@ -38,6 +39,8 @@ class ModuleBook:
     stacks: list[Stack] = field(default_factory=list)
     modules: list[nn.Module] = field(default_factory=list)
     """All of them in the order of their parents, which also keeps the ids theirs."""
+    written: Written = field(default_factory=WeakKeyDictionary)
+    """What runs with fewer layers have set in those that they ran."""
 
     @property
     def layers(self) -> dict[str, int]:
@@ -58,21 +61,34 @@ class ModuleBook:
         """Leave of each long stack its first ``count`` layers for the length of the block; gives those left out."""
         long = self.long_stacks
         whole = [(stack.container, stack.container._modules) for stack in self.stacks if stack.name in long]
+        ran = [
+            module
+            for _, modules in whole
+            for layer in list(modules.values())[:count]
+            if layer is not None
+            for module in layer.modules()
+        ]
         try:
             for container, modules in whole:
                 container._modules = dict(list(modules.items())[:count])
-            yield [layer for _, modules in whole for layer in list(modules.values())[count:] if layer is not None]
+            with noting_what_is_written(ran, self.written):
+                yield [layer for _, modules in whole for layer in list(modules.values())[count:] if layer is not None]
         finally:
             for container, modules in whole:
                 container._modules = modules
 
 
-def book_of(found: Iterable[Any]) -> ModuleBook:
-    """The book of all modules among these objects. Names begin below the outermost one; of several, with its class."""
+def book_of(found: Iterable[Any], written: Written | None = None) -> ModuleBook:
+    """The book of all modules among these objects. Names begin below the outermost one; of several, with its class.
+
+    Args:
+        found: objects that a callable reaches.
+        written: what earlier runs with fewer layers have set; is added to.
+    """
     modules = [value for value in found if isinstance(value, nn.Module)]
     inner = {id(child) for module in modules for child in module.modules() if child is not module}
     roots = [module for module in modules if id(module) not in inner]
-    book = ModuleBook()
+    book = ModuleBook() if written is None else ModuleBook(written=written)
     often = Counter(type(root).__name__ for root in roots)
     seen: Counter[str] = Counter()
     for root in roots:
@@ -94,7 +110,7 @@ def _enter(book: ModuleBook, module: nn.Module, name: str, layer: Layer | None, 
     children = [(key, child) for key, child in module._modules.items() if child is not None]
     layers = [child for _, child in children]
     repeats = isinstance(module, nn.ModuleList | nn.Sequential) and len(layers) > 1 and layer is None
-    repeats = repeats and are_alike(layers)
+    repeats = repeats and are_alike(layers, book.written)
     is_long = repeats and len(layers) >= WORTH_CUTTING
     if repeats:
         book.stacks.append(Stack(name, module, len(layers)))

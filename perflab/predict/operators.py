@@ -30,6 +30,8 @@ _MATMULS = (
     "mv",
     "dot",
 )
+_NO_WORK = ("prim", "profiler")
+"""Questions, such as which device a tensor is on; and ranges."""
 _TAKES_ROWS = ("embedding", "index_select", "gather", "index", "_embedding_bag", "take_along_dim")
 _NO_LAUNCH = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")
 _FILLS = ("zero_", "fill_", "copy_", "_foreach_zero_", "_foreach_copy_", "normal_", "uniform_", "random_", "bernoulli_")
@@ -39,6 +41,11 @@ _CPU_FLASH = {
     "_scaled_dot_product_flash_attention_for_cpu_backward": sdpa_backward_flop,
 }
 """PyTorch's counter has no formula of the operator that its CPU build takes for attention."""
+
+
+def is_operator(func: object) -> bool:
+    """Whether what a mode is asked to call is an operator that may do work, and none of higher order."""
+    return isinstance(func, OpOverload) and func.namespace not in _NO_WORK
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,12 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
 from perflab.predict.account import Rounding, account_of, rounded_as_on_cuda
+from perflab.predict.alike import Written
 from perflab.predict.cuda_kernels import hidden_bytes, launches
 from perflab.predict.fake import is_compiled
 from perflab.predict.gpus import Gpu
@@ -26,6 +28,8 @@ from perflab.predict.same import same
 from perflab.predict.trace import Op, Trace
 from perflab.predict.tracer import Hidden, Run, trace
 from perflab.predict.unroll import NotPeriodic, unroll
+from perflab.predict.watch import CalledOff, Watch, part_of
+from perflab.predict.watched import watched
 from perflab.predictions import Cost, Prediction
 from perflab.reachable import reachable
 
@@ -66,6 +70,10 @@ class Proofs:
     def __init__(self) -> None:
         self.known: dict[Hashable, str | None] = {}
         """By kind: None if it was right, else what was not."""
+        self.given_up: dict[Hashable, str] = {}
+        """By kind: why it was not run whole to the end, so that few layers are believed."""
+        self.written: Written = WeakKeyDictionary()
+        """What runs of few layers have left in models that several cases share."""
 
     def kind(self, work: Work, book: ModuleBook, reached: Iterable[Any]) -> Hashable:
         """What calls have in common that are proven together."""
@@ -74,7 +82,9 @@ class Proofs:
         return work.spans, modules, frozenset((code.co_filename, code.co_firstlineno) for code in codes)
 
 
-def traced(work: Work, hidden: Hidden, *, proofs: Proofs | None = None, whole: bool = False) -> Traced:
+def traced(
+    work: Work, hidden: Hidden, *, proofs: Proofs | None = None, whole: bool = False, watch: Watch | None = None
+) -> Traced:
     """Trace a call in its steady state: after one that is not looked at, in which optimizers make their state.
 
     Where a stack of alike layers is long, it is cut to a few for that, twice, and the trace of all is made of the two;
@@ -85,26 +95,35 @@ def traced(work: Work, hidden: Hidden, *, proofs: Proofs | None = None, whole: b
         hidden: what operators take inside of themselves.
         proofs: what is known of such calls; is added to. None: the layers are believed to be what they are built as.
         whole: run every layer.
+        watch: is shown each operator; proving that layers are alike is a part by itself.
 
     Raises:
         Exception: whatever the work raises.
+        CalledOff: the watch has seen enough of the call itself. Where it has of the proof, that is a note.
     """
     reached = list(reachable(work.roots))
-    book = book_of(reached)
+    book = book_of(reached, None if proofs is None else proofs.written)
     notes = [_COMPILED] if is_compiled(*(one for one in reached if isinstance(one, _CAN_BE_COMPILED))) else []
     if book.long_stacks and not whole:
         try:
-            result, more = _trace_cut(work, book, hidden, FEW + 1, warm_up=True)
-            _, few = _trace_cut(work, book, hidden, FEW, warm_up=False)
+            result, more = _trace_cut(work, book, hidden, FEW + 1, watch, warm_up=True)
+            _, few = _trace_cut(work, book, hidden, FEW, watch, warm_up=False)
             unrolled = Traced(unroll(few, more, book.layers), result, [FEW, FEW + 1], notes)
             if proofs is None:
                 return unrolled
             kind = proofs.kind(work, book, reached)
-            if kind not in proofs.known:
-                seen = traced(work, hidden, whole=True)
-                proofs.known[kind] = same(_without_launches(unrolled.trace), _without_launches(seen.trace))
-                if proofs.known[kind] is not None:
-                    return Traced(seen.trace, seen.result, [], [*notes, _UNLIKE])
+            if kind not in proofs.known and kind not in proofs.given_up:
+                try:
+                    with part_of(watch, "every layer"):
+                        result, seen = _trace_whole(work, book, hidden, watch)
+                except CalledOff as end:
+                    proofs.given_up[kind] = f"{_UNPROVEN} {end}"
+                else:
+                    proofs.known[kind] = same(_without_launches(unrolled.trace), _without_launches(seen))
+                    if proofs.known[kind] is not None:
+                        return Traced(seen, result, [], [*notes, _UNLIKE])
+            if kind in proofs.given_up:
+                return replace(unrolled, notes=[*notes, proofs.given_up[kind]])
             if proofs.known[kind] is None:
                 return unrolled
             notes.append(_UNLIKE)
@@ -112,9 +131,15 @@ def traced(work: Work, hidden: Hidden, *, proofs: Proofs | None = None, whole: b
             notes.append(_UNLIKE)
         except _FAILS_WHEN_CUT as error:  # it depends on how many layers there are, or fails anyway
             notes.append(f"every layer was run: with {FEW + 1} of them it ends in {type(error).__name__}")
-    result = work.run(_nothing)
-    found = trace(work.run, work.spans, book, holdings(reachable(work.roots), book), hidden)
+    result, found = _trace_whole(work, book, hidden, watch)
     return Traced(found, result, [], notes)
+
+
+def _trace_whole(work: Work, book: ModuleBook, hidden: Hidden, watch: Watch | None) -> tuple[Any, Trace]:
+    """Every layer, under the names that the book gave them before anything ran: runs leave their traces in layers."""
+    with watched(watch):
+        result = work.run(_nothing)
+    return result, trace(work.run, work.spans, book, holdings(reachable(work.roots), book), hidden, watch)
 
 
 def _without_launches(found: Trace) -> Trace:
@@ -127,6 +152,7 @@ _FAILS_WHEN_CUT = (RuntimeError, ValueError, TypeError, IndexError, KeyError, At
 
 
 _UNLIKE = "every layer was run: they are built alike, and do not do alike"
+_UNPROVEN = "few layers were run, and that all do alike is not proven: running every one"
 _COMPILED = "torch.compile is not predicted: what it fuses counts as if it were not compiled"
 _CAN_BE_COMPILED = (torch.nn.Module, FunctionType)
 
@@ -139,13 +165,15 @@ def predict(
     rounded: Rounding = rounded_as_on_cuda,
     proofs: Proofs | None = None,
     whole: bool = False,
+    watch: Watch | None = None,
 ) -> tuple[Prediction, Traced]:
     """Predict one call on a GPU; on none of them (``None``), memory and operators as they are here.
 
     Raises:
         Exception: whatever the work raises.
+        CalledOff: the watch has seen enough.
     """
-    found = traced(work, hidden, proofs=proofs, whole=whole)
+    found = traced(work, hidden, proofs=proofs, whole=whole, watch=watch)
     account = account_of(found.trace, rounded=rounded, roofline_ns=lambda op: roofline_ns(op, gpu) if gpu else None)
     played = replay(found.trace) if gpu is not None else None
     workspace_bytes = gpu.workspace_bytes * _threads_with_products(account.costs) if gpu is not None else 0
@@ -175,10 +203,16 @@ def predict(
     )
 
 
-def _trace_cut(work: Work, book: ModuleBook, hidden: Hidden, count: int, *, warm_up: bool) -> tuple[Any, Trace]:
+def _trace_cut(
+    work: Work, book: ModuleBook, hidden: Hidden, count: int, watch: Watch | None, *, warm_up: bool
+) -> tuple[Any, Trace]:
     with book.cut(count) as left_out:
-        result = work.run(_nothing) if warm_up else None
-        return result, trace(work.run, work.spans, book, holdings(reachable(work.roots), book, left_out), hidden)
+        result = None
+        if warm_up:
+            with watched(watch):
+                result = work.run(_nothing)
+        held = holdings(reachable(work.roots), book, left_out)
+        return result, trace(work.run, work.spans, book, held, hidden, watch)
 
 
 class OnCuda(Hidden):

@@ -26,8 +26,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from perflab.predict.cuda_devices import on_host
 from perflab.predict.holdings import Holding
 from perflab.predict.modules import ModuleBook
-from perflab.predict.operators import Kind, bytes_of, dtype_of, flops_of, is_causal_call, kind_of, tensors_in
+from perflab.predict.operators import (
+    Kind,
+    bytes_of,
+    dtype_of,
+    flops_of,
+    is_causal_call,
+    is_operator,
+    kind_of,
+    tensors_in,
+)
 from perflab.predict.trace import Alloc, Event, Free, Layer, Op, Place, Saved, Trace, Use
+from perflab.predict.watch import Watch
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
@@ -35,13 +45,18 @@ _NOT_THE_CODE = tuple(
     f"{folder}/"
     for folder in (Path(torch.__file__).parent, Path(__file__).parent, Path(__file__).parents[1] / "plugin")
 )
-_NO_WORK = ("prim", "profiler")
-"""Questions, such as which device a tensor is on; and ranges."""
 Run = Callable[[Callable[[], None]], Any]
 """Does the work once, calling what it is given at the end of each span, and returns the result."""
 
 
-def trace(run: Run, spans: tuple[str, ...], book: ModuleBook, held: Iterable[Holding], hidden: Hidden) -> Trace:
+def trace(
+    run: Run,
+    spans: tuple[str, ...],
+    book: ModuleBook,
+    held: Iterable[Holding],
+    hidden: Hidden,
+    watch: Watch | None = None,
+) -> Trace:
     """Run once, and tell what that did.
 
     Args:
@@ -50,11 +65,13 @@ def trace(run: Run, spans: tuple[str, ...], book: ModuleBook, held: Iterable[Hol
         book: names of the modules.
         held: what is there before.
         hidden: what operators take inside of themselves.
+        watch: is shown each operator.
 
     Raises:
         Exception: whatever ``run`` raises.
+        CalledOff: the watch has seen enough.
     """
-    tracer = Tracer(book, held, spans, hidden)
+    tracer = Tracer(book, held, spans, hidden, watch)
     was_on = gc.isenabled()
     gc.disable()  # cyclic garbage is let go at no particular moment
     try:
@@ -83,9 +100,16 @@ class Hidden:
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every operator of a run; see ``trace``."""
 
-    def __init__(self, book: ModuleBook, held: Iterable[Holding], spans: tuple[str, ...], hidden: Hidden) -> None:
+    def __init__(
+        self,
+        book: ModuleBook,
+        held: Iterable[Holding],
+        spans: tuple[str, ...],
+        hidden: Hidden,
+        watch: Watch | None = None,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._book, self._hidden = book, hidden
+        self._book, self._hidden, self._watch = book, hidden, watch
         self._spans, self._span = spans, 0
         self._events: list[Event] = []
         self._held: list[Alloc] = []
@@ -228,11 +252,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._dispatch(func, args, kwargs or {})
 
     def _dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        if not isinstance(func, OpOverload) or func.namespace in _NO_WORK:
+        if not is_operator(func):
             return func(*args, **kwargs)  # also FlexAttention's, which is of higher order
         if _is_composite(func) and torch.is_inference_mode_enabled():
             with self:
                 return func.decompose(*args, **kwargs)
+        if self._watch is not None:
+            self._watch.operator()
         kind = kind_of(func)
         result = func(*args, **kwargs)
         place, layer = self._here()

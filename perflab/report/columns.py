@@ -1,4 +1,4 @@
-"""Columns of a study's table: what each is called, what it reads of a case, and how its values are written.
+"""Columns of tables: what each is called, what it reads of a case, and how its values are written.
 
 A value is in its column's unit: nanoseconds, bytes, per second, a share of one. What the units of standard columns are
 stands here; a fact's is the ending of its name.
@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from perflab.records import Record, Replicate, Result
-from perflab.report.table import shown_ns
-from perflab.units import format_bytes, format_ns, format_percent, format_ratio, format_si
+from perflab.records import Measurement, Record, Replicate, Result
+from perflab.report.matmul_rate import share_of_rate
+from perflab.report.samples import interquartile_range_ns, slowest_ns
+from perflab.units import format_bytes, format_change, format_ns, format_percent, format_ratio, format_si
 
 Value = str | int | float | bool | None
 PHASES = ("forward", "backward", "optimizer")
@@ -25,12 +26,34 @@ COUNTS = (
     "instructions",
     "callgrind_instructions",
 )
-STANDARD = frozenset(("median", "mean", "std", "first", "peak", "MFU", "quoted", *PHASES, *COUNTS))
+_STATISTICS = ("median", "min", "max", "mean", "std", "iqr")
+STANDARD = (
+    *_STATISTICS,
+    "ops",
+    "rounds",
+    "iterations",
+    "warmup",
+    "spread",
+    "vs_base",
+    "first",
+    *PHASES,
+    "peak",
+    "MFU",
+    "quoted",
+    *COUNTS,
+)
 """Names that no fact can have. Rates are named by their unit of work (``tokens/s``), and no fact's name has a slash."""
 NOTHING = "–"
 
-_TIMES = ("median", "mean", "std", "first", *PHASES)
-_COMPARED_TIMES = ("median", "mean", "first", *PHASES)
+_TIMES = (*_STATISTICS, "first", *PHASES)
+_COMPARED_TIMES = ("median", "min", "max", "mean", "first", *PHASES)
+_UNITS = {"peak": "bytes", "MFU": "share", "spread": "share", "vs_base": "ratio", "ops": "per second"}
+_WRITTEN: dict[str, Callable[[float], str]] = {
+    "spread": lambda noise: f"±{100 * noise:.1f}%" if noise < 1.0 else ">±100%",
+    "vs_base": format_change,
+}
+"""What is not written as its unit is."""
+_TITLES = {"ops": "ops/s", "vs_base": "vs base"}
 _RATE = "/s"
 _WORK = {"flops": "FLOP", "bytes": "B"}
 _ENDINGS: dict[str, tuple[str, Callable[[float], str]]] = {
@@ -75,7 +98,7 @@ class Column:
         if self.name.endswith(_RATE):
             return "per second"
         if self.name in STANDARD:
-            return {"peak": "bytes", "MFU": "share"}.get(self.name, "")
+            return _UNITS.get(self.name, "")
         return _ending(self.name)[1]
 
     def text(self, value: Value) -> str:
@@ -86,8 +109,7 @@ class Column:
             return "yes" if value else "no"
         if isinstance(value, str):
             return " ".join(value.split())
-        formats = {unit: written for unit, written in _ENDINGS.values()}
-        written = formats.get(self.unit)
+        written = _WRITTEN.get(self.name) or {unit: how for unit, how in _ENDINGS.values()}.get(self.unit)
         if written is None:
             return str(value) if isinstance(value, int) else f"{value:.4g}"
         return written(value) if value >= 0 else f"-{written(-value)}"
@@ -109,7 +131,7 @@ class Column:
 def named(name: str) -> Column:
     """The column of a name; a fact's title is its name without the unit, which its values have."""
     if name in STANDARD:
-        return Column(name, name.replace("_", " "))
+        return Column(name, _TITLES.get(name, name.replace("_", " ")))
     if name.endswith(_RATE):
         unit = name.removesuffix(_RATE)
         phase, _, rest = unit.partition("_")
@@ -127,6 +149,16 @@ def quoted(sources: list[str]) -> list[Column]:
     return [Column("quoted", f"quoted {number}", source) for number, source in enumerate(sources, 1)]
 
 
+def shown_ns(result: Result) -> float | None:
+    """The time of one call that a case is shown with; None where nothing was measured."""
+    record, latency = result.record, result.judgement.latency
+    if record is None or record.summary is None:
+        return None
+    # Where other processes were asked, in turns or not, theirs is the time that was judged.
+    judged = record.fresh or record.paired or record.paired_to_anchor
+    return (latency.now if latency is not None and judged else None) or record.summary.median_ns
+
+
 def is_of_a_phase(unit: str, record: Record) -> bool:
     """Whether a unit of work is that of one phase of the case alone, such as ``backward_flops``."""
     phase, _, rest = unit.partition("_")
@@ -141,19 +173,37 @@ def _read(name: str, result: Result, record: Record, summary: Replicate) -> Valu
         ns = summary.phases_ns[unit.partition("_")[0]] if is_of_a_phase(unit, record) else median_ns
         return amount / (ns / 1e9) if amount is not None and ns > 0 else None
     if name in STANDARD:
-        flops, rate = record.work.get("flops"), record.matmul_flops_per_second
+        flops, latency = record.work.get("flops"), result.judgement.latency
         standard: dict[str, Value] = {
+            **_of_samples(record.measurement),
             **summary.counts,
             **summary.phases_ns,
             "median": median_ns,
+            "min": summary.fastest_ns,
             "mean": summary.mean_ns,
+            "ops": 1e9 / summary.mean_ns if summary.mean_ns > 0 else None,
+            "rounds": summary.samples,
+            "spread": summary.noise if summary.samples > 1 else None,
+            "vs_base": latency.ratio if latency is not None else None,
             "std": summary.std_ns if summary.samples > 1 else None,
             "first": summary.first_ns,
             "peak": summary.memory.peak_bytes if summary.memory is not None else None,
-            "MFU": flops / (median_ns / 1e9) / rate if flops is not None and rate is not None else None,
+            "MFU": share_of_rate(flops, median_ns, record) if flops is not None else None,
         }
         return standard.get(name)
     return record.facts.get(name)
+
+
+def _of_samples(measurement: Measurement | None) -> dict[str, Value]:
+    """What only the samples themselves tell; a summary has not all of it."""
+    if measurement is None:
+        return {}
+    return {
+        "max": slowest_ns(measurement),
+        "iqr": interquartile_range_ns(measurement),
+        "iterations": measurement.repetitions,
+        "warmup": measurement.warmup_calls,
+    }
 
 
 def _ending(name: str) -> tuple[str, str]:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
 from statistics import median
 
 from perflab.records import Change, Judgement, Paired, Record, Result, Verdict
+from perflab.report.compared import in_words, listed, reasons_of
 from perflab.report.counts import changed, count_row
 from perflab.report.drift import headline
-from perflab.report.table import short_name
+from perflab.report.escaping import result_for_reading
+from perflab.report.failing_table import Quantity, failing_table
+from perflab.report.table import name_of
 from perflab.units import format_bytes, format_change, format_interval, format_ns, format_percent
 
 WIDTH = 80
+NO_TELLING = "can't tell"
+"""In the place of an interval: readings that are too few, or that differ too much."""
 UNCHANGED = 0.02
 """A phase that moved less than this is called unchanged."""
 
 
 def explain(result: Result, memory_threshold: float, accept: str | None) -> str:
     """The text of a failure. ``accept`` is the command that takes the numbers as the new baseline, if there is one."""
+    result = result_for_reading(result)
     judgement, record = result.judgement, result.record
     drifted = any(drift.decides for drift in judgement.drift.values())
     lines = _wrapped(_headline(result), indent="  ") if drifted else [_headline(result)]
@@ -41,7 +46,12 @@ def _wrapped(text: str, indent: str) -> list[str]:
 
 
 def _headline(result: Result) -> str:
-    name, judgement = short_name(result.case), result.judgement
+    name, judgement = name_of(result), result.judgement
+    if judgement.verdict in (Verdict.OK, Verdict.IMPROVED):
+        missed = {"time": judgement.no_times} if judgement.no_times is not None else {}
+        missed |= {listed([*map(in_words, quantities)]): reason for reason, quantities in reasons_of(judgement)}
+        said = ", ".join(f"its {what} could not be judged ({reason})" for what, reason in missed.items())
+        return f"{name}: {said}, and --perf-check=strict wants it to be"
     if judgement.verdict is not Verdict.REGRESSED:
         return f"{name} could not be judged ({judgement.verdict}), and --perf-check=strict wants it to be"
     if result.record is not None and result.record.out_of_memory is not None:
@@ -56,32 +66,25 @@ def _numbers(judgement: Judgement, counts: dict[str, Change], memory_threshold: 
     latency, memory = judgement.latency, judgement.memory
     # Which of the two is compared with its anchor, and not with the baseline.
     to_anchor = [name for name, drift in judgement.drift.items() if drift.decides]
-    rows: list[tuple[str, ...]] = [("", "before", "now", "change", "95 % interval", "limit")]
+    rows: list[Quantity] = []
     if latency is not None:
-        interval = "unknown"
+        interval = NO_TELLING
         if latency.low is not None and latency.high is not None and not latency.is_vague:
             interval = format_interval(latency.low, latency.high)
         limit = f"+{format_percent(latency.limit - 1)}" if latency.limit is not None else "–"
-        row = (
-            format_ns(latency.before),
-            format_ns(latency.now),
-            format_change(latency.ratio),
-            interval,
-            limit,
-        )
-        rows.append(("latency, to anchor" if "latency" in to_anchor else "latency", *row))
+        label = "latency, to anchor" if "latency" in to_anchor else "latency"
+        times = (format_ns(latency.before), format_ns(latency.now), format_change(latency.ratio))
+        rows.append(Quantity((label, *times, interval, limit), failed="latency" in judgement.worse))
     if memory is not None:
         before, now = int(memory.before), int(memory.now)
         grown = f"{'+' if now > before else '-'}{format_bytes(abs(now - before))}" if now != before else "same"
         limit = f"+{format_percent(memory_threshold)}" if memory_threshold else "exact"
         label = "peak, to anchor" if "memory" in to_anchor else "peak"
-        rows.append((label, format_bytes(before), format_bytes(now), grown, "exact", limit))
-    rows += [count_row(name, change) for name, change in counts.items()]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
-        for row in rows
-    ]
+        sizes = (format_bytes(before), format_bytes(now), grown)
+        rows.append(Quantity((label, *sizes, "exact", limit), failed="memory" in judgement.worse))
+    counted = "counts" in judgement.worse
+    rows += [Quantity(count_row(*item), failed=counted and item[1].is_past_limit) for item in counts.items()]
+    return failing_table(("", "before", "now", "change", "95 % interval", "limit"), rows)
 
 
 def _evidence(record: Record | None, judgement: Judgement) -> list[str]:
@@ -113,7 +116,7 @@ def _paired(record: Record | None, judgement: Judgement) -> Paired | None:
 
 
 def _paired_evidence(paired: Paired, judgement: Judgement) -> list[str]:
-    pairs = paired.confirm or paired.screen
+    pairs = [*paired.screen, *paired.confirm]
     said = [f"{len(pairs)} pairs of fresh processes, measured in turns"]
     if paired.control:
         said.append(f"the base against itself: {format_change(median(paired.control))}")
@@ -131,8 +134,4 @@ def _where(phases: dict[str, Change]) -> str:
     still = [name for name in phases if name not in moved]
     if not moved:
         return ""
-    return ", ".join(told) + (f" ({_listed(still)} unchanged)" if still else "")
-
-
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return ", ".join(told) + (f" ({listed(still)} unchanged)" if still else "")

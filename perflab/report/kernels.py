@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 from perflab.records import CompiledKernel, KernelResources, Result, Verdict
 from perflab.report.counts import changed, count_fact, count_row
-from perflab.report.table import Line, Row, verdict_text, wrap_facts
+from perflab.report.escaping import lines_of
+from perflab.report.failing_table import Quantity, failing_table
+from perflab.report.table import Line, Row, shown_verdict, verdict_text, wrap_facts
 from perflab.units import format_bytes
 
 WIDTH = 80
@@ -42,7 +44,7 @@ def kernel_table(results: Sequence[Result], width: int = WIDTH) -> list[Line]:
         last = kernel.name
         cells = "".join(row.cells[title].rjust(size) for title, size in _COLUMNS)
         arch = f" sm_{kernel.arch}".ljust(len(_TITLE))
-        lines.append(Line(f"{arch}{cells}  {row.verdict}", result.judgement.verdict))
+        lines.append(Line(f"{arch}{cells}  {row.verdict}", shown_verdict(result)))
         lines += [Line(f"    {text}") for text in row.details]
     return lines
 
@@ -94,7 +96,7 @@ def explain_kernel(result: Result, accept: str | None) -> str:
             lines += _wrapped(f"why: {reason}", indent="     ")
     if accept is not None:
         lines.append(f"if this is meant: {accept}")
-    return "\n".join(lines)
+    return lines_of("\n".join(lines))
 
 
 def _cells(here: KernelResources | None) -> dict[str, str]:
@@ -129,13 +131,35 @@ def _numbers(result: Result) -> list[str]:
     counts = result.judgement.counts
     kept = {name: change for name, change in counts.items() if change.limit is not None or name == "registers"}
     kept |= changed(counts)
-    rows: list[tuple[str, ...]] = [("", "before", "now", "change", "limit")]
-    rows += [(cells[0], *cells[1:4], cells[5]) for cells in (count_row(*item) for item in kept.items())]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
-        for row in rows
-    ]
+    limits = _limits_passed(result)
+    rows = []
+    for name, change in kept.items():
+        label, before, now, changed_by, _, limit = count_row(name, change)
+        rows.append(Quantity((label, before, now, changed_by, limits.get(name, limit)), failed=name in limits))
+    return failing_table(("", "before", "now", "change", "limit"), rows)
+
+
+def _limits_passed(result: Result) -> dict[str, str]:
+    """The quantities by which the kernel is worse, and what each was held to."""
+    assert result.compiled is not None
+    here, counts = result.compiled.now.resources, result.judgement.counts
+    assert here is not None
+    rose = [name for name, change in counts.items() if change.now > change.before]
+    no_room = {name: f"{here.shared_limit_bytes:,}" for name in rose if name.endswith("shared_bytes")}
+    if here.shared_bytes <= here.shared_limit_bytes:  # a block is too large for something else
+        no_room = {"blocks_per_sm": "1"}
+    passed = {
+        "spills": {name: "exact" for name in rose if name.startswith("spill_")},
+        "tensor cores": {
+            kind: "new" if kind in rose else "kept"
+            for kind in _KINDS
+            if kind in counts and 0 in (counts[kind].before, counts[kind].now)
+        },
+        "tma": {"tma": "kept"},
+        "occupancy": {"warps_per_sm": "exact"},
+        "shared memory": no_room,
+    }
+    return {name: limit for one in result.judgement.worse for name, limit in passed.get(one, {}).items()}
 
 
 def _wrapped(text: str, indent: str = "  ") -> list[str]:

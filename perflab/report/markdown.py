@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from itertools import chain
 
 from perflab.records import Document, Result, Verdict
-from perflab.report.escaping import code, escape, longest_run
+from perflab.report.compared import what_was_compared
+from perflab.report.doubts import beyond_the_rate
+from perflab.report.escaping import code, escape, for_reading, longest_run
 from perflab.report.kernels import kernel_rows
+from perflab.report.not_run import not_run, without_skipped
 from perflab.report.predictions import prediction_notes, prediction_rows
 from perflab.report.side_by_side import side_by_side, side_by_side_markdown
 from perflab.report.studies import studies
@@ -22,7 +25,9 @@ from perflab.report.summary import (
     tiers,
     unseen_failures,
 )
-from perflab.report.table import Row, rows, tally
+from perflab.report.table import MARKED, Row, rows, shown_verdict
+from perflab.report.tally import tally
+from perflab.report.view import DEFAULT_VIEW, View
 
 _FIRST = (Verdict.REGRESSED, Verdict.FAILED, Verdict.OOM, Verdict.INCONCLUSIVE)
 _LONGEST_FAILURE = 80
@@ -31,14 +36,19 @@ _DETAIL_WIDTH = 100
 """Columns of what a page unfolds."""
 
 
-def markdown(document: Document, parameter: str | None = None) -> str:
-    """The whole run; ends with a newline. ``parameter`` is set side by side, in place of what each case asks for."""
+def markdown(document: Document, parameter: str | None = None, view: View = DEFAULT_VIEW) -> str:
+    """The whole run; ends with a newline. ``parameter`` is set side by side, in place of what each case asks for.
+
+    ``view`` is that of the measured cases, among which those that need looking at stand first all the same.
+    """
+    document = for_reading(document)
     results = document.results
     if not results:
         return "\n\n".join(["### perflab", "no perf case ran", *map(escape, unseen_failures(document))]) + "\n"
     found = tiers(results)
-    measured, compiled = found.measured, found.compiled
-    shown = _sorted(rows(measured), measured)
+    measured, compiled = found.measured if view.every else without_skipped(found.measured), found.compiled
+    in_order = view.ordered(measured)
+    shown = _sorted(rows(in_order, view), in_order)
     predicted = [_sorted(prediction_rows(cases), cases) for cases in found.predicted.values()]
     kernels = _sorted(kernel_rows(compiled), compiled)
     blocks = [f"### perflab: {tally(results)}"]
@@ -48,6 +58,7 @@ def markdown(document: Document, parameter: str | None = None) -> str:
         blocks.append("\n".join(_table("case", [row for row, _ in shown])))
         blocks += ["\n".join(lines) for lines in side_by_side_markdown(side_by_side(measured, parameter))]
         blocks += study_markdown(studies(measured, document.findings))
+        blocks += [escape(MARKED)] if any(one.judgement.beside for one in measured) else []
     for cases in predicted:
         ones = [result for _, result in cases]
         blocks.append(escape(" · ".join(predicted_by(document, ones))))
@@ -58,7 +69,13 @@ def markdown(document: Document, parameter: str | None = None) -> str:
     if kernels:
         blocks.append(escape(" · ".join(compiled_by(document))))
         blocks.append("\n".join(_table("kernel", [row for row, _ in kernels])))
+    blocks += [escape(text) for text in (*what_was_compared(results), *beyond_the_rate(results))]
     blocks += [_failure(row.name, result) for row, result in (*shown, *chain(*predicted), *kernels) if result.failure]
+    reasons = [
+        escape(said) + (f"<br>{code(command)}" if command else "")
+        for said, command in not_run(document, listed=view.every)
+    ]
+    blocks += ["\n".join(f"- {reason}" for reason in reasons)] if reasons else []
     if hint(document):
         blocks.append(hint(document).strip())
     return "\n\n".join(blocks) + "\n"
@@ -70,7 +87,7 @@ def _sorted(rows: list[Row], results: list[Result]) -> list[tuple[Row, Result]]:
 
 def _rank(result: Result) -> int:
     """Regressions first, then what failed otherwise; a sort by it keeps the order of the rest."""
-    verdict = result.judgement.verdict
+    verdict = shown_verdict(result)
     if verdict in _FIRST:
         return _FIRST.index(verdict)
     return len(_FIRST) - (1 if result.failure else 0)
@@ -82,7 +99,7 @@ def _table(first: str, shown: list[Row]) -> list[str]:
     for row in shown:
         verdict = f"**{row.verdict}**" if row.verdict.isupper() else row.verdict
         why = "".join(f"<br>{escape(detail)}" for detail in row.details)
-        lines.append(f"| {' | '.join([code(row.name), *row.cells.values(), verdict + why])} |")
+        lines.append(f"| {' | '.join([code(row.name), *map(escape, row.cells.values()), verdict + why])} |")
     return lines
 
 

@@ -12,6 +12,18 @@ from perflab.environment import slug
 from perflab.records import Record, Result, changed
 
 _Key = tuple[str, str | None]
+NO_TELLING = "can't tell"
+_ROUNDED_TO_ALL = 1.005
+"""A share up to this is written as 100 %: reading the rate is no more precise."""
+
+
+def share_of_rate(flops: float, ns: float, record: Record) -> float | str | None:
+    """Which share of the rate work reached; None where there is no rate, and words where it would be more than all."""
+    rate = record.matmul_flops_per_second
+    if rate is None or ns <= 0:
+        return None
+    share = flops / (ns / 1e9) / rate
+    return share if share < _ROUNDED_TO_ALL else NO_TELLING
 
 
 def with_best_rates(results: Sequence[Result]) -> list[Result]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from perflab.predictions import PredictedBaseline, PredictedCase, Prediction
 from perflab.records import Change, Result, Verdict
+from perflab.report.escaping import lines_of
+from perflab.report.failing_table import Quantity, failing_table
 from perflab.report.prediction_facts import checkpoint_first, fit_facts
 from perflab.report.predictions import QUANTITIES, WIDTH, amount, signed, wrapped
 from perflab.report.table import short_name, wrap_facts
@@ -22,7 +26,7 @@ def explain_prediction(result: Result, accept: str | None) -> str:
         said = f"{name} could not be judged ({judgement.verdict}), and --perf-check=strict wants it to be"
         lines = wrapped(said, WIDTH)
     if judgement.memory is not None:
-        lines += _numbers({"memory": judgement.memory} | judgement.counts, case)
+        lines += _numbers({"memory": judgement.memory} | judgement.counts, judgement.worse, case)
     if regressed:
         lines += _saved_at(case.before)
         lines += ["what grew:", *(text for reason in judgement.reasons for text in wrapped(f"- {reason}", WIDTH))]
@@ -31,11 +35,11 @@ def explain_prediction(result: Result, accept: str | None) -> str:
         lines += [text for reason in judgement.reasons for text in wrapped(f"why: {reason}", WIDTH)]
     if accept is not None:
         lines.append(f"if this is meant: {accept}")
-    return "\n".join(lines)
+    return lines_of("\n".join(lines))
 
 
-def _numbers(changes: dict[str, Change], case: PredictedCase) -> list[str]:
-    rows: list[tuple[str, ...]] = [("", "before", "now", "change", "", "limit")]
+def _numbers(changes: dict[str, Change], worse: Sequence[str], case: PredictedCase) -> list[str]:
+    rows: list[Quantity] = []
     for name, change in changes.items():
         before, now = int(change.before), int(change.now)
         limit = "none" if change.limit is None else "exact"
@@ -43,23 +47,20 @@ def _numbers(changes: dict[str, Change], case: PredictedCase) -> list[str]:
             limit = f"+{format_percent(change.limit - 1.0)}"
         by = format_change(change.ratio) if before and now != before else ""
         told = signed(name, now - before)
-        rows.append((QUANTITIES[name], amount(name, before), amount(name, now), told, by, limit))
+        cells = (QUANTITIES[name], amount(name, before), amount(name, now), told, by, limit)
+        rows.append(Quantity(cells, failed=name in worse))
     rows += _time_row(case.now, case.before)
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
-        for row in rows
-    ]
+    return failing_table(("", "before", "now", "change", "", "limit"), rows)
 
 
-def _time_row(now: Prediction, before: PredictedBaseline | None) -> list[tuple[str, ...]]:
+def _time_row(now: Prediction, before: PredictedBaseline | None) -> list[Quantity]:
     """The roofline time: it follows from the rest, so nothing is judged by it."""
     if now.roofline_ns is None or before is None or before.roofline_ns is None:
         return []
     more_ns = now.roofline_ns - before.roofline_ns
     shown = f"{'-' if more_ns < 0 else '+'}{format_ns(abs(more_ns))}" if more_ns else "same"
     by = format_change(now.roofline_ns / before.roofline_ns) if more_ns else ""
-    return [("roofline time", format_ns(before.roofline_ns), format_ns(now.roofline_ns), shown, by, "none")]
+    return [Quantity(("roofline time", format_ns(before.roofline_ns), format_ns(now.roofline_ns), shown, by, "none"))]
 
 
 def _saved_at(before: PredictedBaseline | None) -> list[str]:

@@ -23,7 +23,7 @@ from perflab.report.prediction_facts import (
     memory_facts,
     time_facts,
 )
-from perflab.report.table import Line, Row, names_of, shorten, verdict_text, wrap_facts
+from perflab.report.table import Line, Row, names_of, shorten, shown_verdict, verdict_text, wrap_facts
 from perflab.units import format_bytes, format_flops, format_names, format_ns, format_si
 
 WIDTH = 80
@@ -66,8 +66,11 @@ def prediction_head(results: Sequence[Result]) -> list[str]:
     ]
 
 
-def prediction_table(results: Sequence[Result], width: int = WIDTH) -> list[Line]:
-    """Predicted cases of one GPU as lines no longer than ``width`` (80 at least)."""
+def prediction_table(results: Sequence[Result], width: int = WIDTH, *, brief: bool = False) -> list[Line]:
+    """Predicted cases of one GPU as lines no longer than ``width`` (80 at least).
+
+    A ``brief`` table has no more below a case than what is not as it was, and no notes.
+    """
     width = max(width, WIDTH)
     found = prediction_rows(results, width - 2)
     columns = [(title, size) for title, size in _COLUMNS if title in found[0].cells]
@@ -77,8 +80,11 @@ def prediction_table(results: Sequence[Result], width: int = WIDTH) -> list[Line
     lines = [Line(f"{'case'.ljust(names)}{''.join(title.rjust(size) for title, size in columns)}  verdict")]
     for row, result in zip(found, results, strict=True):
         cells = "".join(row.cells[title].rjust(size) for title, size in columns)
-        lines.append(Line(f"{shorten(row.name, names).ljust(names)}{cells}  {row.verdict}", result.judgement.verdict))
-        lines += [Line(f"  {text}") for text in row.details]
+        lines.append(Line(f"{shorten(row.name, names).ljust(names)}{cells}  {row.verdict}", shown_verdict(result)))
+        details = _compared(result, width - 2) if brief else row.details
+        lines += [Line(f"  {text}") for text in details]
+    if brief:
+        return lines
     return [*lines, *(Line(text) for note in prediction_notes(results) for text in wrapped(note, width))]
 
 

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from perflab.records import Environment, Parameters, Record, Result
-from perflab.report.columns import is_of_a_phase
-from perflab.report.matmul_rate import with_best_rates
-from perflab.report.table import Line, said_instead, short_name, shown_ns, spread_of, wrap_facts
-from perflab.units import format_bytes, format_ns, format_rate
+from perflab.report.columns import is_of_a_phase, named, shown_ns
+from perflab.report.escaping import escape
+from perflab.report.matmul_rate import share_of_rate, with_best_rates
+from perflab.report.table import Line, marked, said_instead, short_name, wrap_facts
+from perflab.units import format_bytes, format_multiple, format_ns, format_rate
 
 _COLUMNS = ("median", "spread", "ratio", "rate", "matmul", "peak")
 _FLOPS = "flops"
@@ -38,6 +39,8 @@ class Group:
     parameter: str
     title: str
     levels: list[Level]
+    cases: list[str] = field(default_factory=list)
+    """Node ids of its members."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +89,19 @@ def side_by_side(results: Sequence[Result], parameter: str | None = None) -> lis
     for key, member in without_record:  # no machine is known of it: it stands beside those of each
         for other in [other for other in members if replace(other, environment=None) == key]:
             members[other].append(member)
-    groups = [Group(key.parameter, titles[key], _levels(found)) for key, found in members.items()]
+    groups = [
+        Group(key.parameter, titles[key], _levels(found), [one.result.case for one in found])
+        for key, found in members.items()
+    ]
     return [group for group in groups if len(group.levels) > 1]
+
+
+def in_brief(groups: Sequence[Group]) -> tuple[list[Group], list[Group]]:
+    """The last group of each test, in most grids its largest work, without phases; and those left out."""
+    last = {group.cases[0].partition("[")[0]: group for group in groups}
+    shown = [group for group in groups if any(group is one for one in last.values())]
+    left_out = [group for group in groups if all(group is not one for one in last.values())]
+    return [replace(group, levels=[replace(level, phases=[]) for level in group.levels]) for group in shown], left_out
 
 
 def parameter_names(results: Sequence[Result]) -> list[str]:
@@ -131,10 +145,12 @@ def side_by_side_markdown(groups: Sequence[Group]) -> list[list[str]]:
     tables = []
     for group in groups:
         used = [title for title in _COLUMNS if any(level.cells.get(title) for level in group.levels)]
-        lines = [f"| {' | '.join([f'{group.title}, by {group.parameter}', *used])} |", f"|---|{'--:|' * len(used)}"]
+        title = escape(f"{group.title}, by {group.parameter}")
+        lines = [f"| {' | '.join([title, *used])} |", f"|---|{'--:|' * len(used)}"]
         for level in group.levels:
-            name = "<br>".join([level.name, *level.phases]) + (f": {level.said}" if level.said else "")
-            lines.append(f"| {' | '.join([name.replace('|', '&#124;'), *(level.cells.get(t, '') for t in used)])} |")
+            said = f"{level.name}: {level.said}" if level.said else level.name
+            name = "<br>".join(map(escape, [said, *level.phases]))
+            lines.append(f"| {' | '.join([name, *(escape(level.cells.get(t, '')) for t in used)])} |")
         tables.append(lines)
     return tables
 
@@ -177,31 +193,31 @@ def _levels(members: Sequence[_Member]) -> list[Level]:
 def _level(one: _Member, ns: float, best_ns: float, best: dict[str, float]) -> Level:
     record = one.result.record
     assert record is not None
-    cells = {"median": format_ns(ns), "ratio": f"{ns / best_ns:.2f}"}
+    cells = {"median": format_ns(ns), "ratio": format_multiple(ns, best_ns)}
     unit = _FLOPS if _FLOPS in record.work else next((u for u in record.work if not is_of_a_phase(u, record)), None)
     if unit is not None:
         cells["rate"] = format_rate(record.work[unit] / (ns / 1e9), "FLOP" if unit == _FLOPS else unit)
     if unit == _FLOPS and record.matmul_flops_per_second is not None:
         cells["matmul"] = _share(record.work[unit], ns, record)
-    spread = spread_of(one.result)
-    if spread is not None:
-        cells["spread"] = spread
+    spread = named("spread")
+    if spread.has(one.result):
+        cells["spread"] = spread.text(spread.value(one.result))
     if record.summary is not None and record.summary.memory is not None:
         cells["peak"] = format_bytes(record.summary.memory.peak_bytes)
     phases = []
     for phase, phase_ns in _phases(one.result).items():
-        text = f"{phase} {format_ns(phase_ns)} ({phase_ns / best[phase]:.2f})"
+        text = f"{phase} {format_ns(phase_ns)} ({format_multiple(phase_ns, best[phase])})"
         flops = record.work.get(f"{phase}_{_FLOPS}")
         if flops is not None:
             text += f" {format_rate(flops / (phase_ns / 1e9), 'FLOP')}"
             text += f" {_share(flops, phase_ns, record)}" if record.matmul_flops_per_second is not None else ""
         phases.append(text)
-    return Level(one.level, cells, phases)
+    return Level(marked(one.level, one.result), cells, phases)
 
 
 def _share(flops: float, ns: float, record: Record) -> str:
-    assert record.matmul_flops_per_second is not None
-    return f"{100 * flops / (ns / 1e9) / record.matmul_flops_per_second:.1f}%"
+    share = share_of_rate(flops, ns, record)
+    return f"{100 * share:.1f}%" if isinstance(share, float) else share or ""
 
 
 def _phases(result: Result) -> dict[str, float]:

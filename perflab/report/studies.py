@@ -15,7 +15,7 @@ from perflab.records import Environment, Result
 from perflab.report.columns import STANDARD, Column, Value, is_of_a_phase, named, quoted
 from perflab.report.matmul_rate import with_best_rates
 from perflab.report.side_by_side import parameters_of
-from perflab.report.table import names_of, said_instead
+from perflab.report.table import marked, names_of, said_instead
 
 _MORE = "…"
 
@@ -94,6 +94,16 @@ def studies(results: Sequence[Result], findings: Mapping[str, list[str]] | None 
     return found
 
 
+def without_quotes(study: Study) -> Study:
+    """The study without the columns of what others measured."""
+    tables = []
+    for table in study.tables:
+        kept = [at for at, column in enumerate(table.columns) if column.source is None]
+        rows = [replace(row, cells=[row.cells[at] for at in kept if row.cells]) for row in table.rows]
+        tables.append(replace(table, columns=[table.columns[at] for at in kept], rows=rows))
+    return replace(study, tables=tables)
+
+
 def _by_machine(results: Sequence[Result]) -> list[list[Result]]:
     """Cases that were measured on one machine, and with each of these those that were not measured at all."""
     machines = list(dict.fromkeys(slug(one.record.environment) for one in results if one.record is not None))
@@ -117,7 +127,7 @@ def _table(results: list[Result]) -> StudyTable:
             continue
         base = bases.get(_key(result, result.versus)) if result.versus is not None else None
         cells = [_cell(column, result, base if base is not result else None) for column in columns]
-        rows.append(StudyRow(result.case, label, cells))
+        rows.append(StudyRow(result.case, marked(label, result), cells))
     return StudyTable(environment, head, columns, rows)
 
 
@@ -176,8 +186,16 @@ def _cell(column: Column, result: Result, base: Result | None) -> Cell:
 
 
 def _labels(results: Sequence[Result]) -> tuple[str, list[str]]:
-    """The head of the labels, and the labels: names of the cases without what all of them share."""
-    names = names_of(results)
+    """The head of the labels, and the labels: names of the cases without what all of them share, modes behind them."""
+    modes = [result.mode.suffix for result in results]
+    names = [name.removesuffix(mode) for name, mode in zip(names_of(results), modes, strict=True)]
+    head, labels = _without_what_is_shared(names)
+    if len(set(modes)) == 1:
+        return f"{head}{modes[0]}", labels
+    return head, [f"{label}{mode}" for label, mode in zip(labels, modes, strict=True)]
+
+
+def _without_what_is_shared(names: list[str]) -> tuple[str, list[str]]:
     parts = [name.partition("[") for name in names]
     function = parts[0][0]
     if len(names) < 2 or any(one != function or not bracket for one, bracket, _ in parts):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from perflab.records import Environment, to_plain
-from perflab.report.columns import Column
+from perflab.report.columns import Column, Value
 from perflab.report.escaping import code, escape
 from perflab.report.studies import Study, StudyRow, StudyTable
 from perflab.report.table import Line, shorten, wrap_facts
@@ -167,9 +168,14 @@ def _row_of_data(table: StudyTable, row: StudyRow) -> dict[str, Any]:
     if row.said:
         return {**plain, "said": row.said}
     pairs = [(_name(column), cell) for column, cell in zip(table.columns, row.cells, strict=True)]
-    ratios = {name: cell.ratio for name, cell in pairs if cell.ratio is not None}
-    plain["values"] = {name: cell.value for name, cell in pairs}
+    ratios = {name: _number(cell.ratio) for name, cell in pairs if cell.ratio is not None}
+    plain["values"] = {name: _number(cell.value) for name, cell in pairs}
     return {**plain, "versus": ratios} if ratios else plain
+
+
+def _number(value: Value) -> Value:
+    """JSON has no infinities."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _name(column: Column) -> str:

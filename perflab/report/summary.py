@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from perflab.documents import ended_early
 from perflab.environment import slug
-from perflab.records import Document, Environment, Result, Verdict
+from perflab.records import Document, Environment, Judgement, Result, Verdict
+from perflab.report.compared import what_was_compared
+from perflab.report.doubts import beyond_the_rate, noisy_baselines
 from perflab.report.drift import REASON_TO_FILL_IN
+from perflab.report.escaping import for_reading, lines_of
 from perflab.report.kernels import compilers, kernel_table
+from perflab.report.not_run import not_run, without_skipped
 from perflab.report.prediction_detail import prediction_detail
 from perflab.report.predictions import by_gpu, prediction_head, prediction_table
-from perflab.report.side_by_side import side_by_side, side_by_side_lines
-from perflab.report.studies import studies
+from perflab.report.side_by_side import Group, in_brief, side_by_side, side_by_side_lines
+from perflab.report.studies import Study, studies, without_quotes
 from perflab.report.study_forms import study_lines
-from perflab.report.table import Line, short_name, table, tally, wrap_facts
-from perflab.units import format_names, format_percent
+from perflab.report.table import MARKED, Line, needs_a_look, short_name, table, wrap_facts
+from perflab.report.tally import counted
+from perflab.report.view import DEFAULT_VIEW, View
+from perflab.units import format_names
 
+LONG = 70
+"""Lines, a screen or two. Where a run's end would be longer, cases that other tables show have no line of their own,
+unless for a reason, and all have their line alone."""
+_MOST_UNDECIDED = 8
+"""Inconclusive cases that a brief table lists though they stand elsewhere too: those that look slowest."""
 _ENDINGS = {2: "was interrupted", 3: "broke with an internal error", 4: "could not begin"}
 
 
@@ -29,28 +41,99 @@ def summary(
     *,
     accept: str | None = None,
     parameter: str | None = None,
+    view: View = DEFAULT_VIEW,
 ) -> list[Line]:
     """The lines that end a run; ``notes`` stand below the tables. ``accept`` is what to call, if it was not pytest.
 
-    ``parameter`` is set side by side, in place of what each case asks for.
+    ``parameter`` is set side by side, in place of what each case asks for; ``view`` is that of the measured cases.
     """
+    document = for_reading(document)
+    lines = _lines(document, width, notes, accept, parameter, view)
+    is_measured = any(result.record is not None for result in document.results)
+    if view.every or not is_measured or len(lines) <= LONG:  # what was predicted alone is there to be read
+        return lines
+    return _lines(document, width, notes, accept, parameter, replace(view, brief=True))
+
+
+def _lines(
+    document: Document, width: int, notes: Sequence[str], accept: str | None, parameter: str | None, view: View
+) -> list[Line]:
     results = document.results
     found = tiers(results)
-    measured, compiled = found.measured, found.compiled
-    noisy = _noisy_baselines(results, document.threshold) if document.baselines is not None else []
-    texts = [*notes, *noisy]
+    measured, compiled = found.measured if view.every else without_skipped(found.measured), found.compiled
+    groups, found_studies = side_by_side(measured, parameter), studies(measured, document.findings)
+    listed, left_out = measured, list[str]()
+    is_measured = any(result.record is not None for result in measured)
+    if view.brief:
+        listed, groups, left_out = _in_brief(measured, groups, found_studies)
+        found_studies = [without_quotes(study) for study in found_studies]
+    noisy = noisy_baselines(results, document.threshold, width) if document.baselines is not None else []
+    told = [*what_was_compared(results), *beyond_the_rate(results)]
+    untold = [text for one in told for text in textwrap.wrap(one, width, subsequent_indent="  ")]
+    texts = [*untold, *map(lines_of, notes), *noisy]
+    predicted = [
+        line for cases in found.predicted.values() for line in _predicted(document, cases, width, brief=view.brief)
+    ]
     return [
         *(Line(text) for fact in document.preface for text in wrap_facts([fact], width)),
         *(Line(text) for facts in environments(document) for text in wrap_facts(facts, width)),
-        *(table(measured, width) if measured else []),
-        *side_by_side_lines(side_by_side(measured, parameter), width),
-        *study_lines(studies(measured, document.findings), width),
-        *(line for cases in found.predicted.values() for line in _predicted(document, cases, width)),
+        *([] if is_measured else predicted),  # what is known first, and then what came to nothing
+        *(table(listed, width, view) if listed else []),
+        *(Line(text) for one in left_out for text in textwrap.wrap(one, width, subsequent_indent="  ")),
+        *side_by_side_lines(groups, width),
+        *study_lines(found_studies, width),
+        *([Line(MARKED)] if _has_marks(measured, groups, view) else []),
+        *(predicted if is_measured else []),
         *(Line(text) for text in (wrap_facts(compiled_by(document), width) if compiled else [])),
         *(kernel_table(compiled, width) if compiled else []),
         *(Line(text) for text in texts),
-        Line(tally(results) + hint(document, accept) if results else "no perf case ran"),
+        *(Line(text) for reason in not_run(document, listed=view.every) for text in _not_run(*reason, width)),
+        *map(Line, _last(results, hint(document, accept), width) if results else ["no perf case ran"]),
     ]
+
+
+def _has_marks(measured: Sequence[Result], groups: Sequence[Group], view: View) -> bool:
+    """Whether a table marks disturbed cases at their names."""
+    named = {case for group in groups for case in group.cases} | {one.case for one in measured if one.study}
+    return any(one.judgement.beside and (view.brief or one.case in named) for one in measured)
+
+
+def _in_brief(
+    measured: Sequence[Result], groups: Sequence[Group], found: Sequence[Study]
+) -> tuple[list[Result], list[Group], list[str]]:
+    """Of a long run: the cases that need a look or stand nowhere else, some groups, and what is said of the others."""
+    elsewhere = {case for group in groups for case in group.cases} | {one.case for one in measured if one.study}
+    undecided = [one for one in measured if one.case in elsewhere and one.judgement.verdict is Verdict.INCONCLUSIVE]
+    passed_over = {one.case for one in sorted(undecided, key=_looks_slower, reverse=True)[_MOST_UNDECIDED:]}
+    listed = [
+        one for one in measured if one.case not in elsewhere or (needs_a_look(one) and one.case not in passed_over)
+    ]
+    shown, others = in_brief(groups)
+    left_out = ["each case with its mean, phases, rates and all reasons"]
+    if others:
+        left_out.append(f"side by side {format_names([group.title for group in others])}")
+    if any(column.source is not None for study in found for table in study.tables for column in table.columns):
+        left_out.append("what others measured")
+    more = len(measured) - len(listed) - len(passed_over)
+    said = [f"{len(passed_over)} more inconclusive, which look less slow (-v: all)"] if passed_over else []
+    said += [f"{more} more in the tables below, with nothing to report"] if more else []
+    return listed, shown, [*said, f"with -v: {', '.join(left_out)}"]
+
+
+def _looks_slower(result: Result) -> float:
+    latency = result.judgement.latency
+    return latency.ratio if latency is not None else 0.0
+
+
+def _not_run(said: str, command: str | None, width: int) -> list[str]:
+    """A command stands on one line, however long, so that it can be copied."""
+    lines = textwrap.wrap(said, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return [*lines, f"  all of them: {command}"] if command is not None else lines
+
+
+def _last(results: Sequence[Result], hint: str, width: int) -> list[str]:
+    *counts, last = counted(results)
+    return wrap_facts([*counts, last + hint], width)
 
 
 @dataclass(frozen=True)
@@ -73,9 +156,13 @@ def tiers(results: Sequence[Result]) -> Tiers:
     )
 
 
-def _predicted(document: Document, cases: Sequence[Result], width: int) -> list[Line]:
+def _predicted(document: Document, cases: Sequence[Result], width: int, *, brief: bool) -> list[Line]:
     head = [Line(text) for text in wrap_facts(predicted_by(document, cases), width)]
-    return [*head, *prediction_table(cases, width), *(Line(text) for text in the_only_prediction(document, width))]
+    return [
+        *head,
+        *prediction_table(cases, width, brief=brief),
+        *([] if brief else (Line(text) for text in the_only_prediction(document, width))),
+    ]
 
 
 def the_only_prediction(document: Document, width: int) -> list[str]:
@@ -99,9 +186,10 @@ def environments(document: Document) -> list[list[str]]:
         [
             f"{e.device}: {e.device_name}{f', {e.cores} cores' if e.device == 'cpu' else ''}",
             f"torch {e.torch}",
-            *([f"{PurePath(document.baselines, name).as_posix()}/"] if document.baselines is not None else []),
+            *([f"machine {e.machine}"] if e.machine is not None else []),
+            *([f"{PurePath(document.baselines).as_posix()}/"] if document.baselines is not None else []),
         ]
-        for name, e in seen.items()
+        for e in seen.values()
     ]
 
 
@@ -128,9 +216,15 @@ def hint(document: Document, accept: str | None = None) -> str:
         return f"   (accept: --perf-update {REASON_TO_FILL_IN})"
     if verdicts & {Verdict.REGRESSED, Verdict.IMPROVED}:
         return f"   (accept: {accept or '--perf-update'})"
-    if Verdict.INCONCLUSIVE in verdicts:
+    if any(map(_may_be_worse, unsaved)):
         return "   (settle: --perf-against=COMMIT)"
     return ""
+
+
+def _may_be_worse(judgement: Judgement) -> bool:
+    """Whether there is a slowdown to settle: what looks faster, and may have its cause elsewhere, needs nothing."""
+    faster = judgement.latency is not None and judgement.latency.is_faster
+    return judgement.verdict is Verdict.INCONCLUSIVE and not faster
 
 
 def _by_turns(document: Document) -> bool:
@@ -189,21 +283,3 @@ def findings_left_out(parts: Sequence[Document], merged: Document) -> list[str]:
     if not lost:
         return []
     return [f"findings of parts of a study are left out, no part has all of its results: {format_names(list(lost))}"]
-
-
-def _noisy_baselines(results: Sequence[Result], threshold: float) -> list[str]:
-    """What the run could not have seen: cases whose baselines differ by far more than the threshold."""
-    limits = {
-        result.case: result.judgement.latency.limit - 1.0
-        for result in results
-        if result.judgement.latency is not None and result.judgement.latency.limit is not None and not result.saved
-    }
-    noisy = {case: limit for case, limit in limits.items() if limit > 2 * threshold}
-    if not noisy:
-        return []
-    worst = max(noisy, key=lambda case: noisy[case])
-    span = f"{format_percent(min(noisy.values()))} to {format_percent(noisy[worst])}"
-    return [
-        f"{len(noisy)} of {len(limits)} baselines are noisy, and see only changes above {span}",
-        f"  (worst: {short_name(worst)}); save them again on a quieter machine: --perf-update",
-    ]

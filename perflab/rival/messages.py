@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
+from perflab.mode import DEFAULT, Mode
 from perflab.records import Data, Environment, Memory, OutOfMemory, Parameters
 
 PROTOCOL = 1
@@ -48,6 +49,8 @@ class Ready(Data, frozen=True, tag=True):
     """Whether anything was imported from the folders that were to go first; true where there are none."""
     copies: list[str] = []
     """Packages of the project that were imported from an installed copy."""
+    mode: Mode = DEFAULT
+    """How the case's calls are timed there."""
 
 
 class Warm(Data, frozen=True, tag=True):

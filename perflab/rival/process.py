@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
-import signal
 import socket
 import subprocess
 import tempfile
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from perflab.child import end_group
 from perflab.errors import RivalError, SideEndedError
 from perflab.rival.messages import PROTOCOL, Answer, Bye, Hello, Question, next_answer, send
 
@@ -23,6 +24,9 @@ SOCKET_VARIABLE = "PERFLAB_SOCKET"
 _LINES_SHOWN = 25
 _PATIENCE_S = 10.0
 """What a process may take for taking down its fixtures."""
+ANSWER_WITHIN_S = 900.0
+"""A process that has not answered for so long hangs. A case may train, download or compile before it is measured, and
+cannot say so: a quarter of an hour is for that."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +42,18 @@ class Start:
 class SideProcess:
     """A live process of one side. Close it, or leave its ``with`` block, and it is gone."""
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: Start, answer_within_s: float = ANSWER_WITHIN_S) -> None:
         """Start it; do not wait for it.
+
+        Args:
+            start: how.
+            answer_within_s: a process that is silent for longer is ended; infinite: never.
 
         Raises:
             RivalError: the system cannot start such a process.
         """
         self._patience_s = 0.0
+        self._answer_within_s = answer_within_s
         self.label = start.label
         self._directory = start.directory
         if os.name != "posix":
@@ -105,9 +114,11 @@ class SideProcess:
         """Wait for what it says.
 
         Raises:
-            RivalError: it has ended; its last output is in the error.
+            RivalError: it has ended, or hangs and was ended; its last output is in the error.
         """
         try:
+            if not self._connection.poll(None if math.isinf(self._answer_within_s) else self._answer_within_s):
+                raise self._hung()
             return next_answer(self._connection)
         except (EOFError, OSError):
             raise self._ended() from None
@@ -122,6 +133,15 @@ class SideProcess:
         return SideEndedError(
             f"{self.label}: its process {said} before it had measured; it said:\n{self.last_output()}",
             f"make the cases run there first: pytest -m perf in {self._directory}",
+        )
+
+    def _hung(self) -> SideEndedError:
+        said = self.last_output()
+        end_group(self._process)
+        return SideEndedError(
+            f"{self.label}: its process hung and was ended: no answer for {self._answer_within_s:g} s; "
+            f"it said:\n{said}",
+            f"run the case alone: pytest -m perf in {self._directory}",
         )
 
     def last_output(self) -> str:
@@ -141,7 +161,5 @@ class SideProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(self._patience_s)
         self._connection.close()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        end_group(self._process)
         self._output.close()

@@ -20,6 +20,8 @@ import msgspec
 
 from perflab.environment import core_numbers
 from perflab.errors import RivalError, SideEndedError
+from perflab.gate.robust import robust_spread
+from perflab.mode import Mode
 from perflab.records import Evidence, Memory
 from perflab.rival.messages import (
     Answer,
@@ -35,7 +37,7 @@ from perflab.rival.messages import (
     Weigh,
     Weighed,
 )
-from perflab.rival.process import SideProcess, Start
+from perflab.rival.process import ANSWER_WITHIN_S, SideProcess, Start
 
 TURN_NS = 4e6
 """A turn lasts at least about this long: long against the 50 µs in which a turn changes sides."""
@@ -48,6 +50,8 @@ BLOCKS = 25
 LEAST_BLOCKS = 2
 SIDES = 2
 """Processes that are compared. A third one, the null control's, takes what room is left."""
+_ERROR_OF_MEDIAN = math.sqrt(math.pi / 2.0)
+"""Standard error of a median of normal values, in units of their mean's."""
 
 
 @dataclass
@@ -73,23 +77,36 @@ class CaseRound:
 
     turns: dict[str, CaseTurns] = field(default_factory=dict)
     ended: dict[str, Ended] = field(default_factory=dict)
+    first: str | None = None
+    """The side that was set up first: it had the device for itself."""
     evidence: Evidence | None = None
     """What else went on while the turns were taken."""
 
     def log_ratio(self, head: str, base: str) -> float | None:
         """log(head / base) of this pair of processes. None if a side has no turns."""
-        if not (self._has(head) and self._has(base)):
-            return None
-        new, old = self.turns[head].turns_ns, self.turns[base].turns_ns
-        return median(
-            math.log(new[2 * block + mine] / old[2 * block + other])
-            for block in range(min(len(new), len(old)) // 2)
-            for mine in (0, 1)
-            for other in (0, 1)
-        )
+        blocks = self._blocks(head, base)
+        return median(log for block in blocks for log in block) if blocks else None
 
-    def _has(self, side: str) -> bool:
-        return side in self.turns and len(self.turns[side].turns_ns) >= 2
+    def own_error(self, head: str, base: str) -> float:
+        """Standard error of ``log_ratio`` as the blocks of this pair tell it: how much a disturbance has ruined."""
+        blocks = self._blocks(head, base)
+        return _ERROR_OF_MEDIAN * robust_spread([median(block) for block in blocks]) / math.sqrt(max(1, len(blocks)))
+
+    @property
+    def differing_modes(self) -> dict[str, Mode]:
+        """By side, how its test has the case timed, if not all sides have it timed alike."""
+        modes = {side: turns.ready.mode for side, turns in self.turns.items()}
+        return modes if len(set(modes.values())) > 1 else {}
+
+    def _blocks(self, head: str, base: str) -> list[list[float]]:
+        """Each turn of one side against both of the other's in the same block, as log-ratios."""
+        if not {head, base} <= set(self.turns):
+            return []
+        new, old = self.turns[head].turns_ns, self.turns[base].turns_ns
+        return [
+            [math.log(new[2 * block + mine] / old[2 * block + other]) for mine in (0, 1) for other in (0, 1)]
+            for block in range(min(len(new), len(old)) // 2)
+        ]
 
 
 @dataclass(frozen=True)
@@ -100,6 +117,9 @@ class RoundPlan:
     """Time of both sides' turns in a case, if that is enough for LEAST_BLOCKS. The null control's come on top."""
     memory: bool
     """Whether the memory of a call is taken too, and what it does is counted."""
+    either_first: bool = False
+    """Whether chance decides which side is set up first: that side may be the slower one. Else it is the head, which
+    then has the device for itself, should memory run out."""
 
 
 Say = Callable[[str], None]
@@ -110,8 +130,11 @@ Witness = Callable[[], Callable[[], Evidence]]
 class Round:
     """The live processes of one round. Leave its ``with`` block, and they are gone."""
 
-    def __init__(self, starts: dict[str, Start], witness: Witness | None = None) -> None:
+    def __init__(
+        self, starts: dict[str, Start], witness: Witness | None = None, answer_within_s: float = ANSWER_WITHIN_S
+    ) -> None:
         self._witness = witness
+        self._draw = random.Random()  # its own: the tests of this process may have seeded the module's
         self._running = contextlib.ExitStack()
         self._processes: dict[str, SideProcess] = {}
         self._asked = ""
@@ -119,9 +142,9 @@ class Round:
         self.strays: dict[str, list[str]] = {}
         try:
             order = list(starts)
-            for side in random.sample(order, len(order)):  # they start up side by side: nothing is timed yet
+            for side in self._draw.sample(order, len(order)):  # they start up side by side: nothing is timed yet
                 start = starts[side]
-                self._processes[side] = self._running.enter_context(SideProcess(start))
+                self._processes[side] = self._running.enter_context(SideProcess(start, answer_within_s))
             self._processes = {side: self._processes[side] for side in order}
             for side, process in self._processes.items():
                 self._asked = side
@@ -166,6 +189,9 @@ class Round:
 
     def _run(self, result: CaseRound, case: str, following: Sequence[str], plan: RoundPlan, say: Say) -> None:
         having = [side for side in self._processes if case in self.cases[side]]
+        if plan.either_first and self._draw.random() < 0.5:
+            having[:SIDES] = having[:SIDES][::-1]
+        result.first = having[0] if having else None
         for number, side in enumerate(having):
             say(f"setting up {side}")
             next_one = next((other for other in following if other in self.cases[side]), None)
@@ -179,7 +205,7 @@ class Round:
                 result.ended[side] = answer
             else:
                 raise self._out_of_turn(side, answer)
-        if len([side for side in result.turns if side not in result.ended]) > 1:
+        if len([side for side in result.turns if side not in result.ended]) > 1 and not result.differing_modes:
             self._take_turns(result, plan, say)
         for side in result.turns:
             if side not in result.ended:
@@ -218,7 +244,9 @@ class Round:
 
     def _take_turns(self, result: CaseRound, plan: RoundPlan, say: Say) -> None:
         sides = list(result.turns)
-        for side in sides:  # one after another: two that warm up at once would disturb each other
+        for side in self._draw.sample(
+            sides, len(sides)
+        ):  # one after another: two that warm up at once would disturb each other
             say(f"warming up {side}")
             warmed = self._ask(result, side, Warm())
             if not isinstance(warmed, Warmed):
@@ -235,7 +263,7 @@ class Round:
         cores = core_numbers()
         for block in range(blocks):
             say(f"block {block + 1} of {blocks}")
-            order = random.sample(sides, len(sides))
+            order = self._draw.sample(sides, len(sides))
             turn = msgspec.structs.replace(turn, core=cores[block % len(cores)] if cores else None)
             for side in [*order, *reversed(order)]:
                 taken = self._ask(result, side, turn)

@@ -1,6 +1,7 @@
 """The processes that compile, seen from the one that wants it: as many as cores, started when first needed.
 
-A process that dies on a kernel (compilers do) is a result for that kernel, and another one takes its place.
+A process that dies on a kernel (compilers do), or comes to no end with it, is a result for that kernel, and another one
+takes its place.
 """
 
 from __future__ import annotations
@@ -19,20 +20,30 @@ from pathlib import Path
 
 import msgspec
 
+from perflab.child import end_group
 from perflab.environment import usable_cores
 from perflab.errors import KernelError
 from perflab.records import CompiledKernel
 from perflab.static.resources import useful_lines
 from perflab.static.worker import Answer, Request
+from perflab.units import format_ns
 
 MOST = 8
 """Processes: each holds torch and triton in memory."""
+PATIENCE_S = 600.0
+"""A kernel takes seconds, loading torch and triton on a busy machine a minute: ten times as much is no end."""
 
 
 class CompilerPool:
-    """Compiles registered kernels. Close it; as a context manager it does so itself."""
+    """Compiles registered kernels. Close it; as a context manager it does so itself.
 
-    def __init__(self, processes: int | None = None) -> None:
+    Args:
+        processes: how many; None: as many as there are cores.
+        patience_s: what a process may take for one answer; None: ``PATIENCE_S``.
+    """
+
+    def __init__(self, processes: int | None = None, patience_s: float | None = None) -> None:
+        self._patience_s = patience_s
         self._number = processes or max(1, min(MOST, usable_cores()))
         self._threads = ThreadPoolExecutor(self._number, thread_name_prefix="perflab-compile")
         self._folder = Path(tempfile.mkdtemp(prefix="perflab-compile-"))
@@ -94,7 +105,9 @@ class CompilerPool:
             process = self._idle.get_nowait()
         except queue.Empty:
             process = self._started()
-        answer = process.ask(request)  # one that died is not put back
+        answer = process.ask(
+            request, PATIENCE_S if self._patience_s is None else self._patience_s
+        )  # one that died is not put back
         self._idle.put(process)
         if answer.problem is not None:
             raise KernelError(answer.problem, answer.remedy or "mend it")
@@ -133,17 +146,30 @@ class _Process:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
+                start_new_session=True,  # what it has started, an assembler say, ends with it
             )
 
-    def ask(self, request: Request) -> Answer:
+    def ask(self, request: Request, patience_s: float) -> Answer:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         said_before = self._log.stat().st_size
         line = b""
+        hung = threading.Event()
+
+        def end() -> None:
+            hung.set()
+            self.kill()
+
+        timer = threading.Timer(min(patience_s, threading.TIMEOUT_MAX), end)
+        timer.daemon = True
+        timer.start()
         with contextlib.suppress(OSError, ValueError):  # it is gone: the empty answer says so
             self._process.stdin.write(msgspec.json.encode(request) + b"\n")
             self._process.stdin.flush()
             line = self._process.stdout.readline()
+        timer.cancel()
+        if hung.is_set():
+            raise _EndedError(f"compiling it hung: no answer for {format_ns(1e9 * patience_s)}, so it was ended")
         if not line.endswith(b"\n"):
             status = self._process.wait()
             with contextlib.suppress(OSError):
@@ -153,7 +179,7 @@ class _Process:
         return msgspec.json.decode(line, type=Answer)
 
     def kill(self) -> None:
-        self._process.kill()
+        end_group(self._process)
 
     def clear(self) -> None:
         self._process.wait()

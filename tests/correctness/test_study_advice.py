@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from perflab.lab.models import MODEL_SIZES, ModelConfig
 from perflab.lab.train import TrainingConfig
+from tests.perf.studies.in_turns import InTurns
 from tests.perf.studies.recommendation import Noise, Outcome, noise_of, recommendation
 from tests.perf.studies.switches import BASELINE, BOTTOM, SEEDS, ladder, switches
+from tests.perf.studies.training import tokens_per_second
 
 pytestmark = pytest.mark.correctness
 
@@ -133,7 +135,7 @@ def test_switches_cover_every_choice_of_the_configurations() -> None:
         "norm_eps",
     }
     assert {name for switch in turned for name in switch.model} == model_fields - dimensions
-    rates = {"learning_rate", "weight_decay", "betas", "final_learning_rate_share"}
+    rates = {"learning_rate", "weight_decay", "betas", "final_learning_rate_share", "skip_non_finite"}  # of all studies
     training_fields = {field.name for field in dataclasses.fields(TrainingConfig)}
     assert {name for switch in turned for name in switch.training} == training_fields - rates
 
@@ -152,3 +154,17 @@ def test_a_model_of_ones_own_has_a_ladder_without_what_only_the_labs_can_switch(
     rungs = ladder("cpu", ours=False)
     assert [switch.name for switch in rungs][:3] == [BOTTOM, "bf16", "bf16+fused"]
     assert all(not switch.model for switch in rungs)
+
+
+def test_rates_stand_to_each_other_as_the_speeds_do_whenever_each_was_read() -> None:
+    paces: dict[str, float] = {}
+
+    def rate(name: str, base: str, speed: float, call_ns: float) -> float:
+        return tokens_per_second(name, base, 1000, InTurns(speed=speed, noise=0.01, call_ns=call_ns), paces)
+
+    baseline = rate("baseline", "baseline", 1.0, 1e9)
+    assert baseline == pytest.approx(1000)
+    assert rate("fused", "baseline", 1.55, 1e9) == pytest.approx(1550)  # the machine was busier: the base took 1.55 s
+    assert rate("window", "written-out", 2.0, 1e9) == pytest.approx(1000)
+    assert rate("written-out", "baseline", 0.5, 3e9) == pytest.approx(500)
+    assert rate("baseline", "baseline", 1.02, 4e9) == pytest.approx(1000)

@@ -64,6 +64,7 @@ class Small(nn.Module):
 
 @pytest.fixture(autouse=True)
 def forget_compiled_code() -> Iterator[None]:
+    torch._dynamo.reset()  # what other tests compiled of the same attention may have made its sizes dynamic
     yield
     torch._dynamo.reset()
 

@@ -311,6 +311,37 @@ def test_an_update_that_fails_leaves_no_skipping_behind(device: torch.device, mo
     assert not hasattr(step.adamw, "found_inf")
 
 
+@pytest.mark.parametrize("optimizer", ["loop", "foreach", "fused"])
+@pytest.mark.parametrize("max_grad_norm", [None, 1.0])
+def test_a_step_that_skips_nothing_reads_no_value_and_counts_what_plain_pytorch_does(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, optimizer: str, max_grad_norm: float | None
+) -> None:
+    step = bigram_step(device, optimizer=optimizer, max_grad_norm=max_grad_norm, skip_non_finite=False)
+    step()
+    read: list[Tensor] = []
+    item = Tensor.item
+    monkeypatch.setattr(Tensor, "item", lambda value: (read.append(value), item(value))[1])
+    loss = step.forward()
+    step.backward(loss)
+    assert read == []
+    step.optimizer()
+    steps = [state["step"] for state in step.adamw.state.values()]
+    assert all(any(value is one for one in steps) for value in read), "AdamW's own count of steps, which is the host's"
+    step.model.factor = math.inf  # type: ignore[assignment]
+    step()
+    assert step.skipped_steps == 0
+
+
+@pytest.mark.parametrize("optimizer", ["loop", "fused"])
+def test_loss_scaling_skips_a_step_that_overflows_whatever_else_is_skipped(
+    device: torch.device, optimizer: str
+) -> None:
+    step = bigram_step(device, precision="fp16", optimizer=optimizer, skip_non_finite=False)
+    step.model.factor = math.inf  # type: ignore[assignment]
+    step()
+    assert step.skipped_steps == 1
+
+
 def test_only_a_fused_optimizer_on_a_gpu_keeps_the_answer_there() -> None:
     elsewhere = torch.empty(1, device="meta")
     assert isinstance(step_module.watch_for("fused", torch.empty(1)), WatchOnHost)

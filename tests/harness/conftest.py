@@ -8,6 +8,7 @@ import hypothesis
 import pytest
 
 from perflab.measure import clock
+from tests.harness.fake_cuda import FakeCuda
 from tests.harness.virtual_clock import VirtualClock
 
 # A failure is to be seen by everybody who runs the tests, and never because a machine was slow.
@@ -21,6 +22,12 @@ def virtual_clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
     virtual = VirtualClock()
     monkeypatch.setattr(clock, "read_ns", virtual.read_ns)
     return virtual
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    """Stands in for a CUDA device until the test ends."""
+    return FakeCuda().installed(monkeypatch)
 
 
 @pytest.fixture(scope="module")

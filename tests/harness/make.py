@@ -6,9 +6,14 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from perflab.gate import judge as gate
+from perflab.gate.anchor import exact_successor, times_successor
+from perflab.gate.exact_store import split
 from perflab.gate.predicted import baseline_of, judge_predicted
+from perflab.gate.store import BaselineStore
 from perflab.predictions import Cost, Fit, PeakPart, PredictedBaseline, PredictedCase, Prediction, SavedTensors
 from perflab.records import (
+    Baseline,
     CompiledKernel,
     Document,
     Entry,
@@ -79,6 +84,29 @@ def entry(replicates: Sequence[Replicate] | None = None, **changes: Any) -> Entr
         "replicates": list(replicates) if replicates is not None else quiet(100.0 * MS),
     }
     return Entry(**{**fields, **changes})
+
+
+def judge(record: Record, saved: Entry | Baseline | None, policy: Policy) -> Judgement:
+    """A case beside what was saved of it: an entry is stored as saving does it, exact quantities apart from times."""
+    if saved is None:
+        return gate.judge(record, Baseline(), policy)
+    return gate.judge(record, split(saved) if isinstance(saved, Entry) else saved, policy)
+
+
+def successor(old: Entry | Baseline | None, new: Entry, policy: Policy, reason: str | None) -> Baseline:
+    """What is stored once a session's measurement has taken the place of what was stored."""
+    stored = old if isinstance(old, Baseline) else split(old) if old is not None else Baseline()
+    measured = split(new)
+    assert measured.times is not None
+    return Baseline(
+        times=times_successor(stored.times, measured.times, policy, reason),
+        exact=exact_successor(stored.exact, measured.exact, policy, reason) if measured.exact is not None else None,
+    )
+
+
+def closest(store: BaselineStore, case: str, machine: Environment) -> Entry | None:
+    """The times that a store holds of a case, of this machine or else of the closest one."""
+    return next(iter(store.entries(case, machine)), None)
 
 
 def quiet(median_ns: float, **changes: Any) -> list[Replicate]:

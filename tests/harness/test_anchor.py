@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from perflab.gate.anchor import ACCEPTED_KEPT, past_anchor, successor
-from perflab.gate.judge import judge
-from perflab.records import Entry, Judgement, OutOfMemory, Policy, Replicate, Verdict
+from perflab.gate.anchor import ACCEPTED_KEPT, is_past_anchor, is_past_memory_anchor
+from perflab.records import Baseline, Entry, Exact, Judgement, OutOfMemory, Policy, Replicate, Verdict
 from perflab.report.failure import explain
 from perflab.report.table import table
-from tests.harness.make import MS, cuda_environment, entry, environment, quiet, record, replicate, result
+from tests.harness.make import (
+    MS,
+    cuda_environment,
+    entry,
+    environment,
+    judge,
+    quiet,
+    record,
+    replicate,
+    result,
+    successor,
+)
 
 POLICY = Policy()
 TENTH = Policy(memory_threshold=0.10)
@@ -17,13 +27,25 @@ TENTH = Policy(memory_threshold=0.10)
 
 def saved(*medians_ms: float, policy: Policy = POLICY, reasons: dict[int, str] | None = None) -> Entry:
     """What the file holds after saving a case of these times one after the other."""
-    return saved_replicates(*(quiet(ms * MS) for ms in medians_ms), policy=policy, reasons=reasons)
+    held = saved_replicates(*(quiet(ms * MS) for ms in medians_ms), policy=policy, reasons=reasons).times
+    assert held is not None
+    return held
+
+
+def times(held: Baseline) -> Entry:
+    assert held.times is not None
+    return held.times
+
+
+def exact(held: Baseline) -> Exact:
+    assert held.exact is not None
+    return held.exact
 
 
 def saved_replicates(
     *saves: list[Replicate], policy: Policy = POLICY, reasons: dict[int, str] | None = None, **changes: object
-) -> Entry:
-    held: Entry | None = None
+) -> Baseline:
+    held: Baseline | None = None
     for number, replicates in enumerate(saves):
         new = entry(replicates, recorded=f"2026-08-{number + 1:02}", commit=f"c{number}", **changes)
         held = successor(held, new, policy, (reasons or {}).get(number))
@@ -31,7 +53,7 @@ def saved_replicates(
     return held
 
 
-def judged(now_ms: float, held: Entry, policy: Policy = POLICY) -> Judgement:
+def judged(now_ms: float, held: Entry | Baseline, policy: Policy = POLICY) -> Judgement:
     again = quiet(now_ms * MS)
     return judge(record(again[1], fresh=again), held, policy)
 
@@ -82,19 +104,19 @@ def test_an_improvement_on_the_anchor_moves_it_though_each_step_was_small() -> N
 
 
 def test_a_difference_below_the_floor_moves_nothing() -> None:
-    held = saved_replicates(quiet(1_000.0), quiet(2_500.0))
+    held = times(saved_replicates(quiet(1_000.0), quiet(2_500.0)))
     assert held.anchor is not None
     assert held.accepted == []
 
 
 def test_the_limit_is_that_of_noisy_replicates_where_they_are_noisy() -> None:
     noisy = [replicate(median) for median in (90 * MS, 100 * MS, 110 * MS)]
-    assert saved_replicates(noisy, quiet(115 * MS)).anchor is not None
+    assert times(saved_replicates(noisy, quiet(115 * MS))).anchor is not None
 
 
 def test_another_environment_starts_anew_and_keeps_the_history() -> None:
     held = saved(100, 130, 133)
-    moved = successor(held, entry(environment=environment(threads=1)), POLICY, None)
+    moved = times(successor(held, entry(environment=environment(threads=1)), POLICY, None))
     assert moved.anchor is None
     assert moved.accepted == held.accepted
 
@@ -106,10 +128,10 @@ def test_a_new_case_with_a_reason_keeps_it() -> None:
 
 def test_a_case_that_runs_out_of_memory_has_no_anchor_and_neither_when_it_fits_again() -> None:
     out = entry([], out_of_memory=OutOfMemory(asked_bytes=None))
-    gone = successor(saved(100, 103), out, POLICY, None)
+    gone = times(successor(saved(100, 103), out, POLICY, None))
     assert gone.anchor is None
     assert len(gone.accepted) == 1
-    assert successor(gone, entry(), POLICY, None).anchor is None
+    assert times(successor(gone, entry(), POLICY, None)).anchor is None
 
 
 def test_an_entry_remembers_its_latest_accepted_changes() -> None:
@@ -124,19 +146,20 @@ def test_an_entry_remembers_its_latest_accepted_changes() -> None:
 def test_memory_that_grew_by_little_leaves_its_anchor_and_past_the_limit_moves_it() -> None:
     peaks = [quiet(100 * MS, peak_bytes=size) for size in (1000, 1060, 1120)]
     held = saved_replicates(*peaks, policy=TENTH)
-    assert held.memory_anchor is not None
-    assert (held.memory_anchor.peak_bytes, held.memory_anchor.steps) == (1000, 2)
+    anchor = exact(held).memory_anchor
+    assert anchor is not None
+    assert (anchor.peak_bytes, anchor.steps) == (1000, 2)
     held = successor(held, entry(quiet(100 * MS, peak_bytes=2000)), TENTH, None)
-    assert held.memory_anchor is None
-    (accepted,) = held.accepted
+    assert exact(held).memory_anchor is None
+    (accepted,) = exact(held).accepted
     assert (accepted.peak_bytes_before, accepted.peak_bytes_now) == (1120, 2000)
 
 
 def test_exact_memory_never_drifts_and_does_not_move_the_anchor_of_time() -> None:
     held = saved_replicates(*(quiet(ms * MS, peak_bytes=ms) for ms in (100, 103, 106)))
-    assert held.memory_anchor is None
-    assert anchor_ms(held) == 100
-    assert len(held.accepted) == 2
+    assert exact(held).memory_anchor is None
+    assert anchor_ms(times(held)) == 100
+    assert len(exact(held).accepted) == 2
 
 
 def test_memory_that_adds_up_on_a_gpu_below_the_allocators_rounding_is_seen() -> None:
@@ -221,11 +244,18 @@ def test_an_anchor_never_makes_a_verdict_better() -> None:
 
 def test_an_entry_of_an_older_file_is_its_own_anchor() -> None:
     old = entry(quiet(100 * MS), recorded="2026-01-01")
-    held = successor(old, entry(quiet(103 * MS)), POLICY, None)
+    held = times(successor(old, entry(quiet(103 * MS)), POLICY, None))
     assert held.anchor is not None
     assert (held.anchor.recorded, held.anchor.steps) == ("2026-01-01", 1)
 
 
 def test_what_is_saved_past_its_anchor_is_known_at_once() -> None:
-    assert past_anchor(saved(100, 103), POLICY) == []
-    assert past_anchor(saved(100, 103, 106), POLICY) == ["latency"]
+    assert not is_past_anchor(saved(100, 103), POLICY)
+    assert is_past_anchor(saved(100, 103, 106), POLICY)
+
+
+def test_memory_that_is_saved_past_its_anchor_is_known_at_once() -> None:
+    gpu = cuda_environment()
+    steps = [quiet(100 * MS, peak_bytes=size) for size in (100_000, 100_400, 100_800)]
+    assert not is_past_memory_anchor(exact(saved_replicates(*steps[:2], environment=gpu)), POLICY)
+    assert is_past_memory_anchor(exact(saved_replicates(*steps, environment=gpu)), POLICY)

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from perflab.measure.clock import CudaStopwatch, HostStopwatch, synchronized_seconds
+from perflab.measure.clock import HostStopwatch, synchronized_seconds
+from perflab.measure.cuda_clock import CudaStopwatch
 from perflab.measure.workload import Step, Workload
+from tests.harness.fake_cuda import FakeCuda, taking
 from tests.harness.virtual_clock import VirtualClock
-
-
-def taking(advance: Callable[[int], None], cost_ns: int) -> Callable[..., None]:
-    """A callable that takes so long."""
-    return lambda *_args: advance(cost_ns)
-
 
 # --- the host's clock --------------------------------------------------------------------------------------------
 
@@ -69,62 +64,6 @@ def test_an_error_in_the_work_is_the_callers() -> None:
 # --- CUDA events, on a device that is played ---------------------------------------------------------------------
 
 
-class FakeCuda:
-    """A device that works through its queue on a clock of its own, and logs what it is asked."""
-
-    def __init__(self) -> None:
-        self.log: list[str] = []
-        self.device_ns = 0
-        self.idle = True
-
-    def work(self, duration_ns: int) -> None:
-        self.device_ns += duration_ns
-        self.idle = False
-        self.log.append("work")
-
-    def synchronize(self, _device: object = None) -> None:
-        self.idle = True
-        self.log.append("synchronize")
-
-    def current_stream(self, _device: object = None) -> str:
-        return "the current stream"
-
-    def new_event(self, *, enable_timing: bool) -> FakeEvent:
-        assert enable_timing
-        self.log.append("create")
-        return FakeEvent(self)
-
-
-class FakeEvent:
-    """An event that knows the device's time once it was recorded, and tells it once the device is idle."""
-
-    def __init__(self, cuda: FakeCuda) -> None:
-        self.cuda = cuda
-        self.at_ns: int | None = None
-
-    def record(self, stream: object) -> None:
-        assert stream == "the current stream"
-        assert self.at_ns is None, "an event was recorded twice"
-        self.at_ns = self.cuda.device_ns
-        self.cuda.log.append("record")
-
-    def elapsed_time(self, end: FakeEvent) -> float:
-        assert self.cuda.idle, "a time was read before the device had finished"
-        assert self.at_ns is not None
-        assert end.at_ns is not None
-        self.cuda.log.append("read")
-        return (end.at_ns - self.at_ns) / 1e6
-
-
-@pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    fake = FakeCuda()
-    monkeypatch.setattr(torch.cuda, "synchronize", fake.synchronize)
-    monkeypatch.setattr(torch.cuda, "current_stream", fake.current_stream)
-    monkeypatch.setattr(torch.cuda, "Event", fake.new_event)
-    return fake
-
-
 def stopwatch() -> CudaStopwatch:
     return CudaStopwatch(torch.device("cuda", 0))
 
@@ -155,15 +94,16 @@ def test_a_gpu_is_waited_for_before_the_first_event_and_after_the_last_and_not_i
     work: Any = taking(cuda.work, 1_000)
     stopwatch().time(Step(work, work) if phased else Workload(work, (), {}), 3)
     order = [what for what in cuda.log if what not in ("create", "read")]
-    assert order[:2] == ["synchronize", "record"]
-    assert order[-2:] == ["record", "synchronize"]
-    assert order.count("synchronize") == 2
+    assert order[:3] == ["synchronize", "synchronize", "record"], "the second tells what waiting costs by itself"
+    assert order[-3:] == ["record", "wait for event", "synchronize"]
+    assert order.count("synchronize") == 3
+    assert order.count("wait for event") == 1
 
 
 def test_events_are_made_before_the_span_and_read_after_it(cuda: FakeCuda) -> None:
     stopwatch().time(Step(taking(cuda.work, 1_000), taking(cuda.work, 1_000)), 3)
-    begin, end = (n for n, what in enumerate(cuda.log) if what == "synchronize")
-    assert set(cuda.log[:begin]) == {"create"}
+    begin, _, end = (n for n, what in enumerate(cuda.log) if what == "synchronize")
+    assert set(cuda.log[:begin]) == {"create"}, "PyTorch creates an event when it is first recorded"
     assert set(cuda.log[end + 1 :]) == {"read"}
     assert "create" not in cuda.log[begin:end]
 

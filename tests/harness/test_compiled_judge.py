@@ -155,10 +155,10 @@ def test_a_failure_shows_what_it_took_before_and_takes_now() -> None:
         == """\
 attend[sm_90] is worse than its baseline: spills more, lower occupancy
                    before  now  change  limit
+spill store bytes       0  528    +528  exact  failed
+spill load bytes        0  516    +516  exact  failed
+warps per sm           16    8      -8  exact  failed
 registers             100  255    +155   none
-spill store bytes       0  528    +528  exact
-spill load bytes        0  516    +516  exact
-warps per sm           16    8      -8  exact
 blocks per sm           2    1      -1   none
 why: spills 1044 B of registers a thread, stores and loads together, instead of
      0
@@ -166,6 +166,28 @@ why: 8 warps fit onto a multiprocessor at once instead of 16: no more room in
      registers
 if this is meant: perflab kernels --update"""
     )
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "failed"),
+    [
+        ({}, {"instructions": {"mma": 64, "tma": 4}}, {"wgmma": "kept", "mma": "new"}),
+        ({}, {"instructions": {"wgmma": 24}}, {"tma": "kept"}),
+        ({"spill_store_bytes": 40}, {"spill_load_bytes": 80}, {"spill load bytes": "exact"}),
+        ({}, {"dynamic_shared_bytes": 233_000, "blocks_per_sm": 1}, {"dynamic shared bytes": "232,448"}),
+        ({}, {"blocks_per_sm": 0, "limited_by": "tensor memory"}, {"blocks per sm": "1"}),
+    ],
+    ids=["tensor cores", "tma", "spills", "shared memory", "tensor memory"],
+)
+def test_the_rows_that_failed_are_first_and_marked_with_what_they_were_held_to(
+    before: dict[str, Any], now: dict[str, Any], failed: dict[str, str]
+) -> None:
+    with_both = {"instructions": {"wgmma": 24, "tma": 4}}
+    failing = result_for(kernel(resources(**with_both | now)), baseline(resources(**with_both | before)))
+    table = (explain_kernel(failing, None) or "").split("limit\n")[1].split("\nwhy: ")[0].splitlines()
+    marked = [line.removesuffix("  failed") for line in table if line.endswith("  failed")]
+    assert table[: len(marked)] == [f"{line}  failed" for line in marked]
+    assert {line.split("  ")[0]: line.split()[-1] for line in marked} == failed
 
 
 def test_a_kernel_that_does_not_compile_shows_what_the_compiler_said() -> None:
@@ -208,8 +230,8 @@ drowned
 def test_measured_and_compiled_cases_stand_in_one_summary_with_one_tally() -> None:
     run = document(result(), result_for(kernel(resources(**SPILLING)), baseline(), failure="spills"), exitstatus=1)
     shown = [line.text for line in summary(run)]
-    assert shown[4] == "compiled: triton 3.9.0 · ptxas 13.4.59 (sm_90) · baselines/triton-3.9.0/"
-    assert shown[-1] == "1 ok · 1 regressed   (accept: --perf-update)"
+    assert shown[3] == "compiled: triton 3.9.0 · ptxas 13.4.59 (sm_90) · baselines/triton-3.9.0/"
+    assert shown[-1] == "1 measured ok · 1 compiled regressed   (accept: --perf-update)"
     text = markdown(run)
     assert "| `step[small-128-fp32]` |" in text
     assert "| `attend[sm_90]` | 255 | 1044 B | 64.0 KiB | 8/64 | registers | wgmma 16 | **REGRESSED**" in text

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from perflab.gate.disturbance import NEIGHBOURS_CORES, disturbances, is_witnessed
-from perflab.gate.judge import KEPT_CORE, SHARING_AT_MOST, Policy, judge
-from perflab.records import Judgement, Replicate, Verdict
-from tests.harness.make import MS, cuda_environment, entry, environment, quiet, record, replicate
+from perflab.gate.doubts import KEPT_CORE, SHARING_AT_MOST
+from perflab.records import Judgement, Policy, Replicate, Verdict
+from tests.harness.make import MS, cuda_environment, entry, environment, judge, quiet, record, replicate
 
 SLOW = 130 * MS
 CALM = {"neighbours_cores": 0.02, "steal_share": 0.0}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from perflab.doctor.checkup import checkup
@@ -85,8 +86,34 @@ def test_costs_are_of_whole_runs_and_suspects_cost_more() -> None:
     unchanged, slower = paired_rate(lines, 0.0), paired_rate(lines, 0.05)
     # The session's own start, and two rounds of two processes and two cases; sometimes a third.
     assert 3.0 + 2 * 4.0 <= unchanged.cost_s < 3.0 + 3 * 4.0
-    assert slower.cost_s >= 3.0 + 3 * 4.0 + 8 * 5.0
+    # Four more rounds of three processes, the third of which measures one case.
+    assert slower.cost_s == pytest.approx(3.0 + 3 * 4.0 + 4 * 4.5, rel=0.1)
     assert benchmark_rate(lines, 0.0).cost_s == 10.0
+
+
+@pytest.mark.parametrize("cases", [4, 10, 30])
+def test_kinds_are_judged_apart_and_in_runs_of_any_size(cases: int) -> None:
+    long = [msgspec.structs.replace(line, kind="long") if isinstance(line, Pair) else line for line in recorded(0.008)]
+    lines = [*recorded(0.2), *long]
+    assert paired_rate(lines, 0.0, kind="long", cases=cases).found == 0
+    slower = paired_rate(lines, 0.05, kind="long", cases=cases)
+    assert (slower.share >= 0.98, slower.tried) == (True, 40 * cases)
+    assert paired_rate(lines, 0.05, kind="mixed", cases=cases).share < 0.5
+    one = paired_rate(lines, 0.05, kind="long", cases=cases, slow=1)
+    assert (one.share >= 0.95, one.tried) == (True, 40)
+    quiet = paired_rate(lines, 0.0, kind="long", cases=cases)
+    assert cases < 30 or one.cost_s <= 3.0 * quiet.cost_s
+
+
+def test_pairs_that_were_ruined_are_taken_again_by_the_self_test_too() -> None:
+    def ruin(pair: Pair) -> Pair:
+        off = {name: log - 0.15 for name, log in pair.head_over_base.items()}
+        return msgspec.structs.replace(pair, head_over_base=off, own_error=dict.fromkeys(off, 0.1))
+
+    clean = recorded(0.005)
+    disturbed = [ruin(line) if isinstance(line, Pair) and n % 5 == 0 else line for n, line in enumerate(clean)]
+    assert paired_rate(disturbed, 0.05).share >= 0.95
+    assert paired_rate(disturbed, 0.05).cost_s > paired_rate(clean, 0.05).cost_s
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import platform
+import re
 from typing import Any
 
 import msgspec
@@ -11,7 +12,16 @@ import pytest
 import torch
 
 from perflab import environment as module
-from perflab.environment import cpu_name, current_environment, differences, slug, usable_cores
+from perflab.environment import (
+    cpu_name,
+    current_environment,
+    differences,
+    is_fleeting,
+    slug,
+    this_machine,
+    usable_cores,
+    whole_slug,
+)
 from perflab.records import Environment
 from tests.harness.make import cuda_environment, environment
 
@@ -30,6 +40,15 @@ def test_an_environments_folder_is_named_by_device_and_torch(machine: Environmen
     assert name is None or slug(machine) == name
     assert set(slug(machine)) <= set("abcdefghijklmnopqrstuvwxyz0123456789.-")
     assert "--" not in slug(machine)
+
+
+@pytest.mark.parametrize("field", [field.name for field in msgspec.structs.fields(Environment)])
+def test_the_whole_name_of_an_environment_tells_apart_all_that_times_depend_on(field: str) -> None:
+    here = cuda_environment(triton="3.6.0")
+    old: Any = getattr(here, field)
+    there = msgspec.structs.replace(here, **{field: old + 1 if isinstance(old, int) else f"{old}x"})
+    assert whole_slug(there) != whole_slug(here) == whole_slug(cuda_environment(triton="3.6.0"))
+    assert whole_slug(here).startswith(f"{slug(here)}-2t-python3.11-")
 
 
 def test_a_gpus_folder_does_not_depend_on_the_cores_beside_it() -> None:
@@ -62,6 +81,49 @@ def test_the_environment_of_this_process_survives_a_file() -> None:
 def test_usable_cores_are_those_of_this_process_and_not_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {3, 5, 7}, raising=False)
     assert usable_cores() == 3
+
+
+def machine_named(
+    monkeypatch: pytest.MonkeyPatch, *, identifier: str | None, host: str, address: int = 0x3C5282000001
+) -> str:
+    """What a machine is called whose ``machine-id``, host name and network card are these."""
+
+    def fake_open(path: str, **_kwargs: object) -> io.StringIO:
+        if identifier is None or path != "/etc/machine-id":
+            raise FileNotFoundError(path)
+        return io.StringIO(identifier + "\n")
+
+    monkeypatch.setattr(module, "open", fake_open, raising=False)
+    monkeypatch.setattr(platform, "node", lambda: host)
+    monkeypatch.setattr("uuid.getnode", lambda: address)
+    monkeypatch.setattr("os.path.exists", lambda _path: False)  # no mark of a container
+    return this_machine.__wrapped__()
+
+
+def test_a_machine_keeps_its_name_where_its_host_is_called_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = "3d1219c7c4c5404aaa1f6d2a48adfda4", "0" * 32
+    name = machine_named(monkeypatch, identifier=one, host="laptop.home")
+    assert re.fullmatch("[0-9a-f]{8}", name)
+    assert machine_named(monkeypatch, identifier=one, host="dhcp-17.office", address=1) == name
+    assert not is_fleeting()
+    assert machine_named(monkeypatch, identifier=other, host="laptop.home") != name
+
+
+@pytest.mark.parametrize("identifier", [None, "", "uninitialized"])
+def test_without_an_identifier_host_and_network_card_name_the_machine(
+    monkeypatch: pytest.MonkeyPatch, identifier: str | None
+) -> None:
+    name = machine_named(monkeypatch, identifier=identifier, host="a")
+    assert machine_named(monkeypatch, identifier=identifier, host="a") == name
+    assert machine_named(monkeypatch, identifier=identifier, host="b") != name
+    assert machine_named(monkeypatch, identifier=identifier, host="a", address=0x3C5282000002) != name
+    assert is_fleeting()
+
+
+def test_an_address_that_was_made_up_is_no_part_of_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    made_up = (0x3D5282000001, 0x3D5282000002)  # the multicast bit is set, and each process has another one
+    first, second = (machine_named(monkeypatch, identifier=None, host="a", address=one) for one in made_up)
+    assert first == second
 
 
 def named(monkeypatch: pytest.MonkeyPatch, cpuinfo: str | None) -> str:

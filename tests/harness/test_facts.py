@@ -11,7 +11,7 @@ import torch
 
 from perflab.documents import read_document, write_document
 from perflab.errors import UsageError
-from perflab.plugin.facts import checked_facts
+from perflab.plugin.facts import checked_facts, positive
 from perflab.report.columns import STANDARD
 from tests.harness.make import document, record, result
 
@@ -57,3 +57,13 @@ def test_an_int_that_a_file_cannot_hold_is_refused() -> None:
     assert checked_facts({"n": 2**62}) == {"n": 2**62}
     with pytest.raises(UsageError, match=r"perf.note\(n=...\): an int of more than 63 bits\n  -> note it as a float"):
         checked_facts({"n": 2**64})
+
+
+@pytest.mark.parametrize("amount", [0, -1.0, math.nan, math.inf, 10**400, 1e300, True, "3", torch.tensor(1.0)])
+def test_amounts_that_json_cannot_hold_are_refused_with_the_call_that_gave_them(amount: object) -> None:
+    with pytest.raises(UsageError, match=r"^perf\.work\(tokens=.*\n  -> give units$"):
+        positive("perf.work(tokens=", amount, "give units", 1e9)
+
+
+def test_an_amount_is_a_float_in_the_unit_that_is_stored() -> None:
+    assert positive("perf.quote(", 2, "", 1e9) == 2e9

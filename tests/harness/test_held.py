@@ -264,3 +264,10 @@ def test_tensors_of_other_devices_are_not_held() -> None:
 def test_nothing_holds_nothing() -> None:
     assert held() == 0
     assert held(None, 1, "text", b"bytes", (), {}) == 0
+
+
+def test_on_cuda_a_tensor_takes_whole_blocks_as_what_a_call_allocates_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perflab.measure.held._is_there", lambda _tensor, _device: True)
+    small, exact, large = (torch.zeros(size, dtype=torch.uint8) for size in (1, 512, 1025))
+    assert held_bytes((small, exact, large, small[:0]), torch.device("cuda", 0)) == 512 + 512 + 1536
+    assert held_bytes((small, exact, large), CPU) == 1 + 512 + 1025

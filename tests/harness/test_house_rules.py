@@ -40,18 +40,22 @@ class Room:
     torch: When = When.NEVER
 
 
-_GROUND = "data predictions records errors units environment documents reachable"
+_GROUND = "child data mode predictions records errors units environment files reading documents reachable"
 _MIDDLE = "measure gate rival predict static profile snapshots correctness report"
 ROOMS = {
     # The ground floor.
     "data": Room(packages="msgspec"),
+    "mode": Room(below="data"),
     "predictions": Room(below="data"),
-    "records": Room(below="data predictions", packages="msgspec"),
+    "records": Room(below="data mode predictions", packages="msgspec"),
     "reachable": Room(torch=When.CALLED),
+    "child": Room(),
     "errors": Room(),
     "units": Room(),
     "environment": Room(below="records errors units", packages="msgspec", torch=When.CALLED),
-    "documents": Room(below="records errors", packages="msgspec"),
+    "files": Room(),
+    "reading": Room(below="errors", packages="msgspec"),
+    "documents": Room(below="data records errors files reading", packages="msgspec"),
     # The middle rooms: none imports another, save rival -> gate.
     "measure": Room(below=_GROUND, packages="pynvml", torch=When.CALLED),
     "gate": Room(below=_GROUND, packages="msgspec"),

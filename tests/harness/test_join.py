@@ -10,7 +10,7 @@ from perflab.errors import BaselineError
 from perflab.gate.join import join_baselines
 from perflab.gate.store import BaselineStore
 from perflab.records import Entry
-from tests.harness.make import CASE, cuda_environment, entry, environment, quiet
+from tests.harness.make import CASE, closest, cuda_environment, entry, environment, quiet
 
 OTHER = "tests/perf/test_transformer.py::test_forward[a::b]"
 ELSEWHERE = "tests/perf/test_50%.py::TestX::test_y"
@@ -46,8 +46,8 @@ def test_entries_of_each_environment_stay_apart(tmp_path: Path) -> None:
     BaselineStore(tmp_path / "cpu").save({CASE: cpu})
     join_baselines([tmp_path / "gpu", tmp_path / "cpu"], tmp_path / "both")
     both = BaselineStore(tmp_path / "both")
-    assert both.entry(CASE, cuda_environment()) == gpu
-    assert both.entry(CASE, environment()) == cpu
+    assert closest(both, CASE, cuda_environment()) == gpu
+    assert closest(both, CASE, environment()) == cpu
 
 
 def test_what_the_output_holds_takes_part(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_what_the_output_holds_takes_part(tmp_path: Path) -> None:
     medians = [
         found.replicates[1].median_ns
         for case in (CASE, OTHER, ELSEWHERE)
-        if (found := joined.entry(case, environment()))
+        if (found := closest(joined, case, environment()))
     ]
     assert medians == [9e6, 4e6, 2e6]
 

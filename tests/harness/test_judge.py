@@ -8,11 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perflab.gate.anchor import successor
-from perflab.gate.judge import CUDA_ROUNDING_BYTES, Policy, judge
-from perflab.records import Anchor, Judgement, OutOfMemory, Record, Replicate, Verdict
+from perflab.gate.exact import CUDA_ROUNDING_BYTES
+from perflab.records import Anchor, Judgement, OutOfMemory, Policy, Record, Replicate, Verdict
 from perflab.report.failure import explain
-from tests.harness.make import MS, cuda_environment, entry, environment, quiet, record, replicate, result
+from tests.harness.make import (
+    MS,
+    cuda_environment,
+    entry,
+    environment,
+    judge,
+    quiet,
+    record,
+    replicate,
+    result,
+    successor,
+)
 
 POLICY = Policy()
 SLOW = 130.0 * MS
@@ -67,8 +77,127 @@ def test_a_reading_within_the_threshold_is_ok(share: float) -> None:
     assert judgement.latency.limit == pytest.approx(1.05)
 
 
-def test_a_much_faster_reading_is_improved() -> None:
-    assert judge(record(replicate(80 * MS)), entry(), POLICY).verdict is Verdict.IMPROVED
+def test_a_much_faster_reading_is_suspect_too_and_improved_once_fresh_processes_confirm_it() -> None:
+    first = judge(record(replicate(80 * MS)), entry(), POLICY)
+    assert (first.verdict, first.suspect, first.unsettled) == (Verdict.IMPROVED, True, [])
+    again = judge(record(replicate(80 * MS), fresh=quiet(80 * MS)), entry(), POLICY)
+    assert (again.verdict, again.suspect, again.reasons) == (Verdict.IMPROVED, False, [])
+    assert again.unsettled == ["baseline"], "the baseline's commit may know better"
+
+
+def test_an_improvement_that_fresh_processes_do_not_confirm_is_none() -> None:
+    judgement = judge(record(replicate(80 * MS), fresh=quiet(99 * MS)), entry(), POLICY)
+    assert (judgement.verdict, judgement.suspect) == (Verdict.OK, False)
+
+
+# --- doubts of an improvement: what may have made the baseline slow ----------------------------------------------
+
+
+def faster(fresh: list[Replicate], before: list[Replicate]) -> Judgement:
+    """Judge a case whose first reading was fast, and that was measured again in fresh processes."""
+    return judge(record(fresh[0], fresh=fresh), entry(before), POLICY)
+
+
+def test_a_baseline_saved_beside_busy_cores_makes_no_improvement_of_code_that_is_a_third_slower() -> None:
+    # Seen: fastest calls 109 µs and medians of 186 to 205 in the baseline; now 148 and 178.
+    before = [replicate(median * 1e3, fastest_ns=109e3) for median in (186, 195, 205)]
+    now = [replicate(median * 1e3, fastest_ns=148e3) for median in (170, 178, 172)]
+    for judgement in (judge(record(now[0]), entry(before), POLICY), faster(now, before)):
+        assert judgement.verdict is Verdict.INCONCLUSIVE
+        assert not judgement.suspect
+        assert judgement.unsettled == ["baseline"]
+        assert any("but the fastest ones +35.8%" in reason for reason in judgement.reasons)
+
+
+def test_a_baseline_of_one_process_shows_no_improvement() -> None:
+    judgement = judge(record(replicate(80 * MS)), entry([replicate()]), POLICY)
+    assert (judgement.verdict, judgement.suspect) == (Verdict.INCONCLUSIVE, False)
+    assert judgement.reasons == [
+        "the baseline is a single process, and does not know its noise; save it again (--perf-update)"
+    ]
+
+
+def test_a_baseline_from_a_machine_that_did_its_fixed_work_as_much_slower_shows_no_improvement() -> None:
+    before = quiet(100 * MS, yardsticks_ns={"interpreter": 1250.0})
+    judgement = faster(quiet(80 * MS, yardsticks_ns={"interpreter": 1000.0}), before)
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert judgement.reasons == ["the machine itself ran a fixed piece of work (interpreter) at -20.0%"]
+
+
+def test_a_baseline_that_was_disturbed_shows_no_improvement_unless_the_case_is_disturbed_alike() -> None:
+    before = quiet(100 * MS, neighbours_cores=1.6)
+    judgement = faster(quiet(80 * MS, neighbours_cores=0.0), before)
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert judgement.reasons == ["other processes used 1.6 cores while the baseline was taken"]
+    assert faster(quiet(80 * MS, neighbours_cores=1.6), before).verdict is Verdict.IMPROVED
+
+
+def test_one_fast_process_of_the_baseline_and_one_slow_fresh_one_leave_an_improvement_open() -> None:
+    before = [replicate(79 * MS), *quiet(100 * MS)[:2]]
+    judgement = faster(quiet(80 * MS), before)
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert any("was no faster than the fastest of the baseline's (79.0 ms)" in reason for reason in judgement.reasons)
+
+
+def test_fresh_processes_that_differ_by_as_much_as_they_are_faster_leave_an_improvement_open() -> None:
+    judgement = faster([replicate(median * MS) for median in (50, 51, 52, 68, 78, 79, 80)], quiet(100 * MS))
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert judgement.reasons[-1].startswith("-32.0%, but fresh processes differ by ")
+
+
+def test_a_first_reading_on_the_other_side_of_the_baseline_leaves_either_verdict_open() -> None:
+    slower = judge(record(replicate(80 * MS), fresh=quiet(SLOW)), entry(), POLICY)
+    faster = judge(record(replicate(SLOW), fresh=quiet(80 * MS)), entry(), POLICY)
+    for judgement, first in ((slower, "-20.0%"), (faster, "+30.0%")):
+        assert judgement.verdict is Verdict.INCONCLUSIVE
+        (reason,) = judgement.reasons
+        assert f"but the first reading {first}: this case differs that much" in reason
+
+
+# --- doubts of an ok: what may hide a slowdown -------------------------------------------------------------------
+
+
+def test_fastest_calls_past_the_threshold_make_an_ok_by_a_busy_baseline_s_median_inconclusive() -> None:
+    before = quiet(103 * MS, fastest_ns=90 * MS)
+    judgement = judge(record(replicate(103 * MS, fastest_ns=101 * MS)), entry(before), POLICY)
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert judgement.reasons == [
+        "typical calls took 0.0%, but the fastest ones +12.2%: a baseline from a busy machine hides a slowdown"
+    ]
+
+
+def test_a_baseline_that_was_disturbed_lets_nothing_pass_as_ok() -> None:
+    before = quiet(100 * MS, neighbours_cores=1.6)
+    assert judge(record(replicate(neighbours_cores=0.0)), entry(before), POLICY).reasons == [
+        "other processes used 1.6 cores while the baseline was taken"
+    ]
+    assert judge(record(replicate(neighbours_cores=1.6)), entry(before), POLICY).verdict is Verdict.OK
+
+
+def test_a_machine_that_became_faster_hides_a_slowdown() -> None:
+    before = quiet(100 * MS, yardsticks_ns={"interpreter": 1200.0, "memory": 120.0})
+    both = judge(record(replicate(yardsticks_ns={"interpreter": 1000.0, "memory": 100.0})), entry(before), POLICY)
+    assert both.verdict is Verdict.INCONCLUSIVE
+    assert "on a machine that runs a fixed piece of work" in both.reasons[0]
+
+
+def test_one_piece_of_fixed_work_that_became_faster_hides_nothing() -> None:
+    before = quiet(100 * MS, yardsticks_ns={"interpreter": 1200.0, "memory": 100.0, "threads": 300.0}, cores_busy=1.9)
+    now = replicate(yardsticks_ns={"interpreter": 1000.0, "memory": 100.0, "threads": 300.0}, cores_busy=1.9)
+    assert judge(record(now), entry(before), POLICY).verdict is Verdict.OK
+
+
+def test_a_baseline_that_could_not_show_twice_the_threshold_lets_nothing_pass_as_ok() -> None:
+    before = [replicate(median * MS) for median in (90, 100, 110)]
+    judgement = judge(record(replicate(100 * MS)), entry(before), POLICY)
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert judgement.reasons[0].endswith("a slowdown of 10% would not be seen")
+    assert judge(record(replicate(60 * MS)), entry(before), POLICY).verdict is not Verdict.REGRESSED
+
+
+def test_what_is_too_small_to_count_is_not_doubted() -> None:
+    before = [replicate(median * 1_000.0) for median in (0.9, 1.0, 1.1)]
+    assert judge(record(replicate(1_000.0)), entry(before), POLICY).verdict is Verdict.OK
 
 
 def test_a_slow_first_reading_is_suspect_and_not_yet_believed() -> None:
@@ -176,8 +305,9 @@ def test_a_reading_that_is_faster_beyond_any_interval_has_not_improved_and_repla
     assert judgement.verdict is Verdict.INCONCLUSIVE
     assert judgement.reasons == ["-99.8%, but these readings are too noisy for an interval to say anything"]
     saved = successor(entry(before), entry(now), POLICY, None)
-    assert saved.accepted == []
-    assert saved.anchor is not None
+    assert saved.times is not None
+    assert saved.times.accepted == []
+    assert saved.times.anchor is not None
 
 
 def test_a_vague_interval_that_does_not_reach_to_no_change_at_all_is_known_and_shown() -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from perflab.gate.counts import exactly_worse
-from perflab.gate.judge import Policy, judge
-from perflab.records import Entry, Judgement, Replicate, Result, Verdict
+from perflab.records import Entry, Judgement, Policy, Replicate, Result, Uncompared, Verdict
 from perflab.report.failure import explain
 from perflab.report.table import table
-from tests.harness.make import CASE, MS, entry, quiet, record, replicate
+from tests.harness.make import CASE, MS, entry, judge, quiet, record, replicate
 
 POLICY = Policy()
 
@@ -64,9 +63,10 @@ def test_a_count_that_the_baseline_does_not_have_is_ignored(baseline: Entry) -> 
     assert judge(record(now(operators=112)), baseline, POLICY).counts == {}
 
 
-def test_a_count_that_is_not_there_any_more_is_ignored() -> None:
+def test_a_count_that_is_not_there_any_more_is_no_verdict_and_was_not_compared() -> None:
     judgement = judge(record(now()), before(operators=112), POLICY)
     assert (judgement.verdict, judgement.counts) == (Verdict.OK, {})
+    assert judgement.not_compared == [Uncompared("operators", "not counted here")]
 
 
 def test_a_count_that_the_baselines_replicates_disagree_on_is_not_gated() -> None:
@@ -88,7 +88,8 @@ def test_fresh_processes_that_disagree_gate_nothing_and_it_is_said() -> None:
     fresh = [replicate(100 * MS, counts={"operators": count}) for count in (113, 114, 113)]
     judgement = judge(record(now(130 * MS, operators=113), fresh=fresh), before(operators=112), POLICY)
     assert judgement.verdict is Verdict.OK
-    assert "operators differ from process to process now (113 to 114), and are not gated" in judgement.reasons
+    why = "different from process to process now (113 to 114)"
+    assert judgement.not_compared == [Uncompared("operators", why)]
 
 
 def test_a_slow_case_that_also_does_more_is_measured_again_and_both_are_named() -> None:
@@ -126,8 +127,8 @@ def test_a_failure_has_a_row_for_each_count_that_changed() -> None:
         POLICY,
     )
     rows = explain(Result(case=CASE, record=record(), judgement=judgement), 0.0, "accept").splitlines()
-    assert [row.split() for row in rows[3:5]] == [
-        ["operators", "112", "118", "+6", "exact", "exact"],
+    assert [row.split() for row in (rows[2], rows[4])] == [
+        ["operators", "112", "118", "+6", "exact", "exact", "failed"],
         ["host", "syncs", "2", "0", "-2", "exact", "exact"],
     ]
 
@@ -149,7 +150,8 @@ def test_many_more_instructions_are_believed_once_fresh_processes_say_so() -> No
     judgement = judge(again, before(instructions=1_000_000), POLICY)
     assert judgement.worse == ["counts"]
     text = explain(Result(case=CASE, record=again, judgement=judgement), 0.0, "accept")
-    assert ["instructions", "1,000,000", "1,100,500", "+10.1%", "–", "+1%"] in [row.split() for row in text.split("\n")]
+    row = ["instructions", "1,000,000", "1,100,500", "+10.1%", "–", "+1%", "failed"]
+    assert row in [line.split() for line in text.split("\n")]
 
 
 @pytest.mark.parametrize("baseline", [differing("instructions", 1_000_000, 1_006_000), differing("instructions", 1)])

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perflab.gate.judge import Policy, judge
-from perflab.records import Document, Judgement, Result, Verdict
+from perflab.records import Document, Judgement, Policy, Result, Verdict
 from perflab.report.escaping import code
 from perflab.report.markdown import markdown
-from tests.harness.make import cuda_environment, document, entry, quiet, record, replicate, result
+from tests.harness.make import cuda_environment, document, entry, judge, quiet, record, replicate, result
 
 
 def regressed(case: str = "t.py::test_slow", failure: str = "slow is slower than its baseline\nwhy: code") -> Result:
@@ -33,7 +32,7 @@ def test_a_run_reads_with_its_regressions_first_and_their_failures_to_unfold() -
         == """\
 ### perflab: 1 ok · 1 regressed
 
-cpu: AMD EPYC (family 25, model 17), 2 cores · torch 2.13.0 · baselines/cpu-amd-epyc-25-17-2c-torch2.13/
+cpu: AMD EPYC (family 25, model 17), 2 cores · torch 2.13.0 · baselines/
 
 | case | median | spread | vs base | peak | verdict |
 |---|--:|--:|--:|--:|---|

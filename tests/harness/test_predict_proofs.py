@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from perflab.predict import prediction
 from perflab.predict.account import account_of
 from perflab.predict.as_cuda import as_cuda
 from perflab.predict.fake import fake_tensors
@@ -59,17 +60,61 @@ def test_a_kind_of_call_is_run_whole_once(monkeypatch: pytest.MonkeyPatch) -> No
     proofs = Proofs()
     wholes = 0
 
-    def counting(*args: Any, **kwargs: Any) -> Any:
+    def counting(*args: Any) -> Any:
         nonlocal wholes
-        wholes += bool(kwargs.get("whole"))
-        return traced(*args, **kwargs)
+        wholes += 1
+        return trace_whole(*args)
 
-    monkeypatch.setattr("perflab.predict.prediction.traced", counting)
+    trace_whole = prediction._trace_whole
+    monkeypatch.setattr(prediction, "_trace_whole", counting)
     with fake_tensors():
         for _ in range(3):
             assert traced(stack_of(odd=None), ON_CUDA, proofs=proofs).layers_run == [3, 4]
     assert wholes == 1
     assert list(proofs.known.values()) == [None]
+
+
+class Keeping(nn.Module):
+    """A layer that leaves something in itself with each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.calls = 0
+        self.history: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = x + self.linear(x)
+        self.last = 1.0 * y
+        self.calls += 1
+        self.history.append(self.calls)
+        return y
+
+
+def test_what_a_run_of_few_layers_leaves_in_them_does_not_make_them_unlike_the_others() -> None:
+    proofs = Proofs()
+    with fake_tensors():
+        model = nn.Sequential(*(Keeping() for _ in range(10)))
+        first, again = (
+            traced(work(lambda model=model, x=x: model(x), model, x), ON_CUDA, proofs=proofs)
+            for x in (torch.randn(4, 8), torch.randn(6, 8))
+        )
+        whole = traced(work(lambda: model(torch.randn(6, 8)), model), ON_CUDA, whole=True)
+    assert (first.layers_run, first.notes) == ([3, 4], [])
+    assert (again.layers_run, again.notes) == ([3, 4], [])
+    assert again.trace.layers == {"": 10}
+    made = sum(one.name == "aten::mul" for one in ops(again.trace, "mul"))
+    assert made == len(ops(whole.trace, "mul")) == 10
+
+
+def test_attributes_that_a_test_sets_in_one_layer_still_make_it_unlike_the_others() -> None:
+    proofs = Proofs()
+    with fake_tensors():
+        model, x = nn.Sequential(*(Keeping() for _ in range(10))), torch.randn(4, 8)
+        traced(work(lambda: model(x), model, x), ON_CUDA, proofs=proofs)
+        model[2].special = True
+        odd = traced(work(lambda: model(x), model, x), ON_CUDA, proofs=proofs)
+    assert odd.trace.layers == {}
 
 
 def ops(trace: Trace, name: str) -> list[Op]:

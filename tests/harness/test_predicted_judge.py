@@ -160,9 +160,89 @@ def test_what_grew_beside_a_module_of_another_name_is_all_that_is_told() -> None
     product = changed(USUAL.costs[0], calls=33, flops=33 * 10**12)
     more = prediction(costs=[product, *USUAL.costs[1:]], at_peak=[*USUAL.at_peak, part("inputs", "", "", 512)])
     assert judged(renamed(more, "attention", "attn")).reasons == [
-        "code outside of modules keeps 1 more tensor at the peak: inputs, +512 B",
         "blocks.*.attn.q, forward: 1 more aten::mm, +1.00 TFLOP (model.py:41)",
+        "code outside of modules keeps 1 more tensor at the peak: inputs, +512 B",
     ]
+
+
+def numbered(one: Prediction) -> Prediction:
+    """The same with a row for each of the 32 layers, as where layers are not alike."""
+
+    def of(row: Any, **amounts: int) -> list[Any]:
+        if "*" not in row.module:
+            return [row]
+        each = {name: amount // 32 for name, amount in amounts.items()}
+        return [changed(row, module=row.module.replace("*", str(number)), **each) for number in range(32)]
+
+    return changed(
+        one,
+        layers={},
+        at_peak=[new for row in one.at_peak for new in of(row, size_bytes=row.size_bytes, blocks=row.blocks)],
+        costs=[
+            new for row in one.costs for new in of(row, calls=row.calls, flops=row.flops, bytes_moved=row.bytes_moved)
+        ],
+        saved=[new for row in one.saved for new in of(row, count=row.count, size_bytes=row.size_bytes)],
+    )
+
+
+KEPT = with_more(
+    part("temporaries", "blocks.*", "aten::mul", 5 * GIB // 4, 32, "model.py:45"),
+    cost("blocks.*", "aten::mul", 32, bytes_moved=2 * GIB, line="model.py:45"),
+)
+
+
+@pytest.mark.parametrize("then", [USUAL, numbered(USUAL)])
+@pytest.mark.parametrize("now", [KEPT, numbered(KEPT)])
+def test_layers_with_a_number_each_and_layers_with_a_star_are_the_same_layers(
+    then: Prediction, now: Prediction
+) -> None:
+    assert judged(now, then).reasons == [
+        "blocks.* keeps 32 more tensors at the peak: temporaries of aten::mul, +1.25 GiB (model.py:45)",
+        "blocks.*, forward: 32 more aten::mul, +2.00 GiB moved (model.py:45)",
+    ]
+
+
+def test_of_numbered_layers_the_one_that_grew_is_named() -> None:
+    odd = numbered(USUAL)
+    more = changed(odd, costs=[*odd.costs, cost("blocks.9", "aten::mul", 1, line="model.py:45")])
+    named = ["blocks.9, forward: 1 more aten::mul, +1.00 KiB moved (model.py:45)"]
+    assert judged(more, odd).reasons == judged(more).reasons == named
+
+
+def test_a_module_put_into_a_sequential_does_not_blame_those_whose_number_it_changes() -> None:
+    products = [cost(f"net.{number}", f"aten::{name}") for number, name in enumerate(("mm", "relu", "mm", "sum"))]
+    shifted = [
+        products[0],
+        cost("net.1", "aten::tanh", 1, line="model.py:7"),
+        *(changed(one, module=f"net.{number}") for number, one in enumerate(products[1:], start=2)),
+    ]
+    judgement = judged(prediction(costs=shifted), prediction(costs=products))
+    assert judgement.reasons == ["net.1, forward: 1 more aten::tanh, +1.00 KiB moved (model.py:7)"]
+
+
+def test_more_layers_are_counted_where_they_were_numbered_before() -> None:
+    (reason,) = judged(for_layers(64), numbered(USUAL)).reasons
+    assert reason.startswith("blocks has 64 layers instead of 32: +80.0 GiB at the peak, ")
+
+
+def test_what_backward_does_for_an_operator_is_told_after_it_however_large() -> None:
+    judgement = judged(
+        with_more(
+            cost("head", "aten::mm", 1, phase="backward", bytes_moved=GIB, line="model.py:60"),
+            cost("head", "aten::mul", 1, bytes_moved=512, line="model.py:59"),
+            part("temporaries", "head", "aten::mm", GIB, 1),
+        )
+    )
+    assert judgement.reasons[0] == "head, forward: 1 more aten::mul, +512 B moved (model.py:59)"
+
+
+def test_the_operator_that_was_called_instead_is_told() -> None:
+    first, *rest = USUAL.costs
+    judgement = judged(prediction(costs=[changed(first, operator="aten::bmm", calls=64), *rest]))
+    assert judgement.reasons[0] == (
+        "blocks.*.attention.q, forward: 64 more aten::bmm instead of 32 aten::mm, +32.0 TFLOP, +32.0 KiB moved "
+        "(model.py:41)"
+    )
 
 
 def for_layers(count: int) -> Prediction:

@@ -11,6 +11,7 @@ from perflab.report.predictions import prediction_head, prediction_notes, predic
 from perflab.report.side_by_side import side_by_side
 from perflab.report.studies import studies
 from perflab.report.summary import summary
+from perflab.report.view import View
 from tests.harness.make import (
     GIB,
     cost,
@@ -151,10 +152,10 @@ def test_a_worse_case_names_what_grew_before_all_else_and_what_is_not_gated_too(
     assert lines[2:8] == [
         "  peak memory +1.25 GiB · FLOPs +2.00 TFLOP · bytes moved +32.0 KiB",
         "    operators +32",
-        "  blocks.* keeps 32 more tensors at the peak: temporaries of aten::mul,",
-        "    +1.25 GiB (model.py:45)",
         "  blocks.*.attention.q, forward: 32 more aten::bmm, +2.00 TFLOP, +32.0 KiB moved",
         "    (model.py:40)",
+        "  blocks.* keeps 32 more tensors at the peak: temporaries of aten::mul,",
+        "    +1.25 GiB (model.py:45)",
     ]
     more = prediction(costs=[*USUAL.costs, cost("head", "aten::add", 1, bytes_moved=0)])
     shown = text_of(predicted_result(more, predicted_baseline(), policy=Policy(gate_counts=False)))
@@ -175,8 +176,7 @@ def test_measured_predicted_and_compiled_cases_stand_in_one_summary_each_in_a_ta
     shown = [line.text for line in summary(run)]
     heads = [text for text in shown if text.startswith(("cpu: ", "case", "predicted for", "baselines/"))]
     assert [head.split("  ")[0] for head in heads] == [
-        "cpu: AMD EPYC (family 25, model 17), 2 cores · torch 2.13.0",
-        "baselines/cpu-amd-epyc-25-17-2c-torch2.13/",
+        "cpu: AMD EPYC (family 25, model 17), 2 cores · torch 2.13.0 · baselines/",
         "case",
         "predicted for h100 (79.0 GiB), not run · 3.41B parameters · torch 2.13.0",
         "baselines/predicted-h100/",
@@ -185,8 +185,12 @@ def test_measured_predicted_and_compiled_cases_stand_in_one_summary_each_in_a_ta
         "baselines/predicted-l4/",
         "case",
     ]
-    assert shown[4] == "b                     skipped: no room"
-    assert shown[-1] == "1 ok · 1 regressed · 1 new · 1 skipped   (save: --perf-update-new)"
+    assert shown[-3] == "1 skipped: no room (b)"
+    assert [line.text for line in summary(run, view=View(every=True))][3] == "b                     skipped: no room"
+    assert shown[-2:] == [
+        "1 measured ok · 1 predicted regressed · 1 predicted new",
+        "1 skipped   (save: --perf-update-new)",
+    ]
     assert "baselines" not in "".join(line.text for line in summary(document(run.results[0], baselines=None)))
 
 

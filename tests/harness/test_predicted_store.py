@@ -10,10 +10,10 @@ import pytest
 from perflab.errors import BaselineError
 from perflab.gate.join import join_baselines
 from perflab.gate.predicted_store import PredictedStore
-from perflab.gate.stale import Collection, Function, find_stale
+from perflab.gate.stale import Collection, Function, Stored, find_stale
 from perflab.gate.store import BaselineStore
 from perflab.records import Parameters, changed
-from tests.harness.make import CASE, cost, entry, environment, part, predicted_baseline, prediction, saved
+from tests.harness.make import CASE, closest, cost, entry, environment, part, predicted_baseline, prediction, saved
 
 OTHER = "tests/perf/test_transformer.py::test_forward[a::b]"
 FILE = "predicted-h100/tests.perf.test_transformer.json"
@@ -175,9 +175,9 @@ def test_what_is_removed_is_gone_and_a_file_with_nothing_left_too(tmp_path: Path
 def test_predicted_and_measured_baselines_of_one_case_never_meet(tmp_path: Path) -> None:
     PredictedStore(tmp_path).save("h100", {CASE: predicted_baseline()})
     store = BaselineStore(tmp_path)
-    assert store.entry(CASE, environment()) is None, "and not an error either"
+    assert closest(store, CASE, environment()) is None, "and not an error either"
     store.save({CASE: entry()})
-    assert store.entry(CASE, environment()) == entry()
+    assert closest(store, CASE, environment()) == entry()
     assert PredictedStore(tmp_path).baseline("h100", CASE) == predicted_baseline()
 
 
@@ -195,15 +195,16 @@ def test_shards_are_joined_each_gpu_apart_and_the_latest_counts(tmp_path: Path) 
         predicted_baseline(),
         predicted_baseline(),
     ]
-    assert BaselineStore(tmp_path / "all").entry(CASE, environment()) == entry()
+    assert closest(BaselineStore(tmp_path / "all"), CASE, environment()) == entry()
 
 
 def test_a_case_that_is_gone_is_stale_on_whatever_machine(tmp_path: Path) -> None:
     (tmp_path / "test_x.py").write_text("def test_n(perf, n): pass\n")
     of = {f"test_n[{n}]": predicted_baseline(parameters={"n": n}) for n in (1, 2)}
     of["test_gone"] = predicted_baseline()
+    stored = {name: Stored(one.parameters, is_ours=True) for name, one in of.items()}
     known = Function(cases=["test_x.py::test_n[1]"], marked=["n"], arguments=["perf", "n"])
     collection = Collection(files={"test_x.py": {"test_n": known}})
-    assert find_stale("test_x", of, collection, None, tmp_path, is_ours=True) == ["test_gone", "test_n[2]"]
+    assert find_stale("test_x", stored, collection, tmp_path, is_ours=True) == ["test_gone", "test_n[2]"]
     optional = Collection(files={"test_x.py": {"test_n": changed(known, marked=[], generated=["n"])}})
-    assert find_stale("test_x", of, optional, None, tmp_path, is_ours=True) == ["test_gone"]
+    assert find_stale("test_x", stored, optional, tmp_path, is_ours=True) == ["test_gone"]

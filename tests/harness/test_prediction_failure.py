@@ -29,17 +29,17 @@ def test_a_failure_shows_before_and_now_what_grew_and_how_to_accept_it() -> None
 step[2.7B-1024-fp32] needs more on h100 than its baseline, as predicted:
   peak memory, FLOPs, bytes moved, operators
                         before         now       change          limit
-peak memory           87.0 GiB    88.2 GiB    +1.25 GiB   +1.4%  exact
+peak memory           87.0 GiB    88.2 GiB    +1.25 GiB   +1.4%  exact  failed
+FLOPs               96.0 TFLOP  98.0 TFLOP  +2.00 TFLOP   +2.1%  exact  failed
+bytes moved            129 KiB     161 KiB    +32.0 KiB  +24.8%  exact  failed
+operators                  129         161          +32  +24.8%  exact  failed
 saved for backward    32.0 GiB    32.0 GiB         same          exact
-FLOPs               96.0 TFLOP  98.0 TFLOP  +2.00 TFLOP   +2.1%  exact
-bytes moved            129 KiB     161 KiB    +32.0 KiB  +24.8%  exact
-operators                  129         161          +32  +24.8%  exact
 roofline time           1.40 s      1.50 s      +100 ms   +7.1%   none
 what grew:
-- blocks.* keeps 32 more tensors at the peak: temporaries of aten::mul,
-  +1.25 GiB (model.py:45)
 - blocks.*.attention.q, forward: 32 more aten::bmm, +2.00 TFLOP, +32.0 KiB moved
   (model.py:40)
+- blocks.* keeps 32 more tensors at the peak: temporaries of aten::mul,
+  +1.25 GiB (model.py:45)
 does not fit h100, which has 79.0 GiB
 would fit with checkpointing (61.0 GiB); not with bf16 (80.0 GiB)
 h100 takes batch_size 3 or context_length 896 · fits only h200, b200
@@ -73,7 +73,7 @@ def test_a_failure_says_nothing_of_time_where_none_is_known() -> None:
 def test_a_failures_limits_say_what_slack_there_is_and_what_is_not_gated() -> None:
     policy = Policy(memory_threshold=0.01, gate_counts=False)
     lines = explain_prediction(predicted_result(grown(), predicted_baseline(), policy=policy), None).splitlines()
-    limits = {line.split("  ")[0]: line.split()[-1] for line in lines[3:8]}
+    limits = {line.split("  ")[0]: line.removesuffix("  failed").split()[-1] for line in lines[3:8]}
     assert limits == {
         "peak memory": "+1%",
         "saved for backward": "+1%",

@@ -9,11 +9,37 @@ from hypothesis import given
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
-from perflab.gate.judge import Policy, judge
-from perflab.records import Change, Evidence, Judgement, Measurement, OutOfMemory, Record, Replicate, Result, Verdict
+from perflab.records import (
+    Change,
+    Evidence,
+    Judgement,
+    Measurement,
+    OutOfMemory,
+    Policy,
+    Record,
+    Replicate,
+    Result,
+    Verdict,
+)
 from perflab.report.failure import explain
-from perflab.report.table import short_name, table, tally, wrap_facts
-from tests.harness.make import CASE, MS, cuda_environment, entry, environment, quiet, record, replicate, result
+from perflab.report.table import short_name, table, wrap_facts
+from perflab.report.tally import tally
+from tests.harness.make import (
+    CASE,
+    MS,
+    cuda_environment,
+    entry,
+    environment,
+    judge,
+    kernel,
+    predicted_baseline,
+    predicted_result,
+    prediction,
+    quiet,
+    record,
+    replicate,
+    result,
+)
 
 ACCEPT = f"pytest -m perf '{CASE}' --perf-update"
 LONG = "tests/perf/test_transformer.py::test_forward_and_backward_and_optimizer[2.7B-context1024-batch4-bf16-compiled]"
@@ -99,7 +125,8 @@ def test_every_verdict_fits_80_columns_beside_a_long_name(verdict: Verdict) -> N
 @pytest.mark.parametrize("verdict", [v for v in Verdict if v not in (Verdict.SKIPPED, Verdict.FAILED)])
 def test_every_verdict_that_is_saved_fits_80_columns_beside_a_long_name(verdict: Verdict) -> None:
     (_, line) = lines(result(LONG, verdict, record=record(replicate(peak_bytes=2**30)), saved=True))
-    assert line.endswith(", saved")
+    changed = verdict in (Verdict.REGRESSED, Verdict.IMPROVED, Verdict.INCONCLUSIVE)
+    assert line.endswith("  accepted" if changed else f"  {verdict}, saved")
     assert len(line) <= 80
 
 
@@ -155,9 +182,10 @@ def test_numbers_end_below_the_ends_of_their_headers() -> None:
             assert line[end] == " "
 
 
-def test_a_spread_beyond_the_median_leaves_a_gap_between_the_columns() -> None:
-    (_, line) = lines(result(record=record(replicate(noise=1.5))))
-    assert re.search(r"100 ms\s+±150", line)
+@pytest.mark.parametrize("noise", [1.0, 1.5, 1e9])
+def test_a_spread_beyond_the_median_is_no_figure_and_leaves_a_gap_between_the_columns(noise: float) -> None:
+    (_, line) = lines(result(record=record(replicate(noise=noise))))
+    assert re.search(r"100 ms\s+>±100%\s", line)
 
 
 def test_a_case_of_one_sample_shows_no_spread() -> None:
@@ -238,7 +266,32 @@ def test_a_short_name_is_the_tests_own_with_all_of_its_parameters(case: str, nam
 def test_a_tally_counts_each_verdict_once_and_names_none_that_did_not_occur() -> None:
     run = [result(verdict=v) for v in (Verdict.NEW, Verdict.OK, Verdict.REGRESSED, Verdict.OK)]
     assert tally(run) == "2 ok · 1 regressed · 1 new"
+    assert tally([*run, result(verdict=Verdict.SKIPPED, record=None)]) == "2 ok · 1 regressed · 1 new · 1 skipped"
     assert tally([]) == ""
+
+
+SKIPPED, FAILED = (result(verdict=verdict, record=None) for verdict in (Verdict.SKIPPED, Verdict.FAILED))
+PREDICTED = predicted_result(prediction(), predicted_baseline())
+COMPILED = result(record=None, compiled=kernel())
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        ([PREDICTED] * 24, "24 predicted ok · 0 measured"),
+        ([PREDICTED, SKIPPED, FAILED], "1 predicted ok · 0 measured · 1 skipped · 1 failed"),
+        (
+            [COMPILED, PREDICTED, result(), result(verdict=Verdict.REGRESSED), predicted_result(prediction()), SKIPPED],
+            "1 measured ok · 1 measured regressed · 1 predicted ok · 1 predicted new · 1 compiled ok · 1 skipped",
+        ),
+        ([COMPILED, result()], "1 measured ok · 1 compiled ok"),
+        ([COMPILED, PREDICTED], "1 predicted ok · 1 compiled ok · 0 measured"),
+        ([COMPILED, SKIPPED], "1 ok · 1 skipped"),
+        ([SKIPPED, FAILED], "1 skipped · 1 failed"),
+    ],
+)
+def test_a_tally_names_the_way_wherever_not_all_was_measured(run: list[Result], said: str) -> None:
+    assert tally(run) == said
 
 
 @given(st.lists(st.text("abc", min_size=1, max_size=20)), st.integers(20, 60))
@@ -259,18 +312,48 @@ def test_a_slower_case_says_what_a_person_would_ask_next() -> None:
     text = explain(slower_step(), 0.0, ACCEPT).splitlines()
     assert text[0] == "step[small-128-fp32] is slower than its baseline"
     header, latency, peak = text[1:4]
-    assert header.split("  ")[-1].strip() == "limit"
-    assert re.fullmatch(r"latency +100 ms +130 ms +\+30\.0% +\+\d\d\.\d%…\+\d\d\.\d% +\+5%", latency)
+    assert header.endswith("  limit")
+    assert re.fullmatch(r"latency +100 ms +130 ms +\+30\.0% +\+\d\d\.\d%…\+\d\d\.\d% +\+5%  failed", latency)
     assert re.fullmatch(r"peak +1\.00 GiB +1\.00 GiB +same +exact +exact", peak)
     assert "measured again 3 times in fresh processes; machine load 0.3 on 2 cores" in text
     assert "where: backward 60.0 ms -> 90.0 ms (forward and optimizer unchanged)" in text
     assert text[-1] == f"if this is meant: {ACCEPT}"
 
 
-def test_no_line_of_a_failures_table_is_longer_than_80_columns_and_all_end_alike() -> None:
+def test_no_line_of_a_failures_table_is_longer_than_80_columns_and_all_end_alike_before_the_mark() -> None:
     rows = explain(slower_step(), 0.0, ACCEPT).splitlines()[1:4]
-    assert len({len(row) for row in rows}) == 1
-    assert len(rows[0]) <= 80
+    assert len({len(row.removesuffix("  failed")) for row in rows}) == 1
+    assert max(map(len, rows)) <= 80
+
+
+def test_what_failed_stands_first_and_is_marked_and_what_got_better_is_not() -> None:
+    text = failure(hungrier(3 * 2**20, 27 * MS), before_bytes=2 * 2**20).splitlines()
+    assert text[0] == "step[small-128-fp32] needs more memory than its baseline"
+    assert [(row.split()[0], row.endswith("  failed")) for row in text[2:4]] == [("peak", True), ("latency", False)]
+    assert " -73.0% " in text[3]
+
+
+def test_a_case_that_strict_checking_fails_has_no_row_that_failed() -> None:
+    unsure = Judgement(verdict=Verdict.INCONCLUSIVE, latency=Change(before=1e6, now=2e6, ratio=2.0, limit=1.05))
+    assert "failed" not in explain(Result(case=CASE, record=None, judgement=unsure), 0.0, None)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.18, 9.75), (0.5, float("inf")), (None, None)])
+def test_an_interval_that_says_nothing_is_no_figure(low: float | None, high: float | None) -> None:
+    vague = Change(before=1e6, now=2e6, ratio=2.0, low=low, high=high, limit=1.05)
+    unsure = Judgement(verdict=Verdict.INCONCLUSIVE, latency=vague)
+    row = explain(Result(case=CASE, record=None, judgement=unsure), 0.0, None).splitlines()[2]
+    assert re.fullmatch(r"latency +1\.00 ms +2\.00 ms +\+100\.0% +can't tell +\+5%", row)
+
+
+def test_a_ratio_that_no_code_has_prints_no_long_number() -> None:
+    far = Change(before=1.0, now=1e15, ratio=1e15, low=1e14, high=1e16, limit=1e9)
+    judgement = Judgement(verdict=Verdict.REGRESSED, latency=far, worse=["latency"])
+    shown = Result(case=CASE, record=record(), judgement=judgement)
+    text = "\n".join([explain(shown, 0.0, None), *lines(shown)])
+    assert "x1.00e+15" in text
+    assert max(map(len, re.findall(r"[\d,]+", text))) <= 5
+    assert max(map(len, text.splitlines()[1:])) <= 80
 
 
 def looked_at_again(fresh: list[Replicate], **changes: object) -> str:
@@ -327,7 +410,7 @@ def test_growth_within_the_allocators_rounding_is_not_called_hunger() -> None:
 
 
 def test_a_memory_threshold_stands_as_the_limit() -> None:
-    assert re.search(r"peak .* \+10%\n", failure(hungrier(2**21), before_bytes=2**20, threshold=0.10))
+    assert re.search(r"peak .* \+10%  failed\n", failure(hungrier(2**21), before_bytes=2**20, threshold=0.10))
 
 
 def test_memory_where_there_was_none_before_is_said_to_be_more() -> None:

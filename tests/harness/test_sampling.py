@@ -176,6 +176,17 @@ def test_a_call_far_beyond_the_budget_is_sampled_fewer_times(virtual_clock: Virt
     assert len(sampled(Work(virtual_clock, steady(1_400 * MS)), budget_ns=1 * S)) == 2
 
 
+def test_a_case_that_has_to_share_a_run_s_time_has_three_samples_where_its_own_budget_allows(
+    virtual_clock: VirtualClock,
+) -> None:
+    def sampled_within(cost_ns: int) -> int:
+        work, share = Work(virtual_clock, steady(cost_ns)), Plan(1 * S, least_samples_ns=3 * 15 * S)
+        return len(collect(work.time_once, 1, share, 1 * S, silent, between=lambda: None))
+
+    assert sampled_within(4 * S) == 3
+    assert sampled_within(23 * S) == 1
+
+
 @pytest.mark.parametrize("cost_ns", [20 * MS, 400 * MS, 1 * S, 2 * S, 2_900 * MS])
 def test_sampling_never_takes_more_than_three_budgets(virtual_clock: VirtualClock, cost_ns: int) -> None:
     sampled(Work(virtual_clock, steady(cost_ns)), budget_ns=1 * S)

@@ -144,7 +144,7 @@ def test_a_runs_summary_and_its_markdown_hold_the_table() -> None:
     run = document(case("naive", 30), case("sdpa", 10))
     assert "side by side: impl" in "\n".join(line.text for line in summary(run))
     shown = markdown(run).splitlines()
-    at = shown.index("| attention[128], by impl | median | spread | ratio | peak |")
+    at = shown.index(r"| attention\[128\], by impl | median | spread | ratio | peak |")
     assert shown[at + 1 : at + 3] == ["|---|--:|--:|--:|--:|", "| sdpa | 10.0 ms | ±0.2% | 1.00 | 1.00 MiB |"]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perflab.gate.stale import Collection, Function, find_stale
+from perflab.gate.stale import Collection, Function, Stored, find_stale
 from perflab.records import Entry, Environment
 from tests.harness.make import entry, environment
 
@@ -33,7 +33,11 @@ def stale(
     root: Path, entries: dict[str, Entry], *functions: Function, is_ours: bool = True, machine: Environment = HERE
 ) -> list[str]:
     known = {f.cases[0].split("::", 1)[1].partition("[")[0]: f for f in functions}
-    return find_stale(MODULE, entries, Collection(files={FILE: known}), machine, root, is_ours=is_ours)
+    return find_stale(MODULE, as_stored(entries, machine), Collection(files={FILE: known}), root, is_ours=is_ours)
+
+
+def as_stored(entries: dict[str, Entry], machine: Environment = HERE) -> dict[str, Stored]:
+    return {name: Stored(one.parameters, one.environment == machine) for name, one in entries.items()}
 
 
 def of(*names: str) -> dict[str, Entry]:
@@ -107,7 +111,7 @@ def test_a_file_that_is_gone_takes_all_along_where_the_baselines_are_this_projec
 
 
 def test_a_file_that_was_not_seen_whole_leaves_all(root: Path) -> None:
-    assert find_stale(MODULE, of("test_gone"), Collection(), HERE, root, is_ours=True) == []
+    assert find_stale(MODULE, as_stored(of("test_gone")), Collection(), root, is_ours=True) == []
 
 
 def test_two_files_that_share_their_baselines_must_both_have_been_seen(root: Path) -> None:
@@ -115,4 +119,4 @@ def test_two_files_that_share_their_baselines_must_both_have_been_seen(root: Pat
     assert stale(root, of("test_gone"), function("test_a")) == []
     both = Collection(files={FILE: {}, "t.test_x.py": {"test_gone": Function(cases=["t.test_x.py::test_gone"])}})
     entries = of("test_gone", "test_b")
-    assert find_stale(MODULE, entries, both, HERE, root, is_ours=True) == ["test_b"]
+    assert find_stale(MODULE, as_stored(entries), both, root, is_ours=True) == ["test_b"]

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -97,6 +98,31 @@ def test_a_compiler_that_dies_is_a_result_and_the_next_kernel_is_compiled(pool: 
     assert died.problem == "the compiling process ended with status 7; it said:\nLLVM ERROR: cannot select this"
     assert (died.resources, died.triton) == (None, found["add", 80].triton)
     assert pool.submit(f"{HERE}:FINE", "add", 80).result() == found["add", 80]
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_compiler_that_hangs_is_a_result_and_ends_with_all_that_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HANGING_PIDS", str(tmp_path / "pids"))
+    with CompilerPool(1) as pool:
+        assert pool.names(f"{HERE}:FINE", [90])[90], "it has loaded torch by now"
+        monkeypatch.setattr("perflab.static.pool.PATIENCE_S", 3.0)
+        hung = pool.submit(f"{HERE}:hanging", "add", 90).result()
+        assert hung.problem == "compiling it hung: no answer for 3.00 s, so it was ended"
+        monkeypatch.undo()
+        for pid in map(int, (tmp_path / "pids").read_text().split()):
+            deadline = time.monotonic() + 10.0  # it was killed, and goes when the system comes to it
+            while _runs(pid) and time.monotonic() < deadline:
+                time.sleep(0.02)
+            assert not _runs(pid)
+        assert pool.submit(f"{HERE}:FINE", "add", 80).result().resources is not None
 
 
 def test_configurations_may_depend_on_the_architecture(pool: CompilerPool) -> None:

@@ -10,15 +10,20 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from perflab.cli import main
 from perflab.documents import merge, read_document, write_document
-from perflab.records import Document, Judgement, OutOfMemory, Quote, Record, Result, Verdict
+from perflab.mode import Mode
+from perflab.records import Document, Judgement, OutOfMemory, Quote, Record, Result, Verdict, changed
 from perflab.report.columns import STANDARD, named
+from perflab.report.doubts import beyond_the_rate
 from perflab.report.markdown import markdown
+from perflab.report.side_by_side import side_by_side, side_by_side_lines
 from perflab.report.studies import Study, studies
 from perflab.report.study_forms import study_data, study_lines
 from perflab.report.summary import summary
+from perflab.report.view import View
 from tests.harness.make import MS, cuda_environment, document, environment, record, replicate, result
 
 STUDY = "switches"
@@ -146,7 +151,8 @@ def test_several_sources_are_numbered_and_named_below() -> None:
 
 def test_every_standard_column_can_be_asked_of_a_case_that_has_nothing() -> None:
     (table,) = only(case("eager", columns=sorted(STANDARD))).tables
-    assert [column.name for column in table.columns] == ["mean", "median", "std"]
+    summarized = ["mean", "median", "min", "ops", "rounds", "spread", "std"]
+    assert [column.name for column in table.columns] == summarized
 
 
 # --- rows --------------------------------------------------------------------------------------------------------
@@ -161,6 +167,22 @@ def test_utilisation_is_of_the_best_rate_that_the_run_has_read_on_that_machine_i
     elsewhere = at("e", 8e11, environment=cuda_environment())
     here, _ = studies([*run, elsewhere])[0].tables
     assert [row.cells[0].text for row in here.rows] == ["50%", "50%", "80%", "80%"]
+
+
+def test_more_work_than_the_device_can_do_is_no_share_of_its_rate_and_the_summary_says_why() -> None:
+    work = {"work": {"flops": 1e9, "forward_flops": 1e8}, "columns": ["MFU", "median"]}  # in 10 ms: 1e11 a second
+    run = [
+        case("a", matmul_flops_per_second=4.48e10, matmul_precision="float32", **work),
+        case("b", matmul_flops_per_second=2e11, matmul_precision="bfloat16", **work),
+    ]
+    (table,) = studies(run)[0].tables
+    assert [row.cells[0].text for row in table.rows] == ["can't tell", "50%"]
+    why = "MFU: can't tell for step[small-a-fp32]: more FLOP/s than plain matrix products reach here (44.8 GFLOP/s)."
+    assert why in " ".join(" ".join(line.text for line in summary(document(*run))).split())
+    assert why.split(":")[1] in markdown(document(*run)).replace("\\", "")
+    sharing = [changed(one, side_by_side="switch") for one in run]
+    assert " can't tell" in "".join(line.text for line in side_by_side_lines(side_by_side(sharing)))
+    assert not beyond_the_rate(run[1:])
 
 
 def test_labels_leave_out_what_all_cases_share() -> None:
@@ -180,6 +202,17 @@ def test_labels_leave_out_what_all_cases_share() -> None:
     assert [row.label for row in only(*uneven).tables[0].rows] == ["small-eager-fp32", "small-max-autotune-fp32"]
 
 
+def test_a_mode_stands_behind_the_label_or_in_the_head_where_all_share_it() -> None:
+    def labels(*results: Result) -> list[str]:
+        (table,) = only(*results).tables
+        return [table.head, *(row.label for row in table.rows)]
+
+    cold = structs.replace(case("cold"), mode=Mode(cache="cold"))
+    assert labels(case("warm"), cold) == ["step[small-…-fp32]", "warm", "cold {cold}"]
+    other = structs.replace(case("other"), mode=Mode(cache="cold"))
+    assert labels(other, cold) == ["step[small-…-fp32] {cold}", "other", "cold"]
+
+
 def test_a_case_without_numbers_says_why_across_the_columns() -> None:
     long = "needs 33.0 s of 12.0 s left, and says so in more words than would fit into one line of a terminal"
     shown = lines(case("eager", facts={"loss": 1.0}), out_of_memory("fused"), skipped("flash", long))
@@ -194,7 +227,9 @@ def test_a_case_without_numbers_says_why_across_the_columns() -> None:
 def test_a_study_of_which_nothing_was_measured_does_not_say_again_why() -> None:
     shown = lines(skipped("eager", "needs 50.8 GiB"), skipped("flash", "needs 40.1 GiB"))
     assert shown == [f"study: {STUDY}", "nothing was measured: 2 cases, above"]
-    assert "nothing was measured: 2 cases, above" in markdown(document(skipped("eager", "no"), skipped("flash", "no")))
+    run = document(skipped("eager", "no"), skipped("flash", "no"))
+    assert "nothing was measured: 2 cases, above" in markdown(run, view=View(every=True))
+    assert STUDY not in markdown(run), "what was skipped has its line below the tables"
 
 
 def test_cases_of_two_machines_have_two_tables_and_what_was_not_measured_stands_in_both() -> None:

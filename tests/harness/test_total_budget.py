@@ -1,10 +1,10 @@
-"""What is left of a run's budget, and what of that may be spent on doubts."""
+"""What is left of a run's budget, and the fair share of a case."""
 
 from __future__ import annotations
 
 import pytest
 
-from perflab.plugin.total_budget import TotalBudget
+from perflab.plugin.total_budget import SHARE_AT_LEAST_S, TotalBudget
 
 
 class Clock:
@@ -19,58 +19,46 @@ def clock() -> Clock:
     return Clock()
 
 
-def test_without_a_budget_nothing_ends(clock: Clock) -> None:
-    budget = TotalBudget(None, now_s=clock)
+def test_without_a_budget_nothing_ends_and_nobody_has_to_share(clock: Clock) -> None:
+    budget = TotalBudget(None, clock)
+    budget.cases = 20
     assert budget.left_s() is None
-    with budget.extra() as left_s:
-        assert left_s() is None
+    assert budget.case_share_s() is None
+    assert budget.share_s(3) is None
 
 
 def test_what_is_left_is_what_was_not_spent(clock: Clock) -> None:
-    budget = TotalBudget(60.0, now_s=clock)
+    budget = TotalBudget(60.0, clock)
     clock.now_s += 45.0
     assert budget.left_s() == 15.0
 
 
-def test_cases_to_come_are_given_what_those_before_them_took(clock: Clock) -> None:
-    budget = TotalBudget(600.0, now_s=clock)
+def test_a_case_may_take_as_much_as_each_of_those_to_come(clock: Clock) -> None:
+    budget = TotalBudget(155.0, clock)
     budget.cases = 20
-    clock.now_s += 12.0
-    with budget.extra() as left_s:
-        assert left_s() == 600.0 - 12.0 - 19 * 12.0
-        clock.now_s += 100.0
-        assert left_s() == 600.0 - 12.0 - 19 * 12.0 - 100.0, "what is spent here counts once"
+    assert budget.case_share_s() == 155.0 / 20
+    clock.now_s += 30.0
     budget.case_done()
-    clock.now_s += 12.0
-    with budget.extra() as left_s:
-        assert left_s() == 600.0 - 124.0 - 18 * 12.0, "and makes the next cases look no longer than they are"
-
-
-def test_a_tight_budget_leaves_nothing_over(clock: Clock) -> None:
-    budget = TotalBudget(60.0, now_s=clock)
-    budget.cases = 10
-    clock.now_s += 8.0
-    with budget.extra() as left_s:
-        left = left_s()
-        assert left is not None
-        assert left < 0
-
-
-def test_cases_are_shared_among_workers_and_a_rerun_does_no_harm(clock: Clock) -> None:
-    budget = TotalBudget(100.0, now_s=clock)
-    budget.cases, budget.processes = 4, 2
-    clock.now_s += 10.0
-    with budget.extra() as left_s:
-        assert left_s() == 100.0 - 10.0 - 10.0
-    for _ in range(5):
+    assert budget.case_share_s() == 125.0 / 19
+    for _ in range(18):  # skipped, in no time
         budget.case_done()
-    with budget.extra() as left_s:
-        assert left_s() == 90.0
+    assert budget.case_share_s() == 125.0
 
 
-def test_quick_cases_at_first_do_not_promise_quick_ones_later(clock: Clock) -> None:
-    budget = TotalBudget(155.0, 10.0, clock)
-    budget.cases = 20
-    clock.now_s += 1.0
-    with budget.extra() as left_s:
-        assert left_s() == 155.0 - 1.0 - 19 * 10.0
+def test_workers_measure_one_at_a_time_so_they_share_the_time_too(clock: Clock) -> None:
+    budget = TotalBudget(100.0, clock)
+    budget.cases, budget.processes = 10, 2
+    budget.case_done()
+    assert budget.case_share_s() == 100.0 / 8
+
+
+def test_a_share_is_never_too_small_to_measure_in_nor_does_a_rerun_do_harm(clock: Clock) -> None:
+    budget = TotalBudget(10.0, clock)
+    budget.cases = 1000
+    assert budget.case_share_s() == SHARE_AT_LEAST_S
+    clock.now_s += 20.0
+    assert budget.share_s(1) == SHARE_AT_LEAST_S
+    clock.now_s -= 20.0
+    for _ in range(1005):
+        budget.case_done()
+    assert budget.case_share_s() == 10.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import pytest
@@ -15,6 +16,7 @@ from perflab.units import (
     format_change,
     format_flops,
     format_interval,
+    format_multiple,
     format_names,
     format_ns,
     format_percent,
@@ -152,6 +154,7 @@ def test_a_time_never_takes_more_than_eight_characters(ns: float) -> None:
         (9.99, "+899.0%"),
         (10.0, "x10.0"),
         (123.4, "x123"),
+        (1e15, "x1.00e+15"),
     ],
 )
 def test_a_ratio_is_written_as_the_change_that_it_means(ratio: float, text: str) -> None:
@@ -160,7 +163,12 @@ def test_a_ratio_is_written_as_the_change_that_it_means(ratio: float, text: str)
 
 @pytest.mark.parametrize(
     ("low", "high", "text"),
-    [(1.241, 1.389, "+24.1%…+38.9%"), (0.01, 9.0, "-99.0%…+800.0%"), (140.0, 160.0, "x140…x160")],
+    [
+        (1.241, 1.389, "+24.1%…+38.9%"),
+        (0.01, 9.0, "-99.0%…+800.0%"),
+        (140.0, 160.0, "x140…x160"),
+        (1.2, math.inf, "+20.0% and more"),
+    ],
 )
 def test_an_interval_is_written_by_its_ends(low: float, high: float, text: str) -> None:
     assert format_interval(low, high) == text
@@ -168,9 +176,19 @@ def test_an_interval_is_written_by_its_ends(low: float, high: float, text: str) 
 
 @pytest.mark.parametrize(
     ("fraction", "text"),
-    [(0.05, "5%"), (0.025, "2.5%"), (0.0, "0%"), (1.5, "150%"), (0.00123, "0.123%"), (12.0, "1200%")],
+    [
+        (0.05, "5%"),
+        (0.025, "2.5%"),
+        (0.0, "0%"),
+        (1.5, "150%"),
+        (0.00123, "0.123%"),
+        (12.0, "1200%"),
+        (1e9, "1.00e+11%"),
+    ],
 )
-def test_a_percentage_is_written_without_trailing_zeros_and_never_as_a_power_of_ten(fraction: float, text: str) -> None:
+def test_a_percentage_is_written_without_trailing_zeros_and_as_a_power_of_ten_only_where_it_is_long(
+    fraction: float, text: str
+) -> None:
     assert format_percent(fraction) == text
 
 
@@ -205,3 +223,15 @@ def test_long_lists_of_names_end_with_how_many_more() -> None:
 )
 def test_operations_are_written_with_si_prefixes_and_exactly_where_they_are_few(flops: int, text: str) -> None:
     assert format_flops(flops) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "of", "text"),
+    [(10.0, 10.0, "1.00"), (22.0, 10.0, "2.20"), (123.4, 10.0, "12.34"), (4120, 10, "412"), (1e15, 1, "1.00e+15")],
+)
+def test_a_multiple_has_two_decimals_as_long_as_it_is_short(value: float, of: float, text: str) -> None:
+    assert format_multiple(value, of) == text
+
+
+def test_there_is_no_multiple_of_nothing() -> None:
+    assert format_multiple(10.0, 0.0) == "–"

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perflab.gate.judge import judge
 from perflab.gate.unsettled import LOOKS, as_ratios
-from perflab.records import Anchor, Judgement, Paired, Policy, Record, Verdict
-from tests.harness.make import MS, entry, quiet, record, replicate
+from perflab.records import Anchor, Judgement, Paired, Policy, Record, Verdict, changed
+from tests.harness.make import MS, entry, judge, quiet, record, replicate
 
 POLICY = Policy()
 THERE = "abc1234, where its baseline was saved"
@@ -109,6 +108,23 @@ def test_faster_in_turns_is_improved_whatever_the_stored_number_says() -> None:
     assert settled(in_turns(0.8)).verdict is Verdict.IMPROVED
 
 
+def test_three_fast_pairs_improve_nothing_that_the_stored_number_does_not_show() -> None:
+    judgement = settled(in_turns(0.8, screen=3, confirm=0))
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert "3 pairs alone do not prove an improvement" in judgement.reasons[1]
+
+
+def test_an_improvement_is_settled_in_turns_with_the_baseline_s_commit() -> None:
+    improved = record(replicate(80.0 * MS), fresh=quiet(80.0 * MS))
+    assert judge(improved, entry(), POLICY).unsettled == ["baseline"]
+    stands = judge(changed(improved, paired=in_turns(0.8, screen=3, confirm=0)), entry(), POLICY)
+    assert (stands.verdict, stands.unsettled) == (Verdict.IMPROVED, [])
+    falls = judge(changed(improved, paired=in_turns(1.0, screen=2, confirm=0)), entry(), POLICY)
+    assert falls.verdict is Verdict.OK
+    assert falls.reasons == [f"in turns with {THERE}: 0.0%, where the stored number could not tell (-20.0%)"]
+    assert judge(changed(improved, paired=in_turns(1.1)), entry(), POLICY).verdict is Verdict.REGRESSED
+
+
 def test_pairs_that_cannot_tell_either_stay_inconclusive_and_say_both() -> None:
     scattered = Paired(
         against=THERE, base_ns=90.0 * MS, screen=[1.1, 1.2, 0.9], confirm=[1.3, 0.8, 1.2, 0.9, 1.4, 1.1, 1.25, 0.85] * 2
@@ -120,8 +136,9 @@ def test_pairs_that_cannot_tell_either_stay_inconclusive_and_say_both() -> None:
     assert not judgement.unsettled, "there is nothing more to be done"
 
 
-def test_a_control_that_fires_leaves_it_open() -> None:
-    judgement = settled(in_turns(1.1, control=[1.05] * 8))
+def test_a_control_that_leaves_too_little_of_a_slowdown_leaves_it_open_and_a_smaller_one_does_not() -> None:
+    assert settled(in_turns(1.1, control=[1.03] * 8)).verdict is Verdict.REGRESSED
+    judgement = settled(in_turns(1.1, control=[1.08] * 8))
     assert judgement.verdict is Verdict.INCONCLUSIVE
     assert "null control" in " ".join(judgement.reasons)
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from typing import Any
 
@@ -103,6 +104,15 @@ def dying(arch: int) -> list[KernelExample]:
     """As where the compiler takes its process down."""
     print("LLVM ERROR: cannot select this", file=sys.stderr, flush=True)
     os._exit(7)
+
+
+def hanging(arch: int) -> list[KernelExample]:
+    """As where the compiler comes to no end, and neither does what it has started."""
+    started = subprocess.Popen(["sleep", "600"])
+    with open(os.environ["HANGING_PIDS"], "w") as file:
+        file.write(f"{os.getpid()} {started.pid}")
+    started.wait()
+    return []
 
 
 def by_architecture(arch: int) -> list[KernelExample]:

@@ -20,9 +20,11 @@ from torch import Tensor
 
 from perflab.lab.attention import IMPLEMENTATIONS, attention
 from perflab.plugin.case import Perf
-from perflab.plugin.stash import SETTINGS
+from perflab.plugin.stash import settings_of
 from tests.correctness.suite.candidate import Candidate
 from tests.correctness.suite.chosen import attention_candidates
+
+from .setup import COMPILE_SECONDS
 
 GRIDS = ("quick", "reference", "training", "all")
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -83,7 +85,7 @@ class Shape:
 
 def attention_variants(config: pytest.Config) -> dict[str, Candidate]:
     """What is measured, by name: the lab's variants that exist on the device, or what --attention names."""
-    found = attention_candidates(config, torch.device("cuda") if config.stash[SETTINGS].predict else None)
+    found = attention_candidates(config, torch.device("cuda") if settings_of(config).predict else None)
     return {candidate.name: candidate for candidate in found}
 
 
@@ -101,7 +103,7 @@ def _output_of(call: Callable[..., Any], *inputs: Tensor, **settings: Any) -> Te
 
 def device_type(config: pytest.Config) -> str:
     """Where cases will be measured, or are predicted to run, before the device fixture tells."""
-    if config.stash[SETTINGS].predict:
+    if settings_of(config).predict:
         return "cuda"
     asked = config.getoption("perf_device") or config.getini("perf_device") or "auto"
     return "cuda" if asked != "cpu" and torch.cuda.is_available() else "cpu"
@@ -187,7 +189,8 @@ def declare(perf: Perf, candidate: Candidate, shape: Shape, *, backward: bool) -
         pytest.skip(f"has no backward on {perf.device.type}")
     flops = shape.flops * (1 + BACKWARD_SHARE if backward else 1)
     needed = memory_bytes(candidate.name, shape, perf.device.type, backward=backward)
-    perf.requires(flops=flops, memory_bytes=needed, precision=shape.dtype)
+    compiling_s = COMPILE_SECONDS[perf.device.type] if candidate.name in COMPILED else 0.0
+    perf.requires(flops=flops, memory_bytes=needed, precision=shape.dtype, setup_seconds=compiling_s)
     perf.work(flops=flops)
     if backward:
         perf.work(forward_flops=shape.flops, backward_flops=BACKWARD_SHARE * shape.flops)

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from perflab.lab.train import TrainingConfig
-from perflab.plugin.stash import SETTINGS
+from perflab.plugin.stash import settings_of
 
+from .attention_cases import COMPILED
 from .choice import context_lengths, model_names
 from .setup import DEFAULT_BATCH_SIZE, Setup
 
@@ -32,29 +33,17 @@ def setup(
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where time runs out, every kind of case has been measured by then: the main job first, then what is cheap.
-
-    The model at its shortest context, then what has no context, then what compiles for seconds, then longer contexts,
-    and Triton's kernels for other GPUs last. The sort is stable: what is alike stays in the order of the files.
-    """
+    """The main job first, the models. What compiles for seconds comes last where time is short."""
     _leave_to_whoever_asks(config, items)
-    lengths = {item: _end_to_end_length(item) for item in items}
-    shortest = min((length for length in lengths.values() if length is not None), default=None)
-
-    def place(item: pytest.Item) -> tuple[int, int]:
-        if "compiled_kernel" in getattr(item, "fixturenames", ()):
-            return 4, 0
-        length = lengths[item]
-        if length is not None:
-            return (0, 0) if length == shortest else (3, length)
-        return (2, 0) if _compiles(item) else (1, 0)
-
-    items.sort(key=place)
+    items.sort(key=lambda item: not _is_main_job(item))
+    for item in items:
+        if item.get_closest_marker("perf") is not None and _compiles(item):
+            item.add_marker(pytest.mark.perf(last=True))
 
 
 def _leave_to_whoever_asks(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A whole run predicts the main job, the models; other cases where their file or folder, or a keyword, is given."""
-    if config.option.keyword or config.option.pyargs or not config.stash[SETTINGS].predict:
+    if config.option.keyword or config.option.pyargs or not settings_of(config).predict:
         return
     here, start = Path(__file__).parent, config.invocation_params.dir
     given = [start / argument.partition("::")[0] for argument in config.args]
@@ -64,7 +53,7 @@ def _leave_to_whoever_asks(config: pytest.Config, items: list[pytest.Item]) -> N
         for item in items
         if here in item.path.parents
         and asked.isdisjoint((item.path, *item.path.parents))
-        and (_end_to_end_length(item) is None or "warmup_steps" in getattr(item, "fixturenames", ()))
+        and (not _is_main_job(item) or "warmup_steps" in getattr(item, "fixturenames", ()))
     }
     if left:
         config.hook.pytest_deselected(items=[item for item in items if item in left])
@@ -74,15 +63,12 @@ def _leave_to_whoever_asks(config: pytest.Config, items: list[pytest.Item]) -> N
 def _compiles(item: pytest.Item) -> bool:
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
     switch = parameters.get("switch", parameters.get("rung"))
-    return item.path.name == "test_compile.py" or getattr(switch, "compiles", None) is not None
+    by_name = parameters.get("impl") in COMPILED or item.path.name == "test_compile.py"
+    return by_name or getattr(switch, "compiles", None) is not None
 
 
-def _end_to_end_length(item: pytest.Item) -> int | None:
-    """The context length of a case of the main job; None of another."""
-    if "setup" not in getattr(item, "fixturenames", ()) or not hasattr(item, "callspec"):
-        return None
-    length: int = item.callspec.params["context_length"]
-    return length
+def _is_main_job(item: pytest.Item) -> bool:
+    return "setup" in getattr(item, "fixturenames", ())
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -21,6 +21,8 @@ from perflab.plugin.case import Perf
 VOCAB_SIZE = 10_000
 """That of the published measurements."""
 DEFAULT_BATCH_SIZE = 4
+COMPILE_SECONDS = {"cpu": 15.0, "cuda": 40.0}
+"""Guess of one compilation, forward and backward, where nothing is cached yet."""
 _TRAINING = frozenset(one.name for one in fields(TrainingConfig))
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +26,7 @@ import perflab.measure.evidence as evidence
 class Virtual:
     now_ns = 0
 
-clock.read_ns = lambda: Virtual.now_ns
+clock.read_ns = clock.read_processor_ns = lambda: Virtual.now_ns
 
 environment.usable_cores = lambda: 2
 
@@ -74,7 +77,10 @@ def ctrl_c_arrives() -> Iterator[None]:
 
 
 def interrupted(folder: Path, *arguments: str) -> str:
-    """Run pytest, press Ctrl-C once a test has made a file ``hanging``, and give what was printed."""
+    """Run pytest, press Ctrl-C once a test has made a file ``hanging``, and give what was printed.
+
+    As a terminal does it, which sends the signal to all processes that it has started.
+    """
     command = [sys.executable, "-m", "pytest", *arguments]
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True, start_new_session=True)
     deadline = time.monotonic() + 120
@@ -82,7 +88,7 @@ def interrupted(folder: Path, *arguments: str) -> str:
         assert time.monotonic() < deadline, "what hangs was never reached"
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == pytest.ExitCode.INTERRUPTED, output
     return output
@@ -119,9 +125,19 @@ class Project:
         return run_pytest(self.pytester, self.python, "-m", "perf", *args)
 
     def baseline_file(self) -> Path:
-        """The one baseline file there is."""
-        (path,) = (self.pytester.path / "baselines").glob("*/*.json")
+        """The one file of committed times that there is."""
+        (path,) = (self.pytester.path / "baselines").glob("cpu-*/*.json")
         return path
+
+    def exact_file(self) -> Path:
+        """The one file of exact quantities that there is."""
+        (path,) = (self.pytester.path / "baselines").glob("exact-*/*.json")
+        return path
+
+    def needs(self) -> dict[str, dict[str, Any]]:
+        """What each case needs on this machine, by its name."""
+        cases = json.loads(self.exact_file().read_text())["cases"]
+        return {name: next(iter(case["needs"].values())) for name, case in cases.items()}
 
 
 def git(project: Project, *arguments: str) -> str:

@@ -58,7 +58,7 @@ def test_a_slower_change_fails_its_test_and_says_by_how_much_against_what(reposi
             r"\s+before\s+now\s+change\s+95 % interval\s+limit",
             r"latency\s+100 ms\s+104 ms\s+\+4\.0%\s+\+\d.*…\+\d.*%\s+\+2%",
             r"peak\s+512 KiB\s+512 KiB\s+same\s+exact\s+exact",
-            r"8 pairs of fresh processes, measured in turns; the base against itself: 0\.0%",
+            r"7 pairs of fresh processes, measured in turns; the base against itself: 0\.0%",
             r"this side: [0-9a-f]{7} with \d+ uncommitted changes? · against: before \([0-9a-f]{7}\)",
             r"steady .* 0\.0% .* ok",
             r"work .* \+4\.0% .* REGRESSED",
@@ -69,7 +69,7 @@ def test_a_slower_change_fails_its_test_and_says_by_how_much_against_what(reposi
     assert "--perf-update" not in result.stdout.str(), "there is nothing to accept: no baseline is involved"
     assert not (repository.pytester.path / "baselines").exists()
     by_case = {one["case"]: one["record"]["paired"] for one in json.loads(_out(repository))["results"]}
-    assert by_case["test_story.py::test_work"]["confirm"] == [1.04] * 8
+    assert by_case["test_story.py::test_work"]["confirm"] == [1.04] * 4
     assert by_case["test_story.py::test_steady"]["screen"] == [1.0] * 2
     assert by_case["test_story.py::test_steady"]["detectable"] < 1.05
 
@@ -143,7 +143,7 @@ def test_skipped(perf):
             "broken_there * incomparable",
             "  failed in HEAD (*",
             "broken_here * FAILED",
-            "skipped * skipped: not on this machine",
+            "1 skipped: not on this machine (skipped)",
             "2 ok · 1 new · 1 incomparable · 1 skipped · 1 failed",
         ]
     )
@@ -351,12 +351,61 @@ def test_ctrl_c_leaves_no_worktree_and_no_process_behind(repository: Project, tm
         assert not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text().split()[2]
 
 
-def _wait_for(found: object) -> list[Path]:
+THIRD_PROCESS_ENDLESS = TWO_CASES.replace(
+    "    perf(spend, 20)",
+    "    (here / f'begun-{os.getpid()}').touch()\n"
+    "    if len(list(here.glob('begun-*'))) > 1:\n        time.sleep(600)\n    perf(spend, 20)",
+)
+"""Each side's first process measures; the second ones take for ever."""
+
+
+def test_a_killed_comparison_keeps_what_was_compared_and_leaves_no_process_behind(
+    repository: Project, tmp_path: Path
+) -> None:
+    repository.test_file.write_text("import os, time\n" + THIRD_PROCESS_ENDLESS)
+    commit(repository, "endless in the second pair")
+    command = [sys.executable, "-m", "pytest", "-m", "perf", "--perf-against=HEAD"]
+    running = subprocess.Popen(command, cwd=repository.pytester.path, start_new_session=True, stdout=subprocess.PIPE)
+
+    def second_pair() -> list[Path]:
+        begun = {*tmp_path.rglob("begun-*"), *repository.pytester.path.rglob("begun-*")}
+        return sorted(begun) if len(begun) >= 3 else []
+
+    children = [int(path.name.removeprefix("begun-")) for path in _wait_for(second_pair)]
+    running.send_signal(signal.SIGKILL)
+    running.communicate(timeout=60)
+    _wait_for(lambda: [Path("gone")] * all(_is_gone(child) for child in children), tries=20)
+    (journal,) = (repository.pytester.path / ".perflab" / "runs").glob("*.jsonl")
+    kept = {one["case"]: one for one in map(json.loads, journal.read_text().splitlines())}
+    assert set(kept) == {"test_story.py::test_steady", "test_story.py::test_work"}
+    assert all(one["record"]["paired"]["screen"] == [1.0] for one in kept.values())
+
+
+def test_a_side_that_hangs_is_ended_and_costs_no_other_case(repository: Project) -> None:
+    source = TWO_CASES.replace("    perf(spend, 20)", "    HANG\n    perf(spend, 20)")
+    repository.test_file.write_text("import time\n" + source.replace("HANG", "time.sleep(600)"))
+    commit(repository, "hangs there")
+    repository.test_file.write_text(source.replace("HANG", "pass"))
+    result = repository.run("--perf-against=HEAD", "--perf-timeout=20")
+    result.assert_outcomes(passed=2)
+    result.stdout.re_match_lines(
+        [r"steady .* incomparable", r".*process hung and was ended: no answer for 20 s.*", r"work .* 0\.0% .* ok"]
+    )
+
+
+def _is_gone(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def _wait_for(found: object, tries: int = 1200) -> list[Path]:
     assert callable(found)
-    for _ in range(1200):
+    for _ in range(tries):
         paths = found()
         if paths:
             assert isinstance(paths, list)
             return paths
         time.sleep(0.1)
-    raise AssertionError("no side began to measure")
+    raise AssertionError("it did not come to that")

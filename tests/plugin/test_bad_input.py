@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.plugin.conftest import Project
+from tests.plugin.conftest import Project, run_pytest
 
 PLAIN = "def test_x(perf):\n    perf(sum, range(1000))\n"
 
@@ -20,6 +20,7 @@ PLAIN = "def test_x(perf):\n    perf(sum, range(1000))\n"
         ("--perf-replicates=0", "*--perf-replicates: '0' is not a number of processes*"),
         ("--perf-check=maybe", "*--perf-check*maybe*"),
         ("--perf-counts=some", "*--perf-counts*some*"),
+        ("--perf-cache=hot", "*--perf-cache: invalid choice: 'hot' (choose from *warm*, *cold*"),
     ],
 )
 def test_an_option_that_makes_no_sense_is_refused_by_name(pytester: pytest.Pytester, argument: str, said: str) -> None:
@@ -28,11 +29,36 @@ def test_an_option_that_makes_no_sense_is_refused_by_name(pytester: pytest.Pytes
     result.stderr.fnmatch_lines([said])
 
 
-def test_an_ini_key_that_makes_no_sense_is_refused_by_name(pytester: pytest.Pytester) -> None:
-    pytester.makeini("[pytest]\nperf_check = perhaps\n")
+@pytest.mark.parametrize(
+    ("ini", "said"),
+    [
+        ("perf_check = perhaps", "*ini key perf_check: 'perhaps' is none of on, off, strict*"),
+        ("perf_cache = hot", "*ini key perf_cache: 'hot' is none of warm, cold*"),
+        ("perf_cuda_graph = maybe", "*ini key perf_cuda_graph: 'maybe' is neither true nor false*"),
+    ],
+)
+def test_an_ini_key_that_makes_no_sense_is_refused_by_name(pytester: pytest.Pytester, ini: str, said: str) -> None:
+    pytester.makeini(f"[pytest]\n{ini}\n")
+    pytester.makepyfile(PLAIN)
     result = pytester.runpytest_inprocess()
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*ini key perf_check: 'perhaps' is none of on, off, strict*"])
+    result.stderr.fnmatch_lines([said])
+
+
+def test_an_ini_key_that_makes_no_sense_fails_each_test_of_a_worker(pytester: pytest.Pytester, python: str) -> None:
+    pytester.makeini("[pytest]\nperf_check = perhaps\n")
+    pytester.makepyfile(f"{PLAIN}def test_y(device):\n    pass\ndef test_z():\n    pass\n")
+    result = run_pytest(pytester, python, "-n1")
+    result.assert_outcomes(errors=3)
+    result.stdout.fnmatch_lines(["*ini key perf_check: 'perhaps' is none of on, off, strict*"])
+
+
+def test_an_ini_key_that_makes_no_sense_is_left_alone_until_something_asks(pytester: pytest.Pytester) -> None:
+    pytester.makeini("[pytest]\nperf_check = perhaps\n")
+    pytester.makepyfile(f"{PLAIN}def test_y(device):\n    pass\ndef test_z():\n    pass\n")
+    result = pytester.runpytest_inprocess("-m", "not perf")
+    result.assert_outcomes(passed=1, errors=1, deselected=1)
+    result.stdout.fnmatch_lines(["*ini key perf_check: 'perhaps' is none of on, off, strict*"])
 
 
 @pytest.mark.parametrize(
@@ -44,6 +70,10 @@ def test_an_ini_key_that_makes_no_sense_is_refused_by_name(pytester: pytest.Pyte
         ("warmup=-1", "*@pytest.mark.perf(warmup=...): -1 is not a number of warm-up calls*"),
         ("budget=True", "*@pytest.mark.perf(budget=...): True is neither a number nor a text*"),
         ("allow_nan=1", "*@pytest.mark.perf(allow_nan=...): 1 is neither True nor False*"),
+        ("cache='hot'", "*test_x: @pytest.mark.perf(cache=...): 'hot' is none of warm, cold*"),
+        ("cache=True", "*@pytest.mark.perf(cache=...): 'True' is none of warm, cold*"),
+        ("cuda_graph='yes'", "*@pytest.mark.perf(cuda_graph=...): 'yes' is neither True nor False*"),
+        ("cuda_graph=True, warmup=0", "*test_x: warmup=0 and a CUDA graph: *leave one of them out*"),
     ],
 )
 def test_a_marker_argument_that_makes_no_sense_is_refused_by_name(

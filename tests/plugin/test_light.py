@@ -1,13 +1,34 @@
-"""Who does not ask pays nothing: no torch, no files, no output."""
+"""Who does not ask pays nothing: next to no modules, no files, no output."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-REPORT_TORCH = """
-import atexit, sys
-atexit.register(lambda: print("loaded:", sorted({"torch", "triton", "numpy", "rich"} & set(sys.modules))))
+LIGHT = [
+    "perflab",
+    "perflab.plugin",
+    "perflab.plugin.fixtures",
+    "perflab.plugin.hooks",
+    "perflab.plugin.noting",
+    "perflab.plugin.options",
+]
+"""All that a run without perf cases loads. Each costs half a millisecond: one more needs a reason."""
+
+CONFTEST = """
+import os, sys
+from pathlib import Path
+
+WATCHED = ("perflab", "msgspec", "filelock", "torch", "triton", "numpy", "rich")
+
+def pytest_unconfigure():
+    loaded = sorted(name for name in sys.modules if name.partition(".")[0] in WATCHED)
+    who = os.environ.get("PYTEST_XDIST_WORKER", "main")
+    Path(__file__).with_name(f"loaded-{who}.txt").write_text("\\n".join(loaded))
 """
+PLAIN = "def test_plain():\n    pass\n"
+MEASURED = "def test_measured(perf):\n    perf(sum, range(100_000))\n"
 
 
 @pytest.fixture(autouse=True)
@@ -15,19 +36,79 @@ def only_perflab(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> 
     """Other plugins may load what they like."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTEST_ADDOPTS", "-p perflab.plugin")
+    pytester.makeconftest(CONFTEST)
 
 
-@pytest.mark.parametrize("argument", ["--help", "--fixtures", "--markers", "--collect-only", "-v"])
-def test_without_a_perf_test_selected_torch_is_not_imported(pytester: pytest.Pytester, argument: str) -> None:
-    pytester.makeconftest(REPORT_TORCH)
-    pytester.makepyfile("def test_plain():\n    pass\n")
+def loaded_in(folder: Path, who: str = "main") -> list[str]:
+    """What of ours, and of what we use, was loaded in the end by a process of the last run."""
+    return (folder / f"loaded-{who}.txt").read_text().split()
+
+
+@pytest.mark.parametrize("argument", ["-v", "--collect-only", "--help", "--fixtures", "--markers"])
+def test_a_run_that_has_nothing_of_ours_loads_next_to_nothing(pytester: pytest.Pytester, argument: str) -> None:
+    pytester.makepyfile(PLAIN)
     result = pytester.runpytest_subprocess(argument)
     assert result.ret == 0
-    result.stdout.fnmatch_lines(["loaded: []*"])
+    assert loaded_in(pytester.path) == LIGHT
+
+
+def test_so_does_a_run_that_fails_which_may_be_for_an_error_of_ours(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(test_wrong="def test_wrong():\n    assert False\n", test_broken="import nowhere\n")
+    result = pytester.runpytest_subprocess("--continue-on-collection-errors")
+    result.assert_outcomes(failed=1, errors=1)
+    assert loaded_in(pytester.path) == sorted([*LIGHT, "perflab.errors"])
+
+
+def test_so_do_correctness_checks(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("import pytest\n@pytest.mark.correctness\ndef test_right():\n    pass\n" + PLAIN + MEASURED)
+    result = pytester.runpytest_subprocess("-m", "correctness")
+    result.assert_outcomes(passed=1, deselected=2)
+    assert loaded_in(pytester.path) == LIGHT
+
+
+def test_so_does_a_project_with_perf_cases_and_ini_keys_while_none_is_selected(pytester: pytest.Pytester) -> None:
+    pytester.makeini(
+        "[pytest]\naddopts = -m 'not perf'\nperf_budget = 20\nperf_json = results.json\nperf_prune = true\n"
+        "perf_kernels = nowhere:examples\nperf_baselines = stored\n"
+    )
+    pytester.makepyfile(PLAIN + MEASURED)
+    result = pytester.runpytest_subprocess()
+    result.assert_outcomes(passed=1, deselected=1)
+    assert loaded_in(pytester.path) == LIGHT
+    assert not (pytester.path / "results.json").exists()
+
+
+def test_so_does_collecting_perf_cases_alone(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(MEASURED)
+    result = pytester.runpytest_subprocess("--collect-only", "-m", "perf")
+    result.stdout.fnmatch_lines(["*test_measured*"])
+    assert loaded_in(pytester.path) == LIGHT
+
+
+def test_so_do_workers_and_their_controller_which_listens_to_them(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(test_right=PLAIN + MEASURED, test_wrong="def test_wrong():\n    assert False\n")
+    result = pytester.runpytest_subprocess("-p", "xdist.plugin", "-n1", "-m", "not perf")
+    result.assert_outcomes(passed=1, failed=1)
+    assert loaded_in(pytester.path, "gw0") == sorted([*LIGHT, "perflab.errors"])
+    assert loaded_in(pytester.path) == sorted([*LIGHT, "perflab.plugin.lost", "perflab.plugin.workers"])
+
+
+def test_an_option_has_settings_read_and_nothing_that_measures_or_collects(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(PLAIN)
+    pytester.runpytest_subprocess("--perf-budget=20").assert_outcomes(passed=1)
+    loaded = loaded_in(pytester.path)
+    assert {"msgspec", "perflab.plugin.settings"} <= set(loaded)
+    assert not {"torch", "perflab.plugin.measuring", "perflab.plugin.collecting", "perflab.report.summary"} & set(
+        loaded
+    )
 
 
 def test_without_a_perf_test_selected_nothing_is_shown_or_written(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile("def test_plain():\n    pass\ndef test_measured(perf):\n    perf(sum, [1])\n")
+    pytester.makepyfile(PLAIN + MEASURED)
     result = pytester.runpytest_subprocess("-m", "not perf", "-p", "no:cacheprovider")
     result.assert_outcomes(passed=1, deselected=1)
     result.stdout.no_fnmatch_line("*perf:*")
@@ -36,14 +117,23 @@ def test_without_a_perf_test_selected_nothing_is_shown_or_written(pytester: pyte
     assert not (pytester.path / "baselines").exists()
 
 
-def test_collecting_perf_tests_alone_loads_no_torch(pytester: pytest.Pytester) -> None:
-    pytester.makeconftest(REPORT_TORCH)
-    pytester.makepyfile("def test_measured(perf):\n    perf(sum, [1])\n")
-    result = pytester.runpytest_subprocess("--collect-only", "-m", "perf")
-    result.stdout.fnmatch_lines(["*test_measured*", "loaded: []*"])
+def test_workers_leave_no_list_of_cases_behind(pytester: pytest.Pytester, tmp_path: Path) -> None:
+    pytester.makepyfile(PLAIN)
+    pytester.runpytest_subprocess("-p", "xdist.plugin", "-n1").assert_outcomes(passed=1)
+    assert not list(tmp_path.glob("perflab-*"))  # TMPDIR of every story
 
 
 def test_help_shows_every_option_with_its_default(pytester: pytest.Pytester) -> None:
     text = " ".join(pytester.runpytest_subprocess("--help").stdout.str().split())
     assert "--perf-threshold=SHARE slowdown of the median that counts (default: 5%)" in text
     assert "--perf-replicate=" not in text
+
+
+def test_markers_and_fixtures_are_shown_with_what_they_take(pytester: pytest.Pytester) -> None:
+    shown = pytester.runpytest_subprocess("--markers").stdout.str()
+    assert "@pytest.mark.perf(threshold=, memory_threshold=, floor=, " in shown
+    assert "@pytest.mark.correctness: a check of numerics" in shown
+    pytester.makepyfile(PLAIN)
+    shown = pytester.runpytest_subprocess("--fixtures").stdout.str()
+    assert "Measure a callable's latency and peak memory" in shown
+    assert "compiled_kernel" in shown

@@ -106,7 +106,7 @@ def test_fixtures_classes_and_code_that_says_cuda_are_predicted_without_a_gpu(
             "with_every*measured_case_says *new",
             "*rows 16,777,216 *",
             "marked *new",
-            "7 new*",
+            "7 predicted new · 0 measured*",
         ]
     )
 
@@ -179,10 +179,11 @@ def test_asking_for_numbers_after_the_prediction_ends_the_test_and_other_failure
         [
             "*assert *Size(*4, 4*) == (4, 5)",
             "*RuntimeError: of another kind",
-            "shape *FAILED",
-            "wrong *FAILED",
             "close *new",
             "item *new",
+            "shape *FAILED",
+            "wrong *FAILED",
+            "2 predicted new · 0 measured · 2 failed*",
         ]
     )
 
@@ -272,13 +273,49 @@ def test_what_needs_numbers_is_named_with_its_line_and_other_errors_are_shown_as
     assert "_subclasses" not in errors, "so are those of fake tensors"
     result.stdout.fnmatch_lines(
         [
+            "guarded *new",
             "branch *FAILED",
             "fixture *FAILED",
-            "trains_first *skipped",
-            "  trains or compiles before it measures: *",
-            "guarded *new",
+            "1 skipped: trains or compiles before it measures: *",
+            "  predicted (trains_first)",
+            "1 predicted new · 0 measured · 1 skipped · 9 failed*",
         ]
     )
+
+
+WITHOUT_SHAPES = """
+import torch
+
+@torch.library.custom_op("mine::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+def route(chosen):
+    return torch.histc(chosen, bins=8, min=0, max=7)
+
+def test_integers(perf):
+    perf(lambda x: route(x.argmax(-1)), torch.ones(16, 8))
+
+def test_own(perf):
+    perf(lambda x: twice(x), torch.ones(16, 8))
+"""
+
+
+def test_an_operator_that_says_nothing_of_shapes_is_named_with_its_line_and_what_to_do(
+    pytester: pytest.Pytester, python: str
+) -> None:
+    result = predict(pytester, python, WITHOUT_SHAPES)
+    result.assert_outcomes(failed=2)
+    text = result.stdout.str()
+    for said in (
+        "test_integers: cannot be predicted, test_it.py:8: `return torch.histc(chosen, bins=8, min=0, max=7)`: "
+        "aten::histc cannot tell its result's shape: ",
+        "test_own: cannot be predicted, test_it.py:14: `perf(lambda x: twice(x), torch.ones(16, 8))`: mine::twice ",
+        "give an operator of your own its shapes (`@torch.library.register_fake`)",
+    ):
+        assert said in text, said
+    assert "_meta_registrations" not in text
+    assert "_subclasses" not in text
 
 
 TOOLS = """

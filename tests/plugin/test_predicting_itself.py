@@ -85,6 +85,7 @@ def test_last():
 """
 
 
+SAID_FIRST = "perf: no GPU here; what is too much for this machine is predicted for h100, not run"
 TOO_MUCH = ("test_large.py::test_too_large", "test_large.py::test_too_long")
 
 
@@ -98,7 +99,7 @@ def large(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_does_not_fit_is_predicted_or_skipped_and_the_next_case_is_measured(
     pytester: pytest.Pytester, python: str
 ) -> None:
-    result = run_pytest(pytester, python, "--perf-update-new", "--perf-replicates=1", "-rs")
+    result = run_pytest(pytester, python, "--perf-update-new", "--perf-replicates=1", "-rs", "-v")
     result.assert_outcomes(passed=5, skipped=5)
     text = result.stdout.str()
     for said in (
@@ -107,7 +108,14 @@ def test_what_does_not_fit_is_predicted_or_skipped_and_the_next_case_is_measured
     ):
         assert pytest.LineMatcher(text.splitlines()).re_match_lines([said]) is None
     result.stdout.fnmatch_lines(
-        ["predicted for h100*", "too_large *new, saved", "too_long *new, saved", "asked_in_a_fixture *new, saved"]
+        [
+            SAID_FIRST,
+            "predicted for h100*",
+            "too_large *new, saved",
+            "too_long *new, saved",
+            "asked_in_a_fixture *new, saved",
+            "1 measured new · 3 predicted new · 5 skipped*",
+        ]
     )
     flat = " ".join(text.split())
     for said in (
@@ -118,10 +126,19 @@ def test_what_does_not_fit_is_predicted_or_skipped_and_the_next_case_is_measured
     ):
         assert said in flat, said
     folders = sorted(path.name for path in (pytester.path / "baselines").iterdir() if path.is_dir())
-    assert [name.partition("-")[0] for name in folders] == ["cpu", "predicted"]
+    assert [name.partition("-")[0] for name in folders] == ["cpu", "exact", "predicted"]
 
     again = run_pytest(pytester, python, *TOO_MUCH, "--perf-gpu=h100")
-    again.stdout.fnmatch_lines(["too_large *ok", "too_long *ok"])
+    again.stdout.fnmatch_lines(
+        [
+            SAID_FIRST,
+            "*= perf =*",
+            "predicted for h100*",
+            "too_large *ok",
+            "too_long *ok",
+            "2 predicted ok · 0 measured",
+        ],
+    )
     (pytester.path / "test_large.py").write_text(LARGE.replace("layer(x).sum()", "layer(x).sum() + 1"))
     worse = run_pytest(pytester, python, *TOO_MUCH)
     worse.assert_outcomes(passed=1, failed=1)
@@ -145,7 +162,24 @@ def test_what_does_not_fit_is_predicted_or_skipped_and_the_next_case_is_measured
 def test_a_cpu_that_was_asked_for_by_name_is_measured_on_or_skipped(pytester: pytest.Pytester, python: str) -> None:
     result = run_pytest(pytester, python, "--perf-device=cpu", *TOO_MUCH)
     result.assert_outcomes(skipped=2)
-    result.stdout.fnmatch_lines(["too_large *skipped: needs *TiB of *", "too_long *skipped: needs 7.00 h of 300 ms"])
+    result.stdout.fnmatch_lines(
+        [
+            "1 not run: * TiB of memory needed, * free (too_large)",
+            "1 not run: up to 7.00 h needed, more than --perf-budget (300 ms) (too_long)",
+            "  all of them: pytest --perf-device=cpu * --perf-budget=25200",
+            "2 skipped",
+        ]
+    )
+    result.stdout.no_fnmatch_line("perf: *predicted*")
+
+
+@pytest.mark.parametrize("arguments", [["-k", "last"], ["--collect-only"], ["-q", *TOO_MUCH]])
+def test_nothing_is_said_first_without_a_case_before_collecting_alone_or_where_it_is_to_be_quiet(
+    pytester: pytest.Pytester, python: str, arguments: list[str]
+) -> None:
+    result = run_pytest(pytester, python, *arguments)
+    assert result.ret == 0
+    result.stdout.no_fnmatch_line("perf: *")
 
 
 def test_once_a_runs_time_is_over_nothing_is_predicted(pytester: pytest.Pytester, python: str) -> None:
@@ -155,7 +189,7 @@ def test_once_a_runs_time_is_over_nothing_is_predicted(pytester: pytest.Pytester
     for arguments in ([], ["--perf-predict"]):
         result = run_pytest(pytester, python, "--perf-total-budget=1", TOO_MUCH[0], *arguments)
         result.assert_outcomes(skipped=1)
-        result.stdout.fnmatch_lines(["too_large *skipped: *"])
+        result.stdout.fnmatch_lines(["1 not run: the run's 1.00 s were over*", "1 skipped"])
 
 
 def test_ctrl_c_keeps_what_was_predicted(pytester: pytest.Pytester) -> None:

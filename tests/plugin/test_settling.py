@@ -79,12 +79,12 @@ def test_a_slowdown_that_a_faster_machine_hides_fails_in_turns(saved: Project, m
         [
             rf"work\[a/b::c\] is slower than in {head}, with which its baseline was committed",
             r"latency\s+95\.0 ms\s+104 ms\s+\+10\.0%\s+\+\d.*…\+\d.*%\s+\+5%",
-            r"8 pairs of fresh processes, measured in turns; the base against itself: 0\.0%.*",
+            r"7 pairs of fresh processes, measured in turns; the base against itself: 0\.0%.*",
             r"if this is meant: .*--perf-update --perf-reason=.*",
             r"work\[a/b::c\] .* \+10\.0% .* REGRESSED",
         ]
     )
-    assert row(saved)["record"]["paired"]["confirm"] == pytest.approx([1.1] * 8)
+    assert row(saved)["record"]["paired"]["confirm"] == pytest.approx([1.1] * 4)
     assert worktrees(saved) == 1
 
 
@@ -113,6 +113,18 @@ def test_where_no_file_has_changed_there_is_nothing_to_compare_with(
     assert "other processes used 1.5 cores meanwhile" in said(result)
     assert "no file that git knows has changed since" in said(result)
     assert "paired" not in row(saved)["record"]
+
+
+def test_what_looks_faster_where_no_file_has_changed_is_said_so_and_nobody_is_sent_to_look_for_a_slowdown(
+    saved: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MACHINE", "0.01")
+    result = saved.run("--perf-replicates=1")
+    result.assert_outcomes(passed=1)
+    result.stdout.re_match_lines([r"work\[a/b::c\] .* -99\.0% .* inconclusive", r"1 inconclusive$"])
+    assert "no file that git knows has changed since" in said(result)
+    assert "the machine may have changed, or what is installed" in said(result)
+    assert "slower" not in said(result)
 
 
 def test_a_baseline_that_was_never_committed_has_no_code_to_go_back_to(saved: Project) -> None:
@@ -251,6 +263,11 @@ def test_a_commit_that_was_squashed_away_is_found_by_the_baseline_that_it_brough
     repo.save(DAY)
     second = repo.commit(code="2")
     assert repo.code_of(DAY, "1234567890" * 4).commit == second
+
+
+def test_a_repository_without_a_commit_has_a_baseline_that_is_not_committed(repo: Repository) -> None:
+    repo.save(DAY)
+    assert repo.code_of(DAY, None) == CodeOf(None, "its baseline is not committed")
 
 
 def test_without_git_or_outside_of_the_repository_there_is_no_commit(repo: Repository, tmp_path: Path) -> None:

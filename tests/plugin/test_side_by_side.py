@@ -36,20 +36,25 @@ def write(project: Project, mark: str) -> None:
 
 def test_a_marked_case_is_set_side_by_side_below_the_table(project: Project) -> None:
     write(project, "@pytest.mark.perf(side_by_side='impl')")
-    project.run().stdout.re_match_lines(
-        [
-            r"side by side: impl +median +spread +ratio +rate +peak$",
-            r"work\[1\]$",
-            r"  fast +20\.0 ms +±0\.0% +1\.00  50\.0 k tokens/s  3\.91 KiB$",
-            r"  slow +30\.0 ms +±0\.0% +1\.50 ",
-            r"  gone  skipped: not on this device$",
-            r"  quoted: elsewhere +1\.00 ms$",
-            r"work\[2\]$",
-            r"  fast +40\.0 ms +±0\.0% +1\.00 ",
-            r"4 new · 2 skipped.*",
-        ],
-        consecutive=False,
-    )
+    gone, counted = r"  gone  skipped: not on this device$", r"2 skipped: not on this device \(.*\)$"
+    for arguments, lines, below in (([], [], [counted]), (["-v"], [gone], [])):
+        shown = project.run(*arguments).stdout
+        shown.re_match_lines(
+            [
+                r"side by side: impl +median +spread +ratio +rate +peak$",
+                r"work\[1\]$",
+                r"  fast +20\.0 ms +±0\.0% +1\.00  50\.0 k tokens/s  3\.91 KiB$",
+                r"  slow +30\.0 ms +±0\.0% +1\.50 ",
+                *lines,
+                r"  quoted: elsewhere +1\.00 ms$",
+                r"work\[2\]$",
+                r"  fast +40\.0 ms +±0\.0% +1\.00 ",
+                *below,
+                r"4 new · 2 skipped.*",
+            ],
+            consecutive=False,
+        )
+        assert bool(lines) == ("  gone  skipped" in shown.str())
 
 
 def test_any_parameter_is_set_side_by_side_where_it_is_asked_for_and_afterwards(project: Project) -> None:

@@ -11,8 +11,10 @@ import torch
 
 from perflab.environment import current_environment
 from perflab.gate.predicted_store import PredictedStore
+from perflab.gate.stale import Collection
 from perflab.gate.store import BaselineStore
-from perflab.plugin.seen import Seen
+from perflab.plugin import starting
+from perflab.plugin.noting import Notes
 from perflab.records import Parameters
 from tests.harness.make import entry, predicted_baseline
 from tests.plugin.conftest import Project, run_pytest
@@ -277,11 +279,19 @@ def test_baselines_outside_of_the_project_are_not_gone_because_a_file_is(suite: 
     assert len(list(elsewhere.glob("*/*.json"))) == 1
 
 
-def test_nothing_is_noted_for_a_run_that_measures_nothing(
+def test_what_was_collected_is_looked_through_only_where_there_is_a_case(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytester.makepyfile("def test_plain():\n    pass\n")
-    concluded: list[Seen] = []
-    monkeypatch.setattr(Seen, "conclude", concluded.append)
-    pytester.runpytest_inprocess().assert_outcomes(passed=1)
-    assert not concluded
+    looked: list[Notes] = []
+
+    def look(config: pytest.Config, notes: Notes, baselines: Path) -> Collection:
+        looked.append(notes)
+        return Collection(files={})
+
+    monkeypatch.setattr(starting, "collection_of", look)
+    pytester.makepyfile("def test_plain():\n    pass\ndef test_measured(perf):\n    perf(sum, range(100_000))\n")
+    pytester.runpytest_inprocess("-m", "not perf").assert_outcomes(passed=1, deselected=1)
+    assert not looked
+    pytester.runpytest_inprocess("-k", "measured", "--perf-budget=100ms").assert_outcomes(passed=1, deselected=1)
+    assert len(looked) == 1
+    assert not looked[0].items, "deselected tests are kept alive"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.plugin.conftest import Project
 
 
@@ -40,6 +42,26 @@ def test_code_that_got_slower_fails_says_by_how_much_and_is_accepted_by_the_comm
 
     project.run("test_story.py::test_work", "--perf-update").assert_outcomes(passed=1)
     project.run().stdout.re_match_lines([r"work .* 130 ms .* ok"])
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("-q -vv -xl -rA --tb=short --perf-budget=2 --perf-total-budget=60 --perf-settle=off --perf-columns min", ""),
+        ("-xvs --durations 3 --no-header --perf-json=all.json --perf-sort=min", ""),
+        (
+            "--perf-budget=25 --perf-threshold=4% -pno:doctest -vpno:junitxml",
+            "--perf-budget=25 --perf-threshold=4% -pno:doctest -pno:junitxml ",
+        ),
+    ],
+)
+def test_the_command_that_accepts_keeps_what_is_about_the_case_and_nothing_of_the_run(
+    project: Project, given: str, kept: str
+) -> None:
+    project.run("--perf-update").assert_outcomes(passed=1)
+    project.cost(ms=130)
+    said = {line for line in project.run(*given.split()).outlines if line.startswith("if this is meant: ")}
+    assert said == {f"if this is meant: pytest -m perf {kept}test_story.py::test_work --perf-update"}
 
 
 def test_one_more_mebibyte_fails_and_is_accepted(project: Project) -> None:

@@ -61,7 +61,7 @@ def write(project: Project, *, stop: str = "ValueError('broken')") -> None:
 
 def test_a_study_is_shown_with_its_findings_and_stands_in_every_file(project: Project) -> None:
     write(project)
-    shown = project.run("--perf-json=a.json")
+    shown = project.run("--perf-json=a.json", "-v")
     shown.assert_outcomes(passed=3, skipped=1, failed=1)
     table = [
         "study: switches · against switch=base",
@@ -96,7 +96,7 @@ def test_a_run_that_is_stopped_has_the_findings_of_what_was_finished(project: Pr
     write(project, stop="KeyboardInterrupt")
     stopped = project.run("--perf-update", "--perf-json=a.json")
     assert stopped.ret == pytest.ExitCode.INTERRUPTED
-    stopped.stdout.fnmatch_lines(["study: switches *", "gone *", "3 cases, losses *"])
+    stopped.stdout.fnmatch_lines(["study: switches *", "3 cases, losses *", "1 skipped: * (step[[]gone])"])
     assert list(json.loads((project.pytester.path / "a.json").read_text())["findings"]) == ["switches"]
 
 
@@ -120,7 +120,7 @@ import pytest
 @pytest.mark.perf({mark})
 @pytest.mark.parametrize("switch", ["base"])
 def test_step(perf, switch):
-    perf(sum, [1])
+    perf(sum, range(100_000))
 """
     )
     refused = project.run()

@@ -21,25 +21,29 @@ def test_without_a_baseline_a_case_is_new_and_passes_but_fails_when_strict(proje
     )
 
 
-def test_a_baseline_of_another_environment_is_refused_by_name(project: Project) -> None:
+def test_times_of_another_environment_are_refused_by_name_and_the_rest_is_judged(project: Project) -> None:
     project.run("--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
     file = project.baseline_file()
     file.write_text(file.read_text().replace('"threads": ', '"threads": 9'))
+    project.cost(ms=300)
     result = project.run()
     result.assert_outcomes(passed=1)
     result.stdout.re_match_lines(
-        [r"work .* incomparable", r"\s+baseline from another environment: threads 9\d+ -> \d+"]
+        [r"work .* – .* ok", r"this machine's times are of another environment: threads 9\d+ -> \d+: of 1 case.*"]
     )
-    project.run("--perf-check=strict").assert_outcomes(failed=1)
+    project.cost(ms=300, kib=1024)
+    project.run().assert_outcomes(failed=1)
 
 
-def test_a_baseline_in_another_environments_folder_is_found_and_refused_by_name(project: Project) -> None:
+def test_a_baseline_of_another_environment_is_refused_by_name(project: Project) -> None:
     project.run("--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
-    file = project.baseline_file()
-    file.write_text(file.read_text().replace('"torch": "', '"torch": "0.'))
-    file.parent.rename(file.parent.with_name("cpu-something-else"))
+    for file in (project.baseline_file(), project.exact_file()):
+        file.write_text(file.read_text().replace('"torch": "', '"torch": "0.'))
+        file.parent.rename(file.parent.with_name(f"{file.parent.name}-of-old"))
     result = project.run()
+    result.assert_outcomes(passed=1)
     result.stdout.re_match_lines([r"work .* incomparable", r"\s+baseline from another environment: torch 0\..*"])
+    project.run("--perf-check=strict").assert_outcomes(failed=1)
 
 
 def test_check_off_measures_without_judging(project: Project) -> None:
@@ -108,7 +112,7 @@ def test_after(perf):
 
 def test_every_way_to_go_wrong_has_its_verdict_and_the_next_case_runs_clean(project: Project) -> None:
     project.test_file.write_text(SEVERAL)
-    result = project.run("--perf-json=out/results.json")
+    result = project.run("-v", "--perf-json=out/results.json")
     result.assert_outcomes(passed=3, failed=7, skipped=3)
     result.stdout.re_match_lines(
         [
@@ -125,7 +129,7 @@ def test_every_way_to_go_wrong_has_its_verdict_and_the_next_case_runs_clean(proj
             r"wrong_result .* FAILED",
             r"skips +skipped: not today",
             r"needs_much .* skipped",
-            r"\s+needs 7\.00 h of 10\.0 s, 1048576 TiB of .*; .*",
+            r"\s+needs 7\.00 h of 10\.0 s, 1\.05e\+06 TiB of .*; .*",
             r"\s+.*AssertionError: must not get here",
             r"twice .* FAILED",
             r"not_callable .* FAILED",
@@ -166,9 +170,17 @@ def test_a_run_out_of_its_total_budget_skips_what_says_its_cost(project: Project
     project.test_file.write_text(
         project.test_file.read_text() + "\ndef test_long(perf):\n    perf.requires(seconds=1)\n    perf(work)\n"
     )
-    result = project.run("--perf-total-budget=2")
+    result = project.run("--perf-total-budget=2", "--perf-json=perf.json", "-v")
     result.assert_outcomes(passed=1, skipped=1)
-    result.stdout.re_match_lines([r"long +skipped: needs 7\.00 s of .* left"])
+    result.stdout.re_match_lines(
+        [
+            r"long +skipped: needs 7\.00 s of .* left",
+            r"1 not run: the run's 2\.00 s were over$",
+            r"  all of them: pytest -m perf --perf-json=perf\.json --perf-total-budget=1min$",
+        ]
+    )
+    project.run("-v", "--perf-total-budget=1min").assert_outcomes(passed=2)
+    project.run("--perf-total-budget=").assert_outcomes(passed=2)
 
 
 OUT_OF_TIME = """
@@ -203,8 +215,8 @@ def test_once_a_runs_time_is_over_every_case_is_skipped_and_says_so(project: Pro
     conftest = project.pytester.path / "conftest.py"
     conftest.write_text(conftest.read_text() + OUT_OF_TIME)
     project.test_file.write_text(project.test_file.read_text() + LATE)
-    project.cost(ms=100)
-    result = project.run("--perf-total-budget=1", "--perf-budget=1")
+    project.cost(ms=200)
+    result = project.run("-v", "--perf-total-budget=1", "--perf-budget=1")
     result.assert_outcomes(passed=1, skipped=5)
     over = r"skipped: the run's 1\.00 s are over \(--perf-total-budget\)"
     result.stdout.re_match_lines(
@@ -215,6 +227,8 @@ def test_once_a_runs_time_is_over_every_case_is_skipped_and_says_so(project: Pro
             rf"does_much_first +{over}",
             rf"does_not_begin +{over}",
             rf"is_much_too_late +{over}",
+            r"5 not run: the run's 1\.00 s were over",
+            r"  all of them: pytest -m perf --perf-total-budget=1min",
         ]
     )
 
@@ -287,7 +301,7 @@ def test_after(perf):
 
 def test_odd_ends_have_their_verdict_and_leave_the_device_to_the_next_case(project: Project) -> None:
     project.test_file.write_text(ODD_ENDS)
-    result = project.run()
+    result = project.run("-v")
     result.assert_outcomes(passed=1, skipped=1, xfailed=1, errors=1)
     result.stdout.re_match_lines(
         [
@@ -307,18 +321,28 @@ def test_a_memory_regression_needs_no_second_reading_where_there_is_no_time_for_
     result = project.run("--perf-total-budget=1h")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        ["work needs more memory than its baseline", "*could not be measured again: not enough time is left*"]
+        [
+            "work needs more memory than its baseline",
+            "why: the run's 60.0 min were over before it could be measured again",
+        ]
     )
 
 
-def test_a_noisy_baseline_says_what_it_cannot_see(project: Project) -> None:
+@pytest.mark.parametrize(
+    ("replicates", "said"),
+    [
+        (("108", "116"), r"1 of 1 baseline is noisy, and sees only changes above [\d.]+%"),
+        (("400", "900"), r"1 of 1 baseline is noisy, and can't tell code that takes twice as long \(1\)"),
+    ],
+)
+def test_a_noisy_baseline_says_what_it_cannot_see(project: Project, replicates: tuple[str, str], said: str) -> None:
     project.run("--perf-update").assert_outcomes(passed=1)
     file = project.baseline_file()
-    for ms in ("130", "150"):  # two of the three replicates
+    for ms in replicates:  # two of the three
         file.write_text(file.read_text().replace('"median_ns": 100000000.0', f'"median_ns": {ms}000000.0', 1))
     result = project.run()
     result.assert_outcomes(passed=1)
-    result.stdout.re_match_lines([r"1 of 1 baselines are noisy, and see only changes above \d+% to \d+%"])
+    result.stdout.re_match_lines([rf"{said}$"])
 
 
 def test_a_callable_as_fast_as_an_empty_one_has_no_work(pytester: pytest.Pytester) -> None:

@@ -1,68 +1,215 @@
-"""The workflow in docs/ that users copy: no YAML library is at hand, so its text is held to what it must be."""
+"""The workflows in docs/ that users copy: GitHub takes them, their commands run, and a gate that fails is seen."""
 
 from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 from perflab.cli import build_parser
 from perflab.plugin.options import OPTIONS
+from perflab.units import parse_seconds
+from tests.plugin.workflows import DOCS, WORKFLOWS, Runner, commands_of, job_of, read_workflow
 
-TEXT = (Path(__file__).parents[2] / "docs" / "github-workflow.yml").read_text(encoding="utf-8")
-LINES = [
-    line.split(" #")[0].rstrip() for line in TEXT.splitlines() if line.strip() and not line.lstrip().startswith("#")
-]
-COMMANDS = [
-    line.strip().removeprefix("run: ") for line in LINES if re.match(r"\s+(run: )?(python|pytest|perflab) ", line)
-]
+every_workflow = pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 
 
-def test_it_has_the_shape_of_yaml() -> None:
-    """Spaces in twos, keys and list items; a block of commands is indented below its ``run: |``."""
-    depth = 0
-    for line in LINES:
-        indent = len(line) - len(line.lstrip(" "))
-        assert "\t" not in line
-        assert indent % 2 == 0, line
-        assert indent <= depth + 2 + 2 * line.lstrip().startswith("- "), line
-        assert re.fullmatch(r"\s*(- )?[\w-]+:( .+)?", line) or line.strip() in COMMANDS, line
-        depth = indent + 2 * line.lstrip().startswith("- ")
+def accepted_by_github(path: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", str(path)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith("pytest ")])
-def test_every_option_of_ours_that_it_gives_to_pytest_exists(command: str) -> None:
-    given = {word.split("=")[0] for word in shlex.split(command) if word.startswith("--perf-")}
-    assert given - {option.name for option in OPTIONS} == set()
+def steps(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = job_of(read_workflow(path))["steps"]
+    return found
 
 
-def test_it_gives_perflab_what_perflab_takes() -> None:
-    ours = [shlex.split(command.split(" >> ")[0])[1:] for command in COMMANDS if command.startswith("perflab ")]
-    assert [build_parser().parse_args(words).command for words in ours] == ["report"]
+def commands(path: Path) -> list[str]:
+    return [line for step in steps(path) for line in commands_of(step)]
 
 
-def test_it_gates_first_and_shows_and_keeps_the_results_of_a_gate_that_failed() -> None:
-    assert [command.split()[0] for command in COMMANDS] == ["python", "python", "pytest", "pytest", "pytest", "perflab"]
-    assert "-m correctness" in COMMANDS[2]
-    assert "--perf-predict" in COMMANDS[3]
-    assert "--perf-json=perf.json" in COMMANDS[4]
-    assert COMMANDS[5].endswith('>> "$GITHUB_STEP_SUMMARY"')
-    assert "path: perf.json" in TEXT
-    assert sum(line.strip().startswith("if: always()") for line in LINES) == 2
-    assert "fetch-depth: 0" in TEXT
+def test_there_are_three_and_the_reference_names_them() -> None:
+    reference = (DOCS / "reference.md").read_text(encoding="utf-8")
+    assert len(WORKFLOWS) == 3
+    assert [path.name for path in WORKFLOWS if f"({path.name})" not in reference] == []
 
 
-def test_it_may_do_no_more_than_read_and_takes_actions_by_their_major_version() -> None:
-    at = LINES.index("permissions:")
-    assert LINES[at + 1 : at + 3] == ["  contents: read", "concurrency:"]
-    assert TEXT.count("permissions:") == 1
-    used = re.findall(r"uses: (\S+)", TEXT)
+@every_workflow
+def test_githubs_schema_accepts_it_and_refuses_it_with_a_key_misspelled(path: Path, tmp_path: Path) -> None:
+    good = accepted_by_github(path)
+    assert good.returncode == 0, good.stdout
+    misspelled = tmp_path / "misspelled.yml"
+    misspelled.write_text(path.read_text(encoding="utf-8").replace("runs-on:", "run-on:"), encoding="utf-8")
+    assert accepted_by_github(misspelled).returncode == 1
+
+
+@every_workflow
+def test_every_option_that_it_gives_exists(path: Path) -> None:
+    ours = {option.name for option in OPTIONS}
+    words = [shlex.split(line.split(" || ")[0]) for line in commands(path)]
+    given = {word.split("=")[0] for line in words if line and line[0] == "pytest" for word in line}
+    assert {name for name in given if name.startswith("--perf-")} - ours == set()
+    text = "\n".join(commands(path)).replace('"$results"', "results.json").replace('"$REASON"', "why")
+    perflab = [shlex.split(found) for found in re.findall(r"\bperflab ((?:report|kernels)[^;>\n]*)", text)]
+    assert perflab
+    assert [build_parser().parse_args(words).command for words in perflab] == [words[0] for words in perflab]
+
+
+@every_workflow
+def test_no_step_may_take_so_long_that_the_job_is_cut_off(path: Path) -> None:
+    timed = [step["timeout-minutes"] for step in steps(path) if "timeout-minutes" in step]
+    assert sum(timed) < job_of(read_workflow(path))["timeout-minutes"]
+    for step in steps(path):
+        if "-m perf" in step.get("run", ""):
+            assert "timeout-minutes" in step, step["name"]
+        for budget in re.findall(r"--perf-total-budget=(\S+)", step.get("run", "")):
+            assert parse_seconds(budget) < 60 * step["timeout-minutes"]
+
+
+@every_workflow
+def test_it_pins_the_pytorch_that_this_project_is_tested_with(path: Path) -> None:
+    pinned = (DOCS.parent / "constraints.txt").read_text(encoding="utf-8")
+    assert f"torch=={read_workflow(path)['env']['TORCH']}\n" in pinned
+    assert [line for line in commands(path) if "pip install" in line and "torch==$TORCH" not in line] == []
+
+
+@every_workflow
+def test_it_may_do_no_more_than_it_must_and_takes_actions_by_their_major_version(path: Path) -> None:
+    pushes = any(line.startswith("git push") for line in commands(path))
+    text = path.read_text(encoding="utf-8")
+    assert read_workflow(path)["permissions"] == {"contents": "write" if pushes else "read"}
+    assert text.count("permissions:") == 1
+    used = [step["uses"] for step in steps(path) if "uses" in step]
     assert [action for action in used if not re.fullmatch(r"actions/[\w-]+@v\d+", action)] == []
-    assert len(used) == 3
-    assert "cancel-in-progress: true" in TEXT
+    assert ("persist-credentials: false" in text) is not pushes
 
 
-def test_no_command_is_pasted_together_from_names_that_others_chose() -> None:
-    assert [command for command in COMMANDS if "${{" in command] == []
+@every_workflow
+def test_no_command_is_pasted_together_from_names_that_others_chose(path: Path) -> None:
+    assert [line for line in commands(path) if "${{" in line] == []
+
+
+@every_workflow
+def test_the_file_that_its_cache_depends_on_is_itself(path: Path) -> None:
+    said = re.search(r"Copy it to\s+(?:# )?(\S+\.yml)", path.read_text(encoding="utf-8"))
+    assert said is not None
+    cached = [step["with"]["cache-dependency-path"] for step in steps(path) if "cache" in step.get("with", {})]
+    assert cached in ([], [said[1]])
+
+
+# --- run ---------------------------------------------------------------------------------------------------------
+
+BLOCKS = """
+import torch
+
+def attend(x):
+    return torch.tanh(x) * 2
+"""
+TESTS = """
+import torch
+from blocks import attend
+
+def test_attend(perf, device):
+    perf(attend, torch.ones(256, 256, device=device))
+"""
+KERNELS = """
+import torch, triton
+import triton.language as tl
+from perflab.static import KernelExample
+
+@triton.jit
+def double(x_ptr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(x_ptr + at, tl.load(x_ptr + at) * 2)
+
+EXAMPLES = [KernelExample("double", double, {"x_ptr": torch.empty(128, device="meta"), "BLOCK": 128})]
+"""
+INI = """
+[pytest]
+pythonpath = .
+perf_budget = 0.3
+# Memory fails the gate here: time could, after as many pairs of processes as a busy machine needs.
+perf_against_threshold = 500%
+perf_kernels = kernels:EXAMPLES
+perf_arch = 80
+"""
+
+
+def git(folder: Path, *words: str) -> str:
+    identity = ["-c", "user.name=perflab", "-c", "user.email=perflab@example.org", "-c", "commit.gpgsign=false"]
+    return subprocess.run(["git", *identity, *words], cwd=folder, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture
+def runner(tmp_path: Path, python: str) -> Runner:
+    """A clone of a repository whose first commit has a case and a kernel, and no correctness tests."""
+    origin, clone = tmp_path / "origin.git", tmp_path / "clone"
+    git(tmp_path, "init", "--quiet", "--bare", "--initial-branch=main", str(origin))
+    git(tmp_path, "clone", "--quiet", str(origin), str(clone))
+    git(clone, "switch", "--quiet", "--create", "main")
+    files = {"blocks.py": BLOCKS, "test_blocks.py": TESTS, "kernels.py": KERNELS, "pytest.ini": INI}
+    for name, text in {
+        **files,
+        ".gitignore": "__pycache__/\n.pytest_cache/\n.perflab/\n*.json\n!baselines/**\n",
+    }.items():
+        (clone / name).write_text(text)
+    git(clone, "add", "--all")
+    git(clone, "commit", "--quiet", "--message=first")
+    git(clone, "push", "--quiet", "origin", "main")
+    return Runner(clone, tmp_path, python)
+
+
+def workflow(name: str) -> Path:
+    return DOCS / f"github-workflow{name}.yml"
+
+
+def test_baselines_are_pushed_and_then_a_gate_passes_until_something_needs_more(runner: Runner) -> None:
+    runner.run(workflow("-baselines"))
+    assert set(runner.outcomes.values()) == {0}, runner.output
+    pushed = git(runner.clone, "ls-tree", "-r", "--name-only", "origin/perf-baselines-1", "baselines").split()
+    assert {Path(name).parent.name.split("-")[0] for name in pushed} == {"cpu", "exact", "predicted", "triton"}
+    git(runner.clone, "push", "--quiet", "origin", "HEAD:main")
+
+    runner.outcomes.clear()
+    runner.run(workflow(""))
+    assert set(runner.outcomes.values()) == {0}, runner.output
+    assert len(runner.outcomes) == 6
+    assert "no tests ran" in runner.output["Correctness"]
+    measured, *exact = [line for line in runner.summary.splitlines() if line.startswith("### perflab: ")]
+    assert measured.startswith("### perflab: 1 ")
+    assert exact == ["### perflab: 1 predicted ok · 0 measured", "### perflab: 1 ok"]
+
+    (runner.clone / "blocks.py").write_text(BLOCKS.replace("torch.tanh(x) * 2", "torch.tanh(x) * 2 + x.exp()"))
+    git(runner.clone, "commit", "--quiet", "--all", "--message=more")
+    (runner.folder / "summary.md").unlink()
+    runner.outcomes.clear()
+    runner.run(workflow(""))
+    failed = [name for name, status in runner.outcomes.items() if status]
+    assert failed == ["Memory and cost on a GPU, predicted", "Performance"], runner.output
+    assert len(runner.outcomes) == 6  # the summary among them
+    assert "**REGRESSED**" in runner.summary
+    assert "1 predicted regressed" in runner.summary
+    for words in runner.installed:
+        assert words[:3] == ["-m", "pip", "install"]
+        wanted = [word for word in words[3:] if not word.startswith(("-", "https://")) and word != "."]
+        assert all(Requirement(word).name in ("torch", "perflab") for word in wanted)
+
+
+def test_the_gate_of_a_runner_with_a_gpu_runs_through_on_what_there_is(runner: Runner) -> None:
+    on_cpu = workflow("-gpu").read_text(encoding="utf-8").replace("--perf-device=cuda", "--perf-device=cpu")
+    path = runner.folder / "on-cpu.yml"
+    path.write_text(on_cpu, encoding="utf-8")
+    runner.run(path, The_GPU_is_there="python -c 'import torch; print(torch.cuda.is_available())'")
+    assert set(runner.outcomes.values()) == {0}, runner.output
+    assert list(runner.outcomes)[-1] == "Summary"
+    assert (runner.folder / "path.txt").read_text() == f"{runner.folder}/perf/bin\n"
+    assert runner.summary.count("### perflab: ") == 2
+    assert [words[3:] for words in runner.installed] == [
+        ["--editable", ".", read_workflow(path)["env"]["PERFLAB"], f"torch=={read_workflow(path)['env']['TORCH']}"]
+    ]

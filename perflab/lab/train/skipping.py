@@ -17,6 +17,8 @@ parameters have to know before they launch. `WatchOnDevice` keeps the answer whe
 reads `found_inf` there and launches a kernel that does nothing (the protocol of `torch.amp.GradScaler`), so the host
 never waits.
 
+`Unwatched` is plain PyTorch: nothing is looked at, no step is skipped, and the host waits for nothing.
+
 A fake tensor (`torch._subclasses.FakeTensorMode`), with which shapes and memory are predicted and nothing is computed,
 has no value to be read: it counts as finite, and fused AdamW keeps its answer on the device, as it would on a GPU.
 """
@@ -25,6 +27,7 @@ from __future__ import annotations
 
 import math
 import sys
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -91,7 +94,28 @@ class WatchOnDevice:
         return int(self._skipped.item())
 
 
-Watch = WatchOnHost | WatchOnDevice
+class Unwatched:
+    """Looks at nothing, and takes every step."""
+
+    skipped = 0
+
+    def watch(self, value: Tensor) -> None:
+        """Let it be what it is."""
+
+    def overflow(self, found_inf: Tensor) -> NoReturn:
+        """Of scaled gradients an overflow is no accident.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError("loss scaling has to skip steps that overflow; give skip_non_finite=True")
+
+    def update(self, adamw: torch.optim.AdamW) -> None:
+        """Take the step."""
+        adamw.step()
+
+
+Watch = WatchOnHost | WatchOnDevice | Unwatched
 
 
 def watch_for(optimizer: str, parameter: Tensor) -> Watch:

@@ -26,7 +26,7 @@ from perflab.lab.train.config import TrainingConfig
 from perflab.lab.train.loss import clamp_loss, cross_entropy_loss
 from perflab.lab.train.precision import PRECISIONS
 from perflab.lab.train.schedule import learning_rate_at
-from perflab.lab.train.skipping import watch_for
+from perflab.lab.train.skipping import Unwatched, watch_for
 
 _PLAIN = TrainingConfig()
 
@@ -81,8 +81,9 @@ class TrainingStep:
             # One implementation on CPU and CUDA alike, and no temporary as large as the parameters.
             fused=config.optimizer == "fused",
         )
-        self._watch = watch_for(config.optimizer, parameter)
         self._scaler = torch.amp.GradScaler(self._device.type) if self._precision.loss_scaling else None
+        skips = config.skip_non_finite or self._scaler is not None
+        self._watch = watch_for(config.optimizer, parameter) if skips else Unwatched()
         self._backwards = 0  # since the last update
         self.steps_done = 0
 
@@ -136,7 +137,7 @@ class TrainingStep:
         scaled = share if self._scaler is None else self._scaler.scale(share)
         with self._switched(), self._precision.products_applied():
             scaled.backward()  # type: ignore[no-untyped-call]
-        self._watch.watch(loss)  # once backward is launched: on the host, this waits
+        self._watch.watch(loss)  # once backward is launched: on the host, this may wait
         self._backwards += 1
 
     def optimizer(self) -> None:

@@ -16,7 +16,7 @@ import torch
 from perflab.errors import PerflabError
 from perflab.lab.attention import IMPLEMENTATIONS
 from perflab.measure.devices import resolve_device
-from perflab.plugin.stash import SETTINGS, worker_number
+from perflab.plugin.stash import settings_of, worker_number
 from tests.correctness.suite.candidate import Candidate, CandidateError, from_callable, from_registry, runs_on
 
 
@@ -27,7 +27,7 @@ def attention_candidates(config: pytest.Config, device: torch.device | None = No
     """
     given = config.getoption("--attention")
     try:
-        device = device or resolve_device(config.stash[SETTINGS].device, worker_number(config))
+        device = device or resolve_device(settings_of(config).device, worker_number(config))
         return find_candidates(given, device, Path.cwd())
     except (CandidateError, PerflabError) as error:
         raise pytest.UsageError(f"--attention: {error}" if given else str(error)) from None

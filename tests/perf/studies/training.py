@@ -27,7 +27,7 @@ from perflab.measure.limits import as_out_of_memory
 from perflab.plugin.case import Perf
 from perflab.plugin.folder import own_folder
 from tests.perf.choice import study_model_name
-from tests.perf.setup import Setup, measure_step
+from tests.perf.setup import COMPILE_SECONDS, Setup, measure_step
 
 from .in_turns import LEAST_BLOCKS, InTurns, in_turns
 from .switches import BASELINE, BOTTOM, Switch
@@ -41,10 +41,10 @@ FIRST_CALLS = 3
 LATER_CALLS = 2
 TURNS_SECONDS = 2.0
 """Beside the base, at most; longer where so few blocks take longer."""
-COMPILE_SECONDS = {"cpu": 15.0, "cuda": 40.0}
-"""Guess of one compilation of a small model, forward and backward, until one was seen."""
+_paces: dict[str, float] = {}
+"""Tokens a second, by the name of a switch, as they stand in the tables."""
 _seen_seconds: dict[tuple[str, str], float] = {}
-"""By device and by what was compiled."""
+"""By device and by what was compiled; before it was seen, COMPILE_SECONDS."""
 
 
 def study_setup(config: pytest.Config, device: torch.device) -> Setup:
@@ -54,7 +54,8 @@ def study_setup(config: pytest.Config, device: torch.device) -> Setup:
         BATCH_SIZE,
         CONTEXT_LENGTH,
         device,
-        TrainingConfig(learning_rate=LEARNING_RATE),
+        # Plain PyTorch: a look at the loss makes an optimizer that is not fused wait for the GPU.
+        TrainingConfig(learning_rate=LEARNING_RATE, skip_non_finite=False),
         vocab_size=VOCAB_SIZE,
     )
 
@@ -90,7 +91,9 @@ def measure_switch(perf: Perf, switch: Switch, base: Switch, device: torch.devic
             perf.note(skipped_steps=step.skipped_steps)
         if base.name not in (BASELINE, BOTTOM):
             perf.note(against=base.name)  # of the speed
-        note_speed(perf, step, setup_of(base, config, device))
+        found = note_speed(perf, step, setup_of(base, config, device))
+        if found is not None:
+            perf.note(tokens_per_s=tokens_per_second(switch.name, base.name, step.tokens.numel(), found, _paces))
         measure_step(perf, step)
 
 
@@ -113,12 +116,28 @@ def skipped_where_refused() -> Iterator[None]:
         pytest.skip(str(error))
 
 
-def note_speed(perf: Perf, step: TrainingStep, base: Setup) -> None:
+def tokens_per_second(name: str, base: str, tokens: int, found: InTurns, paces: dict[str, float]) -> float:
+    """The base's rate times the speed beside it, so that rates of one table stand to each other as the speeds do.
+
+    Rates that were read minutes apart differ by what the machine did meanwhile, which is often more than a switch does.
+
+    Args:
+        name: of the switch.
+        base: of what it was in turns with.
+        tokens: of a step.
+        found: what the turns said.
+        paces: rates by name; the first that is known of a name stays.
+    """
+    pace = paces.setdefault(base, tokens / (found.call_ns / 1e9) / found.speed)
+    return paces.setdefault(name, pace * found.speed) if name != base else pace
+
+
+def note_speed(perf: Perf, step: TrainingStep, base: Setup) -> InTurns | None:
     """The step's speed beside that of the base, both in turns; where both at once do not fit, that is noted."""
     free = available_bytes(base.device)
     if base.is_ours and free is not None and base.cost("train_step").memory_bytes > free:
         perf.note(turns="no room for both")
-        return
+        return None
     try:
         other = base.training_step(step.tokens)
         for _ in range(FIRST_CALLS):
@@ -128,9 +147,9 @@ def note_speed(perf: Perf, step: TrainingStep, base: Setup) -> None:
         if as_out_of_memory(error) is None:
             raise
         perf.note(turns="no room for both")
-        return
+        return None
     note_turns(perf, found)
-    perf.note(tokens_per_s=step.tokens.numel() / (found.call_ns / 1e9))
+    return found
 
 
 def note_turns(perf: Perf, found: InTurns) -> None:

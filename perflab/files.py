@@ -1,0 +1,172 @@
+"""Files as such: read without waiting for anybody, written whole, and what killed runs left behind taken away.
+
+A temporary file is locked for as long as its writer lives, so that another process can tell a leftover from work that
+is under way. Imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{12}\.part")
+_YOUNG_S = 60.0
+"""A temporary file of less than this age may be one that its writer has not locked yet."""
+_WITHOUT_LOCKS_S = 24 * 3600.0
+"""Where the file system has no locks, what is older than this has no writer."""
+
+
+def read_regular(path: Path) -> bytes:
+    """A file's content. A named pipe or a device in its place is an error, and not waited for.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with os.fdopen(handle, "rb") as file:
+        mode = os.fstat(file.fileno()).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, f"it is {_kind(mode)}, and no file", str(path))
+        return file.read()
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write to a temporary file and rename: a reader meets the old file or the new one, never half.
+
+    A symbolic link stays, and what it points to is written; its folder holds the temporary file, so that the rename
+    stays within a file system. Leftovers of killed writers of the same file are taken away.
+
+    Raises:
+        OSError: it cannot be written, or a directory, a pipe or a device is in its place.
+    """
+    target = Path(os.path.realpath(path)) if path.is_symlink() else path
+    if target.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    mode = _mode_of(target)
+    for leftover in _temporaries(target.parent, target.name):
+        _remove_if_abandoned(leftover)
+    temporary, handle = _begin(target)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+            if mode is not None:
+                temporary.chmod(mode)
+            if os.name == "nt":  # there no open file can be renamed
+                file.close()
+            temporary.replace(target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def sweep(folder: Path) -> None:
+    """Take away temporary files in a folder, and in the folders in it, whose writers were killed."""
+    for place in (folder, *_folders(folder)):
+        for leftover in _temporaries(place):
+            _remove_if_abandoned(leftover)
+
+
+def try_lock(handle: int) -> bool | None:
+    """Lock an open file if nobody else has; whether that went well, None where the file system has no locks."""
+    if sys.platform == "win32":
+        return None
+    import fcntl
+
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def is_abandoned(path: Path, young_s: float = _YOUNG_S) -> bool:
+    """Whether nobody holds a file that its owner locks for as long as it lives.
+
+    Args:
+        path: the file.
+        young_s: a file that was changed within so many seconds may be one that its owner has yet to lock.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    except OSError:
+        return False
+    try:
+        age_s = time.time() - os.fstat(handle).st_mtime
+        free = age_s >= young_s and try_lock(handle)
+        return age_s >= _WITHOUT_LOCKS_S if free is None else bool(free)
+    finally:
+        os.close(handle)
+
+
+def _begin(target: Path) -> tuple[Path, int]:
+    """A new temporary file beside the target, open and locked."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    while True:
+        temporary = target.with_name(f".{target.name}.{secrets.token_hex(6)}.part")
+        try:
+            handle = os.open(temporary, flags, 0o666)
+        except FileExistsError:
+            continue
+        try_lock(handle)
+        return temporary, handle
+
+
+def _mode_of(target: Path) -> int | None:
+    """Rights of the file that is to be replaced; None if there is none.
+
+    Raises:
+        OSError: something else is in its place.
+    """
+    try:
+        mode = os.stat(target).st_mode
+    except FileNotFoundError:
+        return None
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, f"it is {_kind(mode)}, and no file", str(target))
+    return stat.S_IMODE(mode)
+
+
+def _kind(mode: int) -> str:
+    return "a pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
+
+
+def _folders(folder: Path) -> list[Path]:
+    try:
+        return [Path(entry.path) for entry in os.scandir(folder) if entry.is_dir()]
+    except OSError:
+        return []
+
+
+def _temporaries(folder: Path, name: str | None = None) -> Iterator[Path]:
+    """Temporary files of ours in a folder: all, or those of one target."""
+    try:
+        names = [entry.name for entry in os.scandir(folder)]
+    except OSError:
+        return
+    for one in names:
+        if _TEMPORARY.fullmatch(one) and (name is None or one[1 : -len(".0123456789ab.part")] == name):
+            yield folder / one
+
+
+def _remove_if_abandoned(path: Path) -> None:
+    if is_abandoned(path):
+        with contextlib.suppress(OSError):
+            path.unlink()

@@ -1,0 +1,124 @@
+"""Timing calls that begin with cold caches: each by itself, with an eviction before it and outside of its span.
+
+Calls do not share a reading of the clock, so its cost is in the time of each. What it comes to, ``empty_call_ns`` says.
+"""
+
+from __future__ import annotations
+
+import time
+from itertools import repeat
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from perflab.measure import clock
+from perflab.measure.caches import Eviction
+from perflab.measure.clock import HostStopwatch, Sample, Stopwatch
+from perflab.measure.span import DeviceSpan, elapsed_ns, timing_events
+from perflab.measure.workload import Workload
+
+if TYPE_CHECKING:
+    import torch
+
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
+EMPTY_READINGS = 5
+_WHOLE = ("",)
+"""The one span of a workload without phases."""
+
+
+def _do_nothing() -> None:
+    """A call that has no body."""
+
+
+_EMPTY = Workload(_do_nothing, (), {})
+
+
+class _ColdStopwatch(Stopwatch):
+    """What the two have in common."""
+
+    def __init__(self, eviction: Eviction) -> None:
+        self._evict = eviction
+        self.evicted_bytes = eviction.size_bytes
+
+    def empty_call_ns(self) -> float:
+        """The median of a few, cold as all are."""
+        return float(median(self.time(_EMPTY, 1).total_ns for _ in range(EMPTY_READINGS)))
+
+    def release(self) -> None:
+        """Give back what evicts."""
+        self._evict.release()
+
+
+class ColdHostStopwatch(_ColdStopwatch):
+    """The host's clock around each call. Instructions are evicted with the data, PyTorch's and the case's own."""
+
+    name = "host"
+
+    def time(self, workload: Workload, repetitions: int) -> Sample:
+        """Evict, call, and again; the phases of a step follow each other as they always do."""
+        inner = HostStopwatch()
+        total_ns = apart_ns = cpu_ns = 0
+        spent = dict.fromkeys(workload.phases, 0)
+        for _ in repeat(None, repetitions):
+            began_ns = clock.read_ns()
+            self._evict()
+            inner.time(_EMPTY, 1)  # the clock's own instructions come back: what is measured is none of them
+            cpu_before_ns = time.process_time_ns()
+            sample = inner.time(workload, 1)
+            cpu_ns += time.process_time_ns() - cpu_before_ns
+            total_ns += sample.total_ns
+            apart_ns += clock.read_ns() - began_ns - sample.total_ns
+            for name, phase_ns in sample.phases_ns.items():
+                spent[name] += phase_ns
+        return Sample(total_ns, spent, apart_ns, cpu_ns)
+
+
+class ColdCudaStopwatch(_ColdStopwatch):
+    """A pair of CUDA events around each call, the eviction before the first of them, as in Triton's ``do_bench``.
+
+    The host waits for nothing in between: while the device evicts, the call is launched, and follows at once.
+    """
+
+    name = "cuda events"
+
+    def __init__(self, device: torch.device, eviction: Eviction) -> None:
+        super().__init__(eviction)
+        self._device = device
+
+    def time(self, workload: Workload, repetitions: int) -> Sample:
+        """Queue all calls with their evictions, wait once, and read the events."""
+        import torch
+
+        spans = workload.spans or _WHOLE
+        stream = torch.cuda.current_stream(self._device)
+        span = DeviceSpan(self._device, stream)
+        calls = [timing_events(len(spans) + 1, stream) for _ in range(repetitions)]
+        span.begin()
+        for events in calls:
+            self._evict()
+            self._record(workload, events, stream)
+        span.end()
+
+        spent = dict.fromkeys(spans, 0)
+        for events in calls:
+            for name, begin, end in zip(spans, events, events[1:], strict=False):
+                spent[name] += elapsed_ns(begin, end)
+        reading = span.reading()
+        # What other streams did after the last call, they did after each, hidden behind the next one's eviction.
+        total_ns = sum(spent.values()) + repetitions * span.others_ns
+        apart_ns = max(0, reading.device_ns - total_ns)
+        return Sample(total_ns, spent if workload.phases else {}, apart_ns, reading=reading)
+
+    def _record(self, workload: Workload, events: list[Any], stream: Any) -> None:
+        """One call, its events recorded at its beginning and at the end of each span."""
+        upcoming = iter(events)
+
+        def mark() -> None:
+            next(upcoming).record(stream)
+
+        mark()
+        if workload.phases:
+            workload.run(after_phase=mark)
+        else:
+            workload.run()
+            mark()

@@ -1,0 +1,59 @@
+"""Timing work that a GPU does by itself: CUDA events around calls in a row."""
+
+from __future__ import annotations
+
+from itertools import repeat
+from typing import TYPE_CHECKING
+
+from perflab.measure.clock import Sample, Stopwatch
+from perflab.measure.span import DeviceSpan, elapsed_ns, timing_events
+
+if TYPE_CHECKING:
+    import torch
+
+    from perflab.measure.workload import Workload
+
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
+
+class CudaStopwatch(Stopwatch):
+    """CUDA events on the current stream: the device's own clock, with no host round trip inside the span.
+
+    The device is idle before the first event. The span ends with all its streams; a phase of a step is what the current
+    stream does in it, so work on other streams belongs to a phase as far as the current one waits for it.
+    """
+
+    name = "cuda events"
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def time(self, workload: Workload, repetitions: int) -> Sample:
+        """Time calls in a row; the events that mark phases are created before the span begins."""
+        import torch
+
+        per_call = len(workload.spans) + 1 if workload.spans else 0
+        stream = torch.cuda.current_stream(self.device)
+        span = DeviceSpan(self.device, stream)
+        marks = timing_events(per_call * repetitions, stream)
+        upcoming = iter(marks)
+
+        def mark() -> None:
+            next(upcoming).record(stream)
+
+        span.begin()
+        if workload.phases:
+            for _ in repeat(None, repetitions):
+                mark()
+                workload.run(after_phase=mark)
+        else:
+            for _ in repeat(None, repetitions):
+                workload.run()
+        span.end()
+
+        spent = dict.fromkeys(workload.phases, 0)
+        for first in range(0, len(marks), per_call or 1):
+            for offset, name in enumerate(workload.spans):
+                spent[name] += elapsed_ns(marks[first + offset], marks[first + offset + 1])
+        reading = span.reading()
+        return Sample(reading.device_ns, spent, reading=reading)

@@ -1,0 +1,96 @@
+"""Forked children that return from the measured callable: each would go on as a second test run, and write its files.
+
+A child of a fork is fine as long as it ends in the callable, as those of multiprocessing do. One that comes back ends
+at once, and its parent learns of it through a byte of shared memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from collections.abc import Iterator
+
+from perflab.errors import UsageError
+from perflab.measure.workload import Workload
+
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
+_REMEDY = "end it where its own work ends, by os._exit(0); multiprocessing's processes do so"
+
+
+class _Home:
+    """The test that is running, its process, and what that has seen of children."""
+
+    process = 0
+    case = ""
+    workload: Workload | None = None
+    child_returned = mmap.mmap(-1, 1)
+
+
+@contextlib.contextmanager
+def one_process(case: str) -> Iterator[None]:
+    """Around a phase of a case: a forked child does not come out of this block.
+
+    Raises:
+        UsageError: in the process itself, if one went on in the test.
+    """
+    _Home.process, _Home.case = os.getpid(), case
+    _Home.child_returned[0] = 0
+    try:
+        yield
+    finally:
+        _leave_if_forked()
+    refuse_forks()
+
+
+@contextlib.contextmanager
+def calling(workload: Workload) -> Iterator[None]:
+    """Around what calls the workload: a forked child that returns from it calls it no more, nor leaves this block.
+
+    Raises:
+        UsageError: in the process itself, if one did return.
+    """
+    _leave_if_forked()
+    _Home.workload = workload
+    try:
+        yield
+    finally:
+        _leave_if_forked()
+        _Home.workload = None
+    refuse_forks()
+
+
+def refuse_forks() -> None:
+    """End this process if it is a child of a fork that returned; in the parent of one, refuse the case.
+
+    Raises:
+        UsageError: a child has returned.
+    """
+    _leave_if_forked()
+    if _Home.child_returned[0]:
+        _Home.child_returned[0] = 0  # said once is enough
+        raise UsageError(f"{_Home.case}: it forks, and the child goes on with the test too", _REMEDY)
+
+
+def _leave_if_forked() -> None:
+    """End this process at once, with a message, if it is a forked child of the one that runs the test."""
+    if _Home.process in (0, os.getpid()):
+        return
+    was_told = _Home.child_returned[0]
+    _Home.child_returned[0] = 1
+    if not was_told:
+        said = f"perf: {_Home.case}: a forked child (process {os.getpid()}) returned into the test run, and was ended"
+        with contextlib.suppress(OSError):
+            os.write(2, f"{said}\n  -> {_REMEDY}\n".encode("utf-8", "replace"))
+    os._exit(1)
+
+
+def _in_child() -> None:
+    """In the middle of a sample the next call would be the child's, and fork again."""
+    if _Home.workload is not None:
+        _Home.workload.replace_calls(lambda *_args, **_kwargs: _leave_if_forked())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)

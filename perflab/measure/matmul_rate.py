@@ -1,0 +1,61 @@
+"""A device's rate in plain matrix products: a yardstick for "would this fit", and for shares of it; no benchmark."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from perflab.measure.devices import identity_of, synchronize
+
+if TYPE_CHECKING:
+    import torch
+
+_SIDE = {"cpu": 768, "cuda": 6144}
+"""Long against a launch, short against a case."""
+_SECONDS = 0.3
+_ANOTHER_LOOK_SECONDS = 0.03
+_SEED = 0
+_FLOAT32 = {"tf32": "tf32", "bf16": "float32 as bf16"}
+"""What float32 products are called where PyTorch may compute them in less."""
+_rates: dict[tuple[str, str], float] = {}
+
+
+def precision_of_products(device: torch.device, dtype: torch.dtype) -> str:
+    """What products of this dtype are computed in at the moment: ``float32`` may mean ``tf32``.
+
+    PyTorch's switches of it are global: ``torch.set_float32_matmul_precision`` and ``torch.backends``' fp32_precision.
+    """
+    import torch
+
+    name = str(dtype).removeprefix("torch.")
+    if dtype != torch.float32:
+        return name
+    backend = torch.backends.cuda.matmul if device.type == "cuda" else torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    return _FLOAT32.get(backend.fp32_precision, name)
+
+
+def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
+    """Matrix-multiply rate of the device: the best square product that this process has seen so far, as switched now.
+
+    A third of a second the first time, and a moment more at each call: what disturbed the first look is not there for
+    ever. The process's own random numbers are left as they are: a replicate has no need of a rate, and draws the same.
+    """
+    import torch
+
+    key = (identity_of(device), precision_of_products(device, dtype))
+    side = _SIDE[device.type]
+    numbers = torch.Generator(device).manual_seed(_SEED)
+    left = torch.rand(side, side, device=device, generator=numbers).to(dtype)
+    with torch.inference_mode():
+        if key not in _rates:
+            left @ left  # the first product of a dtype sets libraries up for as long as a second
+        deadline = time.perf_counter() + (_SECONDS if key not in _rates else _ANOTHER_LOOK_SECONDS)
+        best = float("inf")
+        while best == float("inf") or time.perf_counter() < deadline:
+            synchronize(device)
+            start = time.perf_counter()
+            left @ left
+            synchronize(device)
+            best = min(best, time.perf_counter() - start)
+    _rates[key] = max(_rates.get(key, 0.0), 2.0 * side**3 / best)
+    return _rates[key]

@@ -1,0 +1,165 @@
+"""Watching one piece of work at a time: if it gives no sign of life for too long it is interrupted, else given up.
+
+Three things are tried, since work hangs in three ways. Python code in the main thread is interrupted by a signal, whose
+handler raises; so is C code that heeds signals, a lock of Python's own among it. C code that heeds none is left to
+``give_up``, on the watching thread. C code that keeps the interpreter's lock lets no Python run at all: then a timer of
+``faulthandler`` writes the stacks and ends the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, NoReturn
+
+THREAD = "perflab-watchdog"
+_SIGNAL: Any = getattr(signal, "SIGVTALRM", None)
+"""Free in most programs: ``SIGALRM`` is pytest-timeout's, ``SIGUSR1`` the user's. It is ours while work is watched."""
+_NOT_THE_CASE = ("_pytest", "pytest", "pluggy", "runpy", "perflab.plugin", "perflab.measure", "xdist", "execnet")
+_DEBUGGERS = ("pydevd", "bdb", "pdb", "debugpy", "_pydevd_bundle")
+
+Interrupt = Callable[[str], NoReturn]
+"""Given the stacks of all threads, raises what is to end the work."""
+GiveUp = Callable[[str], object]
+"""Given the stacks of all threads; runs on the watching thread. The process ends when it returns."""
+
+
+class Watchdog:
+    """Watches what runs in its ``watching`` blocks. Its thread sleeps until a limit is over.
+
+    Args:
+        stderr: a file descriptor for stacks that only C code can write any more.
+        grace_s: what work may take to end once it was interrupted.
+        last_resort: whether faulthandler's timer is ours; there is one in a process.
+    """
+
+    def __init__(self, stderr: int, grace_s: float, *, last_resort: bool = True) -> None:
+        """Watch nothing yet."""
+        self._stderr = stderr
+        self._grace_s = grace_s
+        self._last_resort = last_resort
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._limit_s = float("inf")
+        self._deadline_s: float | None = None
+        """None: nothing is watched at the moment."""
+        self._timer_set_s = 0.0
+        self._interrupt: Interrupt | None = None
+        self._give_up: GiveUp | None = None
+        self._stacks: str | None = None
+        """Those of work that was interrupted."""
+
+    @contextlib.contextmanager
+    def watching(self, limit_s: float, interrupt: Interrupt, give_up: GiveUp) -> Iterator[None]:
+        """Watch the block, unless somebody steps through it. Only a block in the main thread can be interrupted."""
+        if _is_debugged():
+            yield
+            return
+        process, before = os.getpid(), None
+        in_main = threading.current_thread() is threading.main_thread() and _SIGNAL is not None
+        self._interrupt, self._give_up, self._stacks = interrupt if in_main else None, give_up, None
+        if in_main:
+            before = signal.signal(_SIGNAL, self._on_signal)
+        try:
+            self.extend(limit_s)
+            yield
+        finally:
+            self._deadline_s = self._give_up = None
+            if os.getpid() == process:
+                if self._last_resort:
+                    faulthandler.cancel_dump_traceback_later()
+                if in_main:
+                    with self._changed:  # a signal that is on its way arrives while the handler is ours
+                        time.sleep(0)
+                    signal.signal(_SIGNAL, before)
+
+    def beat(self) -> None:
+        """A sign of life: the limit begins anew. Costs next to nothing, and wakes nobody up."""
+        if self._deadline_s is None or self._stacks is not None:
+            return
+        now_s = time.monotonic()
+        self._deadline_s = now_s + self._limit_s
+        if now_s - self._timer_set_s > self._limit_s / 2:
+            self._set_timer(now_s)
+
+    def extend(self, limit_s: float) -> None:
+        """From now on the work has so long."""
+        self._limit_s = limit_s
+        now_s = time.monotonic()
+        self._set_timer(now_s)
+        with self._changed:
+            self._deadline_s = now_s + limit_s
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._watch, name=THREAD, daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def pause(self) -> None:
+        """Watch nothing until ``resume``: the work waits for somebody who is watched elsewhere."""
+        self._deadline_s = None  # the thread finds out when it wakes up
+        if self._last_resort:
+            faulthandler.cancel_dump_traceback_later()
+
+    def resume(self) -> None:
+        """Go on watching, if something is being watched; the limit begins anew."""
+        if self._give_up is not None:
+            self.extend(self._limit_s)
+
+    def _set_timer(self, now_s: float) -> None:
+        self._timer_set_s = now_s
+        # A sign of life sets it anew only after half of the limit: setting it starts a thread.
+        after_s = 1.5 * self._limit_s + 2 * self._grace_s
+        if self._last_resort and after_s < threading.TIMEOUT_MAX:
+            faulthandler.dump_traceback_later(after_s, exit=True, file=self._stderr)
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        if self._stacks is not None and self._deadline_s is not None and self._interrupt is not None:
+            self._interrupt(self._stacks)
+
+    def _watch(self) -> None:
+        with self._changed:
+            while True:
+                left_s = float("inf") if self._deadline_s is None else self._deadline_s - time.monotonic()
+                if left_s > 0:
+                    self._changed.wait(min(left_s, threading.TIMEOUT_MAX))
+                elif self._interrupt is not None and self._stacks is None:
+                    self._stacks = stacks_of_all_threads()
+                    self._deadline_s = time.monotonic() + min(self._grace_s, self._limit_s)
+                    signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
+                else:
+                    break
+            try:
+                if self._give_up is not None:
+                    self._give_up(self._stacks or stacks_of_all_threads())
+            finally:
+                os._exit(1)
+
+
+def stacks_of_all_threads() -> str:
+    """Where each Python thread of this process is; frames of the test run itself are left out."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    blocks = []
+    for number, innermost in sys._current_frames().items():
+        stack = [
+            (frame, line)
+            for frame, line in traceback.walk_stack(innermost)
+            if not str(frame.f_globals.get("__name__", "")).startswith(_NOT_THE_CASE)
+        ]
+        lines = traceback.StackSummary.extract(iter(stack[::-1])).format()
+        if lines and names.get(number) != THREAD:
+            blocks.append(f"thread {names.get(number, str(number))!r}:\n{''.join(lines).rstrip()}")
+    return "\n".join(blocks)
+
+
+def _is_debugged() -> bool:
+    """Whether somebody steps through the code."""
+    tracer = sys.gettrace()
+    return tracer is not None and (getattr(tracer, "__module__", None) or "").split(".")[0] in _DEBUGGERS

@@ -1,0 +1,52 @@
+"""The last line of a run: how many cases came to which verdict, and by which way where there is more than one. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from perflab.records import Result, Verdict
+
+_WAYS = ("measured", "predicted", "compiled")
+_NO_WAY = ""
+"""Of a case that came to nothing: skipped, or failed by itself."""
+
+
+ACCEPTED = "accepted"
+"""What is said of a change that was saved as the new baseline: it was not looked at again, and fails nobody."""
+_CHANGED = (Verdict.REGRESSED, Verdict.IMPROVED, Verdict.INCONCLUSIVE)
+
+
+def outcome(result: Result) -> str:
+    """What is said of a case: its verdict, or that the change was accepted."""
+    accepted = result.saved and result.judgement.verdict in _CHANGED
+    return ACCEPTED if accepted else result.judgement.verdict
+
+
+def way_of(result: Result) -> str:
+    """How what is known of a case came about: ``measured``, ``predicted``, ``compiled``; ``""``: nothing is."""
+    known = zip(_WAYS, (result.record, result.predicted, result.compiled), strict=True)
+    return next((way for way, found in known if found is not None), _NO_WAY)
+
+
+def counted(results: Sequence[Result]) -> list[str]:
+    """``11 ok``, ``1 regressed``; where not all was measured: ``7 measured ok``, ``24 predicted ok``, ``3 skipped``.
+
+    A run that has predicted and measured nothing says that too, and one that only compiled needs no such words.
+    """
+    ways = {way_of(result) for result in results}
+    if len(ways - {_NO_WAY}) <= 1 and "predicted" not in ways:
+        return _said("", results)
+    said = [part for way in _WAYS for part in _said(f"{way} ", [one for one in results if way_of(one) == way])]
+    none = [] if "measured" in ways else ["0 measured"]
+    return [*said, *(none if "predicted" in ways else []), *_said("", [one for one in results if not way_of(one)])]
+
+
+def tally(results: Sequence[Result]) -> str:
+    """The counts in one line."""
+    return " · ".join(counted(results))
+
+
+def _said(way: str, results: Sequence[Result]) -> list[str]:
+    counts = Counter(outcome(result) for result in results)
+    return [f"{counts[word]} {way}{word}" for word in (*Verdict, ACCEPTED) if counts[word]]

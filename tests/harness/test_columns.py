@@ -1,0 +1,183 @@
+"""The table's columns and the order of its lines, as somebody asks for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pytest_benchmark.stats import Stats
+
+from perflab.cli import main
+from perflab.documents import write_document
+from perflab.plugin.options import OPTIONS
+from perflab.records import Change, Judgement, Measurement, Result, Verdict, summarize
+from perflab.report.columns import named
+from perflab.report.markdown import markdown
+from perflab.report.table import table
+from perflab.report.view import COLUMNS, DEFAULT_COLUMNS, ORDERS, View, parse_columns, parse_sort
+from tests.harness.make import MS, document, memory, record, result
+
+BENCHMARK = ("min", "max", "mean", "std", "iqr", "rounds", "ops")
+FIVE_MS = [10 * MS, 20 * MS, 30 * MS, 40 * MS, 60 * MS]
+
+
+def measured(
+    samples_ns: list[int], case: str = "t.py::test_a", verdict: Verdict = Verdict.OK, repetitions: int = 1
+) -> Result:
+    """A case with these samples."""
+    measurement = Measurement(
+        samples_ns=samples_ns,
+        repetitions=repetitions,
+        warmup_calls=4,
+        settled=True,
+        clock="host",
+        memory=memory(2**20),
+        counts={"operators": 7},
+    )
+    found = record(summarize(measurement, 0.01), measurement=measurement)
+    latency = Change(before=25.0 * MS, now=30.0 * MS, ratio=1.2)
+    return result(case, record=found, judgement=Judgement(verdict=verdict, latency=latency))
+
+
+def shown(*results: Result, view: View | None = None, width: int = 80) -> list[str]:
+    return [line.text for line in table(results, width, view or View())]
+
+
+@given(st.lists(st.integers(1, 10**12), min_size=2, max_size=60), st.integers(1, 50))
+def test_statistics_of_samples_are_those_of_pytest_benchmark(samples_ns: list[int], repetitions: int) -> None:
+    theirs = Stats()  # type: ignore[no-untyped-call]
+    for sample_ns in samples_ns:
+        theirs.update(sample_ns / repetitions / 1e9)  # type: ignore[no-untyped-call]
+    case = measured(samples_ns, repetitions=repetitions)
+    names = {"min": "min", "max": "max", "mean": "mean", "median": "median", "std": "stddev", "iqr": "iqr"}
+    for ours, name in names.items():
+        wanted = getattr(theirs, name)
+        # Summaries keep thousandths of a nanosecond.
+        assert named(ours).value(case) == pytest.approx(1e9 * wanted, rel=1e-6, abs=2e-3), ours
+    assert named("rounds").value(case) == theirs.rounds
+    assert named("iterations").value(case) == repetitions
+    if theirs.mean > 1e-6:
+        assert named("ops").value(case) == pytest.approx(theirs.ops, rel=1e-6)
+
+
+def test_a_single_sample_has_no_spread_of_any_kind() -> None:
+    case = measured([10 * MS])
+    assert [named(name).value(case) for name in ("std", "iqr", "spread")] == [None, None, None]
+    assert named("min").value(case) == named("max").value(case) == 10 * MS
+
+
+def test_chosen_columns_stand_in_the_order_that_was_given_and_the_verdict_last() -> None:
+    head, line = shown(measured(FIVE_MS), view=View(parse_columns("max,rounds, min,vs base,warmup,operators")))
+    assert head.split() == ["case", "max", "rounds", "min", "vs", "base", "warmup", "operators", "verdict"]
+    assert line.split() == ["a", "60.0", "ms", "5", "10.0", "ms", "+20.0%", "4", "7", "ok"]
+
+
+def test_columns_that_do_not_fit_stand_in_blocks_and_the_last_has_the_verdict() -> None:
+    long = "t.py::test_of_a_case_that_has_a_long_name"
+    lines = shown(measured(FIVE_MS, long), view=View((*BENCHMARK, "median", "peak")))
+    assert [line.split()[1:] for line in lines] == [
+        ["min", "max", "mean", "std", "iqr", "rounds"],
+        ["10.0", "ms", "60.0", "ms", "32.0", "ms", "19.2", "ms", "27.5", "ms", "5"],
+        ["ops/s", "median", "peak", "verdict"],
+        ["31.2", "30.0", "ms", "1.00", "MiB", "ok"],
+    ]
+    (head, line) = shown(measured(FIVE_MS, long), view=View((*BENCHMARK, "median", "peak")), width=140)
+    assert head.split()[-1] == "verdict"
+    assert line.startswith("of_a_case_that_has_a_long_name ")
+
+
+@given(
+    st.lists(st.sampled_from(COLUMNS), min_size=1, max_size=len(COLUMNS), unique=True),
+    st.sampled_from(Verdict),
+    st.text("abc", min_size=1, max_size=60),
+    st.sampled_from([80, 120]),
+)
+def test_whatever_is_chosen_no_line_is_longer_than_the_terminal_and_no_column_is_lost(
+    columns: list[str], verdict: Verdict, name: str, width: int
+) -> None:
+    lines = shown(measured(FIVE_MS, f"t.py::test_{name}", verdict), view=View(tuple(columns)), width=width)
+    assert max(map(len, lines)) <= width
+    assert lines[-2].endswith("verdict")
+    heads = " ".join(line for line in lines if line.startswith("case "))
+    assert [title for title in heads.split() if title not in ("case", "verdict")] == [
+        word for column in columns for word in named(column).title.split()
+    ]
+
+
+def order(sort: str, *results: Result) -> list[str]:
+    return [one.case.rpartition("::")[2] for one in View(sort=sort).ordered(results)]
+
+
+def test_lines_are_sorted_by_a_column_both_ways_and_what_has_nothing_there_stands_last() -> None:
+    skipped = result("t.py::test_s", Verdict.SKIPPED, record=None)
+    slow, quick = measured([9 * MS] * 5, "t.py::test_slow"), measured([MS] * 5, "t.py::test_quick")
+    run = (slow, skipped, quick)
+    assert order("collected", *run) == ["test_slow", "test_s", "test_quick"]
+    assert order("-collected", *run) == ["test_quick", "test_s", "test_slow"]
+    assert order("min", *run) == ["test_quick", "test_slow", "test_s"]
+    assert order("-min", *run) == ["test_slow", "test_quick", "test_s"]
+    assert order("ops", *run) == ["test_slow", "test_quick", "test_s"]
+
+
+def test_lines_are_sorted_by_the_functions_name_or_by_the_whole_one() -> None:
+    run = [result("b.py::test_a[x::y]"), result("a.py::TestC::test_c"), result("a.py::test_b")]
+    assert [one.case for one in View(sort="name").ordered(run)] == [run[0].case, run[2].case, run[1].case]
+    assert [one.case for one in View(sort="fullname").ordered(run)] == [run[1].case, run[2].case, run[0].case]
+    assert [one.case for one in View(sort="-fullname").ordered(run)] == [run[0].case, run[2].case, run[1].case]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("min,stddev", "'stddev' is none of these; did you mean std\\?\n +median, min,"),
+        ("", "'' is none of these\n +median, min,"),
+        ("quoted", "'quoted' is none"),
+    ],
+)
+def test_a_column_that_there_is_not_is_refused_with_one_that_is_like_it(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        parse_columns(text)
+
+
+def test_what_cases_are_not_sorted_by_is_refused() -> None:
+    assert [parse_sort(order) for order in ORDERS] == list(ORDERS)
+    assert parse_sort("-vs base") == "-vs_base"
+    with pytest.raises(ValueError, match=r"'maen' is none of these; did you mean mean\?\n +collected, name"):
+        parse_sort("-maen")
+
+
+def test_the_options_defaults_are_what_the_table_shows_by_itself() -> None:
+    defaults = {option.name: option.default for option in OPTIONS}
+    assert defaults["--perf-columns"] == DEFAULT_COLUMNS
+    assert View(parse_columns(DEFAULT_COLUMNS), parse_sort(defaults["--perf-sort"])) == View()
+
+
+def test_markdown_has_the_columns_and_the_order_and_still_shows_regressions_first() -> None:
+    names = ("t.py::test_b", "t.py::test_a", "t.py::test_c")
+    run = [measured(FIVE_MS, name) for name in names[:2]] + [measured(FIVE_MS, names[2], Verdict.REGRESSED)]
+    text = markdown(document(*run), view=View(("min", "iqr"), "name"))
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert rows[0] == "| case | min | iqr | verdict |"
+    assert [row.split()[1] for row in rows[2:]] == ["`c`", "`a`", "`b`"]
+    assert rows[3] == "| `a` | 10.0 ms | 27.5 ms | ok |"
+
+
+def test_report_shows_the_columns_and_the_order_that_it_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = [measured(FIVE_MS, "t.py::test_first"), measured([MS] * 5, "t.py::test_second")]
+    write_document(document(*run), Path("a.json"))
+    assert main(["report", "a.json", "--columns=min,iqr", "--sort=-name"]) == 0
+    (*_, head, first, second, _tally) = capsys.readouterr().out.splitlines()
+    assert head.split() == ["case", "min", "iqr", "verdict"]
+    assert (first.split()[0], second.split()) == ("second", ["first", "10.0", "ms", "27.5", "ms", "ok"])
+    assert main(["report", "a.json", "--format=markdown", "--columns=rounds"]) == 0
+    assert "| case | rounds | verdict |" in capsys.readouterr().out
+    assert main(["report", "a.json", "--columns=average"]) == 2
+    first, second, *_, last = capsys.readouterr().err.splitlines()
+    assert first == "perflab report: --columns: 'average' is none of these"
+    assert second.startswith("     median, min, max,")
+    assert last == "  -> see docs/reference.md, under Columns"

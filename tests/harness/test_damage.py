@@ -1,0 +1,340 @@
+"""Damaged files: refused by name with the remedy, or harmless; no traceback, and no gate that is silently gone."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perflab.cli import main
+from perflab.documents import read_document, write_document
+from perflab.errors import BaselineError, DocumentError
+from perflab.gate.baselines import Baselines
+from perflab.gate.compiled import judge_compiled
+from perflab.gate.exact_store import ExactStore, split
+from perflab.gate.judge import judge
+from perflab.gate.kernel_store import KernelStore, case_of
+from perflab.gate.predicted import judge_predicted
+from perflab.gate.predicted_store import PredictedStore
+from perflab.gate.store import BaselineStore
+from perflab.records import (
+    Accepted,
+    Anchor,
+    CompiledCase,
+    Document,
+    Evidence,
+    Judgement,
+    Measurement,
+    MemoryAnchor,
+    Policy,
+    Quote,
+    Result,
+    Shortage,
+    Verdict,
+    changed,
+)
+from perflab.report.summary import summary
+from tests.attack import SEED, changed_somewhere, damaged, times
+from tests.harness.make import (
+    CASE,
+    baseline,
+    document,
+    entry,
+    environment,
+    kernel,
+    memory,
+    predicted_baseline,
+    predicted_result,
+    prediction,
+    quiet,
+    record,
+    replicate,
+    result,
+)
+
+HERE = environment()
+NOW = record(replicate(peak_bytes=2**20, counts={"operators": 5}))
+FULL = entry(
+    quiet(
+        1e8, peak_bytes=2**20, counts={"operators": 4, "allocations": 3}, phases_ns={"forward": 5e7, "backward": 5e7}
+    ),
+    parameters={"size": "small"},
+    anchor=Anchor(recorded="2025-01-01", replicates=quiet(1e6), steps=3, commit="abc"),
+    memory_anchor=MemoryAnchor(recorded="2025-01-02", peak_bytes=5, steps=1),
+    accepted=[Accepted(date="2025-01-04", latency_ratio=1.2, reason="meant")],
+)
+Read = Callable[[Path], list[Result]]
+
+
+def _measured(path: Path) -> list[Result]:
+    found = Baselines(path.parent.parent, None).of(CASE, HERE)
+    for store in (BaselineStore(path.parent.parent), ExactStore(path.parent.parent)):
+        for other in path.parent.parent.glob("*/*.json"):
+            if other.parent.name.startswith("exact-") == isinstance(store, ExactStore):
+                store.load(other)
+    return [result(record=NOW, judgement=judge(NOW, found, Policy()))]
+
+
+def _predicted(path: Path) -> list[Result]:
+    before = PredictedStore(path.parent.parent).baseline("h100", CASE)
+    return [predicted_result(prediction(), before)] if judge_predicted(prediction(), before, Policy()) else []
+
+
+def _compiled(path: Path) -> list[Result]:
+    before = KernelStore(path.parent.parent).baseline(kernel())
+    compiled = CompiledCase(now=kernel(), before=before.resources if before is not None else None)
+    return [Result(case="k", record=None, judgement=judge_compiled(kernel(), before), compiled=compiled)]
+
+
+def _write_times(folder: Path) -> Path:
+    return _saved(folder)[0]
+
+
+def _write_exact(folder: Path) -> Path:
+    return _saved(folder)[1]
+
+
+def _saved(folder: Path) -> tuple[Path, Path]:
+    both = split(FULL)
+    assert both.exact is not None
+    assert both.times is not None
+    (own,) = BaselineStore(folder).save({CASE: both.times})
+    (exact,) = ExactStore(folder).put({CASE: (changed(both.exact, accepted=FULL.accepted),)})
+    return own, exact
+
+
+def _write_predicted(folder: Path) -> Path:
+    return PredictedStore(folder).save("h100", {CASE: predicted_baseline()})[0]
+
+
+def _write_kernels(folder: Path) -> Path:
+    return KernelStore(folder).save("kernels:EXAMPLES", "3.9.0", {case_of("attend", 90): baseline()})
+
+
+KINDS: dict[str, tuple[Callable[[Path], Path], Read]] = {
+    "times": (_write_times, _measured),
+    "exact": (_write_exact, _measured),
+    "predicted": (_write_predicted, _predicted),
+    "kernels": (_write_kernels, _compiled),
+}
+
+
+@pytest.fixture(params=KINDS)
+def stored(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Read]:
+    """A baseline file of each kind, and what judges a case by it."""
+    write, read = KINDS[request.param]
+    return write(tmp_path / "baselines"), read
+
+
+def refusal(read: Read, path: Path) -> str:
+    with pytest.raises(BaselineError) as caught:
+        read(path)
+    said = str(caught.value)
+    assert str(path) in said
+    assert "\n  -> " in said
+    return said
+
+
+# --- anything ----------------------------------------------------------------------------------------------------
+
+
+def test_a_damaged_baseline_is_refused_by_name_or_judged_by(stored: tuple[Path, Read]) -> None:
+    path, read = stored
+    raw = path.read_bytes()
+    how = random.Random(SEED)
+    refused = 0
+    for number in range(times(40, 250)):
+        path.write_bytes(_attacked(raw, how, number))
+        try:
+            results = read(path)
+        except BaselineError:
+            refusal(read, path)
+            refused += 1
+        else:
+            assert "\n".join(line.text for line in summary(document(*results)))
+    assert refused > times(10, 60)
+
+
+def _attacked(raw: bytes, how: random.Random, number: int) -> bytes:
+    if number % 2:
+        return damaged(raw, how)
+    tree = json.loads(raw)
+    changed_somewhere(tree, how)
+    return json.dumps(tree, indent=1).encode()
+
+
+def run_of_everything() -> Document:
+    """A run in which each kind of result stands."""
+    samples = Measurement(
+        samples_ns=[10**6] * 5,
+        repetitions=2,
+        warmup_calls=3,
+        settled=True,
+        clock="host",
+        phases_ns={"forward": [10] * 5, "backward": [20] * 5},
+        memory=memory(2**20),
+        evidence=Evidence(span_ns=10**9, load_average=1.5),
+        counts={"operators": 4},
+    )
+    whole = record(
+        NOW.summary,
+        parameters={"impl": "a", "size": 3},
+        measurement=samples,
+        work={"flops": 1e9, "tokens": 512.0},
+        matmul_flops_per_second=1e10,
+        quotes=[Quote(source="H100", ns=5.0, phases_ns={"forward": 2.0})],
+        facts={"loss": 3.2, "note": "x", "size_bytes": 2**30},
+    )
+    judged = judge(whole, split(entry(quiet(5e7, peak_bytes=2**18, counts={"operators": 2}))), Policy())
+    ones = [
+        result(f"t.py::test_a[{name}-3]", record=changed(whole, parameters={"impl": name, "size": 3}), judgement=judged)
+        for name in ("one", "two")
+    ]
+    short = Judgement(
+        verdict=Verdict.SKIPPED, reasons=["no room"], short_of=[Shortage(of="--perf-budget", needed=40, given=20)]
+    )
+    in_study = {"study": "switches", "versus": "impl=one", "columns": ["mean", "tokens/s", "loss", "quoted", "MFU"]}
+    return document(
+        *(changed(one, side_by_side="impl", policy=Policy()) for one in ones),
+        *(changed(one, case=f"{one.case}s", **in_study) for one in ones),
+        result("t.py::test_b", Verdict.REGRESSED, failure="b is slower\nmuch"),
+        result("t.py::test_c", record=None, judgement=short),
+        predicted_result(prediction(notes=["extrapolated"]), predicted_baseline(), failure="more"),
+        Result(case="k", record=None, judgement=Judgement(verdict=Verdict.OK), compiled=CompiledCase(now=kernel())),
+        exitstatus=1,
+        command="pytest -m perf",
+        preface=["against main"],
+        collected=["t.py::test_a[one-3]"],
+        findings={"switches": ["one is faster"]},
+        other_failures=["t.py::test_plain"],
+    )
+
+
+def test_a_damaged_results_file_is_refused_by_name_or_shown_and_merged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "perf.json"
+    write_document(run_of_everything(), path)
+    assert _shown(path, capsys) == [0, 0, 0, 1]
+    raw = path.read_bytes()
+    how = random.Random(SEED)
+    endings = []
+    for number in range(times(60, 1000)):
+        path.write_bytes(_attacked(raw, how, number))
+        endings += _shown(path, capsys)
+    assert set(endings) <= {0, 1, 2}
+    assert endings.count(2) > len(endings) / 4
+    assert endings.count(0) > len(endings) / 10
+
+
+def _shown(path: Path, capsys: pytest.CaptureFixture[str]) -> list[int]:
+    """Exit statuses of all that takes a results file; none may end in a traceback, or in what is no JSON."""
+    endings = []
+    for arguments in (["report"], ["report", "--format=markdown"], ["report", "--format=json"], ["merge"]):
+        endings.append(main([arguments[0], str(path), *arguments[1:]]))
+        said = capsys.readouterr()
+        if endings[-1] == 2:
+            assert str(path) in said.err
+            assert "\n  -> " in said.err
+        elif "--format=json" in arguments:
+            json.loads(said.out, parse_constant=pytest.fail)
+    return endings
+
+
+# --- what was accepted once --------------------------------------------------------------------------------------
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text(encoding="utf-8")
+    found, many = re.subn(old, new, text, count=1)
+    assert many == 1, text
+    path.write_text(found, encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("kind", "old", "new", "said"),
+    [
+        ("times", r'"replicates": \[[^]]*\]\n    }', '"replicates": []\n    }', "neither replicates nor out_of_memory"),
+        ("times", r'("anchor": \{.*"replicates": )\[[^]]*\]', r"\1[]", "its anchor has no replicates"),
+        ("times", r'"samples": 30', '"samples": -30', r"samples"),
+        ("times", r'"noise": 0.002', '"noise": -1', r"noise"),
+        ("times", r'"fastest_ns": [0-9.]+', '"fastest_ns": 1e12', "fastest_ns is above its median_ns"),
+        ("times", r'"std_ns": [0-9.]+', '"std_ns": 1e200', "is out of range"),
+        ("exact", r', "peak_bytes": \[1048576\]', "", "missing required field `peak_bytes`"),
+        ("exact", r'"peak_bytes": \[1048576\]', '"peak_bytes": []', "peak_bytes"),
+        ("exact", r'"peak_bytes": \[1048576\]', '"peak_bytes": [-1048576]', "peak_bytes"),
+        ("exact", r'"peak_bytes": \[1048576\]', f'"peak_bytes": [{"7" * 400}]', "of 400 digits"),
+        ("exact", r'"peak_bytes": \[1048576\]', f'"peak_bytes": [{"7" * 5000}]', "too long"),
+        ("exact", r'"counts": \{[^}]*\}, ', "", "it has no counts"),
+        ("exact", r'"operators": 4', '"operators": -4', "counts"),
+        ("exact", r'"operators": 4', '"operators": 4, "operators": 9', "the key 'operators' stands twice"),
+        ("exact", r'"needs": \{\n.*\n', '"needs": {\n', "it needs nothing anywhere"),
+        ("predicted", r'"peak_bytes": \d+', '"peak_bytes": -1', "peak_bytes"),
+        ("predicted", r'"held_bytes": \d+', f'"held_bytes": {"9" * 400}', "of 400 digits"),
+        ("kernels", r'"registers": \d+', '"registers": -1', "registers"),
+        ("kernels", r'"registers": \d+', '"registers": 1, "registers": 2', "the key 'registers' stands twice"),
+    ],
+)  # fmt: skip
+def test_a_baseline_that_lost_what_it_gates_is_refused(
+    tmp_path: Path, kind: str, old: str, new: str, said: str
+) -> None:
+    write, read = KINDS[kind]
+    path = write(tmp_path / "baselines")
+    assert read(path)
+    edit(path, old, new)
+    assert said in refusal(read, path)
+
+
+def test_a_case_that_stands_twice_in_a_baseline_is_refused(stored: tuple[Path, Read]) -> None:
+    path, read = stored
+    tree = json.loads(path.read_text(encoding="utf-8"))
+    (name,) = tree["cases"]
+    again = f'"cases": {{ {json.dumps(name)}: {json.dumps(tree["cases"][name])},'
+    path.write_text(path.read_text(encoding="utf-8").replace('"cases": {', again, 1), encoding="utf-8")
+    assert f"the key {name!r} stands twice in one object" in refusal(read, path)
+
+
+def test_counts_may_be_missing_in_a_file_that_was_saved_before_they_had_to_be_there(tmp_path: Path) -> None:
+    path = _write_exact(tmp_path / "baselines")
+    edit(path, r'"counts": \{[^}]*\}, ', "")
+    edit(path, r'"schema": 2', '"schema": 1')
+    (read,) = ExactStore(path.parent.parent).load(path)["test_step[small-128-fp32]"]
+    assert read.counts == {}
+    assert read.peak_bytes == [2**20]
+
+
+def test_a_replicate_without_memory_is_damage_where_memory_stood_with_times(tmp_path: Path) -> None:
+    path = _write_times(tmp_path / "baselines")
+    edit(path, r'"schema": 2', '"schema": 1')
+    assert "a replicate has no memory" in refusal(_measured, path)
+
+
+@pytest.mark.parametrize("digits", [400, 4301, 10_000])
+@pytest.mark.parametrize("field", ["exitstatus", "total_budget_s"])
+def test_a_number_that_is_too_long_is_refused_in_a_results_file(tmp_path: Path, digits: int, field: str) -> None:
+    path = tmp_path / "perf.json"
+    write_document(document(result()), path)
+    whole: dict[str, Any] = json.loads(path.read_bytes())
+    path.write_text(json.dumps({**whole, field: "N"}).replace('"N"', "9" * digits))
+    with pytest.raises(DocumentError, match=r"perf.json is (damaged|not a file of perflab's results)"):
+        read_document(path)
+
+
+def test_a_rate_that_no_number_holds_is_null_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    odd = record(facts={"loss": -1e308, "rate_ratio": 1e308}, work={"tokens": 1e99})
+    path = tmp_path / "perf.json"
+    write_document(document(result(record=odd, study="s", columns=["loss", "tokens/s"])), path)
+    assert main(["report", str(path), "--format=json"]) in (0, 2)
+    json.loads(capsys.readouterr().out or "0", parse_constant=pytest.fail)
+
+
+def test_a_kernel_baseline_names_no_file_outside_of_its_directory(tmp_path: Path) -> None:
+    path = KernelStore(tmp_path / "in").path_for("../../../out:EXAMPLES", "../3")
+    assert path.resolve().is_relative_to((tmp_path / "in").resolve())
+    assert path.parent.parent == tmp_path / "in"

@@ -1,0 +1,273 @@
+"""Exact quantities: what is compared across which environments, and how a save in one speaks for others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perflab.environment import exact_environment, exact_slug
+from perflab.errors import BaselineError
+from perflab.gate import judge as gate
+from perflab.gate.baseline_file import write_file
+from perflab.gate.baselines import Baselines
+from perflab.gate.exact_store import ExactStore, split
+from perflab.records import (
+    Baseline,
+    Entry,
+    Environment,
+    Exact,
+    Judgement,
+    MemoryAnchor,
+    Policy,
+    Uncompared,
+    Verdict,
+    changed,
+)
+from perflab.report.compared import what_was_compared
+from tests.harness.make import CASE, MS, cuda_environment, entry, environment, quiet, record, replicate, result
+
+POLICY = Policy()
+
+
+def exact(environment_: Environment | None = None, **changes: object) -> Exact:
+    """100 bytes, 12 operators and 7 allocations."""
+    of = environment_ or environment()
+    fields = {"peak_bytes": [100], "counts": {"allocations": 7, "operators": 12}, "recorded": "2026-11-22", **changes}
+    return Exact(environment=exact_environment(of), **fields)  # type: ignore[arg-type]
+
+
+def judged(stored: Exact, *, peak_bytes: int = 100, operators: int = 12, allocations: int = 7) -> Judgement:
+    """A case on a machine whose times are unknown, beside what is stored."""
+    counts = {"operators": operators, "allocations": allocations}
+    here = replicate(peak_bytes=peak_bytes, counts=counts)
+    return gate.judge(record(here, fresh=[here]), Baseline(exact=stored), POLICY)
+
+
+def test_without_times_memory_and_counts_are_judged_and_that_is_said() -> None:
+    judgement = judged(exact())
+    assert judgement.verdict is Verdict.OK
+    assert judgement.latency is None
+    assert judgement.no_times == "no times of this machine yet"
+
+
+@pytest.mark.parametrize(
+    ("change", "worse"),
+    [({"peak_bytes": 101}, ["memory"]), ({"operators": 13}, ["counts"]), ({"allocations": 8}, ["counts"])],
+)
+def test_each_quantity_that_grew_fails_without_times(change: dict[str, int], worse: list[str]) -> None:
+    judgement = judged(exact(), **change)
+    assert judgement.verdict is Verdict.REGRESSED
+    assert judgement.worse == worse
+
+
+@pytest.mark.parametrize("field", ["torch", "system"])
+def test_another_program_is_incomparable_and_names_the_difference(field: str) -> None:
+    judgement = judged(exact(environment(**{field: "other"})))
+    assert judgement.verdict is Verdict.INCOMPARABLE
+    assert judgement.reasons[0].startswith(f"baseline from another environment: {field} other -> ")
+
+
+def test_the_gpus_model_and_the_cuda_build_decide_and_its_driver_does_not() -> None:
+    here = cuda_environment()
+    case = record(replicate(peak_bytes=100_000), environment=here)
+    for field, verdict in {
+        "device_name": "incomparable",
+        "cuda": "incomparable",
+        "driver": "ok",
+        "cores": "ok",
+    }.items():
+        other = exact(cuda_environment(**{field: 64 if field == "cores" else "other"}), peak_bytes=[100_000], counts={})
+        assert gate.judge(case, Baseline(exact=other), POLICY).verdict == verdict, field
+
+
+@pytest.mark.parametrize("field", ["cores", "device_name", "machine", "triton"])
+def test_a_cpus_name_cores_and_machine_do_not_matter(field: str) -> None:
+    assert exact_environment(environment(**{field: 3 if field == "cores" else "x"})) == exact_environment(environment())
+
+
+def test_across_thread_counts_operators_are_gated_and_bytes_only_as_far_as_they_agree() -> None:
+    stored = exact(environment(threads=8))
+    assert judged(stored).verdict is Verdict.OK
+    assert judged(stored, operators=13).worse == ["counts"]
+    judgement = judged(stored, peak_bytes=164, allocations=9)
+    assert judgement.verdict is Verdict.OK
+    assert judgement.memory is None
+    assert list(judgement.counts) == ["operators"]
+    why = "saved with 8 threads, here 2"
+    assert judgement.not_compared == [
+        Uncompared("memory", why, can_be_saved=True),
+        Uncompared("allocations", why, can_be_saved=True),
+    ]
+    assert judged(stored).not_compared == [], "equal values are compared"
+
+
+@pytest.mark.parametrize(
+    ("there", "why"),
+    [
+        ({"threads": 1}, "saved with 1 thread, here 2"),
+        ({"threads": 4, "isa": "AVX512"}, "saved with 4 threads and AVX512, here 2 and AVX2"),
+        ({"features": "amx_tile, 48K 2048K"}, "saved with amx_tile, here none"),
+    ],
+)
+def test_why_a_quantity_was_not_compared_names_both_sides(there: dict[str, object], why: str) -> None:
+    assert [one.reason for one in judged(exact(environment(**there)), peak_bytes=164).not_compared] == [why]
+
+
+def test_an_equal_peak_is_held_against_the_anchor_across_thread_counts_too() -> None:
+    old = MemoryAnchor(recorded="2026-01-01", peak_bytes=90, steps=2)
+    judgement = judged(exact(environment(threads=8), memory_anchor=old))
+    assert (judgement.verdict, judgement.worse, judgement.not_compared) == (Verdict.REGRESSED, ["memory"], [])
+
+
+def test_where_nothing_at_all_could_be_compared_the_case_is_incomparable() -> None:
+    judgement = judged(exact(environment(threads=8), counts={}), peak_bytes=164)
+    assert judgement.verdict is Verdict.INCOMPARABLE
+    assert judgement.reasons == ["baseline saved with 8 threads, here 2"]
+
+
+def test_times_that_were_compared_speak_for_no_memory_that_was_not() -> None:
+    here = replicate(peak_bytes=164, counts={"operators": 12})
+    judgement = gate.judge(record(here), Baseline(times=entry()), POLICY)
+    assert judgement.verdict is Verdict.OK
+    assert judgement.not_compared == [
+        Uncompared("memory", "no baseline yet", can_be_saved=True),
+        Uncompared("operators", "no baseline yet", can_be_saved=True),
+    ]
+
+
+def test_a_peak_that_was_not_measured_here_is_not_compared() -> None:
+    here = replicate(counts={"operators": 12, "allocations": 7})
+    judgement = gate.judge(record(here), Baseline(exact=exact()), POLICY)
+    assert judgement.not_compared == [Uncompared("memory", "not measured here")]
+
+
+def test_counts_that_are_not_to_be_gated_are_not_missed() -> None:
+    here, ungated = replicate(peak_bytes=100, counts={"allocations": 9}), Policy(gate_counts=False)
+    judgement = gate.judge(record(here), Baseline(exact=exact(environment(threads=8))), ungated)
+    assert (judgement.verdict, judgement.not_compared) == (Verdict.OK, [])
+
+
+def test_the_run_says_what_was_compared_and_what_not_in_a_line_a_reason() -> None:
+    stored = exact(environment(threads=8))
+    whole, part = judged(stored), judged(stored, peak_bytes=164, allocations=9)
+    only_memory = judged(stored, peak_bytes=164)
+    results = [result(f"{CASE}{number}", judgement=one) for number, one in enumerate([whole, whole, part, only_memory])]
+    assert what_was_compared(results) == [
+        "no times of this machine yet: of 2 cases only memory and counts, of 1 case only operators, of 1 case only "
+        "counts were compared",
+        "memory of 2 cases, allocations of 1 case not compared: saved with 8 threads, here 2 "
+        "(save here too: --perf-update-new)",
+    ]
+    assert what_was_compared([result(judgement=judged(exact()))]) == [
+        "no times of this machine yet: of 1 case only memory and counts were compared"
+    ]
+
+
+# --- storing ------------------------------------------------------------------------------------------------------
+
+
+def new(_case: str, _old: Exact | None, one: Exact) -> Exact:
+    return one
+
+
+def test_machines_that_agree_share_a_line_and_others_have_their_own(tmp_path: Path) -> None:
+    store = ExactStore(tmp_path)
+    store.save({CASE: exact()}, new)
+    (path,) = store.save({CASE: exact(environment(cores=64, machine="b", device_name="Intel"))}, new)
+    assert path.parent.name == exact_slug(exact_environment(environment())) == "exact-cpu-torch2.13"
+    assert path.read_text().count('"operators"') == 1
+    store.save({CASE: exact(environment(threads=8), peak_bytes=[164])}, new)
+    assert path.read_text().count('"operators"') == 2
+    found = [ExactStore(tmp_path).of(CASE, environment(threads=threads)) for threads in (2, 8)]
+    assert [one.peak_bytes for one in found if one is not None] == [[100], [164]]
+
+
+def test_what_environments_agreed_on_before_a_save_they_agree_on_after_it(tmp_path: Path) -> None:
+    store = ExactStore(tmp_path)
+    store.save({CASE: exact()}, new)
+    store.save({CASE: exact(environment(threads=8), peak_bytes=[164])}, new)
+    more = {"allocations": 8, "operators": 13}
+    store.save({CASE: exact(counts=more, peak_bytes=[108])}, new)
+    there = ExactStore(tmp_path).of(CASE, environment(threads=8))
+    assert there is not None
+    assert (there.counts, there.peak_bytes) == (more, [164])
+
+
+def test_saving_the_same_again_changes_no_byte(tmp_path: Path) -> None:
+    (path,) = ExactStore(tmp_path).save({CASE: exact(), CASE + "x": exact(parameters={"n": 1})}, new)
+    before = path.read_bytes()
+    ExactStore(tmp_path).save({CASE: exact()}, new)
+    assert path.read_bytes() == before
+
+
+def test_a_case_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+    whole = exact(
+        parameters={"naïve": "µ", "n": 1},
+        memory_anchor=MemoryAnchor(recorded="2026-01-01", peak_bytes=90, steps=2),
+        commit="abc+dirty",
+    )
+    ExactStore(tmp_path).save({CASE: whole}, new)
+    assert ExactStore(tmp_path).of(CASE, environment()) == whole
+
+
+def test_a_damaged_file_is_named_and_left_alone(tmp_path: Path) -> None:
+    (path,) = ExactStore(tmp_path).save({CASE: exact()}, new)
+    path.write_text(path.read_text().replace('"operators": 12', '"operators": "many"'))
+    damaged = path.read_bytes()
+    with pytest.raises(BaselineError, match=r"(?s)is not a perflab baseline file.*counts.*restore it"):
+        ExactStore(tmp_path).of(CASE, environment())
+    with pytest.raises(BaselineError):
+        ExactStore(tmp_path).save({CASE: exact()}, new)
+    assert path.read_bytes() == damaged
+
+
+def test_only_counts_on_which_all_replicates_agree_are_exact_and_instructions_stay_with_the_times() -> None:
+    counts = [{"operators": 12, "recompiles": n, "instructions": 1000 + n} for n in (0, 0, 1)]
+    parts = split(entry([replicate(peak_bytes=5, counts=one) for one in counts]))
+    assert parts.exact is not None
+    assert parts.exact.counts == {"operators": 12}
+    assert parts.times is not None
+    assert [one.counts for one in parts.times.replicates] == [{"instructions": n} for n in (1000, 1000, 1001)]
+    assert [one.memory for one in parts.times.replicates] == [None] * 3
+
+
+# --- what an older perflab saved ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def older(tmp_path: Path) -> Path:
+    """Baselines of before exact quantities stood apart, of a machine that is not known."""
+    counts = {"operators": 12}
+    anchor = MemoryAnchor(recorded="2025-01-01", peak_bytes=90, steps=1)
+    held: Entry = entry(quiet(100 * MS, peak_bytes=100, counts=counts), memory_anchor=anchor)
+    path = tmp_path / "cpu-amd-epyc-25-17-2c-torch2.13" / "tests.perf.test_transformer.json"
+    path.parent.mkdir()
+    write_file(path, {"test_step[small-128-fp32]": held})
+    path.write_text(path.read_text().replace('"schema": 2', '"schema": 1'))
+    return tmp_path
+
+
+def test_exact_quantities_of_older_files_gate_and_their_times_do_not(older: Path) -> None:
+    here = environment(machine="a")
+    baseline = Baselines(older, None).of(CASE, here)
+    assert baseline.exact is not None
+    assert baseline.exact.memory_anchor is not None
+    slow = replicate(200 * MS, peak_bytes=100, counts={"operators": 12})
+    judgement = gate.judge(record(slow, environment=here), baseline, changed(POLICY, memory_threshold=0.2))
+    assert (judgement.verdict, judgement.latency) == (Verdict.OK, None)
+    more = replicate(100 * MS, peak_bytes=100, counts={"operators": 13})
+    worse = gate.judge(record(more, environment=here), baseline, POLICY).worse
+    assert worse == ["memory", "counts"], "its anchor of 90 bytes counts too"
+
+
+def test_a_save_supersedes_what_an_older_file_says(older: Path) -> None:
+    here = environment(machine="a")
+    baselines = Baselines(older, None)
+    new_entry = entry(quiet(50 * MS, peak_bytes=70), environment=here)
+    baselines.save({CASE: new_entry}, {CASE: new_entry}, new, lambda _case, _old, one: one)
+    found = Baselines(older, None).of(CASE, here)
+    assert found.exact is not None
+    assert found.exact.peak_bytes == [70]
+    assert found.times is not None
+    assert found.times.environment == here

@@ -1,0 +1,76 @@
+"""A side's process that hangs is ended, and none outlives a session that was killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from perflab.errors import SideEndedError
+from perflab.rival.process import SideProcess, Start
+
+BUSY = "import time\nwhile True:\n    sum(range(1000))\n"
+
+
+def gone_within(seconds: float, process: int) -> bool:
+    """Whether a process ends in time. One that nobody has waited for yet is gone too."""
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        try:
+            if Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a_process_that_does_not_answer_is_ended_and_what_it_said_is_told(tmp_path: Path) -> None:
+    command = [sys.executable, "-uc", "print('loading')\n" + BUSY]
+    with SideProcess(Start("main", command, dict(os.environ), tmp_path), answer_within_s=2.0) as side:
+        with pytest.raises(SideEndedError) as caught:
+            side.hello()
+        assert "main: its process hung and was ended: no answer for 2 s; it said:\n    loading" in str(caught.value)
+        assert "-> run the case alone" in str(caught.value)
+        assert gone_within(2.0, side._process.pid)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone ends a process with the one that started it")
+def test_a_process_that_is_at_work_ends_at_once_when_its_session_is_killed(tmp_path: Path) -> None:
+    at_work = tmp_path / "pid"
+    child = (
+        "import os\nfrom perflab.rival.lifeline import end_with_session\n"
+        "end_with_session(int(os.environ['PERFLAB_SOCKET']))\n"
+        f"open({str(at_work)!r}, 'w').write(str(os.getpid()))\n{BUSY}"
+    )
+    session = (
+        "import os, sys, time\nfrom pathlib import Path\nfrom perflab.rival.process import SideProcess, Start\n"
+        f"side = SideProcess(Start('main', [sys.executable, '-c', {child!r}], dict(os.environ), Path('.')))\n"
+        "time.sleep(60)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    with subprocess.Popen([sys.executable, "-c", session], env=environment, cwd=tmp_path) as killed:
+        ends = time.monotonic() + 30.0
+        while not (at_work.exists() and at_work.read_text()) and time.monotonic() < ends:
+            time.sleep(0.02)
+        process = int(at_work.read_text())
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+    assert gone_within(1.0, process)
+
+
+def test_a_process_whose_session_ended_before_it_began_does_not_begin(tmp_path: Path) -> None:
+    code = (
+        "import os, socket\nfrom perflab.rival.lifeline import end_with_session\n"
+        "ours, theirs = socket.socketpair()\nours.close()\nend_with_session(theirs.fileno())\nprint('began')"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "")

@@ -1,0 +1,45 @@
+"""A case's mode in the name that its numbers are stored under: the default adds nothing, and all can be taken off."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from perflab.documents import merge
+from perflab.mode import DEFAULT, Mode, identity, without_mode
+from perflab.records import Verdict
+from tests.harness.make import document, result
+
+MODES = (DEFAULT, Mode(cache="cold"), Mode(cuda_graph=True), Mode(cache="cold", cuda_graph=True))
+CASES = ("t/test_x.py::test_y", "t/test_x.py::TestX::test_y[a-{cold}]", "t/test_x.py::test_y[1]@gpu")
+
+
+def test_the_default_mode_is_stored_under_the_node_id_alone() -> None:
+    assert identity("test_x.py::test_y", Mode()) == "test_x.py::test_y"
+
+
+def test_every_mode_has_a_name_of_its_own() -> None:
+    names = [identity("test_x.py::test_y[a]", mode) for mode in MODES]
+    assert names[1:] == [
+        "test_x.py::test_y[a] {cold}",
+        "test_x.py::test_y[a] {graph}",
+        "test_x.py::test_y[a] {cold, graph}",
+    ]
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("mode", MODES)
+def test_the_case_of_an_identity_is_the_case_that_it_was_made_of(case: str, mode: Mode) -> None:
+    assert without_mode(identity(case, mode)) == case
+
+
+def test_a_mode_that_does_not_exist_is_not_read() -> None:
+    with pytest.raises(msgspec.ValidationError, match=r"Invalid enum value 'hot' - at `\$\.cache`"):
+        msgspec.convert({"cache": "hot"}, Mode)
+
+
+def test_merging_keeps_a_case_in_each_mode_that_it_was_measured_in() -> None:
+    warm, cold = result(verdict=Verdict.NEW), result(verdict=Verdict.NEW, mode=Mode(cache="cold"))
+    again = result(verdict=Verdict.OK, mode=Mode(cache="cold"))
+    merged = merge([document(warm), document(cold), document(again)])
+    assert merged.results == [warm, again]

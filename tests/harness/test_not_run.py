@@ -1,0 +1,111 @@
+"""What is said of skipped cases: a line a reason, and a command that runs them."""
+
+from __future__ import annotations
+
+from perflab.records import Judgement, Result, Shortage, Verdict
+from perflab.report.markdown import markdown
+from perflab.report.not_run import not_run
+from perflab.report.summary import summary
+from perflab.report.view import View
+from tests.harness.make import document, result
+
+COMMAND = "pytest -m perf --model=small"
+GIB = 2**30
+
+
+def skipped(name: str, *short_of: Shortage, reason: str = "not today") -> Result:
+    judgement = Judgement(verdict=Verdict.SKIPPED, reasons=[reason], short_of=list(short_of))
+    return Result(case=f"t.py::test_{name}", record=None, judgement=judgement)
+
+
+def late(name: str, needed_s: float) -> Result:
+    return skipped(name, Shortage(of="--perf-total-budget", needed=needed_s, given=155.0), reason=f"needs {needed_s}")
+
+
+def too_long(name: str, needed_s: float, of: str = "--perf-budget") -> Result:
+    return skipped(name, Shortage(of=of, needed=needed_s, given=15.0), reason=f"needs {needed_s} s of 15.0 s")
+
+
+def test_cases_that_came_too_late_are_one_line_and_the_command_has_room_for_all_of_them() -> None:
+    run = document(*(late(f"case[{n}]", 20.0 + n) for n in range(5)), command=COMMAND, total_budget_s=155.0)
+    assert not_run(run) == [
+        ("5 not run: the run's 2.58 min were over", f"{COMMAND} --perf-total-budget=5min")  # 155 s + 110 s
+    ]
+
+
+def test_what_nobody_knows_the_cost_of_takes_the_limit_away() -> None:
+    run = document(late("a", 20.0), late("b", 0.0), command=COMMAND, total_budget_s=155.0)
+    assert not_run(run) == [("2 not run: the run's 2.58 min were over (a, b)", f"{COMMAND} --perf-total-budget=")]
+
+
+def test_cases_that_are_too_long_name_the_budget_that_the_longest_needs() -> None:
+    run = document(too_long("a", 28.4), too_long("b", 126.9), command=COMMAND)
+    said = "2 not run: up to 2.12 min needed, more than --perf-budget (15.0 s) (a, b)"
+    assert not_run(run) == [(said, f"{COMMAND} --perf-budget=127")]
+    with_total = document(too_long("a", 28.4), command=COMMAND, total_budget_s=540.0)
+    assert not_run(with_total)[0][1] == f"{COMMAND} --perf-budget=29 --perf-total-budget="
+
+
+def test_what_no_option_helps_has_no_command() -> None:
+    run = document(
+        too_long("marked", 28.4, of="the mark's budget"),
+        skipped("large", Shortage(of="memory", needed=57 * GIB, given=19 * GIB)),
+        skipped("larger", Shortage(of="memory", needed=60 * GIB, given=18 * GIB)),
+        skipped(
+            "both",
+            Shortage(of="--perf-budget", needed=20.0, given=15.0),
+            Shortage(of="memory", needed=57 * GIB, given=19 * GIB),
+        ),
+        command=COMMAND,
+    )
+    assert not_run(run) == [
+        ("1 not run: up to 28.4 s needed, more than the mark's budget (15.0 s) (marked)", None),
+        ("2 not run: 60.0 GiB of memory needed, 18.0 GiB free (large, larger)", None),
+        (
+            "1 not run: up to 20.0 s needed, more than --perf-budget (15.0 s) and "
+            "57.0 GiB of memory needed, 19.0 GiB free (both)",
+            None,
+        ),
+    ]
+
+
+def test_what_has_a_line_of_its_own_already_is_not_named_again_and_other_reasons_than_time_are_not_repeated() -> None:
+    run = document(late("a", 20.0), skipped("b", reason="no GPU"), command=COMMAND, total_budget_s=155.0)
+    assert not_run(run, listed=True) == [
+        ("1 not run: the run's 2.58 min were over", f"{COMMAND} --perf-total-budget=3min")
+    ]
+    listed = [line.text for line in summary(run, view=View(every=True))]
+    assert sum("no GPU" in text for text in listed) == 1
+    assert "no GPU" in " ".join(line.text for line in summary(run)), "once in both"
+
+
+def test_other_reasons_are_one_line_each_however_many_cases_have_them() -> None:
+    run = document(*(skipped(f"fused[{n}]", reason="no GPU") for n in range(4)), skipped("other"), command=COMMAND)
+    assert not_run(run) == [("4 skipped: no GPU", None), ("1 skipped: not today (other)", None)]
+
+
+def test_a_summary_ends_with_what_was_not_run_and_lists_it_where_every_case_is_asked_for() -> None:
+    run = document(result("t.py::test_good"), *(late(f"case[{n}]", 20.0) for n in range(4)), command=COMMAND)
+    shown = [line.text for line in summary(run)]
+    assert shown[-3:] == [
+        "4 not run: the run's 2.58 min were over",
+        f"  all of them: {COMMAND} --perf-total-budget=4min",
+        "1 ok · 4 skipped",
+    ]
+    assert not any("case[0]" in text for text in shown)
+    listed = [line.text for line in summary(run, view=View(every=True))]
+    assert [text.split()[0] for text in listed if "skipped: needs 20.0" in text] == [f"case[{n}]" for n in range(4)]
+    assert listed[-3:] == shown[-3:]
+
+
+def test_markdown_says_the_same_in_a_list() -> None:
+    run = document(result("t.py::test_good"), *(late(f"case[{n}]", 20.0) for n in range(4)), command=COMMAND)
+    text = markdown(run)
+    assert f"\n- 4 not run: the run's 2.58 min were over<br>`{COMMAND} --perf-total-budget=4min`\n" in text
+    assert "case[0]" not in text
+    assert "`case[0]`" in markdown(run, view=View(every=True))
+
+
+def test_a_run_of_skipped_cases_alone_has_no_empty_table() -> None:
+    shown = [line.text for line in summary(document(skipped("a"), skipped("b")))]
+    assert shown == ["2 skipped: not today (a, b)", "2 skipped"]

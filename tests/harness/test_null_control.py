@@ -1,0 +1,125 @@
+"""Slow cases that come together, on machines whose null control is off: found, and never where there is nothing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from perflab.gate.null_control import NO_CONTROL, Control, control_of, widened
+from perflab.gate.paired import PairedCase, PairedPolicy, latency_findings
+from perflab.gate.robust import ratio_of
+from perflab.gate.trimmed import estimate
+from perflab.records import Verdict
+from tests.harness.machine import Machine, compared
+
+POLICY = PairedPolicy()
+MACHINES: dict[str, Callable[[random.Random], Machine]] = {
+    "quiet": lambda draw: Machine(draw),
+    "disturbed stretches": lambda draw: Machine(draw, ruined=0.1),
+    "drifting": lambda draw: Machine(draw, drift=0.2),
+    "control off by +1 %": lambda draw: Machine(draw, bias=0.01),
+    "control off by -1 %": lambda draw: Machine(draw, bias=-0.01),
+}
+
+
+def shares(
+    monkeypatch: pytest.MonkeyPatch, machine: str, slowdown: float, cases: int, runs: int
+) -> tuple[float, list[float]]:
+    """The share of cases that were called slower, and the seconds of each run."""
+    draw = random.Random(20261122)
+    flagged, seconds = 0, []
+    for _ in range(runs):
+        here = MACHINES[machine](draw)
+        found = compared(monkeypatch, here, {f"case {number}": slowdown for number in range(cases)})
+        flagged += sum(finding.verdict is Verdict.REGRESSED for finding in found.values())
+        seconds.append(here.seconds)
+    return flagged / (cases * runs), seconds
+
+
+@pytest.mark.parametrize(("slowdown", "least"), [(0.05, 0.90), (0.10, 0.98)])
+@pytest.mark.parametrize("machine", MACHINES)
+def test_four_cases_that_are_all_slower_are_found_though_the_control_is_off(
+    monkeypatch: pytest.MonkeyPatch, machine: str, slowdown: float, least: float
+) -> None:
+    found, seconds = shares(monkeypatch, machine, slowdown, cases=4, runs=40)
+    assert found >= least
+    if machine == "quiet":  # elsewhere more pairs are needed
+        assert sorted(seconds)[len(seconds) // 2] <= 120.0
+
+
+@pytest.mark.parametrize("cases", [4, 10, 30])
+@pytest.mark.parametrize("machine", MACHINES)
+def test_unchanged_code_is_flagged_in_at_most_one_of_two_hundred_comparisons(
+    monkeypatch: pytest.MonkeyPatch, machine: str, cases: int
+) -> None:
+    flagged, _ = shares(monkeypatch, machine, 0.0, cases, runs=600 // cases)
+    assert flagged <= 0.005
+
+
+def test_one_slow_case_of_thirty_is_found_in_less_than_three_times_the_quiet_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    draw = random.Random(20261122)
+    _, quiet_s = shares(monkeypatch, "quiet", 0.0, cases=30, runs=10)
+    for _ in range(20):
+        machine = Machine(draw)
+        slowdowns = {f"case {number}": 0.05 * (number == 17) for number in range(30)}
+        found = compared(monkeypatch, machine, slowdowns)
+        assert [case for case, finding in found.items() if finding.verdict is Verdict.REGRESSED] == ["case 17"]
+        assert machine.seconds <= 3.0 * min(quiet_s)
+
+
+def test_a_control_that_is_as_large_as_what_was_seen_leaves_it_open_and_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = Machine(random.Random(20261122), bias=0.06)
+    found = compared(monkeypatch, machine, {f"case {number}": 0.0 for number in range(4)})
+    assert {finding.verdict for finding in found.values()} == {Verdict.INCONCLUSIVE}
+    told = [reason for finding in found.values() for reason in finding.reasons]
+    assert any("null control: the base, measured against itself, came out at +" in reason for reason in told)
+
+
+def test_a_slowdown_larger_than_a_large_control_still_fails() -> None:
+    slow = PairedCase(screen=[0.2] * 3, confirm=[0.2] * 5)
+    found = latency_findings({"case": slow}, {"case": [0.06, 0.061, 0.06, 0.059]}, POLICY)["case"]
+    assert found.verdict is Verdict.REGRESSED
+    assert found.change.low is not None
+    assert found.change.low < ratio_of(0.2 - 0.06), "the interval leaves room for the control"
+
+
+def test_a_case_s_own_control_counts_and_another_s_only_where_it_has_none() -> None:
+    controls = {"calm": [0.0, 0.001, -0.001], "biased": [0.05, 0.051, 0.05]}
+    assert control_of(controls, "calm", 0.005).allowance == 0.0
+    assert control_of(controls, "biased", 0.005).allowance == pytest.approx(0.05, abs=0.001)
+    assert 0.0 < control_of(controls, "a third", 0.005).allowance < 0.05
+    assert control_of({"biased": [0.05, 0.05]}, "biased", 0.005) == NO_CONTROL, "two may both be disturbed"
+
+
+def test_a_control_within_its_own_error_widens_nothing_and_one_far_outside_counts_in_full() -> None:
+    found = estimate([0.04, 0.045, 0.05, 0.05, 0.055, 0.06])
+    assert widened(found, Control(0.003, 0.004)) == found
+    wide = widened(found, Control(-0.02, 0.002))
+    assert wide.allowance == pytest.approx(0.02, rel=0.02)
+    assert (wide.value, wide.error > found.error) == (found.value, True)
+    assert wide.high - wide.low > found.high - found.low + 2 * 0.019
+
+
+def test_pairs_that_a_disturbed_stretch_ruined_are_taken_again_and_not_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    draw = random.Random(20261122)
+    estimates = []
+    for _ in range(60):
+        found = compared(monkeypatch, Machine(draw, ruined=0.1), {f"case {number}": 0.05 for number in range(4)})
+        estimates += [finding.change.ratio for finding in found.values()]
+    assert min(estimates) > 1.02, "of code that is 5 % slower, none is called faster"
+    assert max(estimates) < 1.10
+
+
+def test_where_every_pair_is_disturbed_the_comparison_ends_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(random.Random(20261122), ruined=1.0)
+    found = compared(monkeypatch, machine, {"one": 0.0, "two": 0.05})
+    assert found["one"].verdict in (Verdict.OK, Verdict.INCONCLUSIVE)
+    assert len(machine.rounds) <= 32 + 3

@@ -1,0 +1,67 @@
+"""What a failing prediction names first is what was changed: a table of faults, in models of several shapes."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from perflab.gate.predicted import baseline_of, judge_predicted
+from perflab.predict.as_cuda import as_cuda
+from perflab.predict.fake import fake_tensors
+from perflab.predict.gpus import parse_gpu
+from perflab.predict.prediction import ON_CUDA, Proofs, predict
+from perflab.predictions import Prediction
+from perflab.records import Policy, Verdict
+
+from .faulty import build
+from .traced import line_with
+
+FAULTY = __file__.replace("test_predict_blame", "faulty")
+
+
+@functools.cache
+def predicted(shape: str, *faults: str) -> Prediction:
+    with fake_tensors(), as_cuda((9, 0)):
+        return predict(build(shape, frozenset(faults)), parse_gpu("h100"), ON_CUDA, proofs=Proofs())[0]
+
+
+TABLE = [
+    ("gpt", "kept product", "blocks.* keeps 6 more tensors", "temporaries of aten::mul", "self.last = 1.0 * y"),
+    ("gpt", "kept result", "blocks.* keeps 6 more tensors", "aten::add", "y: Tensor = x + self.mlp(x)"),
+    (
+        "gpt",
+        "unfused attention",
+        "blocks.*.attention, forward: ",
+        "instead of 6 aten::_scaled_dot",
+        "k.mT / 4.0, dim=-1)",
+    ),
+    ("gpt", "upcast before the norm", "blocks.*, forward: ", "12 more aten::_to_copy", "else self.norm(x)"),
+    ("gpt", "upcast logits", "code outside of modules, forward: ", "larger aten::_to_copy", "logits = logits.float()"),
+    ("gpt", "one layer of many", "blocks.*, forward: ", "1 more aten::mul", "y = y * 2.0"),
+    ("gpt", "no checkpointing", "blocks.*", "more tensors at the peak: activations", ""),
+    ("gpt", "dropout left on", "blocks.*.mlp.2, forward: ", "6 more aten::native_dropout", ""),
+    ("gpt", "optimizer one by one", "code outside of modules, optimizer: ", "instead of 2 aten::_foreach_mul_", ""),
+    ("gpt", "gradients zeroed", "code outside of modules, optimizer: ", "aten::zero_", ""),
+    ("encoder-decoder", "copy in cross attention", "decoder.*.cross keeps 6 more", "aten::clone", "k = k.contiguous()"),
+    ("encoder-decoder", "unfused attention", "encoder.*.attention ", "", "k.mT / 4.0, dim=-1)"),
+    # a module's row has one line, its first
+    ("experts", "second gate", "gate, forward: ", "1 more aten::addmm", "scores = self.gate(x)"),
+    ("experts", "larger workspace", "code outside of modules keeps larger", "aten::cat", "[mixed] * copies, dim=-1)"),
+    ("conv net", "layer put into a Sequential", "features.1 keeps 1 more", "aten::softplus", ""),
+    ("u-net", "copied skips", "code outside of modules, forward: ", "3 more aten::clone", ""),
+    ("recurrent", "states kept", "code outside of modules keeps 16 more", "aten::add", "state.detach() + 0.0)"),
+]
+"""Shape of the model, fault, and what is named first: the module, the operator, the line by its end."""
+
+
+@pytest.mark.parametrize(("shape", "fault", "module", "operator", "line"), TABLE)
+def test_the_cause_is_named_first(shape: str, fault: str, module: str, operator: str, line: str) -> None:
+    now = predicted(shape, fault)
+    judgement = judge_predicted(now, baseline_of(predicted(shape), recorded=""), Policy())
+    assert judgement.verdict is Verdict.REGRESSED
+    first = judgement.reasons[0]
+    assert first.startswith(module)
+    assert operator in first
+    if line:
+        assert line_with(line, FAULTY) in first

@@ -1,0 +1,129 @@
+"""Who watches a trace sees every operator, changes nothing, and may call it off at any of them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from perflab.predict.account import account_of
+from perflab.predict.as_cuda import as_cuda
+from perflab.predict.fake import fake_tensors
+from perflab.predict.prediction import ON_CUDA, Proofs, Traced, Work, traced
+from perflab.predict.same import same
+from perflab.predict.watch import CalledOff
+
+from .traced import phased
+
+LAYERS = 6
+
+
+class Counting:
+    """Lets so many operators of the call itself pass, and so many of each part."""
+
+    def __init__(self, at_most: int | None = None, in_parts: int | None = None) -> None:
+        self.at_most, self.in_parts = at_most, in_parts
+        self.seen = 0
+        self.parts: dict[str, int] = {}
+        self._part: str | None = None
+
+    def operator(self) -> None:
+        if self._part is None:
+            self.seen += 1
+            seen, most = self.seen, self.at_most
+        else:
+            self.parts[self._part] += 1
+            seen, most = self.parts[self._part], self.in_parts
+        if most is not None and seen > most:
+            raise CalledOff(f"took more than {most} operators")
+
+    @contextlib.contextmanager
+    def part(self, what: str) -> Iterator[None]:
+        self._part = what
+        self.parts[what] = 0
+        try:
+            yield
+        finally:
+            self._part = None
+
+
+def training() -> tuple[nn.Sequential, Work]:
+    """A step of a model whose code goes on whatever ``Exception`` it meets, as a retry would."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(LAYERS)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    x = torch.randn(4, 8)
+    losses: list[torch.Tensor] = []
+
+    def forward() -> torch.Tensor:
+        try:
+            loss = model(x).sum()
+        except Exception:
+            loss = x.sum().requires_grad_()
+        losses.append(loss)
+        return loss
+
+    def update() -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return model, phased(forward=forward, backward=lambda: losses.pop().backward(), optimizer=update)
+
+
+def run(watch: Counting | None, *, proofs: Proofs | None = None, whole: bool = False) -> Traced:
+    with fake_tensors(), as_cuda():
+        return traced(training()[1], ON_CUDA, proofs=proofs, whole=whole, watch=watch)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_is_watched_is_traced_as_what_is_not(whole: bool) -> None:
+    watch = Counting()
+    seen, unseen = run(watch, whole=whole), run(None, whole=whole)
+    assert same(seen.trace, unseen.trace) is None
+    assert account_of(seen.trace) == account_of(unseen.trace)
+    calls = sum(cost.calls for cost in account_of(seen.trace).costs)
+    least = 2 * calls if whole else calls  # a warm-up and a trace of all, or of 4 and 3 layers of 6
+    assert watch.seen >= least
+
+
+def untouched() -> bool:
+    hooks = torch.nn.modules.module
+    modes = [*_get_current_dispatch_mode_stack(), *_get_current_function_mode_stack()]
+    return not (modes or hooks._global_forward_pre_hooks or hooks._global_forward_hooks)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_called_off_at_any_operator_it_leaves_torch_and_the_model_as_they_were(whole: bool) -> None:
+    watch = Counting()
+    run(watch, whole=whole)
+    wanted = run(None)
+    for at_most in range(0, watch.seen, 31):  # forward, backward and optimizer, warm-up and trace
+        with fake_tensors(), as_cuda():
+            model, work = training()
+            below = len(_get_current_dispatch_mode_stack())
+            with pytest.raises(CalledOff, match=f"more than {at_most} operators"):
+                traced(work, ON_CUDA, whole=whole, watch=Counting(at_most))
+            assert len(_get_current_dispatch_mode_stack()) == below
+            assert len(model) == LAYERS
+            assert torch._C._current_graph_task_id() == -1
+        assert untouched()
+        assert torch.ones(2, 2).sum().item() == 4
+    assert same(run(None).trace, wanted.trace) is None
+
+
+def test_a_proof_that_is_called_off_is_a_note_and_not_tried_again() -> None:
+    proofs = Proofs()
+    first, second = (Counting(in_parts=20) for _ in range(2))
+    found = run(first, proofs=proofs)
+    assert found.layers_run == [3, 4]
+    assert found.notes == [
+        "few layers were run, and that all do alike is not proven: running every one took more than 20 operators"
+    ]
+    assert first.parts == {"every layer": 21}
+    assert run(second, proofs=proofs).notes == found.notes
+    assert second.parts == {}
+    assert same(found.trace, run(None, proofs=Proofs()).trace) is None

@@ -1,0 +1,104 @@
+"""A span on a GPU ends with all of its streams, and the host's clock has to agree: on a device that is played."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from perflab.errors import ClockError
+from perflab.measure import measurement, turns
+from perflab.measure.clock import Stopwatch
+from perflab.measure.cold import ColdCudaStopwatch
+from perflab.measure.cuda_clock import CudaStopwatch
+from perflab.measure.cuda_graph import GraphStopwatch
+from perflab.measure.sampling import Plan
+from perflab.measure.span import Reading, check_agreement
+from perflab.measure.workload import Step, Workload
+from tests.harness.fake_cuda import FakeCuda, FakeEvent, taking
+from tests.harness.make import MS
+from tests.harness.test_cold import Evicting
+
+CUDA = torch.device("cuda", 0)
+US = 1_000
+
+STOPWATCHES: dict[str, Callable[[FakeCuda], Stopwatch]] = {
+    "warm": lambda _cuda: CudaStopwatch(CUDA),
+    "cold": lambda cuda: ColdCudaStopwatch(CUDA, Evicting(lambda ns: cuda.work(ns, "write"), [], cost_ns=80 * US)),
+    "graph": lambda _cuda: GraphStopwatch(CUDA),
+}
+
+
+@pytest.fixture(params=STOPWATCHES)
+def stopwatch(request: pytest.FixtureRequest, cuda: FakeCuda) -> Stopwatch:
+    return STOPWATCHES[request.param](cuda)
+
+
+@pytest.mark.parametrize("mode", ["warm", "cold"])
+def test_work_on_another_stream_that_nobody_waits_for_is_in_the_span(cuda: FakeCuda, mode: str) -> None:
+    def call() -> None:
+        cuda.work(1 * MS)
+        cuda.work_elsewhere(5 * MS)
+
+    sample = STOPWATCHES[mode](cuda).time(Workload(call, (), {}), 3)
+    assert sample.total_ns >= 15 * MS, "three calls, each of 5 ms on the other stream"
+    check_agreement([sample.reading] * 3)
+
+
+def test_work_on_another_stream_is_in_a_steps_whole(cuda: FakeCuda) -> None:
+    step = Step(taking(cuda.work, 1 * MS), optimizer=taking(cuda.work_elsewhere, 7 * MS))
+    sample = CudaStopwatch(CUDA).time(step, 1)
+    assert (sample.total_ns, sample.phases_ns["forward"]) == (8 * MS, 1 * MS)
+
+
+def test_the_hosts_clock_is_read_around_every_sample_and_agrees(cuda: FakeCuda, stopwatch: Stopwatch) -> None:
+    samples = [stopwatch.time(Workload(taking(cuda.work, 2 * MS), (), {}), 2) for _ in range(4)]
+    readings = [sample.reading for sample in samples if sample.reading is not None]
+    assert len(readings) == 4
+    assert all(reading.host_ns == reading.device_ns >= 4 * MS for reading in readings)
+    check_agreement(readings)
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.5, 2.0])
+def test_events_that_were_replaced_are_noticed(
+    cuda: FakeCuda, stopwatch: Stopwatch, monkeypatch: pytest.MonkeyPatch, factor: float
+) -> None:
+    told = FakeEvent.elapsed_time
+    monkeypatch.setattr(FakeEvent, "elapsed_time", lambda self, end: factor * told(self, end))
+    samples = [stopwatch.time(Workload(taking(cuda.work, 2 * MS), (), {}), 2) for _ in range(4)]
+    with pytest.raises(ClockError, match=r"CUDA events say that a sample lasts .* and the host's clock .* around it"):
+        check_agreement([sample.reading for sample in samples])
+
+
+def test_a_busy_host_that_wakes_up_late_is_no_disagreement() -> None:
+    late, prompt = Reading(1 * MS, 6 * MS), Reading(1 * MS, 1 * MS + 60 * US)
+    check_agreement([late, late, prompt, late, prompt, late, late, prompt])
+    with pytest.raises(ClockError):
+        check_agreement([late, late, late, late, prompt, late, late, prompt])
+
+
+def test_without_a_gpu_there_is_one_clock() -> None:
+    check_agreement([None, None, None])
+
+
+def test_a_side_of_a_comparison_whose_clock_lies_ends_with_that(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "stopwatch_for", lambda _device, _mode: CudaStopwatch(CUDA))
+    told = FakeEvent.elapsed_time
+    monkeypatch.setattr(FakeEvent, "elapsed_time", lambda self, end: told(self, end) / 3)
+    side = turns.Turns(Workload(taking(cuda.work, 2 * MS), (), {}), torch.device("cpu"), Plan(1e9))
+    with side:
+        side.take(1, 7, rewarm=False)
+        with pytest.raises(ClockError):
+            side.take(1, 1, rewarm=False)
+
+
+def test_a_measurement_whose_clock_lies_is_none(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measurement, "stopwatch_for", lambda _device, _mode: CudaStopwatch(CUDA))
+    told = FakeEvent.elapsed_time
+    monkeypatch.setattr(FakeEvent, "elapsed_time", lambda self, end: told(self, end) / 3)
+    work = Workload(taking(cuda.work, 2 * MS), (), {})
+    with pytest.raises(ClockError):
+        measurement.measure(work, torch.device("cpu"), Plan(1e9), lambda _text: None, label="a case")

@@ -1,0 +1,104 @@
+"""Turns on devices: one GPU is one GPU, however a process numbers it."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from filelock import FileLock
+
+from perflab.measure.devices import identities_of_all, identity_of
+from perflab.plugin.turn import device_turn, machine_turn
+
+A, B = "8a3f0000-0000-0000-0000-00000000000a", "8a3f0000-0000-0000-0000-00000000000b"
+
+
+@dataclass
+class Properties:
+    uuid: str
+
+
+@pytest.fixture(autouse=True)
+def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+
+
+def visible(monkeypatch: pytest.MonkeyPatch, *uuids: str, current: int = 0) -> None:
+    """The GPUs that this process sees, in its own order."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(uuids))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(uuids))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Properties(uuids[index]))
+
+
+def held(folder: Path) -> list[str]:
+    """Names of the locks that are taken at the moment."""
+    names = []
+    for path in folder.glob("*.lock"):
+        lock = FileLock(path)
+        try:
+            lock.acquire(timeout=0)
+        except TimeoutError:
+            names.append(path.name)
+        else:
+            lock.release()
+    return sorted(names)
+
+
+def test_a_gpu_without_a_number_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    visible(monkeypatch, A, B, current=1)
+    assert identity_of("cuda") == identity_of("cuda:1") == identity_of(torch.device("cuda", 1))
+    assert identity_of("cuda") != identity_of("cuda:0")
+
+
+def test_one_gpu_has_one_lock_whatever_cuda_visible_devices_makes_of_its_number(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    visible(monkeypatch, A, B)
+    with device_turn("cuda:1", pytest.fail):
+        first = held(tmp_path)
+    visible(monkeypatch, B)  # as CUDA_VISIBLE_DEVICES=1 has it
+    with device_turn("cuda:0", pytest.fail):
+        second = held(tmp_path)
+    assert first == second
+    assert len(first) == 1
+    assert B in first[0]
+
+
+def test_two_gpus_are_measured_on_beside_each_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    visible(monkeypatch, A, B)
+    with device_turn("cuda:0", pytest.fail), device_turn("cuda:1", pytest.fail), device_turn("cpu", pytest.fail):
+        assert len(held(tmp_path)) == 3
+    assert held(tmp_path) == []
+
+
+def test_what_loads_the_whole_machine_holds_every_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    visible(monkeypatch, B, A)
+    with machine_turn(pytest.fail):
+        names = held(tmp_path)
+    assert len(names) == 3
+    assert [any(one in name for name in names) for one in ("-cpu.", A, B)] == [True] * 3
+
+
+def test_without_a_gpu_the_machine_is_its_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    visible(monkeypatch)
+    assert identities_of_all() == ["cpu"]
+
+
+def test_who_has_to_wait_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with device_turn("cpu", pytest.fail):
+        (name,) = held(tmp_path)
+    other = FileLock(tmp_path / name)
+    other.acquire()
+    said: list[str] = []
+
+    def told(text: str) -> None:
+        said.append(text)
+        other.release()
+
+    monkeypatch.setattr("perflab.plugin.turn._PATIENCE_S", 0.01)
+    with device_turn("cpu", told):
+        assert said == ["waiting for another measurement"]

@@ -1,0 +1,56 @@
+"""What is said before the first test, and only where it is true: which cases are measured, compiled or predicted."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.plugin.conftest import Project, run_pytest
+
+NO_GPU = "perf: no GPU here; what is too much for this machine is predicted for h100, not run"
+
+
+def announced(result: pytest.RunResult) -> list[str]:
+    first = next(number for number, line in enumerate(result.outlines) if line.endswith("%]"))
+    return [line for line in result.outlines[:first] if line.startswith("perf: ")]
+
+
+def test_a_run_that_measures_says_what_it_does_for_want_of_a_gpu(project: Project) -> None:
+    assert announced(project.run()) == [NO_GPU]
+
+
+@pytest.mark.parametrize("chosen", [["--perf-disable"], ["--perf-skip"], []], ids=["once", "skipped", "among others"])
+def test_a_run_that_measures_nothing_does_not_speak_of_predictions(project: Project, chosen: list[str]) -> None:
+    project.pytester.makepyfile(test_plain="def test_plain():\n    pass\n")
+    result = run_pytest(project.pytester, project.python, *chosen)
+    assert result.ret == 0
+    assert announced(result) == []
+
+
+def test_under_xdist_the_run_says_it_once(project: Project) -> None:
+    result = project.run("-p", "xdist", "-n2")
+    result.assert_outcomes(passed=1)
+    assert announced(result) == [NO_GPU]
+    predicted = project.run("-p", "xdist", "-n2", "--perf-predict", "--perf-gpu=a10")
+    assert announced(predicted) == ["perf: 1 case predicted for a10 (--perf-gpu), not run"]
+
+
+def test_a_run_that_compiles_too_says_how_many_cases_are_of_which_kind(project: Project) -> None:
+    kernels = """
+import torch, triton
+import triton.language as tl
+from perflab.static import KernelExample
+
+@triton.jit
+def double(x_ptr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(x_ptr + at, tl.load(x_ptr + at) * 2)
+
+EXAMPLES = [KernelExample("double", double, {"x_ptr": torch.empty(128, device="meta"), "BLOCK": 128})]
+"""
+    project.pytester.makepyfile(mine=kernels, test_mine="def test_kernel(compiled_kernel):\n    pass\n")
+    given = ("--perf-kernels=mine:EXAMPLES", "--perf-arch=80")
+    both = project.run(*given)
+    both.assert_outcomes(passed=2)
+    assert announced(both) == ["perf: 1 case measured, 1 kernel compiled", NO_GPU]
+    both.stdout.fnmatch_lines(["1 measured new · 1 compiled new*"])
+    assert announced(project.run(*given, "test_mine.py")) == ["perf: 1 kernel compiled"]

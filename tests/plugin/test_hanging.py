@@ -1,0 +1,276 @@
+"""Cases that come to no end, and forks that come back: the run names them, goes on where it can, and ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.plugin.conftest import Project, interrupted
+
+BEFORE = """
+import ctypes, faulthandler, os, sys, threading, time
+import pytest
+from conftest import Virtual
+
+def tick(result=None):
+    Virtual.now_ns += 50_000_000
+    return result
+
+def stuck():
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+def stuck_in_c():
+    stuck_by(ctypes.CDLL(None))  # a signal does not get through, and other threads run
+
+def stuck_with_the_lock():
+    stuck_by(ctypes.PyDLL(None))  # no other thread runs
+
+def stuck_by(library):
+    mutex = ctypes.create_string_buffer(64)
+    library.pthread_mutex_lock(mutex)
+    library.pthread_mutex_lock(mutex)
+
+def test_before(perf):
+    perf(tick)
+
+"""
+AFTER = """
+def test_after(perf):
+    perf(tick)
+"""
+DEADLOCKS = """
+def test_dead(perf):
+    perf(stuck)
+
+@pytest.fixture
+def held():
+    stuck()
+
+def test_dead_before(perf, held):
+    perf(tick)
+
+@pytest.mark.perf(timeout=2)
+def test_swallows(perf):
+    try:
+        perf(stuck)
+    except Exception:
+        pass
+
+"""
+QUICK = "--perf-timeout=2"
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:1]
+
+
+def test_a_case_that_deadlocks_fails_by_name_with_all_stacks_and_the_run_goes_on(project: Project) -> None:
+    project.test_file.write_text(BEFORE + DEADLOCKS + AFTER)
+    result = project.run("-v", QUICK)
+    result.assert_outcomes(passed=2, failed=2, errors=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*test_dead_before: hung: no sign of life for 2.00 s, in its set-up",
+            "  -> run it alone, and look at the stacks; if it needs that long, say so: perf.requires(*",
+            "where its threads were:",
+            "thread 'MainThread':",
+            "*in stuck",
+            "*test_dead: hung: no sign of life for 2.00 s, in its call",
+            "    lock.acquire()",
+        ],
+    )
+    result.stdout.re_match_lines(
+        [r"before .* new", r"dead .* FAILED", r"\s+hung: no sign of life for 2.00 s", r"after .* new"],
+        consecutive=False,
+    )
+
+
+def test_so_it_does_in_a_run_that_measures_nothing(project: Project) -> None:
+    project.test_file.write_text(BEFORE + DEADLOCKS + AFTER)
+    project.run("--perf-disable", QUICK).assert_outcomes(passed=2, failed=2, errors=1)
+
+
+def test_what_nothing_can_interrupt_ends_the_process_and_what_was_measured_stays(project: Project) -> None:
+    project.test_file.write_text(BEFORE + "def test_dead(perf):\n    perf(stuck_in_c)\n" + AFTER)
+    result = project.run(QUICK, "--perf-json=results.json")
+    assert result.ret == 1
+    result.stderr.fnmatch_lines(
+        [
+            "perf: test_story.py::test_dead: hung: no sign of life for 2.00 s, in its call",
+            "*in stuck_in_c",
+            "perf: nothing could interrupt it, so this process ends here, with exit status 1",
+            "perf: the results so far stand in .perflab/runs/*.jsonl",
+        ]
+    )
+    (journal,) = (project.pytester.path / ".perflab/runs").glob("*.jsonl")
+    rows = [json.loads(line) for line in journal.read_text().splitlines()]
+    written = json.loads((project.pytester.path / "results.json").read_text())
+    for found in (rows, written["results"]):
+        assert [(row["case"], row["judgement"]["verdict"]) for row in found] == [
+            ("test_story.py::test_before", "new"),
+            ("test_story.py::test_dead", "failed"),
+        ]
+    assert written["exitstatus"] == 1
+
+
+def test_what_keeps_the_interpreters_lock_ends_the_process_with_its_stack(project: Project) -> None:
+    project.test_file.write_text(BEFORE + "def test_dead(perf):\n    perf(stuck_with_the_lock)\n" + AFTER)
+    result = project.run(QUICK)
+    assert result.ret == 1
+    result.stderr.fnmatch_lines(["Timeout (*", "*in stuck_with_the_lock", "*in test_dead"])
+    (journal,) = (project.pytester.path / ".perflab/runs").glob("*.jsonl")
+    assert [json.loads(line)["case"] for line in journal.read_text().splitlines()] == ["test_story.py::test_before"]
+
+
+def test_a_case_that_lives_or_says_what_it_takes_is_left_alone(project: Project) -> None:
+    project.test_file.write_text(
+        BEFORE
+        + """
+def test_many_calls(perf):
+    perf(lambda: (time.sleep(0.6), tick()))  # two warm-ups, three samples or more: longer than the limit
+
+@pytest.mark.perf(timeout=30)
+def test_marked(perf):
+    time.sleep(2.5)
+    perf(tick)
+
+@pytest.mark.perf(timeout="off")
+def test_without(perf):
+    time.sleep(2.5)
+    perf(tick)
+"""
+    )
+    project.run(QUICK, "--perf-counts=off").assert_outcomes(passed=4)
+
+
+def test_a_replicate_that_hangs_costs_the_replicate_alone(project: Project) -> None:
+    hang = '    if "--perf-replicate=" in " ".join(sys.argv):\n        stuck()\n    tick()\n'
+    project.test_file.write_text(BEFORE + f"def once():\n{hang}\ndef test_dead(perf):\n    perf(once)\n" + AFTER)
+    result = project.run("--perf-update", "--perf-replicates=2", QUICK)
+    result.assert_outcomes(passed=3)
+    result.stdout.fnmatch_lines(["*a fresh process gave no replicate of test_story.py::test_dead*"])
+    cases = json.loads(project.baseline_file().read_text())["cases"]
+    assert {case: len(entry["replicates"]) for case, entry in cases.items()} == {
+        "test_before": 2,
+        "test_dead": 1,
+        "test_after": 2,
+    }
+
+
+def test_a_fresh_process_that_hangs_as_a_whole_is_ended_with_all_that_it_started(project: Project) -> None:
+    """Before its first case, where nobody in it watches: while a conftest is imported."""
+    conftest = project.pytester.path / "conftest.py"
+    conftest.write_text(
+        conftest.read_text()
+        + """
+import os, subprocess, sys, time
+import perflab.plugin.fresh as fresh
+import perflab.plugin.hanging as hanging
+fresh.START_S = hanging.GRACE_S = 1
+if "--perf-replicate=" in " ".join(sys.argv):
+    sleeper = subprocess.Popen(["sleep", "600"])
+    Path(__file__).with_name("pids.txt").write_text(f"{os.getpid()} {sleeper.pid}")
+    print("about to hang", flush=True)
+    time.sleep(600)
+"""
+    )
+    started_s = time.monotonic()
+    result = project.run("--perf-update", "--perf-replicates=2", QUICK, "-s")
+    assert time.monotonic() - started_s < 60
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*baselines with fewer replicates: a fresh process gave no sign of life and was ended after *",
+            "about to hang",
+        ]
+    )
+    (case,) = json.loads(project.baseline_file().read_text())["cases"].values()
+    assert len(case["replicates"]) == 1
+    assert not [pid for pid in map(int, (project.pytester.path / "pids.txt").read_text().split()) if alive(pid)]
+
+
+def test_a_suspect_whose_fresh_process_hangs_stays_undecided_and_says_why(project: Project) -> None:
+    hang = '    if "--perf-replicate=" in " ".join(sys.argv) and once.hangs:\n        stuck()\n    tick()\n'
+    source = f"def once():\n{hang}once.hangs = False\n\ndef test_dead(perf):\n    perf(once)\n"
+    project.test_file.write_text(BEFORE + source)
+    project.run("--perf-update", "--perf-replicates=2").assert_outcomes(passed=2)
+    project.test_file.write_text(BEFORE + source.replace("False", "True").replace("    tick()", "    tick(); tick()"))
+    result = project.run(QUICK)
+    result.assert_outcomes(passed=2)
+    result.stdout.re_match_lines(
+        [
+            r"dead .* inconclusive",
+            r"  could not be measured again: test_story.py::test_dead in a fresh process hung:",
+            r"  no sign of life for 2.00 s",
+        ]
+    )
+
+
+def test_ctrl_c_ends_a_fresh_process_with_all_that_it_started(project: Project) -> None:
+    hang = """    if "--perf-replicate=" in " ".join(sys.argv):
+        import subprocess
+        sleeper = subprocess.Popen(["sleep", "600"])
+        (here / "pids.txt").write_text(f"{os.getpid()} {sleeper.pid}")
+        (here / "hanging").touch()
+        time.sleep(600)
+"""
+    source = project.test_file.read_text().replace("    cost_ms, kib", hang + "    cost_ms, kib")
+    project.test_file.write_text("import os, sys, time\n" + source)
+    interrupted(project.pytester.path, "-m", "perf", "--perf-update")
+    assert not [pid for pid in map(int, (project.pytester.path / "pids.txt").read_text().split()) if alive(pid)]
+
+
+FORKS = """
+def test_forks(perf):
+    def call():
+        pid = os.fork()
+        tick()
+        with open("calls.txt", "a") as file:
+            file.write("x")
+        if pid:
+            os.waitpid(pid, 0)
+    perf(call)
+
+def test_forks_and_ends_it(perf):
+    def call():
+        pid = os.fork()
+        if not pid:
+            os._exit(0)
+        os.waitpid(pid, 0)
+        tick()
+    perf(call)
+
+def test_forks_outside(perf):
+    pid = os.fork()
+    perf(tick)
+    if pid:
+        os.waitpid(pid, 0)
+
+"""
+
+
+@pytest.mark.parametrize("way", ["-mperf", "--perf-disable"])
+def test_a_forked_child_that_comes_back_ends_at_once_and_the_case_that_forked_fails(project: Project, way: str) -> None:
+    project.test_file.write_text(BEFORE + FORKS + AFTER)
+    result = project.run("-v", "-rP", way)
+    result.assert_outcomes(passed=3, failed=2)
+    result.stdout.fnmatch_lines(
+        [
+            "*test_forks: it forks, and the child goes on with the test too",
+            "  -> end it where its own work ends, by os._exit(0); multiprocessing's processes do so",
+            "*perf: test_story.py::test_forks: a forked child (process *) returned into the test run, and was ended",
+        ]
+    )
+    result.stdout.fnmatch_lines(["*perf: test_story.py::test_forks_outside: a forked child *"])
+    assert str(result.stdout).count("test session starts") == 1
+    assert len((project.pytester.path / "calls.txt").read_text()) <= 4, "no child calls again"

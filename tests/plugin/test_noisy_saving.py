@@ -1,0 +1,113 @@
+"""A baseline from a noisy machine: taken again while that may help, marked, and not saved unasked if it is blind."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.plugin.conftest import Project
+
+BUSY = 1.6
+
+
+def stored(project: Project) -> dict[str, Any]:
+    """The one case of the committed times."""
+    (case,) = json.loads(project.baseline_file().read_text())["cases"].values()
+    assert isinstance(case, dict)
+    return case
+
+
+@pytest.fixture
+def restless(project: Project) -> Project:
+    """A case that takes longer in each further process."""
+    source = project.test_file.read_text()
+    counted = """
+number = len(list(here.glob("process-*")))
+(here / f"process-{number}").touch()
+
+def work():"""
+    project.test_file.write_text(
+        source.replace("\ndef work():", counted).replace("1_000_000 * cost_ms", "1_000_000 * (cost_ms + 40 * number)")
+    )
+    return project
+
+
+def test_neighbours_that_pass_while_a_baseline_is_saved_are_waited_for(project: Project) -> None:
+    project.neighbours(BUSY, BUSY, 0.0)
+    result = project.run("--perf-update")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["perf: a further replicate in place of noisy ones (1 case)"])
+    assert [one["neighbours_cores"] for one in stored(project)["replicates"]] == [0.0, 0.0, BUSY]
+    assert "noisy" not in stored(project)
+    assert "noisy machine" not in result.stdout.str()
+
+
+def test_neighbours_that_stay_are_named_when_a_baseline_is_saved_and_mark_it(project: Project) -> None:
+    project.neighbours(BUSY)
+    result = project.run("--perf-update-new")
+    result.assert_outcomes(passed=1)
+    beside = "other processes used 1.6 cores meanwhile"
+    result.stdout.fnmatch_lines([f"saved from a noisy machine: work: {beside}"])
+    assert stored(project)["noisy"] == [beside]
+    assert result.stdout.str().count("a further replicate") == 3
+
+
+def test_times_that_could_not_show_twice_the_threshold_are_not_saved_and_nothing_is_lost(restless: Project) -> None:
+    result = restless.run("--perf-update")
+    result.assert_outcomes(passed=1)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.re_match_lines(
+        [
+            r"work .* new$",
+            r"times not saved, too noisy: work: its replicates differ so much that only slowdowns above \d+% count",
+            r"  -> save again on a quieter machine; .* --perf-update --perf-noisy=accept",
+        ]
+    )
+    assert restless.needs()["test_work"]["peak_bytes"], "what is exact is saved all the same"
+    folder = restless.pytester.path
+    assert not list((folder / "baselines").glob("cpu-*"))
+    (kept,) = (folder / ".perflab" / "times").glob("*/*.json")
+    (case,) = json.loads(kept.read_text())["cases"].values()
+    assert "differ so much" in case["noisy"][0]
+    assert len(case["replicates"]) > 1
+
+
+@pytest.mark.parametrize("ini", [False, True])
+def test_they_are_saved_and_marked_where_that_is_asked_for(restless: Project, ini: bool) -> None:
+    if ini:
+        restless.pytester.makeini("[pytest]\naddopts = -p perflab.plugin -p no:cacheprovider\nperf_noisy = accept\n")
+    result = restless.run("--perf-update", *([] if ini else ["--perf-noisy=accept"]))
+    assert result.ret == 0
+    result.stdout.re_match_lines([r"work .* new, saved", r"saved from a noisy machine: work: its replicates differ.*"])
+    assert "differ so much" in stored(restless)["noisy"][0]
+
+
+def test_a_baseline_that_is_there_stays_where_its_successor_is_too_noisy(restless: Project) -> None:
+    folder = restless.pytester.path
+    restless.test_file.write_text(restless.test_file.read_text().replace("40 * number", "0 * number"))
+    restless.run("--perf-update").assert_outcomes(passed=1)
+    before = restless.baseline_file().read_text()
+    restless.test_file.write_text(restless.test_file.read_text().replace("0 * number", "40 * number"))
+    for mark in folder.glob("process-*"):
+        mark.unlink()
+    assert restless.run("--perf-update").ret == pytest.ExitCode.TESTS_FAILED
+    assert restless.baseline_file().read_text() == before
+
+
+def test_an_accepted_slowdown_is_called_accepted(project: Project) -> None:
+    project.run("--perf-update").assert_outcomes(passed=1)
+    project.cost(ms=150)
+    result = project.run("--perf-update")
+    result.assert_outcomes(passed=1)
+    result.stdout.re_match_lines([r"work .* \+50\.0% .* accepted$", "1 accepted$"])
+    assert "egressed" not in result.stdout.str()
+
+
+def test_a_case_that_passes_beside_neighbours_says_so(project: Project) -> None:
+    project.run("--perf-update").assert_outcomes(passed=1)
+    project.neighbours(BUSY)
+    result = project.run()
+    result.assert_outcomes(passed=1)
+    result.stdout.re_match_lines([r"work .* ok$", "  disturbed: other processes used 1.6 cores meanwhile"])

@@ -1,0 +1,112 @@
+"""The workflows of docs/, run here step by step as a runner of GitHub's would, in a repository of a test's own."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+DOCS = Path(__file__).parents[2] / "docs"
+WORKFLOWS = sorted(DOCS.glob("github-workflow*.yml"))
+
+
+def read_workflow(path: Path) -> dict[str, Any]:
+    """A workflow as YAML has it."""
+    found: dict[str, Any] = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+    return found
+
+
+def job_of(workflow: dict[str, Any]) -> dict[str, Any]:
+    """The one job that each of them has."""
+    (job,) = workflow["jobs"].values()
+    found: dict[str, Any] = job
+    return found
+
+
+def commands_of(step: dict[str, Any]) -> list[str]:
+    """The lines that a step has run."""
+    return [line.strip() for line in step.get("run", "").splitlines()]
+
+
+@dataclass
+class Runner:
+    """Runs a workflow's steps in a clone of a repository, with the ``python`` of the tests in the place of a new one.
+
+    ``pip`` installs nothing: what it was asked for is kept in ``installed``. ``if`` is understood as far as the
+    workflows use it: a step runs while nothing has failed, or whatever has failed since it was installed.
+    """
+
+    clone: Path
+    folder: Path
+    python: str
+    outcomes: dict[str, int] = field(default_factory=dict)
+    """Exit statuses of the steps that ran, by name."""
+    output: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def summary(self) -> str:
+        """What the job's page shows."""
+        return (self.folder / "summary.md").read_text(encoding="utf-8")
+
+    @property
+    def installed(self) -> list[list[str]]:
+        """The words of each pip command."""
+        return [shlex.split(line) for line in (self.folder / "pip.txt").read_text(encoding="utf-8").splitlines()]
+
+    def run(self, path: Path, **replaced: str) -> None:
+        """Run a workflow. ``replaced``: commands for steps, by name with ``_`` for what is no letter."""
+        workflow, bin_folder = read_workflow(path), self._tools()
+        own = {"REASON": "as it is meant", "BASE": "origin/main", "GITHUB_RUN_ID": "1"}
+        environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("PERF", "PYTEST_"))},
+            **{name: str(value) for name, value in workflow["env"].items()},
+            **own,
+            "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}",
+            "RUNNER_TEMP": str(self.folder),
+            "GITHUB_PATH": str(self.folder / "path.txt"),
+            "GITHUB_STEP_SUMMARY": str(self.folder / "summary.md"),
+        }
+        for step in job_of(workflow)["steps"]:
+            if "run" not in step or not self._is_due(step):
+                continue
+            script = replaced.get(step["name"].replace(" ", "_"), step["run"])
+            done = subprocess.run(
+                ["bash", "-e", "-c", script],
+                cwd=self.clone,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=300,
+                check=False,
+            )
+            self.outcomes[step["name"]] = done.returncode
+            self.output[step["name"]] = done.stdout + done.stderr
+
+    def _is_due(self, step: dict[str, Any]) -> bool:
+        if step.get("if") is None:
+            return not any(self.outcomes.values())
+        assert step["if"] == "${{ !cancelled() && steps.install.outcome == 'success' }}"
+        return self.outcomes["Install"] == 0
+
+    def _tools(self) -> Path:
+        """A folder with ``python``, ``pytest`` and ``perflab``."""
+        folder = self.folder / "bin"
+        folder.mkdir(exist_ok=True)
+        note = f"{self.folder}/pip.txt"
+        pip = f'if [ "$2" = pip ]; then printf "%q " "$@" >> {note}; echo >> {note}; exit; fi'
+        venv = 'if [ "$2" = venv ]; then mkdir -p "$4/bin"; cp "$0" "$4/bin/python"; exit; fi'
+        tools = {
+            "python": f'{pip}\n{venv}\nexec {self.python} "$@"',
+            "pytest": f'exec {self.python} -m pytest "$@"',
+            "perflab": f'exec {self.python} -m perflab "$@"',
+        }
+        tools["python3"] = tools["python"]
+        for name, text in tools.items():
+            (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+            (folder / name).chmod(0o755)
+        return folder
