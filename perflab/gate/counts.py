@@ -1,8 +1,8 @@
 """Judging counts: what a call did before and does now. Exact where they are exact, and silent where they are not.
 
 A count is *exact* if all of the baseline's replicates agree on it, and those of now among each other; one that is
-not exact is not compared. Exact counts need no second reading. Instructions are never exact: they have a slack, and
-a baseline whose replicates differ by more than half of it is not compared.
+not exact is not compared. Exact counts need no second reading. Instructions are never exact: they have a slack and a
+floor, and a baseline whose replicates differ by more is not compared: two ways of warming Python up are 0.6 % apart.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from collections.abc import Mapping, Sequence
 from perflab.records import Change, Judgement, Replicate, Uncompared, Verdict
 
 SLACK = {"instructions": 0.01, "callgrind_instructions": 0.01}
-"""Share by which a count may rise that is not the same from run to run, such as by threads that spin."""
+"""Share by which a count may rise that is not the same from run to run."""
+_FLOOR = 10_000
+"""Instructions by which such a count may rise: about 3 us. Unchanged Python code differs by up to 4,000 between
+processes, whatever it does (hash seeds, addresses); measured in docs/log.md."""
 
 
 def values_of(replicates: Sequence[Replicate]) -> dict[str, list[int]]:
@@ -50,7 +53,9 @@ def judge_counts(
             continue
         change = Change(before=max(old), now=min(new), ratio=min(new) / max(old) if max(old) else 1.0 + min(new))
         if gated:
-            change = Change(before=change.before, now=change.now, ratio=change.ratio, limit=1.0 + SLACK.get(name, 0.0))
+            change = Change(
+                before=change.before, now=change.now, ratio=change.ratio, limit=1.0 + _slack(name, change.before)
+            )
         changes[name] = change
     return changes, missed
 
@@ -78,4 +83,9 @@ def exactly_worse(judgement: Judgement) -> list[str]:
 
 
 def _agree(name: str, values: Sequence[int]) -> bool:
-    return max(values) <= min(values) * (1.0 + SLACK.get(name, 0.0) / 2.0)
+    return max(values) <= min(values) * (1.0 + _slack(name, min(values)))
+
+
+def _slack(name: str, value: float) -> float:
+    """Share of ``value`` by which such a count may rise."""
+    return max(SLACK[name], _FLOOR / max(value, 1.0)) if name in SLACK else 0.0

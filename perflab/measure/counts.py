@@ -10,7 +10,7 @@ plain events, and the counts are pure functions of these (``measure/events.py``)
 - ``host_syncs`` (CUDA): calls of the host that wait for the device. Read from the CUDA API's own events and not from
   ``torch.cuda.set_sync_debug_mode``, which sees neither ``torch.cuda.synchronize`` nor what other libraries do.
 - ``graph_breaks``, ``recompiles``: where the call enters frames of torch.compile, see ``measure/compiling.py``.
-- ``instructions`` (CPU): see ``measure/instructions.py``; the one that is not quite the same from run to run.
+- ``instructions`` (CPU, in one thread): see ``measure/instructions.py``; not quite the same from run to run.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class CallCounter:
     Args:
         device: where the work happens.
         before: the compiler's state before the case began: what it compiles from then on is the case's own.
-        instructions: whether instructions are counted too, on a CPU that does so.
+        instructions: whether instructions are counted too, on a CPU that does so, where PyTorch has one thread.
     """
 
     def __init__(self, device: torch.device, before: CompilerState, *, instructions: bool = False) -> None:

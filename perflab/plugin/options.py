@@ -82,7 +82,7 @@ OPTIONS = (
     Option(
         "--perf-instructions",
         "auto",
-        "count a call's instructions too, on a CPU; auto: where the system lets us; callgrind: under valgrind, slowly",
+        "count instructions of a call on a CPU; auto: in one thread, if the system allows it; callgrind: slow",
         choices=("off", "auto", "callgrind"),
     ),
     Option("--perf-device", "auto", "where to measure: auto, cpu, cuda or cuda:N", metavar="DEVICE", measures=False),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from perflab.measure.compiling import CompilerState, counts_of_compiler
+from perflab.measure.compiling import CompilerState, compiler_state, counts_of_compiler
 from perflab.measure.counts import CallCounter
 from perflab.measure.events import (
     COUNTED,
@@ -237,9 +237,24 @@ def test_a_version_that_does_not_number_its_compilations_has_no_breaks() -> None
 # --- instructions -------------------------------------------------------------------------------------------------
 
 
-def test_instructions_are_counted_or_there_is_no_number() -> None:
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def test_instructions_are_counted_or_there_is_no_number(threads: Callable[[int], None]) -> None:
+    threads(1)
     found = count_events(lambda: sum(range(10_000)))
     assert (found is not None and found > 10_000) if instructions_are_counted() else found is None
+
+
+def test_with_several_threads_instructions_are_not_counted_since_threads_spin(threads: Callable[[int], None]) -> None:
+    threads(2)
+    counter = CallCounter(torch.device("cpu"), compiler_state(), instructions=True)
+    assert not instructions_are_counted()
+    assert counter.extra_calls == 0
 
 
 def test_what_the_kernel_counts_for_us_arrives() -> None:

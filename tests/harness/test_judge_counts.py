@@ -154,12 +154,20 @@ def test_many_more_instructions_are_believed_once_fresh_processes_say_so() -> No
     assert row in [line.split() for line in text.split("\n")]
 
 
-@pytest.mark.parametrize("baseline", [differing("instructions", 1_000_000, 1_006_000), differing("instructions", 1)])
+def test_a_few_thousand_instructions_more_or_less_are_noise_however_short_the_call_is() -> None:
+    for instructions in (18_000, 24_000, 35_000):
+        judgement = judge(record(now(instructions=instructions)), before(instructions=25_000), POLICY)
+        assert (judgement.verdict, judgement.suspect) == (Verdict.OK, False)
+    assert judge(record(now(instructions=36_000)), before(instructions=25_000), POLICY).suspect
+    assert judge(record(now(instructions=14_000)), before(instructions=25_000), POLICY).verdict is Verdict.IMPROVED
+
+
+@pytest.mark.parametrize("baseline", [differing("instructions", 2_000_000, 2_024_000), differing("instructions", 1)])
 def test_instructions_of_a_baseline_that_does_not_know_them_well_are_not_gated(baseline: Entry) -> None:
     assert judge(record(now(instructions=9_000_000)), baseline, POLICY).counts == {}
 
 
 def test_operators_need_no_second_reading_though_instructions_would() -> None:
-    judgement = judge(record(now(instructions=2_000, operators=3)), before(instructions=1_000, operators=2), POLICY)
+    judgement = judge(record(now(instructions=200_000, operators=3)), before(instructions=100_000, operators=2), POLICY)
     assert not judgement.suspect
     assert exactly_worse(judgement) == ["counts"]

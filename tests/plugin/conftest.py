@@ -61,6 +61,19 @@ def test_work(perf):
     assert perf(work) > 0
 """
 
+KERNELS = """
+import torch, triton
+import triton.language as tl
+from perflab.static import KernelExample
+
+@triton.jit
+def double(x_ptr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(x_ptr + at, tl.load(x_ptr + at) * 2)
+
+EXAMPLES = [KernelExample("double", double, {"x_ptr": torch.empty(128, device="meta"), "BLOCK": 128})]
+"""
+"""A module of a user's with one registered Triton kernel."""
 
 A_DAY_MS = 24 * 3600 * 1000
 """A call that takes so long, in virtual time, leaves a run of an hour no time for another look at it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.plugin.conftest import Project, run_pytest
+from tests.plugin.conftest import KERNELS, Project, run_pytest
 
 NO_GPU = "perf: no GPU here; what is too much for this machine is predicted for h100, not run"
 
@@ -35,19 +35,7 @@ def test_under_xdist_the_run_says_it_once(project: Project) -> None:
 
 
 def test_a_run_that_compiles_too_says_how_many_cases_are_of_which_kind(project: Project) -> None:
-    kernels = """
-import torch, triton
-import triton.language as tl
-from perflab.static import KernelExample
-
-@triton.jit
-def double(x_ptr, BLOCK: tl.constexpr):
-    at = tl.arange(0, BLOCK)
-    tl.store(x_ptr + at, tl.load(x_ptr + at) * 2)
-
-EXAMPLES = [KernelExample("double", double, {"x_ptr": torch.empty(128, device="meta"), "BLOCK": 128})]
-"""
-    project.pytester.makepyfile(mine=kernels, test_mine="def test_kernel(compiled_kernel):\n    pass\n")
+    project.pytester.makepyfile(mine=KERNELS, test_mine="def test_kernel(compiled_kernel):\n    pass\n")
     given = ("--perf-kernels=mine:EXAMPLES", "--perf-arch=80")
     both = project.run(*given)
     both.assert_outcomes(passed=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -122,7 +123,10 @@ def test_the_record_says_how_calls_were_timed(project: Project) -> None:
     assert cold["mode"] == {"cache": "cold"}
     assert cold["record"]["measurement"]["evicted_bytes"] == 4096
     assert cold["record"]["measurement"]["empty_call_ns"] == 0.0
-    assert cold["record"]["measurement"]["memory"] == warm["record"]["measurement"]["memory"]
+    cold_memory, warm_memory = (case["record"]["measurement"]["memory"] for case in (cold, warm))
+    for memory in (cold_memory, warm_memory):
+        del memory["resident_growth_bytes"]  # of the whole process, a page more or less
+    assert cold_memory == warm_memory
 
 
 def test_the_marker_wins_over_the_option_and_the_ini_key_is_the_options_twin(project: Project) -> None:
@@ -232,14 +236,9 @@ def test_a_cold_baseline_is_not_stale_while_its_case_exists_and_is_when_it_is_go
     text = project.test_file.read_text()
     project.test_file.write_text(text.replace("def test_work", "def test_other"))
     result = project.run("--perf-prune")
-    result.stdout.fnmatch_lines(
-        [
-            "removed 1 stale baseline from*",
-            "  baselines/cpu-*",
-            "  test_work {cold}; it held no others*",
-            "*exact-cpu-*",
-        ]
-    )
+    said = " ".join(result.stdout.str().split())  # lines break where the machine's name ends
+    for folder in ("cpu-", "exact-cpu-"):
+        assert re.search(rf"removed 1 stale baseline from baselines/{folder}\S+: test_work {{cold}}; it held no", said)
     assert not list((project.pytester.path / "baselines").glob("*/*.json"))
 
 

@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 from perflab.cli import build_parser
 from perflab.plugin.options import OPTIONS
 from perflab.units import parse_seconds
+from tests.plugin.conftest import KERNELS
 from tests.plugin.workflows import DOCS, WORKFLOWS, Runner, commands_of, job_of, read_workflow
 
 every_workflow = pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
@@ -117,18 +118,6 @@ from blocks import attend
 
 def test_attend(perf, device):
     perf(attend, torch.ones(256, 256, device=device))
-"""
-KERNELS = """
-import torch, triton
-import triton.language as tl
-from perflab.static import KernelExample
-
-@triton.jit
-def double(x_ptr, BLOCK: tl.constexpr):
-    at = tl.arange(0, BLOCK)
-    tl.store(x_ptr + at, tl.load(x_ptr + at) * 2)
-
-EXAMPLES = [KernelExample("double", double, {"x_ptr": torch.empty(128, device="meta"), "BLOCK": 128})]
 """
 INI = """
 [pytest]
