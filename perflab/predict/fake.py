@@ -53,6 +53,7 @@ def fake_tensors(mode: FakeTensorMode | None = None) -> Iterator[FakeTensorMode]
                 ]
             )
         )
+        stack.callback(_say_which_modes_are_on)
         stack.enter_context(mode)
         yield mode
 
@@ -62,6 +63,21 @@ def _addresses_refused() -> Iterator[None]:
     """A mode that is made within refuses ``data_ptr()`` of its tensors, instead of answering with a null pointer."""
     with attributes_replaced([(functorch_config, "fake_tensor_allow_unsafe_data_ptr_access", False)]):
         yield
+
+
+def _say_which_modes_are_on() -> None:
+    """Set PyTorch's flags by the modes that are on.
+
+    Each mode puts back on leaving what it found on entering. If one that was on before is left within, the mode that
+    is left last puts back that one's flags: from then on Dynamo would believe in a mode, and compile all anew.
+    """
+    modes: Any = importlib.import_module("torch.utils._python_dispatch")
+    on = modes._get_current_dispatch_mode_stack()
+    in_any, in_own = bool(on), any(not one.is_infra_mode() for one in on)
+    compiled = any(not getattr(one, "ignore_compile_internals", bool)() for one in on)
+    modes._is_in_torch_dispatch_mode, modes._is_in_non_infra_torch_dispatch_mode = in_any, in_own
+    modes._is_in_any_mode_without_ignore_compile_internals = compiled
+    getattr(modes, "set_is_in_mode_without_ignore_compile_internals", bool)(compiled)
 
 
 @contextmanager

@@ -8,9 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils._device
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import (
+    _get_current_dispatch_mode_stack,
+    is_in_any_mode_without_ignore_compile_internals,
+    is_in_torch_dispatch_mode,
+)
 from torch.utils.flop_counter import FlopCounterMode
 
 from perflab.predict.as_cuda import as_cuda
@@ -42,6 +47,9 @@ def state() -> tuple[Any, ...]:
         torch.is_autocast_enabled("cpu"),
         torch.is_grad_enabled(),
         torch.get_default_device(),
+        torch.utils._device.CURRENT_DEVICE,
+        [is_in_torch_dispatch_mode(include_infra_modes=infra) for infra in (True, False)],
+        is_in_any_mode_without_ignore_compile_internals(),
     )
 
 

@@ -122,6 +122,8 @@ def test_attend(perf, device):
 INI = """
 [pytest]
 pythonpath = .
+# Installed here, and not by the workflows.
+addopts = -p no:benchmark -p no:syrupy -p no:hypothesispytest
 perf_budget = 0.3
 # Memory fails the gate here: time could, after as many pairs of processes as a busy machine needs.
 perf_against_threshold = 500%

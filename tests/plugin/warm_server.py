@@ -1,7 +1,8 @@
 """A process that has imported PyTorch, and becomes a story's by forking: that import is most of what a start costs.
 
 Knows one thing: how to make of a fork what ``python -m module``, or ``-u -c code``, would have been: its arguments,
-environment, import path, working directory and open files, and the status that it ends with. Whether a command may be
+environment, import path, working directory and open files, and the status that it ends with. Only its memory is left to
+the system, where Python would take it apart. Whether a command may be
 run like this its launcher decides (``warm_launcher.py``). PyTorch and pytest are all that is shared, as they are once
 imported: nothing has been computed, no thread has been started, no module of the project has been loaded.
 """
@@ -9,6 +10,7 @@ imported: nothing has been computed, no thread has been started, no module of th
 from __future__ import annotations
 
 import array
+import atexit
 import contextlib
 import fcntl
 import gc
@@ -23,8 +25,9 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 _MANY = 64
 """Files that a command may inherit."""
@@ -151,6 +154,19 @@ def unbuffer() -> None:
         setattr(sys, f"__{name}__", new)
 
 
+def end(status: object) -> NoReturn:
+    """End as Python does, but leave the memory to the system: to take PyTorch apart is most of what an end costs."""
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as Python does
+    atexit._run_exitfuncs()
+    if status is not None and not isinstance(status, int):
+        print(status, file=sys.stderr)
+        status = 1
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # there is none, or nobody reads it any more
+            stream.flush()
+    os._exit((status or 0) & 0xFF)
+
+
 if __name__ == "__main__":
     del sys.path[0]  # this file's folder
     gc.disable()
@@ -162,9 +178,13 @@ if __name__ == "__main__":
     with socket.socket(fileno=int(sys.argv[1])) as listening:
         asked = serve(listening, int(sys.argv[2]))
     become(asked)
-    if asked["code"] is None:
-        runpy.run_module(asked["module"][0], run_name="__main__", alter_sys=True)
-    else:
-        unbuffer()
-        sys.modules["__main__"] = main = ModuleType("__main__")
-        exec(asked["code"], main.__dict__)
+    try:
+        if asked["code"] is None:
+            runpy.run_module(asked["module"][0], run_name="__main__", alter_sys=True)
+        else:
+            unbuffer()
+            sys.modules["__main__"] = main = ModuleType("__main__")
+            exec(asked["code"], main.__dict__)
+    except SystemExit as ending:
+        end(ending.code)
+    end(0)
