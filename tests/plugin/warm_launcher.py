@@ -10,7 +10,22 @@ import signal
 import socket
 import sys
 
-START = ("PYTHON", "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "TORCH", "PYTORCH", "ATEN_", "LD_", "MALLOC_", "CUDA_")
+START = (
+    "PYTHON",
+    "OMP_",
+    "MKL_",
+    "KMP_",
+    "GOMP_",
+    "OPENBLAS_",
+    "TORCH_",
+    "TORCHINDUCTOR_",
+    "TORCHDYNAMO_",
+    "PYTORCH",
+    "ATEN_",
+    "LD_",
+    "MALLOC_",
+    "CUDA_",
+)
 """Variables that begin so are heeded when Python starts or PyTorch is imported: too late in a warm process."""
 
 
