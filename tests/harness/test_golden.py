@@ -70,6 +70,6 @@ def test_the_extension_updates_compares_and_says_what_changed(pytester: pytest.P
         ("2.1", (), "failed"),
     ):
         pytester.makepyfile(test_golden=test.format(number))
-        result = pytester.runpytest_subprocess(*options, *arguments)
+        result = pytester.runpytest_inprocess(*options, *arguments)
         result.assert_outcomes(**{outcome: 1})
     result.stdout.fnmatch_lines(["*value[[]1[]]: got 2.1, kept 2.0, error 0.1, budget 2.84e-14*"])

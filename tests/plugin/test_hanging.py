@@ -64,6 +64,17 @@ def test_swallows(perf):
 
 """
 QUICK = "--perf-timeout=2"
+GRACE = """
+import perflab.plugin.hanging as hanging
+
+hanging.GRACE_S = 3.0  # before the last resort is taken, which some of these wait for
+"""
+
+
+@pytest.fixture(autouse=True)
+def short_grace(project: Project) -> None:
+    with (project.pytester.path / "conftest.py").open("a") as file:
+        file.write(GRACE)
 
 
 def alive(pid: int) -> bool:
