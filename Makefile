@@ -13,7 +13,7 @@ SECONDS ?= 155
 .PHONY: perf gate predict studies kernels startup attack test correctness check format clean
 
 perf: $(INSTALLED)
-	$(BIN)/pytest -m perf --model=$(MODEL) --perf-total-budget=$(SECONDS) --ignore=tests/perf/test_kernels_compiled.py --ignore=tests/perf/studies
+	$(BIN)/pytest -m perf --model=$(MODEL) --perf-total-budget=$(SECONDS) tests/perf --ignore=tests/perf/test_kernels_compiled.py --ignore=tests/perf/studies
 
 # What the models need on a GPU that is not here, against the saved predictions; nothing is run.
 predict: $(INSTALLED)
