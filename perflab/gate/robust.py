@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import median
 
 # Makes the median absolute deviation of n normal values estimate their standard deviation without bias:
@@ -115,6 +116,7 @@ def student_t_tail(t: float, freedom: int) -> float:
     return (1.0 - within) / 2.0
 
 
+@lru_cache(maxsize=4096)  # simulations ask for the same few all the time
 def student_t_quantile(probability: float, freedom: int) -> float:
     """The t with P(T <= t) = ``probability``, for probabilities above a half."""
     low, high = 0.0, 1.0
