@@ -7,16 +7,14 @@ caches the graph holds one call, and each replay of it has an eviction before it
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import warnings
-from collections.abc import Iterator
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from perflab.errors import CaptureError, SettingError
 from perflab.measure.clock import Sample, Stopwatch
 from perflab.measure.cold import ColdCudaStopwatch
+from perflab.measure.devices import collector_off
 from perflab.measure.span import DeviceSpan, elapsed_ns, timing_events
 from perflab.measure.workload import Workload
 from perflab.mode import Mode
@@ -128,7 +126,8 @@ def _captured(workload: Workload, calls: int, device: torch.device, stream: Any)
     current: Any = torch.cuda.current_stream(device)
     failed: list[Exception] = []
     try:
-        with _collector_off(), warnings.catch_warnings():
+        # a Triton kernel that the collector finds unloads its module, which ends a capture
+        with collector_off(), warnings.catch_warnings():
             warnings.filterwarnings("error", message=_EMPTY)
             with torch.cuda.graph(graph, stream=stream):
                 try:
@@ -157,15 +156,3 @@ def _captured(workload: Workload, calls: int, device: torch.device, stream: Any)
     finally:
         torch.cuda.set_stream(current)  # a capture that fails leaves its own stream behind as the current one
     return graph
-
-
-@contextlib.contextmanager
-def _collector_off() -> Iterator[None]:
-    """Without the collector: a Triton kernel that it finds unloads its module, which ends a capture."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

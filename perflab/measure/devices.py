@@ -91,6 +91,18 @@ def release_memory(device: torch.device) -> None:
 
 
 @contextlib.contextmanager
+def collector_off() -> Iterator[None]:
+    """Run the block without the garbage collector: it frees tensors, and unloads Triton modules, at any moment."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@contextlib.contextmanager
 def current_device(device: torch.device) -> Iterator[None]:
     """Make a CUDA device the current one; nothing to do for a CPU."""
     if device.type != "cuda":

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from perflab.measure.devices import release_memory, synchronize
+from perflab.measure.devices import collector_off, release_memory, synchronize
 from perflab.measure.graph_pools import free_bytes_in, replayed_pools
 from perflab.measure.held import held_bytes
 from perflab.records import Memory
@@ -41,21 +40,10 @@ def measure_memory(workload: Workload, device: torch.device, counter: CallCounte
     collector's luck, and the same in every run.
     """
     release_memory(device)
-    with _collector_off():
+    with collector_off():
         if device.type == "cuda":
             return _cuda_memory(workload, device)
         return _cpu_memory(workload, device, counter)
-
-
-@contextlib.contextmanager
-def _collector_off() -> Iterator[None]:
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _cuda_memory(workload: Workload, device: torch.device) -> tuple[Memory, Any]:
