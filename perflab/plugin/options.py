@@ -82,7 +82,7 @@ OPTIONS = (
     Option(
         "--perf-instructions",
         "auto",
-        "count instructions of a call on a CPU; auto: in one thread, if the system allows it; callgrind: slow",
+        "count instructions on a CPU; auto: in one thread, if the system allows it; callgrind: under valgrind, slow",
         choices=("off", "auto", "callgrind"),
     ),
     Option("--perf-device", "auto", "where to measure: auto, cpu, cuda or cuda:N", metavar="DEVICE", measures=False),
