@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
-import torch
-
-from perflab.measure.instructions import instructions_are_counted
 from tests.plugin.conftest import Project
 
 OPERATORS = """
@@ -27,15 +23,6 @@ def work():
 def test_work(perf):
     perf(work)
 """
-
-
-def one_thread_counts() -> bool:
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        return instructions_are_counted()
-    finally:
-        torch.set_num_threads(threads)
 
 
 def operators(project: Project, count: int) -> None:
@@ -79,45 +66,6 @@ def test_an_operator_more_fails_by_name_alone_and_is_accepted(project: Project) 
     project.run().stdout.re_match_lines([r"work .* ok", "1 ok"])
     operators(project, 1)
     project.run().stdout.re_match_lines([r"work .* improved", r"  operators 6 -> 2", r"1 improved .*--perf-update.*"])
-
-
-COUNTED = """
-import torch
-from pathlib import Path
-from conftest import Virtual
-
-torch.set_num_threads(1)
-rounds = int((Path(__file__).parent / "more.txt").read_text())
-
-def work():
-    Virtual.now_ns += 100_000_000
-    return sum(i * i for i in range(rounds))
-
-def test_work(perf):
-    perf(work)
-"""
-
-
-@pytest.mark.skipif(not one_thread_counts(), reason="this machine lets nobody count a processor's instructions")
-def test_more_work_in_python_is_found_by_its_instructions_where_time_says_nothing(project: Project) -> None:
-    project.test_file.write_text(COUNTED)
-    rounds = project.pytester.path / "more.txt"
-    rounds.write_text("20000")
-    project.run("--perf-update", "--perf-replicates=3").assert_outcomes(passed=1)
-    for _ in range(3):
-        same = project.run()
-        same.assert_outcomes(passed=1)
-        same.stdout.re_match_lines([r"work .* ok", "1 ok"])
-
-    rounds.write_text("21000")
-    worse = project.run()
-    worse.assert_outcomes(failed=1)
-    worse.stdout.re_match_lines(
-        [
-            r"work does more in a call than its baseline",
-            r"instructions\s+[\d,]+\s+[\d,]+\s+\+\d\.\d%\s+–\s+\+1%\s+failed",
-        ]
-    )
 
 
 UNSTEADY = """
