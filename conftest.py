@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from perflab.records import Result
+    from perflab.results import Result
 
 pytest_plugins = ["pytester"]
 

@@ -15,28 +15,27 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from perflab.compiled.compiler.architectures import parse_architectures
 from perflab.doctor.checkup import checkup
 from perflab.documents import PASSED, merge, only_cases, read_document, write_document
 from perflab.errors import PerflabError, UsageError
-from perflab.gate.join import join_baselines
-from perflab.records import Document
+from perflab.measured.report.columns_option import parse_columns, parse_sort
+from perflab.measured.report.side_by_side import parameter_names, side_by_side
 from perflab.report.escaping import for_reading, lines_of, one_line
+from perflab.report.lines import short_name
 from perflab.report.markdown import markdown
-from perflab.report.side_by_side import parameter_names, side_by_side
-from perflab.report.studies import studies
-from perflab.report.study_forms import study_data
 from perflab.report.summary import (
     ending,
     findings_left_out,
     measured_elsewhere,
     other_failures,
     summary,
-    tiers,
     unseen_failures,
 )
-from perflab.report.table import short_name
-from perflab.report.view import COLLECTED, DEFAULT_COLUMNS, DEFAULT_VIEW, View, parse_columns, parse_sort
-from perflab.static.architectures import parse_architectures
+from perflab.report.view import COLLECTED, DEFAULT_COLUMNS, DEFAULT_VIEW, View
+from perflab.results import Document
+from perflab.store.join import join_baselines
+from perflab.tiers import by_folder, by_table, tier
 from perflab.units import format_names
 
 Run = Callable[[argparse.Namespace], int]
@@ -60,7 +59,7 @@ def merge_command(parser: argparse.ArgumentParser) -> Run:
         if given.baselines:
             if given.output is None:
                 raise UsageError("--baselines without --output", "name the directory to write to: --output DIR")
-            joined = join_baselines(given.paths, given.output)
+            joined = join_baselines(given.paths, given.output, by_folder())
             print(one_line(f"joined {joined.entries} baselines into {', '.join(map(str, joined.files))}"))
             return 0
         parts = [read_document(path) for path in given.paths]
@@ -118,8 +117,9 @@ def report_command(parser: argparse.ArgumentParser) -> Run:
         if given.format == "markdown":
             sys.stdout.write(markdown(document, parameter, view))
         elif given.format == "json":
-            found = studies(tiers(document.results).measured, document.findings)
-            print(json.dumps({"studies": study_data(found)}, indent=1, ensure_ascii=False, allow_nan=False))
+            found = [tier(name).data(document, ones) for name, ones in by_table(document.results).items()]
+            data = {key: one for part in found for key, one in part.items()}
+            print(json.dumps(data or {"studies": []}, indent=1, ensure_ascii=False, allow_nan=False))
         else:
             _show(document, unseen_failures(for_reading(document)), parameter=parameter, view=view)
         return 0
@@ -182,7 +182,7 @@ def kernels_command(parser: argparse.ArgumentParser) -> Run:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all results, as --perf-json does")
 
     def run(given: argparse.Namespace) -> int:
-        from perflab.plugin.kernels_command import compile_kernels  # it loads pytest, to read the ini file
+        from perflab.compiled.run.command import compile_kernels  # it loads pytest, to read the ini file
 
         if given.reason is not None and not given.update:
             raise UsageError("--reason without --update", "a reason is one for saving: add --update")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from perflab.measure.sampling import OVERRUN
-from perflab.records import OutOfMemory
+from perflab.measured.records import OutOfMemory
 from perflab.units import BYTES_PER
 
 _ASKED = re.compile(r"[Tt]ried to allocate ([0-9.]+) ?(bytes|[KMGT]iB|B)\b")

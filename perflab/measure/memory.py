@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from perflab.measure.devices import collector_off, release_memory, synchronize
 from perflab.measure.graph_pools import free_bytes_in, replayed_pools
-from perflab.measure.held import held_bytes
-from perflab.records import Memory
+from perflab.measure.live_tensors import held_bytes
+from perflab.measured.records import Memory
 
 if TYPE_CHECKING:
     import torch

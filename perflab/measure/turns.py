@@ -13,8 +13,8 @@ from perflab.measure.measurement import collector_at_ease, stopwatch_for
 from perflab.measure.memory import measure_memory
 from perflab.measure.sampling import Plan, Warmup, warm_up
 from perflab.measure.span import Reading, check_agreement
+from perflab.measured.records import Memory
 from perflab.mode import DEFAULT, Mode
-from perflab.records import Memory
 
 if TYPE_CHECKING:
     import torch

@@ -36,18 +36,18 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     """In a side's process: end with the session; have an installed version's modules found before others are."""
     path = getattr(early_config.known_args_namespace, "perf_replicate", None)
     if path is not None:
-        from perflab.plugin.fresh import read_job
+        from perflab.plugin.case.fresh_process import read_job
 
         serve = read_job(path).serve
         if serve is not None:
             import os
 
-            from perflab.rival.lifeline import end_with_session
-            from perflab.rival.process import SOCKET_VARIABLE
+            from perflab.compared.sides.lifeline import end_with_session
+            from perflab.compared.sides.process import SOCKET_VARIABLE
 
             end_with_session(int(os.environ[SOCKET_VARIABLE]))
         if serve is not None and serve.first:
-            from perflab.plugin.serving import TakenFrom
+            from perflab.compared.run.serving import TakenFrom
 
             sys.meta_path.insert(0, TakenFrom(serve.first))
 
@@ -57,7 +57,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     """In a fresh process that measures for another one: have its cases alone collected and run."""
     path = _job_path(config)
     if path is not None:
-        from perflab.plugin.fresh import FreshProcess, quieten, read_job
+        from perflab.plugin.case.fresh_process import FreshProcess, quieten, read_job
 
         quieten(config)
         config.pluginmanager.register(FreshProcess(config, read_job(path)), "perflab-fresh-process")
@@ -70,8 +70,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "correctness: a check of numerics against a reference")
     given = options.options_given(config)
     if given:
-        from perflab.plugin.refusing import refusing
-        from perflab.plugin.run_mode import refuse_contradictions
+        from perflab.plugin.config.early_errors import refusing
+        from perflab.plugin.config.run_mode import refuse_contradictions
         from perflab.plugin.stash import settings_of
 
         with refusing(config):
@@ -90,7 +90,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make a test that asks for ``compiled_kernel`` a case for every registered kernel and architecture."""
     if "compiled_kernel" in metafunc.fixturenames:
-        from perflab.plugin.compiled import spread
+        from perflab.compiled.run.cases import spread
 
         spread(metafunc)
 
@@ -106,7 +106,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.stash[noting.NOTES].items = list(items)
     yield
     if not config.option.collectonly and any(item.get_closest_marker("perf") for item in items):
-        from perflab.plugin.rounds import take_turns
+        from perflab.plugin.session.case_order import take_turns
 
         take_turns(config, items)
 
@@ -120,8 +120,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     # Then it is about the other tests, or there have to be cases.
     chooses = config.getoption("perf_only") or config.getini("perf_only") or config.getoption("perf")
     if measures or given or chooses or path is not None or config.getoption("perf_prune"):
-        from perflab.plugin.refusing import refusing
-        from perflab.plugin.starting import start
+        from perflab.plugin.config.early_errors import refusing
+        from perflab.plugin.session.starting import start
 
         with refusing(config):
             start(config, session.items, path)
@@ -134,7 +134,7 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
     tells = not (config.option.collectonly or _job_path(config) or hasattr(config, "workerinput"))
     if not (tells and any(item.get_closest_marker("perf") for item in items)):
         return []
-    from perflab.plugin.announcing import announcement
+    from perflab.plugin.session.announcing import announcement
 
     return announcement(config, items)
 

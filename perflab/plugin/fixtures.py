@@ -15,10 +15,10 @@ import pytest
 if TYPE_CHECKING:
     import torch
 
+    from perflab.compiled.records import KernelResources
     from perflab.measure.memory_snapshot import MemorySnapshot
     from perflab.measure.sampling import Warmup
-    from perflab.plugin.case import Perf
-    from perflab.records import KernelResources
+    from perflab.plugin.case.perf import Perf
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def perf(request: pytest.FixtureRequest, device: torch.device) -> Perf:
     memory_bytes=..., flops=...)`` skips a case that does not fit.
     A test that asks for this fixture is marked ``perf``. One measurement a test.
     """
-    from perflab.plugin.tools import perf_for
+    from perflab.plugin.case.tools import perf_for
 
     return perf_for(request, device)
 
@@ -52,7 +52,7 @@ def compiled_kernel(request: pytest.FixtureRequest) -> KernelResources:
         def test_kernel(compiled_kernel):
             assert compiled_kernel.registers <= 168
     """
-    from perflab.plugin.tools import kernel_for
+    from perflab.plugin.case.tools import kernel_for
 
     return kernel_for(request)
 
@@ -64,7 +64,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     Under pytest-xdist the workers spread over the GPUs. Under ``--perf-predict`` it is ``cuda:0`` for perf cases, which
     stands for the GPU that is predicted for: tensors on it are fake, and nothing needs to be there.
     """
-    from perflab.plugin.tools import device_of
+    from perflab.plugin.case.tools import device_of
 
     return device_of(request.config)
 
@@ -85,7 +85,7 @@ def warmup(request: pytest.FixtureRequest, device: torch.device) -> Callable[...
     spent) and ``readings_ns``, the time of one call in each reading. In a case that is predicted, or that runs untimed,
     fn is called once.
     """
-    from perflab.plugin.tools import warmup_on
+    from perflab.plugin.case.tools import warmup_on
 
     return warmup_on(request, device)
 
@@ -115,7 +115,7 @@ def memory_snapshot(
     JSON, a list of ``[time in ns, bytes]``. Files go to ``.perflab/snapshots/``. In a case that is predicted it is the
     predicted history of the block, in PyTorch's format.
     """
-    from perflab.plugin.tools import snapshots_of
+    from perflab.plugin.case.tools import snapshots_of
 
     return snapshots_of(request, device)
 

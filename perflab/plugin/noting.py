@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from perflab.plugin.collecting import Collected
+    from perflab.plugin.session.results import Collected
 
 UNTIMED = "perflab_untimed"
 """An attribute of the reports of cases that were not measured, which pytest-xdist carries to its controller."""
@@ -61,7 +61,7 @@ class AllNotes(Notes):
             SettingError: a setting that cannot be used.
         """
         if self._collected is None:
-            from perflab.plugin.collecting import Collected
+            from perflab.plugin.session.results import Collected
             from perflab.plugin.stash import settings_of
 
             self._collected = Collected(self._config, settings_of(self._config), self)
@@ -89,7 +89,7 @@ class AllNotes(Notes):
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Say that perf cases ran untimed, wherever they ran."""
         if self.untimed:
-            from perflab.plugin.run_mode import untimed_line
+            from perflab.plugin.config.run_mode import untimed_line
 
             terminalreporter.ensure_newline()
             terminalreporter.write_line(untimed_line(self._config, self.untimed))
@@ -97,7 +97,7 @@ class AllNotes(Notes):
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_setupnodes(self) -> None:
         """Listen to pytest-xdist's workers, from before the first is started."""
-        from perflab.plugin.workers import Workers
+        from perflab.plugin.session.workers import Workers
 
         self._config.pluginmanager.register(Workers(self._config, self), "perflab-workers")
 

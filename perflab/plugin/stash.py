@@ -9,8 +9,8 @@ import pytest
 if TYPE_CHECKING:
     import torch
 
-    from perflab.plugin.case import Perf
-    from perflab.plugin.settings import Settings
+    from perflab.plugin.case.perf import Perf
+    from perflab.plugin.config.settings import Settings
 
 
 class PerfCases(Protocol):
@@ -47,7 +47,7 @@ def settings_of(config: pytest.Config) -> Settings:
         SettingError: a value that cannot be used, naming the option or ini key that holds it.
     """
     if _SETTINGS not in config.stash:
-        from perflab.plugin.settings import read_settings
+        from perflab.plugin.config.settings import read_settings
 
         config.stash[_SETTINGS] = read_settings(config)
     return config.stash[_SETTINGS]

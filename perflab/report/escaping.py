@@ -12,7 +12,7 @@ import re
 import unicodedata
 
 from perflab.data import changed, with_texts
-from perflab.records import Document, Result
+from perflab.results import Document, Result
 
 
 def one_line(text: str) -> str:

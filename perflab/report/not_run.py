@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from perflab.records import Document, Result, Shortage, Verdict
-from perflab.report.table import names_of
+from perflab.records import Shortage, Verdict
+from perflab.report.lines import names_of
+from perflab.results import Document, Result
 from perflab.units import format_bytes, format_names, format_ns
 
 _NAMED = 3

@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from perflab.plugin.facts import checked_facts
-from perflab.records import Judgement, Measurement, Result, Verdict
+from perflab.measured.records import Measurement
+from perflab.plugin.case.facts import checked_facts
+from perflab.records import Judgement, Verdict
+from perflab.results import Result
 from tests.harness.make import MS, record, replicate, result
 from tests.perf.choice import check_choices, context_lengths, model_names
 from tests.perf.saved import saved_for_backward
@@ -29,7 +31,7 @@ def case(
     taken = replicate(ms * MS, **summary)
     noted = checked_facts(facts or {})
     node = f"tests/perf/test_x.py::{test}[{'-'.join(map(str, parameters.values()))}]"
-    return result(node, record=record(taken, case=node, parameters=parameters, facts=noted))
+    return result(node, outcome=record(taken, case=node, parameters=parameters, facts=noted))
 
 
 def switch(name: str, ms: float = 10.0, **facts: Any) -> Result:
@@ -93,7 +95,7 @@ def test_a_first_sample_that_is_slower_than_all_others_is_not_warm() -> None:
         node = f"tests/perf/test_x.py::test_warmup[{steps}]"
         samples_ns = [round(ms * MS) for ms in samples_ms]
         taken = Measurement(samples_ns=samples_ns, repetitions=1, warmup_calls=steps, settled=None, clock="host")
-        return result(node, record=record(case=node, parameters={"warmup_steps": steps}, measurement=taken))
+        return result(node, outcome=record(case=node, parameters={"warmup_steps": steps}, measurement=taken))
 
     lines = findings_of("warm-up", [warmup(0, 30, 10, 11, 10), warmup(1, 12, 10, 14, 10), warmup(2, 10.1, 10, 10, 10)])
     assert lines == [
@@ -134,7 +136,7 @@ def test_the_parts_of_a_peak_stand_beside_it_and_predictions_beside_the_truth() 
 @pytest.mark.parametrize("study", ["end to end", "warm-up", "ladder", "compile: model", "memory"])
 def test_a_study_of_skipped_cases_says_nothing(study: str) -> None:
     judgement = Judgement(verdict=Verdict.SKIPPED, reasons=["needs 50.8 GiB"])
-    assert findings_of(study, [Result(case="tests/x.py::test_x[1]", record=None, judgement=judgement)]) == []
+    assert findings_of(study, [Result(case="tests/x.py::test_x[1]", judgement=judgement)]) == []
 
 
 def test_a_study_that_is_not_the_labs_has_no_findings_of_its() -> None:

@@ -40,14 +40,46 @@ class Room:
     torch: When = When.NEVER
 
 
-_GROUND = "child data mode predictions records errors units environment files reading documents reachable"
-_MIDDLE = "measure gate rival predict static profile snapshots correctness report"
+TIERS = ("measured", "compared", "predicted", "compiled")
+_GROUND = "child data mode records errors units environment files reading documents reachable results tiers"
+_RECORDS = " ".join(f"{tier}.records" for tier in TIERS)
+_PLUGIN = "plugin plugin.options plugin.noting plugin.stash plugin.config plugin.case plugin.session"
+_MEASURED = "measured.records measured.judge measured.store measured.report measured.run"
+_COMPARED = "compared.records compared.judge compared.sides compared.rounds compared.comparison compared.run"
+_PYTEST = "pytest _pytest pluggy msgspec filelock xdist pytest_benchmark syrupy"
+
+
+def tier_rooms(tier: str, own: str, others: str = "") -> dict[str, Room]:
+    """The rooms that each tier has. ``own``: what else it is made of; ``others``: rooms of other tiers it needs."""
+    mine = " ".join(f"{tier}.{room}" for room in ("records", "judge", "store", "report", "section", *own.split()))
+    return {
+        f"{tier}.records": Room(below="data records measured.records", packages="msgspec"),
+        f"{tier}.judge": Room(below=f"{_GROUND} {mine} {others}", packages="msgspec"),
+        f"{tier}.store": Room(below=f"{_GROUND} store {mine} {others}", packages="msgspec"),
+        f"{tier}.report": Room(below=f"{_GROUND} report {mine} {others}"),
+        f"{tier}.section": Room(below=f"{_GROUND} report {mine}"),
+        f"{tier}.run": Room(
+            below=f"perflab {_GROUND} measure store report {mine} {others} {_PLUGIN}",
+            packages=_PYTEST,
+            torch=When.CALLED,
+        ),
+        f"{tier}.tier": Room(
+            below=f"{_GROUND} store report {mine} {tier}.run {others} {_PLUGIN}", packages="pytest", torch=When.NEVER
+        ),
+        tier: Room(),
+    }
+
+
 ROOMS = {
     # The ground floor.
     "data": Room(packages="msgspec"),
     "mode": Room(below="data"),
-    "predictions": Room(below="data"),
-    "records": Room(below="data mode predictions", packages="msgspec"),
+    "records": Room(below="data"),
+    "tiers": Room(
+        below=f"{_RECORDS} data records environment report results store plugin.config plugin.session",
+        packages="pytest",
+    ),
+    "results": Room(below="data mode records measured.records tiers", packages="msgspec"),
     "reachable": Room(torch=When.CALLED),
     "child": Room(),
     "errors": Room(),
@@ -55,25 +87,61 @@ ROOMS = {
     "environment": Room(below="records errors units", packages="msgspec", torch=When.CALLED),
     "files": Room(),
     "reading": Room(below="errors", packages="msgspec"),
-    "documents": Room(below="data records errors files reading", packages="msgspec"),
-    # The middle rooms: none imports another, save rival -> gate.
-    "measure": Room(below=_GROUND, packages="pynvml", torch=When.CALLED),
-    "gate": Room(below=_GROUND, packages="msgspec"),
-    "rival": Room(below=f"{_GROUND} gate", packages="msgspec filelock"),
-    "predict": Room(below=_GROUND, torch=When.IMPORTED),
-    "static": Room(below=_GROUND, packages="msgspec", torch=When.CALLED),
-    "profile": Room(below=_GROUND, torch=When.IMPORTED),
-    "snapshots": Room(below=_GROUND, packages="msgspec", torch=When.CALLED),
-    "correctness": Room(below=_GROUND, packages="syrupy", torch=When.IMPORTED),
+    "documents": Room(below="data results errors files reading", packages="msgspec"),
+    # What tiers share: the engine of those that run, stored files, tables.
+    "measure": Room(below=f"{_GROUND} measured.records", packages="pynvml", torch=When.CALLED),
+    "store": Room(below=_GROUND, packages="msgspec"),
     "report": Room(below=_GROUND),
-    # The top.
+    "correctness": Room(below=_GROUND, packages="syrupy", torch=When.IMPORTED),
+    # The tiers. A measured case may turn into a prediction, and be settled by turns with its baseline's commit.
+    **tier_rooms("measured", "run", f"compared.judge {_COMPARED} predicted.run"),
+    **tier_rooms("compared", "sides rounds comparison", _MEASURED),
+    **tier_rooms("predicted", "cuda trace layers memory gpus prediction", "measured.records measured.store"),
+    **tier_rooms("compiled", "compiler"),
+    "compared.sides": Room(below=f"{_GROUND} measured.records compared.records", packages="msgspec filelock"),
+    "compared.rounds": Room(below=f"{_GROUND} compared.sides {_MEASURED}", packages="msgspec"),
+    "compared.comparison": Room(below=f"{_GROUND} compared.sides compared.rounds compared.judge"),
+    "predicted.cuda": Room(below=_GROUND, torch=When.IMPORTED),
+    "predicted.trace": Room(below=f"{_GROUND} predicted.cuda predicted.layers", torch=When.IMPORTED),
+    "predicted.layers": Room(below=f"{_GROUND} predicted.trace", torch=When.IMPORTED),
+    "predicted.memory": Room(below=f"{_GROUND} predicted.records predicted.trace", torch=When.IMPORTED),
+    "predicted.gpus": Room(below=f"{_GROUND} predicted.trace", torch=When.IMPORTED),
+    "predicted.prediction": Room(
+        below=f"{_GROUND} predicted.records predicted.cuda predicted.trace predicted.layers predicted.memory"
+        " predicted.gpus",
+        torch=When.IMPORTED,
+    ),
+    "compiled.compiler": Room(below=f"{_GROUND} compiled.records", packages="msgspec", torch=When.CALLED),
+    # pytest's side. What every run loads stands beside its folders.
     "plugin": Room(
-        below=f"perflab {_GROUND} {_MIDDLE}",
-        packages="pytest _pytest pluggy msgspec filelock xdist pytest_benchmark syrupy",
+        below=f"errors {_PLUGIN} plugin.fixtures plugin.hooks compared.sides compared.run compiled.run",
+        packages=_PYTEST,
+    ),
+    "plugin.options": Room(packages="pytest"),
+    "plugin.hooks": Room(below="results", packages="pytest"),
+    "plugin.noting": Room(below=_PLUGIN, packages="pytest"),
+    "plugin.stash": Room(below=_PLUGIN, packages="pytest", torch=When.CALLED),
+    "plugin.fixtures": Room(below="measure plugin.case compiled.records", packages="pytest", torch=When.CALLED),
+    "plugin.config": Room(
+        below=f"{_GROUND} measure report {_PLUGIN} measured.report predicted.gpus compiled.compiler",
+        packages=_PYTEST,
         torch=When.CALLED,
     ),
-    "doctor": Room(below=f"perflab {_GROUND} {_MIDDLE} plugin", packages="msgspec"),
-    "cli": Room(below=f"perflab doctor {_GROUND} {_MIDDLE} plugin", packages="msgspec"),
+    "plugin.case": Room(
+        below=f"{_GROUND} {_RECORDS} measure report {_PLUGIN} measured.report predicted.run compiled.run",
+        packages=_PYTEST,
+        torch=When.CALLED,
+    ),
+    "plugin.session": Room(
+        below=f"perflab {_GROUND} measure store report {_PLUGIN} {_MEASURED} compared.sides",
+        packages=_PYTEST,
+        torch=When.CALLED,
+    ),
+    # The top.
+    "doctor": Room(below=f"{_GROUND} measure {_PLUGIN} {_MEASURED} {_COMPARED}", packages="msgspec"),
+    "cli": Room(
+        below=f"{_GROUND} doctor store report measured.report compiled.compiler compiled.run", packages="msgspec"
+    ),
     "__main__": Room(below="cli"),
     "perflab": Room(below="measure"),  # the package itself: its public face
     # The lab stands beside the house.
@@ -91,8 +159,13 @@ class Import:
 
 
 def room_of(module: str) -> str:
-    """``perflab.measure.clock`` -> ``measure``; the package's own ``__init__`` is ``perflab``."""
+    """``perflab.measure.clock`` -> ``measure``, ``perflab.measured.judge.anchor`` -> ``measured.judge``.
+
+    The package's own ``__init__`` is ``perflab``.
+    """
     parts = module.split(".")
+    if len(parts) > 2 and parts[1] in (*TIERS, "plugin"):
+        return ".".join(parts[1:3])
     return parts[1] if len(parts) > 1 else parts[0]
 
 
@@ -111,9 +184,10 @@ def imports_in(source: str, module: str, is_package: bool) -> Iterator[Import]:
             home = module.split(".") if is_package else module.split(".")[:-1]
             base = home[: len(home) - node.level + 1] if node.level else []
             origin = ".".join([*base, *([node.module] if node.module else [])])
-            whole_package = origin == "perflab"  # `from perflab import units` means the room
+            # `from perflab import units` and `from perflab.compiled import judge` mean the room.
+            whole = origin == "perflab" or origin.removeprefix("perflab.") in (*TIERS, "plugin")
             for alias in node.names:
-                yield Import(f"perflab.{alias.name}" if whole_package else origin, node.lineno, when)
+                yield Import(f"{origin}.{alias.name}" if whole else origin, node.lineno, when)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
             name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
             for argument in node.args[:1]:
@@ -173,27 +247,27 @@ def test_a_module_begins_with_a_docstring(file: str) -> None:
     ("module", "source"),
     [
         ("perflab.records", "from perflab import units"),
-        ("perflab.units", "from perflab.records import Memory"),
-        ("perflab.gate.judge", "def f():\n    import torch"),
-        ("perflab.report.table", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
-        ("perflab.report.table", "from perflab.measure.statistics import median_interval"),
-        ("perflab.gate.judge", "from perflab.rival import blocks"),
-        ("perflab.gate.judge", "from ..measure import clock"),
+        ("perflab.units", "from perflab.records import Verdict"),
+        ("perflab.measured.judge.judge", "def f():\n    import torch"),
+        ("perflab.measured.report.table", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
+        ("perflab.report.lines", "from perflab.measure.statistics import median_interval"),
+        ("perflab.predicted.judge.judge", "from perflab.compiled import judge"),
+        ("perflab.measured.judge.judge", "from ..measure import clock"),
         ("perflab.measure.clock", "import torch"),
         ("perflab.measure.clock", "try:\n    import torch.cuda\nexcept ImportError:\n    pass"),
         ("perflab.measure.clock", "def f():\n    from perflab.plugin import options"),
         ("perflab.measure.clock", "def f():\n    import pytest"),
         ("perflab.measure.clock", "import perflab"),
-        ("perflab.plugin.case", "import triton"),
-        ("perflab.plugin.case", "class A:\n    from torch import Tensor"),
-        ("perflab.plugin.case", "if TYPE_CHECKING:\n    pass\nelse:\n    import torch"),
-        ("perflab.plugin.case", "def f():\n    from perflab.lab.models import build_model"),
-        ("perflab.plugin.case", "import importlib\nimportlib.import_module('perflab.lab.models')"),
+        ("perflab.plugin.case.perf", "import triton"),
+        ("perflab.plugin.case.perf", "class A:\n    from torch import Tensor"),
+        ("perflab.plugin.case.perf", "if TYPE_CHECKING:\n    pass\nelse:\n    import torch"),
+        ("perflab.plugin.case.perf", "def f():\n    from perflab.lab.models import build_model"),
+        ("perflab.plugin.case.perf", "import importlib\nimportlib.import_module('perflab.lab.models')"),
         ("perflab.lab.models.build", "from perflab.errors import PerflabError"),
         ("perflab.lab.models.build", "import numpy"),
         ("perflab.lab.models.build", "import pytest"),
         ("perflab.attic.old", "import os"),
-        ("perflab.plugin.case", "from perflab.attic import old"),
+        ("perflab.plugin.case.perf", "from perflab.attic import old"),
     ],
 )
 def test_the_rules_would_catch(module: str, source: str) -> None:
@@ -203,12 +277,12 @@ def test_the_rules_would_catch(module: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("perflab.rival.blocks", "from perflab.gate.robust import compare"),
+        ("perflab.compared.rounds", "from perflab.measured.judge.robust import compare"),
         ("perflab.measure.clock", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
         ("perflab.measure.clock", "def f():\n    import torch"),
         ("perflab.measure.clock", "from . import sampling"),
         ("perflab.lab.models.build", "import torch\nimport triton.language as tl\nfrom perflab.lab import attention"),
-        ("perflab.plugin.collecting", "import perflab\nimport pytest\nfrom perflab.gate import judge, store"),
+        ("perflab.plugin.session.results", "import perflab\nimport pytest\nfrom perflab.store import stale"),
     ],
 )
 def test_the_rules_allow(module: str, source: str) -> None:

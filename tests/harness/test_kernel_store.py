@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from perflab.compiled.store import KernelStore
 from perflab.errors import BaselineError
-from perflab.gate.join import join_baselines
-from perflab.gate.kernel_store import KernelStore
-from perflab.gate.store import BaselineStore
+from perflab.measured.store.times import BaselineStore
+from perflab.store.join import join_baselines
+from perflab.tiers import by_folder
 from tests.harness.make import CASE, baseline, entry, kernel, resources
 
 WHERE = "kernels:EXAMPLES"
@@ -89,7 +90,7 @@ def test_shards_are_joined_with_what_was_measured_beside_them(tmp_path: Path) ->
     newer = baseline(resources(registers=1), recorded="2026-11-22")
     KernelStore(tmp_path / "two").save(WHERE, "3.9.0", {"b[sm_90]": newer})
     BaselineStore(tmp_path / "two").save({CASE: entry()})
-    joined = join_baselines([tmp_path / "one", tmp_path / "two"], tmp_path / "out")
+    joined = join_baselines([tmp_path / "one", tmp_path / "two"], tmp_path / "out", by_folder())
     assert (joined.entries, len(joined.files)) == (3, 2)
     found = KernelStore(tmp_path / "out").load(tmp_path / "out" / FILE)
     assert found == {"a[sm_90]": baseline(), "b[sm_90]": newer}

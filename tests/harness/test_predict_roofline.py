@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perflab.predict.gpus import GPUS, Gpu
-from perflab.predict.roofline import (
+from perflab.predicted.gpus.names import GPUS, Gpu
+from perflab.predicted.gpus.roofline import (
     Efficiency,
     bound_ns,
     efficiency,
@@ -17,7 +17,7 @@ from perflab.predict.roofline import (
     roofline_ns,
     room_bytes,
 )
-from perflab.predict.trace import Op, Place
+from perflab.predicted.trace.trace import Op, Place
 
 H100, V100, A100 = GPUS["h100"], GPUS["v100-32gb"], GPUS["a100-80gb"]
 

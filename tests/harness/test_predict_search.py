@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perflab.predict.search import MOST, TRUSTED_CALLS, Remembered, largest
+from perflab.predicted.memory.search import MOST, TRUSTED_CALLS, Remembered, largest
 
 MIB, GIB = 2**20, 2**30
 Curve = Callable[[int], int]

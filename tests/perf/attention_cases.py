@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from perflab.lab.attention import IMPLEMENTATIONS, attention
-from perflab.plugin.case import Perf
+from perflab.plugin.case.perf import Perf
 from perflab.plugin.stash import settings_of
 from tests.correctness.suite.candidate import Candidate
 from tests.correctness.suite.chosen import attention_candidates

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from perflab.lab.attention import IMPLEMENTATIONS, attention
-from perflab.plugin.case import Perf
+from perflab.plugin.case.perf import Perf
 
 from .attention_cases import Shape, device_type, skip_unpredictable
 from .growth import STUDY

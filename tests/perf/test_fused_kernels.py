@@ -17,7 +17,7 @@ from torch import Tensor
 
 from perflab.lab import kernels
 from perflab.lab.kernels import reference
-from perflab.plugin.case import Perf
+from perflab.plugin.case.perf import Perf
 
 
 def dtype_on(device: torch.device) -> torch.dtype:

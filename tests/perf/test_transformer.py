@@ -13,7 +13,7 @@ from torch import Tensor
 
 from perflab.lab.models.memory import Mode
 from perflab.lab.train import PRECISIONS
-from perflab.plugin.case import Perf
+from perflab.plugin.case.perf import Perf
 
 from .published import transformer_quotes
 from .setup import Setup, phases_of

@@ -193,7 +193,7 @@ def test_a_case_on_another_device_than_the_runs_has_no_graph_either(project: Pro
     """The project's own device fixture decides, and may say so only when the test runs."""
     (project.pytester.path / "conftest.py").write_text(
         CONFTEST
-        + "import perflab.plugin.measuring as measuring\n"
+        + "import perflab.measured.run.cases as measuring\n"
         + "measuring.no_graph_for = lambda case, settings, device: None\n"  # the run's device is a GPU, as it were
     )
     result = project.run("--perf-cuda-graph")
@@ -207,7 +207,7 @@ def test_a_case_on_another_device_than_the_runs_has_no_graph_either(project: Pro
 
 def test_a_step_is_not_replayed(project: Project) -> None:
     (project.pytester.path / "conftest.py").write_text(
-        CONFTEST + "import perflab.plugin.measuring as measuring\nmeasuring.no_graph_for = lambda *_: None\n"
+        CONFTEST + "import perflab.measured.run.cases as measuring\nmeasuring.no_graph_for = lambda *_: None\n"
     )
     project.test_file.write_text("def test_work(perf):\n    perf.step(forward=lambda: None)\n")
     result = project.run("--perf-cuda-graph")

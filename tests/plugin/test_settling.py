@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from perflab.plugin.commit import CodeOf, code_of, current_commit, differs_from
-from perflab.plugin.settling import why_not_settled
-from perflab.rival.comparison import Compared
-from perflab.rival.messages import Ended
+from perflab.compared.comparison import Compared
+from perflab.compared.sides.messages import Ended
+from perflab.measured.run.settle import why_not_settled
+from perflab.plugin.session.commit import CodeOf, code_of, current_commit, differs_from
 from tests.plugin.conftest import Project, begin_repository, commit, git, worktrees
 
 CASE = """

@@ -9,7 +9,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from perflab.records import Replicate, Result, per_call_ns
+from perflab.measured.records import Replicate, per_call_ns
+from perflab.results import Result
 from perflab.units import format_bytes, format_ns, format_percent
 
 from ..growth import STUDY, growth_findings

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.benchmark import Timer
 
 from perflab.measure.caches import eviction_bytes
-from perflab.plugin.case import Perf
+from perflab.plugin.case.perf import Perf
 
 KIB_EACH = {"cpu": (64, 1024, 4096), "cuda": (64, 1024, 16384)}
 """Of each of three tensors: in a core's own cache, in the last-level cache, and what may be more than one's share."""

@@ -10,7 +10,7 @@ import torch
 
 from perflab.lab.models import build_model
 from perflab.lab.train import cross_entropy_loss, random_tokens
-from perflab.plugin.case import Perf
+from perflab.plugin.case.perf import Perf
 
 from .precision import (
     ADDEND,

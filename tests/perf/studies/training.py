@@ -24,8 +24,8 @@ from perflab.lab.train.text import VOCAB_SIZE
 from perflab.measure.clock import read_ns
 from perflab.measure.devices import available_bytes, synchronize
 from perflab.measure.limits import as_out_of_memory
-from perflab.plugin.case import Perf
-from perflab.plugin.folder import own_folder
+from perflab.plugin.case.perf import Perf
+from perflab.plugin.session.folder import own_folder
 from tests.perf.choice import study_model_name
 from tests.perf.setup import COMPILE_SECONDS, Setup, measure_step
 

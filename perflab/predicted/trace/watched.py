@@ -1,0 +1,33 @@
+"""Operators that no tracer sees, of a warm-up or while something is built, shown to a ``Watch``."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from perflab.predicted.trace.operators import is_operator
+from perflab.predicted.trace.watch import Watch
+
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
+
+def watched(watch: Watch | None) -> AbstractContextManager[object]:
+    """Within, each operator is shown to the watch, if there is one."""
+    return _Watched(watch) if watch is not None else nullcontext()
+
+
+class _Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Passes every operator on."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._watch = watch
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if is_operator(func):  # C++ asks for a tensor's device where nothing may be raised
+            self._watch.operator()
+        with torch._C.DisableTorchFunction():  # below, nobody's torch function has a say, as in a trace
+            return func(*args, **(kwargs or {}))
