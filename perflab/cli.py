@@ -45,14 +45,25 @@ BAD_INPUT, INTERRUPTED = 2, 130
 
 
 def merge_command(parser: argparse.ArgumentParser) -> Run:
-    """Merge the parts of one run: shards and reruns of its cases, or with --baselines what they saved.
+    """Combine the results of shards and reruns into one file; with --baselines, combine their baselines.
 
-    Shows the table that one run would have shown, and exits as it would have: 1 if anything failed.
+    Shows the table of the combined run. Exits with 1 if anything failed, else with 0.
     """
-    parser.add_argument("paths", nargs="+", type=Path, metavar="FILE", help="what pytest wrote with --perf-json")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="where to write the result (default: merged.json)")
     parser.add_argument(
-        "--baselines", action="store_true", help="join directories of baselines instead, into the --output directory"
+        "paths",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="results file from --perf-json; with --baselines, a directory",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="file to write (default: merged.json); with --baselines, the directory",
+    )
+    parser.add_argument(
+        "--baselines", action="store_true", help="combine directories of baselines into the --output directory"
     )
 
     def run(given: argparse.Namespace) -> int:
@@ -76,28 +87,30 @@ def merge_command(parser: argparse.ArgumentParser) -> Run:
 
 
 def report_command(parser: argparse.ArgumentParser) -> Run:
-    """Show one run's results as text or as GitHub Markdown, or the tables of its studies as JSON."""
-    parser.add_argument("file", type=Path, metavar="FILE", help="what pytest wrote with --perf-json, or perflab merge")
+    """Show the results of one run as text or GitHub Markdown, or its studies as JSON."""
+    parser.add_argument("file", type=Path, metavar="FILE", help="results file from --perf-json or perflab merge")
     parser.add_argument("--format", choices=("text", "markdown", "json"), default="text", help="(default: text)")
     parser.add_argument(
-        "--case", metavar="SUBSTRING", help="show the cases whose names contain this; one predicted case stands in full"
+        "--case", metavar="SUBSTRING", help="show only cases whose name contains this; a single prediction in full"
     )
     parser.add_argument(
-        "--side-by-side", metavar="PARAMETER", help="show this parameter's levels against each other, fastest first"
+        "--side-by-side", metavar="PARAMETER", help="compare the values of this parameter, fastest first"
     )
     parser.add_argument(
         "--columns",
         metavar="NAME[,...]",
         default=DEFAULT_COLUMNS,
-        help=f"what the table shows of a case (default: {DEFAULT_COLUMNS})",
+        help=f"columns of the results table (default: {DEFAULT_COLUMNS})",
     )
     parser.add_argument(
         "--sort",
         metavar="[-]NAME",
         default=COLLECTED,
-        help="sort cases by a column, name or fullname (default: collected)",
+        help="sort by a column, name or fullname; -NAME: descending (default: collected)",
     )
-    parser.add_argument("-v", "--verbose", action="store_true", help="show skipped cases one by one")
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="list every skipped case, and show long results in full"
+    )
 
     def run(given: argparse.Namespace) -> int:
         view = View(
@@ -128,20 +141,28 @@ def report_command(parser: argparse.ArgumentParser) -> Run:
 
 
 def doctor_command(parser: argparse.ArgumentParser) -> Run:
-    """Say what can be measured here; with --gate, how often the gate is wrong on this machine.
+    """Show what can be measured on this machine; with --gate, measure the gate's error rates.
 
-    --gate measures unchanged code again and again, for about a minute a trial and kind of workload, and prints false
-    alarms, the share of injected slowdowns that is found, and the cost, of perflab's gates and of pytest-benchmark's
-    rule on the same data. With --log it can be stopped at any time, and goes on where it is started again.
+    --gate measures unchanged code repeatedly; each trial takes about a minute per kind of workload. It prints the
+    false alarms, the share of injected slowdowns that were found, and the cost, for perflab's gates and for
+    pytest-benchmark's rule on the same data. With --log it can be stopped at any time and continued later.
     """
-    parser.add_argument("--gate", action="store_true", help="try the gate itself")
-    parser.add_argument("--trials", type=int, default=10, metavar="N", help="trials to record (default: 10)")
-    parser.add_argument("--log", type=Path, metavar="FILE", help="keep what is recorded, and judge what it holds too")
+    parser.add_argument("--gate", action="store_true", help="measure the error rates of the gate")
+    parser.add_argument(
+        "--trials",
+        type=int,
+        default=10,
+        metavar="N",
+        help="number of trials to record; 0: only judge the log (default: 10)",
+    )
+    parser.add_argument(
+        "--log", type=Path, metavar="FILE", help="append the trials to this file, and judge all trials in it"
+    )
     parser.add_argument(
         "--kinds",
         default="mixed,long,python",
         metavar="KIND[,KIND...]",
-        help="workloads to record: mixed, long (one thread, 3 to 150 ms a call), python (default: all)",
+        help="kinds of workload: mixed, long (one thread, 3 to 150 ms a call), python (default: all)",
     )
 
     def run(given: argparse.Namespace) -> int:
@@ -165,21 +186,21 @@ def doctor_command(parser: argparse.ArgumentParser) -> Run:
 
 
 def kernels_command(parser: argparse.ArgumentParser) -> Run:
-    """Compile Triton kernels ahead of time, without a GPU, and compare what they take with their baselines.
+    """Compile Triton kernels ahead of time, without a GPU, and compare their resources with the baselines.
 
-    Registers, spills, shared memory, tensor-core instructions and occupancy of every registered kernel on every
-    architecture. Exits with 1 if a kernel does not compile, cannot run, or got worse.
+    Compares registers, spills, shared memory, tensor-core instructions and occupancy of every registered kernel on
+    every architecture. Exits with 1 if a kernel does not compile, cannot run, or got worse.
     """
     parser.add_argument(
         "registrations",
         nargs="*",
         metavar="REGISTRATION",
-        help="package.module:ATTRIBUTE that holds the examples (default: perf_kernels of pytest's ini file)",
+        help="package.module:ATTRIBUTE with the examples (default: perf_kernels of pytest's ini file)",
     )
     parser.add_argument("--arch", metavar="N[,N...]", help="architectures (default: perf_arch of the ini file)")
-    parser.add_argument("--update", action="store_true", help="save what was compiled as the new baselines")
-    parser.add_argument("--reason", metavar="TEXT", help="why, kept with the baselines")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all results, as --perf-json does")
+    parser.add_argument("--update", action="store_true", help="save the results as new baselines")
+    parser.add_argument("--reason", metavar="TEXT", help="why the change is intended; stored in the baselines")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all results to this JSON file")
 
     def run(given: argparse.Namespace) -> int:
         from perflab.compiled.run.command import compile_kernels  # it loads pytest, to read the ini file
@@ -222,7 +243,7 @@ COMMANDS: dict[str, Callable[[argparse.ArgumentParser], Run]] = {
 def build_parser() -> argparse.ArgumentParser:
     """The command line: every command with its options, and what runs it as ``run``."""
     parser = argparse.ArgumentParser(
-        prog="perflab", description="What needs no test run, and what one has left behind."
+        prog="perflab", description="Work with perflab's results, compile kernels, and check this machine."
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, declare in COMMANDS.items():

@@ -25,16 +25,18 @@ if TYPE_CHECKING:
 def perf(request: pytest.FixtureRequest, device: torch.device) -> Perf:
     """Measure a callable's latency and peak memory, and compare them with the saved baseline.
 
-    ``perf(fn, *args, **kwargs)`` calls fn again and again and returns its result::
+    ``perf(fn, *args, **kwargs)`` calls fn repeatedly and returns its result::
 
         def test_matmul(perf, device):
             a = torch.rand(512, 512, device=device)
             perf(torch.matmul, a, a)
 
-    ``perf.step(forward=..., backward=..., optimizer=...)`` times the phases of a training step, ``perf.work(
-    tokens=512)`` adds throughput, ``perf.note(loss=3.2)`` facts for the table of its study, ``perf.requires(
-    memory_bytes=..., flops=...)`` skips a case that does not fit.
-    A test that asks for this fixture is marked ``perf``. One measurement a test.
+    - ``perf.step(forward=..., backward=..., optimizer=...)`` times the phases of a training step.
+    - ``perf.work(tokens=512)`` adds throughput to the results.
+    - ``perf.note(loss=3.2)`` adds facts to the case's record and to the table of its study.
+    - ``perf.requires(memory_bytes=..., flops=...)`` skips the case if it does not fit.
+
+    A test that uses this fixture gets the ``perf`` marker. Each test makes one measurement.
     """
     from perflab.plugin.case.tools import perf_for
 
@@ -43,11 +45,12 @@ def perf(request: pytest.FixtureRequest, device: torch.device) -> Perf:
 
 @pytest.fixture
 def compiled_kernel(request: pytest.FixtureRequest) -> KernelResources:
-    """A registered Triton kernel, compiled for one GPU architecture; no GPU is needed.
+    """A registered Triton kernel, compiled for one GPU architecture. No GPU is needed.
 
-    A test that asks for it becomes a case for each kernel that ``perf_kernels`` names and each architecture of
-    ``--perf-arch``, and fails if the kernel does not compile, does not fit, or got worse than its baseline: new spills,
-    a lost kind of tensor-core instruction, lower occupancy. What it takes may be looked at too::
+    A test that uses this fixture runs once for each kernel in ``perf_kernels`` and each architecture in
+    ``--perf-arch``. The test fails if the kernel does not compile, cannot run on the architecture, or got worse than
+    its baseline: more spills, a lost kind of tensor-core instruction, lower occupancy. The test can also check the
+    resources of the kernel::
 
         def test_kernel(compiled_kernel):
             assert compiled_kernel.registers <= 168
@@ -59,10 +62,10 @@ def compiled_kernel(request: pytest.FixtureRequest) -> KernelResources:
 
 @pytest.fixture(scope="session")
 def device(request: pytest.FixtureRequest) -> torch.device:
-    """The ``torch.device`` chosen by ``--perf-device``: by itself a GPU where there is one, else the CPU.
+    """The ``torch.device`` chosen by ``--perf-device``. By default the GPU if there is one, else the CPU.
 
-    Under pytest-xdist the workers spread over the GPUs. Under ``--perf-predict`` it is ``cuda:0`` for perf cases, which
-    stands for the GPU that is predicted for: tensors on it are fake, and nothing needs to be there.
+    Under pytest-xdist the GPUs are distributed over the workers. Under ``--perf-predict`` a perf case gets ``cuda:0``,
+    which represents the GPU in ``--perf-gpu``. Tensors on it are fake, and no GPU is needed.
     """
     from perflab.plugin.case.tools import device_of
 
@@ -71,7 +74,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 @pytest.fixture
 def sync(device: torch.device) -> Callable[[], None]:
-    """``sync()`` returns when the device has finished all work that it was given. On a CPU it has already."""
+    """``sync()`` waits until the device has finished all queued work. On a CPU it returns at once."""
     from perflab.measure.devices import synchronize
 
     return partial(synchronize, device)
@@ -79,11 +82,10 @@ def sync(device: torch.device) -> Callable[[], None]:
 
 @pytest.fixture
 def warmup(request: pytest.FixtureRequest, device: torch.device) -> Callable[..., Warmup]:
-    """``warmup(fn, *args, **kwargs)`` calls fn until successive timings agree, and tells how that went.
+    """``warmup(fn, *args, **kwargs)`` calls fn until successive timings agree.
 
-    The result has ``calls``, ``settled`` (whether readings agreed before a quarter of ``--perf-budget`` was
-    spent) and ``readings_ns``, the time of one call in each reading. In a case that is predicted, or that runs untimed,
-    fn is called once.
+    The result has ``calls``, ``settled`` (whether timings agreed before a quarter of ``--perf-budget`` was spent) and
+    ``readings_ns``, the time of one call in each reading. In a predicted or untimed case, fn is called once.
     """
     from perflab.plugin.case.tools import warmup_on
 
@@ -96,7 +98,7 @@ def autocast(
 ) -> Callable[[torch.dtype | str | None], contextlib.AbstractContextManager[object]]:
     """``with autocast("bf16"):`` runs the block under ``torch.autocast`` on the device.
 
-    Takes a dtype or ``"bf16"``, ``"fp16"``, ``"fp32"``; fp32 and None mean no autocast, so that a test can be
+    It takes a dtype, ``"bf16"``, ``"fp16"``, ``"fp32"`` or None. fp32 and None mean no autocast, so a test can be
     parametrized over precisions.
     """
     from perflab.measure.devices import autocast_on
@@ -108,12 +110,12 @@ def autocast(
 def memory_snapshot(
     request: pytest.FixtureRequest, device: torch.device
 ) -> Callable[..., contextlib.AbstractContextManager[MemorySnapshot]]:
-    """``with memory_snapshot("forward") as snapshot:`` records every allocation and free of the block.
+    """``with memory_snapshot("forward") as snapshot:`` records every allocation and free in the block.
 
-    After the block ``snapshot.peak_bytes`` is the highest rise of live memory within it, and ``snapshot.path``
-    the file that holds the history: on CUDA PyTorch's own snapshot, for https://pytorch.org/memory_viz; on a CPU
-    JSON, a list of ``[time in ns, bytes]``. Files go to ``.perflab/snapshots/``. In a case that is predicted it is the
-    predicted history of the block, in PyTorch's format.
+    After the block, ``snapshot.peak_bytes`` is the highest rise of live memory within it, and ``snapshot.path`` is the
+    file with the history, in ``.perflab/snapshots/``. On CUDA it is a PyTorch snapshot for
+    https://pytorch.org/memory_viz. On a CPU it is JSON, whose ``events`` are pairs ``[time in ns, bytes]``. In a
+    predicted case it is the predicted history of the block, in PyTorch's format.
     """
     from perflab.plugin.case.tools import snapshots_of
 
@@ -122,9 +124,9 @@ def memory_snapshot(
 
 @pytest.fixture
 def nvtx_range(device: torch.device) -> Callable[[str], contextlib.AbstractContextManager[None]]:
-    """``with nvtx_range("attention"):`` names what the block does on a profiler's timeline.
+    """``with nvtx_range("attention"):`` labels the block on a profiler's timeline.
 
-    An NVTX range for Nsight Systems on a CUDA device, and a ``torch.profiler`` range on any.
+    It opens a ``torch.profiler`` range on every device, and on CUDA also an NVTX range for Nsight Systems.
     """
     from perflab.measure.nvtx import nvtx_range as open_range
 

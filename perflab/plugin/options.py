@@ -31,136 +31,139 @@ class Option(NamedTuple):
 
 
 OPTIONS = (
-    Option("--perf", "false", "measure perf cases also where they are mixed with other tests", flag=True),
-    Option("--perf-only", "false", "measure perf cases, and skip all other tests", flag=True),
+    Option("--perf", "false", "measure perf cases even if other tests are selected too", flag=True),
+    Option("--perf-only", "false", "measure perf cases and skip all other tests", flag=True),
     Option("--perf-disable", "false", "run each perf case once, untimed", flag=True, measures=False),
     Option("--perf-skip", "false", "skip perf cases", flag=True, measures=False),
-    Option("--perf-update", "false", "save what was measured as the new baseline", flag=True),
-    Option("--perf-update-new", "false", "save baselines of cases that have no comparable one", flag=True),
-    Option("--perf-reason", "", "why what is saved is meant; kept in the baselines, and moves anchors", metavar="TEXT"),
+    Option("--perf-update", "false", "save the measurements as new baselines", flag=True),
+    Option("--perf-update-new", "false", "save baselines only for cases without a comparable one", flag=True),
+    Option(
+        "--perf-reason", "", "why the change is intended; stored in the baselines, and moves anchors", metavar="TEXT"
+    ),
     Option(
         "--perf-noisy",
         "refuse",
-        "times too noisy to see a slowdown of twice the threshold. refuse: they are not saved; accept: they are",
+        "times too noisy to detect a slowdown of twice the threshold. refuse: do not save them; accept: save them",
         choices=("refuse", "accept"),
     ),
     Option(
         "--perf-machine",
         "",
-        "name of the pool of identical machines that this one belongs to; their times are compared with each other "
-        "(default: this machine alone; environment variable: PERFLAB_MACHINE)",
+        "pool of identical machines that share time baselines "
+        "(default: this machine only; environment variable: PERFLAB_MACHINE)",
         metavar="NAME",
         variable="PERFLAB_MACHINE",
     ),
-    Option("--perf-prune", "false", "remove stored baselines whose cases no longer exist", flag=True, measures=False),
-    Option("--perf-baselines", "baselines", "directory of the saved baselines", metavar="DIR", measures=False),
+    Option("--perf-prune", "false", "delete baselines of cases that no longer exist", flag=True, measures=False),
+    Option("--perf-baselines", "baselines", "directory of the baselines", metavar="DIR", measures=False),
     Option("--perf-threshold", "5%", "slowdown of the median that counts", metavar="SHARE"),
     Option("--perf-memory-threshold", "0", "growth of peak memory that counts", metavar="SHARE"),
-    Option("--perf-floor", "2us", "differences in time below this never count", metavar="TIME"),
+    Option("--perf-floor", "2us", "ignore time differences below this", metavar="TIME"),
     Option(
         "--perf-check",
         "on",
-        "on: a worse case fails; off: measure only; strict: a case that can't be judged fails too; exact: memory "
-        "and counts alone, and a case without saved ones fails",
+        "on: regressions fail; off: measure only; strict: cases that cannot be judged fail too; exact: compare memory "
+        "and counts only, and fail cases without a baseline of them",
         choices=("on", "off", "strict", "exact"),
     ),
     Option(
         "--perf-counts",
         "on",
-        "operators, allocations, launches of a call. on: one more fails; report: shown only; off: not counted",
+        "operators, allocations, launches of a call. on: an increase fails; report: show changes; off: do not count",
         choices=("on", "report", "off"),
     ),
     Option(
         "--perf-cache",
         "warm",
-        "what a call finds in the device's caches. warm: what the last one left; cold: nothing of it",
+        "device caches before each call. warm: as the last call left them; cold: evicted",
         choices=("warm", "cold"),
     ),
-    Option(
-        "--perf-cuda-graph", "false", "time calls as a CUDA graph replays them, without launches by the host", flag=True
-    ),
+    Option("--perf-cuda-graph", "false", "time calls as CUDA graph replays, without host launches", flag=True),
     Option(
         "--perf-instructions",
         "auto",
-        "count instructions on a CPU; auto: in one thread, if the system allows it; callgrind: under valgrind, slow",
+        "count CPU instructions. auto: single-threaded only, if the system allows it; callgrind: under valgrind, slow",
         choices=("off", "auto", "callgrind"),
     ),
-    Option("--perf-device", "auto", "where to measure: auto, cpu, cuda or cuda:N", metavar="DEVICE", measures=False),
-    Option("--perf-predict", "false", "run nothing: predict each case on fake tensors, for --perf-gpu", flag=True),
-    Option("--perf-gpu", "h100", "the GPU that is predicted for: h100, a100-40gb, rtx4090, ...", metavar="NAME"),
+    Option(
+        "--perf-device", "auto", "device to measure on: auto, cpu, cuda or cuda:N", metavar="DEVICE", measures=False
+    ),
+    Option("--perf-predict", "false", "predict each case for --perf-gpu on fake tensors; nothing runs", flag=True),
+    Option("--perf-gpu", "h100", "GPU to predict for: h100, a100-40gb, rtx4090, ...", metavar="NAME"),
     Option(
         "--perf-snapshots", "false", "write the memory timeline of each prediction to .perflab/snapshots/", flag=True
     ),
-    Option("--perf-budget", "10", "time for one case: warm-up, samples and memory", metavar="SECONDS"),
+    Option("--perf-budget", "10", "time per case for warm-up, samples and memory", metavar="SECONDS"),
     Option(
         "--perf-total-budget",
         "",
-        "time for all cases; one that declares more (perf.requires) than is left, or finds nothing left, is skipped",
+        "time for all cases; a case is skipped if no time is left, or if perf.requires states more than is left",
         metavar="SECONDS",
     ),
     Option(
         "--perf-timeout",
         "auto",
-        "a case without a sign of life for so long hangs, and fails; auto: ten times its budget, 15 min at least",
+        "fail a case that shows no progress for this long; auto: ten times its expected time, at least 15 min",
         metavar="SECONDS|off",
         measures=False,
     ),
     Option(
         "--perf-settle",
         "on",
-        "on: what a stored number cannot tell is settled in turns with the commit that it was saved at; off: it stays",
+        "on: re-run inconclusive cases interleaved with the baseline's commit; off: do not",
         choices=("on", "off"),
     ),
-    Option("--perf-replicates", "3", "processes that measure a baseline, or confirm a slowdown", metavar="N"),
+    Option("--perf-replicates", "3", "processes that measure a baseline or confirm a slowdown", metavar="N"),
     Option(
         "--perf-against",
         "",
-        "compare with another commit, branch, tag, checkout or installed version, measured here and now, in turns",
+        "A/B comparison with another commit, branch, tag, checkout or installed version, interleaved on this machine",
         metavar="REF|PATH",
     ),
     Option("--perf-against-threshold", "2%", "slowdown that counts under --perf-against", metavar="SHARE"),
     Option(
         "--perf-kernels",
         "",
-        "Triton kernels that the compiled_kernel fixture and the kernels command compile ahead of time",
+        "Triton kernels to compile ahead of time, for the compiled_kernel fixture and `perflab kernels`",
         metavar="PACKAGE.MODULE:ATTRIBUTE[,...]",
         measures=False,
     ),
+    Option("--perf-arch", "80,90,100", "architectures to compile kernels for", metavar="N[,N...]", measures=False),
+    Option("--perf-columns", "median,spread,vs_base,peak", "columns of the results table", metavar="NAME[,...]"),
     Option(
-        "--perf-arch", "80,90,100", "architectures that kernels are compiled for", metavar="N[,N...]", measures=False
-    ),
-    Option("--perf-columns", "median,spread,vs_base,peak", "what the table shows of each case", metavar="NAME[,...]"),
-    Option(
-        "--perf-sort", "collected", "sort the table by a column, name or fullname; -NAME: descending", metavar="[-]NAME"
+        "--perf-sort",
+        "collected",
+        "sort the results table by a column, name or fullname; -NAME: descending",
+        metavar="[-]NAME",
     ),
     Option(
         "--perf-side-by-side",
         "",
-        "show this parameter's levels against each other, fastest first, below the table",
+        "compare the values of this parameter below the table, fastest first",
         metavar="PARAMETER",
     ),
-    Option("--perf-json", "", "write all results to this file", metavar="FILE"),
+    Option("--perf-json", "", "write all results to this JSON file", metavar="FILE"),
 )
 
 MARKER_ARGUMENTS = {
     "threshold": "slowdown that counts, such as '10%' or 0.1",
     "memory_threshold": "growth of peak memory that counts, such as '1%'",
-    "floor": "differences below this never count, such as '2us'",
-    "counts": "'on', 'report' or 'off': whether counts are gated, shown, or not taken",
-    "cache": "'warm' or 'cold': what a call finds in the device's caches, what the last one left or nothing of it",
-    "cuda_graph": "True: time calls as a CUDA graph replays them",
-    "budget": "time for the case, in seconds, such as 5 or '500ms'",
-    "timeout": "the case is hung if it gives no sign of life for so long, such as '1h' or 'off'",
-    "warmup": "exactly so many warm-up calls, instead of until readings agree",
+    "floor": "time differences below this are ignored, such as '2us'",
+    "counts": "'on', 'report' or 'off': gate counts, only show them, or do not count",
+    "cache": "'warm' or 'cold': device caches before each call, as the last call left them or evicted",
+    "cuda_graph": "True: time calls as CUDA graph replays",
+    "budget": "time for the case, such as 5 (seconds) or '500ms'",
+    "timeout": "the case fails if it shows no progress for this long, such as '1h', or 'off'",
+    "warmup": "fixed number of warm-up calls, instead of warming up until timings agree",
     "fresh_process": (
-        "True: measure in a new process, where nothing is warm; here the callable runs once, for its result"
+        "True: measure in a new process, where nothing is warm; the test's own process calls once, for the result"
     ),
-    "side_by_side": "the parameter whose levels are shown against each other",
+    "side_by_side": "the parameter whose values are compared below the table",
     "study": "a title; cases of one title share a table",
     "columns": "what that table shows, such as 'median, tokens/s, peak, loss'",
     "versus": "what it holds cases against: a parameter and its base, such as 'impl=naive'",
-    "last": "True: where the run's time is limited, measure after all that is not marked so",
-    "allow_nan": "True: a result that holds NaN is no failure",
+    "last": "True: under --perf-total-budget, measure after all cases without this mark",
+    "allow_nan": "True: allow NaN in the result",
 }
 """Arguments of ``@pytest.mark.perf``, and what each means."""
 

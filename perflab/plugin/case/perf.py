@@ -118,7 +118,7 @@ class Way(Protocol):
 
 
 class Perf:
-    """Measures a callable. Ask for it as the ``perf`` fixture; see there for examples."""
+    """Measures a callable. Tests get it from the ``perf`` fixture, whose docstring has examples."""
 
     def __init__(
         self, state: CaseState, device: torch.device, way: Way, expect: Callable[[float, float], None] | None = None
@@ -130,14 +130,14 @@ class Perf:
 
     @property
     def device(self) -> torch.device:
-        """The device that the case is measured on."""
+        """The device that the case runs on."""
         return self._device
 
     def __call__(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Measure ``fn(*args, **kwargs)`` and return its result.
 
         Raises:
-            UsageError: ``fn`` cannot be called, does no work, or the case has measured before.
+            UsageError: ``fn`` is not callable or does no work, or the case has already measured.
         """
         if not callable(fn):
             raise UsageError(
@@ -154,17 +154,18 @@ class Perf:
         optimizer: Callable[[], Any] | None = None,
         micro_batches: int = 1,
     ) -> Any:
-        """Measure a training step, each phase and the whole, and return what the last ``forward`` returned.
+        """Measure a training step, each phase and the whole. Return the result of the last ``forward``.
 
         Args:
-            forward: called without arguments; its result, the loss, goes to ``backward``.
+            forward: called without arguments; its result, the loss, is passed to ``backward``.
             backward: called with the loss, such as ``torch.Tensor.backward``.
-            optimizer: called without arguments: the update, and clearing the gradients.
-            micro_batches: how often forward and backward run in turn before the optimizer runs once; a phase's time
-                is the sum over its runs.
+            optimizer: called without arguments; updates the weights and clears the gradients.
+            micro_batches: number of forward and backward passes before the optimizer runs once. The time of a phase
+                is the sum over its passes.
 
         Raises:
-            UsageError: a phase cannot be called, ``micro_batches`` is no positive int, or the case has measured before.
+            UsageError: a phase is not callable, ``micro_batches`` is not a positive int, the case is timed as a CUDA
+                graph, or the case has already measured.
         """
         if isinstance(micro_batches, bool) or not isinstance(micro_batches, int) or micro_batches < 1:
             raise UsageError(
@@ -187,9 +188,9 @@ class Perf:
         return self._once_a_test(Step(forward, backward, optimizer, micro_batches))
 
     def work(self, **units: float) -> None:
-        """Say how much one call does, such as ``perf.work(tokens=512, flops=2.1e11)``; throughput is shown then.
+        """State the work of one call, such as ``perf.work(tokens=512, flops=2.1e11)``. Results then show throughput.
 
-        A unit that begins with a phase's name, such as ``backward_flops``, is the work of that phase alone.
+        A unit that starts with the name of a phase, such as ``backward_flops``, is the work of that phase only.
 
         Raises:
             UsageError: an amount is not a positive number.
@@ -200,12 +201,13 @@ class Perf:
             )
 
     def quote(self, source: str, *, seconds: float, **phases: float) -> None:
-        """Quote what others measured on the same work, such as ``perf.quote("H100, FA2", seconds=9e-6)``.
+        """Quote a published time for the same work, such as ``perf.quote("H100, FA2", seconds=9e-6)``.
 
-        Shown side by side with what is measured here, and judged by nobody. Phases are by name: ``backward=6e-6``.
+        Side-by-side tables and studies show quoted times. They are never compared with a baseline. Name a phase to
+        quote its time: ``backward=6e-6``.
 
         Raises:
-            UsageError: a time is not a positive number of seconds.
+            UsageError: the source is not text, or a time is not a positive number of seconds.
         """
         if not isinstance(source, str):
             raise UsageError(f"perf.quote({source!r}, ...)", "give the source as a text: who measured it, and on what")
@@ -216,14 +218,14 @@ class Perf:
         self._state.quotes.append(Quote(source=source, ns=in_ns.pop("seconds"), phases_ns=in_ns))
 
     def note(self, **facts: str | int | float | bool | None) -> None:
-        """Note facts of the case beside its time and memory, such as ``perf.note(loss=3.21, setup_s=4.2)``.
+        """Store facts of the case in its record, such as ``perf.note(loss=3.21, setup_s=4.2)``.
 
-        They are columns of the case's study, and stand in its record. A name's ending is its unit: ``_ns``, ``_s``,
-        ``_bytes``, ``_share`` (of one), ``_ratio``, ``_per_s``. Before measuring or after it, as often as is
-        needed: of a name that is noted twice the last value counts.
+        Each fact is a column of the case's study. The suffix of a name is its unit: ``_ns``, ``_s``, ``_bytes``,
+        ``_share`` (a fraction of one), ``_ratio``, ``_per_s``. Call it before or after measuring, any number of times.
+        If a name is noted twice, the last value counts.
 
         Raises:
-            UsageError: a value that is no plain data, or a name that tables of studies have a column of already.
+            UsageError: a value is not plain data, or a name is already a column of study tables.
         """
         self._state.facts |= checked_facts(facts)
 
@@ -237,20 +239,20 @@ class Perf:
         setup_seconds: float = 0.0,
         precision: torch.dtype | str = "fp32",
     ) -> None:
-        """Say what the case needs, before building anything; skip it, with these costs, if that does not fit.
+        """State the estimated cost of the case, and skip it if that exceeds the limits. Call it before building.
 
         Args:
             memory_bytes: peak memory on the case's device.
-            flops: floating-point operations of one call; time follows from this machine's matmul rate.
-            seconds: time of one call, instead of ``flops``.
-            setup_calls: calls that the case makes before it measures, to train a model for example.
-            setup_seconds: time that it takes before that besides, to compile for example. Neither counts against
-                the case's budget, which is for measuring, but both against the run's.
+            flops: floating-point operations of one call. Its time is estimated from this machine's matmul rate.
+            seconds: time of one call; takes precedence over ``flops``.
+            setup_calls: number of calls before the measurement, for example to train a model.
+            setup_seconds: further time before the measurement, for example to compile. Set-up counts against the
+                run's total budget; the case's budget is for measuring only.
             precision: precision of most of the operations.
 
         Raises:
-            pytest.skip.Exception: more memory than is free, or more time than the budget, or than is left of the
-                run's total budget.
+            pytest.skip.Exception: the case needs more memory than is free, or more time than its budget or than is
+                left of the run's total budget.
         """
         claim = Claim(memory_bytes, flops, seconds, setup_calls, setup_seconds, precision)
         self._way.requires(claim)
@@ -264,26 +266,28 @@ class Perf:
         sizes: Mapping[str, int],
         remedies: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Say how the case is made for other sizes, so that a prediction can tell the largest that fits the GPU.
+        """State how to build the case at other sizes, so a prediction can find the largest size that fits the GPU.
 
-        Heeded where the case is predicted, after its own prediction; a measured case pays nothing for it::
+        It takes effect after the case itself was predicted. It costs a measured case nothing::
 
             perf.fits(build, sizes={"batch_size": 4, "context_length": 1024}, remedies={"bf16": {"precision": "bf16"}})
 
         Args:
-            build: ``build(**sizes, **changes)`` gives what is to be predicted: a callable without arguments, or the
-                phases that ``perf.step`` takes, as a dict.
-            sizes: the case's own sizes. Each in turn is made as large as fits, all else equal.
-            remedies: by name, what else ``build`` takes; asked where the case does not fit as it is.
+            build: ``build(**sizes, **changes)`` returns the workload to predict: a callable without arguments, or a
+                dict with the phases that ``perf.step`` takes.
+            sizes: the sizes of this case. The prediction finds the largest value of each, with the others unchanged.
+            remedies: further arguments of ``build`` by the name of the remedy. They are tried if the case does not
+                fit.
 
         Raises:
-            UsageError: ``build`` cannot be called, a size is no positive int, or a remedy no mapping.
+            UsageError: ``build`` is not callable, ``sizes`` is empty, a size is not a positive int, or a remedy is not
+                a mapping.
         """
         self._state.exploration = exploration_of(build, sizes, remedies or {})
 
     @property
     def predicts(self) -> bool:
-        """Whether the case is being predicted: its tensors are fake then, and have shapes but no numbers."""
+        """Whether the case is being predicted. Its tensors are then fake: they have shapes and no values."""
         return self._state.predicts
 
     def _once_a_test(self, workload: Workload) -> Any:
