@@ -22,18 +22,19 @@ from perflab.environment import current_environment
 from perflab.errors import UsageError
 from perflab.measure.devices import resolve_device
 from perflab.measure.limits import as_out_of_memory
-from perflab.measured.run.callgrind import check_callgrind, count_under_callgrind
+from perflab.measure.sampling import Progress
+from perflab.measured.run.callgrind import check_callgrind
 from perflab.measured.run.cuda_graphs import no_graph_for
 from perflab.measured.run.device_turns import CaseTurns
 from perflab.measured.run.held_reports import HeldBack
-from perflab.measured.run.measuring import Measuring
 from perflab.measured.run.recheck import SecondLooks, needs_second_look
 from perflab.measured.run.verdict import Judged, failure_of, judged
+from perflab.measured.run.ways import Here, InTurns, Replicate, UnderCallgrind
 from perflab.mode import identity
 from perflab.plugin.case.device_lock import device_turn
-from perflab.plugin.case.fresh_process import Job, JobResult, measure_fresh, report_result
+from perflab.plugin.case.fresh_process import Job, JobResult, report_result
 from perflab.plugin.case.hanging import expect, suspended
-from perflab.plugin.case.perf import STATE, CaseState, Perf, device_of
+from perflab.plugin.case.perf import STATE, CaseState, Perf, Way, device_of
 from perflab.plugin.case.progress import ProgressLine
 from perflab.plugin.case.subtests import Phases, is_of_a_subtest
 from perflab.plugin.case.total_budget import TotalBudget
@@ -45,7 +46,7 @@ from perflab.plugin.session.announcing import predicts_by_itself
 from perflab.plugin.session.folder import baselines_of
 from perflab.plugin.stash import CASES, PerfCases, worker_number
 from perflab.predicted.run.fake_cases import PredictedCases
-from perflab.predicted.run.predicting import CasePrediction, Predictions
+from perflab.predicted.run.predicting import Predicted, Predictions
 from perflab.records import Judgement, Verdict
 from perflab.results import Result
 from perflab.store.json_files import check_writable
@@ -126,28 +127,22 @@ class Cases:
             if self._job is None:
                 self._turns.hold(device)  # a device fixture of the project's may give another
             state.environment = current_environment(device, self._settings.machine)
-        server = self._server
-        way = Measuring(
-            state,
-            device,
-            self._progress.for_case(item),
-            measure_fresh=lambda s: measure_fresh(self._config, [state.case], str(device), s)[state.case],
-            seconds_left=self._budget.left_s,
-            share_s=self._share_s,
-            count_under_callgrind=lambda: count_under_callgrind(self._config, state.case, str(device)),
-            prediction=CasePrediction(state, self._predictions, by_itself=self._by_itself),
-            serve=None
-            if server is None
-            else lambda workload, counter: server.measure(state, workload, device, counter),
-            sides=lambda: 1 if server is None else server.sides,
-        )
+        way = self._way(state, device, self._progress.for_case(item))
         return Perf(state, device, way, partial(expect, self._config, state.settings))
 
-    def _share_s(self) -> float | None:
-        """What the case at hand may take of the run's time. What is saved has its whole budget."""
-        if self._job is not None:
-            return self._job.budget_s
-        return None if self._settings.update or self._settings.update_new else self._budget.case_share_s()
+    def _way(self, state: CaseState, device: torch.device, progress: Progress) -> Way:
+        job, settings = self._job, self._settings
+        if state.predicts:
+            return Predicted(state, self._predictions, self._budget)
+        if job is None:
+            instead = self._predictions if self._by_itself else None
+            saves = settings.update or settings.update_new
+            return Here(state, device, progress, self._config, self._budget, instead=instead, saves=saves)
+        if self._server is not None:
+            return InTurns(state, device, progress, self._budget, self._server)
+        if job.under_callgrind:
+            return UnderCallgrind(state, device, progress)
+        return Replicate(state, device, progress, job.budget_s)
 
     @contextlib.contextmanager
     def _turn(self, device: torch.device) -> Generator[None]:
@@ -183,8 +178,6 @@ class Cases:
             item.nodeid,
             settings,
             parameters=_parameters(item),
-            is_replicate=self._job is not None,
-            under_callgrind=self._job is not None and self._job.under_callgrind,
         )
 
     def skip_if_late(self, item: pytest.Item) -> None:
@@ -225,7 +218,7 @@ class Cases:
                 self._predictions.fail_if_worse(item.stash[PREDICTED], settings=state.settings)
             elif state.measurement is not None:
                 self._conclude(item, state)
-            elif not (state.served or state.under_callgrind or measures_elsewhere(item)):
+            elif not (state.done or measures_elsewhere(item)):
                 state.problem = "no work"
                 raise UsageError(
                     f"{item.nodeid} is marked perf, but measured nothing",

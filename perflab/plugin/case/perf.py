@@ -1,6 +1,6 @@
 """The ``perf`` fixture: ``Perf`` takes what a case says, and keeps it in the case's state.
 
-A ``Way`` does what the run is for with the callable: ``measured_case.Measuring``, or ``untimed.Once``. What becomes of
+A ``Way`` does with the callable what the run is for: ``measured/run/ways.py`` has most of them. What becomes of
 the measurement is ``measuring.py``'s.
 """
 
@@ -59,13 +59,8 @@ class CaseState:
     """Why there is nothing to judge, said in the verdict column."""
     subtest_failures: list[str] = field(default_factory=list)
     """What pytest said of subtests that failed, by which the whole test has."""
-    is_replicate: bool = False
-    served: bool = False
-    """Whether the case was measured in turns with another process, which keeps the numbers."""
-    ran_once: bool = False
-    """Whether its callable ran in a run that measures nothing."""
-    under_callgrind: bool = False
-    """Whether this process only counts the instructions of a call."""
+    done: bool = False
+    """Whether its callable has run, and nothing of that is kept here."""
     compiler: CompilerState = field(default_factory=compiler_state)
     """What torch.compile had done before the case was set up."""
     predicts: bool = False
@@ -91,7 +86,7 @@ class CaseState:
     @property
     def has_measured(self) -> bool:
         """Whether the case has had its one measurement, prediction or call, whatever came of it."""
-        return self.served or self.ran_once or any((self.measurement, self.out_of_memory, self.predicted))
+        return self.done or any((self.measurement, self.out_of_memory, self.predicted))
 
     def seconds_of_a_call(self, claim: Claim, device: torch.device) -> float | None:
         """What the case says that one call takes; of operations, by the device's rate, which its record then has."""
@@ -113,8 +108,8 @@ class Way(Protocol):
     def of(self, workload: Workload) -> Any:
         """Do it, and return what the callable returned."""
 
-    def requires(self, claim: Claim) -> None:
-        """Skip the case if what it says that it needs is not there."""
+    def requires(self, claim: Claim) -> Way:
+        """Skip the case if what it says that it needs is not there; else the way from here on."""
 
 
 class Perf:
@@ -255,7 +250,7 @@ class Perf:
                 left of the run's total budget.
         """
         claim = Claim(memory_bytes, flops, seconds, setup_calls, setup_seconds, precision)
-        self._way.requires(claim)
+        self._way = self._way.requires(claim)
         if self._expect is not None:
             self._expect(*claim.expected_s(self._state.matmul_flops_per_second))
 

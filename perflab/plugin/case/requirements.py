@@ -86,6 +86,12 @@ class Needs:
         return bool(self.setup_calls or self.setup_s)
 
     @property
+    def can_be_predicted(self) -> bool:
+        """Whether a prediction says what measuring would: not where it lacks the run's time alone, or runs first."""
+        is_over = self.left_s is not None and self.left_s <= 0
+        return (self.no_room or self.no_time) and not (self.sets_up or is_over)
+
+    @property
     def _measuring_s(self) -> float:
         return self.calls * self.call_s if self.call_s is not None else 0.0
 

@@ -14,7 +14,7 @@ import pytest
 from perflab.errors import UsageError
 from perflab.measure.devices import available_bytes, current_device, release_memory, resolve_device, synchronize
 from perflab.measure.limits import as_out_of_memory
-from perflab.plugin.case.perf import STATE, CaseState, Perf, device_of
+from perflab.plugin.case.perf import STATE, CaseState, Perf, Way, device_of
 from perflab.plugin.case.raw_launches import kernels_have_a_gpu
 from perflab.plugin.case.requirements import Claim, Needs
 from perflab.plugin.case.returned import refuse_nan
@@ -46,14 +46,14 @@ class Once:
         Raises:
             UsageError: it returned NaN.
         """
-        self._state.ran_once = True
+        self._state.done = True
         with current_device(self._device), kernels_have_a_gpu(self._state.case):
             result = workload.run()
             synchronize(self._device)  # an error of a kernel is this test's
         refuse_nan(self._state, result)
         return result
 
-    def requires(self, claim: Claim) -> None:
+    def requires(self, claim: Claim) -> Way:
         """Skip the case if there is no room, or if set-up and one call take longer than a case is given."""
         call_s = self._state.seconds_of_a_call(claim, self._device)
         needs = Needs(
@@ -71,6 +71,7 @@ class Once:
         self._state.short_of, unmet = needs.short_of(), needs.unmet()
         if unmet is not None:
             pytest.skip(unmet)
+        return self
 
 
 class UntimedCases:
@@ -122,7 +123,7 @@ class UntimedCases:
             if as_out_of_memory(error) is None:
                 raise
         else:
-            if not (state.ran_once or getattr(item, "_excinfo", None) or measures_elsewhere(item)):
+            if not (state.done or getattr(item, "_excinfo", None) or measures_elsewhere(item)):
                 raise UsageError(
                     f"{item.nodeid} is marked perf, but measures nothing",
                     "call perf(fn, *args) in it, or remove the marker",
@@ -139,7 +140,7 @@ class UntimedCases:
         """Say on the case's report that nothing was timed: pytest-xdist carries it to where reports are counted."""
         report = yield
         state = item.stash.get(STATE, None)
-        if report.when == "call" and state is not None and state.ran_once:
+        if report.when == "call" and state is not None and state.done:
             setattr(report, UNTIMED, RAN)
         elif report.when == "setup" and item.nodeid in self._case_settings and is_compiled_case(item):
             setattr(report, UNTIMED, NOT_COMPILED)

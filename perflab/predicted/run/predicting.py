@@ -38,8 +38,9 @@ from perflab.results import Result
 
 if TYPE_CHECKING:
     from perflab.measure.workload import Workload
-    from perflab.plugin.case.perf import CaseState
-    from perflab.plugin.case.requirements import Needs
+    from perflab.plugin.case.perf import CaseState, Way
+    from perflab.plugin.case.requirements import Claim
+    from perflab.plugin.case.total_budget import TotalBudget
     from perflab.predicted.prediction import Proofs
     from perflab.predicted.trace.trace import Trace
 
@@ -84,6 +85,17 @@ class Predictions:
                 self._config.stash[FAKING] = was_faking
                 if was_on:
                     gc.enable()
+
+    def from_here_on(self, state: CaseState, unmet: str, budget: TotalBudget) -> Way:
+        """Predict a case that does not fit, from where it says so.
+
+        Raises:
+            BaselineError: the file of its baseline, which nobody was known to need, is damaged or foreign.
+        """
+        self.check([state.case])
+        state.until_judged.enter_context(self.fake())
+        state.predicts, state.instead_of = True, unmet
+        return Predicted(state, self, budget)
 
     def of(self, state: CaseState, workload: Workload, left_s: float | None) -> Any:
         """Predict a case's callable, and return a fake result of its shape.
@@ -182,40 +194,23 @@ def without_fake_gradients(roots: tuple[Any, ...]) -> None:
             one.grad = None
 
 
-class CasePrediction:
-    """The predicted side of one case: whether it is predicted, and what it says of itself for that."""
+class Predicted:
+    """The ``Way`` of a predicted case."""
 
-    def __init__(self, state: CaseState, predictions: Predictions, *, by_itself: bool) -> None:
+    def __init__(self, state: CaseState, predictions: Predictions, budget: TotalBudget) -> None:
         self._state = state
         self._predictions = predictions
-        self._by_itself = by_itself
+        self._budget = budget
 
-    @property
-    def active(self) -> bool:
-        """Whether the case is predicted."""
-        return self._state.predicts
-
-    def of(self, workload: Workload, left_s: float | None) -> Any:
-        """Predict the callable, in what the run has left."""
-        return self._predictions.of(self._state, workload, left_s)
-
-    def instead(self, needs: Needs, unmet: str) -> bool:
-        """Whether a case that does not fit is predicted from here on, and not skipped.
-
-        Not for want of the run's time alone: with more of it, it is measured.
-
-        Raises:
-            BaselineError: the file of its baseline, which nobody was known to need, is damaged or foreign.
-        """
-        is_over = needs.left_s is not None and needs.left_s <= 0
-        if not self._by_itself or needs.sets_up or is_over or not (needs.no_room or needs.no_time):
-            return False
-        self._predictions.check([self._state.case])
-        self._state.until_judged.enter_context(self._predictions.fake())
-        self._state.predicts, self._state.instead_of = True, unmet
-        return True
-
-    def refuse_set_up(self, setup_calls: float, setup_seconds: float) -> None:
-        """Skip a case that has to run before there is anything to predict."""
-        if setup_calls or setup_seconds:
+    def requires(self, claim: Claim) -> Way:
+        """Nothing of this machine; but a case that has to run before there is anything to predict is skipped."""
+        if claim.setup_calls or claim.setup_seconds:
             pytest.skip("trains or compiles before it measures: that has to run, and cannot be predicted")
+        return self
+
+    def of(self, workload: Workload) -> Any:
+        """Predict the callable, in what the run has left."""
+        left_s = self._budget.left_s()
+        if left_s is not None and left_s <= 0:
+            self._state.skip_for_time()
+        return self._predictions.of(self._state, workload, left_s)
