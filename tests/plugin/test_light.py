@@ -95,7 +95,7 @@ def test_so_do_workers_and_their_controller_which_listens_to_them(
     result.assert_outcomes(passed=1, failed=1)
     assert loaded_in(pytester.path, "gw0") == sorted([*LIGHT, "perflab.errors"])
     assert loaded_in(pytester.path) == sorted(
-        [*LIGHT, "perflab.plugin.session.lost_workers", "perflab.plugin.session.workers"]
+        [*LIGHT, *(f"perflab.plugin.session{name}" for name in ("", ".lost_workers", ".workers"))]
     )
 
 

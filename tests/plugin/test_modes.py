@@ -118,12 +118,12 @@ def test_the_command_that_accepts_a_change_keeps_the_mode_that_was_asked_for(pro
 def test_the_record_says_how_calls_were_timed(project: Project) -> None:
     (warm,) = results(project)
     assert "mode" not in warm or warm["mode"] == {}
-    assert "evicted_bytes" not in warm["record"]["measurement"]
+    assert "evicted_bytes" not in warm["outcome"]["measurement"]
     (cold,) = results(project, "--perf-cache=cold")
     assert cold["mode"] == {"cache": "cold"}
-    assert cold["record"]["measurement"]["evicted_bytes"] == 4096
-    assert cold["record"]["measurement"]["empty_call_ns"] == 0.0
-    cold_memory, warm_memory = (case["record"]["measurement"]["memory"] for case in (cold, warm))
+    assert cold["outcome"]["measurement"]["evicted_bytes"] == 4096
+    assert cold["outcome"]["measurement"]["empty_call_ns"] == 0.0
+    cold_memory, warm_memory = (case["outcome"]["measurement"]["memory"] for case in (cold, warm))
     for memory in (cold_memory, warm_memory):
         del memory["resident_growth_bytes"]  # of the whole process, a page more or less
     assert cold_memory == warm_memory

@@ -311,7 +311,7 @@ def test_a_short_total_budget_is_shared_among_the_cases_and_each_has_the_fewest_
     def samples(*arguments: str) -> list[int]:
         project.run("--perf-json=perf.json", "-k", "not compiled", *arguments).assert_outcomes(passed=6)
         rows = json.loads((project.pytester.path / "perf.json").read_text())["results"]
-        return [row["record"]["summary"]["samples"] for row in rows]
+        return [row["outcome"]["summary"]["samples"] for row in rows]
 
     assert samples() == [6] * 6
     assert samples("--perf-total-budget=6") == [3, 3, 3, 4, 3, 6], "flash-2 and large come last, and have more"

@@ -64,9 +64,7 @@ class Replicate:
         """
         state = self._state
         with only_compiled_kernels(state.case):
-            unmet = no_graph_for(
-                state.case, state.settings, self._device
-            )  # its device fixture may
+            unmet = no_graph_for(state.case, state.settings, self._device)  # its device fixture may
             if unmet is not None:
                 pytest.skip(unmet)
             release_memory(self._device)
