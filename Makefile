@@ -10,7 +10,7 @@ MODEL ?= small
 # Every group of cases is measured in turn; what does not fit into so many seconds is counted, with the command that runs it.
 SECONDS ?= 155
 
-.PHONY: perf gate predict studies kernels startup attack test correctness check format clean
+.PHONY: perf gate predict studies kernels startup attack map test correctness check format clean
 
 perf: $(INSTALLED)
 	$(BIN)/pytest -m perf --model=$(MODEL) --perf-total-budget=$(SECONDS) tests/perf --ignore=tests/perf/test_kernels_compiled.py --ignore=tests/perf/studies
@@ -44,6 +44,10 @@ test: $(INSTALLED)
 gate: $(INSTALLED)
 	$(BIN)/pytest -m perf --model=tiny --context-length=128 --perf-budget=15 --perf-check=exact -k "tiny-128-bf16" tests/perf/test_transformer.py
 	$(BIN)/pytest -m perf --model=tiny --context-length=128 --perf-budget=2 --perf-check=exact -k "not flex and not compiled and not triton and not tiny-128-bf16" tests/perf/test_transformer.py tests/perf/test_attention.py tests/perf/test_attention_memory.py tests/perf/test_fused_kernels.py
+
+# docs/files.md, from the first lines of all modules.
+map: $(INSTALLED)
+	$(BIN)/python -m tests.harness.file_map
 
 correctness: $(INSTALLED)
 	$(BIN)/pytest -n 2 --dist worksteal -m correctness
