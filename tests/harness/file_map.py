@@ -1,4 +1,4 @@
-"""docs/files.md: every module of the package with its first line. ``python -m tests.harness.file_map`` writes it anew."""
+"""docs/files.md: every module of the package with its first line. ``make map`` writes it anew."""
 
 from __future__ import annotations
 
