@@ -1,4 +1,4 @@
-"""The ``perflab`` command: what is done with a run's results once pytest has ended, and what needs no test run.
+"""The ``perflab`` command: merges, reports, compiles kernels and checks the machine, without a test run.
 
 A command is a function that declares its arguments on a parser and returns what runs them; its docstring is its
 help. One more is one more function, and a line in ``COMMANDS``. Nothing here loads torch.

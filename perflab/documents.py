@@ -1,4 +1,4 @@
-"""Results files: what ``--perf-json`` writes, read back with errors that name the place, and parts of a run made one.
+"""Reads and writes results files (``--perf-json``), and merges those of several runs.
 
 The same rules make a run's own results one: the last result of a case counts, and cases stand in collected order.
 """

@@ -1,4 +1,4 @@
-"""What machine and versions this is, and which numbers of two environments may be compared."""
+"""Describes machine and versions, and decides which environments can be compared."""
 
 from __future__ import annotations
 

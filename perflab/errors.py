@@ -1,4 +1,4 @@
-"""Errors a user can act on: what was given, what was wanted, what to do next. Imports nothing of ours."""
+"""Errors with remedies: what was given, what was wanted, what to do. Imports nothing of ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON files of ours, read with checks that name the place: baselines and results alike.
+"""Reads JSON files of ours, with errors that name the place.
 
 msgspec holds each field against its type. What it lets pass, though no file of ours has it, is damage too: a key that
 stands twice, and numbers that nothing can be computed with.

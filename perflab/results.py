@@ -1,4 +1,4 @@
-"""Results: a case's outcome, of whichever tier, with its judgement; and a run's results as one document."""
+"""Results: a case's outcome with its judgement; a document holds all results of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tiers: the ways in which a case comes to a verdict. Each is a folder; a fifth one is a folder and a line here.
+"""The tiers: the ways in which a case comes to a verdict. A fifth one is a folder, and a line here.
 
 What is common asks a tier by the protocol ``Tier``, never by its name. This module loads the tiers' records alone;
 what runs, judges and shows cases is loaded with the first of them.

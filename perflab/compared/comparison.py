@@ -1,4 +1,4 @@
-"""A whole comparison: screen every case with a few rounds, confirm the suspects with more.
+"""A whole A/B comparison: screen every case with a few pairs, confirm suspects with more.
 
 While suspects are confirmed, a third process, the base's *twin*, takes turns with the others in one of the cases, in
 another one each round: the null control. What the base differs from itself is taken off what the head differs.

@@ -1,4 +1,4 @@
-"""Rounds: one fresh process a side, all cases one after another, and in each case the sides take turns.
+"""Rounds of an A/B comparison: one fresh process a side; in each case the sides take turns.
 
 Within a case a *block* is a random order of the sides followed by its reverse (A B B A, or B A A B), all on one core,
 the next block on the next core: on a shared machine each core is slowed by neighbours of its own, for tenths of a

@@ -1,4 +1,4 @@
-"""The compared tier (A/B), as what is common asks for it: base and head interleaved, and nothing stored."""
+"""The compared tier (A/B), behind the protocol of ``tiers.py``: base and head interleaved, nothing stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The judge of compiled kernels: what a kernel takes now, and what its baseline took. Pure.
+"""Judges a compiled kernel: registers, spills, shared memory and occupancy, now and in the baseline. Pure.
 
 A compiler is deterministic: there is no noise, and nothing to measure again. What fails a case:
 

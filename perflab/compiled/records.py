@@ -1,4 +1,4 @@
-"""Records of the compiled tier: what a kernel takes of a GPU, and what is stored of it."""
+"""Records of the compiled tier: the resources of a kernel, and its baseline."""
 
 from __future__ import annotations
 

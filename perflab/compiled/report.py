@@ -1,4 +1,4 @@
-"""Compiled kernels as text: a table of what each takes, and what one that got worse says. Pure."""
+"""Compiled kernels as text: the table, and the failure of a kernel that got worse. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled kernels among a run's tables. Pure."""
+"""The tables of compiled kernels in a run's report. Pure."""
 
 from __future__ import annotations
 

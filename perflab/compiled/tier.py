@@ -1,4 +1,4 @@
-"""The compiled tier, as what is common asks for it: Triton kernels compiled ahead of time, nothing run."""
+"""The compiled tier, behind the protocol of ``tiers.py``: Triton kernels compiled ahead of time, nothing run."""
 
 from __future__ import annotations
 

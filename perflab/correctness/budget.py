@@ -1,4 +1,4 @@
-"""How far from the float64 reference a tensor may be: derived from the same mathematics done plainly.
+"""Error budgets: how far a tensor may be from the float64 reference, derived from a plain low-precision run.
 
     candidate's error  <=  multiple * plain's error + rounding band
 

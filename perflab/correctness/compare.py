@@ -1,4 +1,4 @@
-"""Tensors against their reference and budget, as a report that says what is wrong, where, and by how much.
+"""Compares tensors with their reference and budget; reports what is wrong, where and by how much.
 
 Input: three tensors of one shape, the candidate's (any dtype), the reference's (float64) and plain's (the
 candidate's precision). Output: frozen reports whose text fits 80 columns. Nothing is raised for a wrong

@@ -1,4 +1,4 @@
-"""What an error's own shape says: a constant factor, wrong rows from a tile's edge on, a lower precision.
+"""Hints from an error's shape: a constant factor, wrong rows after a tile's edge, lower precision.
 
 Pure functions of a result and its reference; each returns a sentence, or nothing where its pattern is not there.
 """

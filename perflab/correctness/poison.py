@@ -1,4 +1,4 @@
-"""Memory that shows when it was never written: whatever `torch.empty` and its kin return holds NaN.
+"""Fills what ``torch.empty`` returns with NaN, so that memory that is never written shows.
 
 A kernel that leaves the end of its output unwritten passes a test whenever the allocator hands it memory
 that held a right answer a moment ago, which is what allocators do. Here fresh memory holds NaN, or the

@@ -1,4 +1,4 @@
-"""Judging a log: what each gate would have said of unchanged code, and of code made slower by a known share. Pure.
+"""Computes false alarms and power from a log of trials: unchanged code, and code slower by a known share. Pure.
 
 Slowdowns are injected into the recorded data: every time of the later side is multiplied. Both gates see the same.
 """

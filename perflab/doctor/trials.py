@@ -1,4 +1,4 @@
-"""Recording: the same code measured again and again, as both gates would measure it, into a log that can be judged.
+"""Records trials of the self-test: the same code measured as both gates would, in a log.
 
 A trial is the process pairs of a screen for each kind of workload; of the mixed ones also two runs of pytest-benchmark,
 and a session with the fresh processes that a stored baseline would ask for. Nothing is judged while it is recorded, so

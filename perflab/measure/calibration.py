@@ -1,4 +1,4 @@
-"""Fixed pieces of work, read between the samples: they tell a slower machine from slower code.
+"""The calibration workload: fixed work timed between samples, to separate a slow machine from slow code.
 
 What they do must never change: baselines carry their readings.
 

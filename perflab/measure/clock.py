@@ -1,4 +1,4 @@
-"""Reading time: a monotonic host clock; for work that a GPU does by itself, ``cuda_clock.py``.
+"""The host's monotonic clock; ``cuda_clock.py`` times work on a GPU.
 
 ``read_ns`` is the only place where perflab reads the host's clock for a measurement, and ``read_processor_ns`` the only
 one for a prediction's budget, so that a test can put a virtual clock in their place and tell an exact story.

@@ -1,4 +1,4 @@
-"""What torch.compile did for a case. Reads Dynamo's own counters where it is loaded, and never loads it.
+"""Reads what torch.compile did for a case from Dynamo's counters, if Dynamo is loaded.
 
 - ``graph_breaks``: how often Dynamo had to split a function while it compiled, from the case's set-up on. It is
   known only where everything that the counted call enters was compiled by then: what an earlier test compiled broke

@@ -1,4 +1,4 @@
-"""Counting what one call does: operators, allocations, launches. Counts do not wobble as times do.
+"""Counts what one call does: operators, allocations, kernel launches.
 
 A counted call runs under PyTorch's profiler, in a span of its own, after the samples. What the profiler saw becomes
 plain events, and the counts are pure functions of these (``measure/events.py``):

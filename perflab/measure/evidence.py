@@ -1,4 +1,4 @@
-"""What else went on while samples were taken: neighbours, stolen time, clocks. Read before and after, never between.
+"""Records interference: other processes, stolen time, clocks. Read before and after the samples.
 
 The machine's counters are read in one place (``read_host``), so that a story can put other ones there. They run on
 real time, as the kernel keeps it, and not on ``measure.clock``. What a GPU says of itself is ``measure.gpu_state``'s.

@@ -1,4 +1,4 @@
-"""Out of memory as a result, whether a case fits before it is run, and how long it may be silent while it runs."""
+"""Recognises out-of-memory errors, and estimates whether a case fits."""
 
 from __future__ import annotations
 

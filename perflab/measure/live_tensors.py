@@ -1,4 +1,4 @@
-"""Bytes of the tensors that a callable has in its hands: what its arguments and closures reach."""
+"""Sums the bytes of the tensors that a callable reaches: parameters, optimizer state, inputs."""
 
 from __future__ import annotations
 

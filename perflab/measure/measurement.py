@@ -1,4 +1,4 @@
-"""One measurement from beginning to end: warm up, sample, then count and look at memory."""
+"""One measurement: warm up, sample, count, take memory."""
 
 from __future__ import annotations
 

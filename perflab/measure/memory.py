@@ -1,4 +1,4 @@
-"""Peak memory of one call, taken in a pass of its own so that it disturbs no timing."""
+"""Measures the peak memory of one call, in a pass of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recording the allocations of a block to a file: the tool behind the ``memory_snapshot`` fixture."""
+"""Records the allocations of a block to a file, for the ``memory_snapshot`` fixture."""
 
 from __future__ import annotations
 

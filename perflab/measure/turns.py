@@ -1,4 +1,4 @@
-"""A measurement taken in turns: some samples now, some more when it is this process's turn again."""
+"""Measures in turns: some samples now, more when it is this side's turn again."""
 
 from __future__ import annotations
 

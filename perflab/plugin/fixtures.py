@@ -1,4 +1,4 @@
-"""The fixtures: ``perf``, and the single tools that it is made of. Each works alone, on CPU and on CUDA.
+"""The fixtures: ``perf``, and the tools it is made of. Each works alone, on CPU and on CUDA.
 
 Every run loads this module; what they give is made in ``tools.py``.
 """

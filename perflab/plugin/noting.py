@@ -1,4 +1,4 @@
-"""What a run does, noted until it is known whether perflab has anything to do with it. Every run loads this module.
+"""Notes what a run does, until it is known whether there are perf cases. Every run loads this module.
 
 What is made of the notes is loaded with the first perf case: ``seen.py`` for stale baselines, ``collecting.py`` for
 results.

@@ -1,4 +1,4 @@
-"""What the plugin keeps on pytest's configuration, its settings above all, and who this process is."""
+"""What the plugin keeps on pytest's configuration: settings, cases, and who this process is."""
 
 from __future__ import annotations
 

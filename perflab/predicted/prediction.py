@@ -1,4 +1,4 @@
-"""One prediction, from a callable to its record: warm up, trace few layers or all of them, sum up.
+"""Makes one prediction: warm up, trace few layers or all, sum up.
 
 Called on fake tensors, as on CUDA; see ``fake`` and ``as_cuda``. Works on real tensors too, which is how it is held
 against what really happens.

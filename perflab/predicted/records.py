@@ -1,4 +1,4 @@
-"""What a case was predicted to need, as plain frozen data: the records of the predicted tier, and of its baselines.
+"""Records of the predicted tier: what a case needs on a GPU, and its baseline.
 
 Module names have ``*`` in the place of a layer's number (``blocks.*.attention.q``), and what stands there is the sum
 over all layers. A module that is no layer's has its plain name, and what runs outside of every module the name ``""``.

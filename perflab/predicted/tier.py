@@ -1,4 +1,4 @@
-"""The predicted tier, as what is common asks for it: cases traced on fake tensors, for a GPU that is not here."""
+"""The predicted tier, behind the protocol of ``tiers.py``: cases traced on fake tensors for a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of a failure: each quantity before and now. What failed the case stands first, and is marked. Pure."""
+"""The table of a failing case: each quantity before and now, failed ones first and marked. Pure."""
 
 from __future__ import annotations
 

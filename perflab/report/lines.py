@@ -1,4 +1,4 @@
-"""What all tables are made of: lines of text, rows of cells, names that tell cases apart, verdicts. Pure."""
+"""Building blocks of tables: lines, rows of cells, short names, verdicts. Pure."""
 
 from __future__ import annotations
 

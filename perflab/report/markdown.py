@@ -1,4 +1,4 @@
-"""A run as GitHub Markdown, for a job's summary or a comment: what needs looking at first, failures to unfold."""
+"""A run as GitHub Markdown, for a job summary or a comment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Skipped cases: a line a reason with their number, and the command that runs them. A case a line is for ``-v``."""
+"""Lines about skipped cases: one a reason, with the command that runs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one tier shows of a run on a page of Markdown. Pure data; ``markdown.py`` writes it."""
+"""One table of a tier for a page of Markdown. Plain data."""
 
 from __future__ import annotations
 

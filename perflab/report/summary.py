@@ -1,4 +1,4 @@
-"""A whole run as text: environments, the table, what it cannot show, the tally. The same wherever it is shown."""
+"""A whole run as text: tables of all tiers, notes, skipped cases, the tally. Pure."""
 
 from __future__ import annotations
 

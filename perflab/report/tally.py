@@ -1,4 +1,4 @@
-"""The last line of a run: how many cases came to which verdict, and by which way where there is more than one. Pure."""
+"""The last line of a run: the number of cases with each verdict. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run is shown: what a user asked of its tables. Each tier reads of it what its own table has."""
+"""How a run is shown: columns, order, and how much."""
 
 from __future__ import annotations
 

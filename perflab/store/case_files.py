@@ -1,4 +1,4 @@
-"""Baseline files of test modules in a directory: how they and their cases are named, and how they are changed.
+"""Baseline files named by test module: finds, reads and changes their cases.
 
 What such a file is called beyond its module, and what is in it, those know who derive from ``CaseFiles``.
 """

@@ -1,4 +1,4 @@
-"""Baselines directories that shards of one run wrote, joined entry by entry into what one run would have written."""
+"""Joins directories of baselines that the shards of a run wrote."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Baseline files as such: read with checks that name the place, and written whole. What is in them, others know."""
+"""Reads and writes baseline files, with errors that name the place."""
 
 from __future__ import annotations
 

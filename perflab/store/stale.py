@@ -1,4 +1,4 @@
-"""Which stored baselines are of cases that no longer exist. Only what is certain: the rest stays.
+"""Finds stored baselines of cases that no longer exist. Reports only what is certain.
 
 A case that was not run, deselected, not collected, or that another option would bring back is not stale.
 """

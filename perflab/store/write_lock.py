@@ -1,4 +1,4 @@
-"""One writer at a time in a directory, for all processes that can see it. Leaves nothing behind.
+"""Locks a directory, so that one process writes at a time.
 
 Not filelock, as elsewhere: that leaves its file where it was, and these directories are committed. Not a file in
 the temporary folder either, which batch systems give each job of its own, and machines do not share.

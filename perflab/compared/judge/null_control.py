@@ -1,4 +1,4 @@
-"""The null control: how far the base, measured against itself, is off, and what that leaves of a slowdown. Pure.
+"""The null control: measures base against base, and widens intervals by the difference. Pure.
 
 What the machine does to two processes of the same code it may do to the two that are compared. So the control's size
 is taken off each slowdown before it counts, and its uncertainty is added to that of the case.

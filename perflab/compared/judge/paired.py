@@ -1,4 +1,4 @@
-"""The paired judge: log-ratios of fresh process pairs in, verdicts out. Pure.
+"""Judges an A/B comparison: log-ratios of fresh process pairs in, verdicts out. Pure.
 
 How two versions of the code are told apart on one machine:
 

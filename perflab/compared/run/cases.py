@@ -1,4 +1,4 @@
-"""``--perf-against``: the session's cases are measured in turns with another version before any test is reported.
+"""``--perf-against``: measures the session's cases interleaved with another version, before any test is reported.
 
 The bodies of perf cases do not run in this process: each side runs them in processes of its own. What came out is
 then told through each test's own reports, so that a regression fails the test that it belongs to.

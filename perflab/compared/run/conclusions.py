@@ -1,4 +1,4 @@
-"""What a comparison in turns means for each test: rounds in, results out."""
+"""Turns the rounds of an A/B comparison into results for each test."""
 
 from __future__ import annotations
 

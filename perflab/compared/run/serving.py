@@ -1,4 +1,4 @@
-"""A side's process in a paired run: its cases wait for their turns, and measure when they are asked to.
+"""The process of one side of an A/B comparison: cases wait for their turns and measure on request.
 
 The session that started this process reads the answers; see ``perflab.compared``.
 """

@@ -1,4 +1,4 @@
-"""How the processes of a paired run are started: the session's own pytest command, over each side's code."""
+"""Starts the processes of an A/B comparison: the session's own pytest command, over each side's code."""
 
 from __future__ import annotations
 

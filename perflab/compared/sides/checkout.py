@@ -1,4 +1,4 @@
-"""The other side of a comparison: a commit checked out in a worktree of its own, or a directory that is there.
+"""Finds the other version: checks a commit out into a worktree, or uses a directory.
 
 Worktrees are kept in the user's cache, a few a repository, so that comparing again with the same commit checks
 nothing out. An interrupted session takes its worktree away.

@@ -1,4 +1,4 @@
-"""Asking git, and having it check things out, without getting in its user's way."""
+"""Runs git commands without disturbing the user's repository."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which code a side's processes import: its own tree's, by an import path that mirrors the session's."""
+"""Makes a side's process import its own tree, by an import path that mirrors the session's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A side's process ends with the session that it measures for, even where that one was killed."""
+"""Ends a side's process with its session, even if the session was killed."""
 
 from __future__ import annotations
 

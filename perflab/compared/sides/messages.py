@@ -1,4 +1,4 @@
-"""What the two ends of a paired run say to each other, as plain data over a socket.
+"""The messages between a session and the processes of its sides, as plain data over a socket.
 
 The session asks, a side's process answers. Asked for a case, it says ``Ready`` when the case has called ``perf``,
 serves questions until ``Finish``, and says ``Ended`` when the test is over, however it ended. The types' names and

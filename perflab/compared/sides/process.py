@@ -1,4 +1,4 @@
-"""One side's process: started, talked to, and never left behind."""
+"""Starts, asks and stops the process of one side."""
 
 from __future__ import annotations
 

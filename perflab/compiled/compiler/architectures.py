@@ -1,4 +1,4 @@
-"""The data sheet: what a multiprocessor of each architecture has room for. Pure data.
+"""Data sheet: the registers, shared memory and warps of each GPU architecture. Pure data.
 
 Sources: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; the granularities are those of
 NVIDIA's occupancy calculator, ``cuda_occupancy.h``, which Triton ships and a test compares with.

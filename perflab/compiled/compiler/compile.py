@@ -1,4 +1,4 @@
-"""One example compiled for one architecture, by Triton's own path from a launch to a cubin; no GPU is asked.
+"""Compiles one example for one architecture, along Triton's own path from launch to cubin, without a GPU.
 
 What a launch would derive from its arguments (types, what divides by 16, what is compiled in) Triton's own binder says,
 for the architecture that is compiled for instead of the one that is here. Runs in a process without TRITON_INTERPRET.

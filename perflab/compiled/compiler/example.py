@@ -1,4 +1,4 @@
-"""What a user registers: a kernel with an example of what a launch gives it. Knows nothing of compiling."""
+"""What a user registers: a kernel with an example of its launch arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many blocks of a kernel fit onto a multiprocessor at once, and what there is no more room for. Pure.
+"""Computes how many blocks of a kernel fit onto a multiprocessor, and what limits them. Pure.
 
 As NVIDIA's occupancy calculator counts (``cuda_occupancy.h``): registers are given to warps, in units of 256 and within
 a quarter of the multiprocessor; shared memory to blocks, in units of 128 bytes. An upper bound, not a measurement: a

@@ -1,4 +1,4 @@
-"""The processes that compile, seen from the one that wants it: as many as cores, started when first needed.
+"""A pool of compiler processes, as many as cores, started when first needed.
 
 A process that dies on a kernel (compilers do), or comes to no end with it, is a result for that kernel, and another one
 takes its place.

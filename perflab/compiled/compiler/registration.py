@@ -1,4 +1,4 @@
-"""Finding what is registered under ``package.module:attribute``. Imports what it names: torch and triton, mostly."""
+"""Imports what is registered under ``package.module:attribute``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the assembler says of a kernel, and what its PTX is made of. Pure text in, numbers out."""
+"""Parses what ptxas reports and counts instructions in the PTX. Pure."""
 
 from __future__ import annotations
 

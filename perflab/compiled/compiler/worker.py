@@ -1,4 +1,4 @@
-"""A process that compiles: one request a line on its input, one answer a line on its output.
+"""A compiler process: one request a line on its input, one answer a line on its output.
 
 Run as a program, in a process without TRITON_INTERPRET, since Triton chooses its interpreter at import::
 

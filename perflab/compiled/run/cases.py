@@ -1,4 +1,4 @@
-"""The compiled tier of perf cases: every registered kernel for every architecture is a test of its own.
+"""Runs compiled cases in pytest: each registered kernel on each architecture is a test.
 
 Where tests run, like ``measuring``: what the ``compiled_kernel`` fixture gives is compiled in processes of its own, all
 the session has chosen at once, before the first of these tests; each test is judged when its body has ended.

@@ -1,4 +1,4 @@
-"""``perflab kernels``: compile what is registered, judge it, show it. The tests' way without pytest around it."""
+"""``perflab kernels``: compiles, judges and shows registered kernels without pytest."""
 
 from __future__ import annotations
 

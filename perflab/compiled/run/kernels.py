@@ -1,4 +1,4 @@
-"""Registered kernels from their names to results: what the tests and the ``perflab kernels`` command have in common."""
+"""From registered names to judged results: what tests and ``perflab kernels`` share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled kernels that a test run saves as baselines; ``perflab kernels --update`` has a way of its own."""
+"""Saves compiled kernels of a test run as baselines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a baseline's anchors and of its history when it is saved again. Pure; decided at save time.
+"""Decides what happens to a baseline's anchor and history when it is saved again. Pure.
 
 A baseline follows every ``--perf-update``, so steps that are each too small to count would add up to anything. Its
 anchor does not follow: it keeps the replicates of an older save, and the judge compares with both. An anchor moves

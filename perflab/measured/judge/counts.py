@@ -1,4 +1,4 @@
-"""Judging counts: what a call did before and does now. Exact where they are exact, and silent where they are not.
+"""Judges counts: exact counts must not rise; others are not judged. Pure.
 
 A count is *exact* if all of the baseline's replicates agree on it, and those of now among each other; one that is
 not exact is not compared. Exact counts need no second reading. Instructions are never exact: they have a slack and a

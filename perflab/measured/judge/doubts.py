@@ -1,4 +1,4 @@
-"""Why a difference of times may not be the code's, and what may hide one. Pure.
+"""Reasons to doubt a difference of times, or the lack of one. Pure.
 
 A slowdown and an improvement are doubted by the same evidence, in opposite directions: of two groups of replicates one
 came out slower, and the question is what else than the code can have made it so. What passes without a difference is

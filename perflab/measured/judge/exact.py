@@ -1,4 +1,4 @@
-"""Exact quantities: peak memory and counts of one call. They belong to the code, and to few things beside it. Pure.
+"""Exact quantities (peak memory, counts): what they depend on, and which can be compared. Pure.
 
 What they depend on was tried (docs/measuring.md, "What exact quantities depend on"): the PyTorch build and the kind of
 device always; some of them on more, and those are compared across such a difference only as far as they agree.

@@ -1,4 +1,4 @@
-"""What is said of one quantity, and of several together."""
+"""The verdict on one quantity, and the worst of several."""
 
 from __future__ import annotations
 

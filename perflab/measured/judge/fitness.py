@@ -1,4 +1,4 @@
-"""Whether replicates are fit for a baseline: what disturbed them, and what slowdown they would show. Pure."""
+"""Judges whether replicates are fit for a baseline: interference, and the slowdown that they could show. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What disturbed some replicates more than the baseline's: neighbours, stolen time, a GPU that slows itself down.
+"""Finds interference that the baseline did not have: other processes, stolen time, a throttled GPU. Pure.
 
 A pure function of the figures that replicates carry. Those that a replicate does not know (older baselines, other
 systems, samples too short to say) count as undisturbed.

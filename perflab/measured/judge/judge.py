@@ -1,4 +1,4 @@
-"""The judge: a record, its baseline and a policy in, a verdict out. A pure function, and the same for everyone.
+"""Judges a measured case: a record, its baseline and a policy in, a judgement out. Pure.
 
 Exact quantities are compared wherever the code is the same program, times only where they are this machine's. Without
 such times memory and counts are judged alone, and the judgement says so (``no_times``).

@@ -1,4 +1,4 @@
-"""A machine's own history of a case's times: which readings may stand in it together. Pure.
+"""Decides which readings form a machine's own history of a case. Pure.
 
 A history is what later runs are compared with, so it holds readings of one state of the code and the machine alone: a
 new one joins those that it agrees with, takes their place, or is left out. They never mix.

@@ -1,4 +1,4 @@
-"""Comparing a few replicates with a few others, so that one disturbed replicate ruins nothing. Plain Python."""
+"""Compares two small groups of replicates so that one outlier does not decide. Plain Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trimmed mean of a few log-ratios, with an interval that one disturbed value at either end cannot ruin. Pure.
+"""A trimmed mean of log-ratios with an interval that one outlier at either end cannot ruin. Pure.
 
 The interval is Tukey & McLaughlin's (1963; also Yuen 1974). About one pair of processes in a hundred is off by a tenth
 on a shared machine.

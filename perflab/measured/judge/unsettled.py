@@ -1,4 +1,4 @@
-"""What stored numbers cannot tell, and what turns with the code that they were saved from then say. Pure.
+"""Finds what stored numbers cannot decide, and judges it by an interleaved run with the baseline's commit. Pure.
 
 A stored number is as good as the hour in which it was taken. The commit that it was taken at is as good today: on a
 shared machine the two versions, side by side, tell in a few pairs what medians of two hours never will.

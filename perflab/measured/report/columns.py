@@ -1,4 +1,4 @@
-"""Columns of tables: what each is called, what it reads of a case, and how its values are written.
+"""The columns of tables: their names, what they read of a case, and how they write it.
 
 A value is in its column's unit: nanoseconds, bytes, per second, a share of one. What the units of standard columns are
 stands here; a fact's is the ending of its name.

@@ -1,4 +1,4 @@
-"""``--perf-columns`` and ``--perf-sort``: which columns the table of measured cases has, and the order of its lines."""
+"""``--perf-columns`` and ``--perf-sort``: the columns of the table of measured cases, and its order."""
 
 from __future__ import annotations
 

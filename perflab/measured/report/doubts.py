@@ -1,4 +1,4 @@
-"""What a run cannot tell though it has numbers for it, and why: a line or two below the tables. Pure."""
+"""Lines below the tables about what the numbers cannot show. Pure."""
 
 from __future__ import annotations
 

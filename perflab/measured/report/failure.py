@@ -1,4 +1,4 @@
-"""What a failing case says: before and now, by how much, where, why it is believed, and how to accept it."""
+"""The text of a failing measured case: before and now, where, how sure, and how to accept it. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rate in plain matrix products that a run's shares are of: the best that was read in it.
+"""Shares of the measured rate of matrix products (MFU), by the best rate that was read in the run. Pure.
 
 Each case reads the rate for a moment, and a moment can be disturbed: then the work would seem to do more than the
 device can. The rate is the device's, and not the case's, so that of the quietest moment is every case's.

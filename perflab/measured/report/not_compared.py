@@ -1,4 +1,4 @@
-"""What of each case was compared with a baseline and what was not: a line a reason below the table. Pure."""
+"""Lines below the table about what was not compared with a baseline, and why. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a table may show of a case's samples beside their summary. Times are nanoseconds of one call."""
+"""Statistics of a case's samples for tables. Times are nanoseconds of one call."""
 
 from __future__ import annotations
 

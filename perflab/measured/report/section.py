@@ -1,4 +1,4 @@
-"""Cases that ran, among a run's tables: a line a case, side by side, studies; and what the tables cannot show. Pure."""
+"""The tables of cases that ran, in a run's report: a line a case, side by side, studies. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Side by side: the levels of one parameter against each other, in every case that has it.
+"""Side by side: compares the levels of one parameter, in every case that has it. Pure.
 
 A group is one test with all of its other parameters; its lines are the levels, fastest first. Ratios are to the
 fastest of the group, those of phases (in brackets) to the phase's fastest. What a case quotes from elsewhere stands

@@ -1,4 +1,4 @@
-"""Studies: cases of one title as one table, a row a case in collected order. Data; ``study_forms`` writes it.
+"""Studies: tables of the cases of one title. Data; ``study_forms.py`` writes them.
 
 A row whose case names a base (``versus``) shows its times, rates and peak against the case that has the base's level of
 that parameter and is the same otherwise: one test, all other parameters equal. Machines never share a table.

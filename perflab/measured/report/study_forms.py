@@ -1,4 +1,4 @@
-"""A study's tables as text for a terminal, as Markdown, and as plain data for JSON."""
+"""Writes a study's tables as text, as Markdown and as plain data for JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The summary table: one line a case, aligned, readable at 80 columns and without colour.
+"""The table of measured cases: one line a case, readable at 80 columns and without colour.
 
 Which columns it has says a ``View``. Those that do not fit beside each other stand in blocks, one below the other; the
 last block ends with the verdict, and has the reasons.

@@ -1,4 +1,4 @@
-"""What is looked at between samples: that the case is alive, has not forked, and has left no work to other threads."""
+"""Checks between samples: the case is alive, has not forked, and leaves no work to other threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``--perf-instructions=callgrind``: instructions of one call, counted by a simulated processor in a process apart.
+"""``--perf-instructions=callgrind``: counts the instructions of one call in a process under valgrind.
 
 Nothing that goes on elsewhere on the machine reaches that processor, so two runs of the same code agree closely even
 where the hardware's counter is not to be had. It is slow, some minutes a case, most of them for importing PyTorch; it

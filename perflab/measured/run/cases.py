@@ -1,4 +1,4 @@
-"""The measuring side: runs where tests run, one object a process, and only if a ``perf`` case is selected.
+"""Runs measured cases in pytest: checks before the first test, measures, judges, reports.
 
 It hands each case its ``Perf``, judges the case when its body has ended, fails the test that got worse, and hangs the
 result on the test's own report as plain data. A case that needs a second look waits for it: ``held_back``.

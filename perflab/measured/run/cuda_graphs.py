@@ -1,4 +1,4 @@
-"""CUDA graphs where there is no GPU: a case that asks for one by its mark is skipped, a whole run is refused."""
+"""CUDA graphs without a GPU: skips a case that asks for one, and refuses a whole run."""
 
 from __future__ import annotations
 

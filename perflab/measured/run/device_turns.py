@@ -1,4 +1,4 @@
-"""When a case has its device: from before its fixtures are made until it is judged.
+"""Holds the device lock for a case, from before its fixtures until it is judged.
 
 What a case does before it measures loads the machine as much as what is measured: it builds and trains models, compiles
 them, and probes the device's matmul rate. So all of it belongs to the case's turn, and no case begins beside another.

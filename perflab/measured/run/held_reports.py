@@ -1,4 +1,4 @@
-"""Reports that wait: a case that needs a second look is reported when all tests have run and it has had that look.
+"""Holds the reports of cases that need a re-check, until all tests have run.
 
 A test's call phase is over by then, and its fixtures are gone; a second look needs neither, since other processes take
 it. So no case waits for its first measurement because another one looks slow.

@@ -1,4 +1,4 @@
-"""What is said of the times that a run kept in this machine's own history, or did not."""
+"""Notes about the times that a run kept in this machine's own history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Second looks: which cases need one, in which order they get it, and what it comes to.
+"""Re-checks after all tests: suspects in fresh processes, unsettled cases interleaved, largest first.
 
 All suspects are measured again in fresh processes before any doubt is settled in turns with a baseline's commit, since
 that takes longer; in both, the largest comes first. So what is left of a run's time goes where most is at stake.

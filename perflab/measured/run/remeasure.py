@@ -1,4 +1,4 @@
-"""Measuring a suspect again in fresh processes."""
+"""Measures a suspect again in fresh processes."""
 
 from __future__ import annotations
 

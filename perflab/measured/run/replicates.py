@@ -1,4 +1,4 @@
-"""The replicates of a baseline: the session's own, more from fresh processes, and others in place of disturbed ones."""
+"""Takes the replicates of a baseline: from this session and from fresh processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measured cases that are saved: exact quantities and times to the baselines, or times for this machine alone."""
+"""Saves measured cases: exact quantities and times as baselines, or times for this machine alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settling what stored numbers cannot tell: the case is measured in turns with the code that they were saved from."""
+"""Settles an unsettled case: measures it interleaved with the baseline's commit."""
 
 from __future__ import annotations
 

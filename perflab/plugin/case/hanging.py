@@ -1,4 +1,4 @@
-"""A case that hangs fails, and the run goes on; where nothing interrupts it the process ends, with what was measured.
+"""Fails a case that hangs and lets the run go on; if nothing interrupts it, ends the process and keeps the results.
 
 ``--perf-timeout`` bounds the time without a sign of life: a reading, a sample, whatever the progress line would tell,
 the end of a phase of the test. How work is watched and interrupted, ``measure.watchdog`` knows.

@@ -1,4 +1,4 @@
-"""Telling what is being measured or predicted: a line that is written over, or now and then one in a log."""
+"""Shows progress: one line that is overwritten, or an occasional line in a log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Launches of Triton kernels that no GPU runs: in the interpreter a case is skipped, without it told what to do.
+"""Raw Triton launches without a GPU: skipped under the interpreter, else refused with a remedy.
 
 Without a GPU a launch ends in an error of Triton's about drivers, or about addresses where tensors are fake; and in the
 interpreter, which ``TRITON_INTERPRET=1`` chooses when Triton is imported, it takes a time that says nothing. Triton is

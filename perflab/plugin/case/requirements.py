@@ -1,4 +1,4 @@
-"""Whether a case has room and time for what it says that it needs, and in which words not."""
+"""Decides whether a case fits into memory and time, by what it says that it needs."""
 
 from __future__ import annotations
 

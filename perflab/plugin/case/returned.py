@@ -1,4 +1,4 @@
-"""What a measured callable returned: NaN, and work that was only promised, are refused; all else is legal."""
+"""Checks what a measured callable returned: refuses NaN and work that was only promised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the fixtures give; ``fixtures.py`` says what it is for. Loaded with the first fixture that a test asks for."""
+"""The implementation of the fixtures; loaded with the first one that a test uses."""
 
 from __future__ import annotations
 

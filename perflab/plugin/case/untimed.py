@@ -1,4 +1,4 @@
-"""Perf cases in a run that measures nothing: each runs once, as the test that it also is, and leaves nothing behind.
+"""Perf cases in a run that measures nothing: each runs once, as a plain test.
 
 Stands in the place of ``measuring``: no baseline is read, nothing is judged, and cases run beside each other under
 pytest-xdist. What a case does wrong by itself (NaN, nothing measured, perf called twice) fails as it does there.

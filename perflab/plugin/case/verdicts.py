@@ -1,4 +1,4 @@
-"""Which verdicts fail a test, and what is said of one that came to none."""
+"""Decides which verdicts fail a test, and makes the results of cases without numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The session's own command again: for one case, with a flag that accepts it; for all of them, with more time."""
+"""Rebuilds the session's command: for one case with a flag that accepts it, or with more time."""
 
 from __future__ import annotations
 

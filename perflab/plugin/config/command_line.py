@@ -1,4 +1,4 @@
-"""The words of pytest's command, taken apart."""
+"""Splits pytest's command line into options and files."""
 
 from __future__ import annotations
 

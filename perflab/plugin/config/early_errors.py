@@ -1,4 +1,4 @@
-"""Errors of ours before any test runs: they end the session with their text, and nothing else of it."""
+"""Ends a session with the text of an error that occurs before any test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tests are perf cases, and the two kinds: measured by ``perf``, and compiled by ``compiled_kernel``."""
+"""Tells perf cases from other tests, and cases that compile from cases that measure."""
 
 from __future__ import annotations
 

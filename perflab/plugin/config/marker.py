@@ -1,4 +1,4 @@
-"""The marker's arguments: ``@pytest.mark.perf`` sets for its case what options set for the run, and more."""
+"""Reads ``@pytest.mark.perf``: what it sets for one case, in place of the run's options."""
 
 from __future__ import annotations
 

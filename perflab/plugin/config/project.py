@@ -1,4 +1,4 @@
-"""A project's settings without running its tests: pytest's own reading of its configuration, and nothing after it."""
+"""Reads a project's settings as pytest would, without running its tests."""
 
 from __future__ import annotations
 

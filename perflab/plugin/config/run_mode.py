@@ -1,4 +1,4 @@
-"""Whether a run measures its perf cases, calls each once untimed, or skips them: decided once all are collected.
+"""Decides after collection whether a run measures its perf cases, runs each once, or skips them.
 
 Every process of pytest-xdist collects the same tests under the same options, so all of them decide alike. Nothing of
 the measuring rooms is loaded here.

@@ -1,4 +1,4 @@
-"""Settings of a run, read once: command line before ini file before default. What markers change: ``marker.py``."""
+"""Reads the settings of a run once: command line before ini file before default."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said before the first test: which cases are measured, compiled, or predicted, and for which GPU."""
+"""Announces before the first test which cases are measured, compiled or predicted, and for which GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pytest-benchmark's side: our results stand in its session too, so its JSON, storage and compare read them."""
+"""Adds results to pytest-benchmark's session, so that its JSON, storage and compare have them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order in which cases are measured where the run's time is limited: groups take turns.
+"""Orders cases under a total budget: groups take turns.
 
 A group is one test function. A case of each group comes before the second of any, so that a run whose time ends early
 has measured something of everything. Levels that are shown side by side stay together: alone they say little.

@@ -1,4 +1,4 @@
-"""What a process has collected, boiled down from its notes: stale baselines are told by it.
+"""Summarises what a process collected, to find stale baselines.
 
 Under pytest-xdist the workers collect and not the controller; each sends it what it saw as plain data when it ends.
 """

@@ -1,4 +1,4 @@
-"""Which commit the project is at, and which one holds the code that a baseline was saved from, as git says."""
+"""Finds the project's commit, and the commit that a baseline was saved from."""
 
 from __future__ import annotations
 

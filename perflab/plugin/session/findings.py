@@ -1,4 +1,4 @@
-"""Asking a project's own code what its studies come to: ``pytest_perf_findings``. What it says wrong loses no run."""
+"""Calls a project's hook ``pytest_perf_findings``; an error in it loses no results."""
 
 from __future__ import annotations
 

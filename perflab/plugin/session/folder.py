@@ -1,4 +1,4 @@
-"""``.perflab/``: the folder for what a run leaves behind. It explains itself, and git ignores it by itself."""
+"""``.perflab/``: the folder for what a run leaves behind. It explains itself and is ignored by git."""
 
 from __future__ import annotations
 

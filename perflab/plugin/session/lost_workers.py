@@ -1,4 +1,4 @@
-"""Under pytest-xdist: what is lost with a worker that crashes, breaks or is interrupted: it must pass for no success.
+"""Under pytest-xdist: reports the cases of a worker that crashed or was interrupted.
 
 Cases that waited for a second look in a worker that crashed are reported as failed; those of an interrupted one a
 worker reports as it ends, when nobody listens any more. A worker that breaks with an internal error ends with the tests

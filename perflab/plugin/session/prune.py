@@ -1,4 +1,4 @@
-"""Stale baselines, reported after a run and removed by ``--perf-prune``. What is stale, ``store/stale.py`` says.
+"""Reports stale baselines after a run; ``--perf-prune`` removes them.
 
 Each tier says which of its files a session may prune.
 """

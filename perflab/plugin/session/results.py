@@ -1,4 +1,4 @@
-"""The collecting side: one process, the controller under pytest-xdist. Journals, saves and shows the results.
+"""Collects the results of all processes in one: journals, saves and shows them.
 
 Of each case the last result counts: a plugin that runs a test again reports it again. Cases stand in the order in
 which they were collected, whichever worker was first.

@@ -1,4 +1,4 @@
-"""Saving baselines at a run's end: what all tiers share of it. Which results a tier saves, and how, it knows itself."""
+"""Saves baselines at the end of a run: what the tiers share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a session with perf cases begins: its sides are loaded, and what would fail late is found early.
+"""Starts a session with perf cases: reads settings, checks early, offers the cases to the tiers.
 
 Loading this module is the step from nothing to everything; a run without perf cases does not take it.
 """

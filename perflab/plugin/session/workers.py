@@ -1,4 +1,4 @@
-"""What pytest-xdist's workers tell the process where results meet: which perf cases there are, and what they collected.
+"""Under pytest-xdist: tells the controller which perf cases the workers collected.
 
 Of themselves they send no more than the names of all chosen tests. Which of them are perf cases, so that one that takes
 its worker down still gets its line, they tell through a file that the controller names. Controllers load this module in

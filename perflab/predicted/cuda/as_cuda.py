@@ -1,4 +1,4 @@
-"""A CPU build of PyTorch makes CUDA's choices: what runs on fake CPU tensors has CUDA's operators, dtypes and memory.
+"""Makes a CPU build of PyTorch choose as CUDA does: operators, dtypes and memory.
 
 ``as_cuda`` puts together what stands in files of its own: autocast's lists (``cuda_autocast``), operators that are made
 of others on one device only (``cuda_composites``, ``cuda_attention``), what a training step chooses

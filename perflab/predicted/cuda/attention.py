@@ -1,4 +1,4 @@
-"""``scaled_dot_product_attention`` as CUDA would run it: which of its operators is chosen, and how it is called.
+"""``scaled_dot_product_attention`` as on CUDA: which backend is chosen, and which operator that calls.
 
 Shapes: query ``(B, H, N, D)``, key ``(B, G, M, D)``, value ``(B, G, M, Dv)``; ``G`` is ``H`` where heads are not
 grouped. The choice follows ``ATen/native/transformers/cuda/sdp_utils.cpp`` and ``sdp_utils_cpp.h``, the calls

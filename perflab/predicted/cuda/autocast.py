@@ -1,4 +1,4 @@
-"""Autocast as on CUDA, for tensors that are on the CPU: which operator computes in which precision.
+"""Autocast as on CUDA, for tensors on the CPU.
 
 The two devices have lists of their own (``ATen/autocast_mode.cpp``): on CUDA ``softmax``, ``layer_norm``, ``pow``,
 ``exp``, ``sum`` and their like compute in float32, on a CPU they take what they are given. Within ``cuda_autocast()``

@@ -1,4 +1,4 @@
-"""Which operators autocast treats how on CUDA: the lists of ``ATen/autocast_mode.h``, and of ``autocast_mode.cpp``.
+"""The lists of operators that autocast treats alike on CUDA, from ``ATen/autocast_mode.h`` and ``.cpp``.
 
 An overload is named as the dispatcher does, ``softmax.int``. They are PyTorch 2.13's; what another version has not
 registered for CUDA is left out where they are used, and a test fails for what it has and is not here.

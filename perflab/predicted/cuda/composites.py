@@ -1,4 +1,4 @@
-"""Operators that are made of others on a CPU and have a kernel of their own on CUDA, or the other way round.
+"""Operators that decompose on a CPU and have a kernel of their own on CUDA, or the reverse.
 
 Each is what PyTorch 2.13 does: ``ATen/native/Dropout.cpp``, ``SoftMax.cpp``, ``layer_norm.cpp``, and for attention
 ``perflab.predicted.cuda.attention``. A kernel here is there for CPU tensors, for the time of a prediction.

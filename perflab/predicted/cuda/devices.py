@@ -1,4 +1,4 @@
-"""``"cuda"`` where there is none: within, it means the CPU, on which the fake tensors of a prediction are.
+"""Lets code name ``"cuda"`` where there is none: fake tensors say that they are there, and lie on the CPU.
 
 A case's own code says ``device="cuda"``, ``.cuda()``, ``torch.cuda.synchronize()``: all of that is taken, and does what
 it would to shapes and memory, which is nothing. Code that looks at ``tensor.device`` or ``tensor.is_cuda`` sees CUDA

@@ -1,4 +1,4 @@
-"""Fake tensors: what runs on them computes shapes and dtypes, and no numbers.
+"""Fake tensors: code computes shapes and dtypes, no numbers.
 
 PyTorch's own mode does nearly all of it. Here is what it lacks for a case that is written for real tensors: modules
 that change their dtype, initialisation that looks at what it drew, compiled code, and addresses, which are an error

@@ -1,4 +1,4 @@
-"""What to say of code that fake tensors cannot run: what it asked for, in which line, and what to do.
+"""Explains code that fake tensors cannot run: the operator, the line and the remedy.
 
 It looks at numbers, which fake tensors have none of, or it calls an operator that says nothing of its result's shape:
 one without a fake implementation, or with one that knows fewer dtypes than CUDA's kernel does.

@@ -1,4 +1,4 @@
-"""What a CUDA kernel takes in passing, and how many kernels an operator launches: what no trace of operators sees.
+"""Knows what a trace of operators does not show: temporary memory of CUDA kernels, and launches an operator.
 
 From PyTorch's sources; where a file is named, it is below ``aten/src/ATen/native``. Shapes: query ``(B, H, N, D)``, key
 ``(B, G, M, D)``, value ``(B, G, M, Dv)``. Bytes are as they are asked for, unrounded, those of the worst moment. Left

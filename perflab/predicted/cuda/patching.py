@@ -1,4 +1,4 @@
-"""Attributes and dictionary entries that are replaced for a while, and put back whatever happens."""
+"""Replaces attributes and dictionary entries for a while, and restores them."""
 
 from __future__ import annotations
 

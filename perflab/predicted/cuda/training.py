@@ -1,4 +1,4 @@
-"""What a training step chooses by the device: multi-tensor optimizers, clipping in one go, scaled gradients.
+"""What a training step chooses by device: multi-tensor optimizers, clipping, gradient scaling.
 
 On CUDA an optimizer that is not told otherwise takes the ``_foreach_`` operators, for parameters that are plain tensors
 on a CUDA device (``torch/optim/optimizer.py``, ``_default_to_fused_or_foreach``). Fake tensors are neither.

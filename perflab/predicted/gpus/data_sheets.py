@@ -1,4 +1,4 @@
-"""The data sheets: what each GPU has of memory, bandwidth and arithmetic. Pure data, with its sources.
+"""Data sheets: memory, bandwidth and arithmetic of each GPU, with sources. Pure data.
 
 Which GPU somebody means stands in ``gpus``.
 

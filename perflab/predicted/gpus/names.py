@@ -1,4 +1,4 @@
-"""Which GPU is meant: by the name of its data sheet, or by what CUDA calls a device. Pure."""
+"""Finds a GPU by the name of its data sheet, or by CUDA's device name. Pure."""
 
 from __future__ import annotations
 

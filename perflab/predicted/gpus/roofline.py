@@ -1,4 +1,4 @@
-"""How long operators take at least on a GPU that is not here, and how long with an efficiency that was measured. Pure.
+"""Roofline: the least time of operators on a GPU, and an estimate by a measured efficiency. Pure.
 
 A roofline (Williams, Waterman and Patterson 2009) says that work takes as long as its arithmetic at the data sheet's
 rate, or as long as its bytes at the memory's bandwidth, whichever is longer. Two numbers come of that:

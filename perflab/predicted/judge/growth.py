@@ -1,4 +1,4 @@
-"""What makes one prediction larger than another: its rows held against the baseline's. Pure.
+"""Finds what makes one prediction larger than another: compares their rows. Pure.
 
 Totals decide (``predicted``), rows only explain. So what is explained may be less than what there is, and a row that is
 called otherwise, moved or in another order explains nothing:

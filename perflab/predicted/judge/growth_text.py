@@ -1,4 +1,4 @@
-"""What grew of a prediction, in sentences that name the module, the operator and how much; the cause first. Pure.
+"""Describes what grew in a prediction: module, operator and amount; the cause first. Pure.
 
 One change of the code shows in many rows: an operator more, what backward does for it, a peak at another moment. The
 *cause* is told first: the first operator of forward that is called more often than it was, else the first that is

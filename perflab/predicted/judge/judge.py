@@ -1,4 +1,4 @@
-"""The judge of predictions: what a call needs on a named GPU now, and what its baseline needed. Pure.
+"""Judges a prediction against its baseline: totals decide, exactly. Pure.
 
 A prediction is arithmetic: there is no noise, and nothing to measure again. What fails a case is any growth of
 

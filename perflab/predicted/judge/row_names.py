@@ -1,4 +1,4 @@
-"""Under which names the rows of two predictions are held against each other, and which name a difference has. Pure.
+"""Matches the rows of two predictions by name. Pure.
 
 The same module can have several names. A stack of alike layers is one row (``blocks.*``), one of unlike layers a row
 for each (``blocks.0``), and a line of code can make the one the other; what is put into an ``nn.Sequential`` changes

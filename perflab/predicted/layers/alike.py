@@ -1,4 +1,4 @@
-"""Whether layers are built alike: the same classes, shapes and settings, and nothing that only some share. Pure.
+"""Decides whether layers are alike: same classes, shapes and settings. Pure.
 
 A setting that is each layer's own number, or counts with it (``layer_idx``), is alike. What a layer decides by such a
 number, and what a model does to its seventh layer alone, nobody can see from how they are built. What a run of a few

@@ -1,4 +1,4 @@
-"""What the layers of two traces have in common, where one of them has a layer more.
+"""Finds what the layers of two traces have in common, where one has a layer more.
 
 A sweep's visits follow a few patterns: the first layer's, the last layer's, one for all layers between, and that of
 a layer between them that a sweep ends with, since what comes after the sweep belongs to it. Each is learned from every

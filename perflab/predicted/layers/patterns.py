@@ -1,4 +1,4 @@
-"""What layers do, for any number of them: the patterns that the visits of sweeps follow.
+"""Patterns of what layers do, for any number of layers.
 
 ``find_patterns`` finds them in traces, and ``unroll`` lays them out.
 

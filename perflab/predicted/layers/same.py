@@ -1,4 +1,4 @@
-"""Whether two traces are equal, whatever numbers their blocks have; else the first thing in which they are not."""
+"""Compares two traces, whatever numbers their blocks have; gives the first difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trace cut into sweeps over its layers: forward goes up, backward comes down, the optimizer goes up again.
+"""Cuts a trace into sweeps over its layers: forward up, backward down, optimizer up.
 
 A *visit* begins with an event of a layer and ends before the next event of another layer: what belongs to no layer
 belongs to the visit before it (but see ``Reading``). A *sweep* is visits of successive layers, one number up or down at

@@ -1,4 +1,4 @@
-"""The trace of a model with many layers, made of the traces of one with a few: layers repeat.
+"""Computes the trace of a model with many layers from traces with few.
 
 Two traces of one call, the second with a layer more in each stack, say what a layer does and what a layer more changes
 (``sweeps``, ``find_patterns``). The whole is laid out from that; and before anything is believed of it, both traces

@@ -1,4 +1,4 @@
-"""From a trace to an account: the peak and what it is made of, what each operator costs, what is saved. Pure."""
+"""Sums up a trace: peak memory and its composition, costs of operators, saved tensors. Pure."""
 
 from __future__ import annotations
 

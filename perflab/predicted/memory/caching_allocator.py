@@ -1,4 +1,4 @@
-"""PyTorch's caching allocator for CUDA as a model: which addresses it gives, and what it takes of the GPU for that.
+"""A model of PyTorch's CUDA caching allocator: the addresses it gives and the memory it reserves.
 
 The rules are those of ``DeviceCachingAllocator`` in ``c10/cuda/CUDACachingAllocator.cpp``, the constants those of
 ``c10/core/AllocatorConfig.h`` (PyTorch 2.13); each is named where it is followed. They are exact for what is modelled:

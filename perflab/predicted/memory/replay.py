@@ -1,4 +1,4 @@
-"""A trace put through the model of the caching allocator: what the allocator would reserve for it, and where it breaks.
+"""Replays a trace through the model of the caching allocator: what it reserves, and where it fragments.
 
 An estimate, and it is to be called one. What is exact is what the allocator does with a sequence of requests; that the
 requests are these, and in this order, is the assumption. Left out: other streams, CUDA graphs' pools, what runs before

@@ -1,4 +1,4 @@
-"""The peak at sizes that nobody traced, from traces of two or three that somebody did. Pure.
+"""Computes the peak at other sizes from two or three traces. Pure.
 
 A tensor's bytes are a polynomial of the batch size (of degree 1) and of the context length (2: naive attention). Where
 a call does the same at each size, block by block, its peak at another follows: each block is interpolated by itself,

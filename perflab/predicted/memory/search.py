@@ -1,4 +1,4 @@
-"""The largest size that fits, found with few predictions, since each takes a trace. Pure.
+"""Finds the largest size that fits with few predictions. Pure.
 
 Peak memory grows with the size, close to a straight line (batch) or a parabola (context length in naive attention), in
 stairs (blocks are rounded, kernels change). So the next size to ask is where the curve through the known points meets

@@ -1,4 +1,4 @@
-"""A prediction written as the memory snapshot that a measurement of the same call would have given.
+"""Writes a prediction as a PyTorch memory snapshot.
 
 Two forms, those of the ``memory_snapshot`` fixture. ``write_snapshot``: PyTorch's own pickle, which
 https://pytorch.org/memory_viz and ``torch.cuda._memory_viz`` read; its addresses and segments are the model's

@@ -1,4 +1,4 @@
-"""One prediction in full: what is alive at the peak, what is kept for backward, what modules and operators do. Pure.
+"""One prediction in full: memory at the peak, tensors saved for backward, modules and operators. Pure.
 
 Where a run has several predicted cases, their table is enough; of one there is room for all that is known.
 """

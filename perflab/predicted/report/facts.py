@@ -1,4 +1,4 @@
-"""What is worth saying of one prediction, as short facts: what fills its memory, what fits, what its time is. Pure.
+"""Short facts about a prediction: what fills memory, what fits, what takes time. Pure.
 
 A fact that says nothing new is not said: a result that is small beside the peak, memory that the allocator keeps
 without need, a lower bound that everything in a cache makes meaningless.

@@ -1,4 +1,4 @@
-"""What a predicted case says that needs more than it did: before and now, what grew, and how to accept it. Pure."""
+"""The text of a failing prediction: before and now, what grew, and how to accept it. Pure."""
 
 from __future__ import annotations
 

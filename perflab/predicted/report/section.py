@@ -1,4 +1,4 @@
-"""Predictions among a run's tables: one table a GPU. Pure."""
+"""The tables of predictions in a run's report, one a GPU. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predictions as text: a table of what each case would need on a GPU that is not here. Pure.
+"""The table of predictions for one GPU. Pure.
 
 A line has the numbers; below it stands what a person asks next: what fills the memory, what else fits, what the time is
 made of. What is the same for all cases is said once, above the table or below it. Sizes are exact; the time is the

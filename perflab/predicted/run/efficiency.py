@@ -1,4 +1,4 @@
-"""Which share of the roofline was reached where cases were measured on the GPU that is predicted for."""
+"""Estimates time from the share of the roofline that measured cases reached on the same GPU."""
 
 from __future__ import annotations
 

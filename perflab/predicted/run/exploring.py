@@ -1,4 +1,4 @@
-"""What else of a predicted case would fit: other GPUs, larger sizes, and remedies where it does not."""
+"""Explores what else fits: other GPUs, larger sizes, remedies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hooks around predicted cases, innermost: tensors are fake within, and errors of these are told in words.
+"""Runs predicted cases in pytest: fake tensors around set-up, body and teardown; errors in words.
 
 ``--perf-predict`` makes a test's fixtures and body see fake tensors from the start. Without it a case that says before
 it builds anything that it does not fit (``perf.requires``) is predicted from there on, where there is no GPU: that is

@@ -1,4 +1,4 @@
-"""Fixtures that outlive a test are made anew where one test's tensors are fake and the next one's are not.
+"""Sets up fixtures again that outlive a test, where fake and real tensors would mix.
 
 A model that a module's fixture makes once is of no use to a test of numerics if a predicted case was the first to ask
 for it, and of little the other way round. pytest does the same with fixtures whose parameter changes: what was made is

@@ -1,4 +1,4 @@
-"""The ``memory_snapshot`` fixture of a predicted case: what a block would do with memory, traced on fake tensors."""
+"""The ``memory_snapshot`` fixture in a predicted case: traces the block on fake tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The predicted tier of perf cases: nothing is run, each case's callable is traced on fake tensors instead.
+"""Predicts one case: traces its callable on fake tensors, judges it, fails its test.
 
 What a case's callable comes to, and how that stands beside its baseline. Around which tests tensors are fake, and what
 an error on them means, ``predicted_cases`` knows.

@@ -1,4 +1,4 @@
-"""Predictions that are saved as baselines."""
+"""Saves predictions as baselines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a prediction may trace: shows how far it is, and calls it off when the case's or the run's time is over."""
+"""Limits how long a prediction may trace, and shows its progress."""
 
 from __future__ import annotations
 

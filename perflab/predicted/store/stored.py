@@ -1,4 +1,4 @@
-"""The files of predictions in a directory of baselines, as pruning and joining see them."""
+"""The files of predictions in a directory of baselines, for pruning and joining."""
 
 from __future__ import annotations
 

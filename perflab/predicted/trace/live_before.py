@@ -1,4 +1,4 @@
-"""What is there before a call: parameters, gradients, optimizer state, buffers and inputs, each storage once."""
+"""What is alive before a call: parameters, gradients, optimizer state, buffers, inputs; each storage once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The modules that a callable has in its hands: their names, and the alike layers that some of them repeat."""
+"""The modules that a callable reaches: their names, and repeated layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one call of an operator costs: FLOPs, bytes moved, and whether it does any work at all.
+"""The cost of one operator call: FLOPs and bytes moved.
 
 FLOPs are those of ``torch.utils.flop_counter``: matrix products, convolutions and fused attention, a multiplication and
 an addition each, masks and causality not heeded; operators with a formula of their own (``register_flop_formula``)

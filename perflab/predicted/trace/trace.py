@@ -1,4 +1,4 @@
-"""What one call did, as plain data: operators, and blocks of memory that came and went, in the order of time.
+"""A trace: operators and blocks of memory of one call, in order of time. Plain data.
 
 A trace is made by ``tracer`` from a run (on fake tensors or on real ones) or by ``unroll`` from the traces of fewer
 layers, and read by everything else here. Sizes are bytes as they were asked for: nobody has rounded them yet.

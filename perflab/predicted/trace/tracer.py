@@ -1,4 +1,4 @@
-"""From a run to a trace: operators, and blocks of memory that come and go, with the module and line that asked for it.
+"""Traces a run: operators and blocks of memory, with the module and line that asked for each.
 
 The tracer stands below autograd, where each operator is dispatched, so it sees what backward calls too. It never looks
 at numbers, and does with fake tensors and real ones alike. Of a backward node it knows the forward's place by the

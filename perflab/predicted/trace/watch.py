@@ -1,4 +1,4 @@
-"""Somebody who looks on while code is traced: is shown each operator before it is called, and may call the tracing off.
+"""A watch sees each operator before it is called, and may stop the tracing.
 
 No torch here, so that who watches can be made before there is anything to trace. What shows it operators that no tracer
 sees is ``watched``.

@@ -1,4 +1,4 @@
-"""Operators that no tracer sees, of a warm-up or while something is built, shown to a ``Watch``."""
+"""Shows a watch the operators that no tracer sees, of warm-up and set-up."""
 
 from __future__ import annotations
 
