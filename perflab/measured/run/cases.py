@@ -139,10 +139,10 @@ class Cases:
             saves = settings.update or settings.update_new
             return Here(state, device, progress, self._config, self._budget, instead=instead, saves=saves)
         if self._server is not None:
-            return InTurns(state, device, progress, self._budget, self._server)
+            return InTurns(state, device, progress, self._config, self._budget, self._server)
         if job.under_callgrind:
-            return UnderCallgrind(state, device, progress)
-        return Replicate(state, device, progress, job.budget_s)
+            return UnderCallgrind(state, device, progress, self._config)
+        return Replicate(state, device, progress, self._config, job.budget_s)
 
     @contextlib.contextmanager
     def _turn(self, device: torch.device) -> Generator[None]:

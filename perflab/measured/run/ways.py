@@ -44,11 +44,17 @@ class Replicate:
     """Measures in this process, a fresh one, whatever the case says that it needs: who asked for it has decided."""
 
     def __init__(
-        self, state: CaseState, device: torch.device, progress: Progress, budget_s: float | None = None
+        self,
+        state: CaseState,
+        device: torch.device,
+        progress: Progress,
+        config: pytest.Config,
+        budget_s: float | None = None,
     ) -> None:
         self._state = state
         self._device = device
         self._progress = progress
+        self._config = config
         self._budget_s = budget_s
 
     def requires(self, claim: Claim) -> Way:
@@ -95,7 +101,8 @@ class Replicate:
             raise UsageError(
                 f"{state.case}: the clock did not move while it was measured", "measure more work in a call"
             )
-        state.measurement = msgspec.structs.replace(measured.measurement, ran_on=list(state.ran_on))
+        counts = {**measured.measurement.counts, **self._counted_apart(measured.measurement)}
+        state.measurement = msgspec.structs.replace(measured.measurement, counts=counts, ran_on=list(state.ran_on))
         return measured.result
 
     def _measure(self, workload: Workload) -> Measured | None:
@@ -109,6 +116,14 @@ class Replicate:
             counter=self._counter(),
             mode=self._state.settings.mode,
         )
+
+    def _counted_apart(self, measurement: Measurement) -> dict[str, int]:
+        """What is counted in a process of its own, unless a fresh one that measured has done so."""
+        settings = self._state.settings
+        if settings.counts == "off" or settings.instructions != "callgrind" or COUNT in measurement.counts:
+            return {}
+        self._progress("instructions, under callgrind")
+        return {COUNT: count_under_callgrind(self._config, self._state.case, str(self._device))}
 
     def _share_s(self) -> float | None:
         """What the case may take of the run's time; None: its own budget alone."""
@@ -144,8 +159,7 @@ class Here(Replicate):
         saves: bool,
     ) -> None:
         """``instead``: predicts a case that does not fit; ``saves``: what is saved has its whole budget."""
-        super().__init__(state, device, progress)
-        self._config = config
+        super().__init__(state, device, progress, config)
         self._budget = budget
         self._instead = instead
         self._saves = saves
@@ -180,17 +194,6 @@ class Here(Replicate):
             measured = None if found.measurement is None else Measured(found.measurement, workload.run())
         return measured
 
-    def _measured(self, workload: Workload) -> Any:
-        result = super()._measured(workload)
-        state, settings = self._state, self._state.settings
-        assert state.measurement is not None
-        counts = state.measurement.counts
-        if settings.counts != "off" and settings.instructions == "callgrind" and COUNT not in counts:
-            self._progress("instructions, under callgrind")
-            counted = count_under_callgrind(self._config, state.case, str(self._device))
-            state.measurement = msgspec.structs.replace(state.measurement, counts={**counts, COUNT: counted})
-        return result
-
     def _share_s(self) -> float | None:
         return None if self._saves else self._budget.case_share_s()
 
@@ -199,9 +202,15 @@ class InTurns(Replicate):
     """Measures when the session asks for it, in turns with another process that holds as much memory."""
 
     def __init__(
-        self, state: CaseState, device: torch.device, progress: Progress, budget: TotalBudget, server: Server
+        self,
+        state: CaseState,
+        device: torch.device,
+        progress: Progress,
+        config: pytest.Config,
+        budget: TotalBudget,
+        server: Server,
     ) -> None:
-        super().__init__(state, device, progress)
+        super().__init__(state, device, progress, config)
         self._budget = budget
         self._server = server
 
