@@ -35,8 +35,9 @@ startup: $(INSTALLED)
 attack: $(INSTALLED)
 	PERFLAB_ATTACK=1 $(BIN)/pytest tests/harness/test_damage.py tests/harness/test_escaping.py tests/harness/test_files.py tests/plugin/test_hostile.py
 
+# Stories start hundreds of processes: without compiled modules on disk each compiles all of perflab, half a second of work.
 test: $(INSTALLED)
-	$(BIN)/pytest -n 2 --dist worksteal tests/harness tests/plugin tests/correctness
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2 --dist worksteal tests/harness tests/plugin tests/correctness
 
 # Memory and counts of the lab's own cases against baselines/: one operator more in the model fails on every machine. Memory
 # and allocations are gated with the threads and instruction set that they were saved with; the run says where they were not.
