@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from perflab.compared.callables import Comparison, Limits, in_turns
 from perflab.errors import CaptureError, ClockError, UsageError
 from perflab.measure.counts import CallCounter
-from perflab.measure.devices import available_bytes, release_memory
+from perflab.measure.devices import available_bytes, current_device, release_memory
+from perflab.measure.forks import calling
 from perflab.measure.limits import as_out_of_memory
 from perflab.measure.measurement import Measured, measure, stopwatch_for
 from perflab.measure.sampling import Progress
@@ -23,7 +25,7 @@ from perflab.plugin.case.fresh_process import JobResult
 from perflab.plugin.case.perf import CaseState
 from perflab.plugin.case.raw_launches import only_compiled_kernels
 from perflab.plugin.case.requirements import Claim, Needs
-from perflab.plugin.case.returned import refuse_nan
+from perflab.plugin.case.returned import refuse_nan, refuse_unfinished
 
 if TYPE_CHECKING:
     import torch
@@ -94,20 +96,60 @@ class Measuring:
             UsageError: the callable does no work, or returned NaN; no graph can hold it; or its clock is not to be
                 believed.
         """
-        state = self._state
-        left_s = self._seconds_left()
-        if not state.is_replicate and left_s is not None and left_s <= 0:
-            state.skip_for_time()
+        left_s = self._left_s()
         if self._prediction.active:
             return self._prediction.of(workload, left_s)
-        with only_compiled_kernels(state.case):
+        with only_compiled_kernels(self._state.case):
             return self._measured(workload)
+
+    def compare(
+        self, base: Workload, candidate: Workload, budget_s: float | None, threshold: float | None
+    ) -> Comparison | None:
+        """Compare two callables in turns, each called once before; None for a prediction, and where another process
+        asked for this measurement.
+
+        Raises:
+            UsageError: a call returned unfinished work; no graph can hold it; or its clock is not to be believed.
+        """
+        state = self._state
+        if self._prediction.active or state.is_replicate:
+            return None
+        self._left_s()
+        self._skip_without_graph()
+        settings, share_s = state.settings, self._share_s()
+        wanted_s = settings.budget_s if budget_s is None else budget_s
+        limits = Limits(
+            budget_ns=1e9 * (wanted_s if share_s is None else min(wanted_s, share_s)),
+            threshold=settings.threshold if threshold is None else threshold,
+            floor_ns=settings.floor_ns,
+            mode=settings.mode,
+        )
+        with only_compiled_kernels(state.case):
+            for workload in (base, candidate):
+                with calling(workload), current_device(self._device):
+                    refuse_unfinished(state, workload.run())
+            release_memory(self._device)
+            try:
+                return in_turns(base, candidate, self._device, limits, self._progress)
+            except (CaptureError, ClockError) as error:
+                raise self._not_measured(error) from error
+
+    def _left_s(self) -> float | None:
+        """What the run has left of its total budget; skips the case if that is nothing."""
+        left_s = self._seconds_left()
+        if not self._state.is_replicate and left_s is not None and left_s <= 0:
+            self._state.skip_for_time()
+        return left_s
+
+    def _skip_without_graph(self) -> None:
+        """Skip a case that asks for a CUDA graph elsewhere: a project's device fixture may give another device."""
+        unmet = no_graph_for(self._state.case, self._state.settings, self._device)
+        if unmet is not None:
+            pytest.skip(unmet)
 
     def _measured(self, workload: Workload) -> Any:
         state = self._state
-        unmet = no_graph_for(state.case, state.settings, self._device)  # a project's device fixture may give another
-        if unmet is not None:
-            pytest.skip(unmet)
+        self._skip_without_graph()
         if state.under_callgrind:
             return run_counted(workload)
         release_memory(self._device)
