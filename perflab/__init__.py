@@ -3,9 +3,25 @@
 Importing this package costs next to nothing: neither torch nor triton is loaded until something measures.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from perflab.compared.callables import Comparison, compare
+
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "cuda_timer"]
+__all__ = ["Comparison", "__version__", "compare", "cuda_timer"]
+
+
+def __getattr__(name: str) -> object:
+    """Load the comparison of two callables when it is asked for."""
+    if name not in ("Comparison", "compare"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from perflab.compared import callables
+
+    return getattr(callables, name)
 
 
 def cuda_timer() -> float:

@@ -1,23 +1,18 @@
 """Rounds of an A/B comparison: one fresh process a side; in each case the sides take turns.
 
-Within a case a *block* is a random order of the sides followed by its reverse (A B B A, or B A A B), all on one core,
-the next block on the next core: on a shared machine each core is slowed by neighbours of its own, for tenths of a
-second at a time. Turns are a few milliseconds, so that a block mostly meets one state of the core. Each turn of one
-side is compared with both of the other's in the same block, and the median of all these log-ratios is the log-ratio
-of this pair of processes, which is the unit of statistics: processes differ by more than blocks do.
+How they take turns ``interleave.py`` knows. The log-ratio of a case in this pair of processes is the unit of
+statistics: processes differ by more than blocks of turns do.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 
-import msgspec
-
+from perflab.compared import interleave
+from perflab.compared.interleave import SIDES, Pace
 from perflab.compared.sides.messages import (
     Answer,
     Ended,
@@ -35,23 +30,11 @@ from perflab.compared.sides.messages import (
 from perflab.compared.sides.process import ANSWER_WITHIN_S, SideProcess, Start
 from perflab.environment import core_numbers
 from perflab.errors import RivalError, SideEndedError
-from perflab.measured.judge.robust import robust_spread
 from perflab.measured.records import Evidence, Memory
 from perflab.mode import Mode
 
-TURN_NS = 4e6
-"""A turn lasts at least about this long: long against the 50 µs in which a turn changes sides."""
-MOST_SAMPLES = 8
-"""Samples in a turn, at most."""
-LONG_NS = 50e6
-"""A sample this long does not notice what the caches held before it."""
-BLOCKS = 25
-"""Blocks of a case in a round, if the time allows."""
 LEAST_BLOCKS = 2
-SIDES = 2
-"""Processes that are compared. A third one, the null control's, takes what room is left."""
-_ERROR_OF_MEDIAN = math.sqrt(math.pi / 2.0)
-"""Standard error of a median of normal values, in units of their mean's."""
+"""Blocks of a case in a round, however long they take."""
 
 
 @dataclass
@@ -84,13 +67,11 @@ class CaseRound:
 
     def log_ratio(self, head: str, base: str) -> float | None:
         """log(head / base) of this pair of processes. None if a side has no turns."""
-        blocks = self._blocks(head, base)
-        return median(log for block in blocks for log in block) if blocks else None
+        return interleave.log_ratio(self._turns_ns(head), self._turns_ns(base))
 
     def own_error(self, head: str, base: str) -> float:
-        """Standard error of ``log_ratio`` as the blocks of this pair tell it: how much a disturbance has ruined."""
-        blocks = self._blocks(head, base)
-        return _ERROR_OF_MEDIAN * robust_spread([median(block) for block in blocks]) / math.sqrt(max(1, len(blocks)))
+        """Standard error of ``log_ratio`` as the blocks of this pair tell it."""
+        return interleave.own_error(self._turns_ns(head), self._turns_ns(base))
 
     @property
     def differing_modes(self) -> dict[str, Mode]:
@@ -98,15 +79,8 @@ class CaseRound:
         modes = {side: turns.ready.mode for side, turns in self.turns.items()}
         return modes if len(set(modes.values())) > 1 else {}
 
-    def _blocks(self, head: str, base: str) -> list[list[float]]:
-        """Each turn of one side against both of the other's in the same block, as log-ratios."""
-        if not {head, base} <= set(self.turns):
-            return []
-        new, old = self.turns[head].turns_ns, self.turns[base].turns_ns
-        return [
-            [math.log(new[2 * block + mine] / old[2 * block + other]) for mine in (0, 1) for other in (0, 1)]
-            for block in range(min(len(new), len(old)) // 2)
-        ]
+    def _turns_ns(self, side: str) -> list[float]:
+        return self.turns[side].turns_ns if side in self.turns else []
 
 
 @dataclass(frozen=True)
@@ -252,29 +226,25 @@ class Round:
             if not isinstance(warmed, Warmed):
                 return
             result.turns[side].warmed = warmed
-        repetitions = max(turns.warmed.repetitions for turns in result.turns.values() if turns.warmed)
-        sample_ns = max(
-            turns.warmed.sample_ns * repetitions / turns.warmed.repetitions
-            for turns in result.turns.values()
-            if turns.warmed
-        )
+        paces = [
+            Pace(turns.warmed.repetitions, turns.warmed.sample_ns) for turns in result.turns.values() if turns.warmed
+        ]
         end_of_turns = self._witness() if self._witness is not None else None
-        turn, blocks = _shape(sample_ns, repetitions, plan, result.turns[sides[0]].ready.device)
-        cores = core_numbers()
-        for block in range(blocks):
-            say(f"block {block + 1} of {blocks}")
-            order = self._draw.sample(sides, len(sides))
-            turn = msgspec.structs.replace(turn, core=cores[block % len(cores)] if cores else None)
-            for side in [*order, *reversed(order)]:
-                taken = self._ask(result, side, turn)
-                if not isinstance(taken, Taken):
-                    return
-                turns = result.turns[side]
-                turns.repetitions = repetitions
-                turns.samples_ns += taken.samples_ns
-                turns.turns_ns.append(max(1, min(taken.samples_ns)) / repetitions)
-                for phase, samples_ns in taken.phases_ns.items():
-                    turns.phases_ns.setdefault(phase, []).extend(samples_ns)
+        # On a GPU cached memory was handed back, and the first call of a turn asks the driver for it again.
+        hands_back = result.turns[sides[0]].ready.device.startswith("cuda")
+        shape = interleave.shape_of(paces, plan.budget_ns, least_blocks=LEAST_BLOCKS, hands_back=hands_back)
+        for place in interleave.places(sides, shape.blocks, core_numbers(), self._draw):
+            say(f"block {place.block + 1} of {shape.blocks}")
+            turn = Turn(repetitions=shape.repetitions, samples=shape.samples, rewarm=shape.rewarm, core=place.core)
+            taken = self._ask(result, place.side, turn)
+            if not isinstance(taken, Taken):
+                return
+            turns = result.turns[place.side]
+            turns.repetitions = shape.repetitions
+            turns.samples_ns += taken.samples_ns
+            turns.turns_ns.append(interleave.call_ns(taken.samples_ns, shape.repetitions))
+            for phase, samples_ns in taken.phases_ns.items():
+                turns.phases_ns.setdefault(phase, []).extend(samples_ns)
         if end_of_turns is not None:
             result.evidence = end_of_turns()
         for side in sides if plan.memory else ():
@@ -304,13 +274,3 @@ def stray(label: str, strays: Sequence[str]) -> RivalError:
         "the module is missing there, or found by a finder that goes before the import path; "
         "install the other side in an environment of its own, and use --perf-against=THAT_ENVIRONMENT",
     )
-
-
-def _shape(sample_ns: float, repetitions: int, plan: RoundPlan, device: str) -> tuple[Turn, int]:
-    """What a turn is, and how many blocks there are, for samples that last this long."""
-    samples = max(1, min(MOST_SAMPLES, math.ceil(TURN_NS / max(sample_ns, 1.0))))
-    # On a GPU cached memory was handed back, and the first call of a turn asks the driver for it again.
-    rewarm = sample_ns < LONG_NS or device.startswith("cuda")
-    block_ns = 2 * SIDES * (samples + rewarm) * sample_ns
-    blocks = max(LEAST_BLOCKS, min(BLOCKS, int(plan.budget_ns / max(block_ns, 1.0))))
-    return Turn(repetitions=repetitions, samples=samples, rewarm=rewarm), blocks

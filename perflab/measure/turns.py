@@ -32,7 +32,8 @@ _READINGS_TO_JUDGE = 8
 class Turns:
     """Measures a workload piece by piece, while others use the machine in between. A context manager.
 
-    What earlier work left behind has been collected by the caller.
+    What earlier work left behind has been collected by the caller. On CUDA, cached memory is handed back after each
+    turn if ``hands_back`` is set: another process needs it for its turn.
     """
 
     def __init__(
@@ -42,11 +43,14 @@ class Turns:
         plan: Plan,
         counter: CallCounter | None = None,
         mode: Mode = DEFAULT,
+        *,
+        hands_back: bool = True,
     ) -> None:
         self._counter = counter
         self._workload = workload
         self._device = device
         self._plan = plan
+        self._hands_back = hands_back and device.type == "cuda"
         self._stopwatch = stopwatch_for(device, mode)
         self._around = contextlib.ExitStack()
         self._readings: list[Reading | None] = []
@@ -104,7 +108,7 @@ class Turns:
         return self._stopwatch.time(self._workload, repetitions)
 
     def _hand_back(self) -> None:
-        if self._device.type == "cuda":  # the other side's process needs the same memory for its turn
+        if self._hands_back:
             release_memory(self._device)
 
 

@@ -32,6 +32,7 @@ def perf(request: pytest.FixtureRequest, device: torch.device) -> Perf:
             perf(torch.matmul, a, a)
 
     - ``perf.step(forward=..., backward=..., optimizer=...)`` times the phases of a training step.
+    - ``perf.compare(base=..., candidate=...)`` compares two callables in turns, and measures the second.
     - ``perf.work(tokens=512)`` adds throughput to the results.
     - ``perf.note(loss=3.2)`` adds facts to the case's record and to the table of its study.
     - ``perf.requires(memory_bytes=..., flops=...)`` skips the case if it does not fit.

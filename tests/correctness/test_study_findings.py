@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +17,6 @@ from tests.harness.make import MS, record, replicate, result
 from tests.perf.choice import check_choices, context_lengths, model_names
 from tests.perf.saved import saved_for_backward
 from tests.perf.studies.findings import findings_of
-from tests.perf.studies.in_turns import LEAST_BLOCKS, in_turns
 from tests.perf.studies.switches import BASELINE, BOTTOM, SEEDS
 from tests.perf.studies.training import FIRST_CALLS, LATER_CALLS, set_up
 
@@ -163,37 +161,6 @@ def test_set_up_is_what_the_first_calls_took_beyond_later_ones(monkeypatch: pyte
     calls: list[int] = []
     assert set_up(lambda: calls.append(1), torch.device("cpu")) == (50 + 30 + 11 - 3 * 10, 10)
     assert len(calls) == FIRST_CALLS + LATER_CALLS
-
-
-class Machine:
-    """A clock that a call moves by what it takes; somebody else's bursts make it several times as much."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, bursts: range = range(0)) -> None:
-        self.now_ns, self.calls, self._bursts = 0, 0, bursts
-        monkeypatch.setattr("tests.perf.studies.in_turns.read_ns", lambda: self.now_ns)
-
-    def call(self, taking_ns: int) -> Callable[[], None]:
-        def run() -> None:
-            self.calls += 1
-            self.now_ns += taking_ns * (7 if self.calls in self._bursts else 1)
-
-        return run
-
-
-def test_turns_tell_the_ratio_though_bursts_fall_into_some_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(monkeypatch, bursts=range(20, 23))
-    found = in_turns(machine.call(1_000_000), machine.call(800_000), torch.device("cpu"), seconds=1.0)
-    assert found.speed == pytest.approx(1.25)
-    assert found.noise <= 0.011
-    assert found.call_ns == 800_000
-
-
-def test_turns_of_long_calls_end_after_the_fewest_blocks_that_have_an_interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(monkeypatch, bursts=range(4, 7))
-    slow = machine.call(1_000_000_000)
-    found = in_turns(slow, slow, torch.device("cpu"), seconds=0.1)
-    assert machine.calls == 1 + 2 * LEAST_BLOCKS
-    assert found.noise > 0.5  # and it is said how little is known
 
 
 def test_set_up_within_one_call_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:

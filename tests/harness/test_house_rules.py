@@ -45,7 +45,10 @@ _GROUND = "child data mode records errors units environment files reading docume
 _RECORDS = " ".join(f"{tier}.records" for tier in TIERS)
 _PLUGIN = "plugin plugin.options plugin.noting plugin.stash plugin.config plugin.case plugin.session"
 _MEASURED = "measured.records measured.judge measured.store measured.report measured.run"
-_COMPARED = "compared.records compared.judge compared.sides compared.rounds compared.comparison compared.run"
+_COMPARED = (
+    "compared.records compared.judge compared.sides compared.interleave compared.callables compared.rounds"
+    " compared.comparison compared.run"
+)
 _PYTEST = "pytest _pytest pluggy msgspec filelock xdist pytest_benchmark syrupy"
 
 
@@ -95,11 +98,15 @@ ROOMS = {
     "correctness": Room(below=_GROUND, packages="syrupy", torch=When.IMPORTED),
     # The tiers. A measured case may turn into a prediction, and be settled by turns with its baseline's commit.
     **tier_rooms("measured", "run", f"compared.judge {_COMPARED} predicted.run"),
-    **tier_rooms("compared", "sides rounds comparison", _MEASURED),
+    **tier_rooms("compared", "sides interleave callables rounds comparison", _MEASURED),
     **tier_rooms("predicted", "cuda trace layers memory gpus prediction", "measured.records measured.store"),
     **tier_rooms("compiled", "compiler"),
     "compared.sides": Room(below=f"{_GROUND} measured.records compared.records", packages="msgspec filelock"),
-    "compared.rounds": Room(below=f"{_GROUND} compared.sides {_MEASURED}", packages="msgspec"),
+    "compared.interleave": Room(below="measured.judge"),
+    "compared.callables": Room(
+        below=f"{_GROUND} measure measured.judge compared.judge compared.interleave", torch=When.CALLED
+    ),
+    "compared.rounds": Room(below=f"{_GROUND} compared.sides compared.interleave {_MEASURED}"),
     "compared.comparison": Room(below=f"{_GROUND} compared.sides compared.rounds compared.judge"),
     "predicted.cuda": Room(below=_GROUND, torch=When.IMPORTED),
     "predicted.trace": Room(below=f"{_GROUND} predicted.cuda predicted.layers", torch=When.IMPORTED),
@@ -128,7 +135,8 @@ ROOMS = {
         torch=When.CALLED,
     ),
     "plugin.case": Room(
-        below=f"{_GROUND} {_RECORDS} measure report {_PLUGIN} measured.report predicted.run compiled.run",
+        below=f"{_GROUND} {_RECORDS} measure report {_PLUGIN} measured.report compared.callables predicted.run"
+        " compiled.run",
         packages=_PYTEST,
         torch=When.CALLED,
     ),
@@ -143,7 +151,7 @@ ROOMS = {
         below=f"{_GROUND} doctor store report measured.report compiled.compiler compiled.run", packages="msgspec"
     ),
     "__main__": Room(below="cli"),
-    "perflab": Room(below="measure"),  # the package itself: its public face
+    "perflab": Room(below="measure compared.callables"),  # the package itself: its public face
     # The lab stands beside the house.
     "lab": Room(torch=When.IMPORTED),
 }

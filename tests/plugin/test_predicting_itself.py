@@ -99,7 +99,9 @@ def large(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_does_not_fit_is_predicted_or_skipped_and_the_next_case_is_measured(
     pytester: pytest.Pytester, python: str
 ) -> None:
-    result = run_pytest(pytester, python, "--perf-update-new", "--perf-noisy=accept", "--perf-replicates=1", "-rs", "-v")
+    result = run_pytest(
+        pytester, python, "--perf-update-new", "--perf-noisy=accept", "--perf-replicates=1", "-rs", "-v"
+    )
     result.assert_outcomes(passed=5, skipped=5)
     text = result.stdout.str()
     for said in (

@@ -92,6 +92,8 @@ class PairedPolicy:
     threshold: float = 0.02
     looks: Sequence[int] = LOOKS
     screen_pairs: int = SCREEN_PAIRS
+    pairs_are: str = "process pairs"
+    """What a pair is, as reasons call it."""
 
     @property
     def bound(self) -> float:
@@ -258,11 +260,11 @@ def _of_confirmation(seen: Estimate, policy: PairedPolicy, *, regressed: bool) -
     elif seen.value < -policy.bound and seen.high < -policy.bound / 2.0:
         verdict = Verdict.IMPROVED
     elif seen.value > policy.bound and seen.lowest <= 0.0:
-        verdict, reasons = Verdict.INCONCLUSIVE, ["looks slower, but its process pairs do not agree that it is"]
+        verdict, reasons = Verdict.INCONCLUSIVE, [f"looks slower, but its {policy.pairs_are} do not agree that it is"]
     elif seen.value > policy.bound:
-        verdict, reasons = Verdict.INCONCLUSIVE, [f"looks slower, but its process pairs differ too much{told}"]
+        verdict, reasons = Verdict.INCONCLUSIVE, [f"looks slower, but its {policy.pairs_are} differ too much{told}"]
     elif math.log(least) > RESOLUTION * policy.bound:
-        verdict, reasons = Verdict.INCONCLUSIVE, [f"its process pairs differ too much{told}"]
+        verdict, reasons = Verdict.INCONCLUSIVE, [f"its {policy.pairs_are} differ too much{told}"]
     return PairedFinding(verdict, change, reasons, least)
 
 

@@ -34,7 +34,7 @@ from perflab.mode import identity
 from perflab.plugin.case.device_lock import device_turn
 from perflab.plugin.case.fresh_process import Job, JobResult, report_result
 from perflab.plugin.case.hanging import expect, suspended
-from perflab.plugin.case.perf import STATE, CaseState, Perf, Way, device_of
+from perflab.plugin.case.perf import STATE, CaseState, NothingComparedError, Perf, Way, device_of
 from perflab.plugin.case.progress import ProgressLine
 from perflab.plugin.case.subtests import Phases, is_of_a_subtest
 from perflab.plugin.case.total_budget import TotalBudget
@@ -204,6 +204,8 @@ class Cases:
                     raise
                 self._conclude(item, state)
                 raise
+            except NothingComparedError:
+                outcome = None
             except Exception as error:
                 state.out_of_memory = as_out_of_memory(error) if state.environment is not None else None
                 if state.out_of_memory is None:

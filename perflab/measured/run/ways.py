@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 import pytest
 
+from perflab.compared.callables import Comparison, Limits, in_turns
 from perflab.errors import CaptureError, ClockError, UsageError
 from perflab.measure.counts import CallCounter
-from perflab.measure.devices import available_bytes, release_memory
+from perflab.measure.devices import available_bytes, current_device, release_memory
+from perflab.measure.forks import calling
 from perflab.measure.limits import as_out_of_memory
 from perflab.measure.measurement import Measured, measure, stopwatch_for
 from perflab.measure.sampling import Progress
@@ -25,7 +27,7 @@ from perflab.plugin.case.fresh_process import measure_fresh
 from perflab.plugin.case.perf import CaseState, Way
 from perflab.plugin.case.raw_launches import only_compiled_kernels
 from perflab.plugin.case.requirements import Claim, Needs
-from perflab.plugin.case.returned import refuse_nan
+from perflab.plugin.case.returned import refuse_nan, refuse_unfinished
 from perflab.plugin.case.total_budget import TotalBudget
 
 if TYPE_CHECKING:
@@ -68,13 +70,22 @@ class Replicate:
             UsageError: the callable does no work, or returned NaN; no graph can hold it; or its clock is not to be
                 believed.
         """
-        state = self._state
-        with only_compiled_kernels(state.case):
-            unmet = no_graph_for(state.case, state.settings, self._device)  # its device fixture may
-            if unmet is not None:
-                pytest.skip(unmet)
+        with only_compiled_kernels(self._state.case):
+            self._skip_without_graph()
             release_memory(self._device)
             return self._measured(workload)
+
+    def compare(
+        self, base: Workload, candidate: Workload, budget_s: float | None, threshold: float | None
+    ) -> Comparison | None:
+        """Nothing: another process asked for this measurement alone."""
+        return None
+
+    def _skip_without_graph(self) -> None:
+        """Skip a case that asks for a CUDA graph elsewhere: a project's device fixture may give another device."""
+        unmet = no_graph_for(self._state.case, self._state.settings, self._device)
+        if unmet is not None:
+            pytest.skip(unmet)
 
     def _measured(self, workload: Workload) -> Any:
         state = self._state
@@ -178,10 +189,41 @@ class Here(Replicate):
 
     def of(self, workload: Workload) -> Any:
         """Measure, unless nothing is left of the run's time."""
+        self._skip_if_late()
+        return super().of(workload)
+
+    def compare(
+        self, base: Workload, candidate: Workload, budget_s: float | None, threshold: float | None
+    ) -> Comparison | None:
+        """Compare two callables in turns, each called once before.
+
+        Raises:
+            UsageError: a call returned unfinished work; no graph can hold it; or its clock is not to be believed.
+        """
+        self._skip_if_late()
+        self._skip_without_graph()
+        state, settings, share_s = self._state, self._state.settings, self._share_s()
+        wanted_s = settings.budget_s if budget_s is None else budget_s
+        limits = Limits(
+            budget_ns=1e9 * (wanted_s if share_s is None else min(wanted_s, share_s)),
+            threshold=settings.threshold if threshold is None else threshold,
+            floor_ns=settings.floor_ns,
+            mode=settings.mode,
+        )
+        with only_compiled_kernels(state.case):
+            for workload in (base, candidate):
+                with calling(workload), current_device(self._device):
+                    refuse_unfinished(state, workload.run())
+            release_memory(self._device)
+            try:
+                return in_turns(base, candidate, self._device, limits, self._progress)
+            except (CaptureError, ClockError) as error:
+                raise self._not_measured(error) from error
+
+    def _skip_if_late(self) -> None:
         left_s = self._budget.left_s()
         if left_s is not None and left_s <= 0:
             self._state.skip_for_time()
-        return super().of(workload)
 
     def _measure(self, workload: Workload) -> Measured | None:
         state = self._state

@@ -7,12 +7,13 @@ the measurement is ``measuring.py``'s.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import pytest
 
+from perflab.compared.callables import Comparison, checked
 from perflab.data import Parameters
 from perflab.errors import UsageError
 from perflab.measure.compiling import CompilerState, compiler_state
@@ -102,11 +103,20 @@ class CaseState:
 STATE = pytest.StashKey[CaseState]()
 
 
+class NothingComparedError(Exception):
+    """Ends a test that compares, where the run measures nothing to compare; the test has done well so far."""
+
+
 class Way(Protocol):
     """What a run does with the callables of its cases."""
 
     def of(self, workload: Workload) -> Any:
         """Do it, and return what the callable returned."""
+
+    def compare(
+        self, base: Workload, candidate: Workload, budget_s: float | None, threshold: float | None
+    ) -> Comparison | None:
+        """Compare two in turns; None if this run does not."""
 
     def requires(self, claim: Claim) -> Way:
         """Skip the case if what it says that it needs is not there; else the way from here on."""
@@ -181,6 +191,64 @@ class Perf:
                 "(torch.optim.AdamW(..., capturable=True)); or leave cuda_graph out",
             )
         return self._once_a_test(Step(forward, backward, optimizer, micro_batches))
+
+    def compare(
+        self,
+        base: Callable[..., Any],
+        candidate: Callable[..., Any],
+        *,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        budget_s: float | None = None,
+        threshold: float | None = None,
+    ) -> Comparison:
+        """Compare two callables in turns, then measure ``candidate`` as ``perf(candidate, *args, **kwargs)`` does::
+
+            def test_fused_is_faster(perf, device):
+                x = torch.rand(512, 512, device=device)
+                assert perf.compare(base=eager, candidate=fused, args=(x,)).verdict == "improved"
+
+        It is the case's one measurement: times and memory of the candidate are stored, and are compared with its
+        baseline. The comparison itself fails no test; assert what you want of it. Its result stands in the record as
+        the facts ``compared_verdict``, ``compared_ratio``, ``compared_low_ratio`` and ``compared_high_ratio``.
+
+        Some runs compare nothing: they run each case once, predict it, take turns with another commit, or repeat the
+        measurement in a fresh process. There the candidate is treated as by ``perf(candidate)``, and the test ends with
+        this call; so check results before it. See ``perflab.compare`` for what turns can tell, and what they cannot.
+
+        Args:
+            base: what the candidate is held against.
+            candidate: called as ``candidate(*args, **kwargs)``, as is ``base``.
+            args: positional arguments of both.
+            kwargs: keyword arguments of both.
+            budget_s: time of the turns in seconds. None: the case's budget.
+            threshold: the change that counts, as a share. None: the case's threshold.
+
+        Raises:
+            UsageError: a side is not callable or does no work, or the case has already measured.
+        """
+        settings = self._state.settings
+        sides = checked(
+            base,
+            candidate,
+            args,
+            kwargs,
+            budget_s=settings.budget_s if budget_s is None else budget_s,
+            threshold=settings.threshold if threshold is None else threshold,
+            call="perf.compare",
+        )
+        self._refuse_second()
+        comparison = self._way.compare(*sides, budget_s, threshold)
+        self._once_a_test(sides[1])
+        if comparison is None:
+            raise NothingComparedError
+        self.note(
+            compared_verdict=str(comparison.verdict),
+            compared_ratio=comparison.ratio,
+            compared_low_ratio=comparison.low_ratio,
+            compared_high_ratio=comparison.high_ratio,
+        )
+        return comparison
 
     def work(self, **units: float) -> None:
         """State the work of one call, such as ``perf.work(tokens=512, flops=2.1e11)``. Results then show throughput.
@@ -285,12 +353,15 @@ class Perf:
         """Whether the case is being predicted. Its tensors are then fake: they have shapes and no values."""
         return self._state.predicts
 
-    def _once_a_test(self, workload: Workload) -> Any:
+    def _refuse_second(self) -> None:
         if self._state.has_measured:
             raise UsageError(
                 f"{self._state.case}: perf was called twice in one case",
                 "measure one thing a test; parametrize for several",
             )
+
+    def _once_a_test(self, workload: Workload) -> Any:
+        self._refuse_second()
         with calling(workload):
             result = self._way.of(workload)
         refuse_unfinished(self._state, result)

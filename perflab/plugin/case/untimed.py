@@ -13,11 +13,12 @@ import pytest
 
 from perflab.errors import UsageError
 from perflab.measure.devices import available_bytes, current_device, release_memory, resolve_device, synchronize
+from perflab.measure.forks import calling
 from perflab.measure.limits import as_out_of_memory
-from perflab.plugin.case.perf import STATE, CaseState, Perf, Way, device_of
+from perflab.plugin.case.perf import STATE, CaseState, NothingComparedError, Perf, Way, device_of
 from perflab.plugin.case.raw_launches import kernels_have_a_gpu
 from perflab.plugin.case.requirements import Claim, Needs
-from perflab.plugin.case.returned import refuse_nan
+from perflab.plugin.case.returned import refuse_nan, refuse_unfinished
 from perflab.plugin.config.kinds import is_compiled_case, measures_elsewhere
 from perflab.plugin.config.marker import for_case
 from perflab.plugin.config.run_mode import NOT_COMPILED, RAN
@@ -47,10 +48,19 @@ class Once:
             UsageError: it returned NaN.
         """
         self._state.done = True
+        result = self._run(workload)
+        refuse_nan(self._state, result)
+        return result
+
+    def compare(self, base: Workload, candidate: Workload, budget_s: float | None, threshold: float | None) -> None:
+        """Run the base once; there is nothing to compare."""
+        with calling(base):
+            refuse_unfinished(self._state, self._run(base))
+
+    def _run(self, workload: Workload) -> Any:
         with current_device(self._device), kernels_have_a_gpu(self._state.case):
             result = workload.run()
             synchronize(self._device)  # an error of a kernel is this test's
-        refuse_nan(self._state, result)
         return result
 
     def requires(self, claim: Claim) -> Way:
@@ -119,6 +129,8 @@ class UntimedCases:
             return (yield)
         try:
             outcome = yield
+        except NothingComparedError:
+            return None
         except Exception as error:
             if as_out_of_memory(error) is None:
                 raise

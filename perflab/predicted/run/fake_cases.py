@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import pytest
 
 from perflab.errors import PerflabError, PredictionError
-from perflab.plugin.case.perf import CaseState
+from perflab.plugin.case.perf import CaseState, NothingComparedError
 from perflab.plugin.case.raw_launches import line_of_launch
 from perflab.plugin.config.kinds import measures_elsewhere
 from perflab.plugin.config.settings import Settings
@@ -110,7 +110,8 @@ class PredictedCases:
 
     def _end(self, state: CaseState, error: Exception) -> None:
         """A body that asks for numbers after the prediction has ended well: what follows is about these."""
-        if state.predicted is None or not _is_of_fake_tensors(error):
+        ends_well = isinstance(error, NothingComparedError) or _is_of_fake_tensors(error)
+        if state.predicted is None or not ends_well:
             self._tell(state, error)
 
     def _tell(self, state: CaseState, error: Exception) -> NoReturn:
