@@ -98,7 +98,7 @@ def test_a_kernel_is_saved_then_spills_and_fails_and_is_accepted(project: Kernel
     )
     results = json.loads((project.pytester.path / "out.json").read_text())["results"]
     assert [one["judgement"]["verdict"] for one in results] == ["regressed", "regressed"]
-    assert results[0]["compiled"]["now"]["resources"]["spill_store_bytes"] > 0
+    assert results[0]["outcome"]["now"]["resources"]["spill_store_bytes"] > 0
 
     accepted = project.perflab("--update", "--reason=one warp is enough")
     assert accepted.ret == 0
