@@ -95,12 +95,6 @@ def by_folder() -> dict[str, Tier]:
     return {one.FOLDER: one for one in tiers() if one.FOLDER is not None}
 
 
-def tier_of(result: Result) -> Tier:
-    """The tier that a result with an outcome is of."""
-    assert result.outcome is not None
-    return tier(name_of(result.outcome))
-
-
 def name_of(outcome: Outcome) -> str:
     """The name of an outcome's tier."""
     return _name(type(outcome))

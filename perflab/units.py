@@ -140,6 +140,11 @@ def format_names(names: Sequence[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + more
 
 
+def format_count(many: int, what: str) -> str:
+    """``1 baseline``, ``2 baselines``."""
+    return f"{many} {what}{'s' * (many != 1)}"
+
+
 def format_rate(per_second: float, unit: str) -> str:
     """A throughput with an SI prefix: ``631 tokens/s``, ``1.23 TFLOP/s``."""
     digits, prefix = _prefixed(per_second)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from perflab.measured.tier import explain, lines, notes, sections
 from perflab.store.join import Part
 
 if TYPE_CHECKING:
@@ -14,11 +15,10 @@ if TYPE_CHECKING:
     from perflab.plugin.config.settings import Settings
     from perflab.plugin.session.saving import Saving
     from perflab.records import Environment
-    from perflab.report.lines import Line
-    from perflab.report.section import Section
-    from perflab.report.view import View
     from perflab.results import Document, Result
     from perflab.store.stale import StoredFile
+
+__all__ = ["FOLDER", "data", "explain", "join", "lines", "notes", "run", "save", "sections", "stored"]
 
 FOLDER: str | None = None
 """How the folders of its baselines begin."""
@@ -31,35 +31,6 @@ def run(config: pytest.Config, settings: Settings, items: list[pytest.Item]) -> 
     from perflab.compared.run.cases import run
 
     return run(config, settings, items)
-
-
-def explain(result: Result, accept: str | None) -> str:
-    """Base and head, by how much they differ, where, and how sure that is."""
-    from perflab.measured.report.failure import explain
-    from perflab.records import Policy
-
-    return explain(result, (result.policy or Policy()).memory_threshold, accept)
-
-
-def lines(document: Document, results: Sequence[Result], width: int, view: View) -> list[Line]:
-    """The tables as text."""
-    from perflab.measured.report.section import lines
-
-    return lines(document, results, width, view)
-
-
-def sections(document: Document, results: Sequence[Result], view: View) -> list[Section]:
-    """The tables for a page."""
-    from perflab.measured.report.section import sections
-
-    return sections(document, results, view)
-
-
-def notes(document: Document, results: Sequence[Result], width: int) -> list[str]:
-    """As of measured cases, whose tables show them."""
-    from perflab.measured.report.section import notes
-
-    return notes(document, results, width)
 
 
 def data(document: Document, results: Sequence[Result]) -> dict[str, object]:

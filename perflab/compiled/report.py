@@ -9,12 +9,11 @@ from perflab.compiled.records import CompiledCase, CompiledKernel, KernelResourc
 from perflab.records import Verdict
 from perflab.report.counts import changed, count_fact, count_row
 from perflab.report.escaping import lines_of
-from perflab.report.failing_table import Quantity, failing_table
+from perflab.report.failing_table import WIDTH, Quantity, failing_table, wrapped
 from perflab.report.lines import Line, Row, shown_verdict, verdict_text, wrap_facts
 from perflab.results import Result
 from perflab.units import format_bytes
 
-WIDTH = 80
 _COLUMNS = (("regs", 5), ("spills", 7), ("shared", 9), ("warps", 6), ("limited by", 12), ("tensor cores", 13))
 _TITLE = "kernel "
 """As wide as an architecture's name with its indent."""
@@ -84,7 +83,7 @@ def explain_kernel(result: Result, accept: str | None) -> str:
     name = kernel_name(now)
     if judgement.worse:
         told = [_WORSE.get(one, one) for one in judgement.worse]
-        lines = _wrapped(f"{name} is worse than its baseline: {', '.join(told)}")
+        lines = wrapped(f"{name} is worse than its baseline: {', '.join(told)}")
     elif judgement.verdict is Verdict.FAILED:
         lines = [f"{name} cannot run" if now.resources is not None else f"{name} does not compile"]
     else:
@@ -95,7 +94,7 @@ def explain_kernel(result: Result, accept: str | None) -> str:
         if judgement.counts:
             lines += _numbers(result)
         for reason in judgement.reasons:
-            lines += _wrapped(f"why: {reason}", indent="     ")
+            lines += wrapped(f"why: {reason}", indent="     ")
     if accept is not None:
         lines.append(f"if this is meant: {accept}")
     return lines_of("\n".join(lines))
@@ -162,7 +161,3 @@ def _limits_passed(result: Result) -> dict[str, str]:
         "shared memory": no_room,
     }
     return {name: limit for one in result.judgement.worse for name, limit in passed.get(one, {}).items()}
-
-
-def _wrapped(text: str, indent: str = "  ") -> list[str]:
-    return textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

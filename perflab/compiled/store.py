@@ -1,33 +1,59 @@
 """Baselines of compiled kernels: ``triton-<version>/<registration>.json``, beside the measured ones.
 
 A kernel's file is named for where it is registered, and its case for the kernel and the architecture. So the
-command and the tests of a project share them, and no machine matters: only versions of the compiler do.
+command and the tests of a project share them, and no machine matters: only versions of the compiler do. Each kernel is
+a line. What many have in common stands once, in a table above them: when and why they were saved, and what an
+architecture gives them.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
-from perflab.compiled.records import CompiledKernel, KernelBaseline
-from perflab.data import Data, to_plain
+import msgspec
+
+from perflab.compiled.records import CompiledKernel, KernelBaseline, KernelResources
+from perflab.data import Amount, Data, to_json, to_plain
 from perflab.errors import BaselineError
 from perflab.store.join import Part
-from perflab.store.json_files import read_checked, write_text, writing
+from perflab.store.json_files import as_json, named, read_checked, write_text, writing
 
-SCHEMA = 1
+SCHEMA = 2
+"""1: each kernel said for itself when it was saved, and what its architecture gives. Still read."""
 PREFIX = "triton-"
 """How the folders begin; environments of measured baselines are named for a device."""
+WHAT = "kernel baseline"
+REMEDY = "restore it (git checkout), or delete it and save anew: perflab kernels --update"
 
 
-class KernelFile(Data, frozen=True):
-    """One file."""
+class _Save(Data, frozen=True):
+    """When, with what and why kernels were saved."""
+
+    triton: str
+    recorded: str
+    commit: str | None = None
+    reason: str | None = None
+
+
+class _Target(Data, frozen=True):
+    """What kernels were assembled with, and what their architecture gives them."""
+
+    ptxas: str
+    shared_limit_bytes: int
+    max_warps_per_sm: Amount
+
+
+class _File(Data, frozen=True):
+    """One file. A case is what ``KernelResources`` has beyond its target, and the names of its save and target."""
 
     schema: int
     registration: str
-    cases: dict[str, KernelBaseline]
+    saves: dict[str, _Save]
+    targets: dict[str, _Target]
+    cases: dict[str, dict[str, object]]
 
 
 class KernelStore:
@@ -64,9 +90,8 @@ class KernelStore:
             BaselineError: the file cannot be read, is no JSON, or is not one of ours.
         """
         if path not in self._files:
-            remedy = "restore it (git checkout), or delete it and save anew: perflab kernels --update"
-            file = read_checked(path, KernelFile, SCHEMA, what="kernel baseline", remedy=remedy)
-            self._files[path] = file.cases if file is not None else {}
+            file = _read(path)
+            self._files[path] = {case: _baseline(file, case, path) for case in file.cases} if file is not None else {}
         return self._files[path]
 
     def check(self, registration: str) -> None:
@@ -121,20 +146,73 @@ def registration_of(path: Path) -> str:
     Raises:
         BaselineError: the file is damaged or foreign, or gone.
     """
-    remedy = "restore it (git checkout), or delete it and save anew: perflab kernels --update"
-    file = read_checked(path, KernelFile, SCHEMA, what="kernel baseline", remedy=remedy)
+    file = _read(path)
     if file is None:
-        raise BaselineError(f"there is no file {path}", remedy)
+        raise BaselineError(f"there is no file {path}", REMEDY)
     return file.registration
 
 
+def _read(path: Path) -> _File | None:
+    return read_checked(path, _File, SCHEMA, what=WHAT, remedy=REMEDY, upgrade=_upgrade)
+
+
+def _upgrade(file: Any) -> None:
+    """What schema 1 had, as schema 2 has it: a save and a target for each kernel."""
+    cases = file.get("cases")
+    file["saves"], file["targets"], file["schema"] = {}, {}, SCHEMA
+    for case, one in cases.items() if isinstance(cases, dict) else ():
+        resources = one.pop("resources", None) if isinstance(one, dict) else None
+        if isinstance(resources, dict):
+            file["saves"][case] = one
+            file["targets"][case] = {name: resources.pop(name, None) for name in _Target.__struct_fields__}
+            cases[case] = {**resources, "save": case, "target": case}
+
+
+def _baseline(file: _File, case: str, path: Path) -> KernelBaseline:
+    own = file.cases[case]
+    save, target = file.saves.get(str(own.get("save"))), file.targets.get(str(own.get("target")))
+    try:
+        if save is None or target is None:
+            raise msgspec.ValidationError("its save or its target is in no table")
+        numbers = {name: value for name, value in own.items() if name not in ("save", "target")}
+        resources = msgspec.convert({**numbers, **to_plain(target)}, KernelResources)
+    except msgspec.ValidationError as error:
+        raise BaselineError(f"{path} is not a perflab {WHAT} file: {case}: {error}", REMEDY) from error
+    return KernelBaseline(resources=resources, **to_plain(save))
+
+
 def _format(registration: str, cases: Mapping[str, KernelBaseline]) -> str:
-    """JSON, schema first, with sorted keys and a number a line: what changed in a kernel is what a diff shows."""
-    head = {"schema": SCHEMA, "registration": registration}
-    body = {"cases": {case: to_plain(one) for case, one in cases.items()}}
-    first = json.dumps(head, indent=2, ensure_ascii=False).removesuffix("\n}")
-    rest = json.dumps(body, indent=2, sort_keys=True, ensure_ascii=False).removeprefix("{\n")
-    return f"{first},\n{rest}\n"
+    """JSON, schema first, a kernel a line, sorted: a diff shows the kernels that changed, and no others."""
+    save_of = {case: _Save(**_fields(one, _Save)) for case, one in cases.items()}
+    target_of = {case: (_arch(case), _Target(**_fields(one.resources, _Target))) for case, one in cases.items()}
+    saves = named(sorted(save_of.values(), key=to_json), lambda save: save.recorded)
+    targets = named(sorted(target_of.values(), key=lambda target: to_json(target[1])), lambda target: target[0])
+    name_of = {one: name for name, one in [*saves.items(), *targets.items()]}
+    lines = {
+        case: {
+            **{name: value for name, value in to_plain(one.resources).items() if name not in _Target.__struct_fields__},
+            "save": name_of[save_of[case]],
+            "target": name_of[target_of[case]],
+        }
+        for case, one in cases.items()
+    }
+    limits = {name: target for name, (_, target) in targets.items()}
+    tables = [_table(name, table) for name, table in (("saves", saves), ("targets", limits), ("cases", lines))]
+    head = f'  "schema": {SCHEMA},\n  "registration": {as_json(registration)}'
+    return "{\n" + ",\n".join([head, *tables]) + "\n}\n"
+
+
+def _fields(one: Data, kind: type[Data]) -> dict[str, Any]:
+    return {name: getattr(one, name) for name in kind.__struct_fields__}
+
+
+def _arch(case: str) -> str:
+    return case.rpartition("[")[2].removesuffix("]")
+
+
+def _table(name: str, table: Mapping[str, Any]) -> str:
+    lines = [f"    {as_json(key)}: {as_json(msgspec.to_builtins(table[key]))}" for key in sorted(table)]
+    return f'  "{name}": {{\n' + ",\n".join(lines) + "\n  }" if lines else f'  "{name}": {{}}'
 
 
 def join(paths: Sequence[Path]) -> Part:

@@ -148,3 +148,8 @@ def _metrics(error: Tensor, size: Tensor) -> Errors:
 
 def _rows(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1, tensor.shape[-1] if tensor.dim() else 1)
+
+
+def short_dtype(dtype: torch.dtype | None) -> str:
+    """``bfloat16``, without ``torch.``."""
+    return str(dtype).removeprefix("torch.")

@@ -8,7 +8,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from perflab.data import speakable, speakable_throughout
 from perflab.environment import EXACT
@@ -23,7 +23,15 @@ PREDICTED = "predicted-"
 """How folders of predicted baselines begin; what follows is the GPU. Environments are named for a device."""
 
 
-def read_checked(path: Path, kind: type[T], schema: int, *, what: str, remedy: str) -> T | None:
+def read_checked(
+    path: Path,
+    kind: type[T],
+    schema: int,
+    *,
+    what: str,
+    remedy: str,
+    upgrade: Callable[[Any], None] | None = None,
+) -> T | None:
     """A file's content as ``kind``; None if there is no such file.
 
     Args:
@@ -32,6 +40,7 @@ def read_checked(path: Path, kind: type[T], schema: int, *, what: str, remedy: s
         schema: the newest version that is understood.
         what: what such a file is called, for errors.
         remedy: what to do about one that is not.
+        upgrade: turns what an older schema had, as plain data, into what ``schema`` has.
 
     Raises:
         BaselineError: the file cannot be read, is no JSON, or is not one of ours.
@@ -50,6 +59,7 @@ def read_checked(path: Path, kind: type[T], schema: int, *, what: str, remedy: s
         wanted=f"a perflab {what} file",
         remedy=remedy,
         error=BaselineError,
+        upgrade=upgrade,
     )
 
 

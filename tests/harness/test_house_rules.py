@@ -108,6 +108,9 @@ ROOMS = {
     ),
     "compared.rounds": Room(below=f"{_GROUND} compared.sides compared.interleave {_MEASURED}"),
     "compared.comparison": Room(below=f"{_GROUND} compared.sides compared.rounds compared.judge"),
+    "compared.tier": Room(
+        below=f"{_GROUND} store report compared.run measured.tier {_PLUGIN}", packages="pytest", torch=When.NEVER
+    ),
     "predicted.cuda": Room(below=_GROUND, torch=When.IMPORTED),
     "predicted.trace": Room(below=f"{_GROUND} predicted.cuda predicted.layers", torch=When.IMPORTED),
     "predicted.layers": Room(below=f"{_GROUND} predicted.trace", torch=When.IMPORTED),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from perflab.compiled.run.kernels import is_to_be_saved, save_kernels
 from perflab.compiled.store import KernelStore
-from perflab.plugin.session.saving import Saving, counted
+from perflab.plugin.session.saving import Saving
+from perflab.units import format_count
 
 
 def save(saving: Saving) -> None:
@@ -25,4 +26,4 @@ def save(saving: Saving) -> None:
     store = KernelStore(settings.baselines)
     paths = save_kernels(store, chosen, commit=saving.commit, reason=settings.reason)
     saving.mark(result.case for result in chosen)
-    saving.say(counted(len(chosen), "compiled kernel"), paths)
+    saving.say(format_count(len(chosen), "compiled kernel"), paths)

@@ -11,12 +11,11 @@ from perflab.records import Change, Judgement, Verdict
 from perflab.report.counts import changed, count_row
 from perflab.report.drift import headline
 from perflab.report.escaping import result_for_reading
-from perflab.report.failing_table import Quantity, failing_table
+from perflab.report.failing_table import WIDTH, Quantity, failing_table, wrapped
 from perflab.report.lines import name_of
 from perflab.results import Result
 from perflab.units import format_bytes, format_change, format_interval, format_ns, format_percent
 
-WIDTH = 80
 NO_TELLING = "can't tell"
 """In the place of an interval: readings that are too few, or that differ too much."""
 UNCHANGED = 0.02
@@ -28,7 +27,7 @@ def explain(result: Result, memory_threshold: float, accept: str | None) -> str:
     result = result_for_reading(result)
     judgement, record = result.judgement, result.record
     drifted = any(drift.decides for drift in judgement.drift.values())
-    lines = _wrapped(_headline(result), indent="  ") if drifted else [_headline(result)]
+    lines = wrapped(_headline(result), indent="  ") if drifted else [_headline(result)]
     counts = changed(judgement.counts)
     if judgement.latency is not None or judgement.memory is not None or counts:
         lines += _numbers(judgement, counts, memory_threshold)
@@ -37,14 +36,10 @@ def explain(result: Result, memory_threshold: float, accept: str | None) -> str:
     if where:
         lines.append(f"where: {where}")
     for reason in judgement.reasons:
-        lines += _wrapped(f"why: {reason}", indent="     ")
+        lines += wrapped(f"why: {reason}", indent="     ")
     if accept is not None:
         lines.append(f"if this is meant: {accept}")
     return "\n".join(lines)
-
-
-def _wrapped(text: str, indent: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _headline(result: Result) -> str:

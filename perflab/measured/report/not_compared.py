@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from perflab.data import changed
 from perflab.records import Judgement, Uncompared
 from perflab.results import Result
+from perflab.units import format_count
 
 
 def what_was_compared(results: Sequence[Result]) -> list[str]:
@@ -25,7 +26,7 @@ def _without_times(results: Sequence[Result]) -> list[str]:
 
 def _of_cases(compared: Counter[str]) -> str:
     """``of 4 cases only memory and counts, of 2 only operators``, with its verb."""
-    said = [f"of {_cases(many)} {f'only {what}' if what else 'nothing'}" for what, many in compared.items()]
+    said = [f"of {format_count(many, 'case')} {f'only {it}' if it else 'nothing'}" for it, many in compared.items()]
     plural = len(compared) > 1 or next(iter(compared)) not in ("memory", "")
     return f"{', '.join(said)} {'were' if plural else 'was'}"
 
@@ -51,7 +52,7 @@ def _without_quantities(results: Sequence[Result]) -> list[str]:
         here = {missed: count for missed, count in many.items() if missed.reason == reason}
         for missed, count in here.items():
             same.setdefault(count, []).append(in_words(missed.quantity))
-        said = ", ".join(f"{listed(names)} of {_cases(count)}" for count, names in same.items())
+        said = ", ".join(f"{listed(names)} of {format_count(count, 'case')}" for count, names in same.items())
         save = "save here too" if reason.startswith("saved with") else "save"
         remedy = f" ({save}: --perf-update-new)" if any(missed.can_be_saved for missed in here) else ""
         lines.append(f"{said} not compared: {reason}{remedy}")
@@ -72,7 +73,3 @@ def listed(names: Sequence[str]) -> str:
 def in_words(quantity: str) -> str:
     """``graph_breaks`` -> ``graph breaks``."""
     return quantity.replace("_", " ")
-
-
-def _cases(many: int) -> str:
-    return f"{many} case{'s' * (many != 1)}"

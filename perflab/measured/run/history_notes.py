@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from perflab.environment import is_fleeting
 from perflab.measured.judge.local_history import Step
 from perflab.report.lines import short_name
-from perflab.units import format_names
+from perflab.units import format_count, format_names
 
 
 def history_notes(steps: Mapping[str, Step], *, is_named: bool) -> list[str]:
@@ -16,12 +16,12 @@ def history_notes(steps: Mapping[str, Step], *, is_named: bool) -> list[str]:
     notes = []
     begun = sum(step.is_begun for step in steps.values())
     if begun:
-        notes.append(f"kept the times of {_cases(begun)} for the next run here (save: --perf-update-new)")
+        notes.append(f"kept the times of {format_count(begun, 'case')} for the next run here (save: --perf-update-new)")
         if is_fleeting() and not is_named:
             notes.append("  this is a container, or has no identifier: name it with --perf-machine=NAME")
     anew = {case: step.begun_anew for case, step in steps.items() if step.begun_anew is not None}
     if anew:
-        said = f"this machine's history of {_cases(len(anew))} was begun anew: {_named(anew)}"
+        said = f"this machine's history of {format_count(len(anew), 'case')} was begun anew: {_named(anew)}"
         notes.append("\n".join(textwrap.wrap(said, 80, subsequent_indent="  ", break_on_hyphens=False)))
     left_out = {case: step.left_out for case, step in steps.items() if step.left_out is not None}
     if left_out:
@@ -34,7 +34,3 @@ def history_notes(steps: Mapping[str, Step], *, is_named: bool) -> list[str]:
 
 def _named(said: Mapping[str, str]) -> str:
     return format_names([f"{short_name(case)} ({text})" for case, text in said.items()], most=3)
-
-
-def _cases(many: int) -> str:
-    return f"{many} case{'s' * (many != 1)}"

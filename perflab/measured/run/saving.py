@@ -16,10 +16,11 @@ from perflab.measured.store.baselines import Baselines
 from perflab.measured.store.exact import split
 from perflab.measured.store.other_environments import beside_others
 from perflab.plugin.session.folder import baselines_of, own_folder
-from perflab.plugin.session.saving import Saving, counted
+from perflab.plugin.session.saving import Saving
 from perflab.records import Policy, Verdict
 from perflab.report.lines import short_name
 from perflab.results import Result
+from perflab.units import format_count
 
 
 def save(saving: Saving) -> None:
@@ -80,7 +81,7 @@ def _save_what_was_asked(saving: Saving, baselines: Baselines, refused: dict[str
     saved = [case for case in entries if case not in refused]
     saving.mark(saved)
     if paths:
-        saving.say(counted(len(saved), "baseline") if saved else "memory and counts alone", paths)
+        saving.say(format_count(len(saved), "baseline") if saved else "memory and counts alone", paths)
     saving.notes += noisy_notes(
         {short_name(case): fit[case] for case in refused},
         {short_name(case): fit[case] for case in times if case in fit and not fit[case].is_calm},

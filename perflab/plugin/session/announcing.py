@@ -10,6 +10,7 @@ from perflab.plugin.config.kinds import is_compiled_case, is_perf_case, measures
 from perflab.plugin.config.run_mode import RunMode, mode_of
 from perflab.plugin.config.settings import Settings
 from perflab.plugin.stash import settings_of
+from perflab.units import format_count
 
 
 def predicts_by_itself(settings: Settings) -> bool:
@@ -38,18 +39,15 @@ def announcement(config: pytest.Config, items: Sequence[pytest.Item]) -> list[st
     others = [item for item in marked if item not in compiled and not measures_elsewhere(item)]
     if settings.against is not None:  # what is compiled does not depend on the machine, and is skipped
         return []
+    cases = format_count(len(others), "case")
     if settings.predict:
-        said = [f"{_many(others, 'case')} predicted for {settings.gpu.name} (--perf-gpu), not run"] if others else []
+        said = [f"{cases} predicted for {settings.gpu.name} (--perf-gpu), not run"] if others else []
     else:
-        said = [f"{_many(others, 'case')} measured"] if others and compiled else []
-        said += [f"{_many(compiled, 'kernel')} compiled"] if compiled else []
+        said = [f"{cases} measured"] if others and compiled else []
+        said += [f"{format_count(len(compiled), 'kernel')} compiled"] if compiled else []
     lines = [f"perf: {', '.join(said)}"] if said else []
     if others and predicts_by_itself(settings):
         lines.append(
             f"perf: no GPU here; what is too much for this machine is predicted for {settings.gpu.name}, not run"
         )
     return lines
-
-
-def _many(items: Sequence[pytest.Item], what: str) -> str:
-    return f"{len(items)} {what}{'s' * (len(items) != 1)}"

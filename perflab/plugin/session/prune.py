@@ -11,11 +11,11 @@ import pytest
 
 from perflab.errors import DeviceError, PerflabError
 from perflab.plugin.config.settings import Settings
-from perflab.plugin.session.saving import counted, shown
+from perflab.plugin.session.saving import shown
 from perflab.records import Environment
 from perflab.store.stale import Collection, StoredFile, find_stale
 from perflab.tiers import tiers
-from perflab.units import format_names
+from perflab.units import format_count, format_names
 
 _ENDED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
 
@@ -90,4 +90,4 @@ class Stale:
 
 
 def _counted(names: Sequence[str]) -> str:
-    return counted(len(names), "stale baseline")
+    return format_count(len(names), "stale baseline")

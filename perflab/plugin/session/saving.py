@@ -79,8 +79,3 @@ def shown(path: Path, config: pytest.Config) -> str:
     """A path as the user would write it."""
     here = config.invocation_params.dir
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
-
-
-def counted(many: int, what: str) -> str:
-    """``1 baseline``, ``2 baselines``."""
-    return f"{many} {what}{'s' * (many != 1)}"

@@ -121,8 +121,3 @@ def efficiency(pairs: Sequence[tuple[float, float]]) -> Efficiency | None:
 def estimate_ns(roofline: float, reached: Efficiency) -> float:
     """How long it takes, in ns, if it reaches the share of its roofline that others reached at the median."""
     return roofline / reached.median
-
-
-def estimate_range_ns(roofline: float, reached: Efficiency) -> tuple[float, float]:
-    """The same with the highest share and with the lowest: the shortest and the longest, in ns."""
-    return roofline / reached.highest, roofline / reached.lowest

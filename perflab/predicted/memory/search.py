@@ -18,23 +18,6 @@ TRUSTED_CALLS = 10
 _NONE: Mapping[int, int] = MappingProxyType({})
 
 
-class Remembered:
-    """A function of a size that is called once for each. What it said is in ``known``, to be searched again for others.
-
-    Errors are not remembered.
-    """
-
-    def __init__(self, peak_bytes: Callable[[int], int], known: Mapping[int, int] = _NONE) -> None:
-        self._peak_bytes = peak_bytes
-        self.known = dict(known)
-
-    def __call__(self, size: int) -> int:
-        """The peak in bytes at a size."""
-        if size not in self.known:
-            self.known[size] = self._peak_bytes(size)
-        return self.known[size]
-
-
 def largest(
     peak_bytes: Callable[[int], int],
     room_bytes: int,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from perflab.plugin.session.saving import Saving, counted
+from perflab.plugin.session.saving import Saving
 from perflab.predicted.judge.judge import baseline_of
 from perflab.predicted.records import PredictedBaseline, PredictedCase
 from perflab.predicted.store.predictions import PredictedStore
+from perflab.units import format_count
 
 
 def save(saving: Saving) -> None:
@@ -31,4 +32,4 @@ def save(saving: Saving) -> None:
     saving.chosen += len(cases)
     paths = [path for gpu, baselines in sorted(by_gpu.items()) for path in store.save(gpu, baselines)]
     saving.mark(cases)
-    saving.say(counted(len(cases), "prediction"), paths)
+    saving.say(format_count(len(cases), "prediction"), paths)
