@@ -116,10 +116,12 @@ def _plain_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """The strided tensors that a nested or sparse one is made of."""
     import torch
 
+    from perflab.torch_internals.tracing import sparse_values
+
     if tensor.is_nested:
         yield from [tensor.values()] if tensor.layout is torch.jagged else tensor.unbind()
     elif tensor.layout is torch.sparse_coo:
-        yield tensor._values()
+        yield sparse_values(tensor)
     elif tensor.layout is not torch.strided:
         yield tensor.values()
     else:

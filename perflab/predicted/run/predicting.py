@@ -175,10 +175,11 @@ class Predictions:
 def without_fake_gradients(roots: tuple[Any, ...]) -> None:
     """Take fake gradients off real parameters: a model of the whole session's is trained on by others."""
     import torch
-    from torch._subclasses.fake_tensor import FakeTensor
+
+    from perflab.torch_internals.fakes import is_fake
 
     for one in reachable(roots):
-        if isinstance(one, torch.nn.Parameter) and not isinstance(one, FakeTensor) and isinstance(one.grad, FakeTensor):
+        if isinstance(one, torch.nn.Parameter) and not is_fake(one) and is_fake(one.grad):
             one.grad = None
 
 
