@@ -153,10 +153,20 @@ def test_names_of_objects_at_hand_are_errors_too() -> None:
             use()
 
 
-def test_a_cuda_device_is_not_waited_for_where_nobody_can_tell_whether_it_is_in_use() -> None:
-    assert not hasattr(torch._C, "_cuda_hasPrimaryContext")  # a CPU build
-    with pytest.raises(InternalsError, match=r"_cuda_hasPrimaryContext, which perflab needs to wait for the devices"):
-        machine.has_cuda_context(0)
+def test_a_result_is_not_free_of_nan_because_nobody_could_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    from perflab.plugin.case.returned import holds_nan
+
+    without(monkeypatch, torch.Tensor, "_values")
+    with pytest.raises(InternalsError, match=r"has no torch\.Tensor\._values, which perflab needs to look for NaN"):
+        holds_nan([torch.ones(1).to_sparse()])
+
+
+def test_where_nobody_can_tell_which_gpus_are_in_use_all_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "_cuda_hasPrimaryContext"
+    monkeypatch.delattr(torch._C, name, raising=False)
+    assert [machine.has_cuda_context(index) for index in range(2)] == [True, True]
+    monkeypatch.setattr(torch._C, name, [False, True].__getitem__, raising=False)
+    assert [machine.has_cuda_context(index) for index in range(2)] == [False, True]
 
 
 def test_dynamo_without_counters_is_an_error_and_without_frames_it_counts_no_breaks(

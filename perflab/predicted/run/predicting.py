@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from perflab.errors import BaselineError, UsageError
+from perflab.errors import BaselineError, InternalsError, UsageError
 from perflab.measured.store.times import BaselineStore
 from perflab.plugin.case.progress import ProgressLine
 from perflab.plugin.case.verdicts import fails
@@ -146,7 +146,7 @@ class Predictions:
         try:
             with time.part("other sizes"):
                 return msgspec.structs.replace(now, fit=self._explorer.fit(now, trace, state, gpu, time))
-        except UsageError:
+        except (InternalsError, UsageError):
             raise
         except CalledOff as end:
             why = f"tracing them {end}"
