@@ -63,3 +63,7 @@ class KernelError(PerflabError):
 
 class PredictionError(PerflabError):
     """A callable that cannot be run on fake tensors."""
+
+
+class InternalsError(PerflabError):
+    """A version of PyTorch or Triton without an internal name that perflab needs."""

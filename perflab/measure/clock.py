@@ -28,9 +28,10 @@ def synchronized_seconds() -> float:
     """Seconds on the monotonic clock, after the CUDA devices of this process have gone idle."""
     torch = sys.modules.get("torch")  # if nobody loaded torch, no CUDA work can be under way
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
-        has_context = getattr(torch._C, "_cuda_hasPrimaryContext", None)
+        from perflab.torch_internals.machine import has_cuda_context
+
         for index in range(torch.cuda.device_count()):
-            if has_context is None or has_context(index):  # waiting for an unused device would make a context on it
+            if has_cuda_context(index):  # waiting for an unused device would make a context on it
                 torch.cuda.synchronize(index)
     return time.perf_counter()
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 from perflab.reachable import reachable
+from perflab.torch_internals.fakes import is_fake
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +34,6 @@ def held_bytes(roots: tuple[Any, ...], device: torch.device) -> int:
 
 def _is_there(tensor: torch.Tensor, device: torch.device) -> bool:
     """Whether the tensor takes memory on that device; a fake tensor takes none anywhere."""
-    fake = sys.modules.get("torch._subclasses.fake_tensor")
-    if fake is not None and isinstance(tensor, fake.FakeTensor):
+    if is_fake(tensor):
         return False
     return tensor.device.type == device.type and device.index in (None, tensor.device.index)

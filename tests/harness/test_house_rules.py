@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -41,7 +42,10 @@ class Room:
 
 
 TIERS = ("measured", "compared", "predicted", "compiled")
-_GROUND = "child data mode records errors units environment files reading documents reachable results tiers"
+_GROUND = (
+    "child data mode records errors units environment files reading documents reachable results tiers"
+    " internals torch_internals triton_internals"
+)
 _RECORDS = " ".join(f"{tier}.records" for tier in TIERS)
 _PLUGIN = "plugin plugin.options plugin.noting plugin.stash plugin.config plugin.case plugin.session"
 _MEASURED = "measured.records measured.judge measured.store measured.report measured.run"
@@ -87,7 +91,11 @@ ROOMS = {
     "child": Room(),
     "errors": Room(),
     "units": Room(),
-    "environment": Room(below="records errors units", packages="msgspec", torch=When.CALLED),
+    # What is not public of PyTorch and Triton: one place each.
+    "internals": Room(below="errors"),
+    "torch_internals": Room(below="internals", torch=When.CALLED),
+    "triton_internals": Room(below="internals", torch=When.CALLED),
+    "environment": Room(below="records errors units torch_internals", packages="msgspec", torch=When.CALLED),
     "files": Room(),
     "reading": Room(below="errors", packages="msgspec"),
     "documents": Room(below="data results errors files reading", packages="msgspec"),
@@ -298,6 +306,98 @@ def test_the_rules_would_catch(module: str, source: str) -> None:
 )
 def test_the_rules_allow(module: str, source: str) -> None:
     assert offences(source, module) == []
+
+
+NOT_TORCH = {
+    "_replace": "of named tuples",
+    "_asdict": "of named tuples",
+    "_exit": "of os",
+    "_getframe": "of sys",
+    "_current_frames": "of sys",
+    "_tw": "pytest's terminal writer",
+    "_do_configure": "of pytest's Config",
+    "_read": "of our own CpuAllocations, in its own module",
+}
+"""Attributes with an underscore that are used of others than ``self``: on whose account."""
+OF_PYTEST = {
+    "measured/run/cases.py": ("_excinfo",),
+    "plugin/case/untimed.py": ("_excinfo",),
+    "predicted/run/fake_cases.py": ("_excinfo",),
+    "predicted/run/fixtures_anew.py": ("_fixtureinfo", "_request"),
+    "plugin/session/benchmark.py": ("_benchmarksession",),
+}
+"""Where pytest's own attributes, or pytest-benchmark's, are asked for by name."""
+INTERNALS = ("torch_internals", "triton_internals", "lab")
+_BY_NAME = ("getattr", "hasattr", "setattr", "delattr", "attrgetter")
+
+
+def private_names(source: str) -> list[str]:
+    """Names with a leading underscore that a file has of torch, of triton, or of objects that may be theirs."""
+    tree = ast.parse(source)
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    names: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("torch", "triton"):
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names += [one.name for one in node.names if one.name.split(".")[0] in ("torch", "triton")]
+        elif isinstance(node, ast.Attribute) and not (isinstance(node.value, ast.Name) and node.value.id == "self"):
+            names += [node.attr] * (node.attr not in NOT_TORCH)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            names += [node.value] * node.value.startswith(("torch.", "triton."))
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in _BY_NAME:
+            names += [str(one.value) for one in node.args if isinstance(one, ast.Constant)]
+        elif isinstance(node, ast.Tuple) and [isinstance(one, ast.Constant) for one in node.elts[:2]] == [False, True]:
+            names.append(str(node.elts[1].value))  # (owner, "name", value), for attributes_replaced
+    return [name for name in names if re.search(r"(^|\.)_(?!_)", name)]
+
+
+def triton_below_the_top(source: str) -> list[str]:
+    """Imports of more than ``triton`` itself: what is documented stands there, and in ``triton.language``."""
+    modules = [one.module for one in imports_in(source, "perflab.x", is_package=False)]
+    return [one for one in modules if one.startswith("triton.") and one != "triton.language"]
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if file.split("/")[0].removesuffix(".py") not in INTERNALS])
+def test_what_is_private_of_torch_and_triton_stands_in_one_place(file: str) -> None:
+    source = (HOUSE / file).read_text(encoding="utf-8")
+    assert set(private_names(source)) - set(OF_PYTEST.get(file, ())) == set()
+    assert triton_below_the_top(source) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from torch._ops import OpOverload",
+        "from torch.library import _scoped_library",
+        "import torch._dynamo.utils",
+        "def f():\n    import torch\n    return torch._C.something()",
+        "def f(storage):\n    return storage._cdata",
+        "def f(owner):\n    return getattr(owner, '_cast', None)",
+        "import sys\nutils = sys.modules.get('torch._dynamo.utils')",
+        "def f(owner, value):\n    return [(owner, '_cast', value)]",
+    ],
+)
+def test_the_check_for_private_names_would_see(source: str) -> None:
+    assert len(private_names(source)) == 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "class A:\n    def f(self):\n        return self._own",
+        'def f():\n    """As torch._C has it."""',
+        "NAMES = ('_safe_softmax', '_foreach_norm')",
+        "def f(t):\n    return t.__class__, getattr(t, '__name__'), t._replace(x=1)",
+    ],
+)
+def test_the_check_for_private_names_lets_pass(source: str) -> None:
+    assert private_names(source) == []
+
+
+def test_the_check_for_triton_would_see_what_is_below_its_top() -> None:
+    source = "import triton\nimport triton.language as tl\ndef f():\n    from triton.runtime.jit import JITFunction"
+    assert triton_below_the_top(source) == ["triton.runtime.jit"]
 
 
 def loaded_after(statement: str) -> list[str]:

@@ -6,23 +6,21 @@ for the architecture that is compiled for instead of the one that is here. Runs 
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import io
 import subprocess
 from typing import Any
 
+from perflab import triton_internals
 from perflab.compiled.compiler.architectures import ARCHITECTURES
 from perflab.compiled.compiler.example import KernelExample
 from perflab.compiled.compiler.occupancy import occupancy
 from perflab.compiled.compiler.resources import assembler_version, count_instructions, read_assembler, useful_lines
 from perflab.compiled.records import CompiledKernel, KernelResources
-from perflab.errors import KernelError
+from perflab.errors import InternalsError, KernelError
+from perflab.triton_internals import Specialised
 
 _LOG = "perflab-ptxas.log"
 """The assembler's words, kept beside the cubin in Triton's cache."""
-Specialised = tuple[Any, dict[str, str], dict[tuple[int, ...], Any], dict[tuple[int, ...], Any]]
-"""Triton's options, signature, compile-time constants and attributes."""
 
 
 def compile_example(registration: str, example: KernelExample, arch: int) -> CompiledKernel:
@@ -30,12 +28,15 @@ def compile_example(registration: str, example: KernelExample, arch: int) -> Com
 
     Raises:
         KernelError: there is nothing here that could compile it.
+        InternalsError: this version of Triton has not what perflab asks of it.
     """
     import triton
 
     _check(example)
     try:
         resources, problem = _resources(example, arch), None
+    except InternalsError:
+        raise  # the kernel is as it was: there is no telling what it takes
     except Exception as error:
         resources, problem = None, _words(error, arch)
     return CompiledKernel(
@@ -50,39 +51,16 @@ def compile_example(registration: str, example: KernelExample, arch: int) -> Com
 
 def specialise(example: KernelExample, arch: int) -> Specialised:
     """What a launch with the example's arguments hands to the compiler, on that architecture."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import make_backend
-    from triton.runtime.jit import create_function_from_signature
-
-    kernel = example.kernel
-    backend = make_backend(GPUTarget("cuda", arch, 32))
-    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
-    given = {
-        **example.arguments,
-        "num_warps": example.num_warps,
-        "num_stages": example.num_stages,
-        "debug": bool(kernel.debug),
-        **example.options,
-    }
-    bound, specialisation, options = bind(**given)
-    packed: Specialised = kernel._pack_args(backend, given, bound, specialisation, options)
-    return packed
+    launch = {"num_warps": example.num_warps, "num_stages": example.num_stages, **example.options}
+    return triton_internals.specialise(example.kernel, {**example.arguments, **launch}, arch)
 
 
 def _resources(example: KernelExample, arch: int) -> KernelResources:
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    options, signature, constants, attributes = specialise(example, arch)
-    compiled = triton.compile(
-        ASTSource(example.kernel, signature, constants, attributes),
-        target=GPUTarget("cuda", arch, 32),
-        options=options.__dict__,
-    )
-    report = read_assembler(_assembler_log(compiled, options, arch))
+    specialised = specialise(example, arch)
+    compiled = triton_internals.compile_for(example.kernel, specialised, arch)
+    report = read_assembler(_assembler_log(compiled, specialised.options, arch))
     limits, metadata = ARCHITECTURES[arch], compiled.metadata
-    columns = getattr(metadata, "tmem_size", None) or 0
+    columns = triton_internals.tensor_columns(metadata)
     shared_bytes = report.static_shared_bytes + metadata.shared
     fits = occupancy(
         limits,
@@ -112,61 +90,45 @@ def _resources(example: KernelExample, arch: int) -> KernelResources:
 
 
 def _assembler_log(compiled: Any, options: Any, arch: int) -> str:
-    """What ptxas says of the kernel. Triton keeps no log, so the same command is run once more on the same PTX."""
-    from triton import knobs
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import make_backend
-    from triton.runtime.cache import get_cache_manager
-
-    cache = get_cache_manager(compiled.hash)
+    """What ptxas says of the kernel, asked once."""
+    cache = triton_internals.cache_beside(compiled)
     kept = cache.get_file(_LOG)
     if kept is not None:
         with open(kept, encoding="utf-8") as file:
             return file.read()
-    said = io.StringIO()
-    with knobs.nvidia.scope(), contextlib.redirect_stdout(said):
-        knobs.nvidia.dump_ptxas_log = True
-        make_backend(GPUTarget("cuda", arch, 32)).make_cubin(compiled.asm["ptx"], {}, options, arch)
-    cache.put(said.getvalue(), _LOG, binary=False)
-    return said.getvalue()
+    said = triton_internals.assembler_log(compiled, options, arch)
+    cache.put(said, _LOG, binary=False)
+    return said
 
 
 @functools.cache
 def _ptxas_version(arch: int) -> str:
-    from triton.backends.nvidia.compiler import get_ptxas
-
-    command = [get_ptxas(arch).path, "--version"]
+    command = [triton_internals.assembler_path(arch), "--version"]
     return assembler_version(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 def _check(example: KernelExample) -> None:
-    from triton.backends import backends
-    from triton.runtime.jit import JITFunction
-
-    if "nvidia" not in backends:
+    if not triton_internals.compiles_for_nvidia():
         raise KernelError("this Triton has no NVIDIA compiler", "install triton from PyPI: pip install triton")
-    if not isinstance(example.kernel, JITFunction):
+    if not triton_internals.is_jitted(example.kernel):
         raise KernelError(
             f"kernel example {example.name!r} was decorated for Triton's interpreter, which compiles nothing",
             "set TRITON_INTERPRET in a conftest.py, not in what the module of the registration imports",
         )
 
 
-def _words(error: Exception, arch: int) -> str:
+def _words(error: Any, arch: int) -> str:
     """What a person needs of an error while compiling."""
-    from triton.compiler.errors import CompilationError
-    from triton.runtime.errors import PTXASError
-
-    inner: BaseException | None = error
+    inner: Any = error
     while inner is not None:
-        if isinstance(inner, CompilationError):
+        if triton_internals.is_compilation_error(inner):
             error = inner  # of a function that the kernel calls: the innermost one names the line
         inner = inner.__cause__ or inner.__context__
-    if isinstance(error, CompilationError):
+    if triton_internals.is_compilation_error(error):
         node, source = error.node, (error.src or "").splitlines()
         line = source[node.lineno - 1].strip() if 0 < getattr(node, "lineno", 0) <= len(source) else ""
         why = error.error_message or str(error.__cause__ or type(error).__name__)
         return "\n".join(part for part in (useful_lines(why), f"in: {line}" if line else "") if part)
-    if isinstance(error, PTXASError) and "is not defined for option 'gpu-name'" in str(error):
+    if triton_internals.is_assembler_error(error) and "is not defined for option 'gpu-name'" in str(error):
         return f"ptxas {_ptxas_version(arch)}, which Triton uses, does not know sm_{arch}"
     return useful_lines(f"{type(error).__name__}: {error}")

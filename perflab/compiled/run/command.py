@@ -29,6 +29,7 @@ from perflab.compiled.run.kernels import (
 from perflab.compiled.store import KernelStore, case_of
 from perflab.documents import FAILED, PASSED, SCHEMA
 from perflab.errors import KernelError
+from perflab.internals import TRITON, version_warnings
 from perflab.plugin.case.device_lock import machine_turn
 from perflab.plugin.config.project import read_project
 from perflab.plugin.config.settings import Settings
@@ -110,7 +111,7 @@ def compile_kernels(
         results=results,
         collected=[result.case for result in results],
     )
-    return Compiled(document, notes)
+    return Compiled(document, [*version_warnings(TRITON), *notes])
 
 
 def _compile(

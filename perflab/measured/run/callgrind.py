@@ -42,6 +42,8 @@ def check_callgrind(device: torch.device) -> None:
     """
     import torch
 
+    from perflab.torch_internals.machine import answers_to_valgrind
+
     given = "--perf-instructions=callgrind"
     if device.type != "cpu":
         raise SettingError(
@@ -52,8 +54,7 @@ def check_callgrind(device: torch.device) -> None:
             f"{given}, but there is no valgrind here",
             "install it (apt-get install valgrind), or use --perf-instructions=auto",
         )
-    supported: Any = getattr(torch._C, "_valgrind_supported_platform", None)
-    if supported is None or not supported():
+    if not answers_to_valgrind():
         raise SettingError(
             f"{given}, but PyTorch {torch.__version__} was built without valgrind's requests",
             "use a build for Linux, or --perf-instructions=auto",
@@ -99,18 +100,17 @@ def total_of(profile: str) -> int:
 
 def run_counted(workload: Workload) -> Any:
     """Run in the process under callgrind: call the workload, count its last call alone, and return its result."""
-    import torch
+    from perflab.torch_internals.machine import toggle_callgrind
 
-    toggle: Any = torch._C._valgrind_toggle
     for _ in range(WARM_CALLS):
         workload.run()
     gc.collect()
     was_on = gc.isenabled()
     gc.disable()
-    toggle()
+    toggle_callgrind()
     try:
         return workload.run()
     finally:
-        toggle()
+        toggle_callgrind()
         if was_on:
             gc.enable()

@@ -17,12 +17,9 @@ from typing import Any
 import pytest
 
 from perflab.errors import UsageError
+from perflab.triton_internals import NO_GPU, interpreter_has_run, interpreter_is_loaded, interpreter_replaced
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
-
-_INTERPRETER = "triton.runtime.interpreter"
-_NO_GPU = "0 active drivers"
-"""What Triton says of a launch that finds no GPU (``triton/runtime/driver.py``)."""
 
 
 def line_of_launch(error: BaseException | None) -> str | None:
@@ -66,7 +63,7 @@ def kernels_have_a_gpu(case: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        where = line_of_launch(error) if _NO_GPU in str(error) else None
+        where = line_of_launch(error) if NO_GPU in str(error) else None
         if where is None:
             raise
         raise UsageError(
@@ -79,19 +76,13 @@ def kernels_have_a_gpu(case: str) -> Iterator[None]:
 @contextlib.contextmanager
 def _nothing_interpreted() -> Iterator[None]:
     """Skip at the first launch in the interpreter; after the work, where that has loaded the interpreter itself."""
-    interpreter: Any = sys.modules.get(_INTERPRETER)
-    if interpreter is None:
-        yield
-        interpreter = sys.modules.get(_INTERPRETER)
-        if interpreter is not None and interpreter.InterpretedFunction.rewritten_fn:  # it has run a kernel
-            _skip()
+    if interpreter_is_loaded():
+        with interpreter_replaced(_skip):
+            yield
         return
-    run = interpreter.InterpretedFunction.run
-    interpreter.InterpretedFunction.run = _skip
-    try:
-        yield
-    finally:
-        interpreter.InterpretedFunction.run = run
+    yield
+    if interpreter_is_loaded() and interpreter_has_run():
+        _skip()
 
 
 def _skip(*_arguments: Any, **_keywords: Any) -> None:

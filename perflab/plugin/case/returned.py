@@ -9,7 +9,7 @@ import types
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from perflab.errors import UsageError
+from perflab.errors import InternalsError, UsageError
 from perflab.measure.limits import as_out_of_memory
 from perflab.measure.nan import tensor_holds_nan
 
@@ -106,6 +106,8 @@ def _parts(value: Any, kind: type) -> Any:
 def _tensor_holds_nan(tensor: torch.Tensor) -> bool:
     try:
         return any(tensor_holds_nan(part) for part in _plain_parts(tensor.detach()))
+    except InternalsError:
+        raise
     except Exception as error:
         if as_out_of_memory(error) is not None:
             raise
@@ -116,10 +118,12 @@ def _plain_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """The strided tensors that a nested or sparse one is made of."""
     import torch
 
+    from perflab.torch_internals.tracing import sparse_values
+
     if tensor.is_nested:
         yield from [tensor.values()] if tensor.layout is torch.jagged else tensor.unbind()
     elif tensor.layout is torch.sparse_coo:
-        yield tensor._values()
+        yield sparse_values(tensor)
     elif tensor.layout is not torch.strided:
         yield tensor.values()
     else:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from perflab.internals import TORCH, TRITON, version_warnings
 from perflab.plugin.config.kinds import is_compiled_case, is_perf_case, measures_elsewhere
 from perflab.plugin.config.run_mode import RunMode, mode_of
 from perflab.plugin.config.settings import Settings
@@ -26,14 +27,19 @@ def predicts_by_itself(settings: Settings) -> bool:
 def announcement(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
     """What becomes of the perf cases, in a line for each way; none where all of them are simply measured, or not.
 
+    Before that, in a quiet run too, a line for PyTorch and Triton in versions that perflab was not checked with.
+
     Raises:
         SettingError: a setting that cannot be used.
     """
     marked = [item for item in items if is_perf_case(item)]
-    if config.option.collectonly or config.option.verbose < 0 or not marked:
+    if config.option.collectonly or not marked or mode_of(config, items, marked) is not RunMode.MEASURE:
         return []
-    if mode_of(config, items, marked) is not RunMode.MEASURE:
-        return []
+    warnings = [f"perf: {one}" for one in version_warnings(TORCH, TRITON)]
+    return warnings + (_ways(config, items, marked) if config.option.verbose >= 0 else [])
+
+
+def _ways(config: pytest.Config, items: Sequence[pytest.Item], marked: Sequence[pytest.Item]) -> list[str]:
     settings = settings_of(config)
     compiled = [item for item in marked if is_compiled_case(item)]
     others = [item for item in marked if item not in compiled and not measures_elsewhere(item)]

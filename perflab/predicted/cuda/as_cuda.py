@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from perflab.predicted.cuda.autocast import cuda_autocast
 from perflab.predicted.cuda.composites import cuda_composites
 from perflab.predicted.cuda.devices import cuda_means_cpu, on_host
+from perflab.predicted.cuda.kernels import check_operators
 from perflab.predicted.cuda.training import cuda_training
 
 __all__ = ["as_cuda", "on_host"]
@@ -39,6 +40,7 @@ def as_cuda(capability: tuple[int, int] = AMPERE) -> Iterator[None]:
         yield
         return
     with ExitStack() as stack:
+        check_operators()
         _within.append(capability)
         stack.callback(_within.clear)
         stack.enter_context(cuda_autocast())

@@ -16,6 +16,9 @@ import torch.backends.cuda
 import torch.nn.attention
 import torch.nn.functional as F
 
+from perflab.torch_internals.dispatch import aten, attention_priority
+
+_ATTEND = "predict attention as CUDA runs it"
 _HALVES = (torch.float16, torch.bfloat16)
 _SETTINGS: Any = torch.backends.cuda
 
@@ -67,8 +70,7 @@ def _in_order(capability: tuple[int, int]) -> tuple[str, ...]:
         int(numbers.EFFICIENT_ATTENTION): "efficient",
         int(numbers.MATH): "math",
     }
-    ask = getattr(torch._C, "_get_sdp_priority_order", None)
-    order = tuple(names[one] for one in ask() if one in names) if ask is not None else ()
+    order = tuple(names[one] for one in attention_priority() if one in names)
     plain = ("flash", "efficient", "math", "cudnn")
     if order and order != plain:
         return order
@@ -149,7 +151,7 @@ def attend(asked: Asked, scale: float | None, capability: tuple[int, int]) -> to
         size = query.shape[-1]
         padded = [F.pad(one, (0, -size % 8)) if size % 8 else one for one in (query, key, value)]
         og_scale = 1 / math.sqrt(size) if scale is None else scale
-        out: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention(
+        out: torch.Tensor = aten("_scaled_dot_product_flash_attention", _ATTEND)(
             *padded, asked.dropout, asked.is_causal, False, scale=og_scale
         )[0]
         return out[..., :size] if size % 8 else out
@@ -157,10 +159,10 @@ def attend(asked: Asked, scale: float | None, capability: tuple[int, int]) -> to
     if chosen == "efficient":
         bias = None if mask is None else _aligned(mask).expand(*query.shape[:3], key.shape[2])
         given: Any = (bias, asked.wants_gradients, asked.dropout, asked.is_causal)
-        out = torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, *given, scale=scale)[0]
+        out = aten("_scaled_dot_product_efficient_attention", _ATTEND)(query, key, value, *given, scale=scale)[0]
     elif chosen == "cudnn":
         given = (mask, asked.wants_gradients, asked.dropout, asked.is_causal, False)
-        out = torch.ops.aten._scaled_dot_product_cudnn_attention(query, key, value, *given, scale=scale)[0]
+        out = aten("_scaled_dot_product_cudnn_attention", _ATTEND)(query, key, value, *given, scale=scale)[0]
     else:
         out = _by_math(asked._replace(mask=mask), scale)
     return out
@@ -204,7 +206,7 @@ def _by_math(asked: Asked, scale: float | None) -> torch.Tensor:
     scores = scaled @ (key.transpose(-2, -1) * root)
     if mask is not None:
         scores.add_(mask)
-    weights: torch.Tensor = torch.ops.aten._safe_softmax(scores, -1)
+    weights: torch.Tensor = aten("_safe_softmax", _ATTEND)(scores, -1)
     if asked.dropout > 0.0:
         weights = torch.dropout(weights, asked.dropout, True)
     out: torch.Tensor = (weights @ value).to(dtype)

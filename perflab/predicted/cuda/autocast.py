@@ -8,16 +8,14 @@ the dispatcher has CUDA's list for CPU tensors. The policies have PyTorch's name
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.library
-from torch._library import custom_ops
-from torch.utils.weak import WeakTensorKeyDictionary
 
+from perflab.internals import TORCH, missing
 from perflab.predicted.cuda.autocast_lists import (
     BANNED,
     FLOAT32,
@@ -27,11 +25,19 @@ from perflab.predicted.cuda.autocast_lists import (
     PROMOTE,
 )
 from perflab.predicted.cuda.patching import attributes_replaced
+from perflab.torch_internals import WeakTensorKeyDictionary
+from perflab.torch_internals.dispatch import (
+    below_cpu_autocast,
+    kernels_registered,
+    operator_or_none,
+    redispatch_as_cuda_autocast,
+    registered_for,
+    schema_of,
+)
+from perflab.torch_internals.patched import casts_of_custom_functions, casts_of_custom_operators
+from perflab.torch_internals.tracing import is_view
 
-_library: Any = torch.library.Library
 _KEY = "AutocastCPU"
-_BELOW = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
-_ON_CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 
 # PyTorch's own, whatever stands in their place while a prediction runs.
 _dtype_of_autocast = torch.get_autocast_dtype
@@ -45,25 +51,16 @@ _clear_cache = torch.clear_autocast_cache
 def cuda_autocast() -> Iterator[None]:
     """Within, ``torch.autocast`` of ``"cuda"`` and of ``"cpu"`` are one, and do what CUDA's does, to CPU tensors."""
     casts = _Casts()
-    libraries: dict[str, Any] = {}
     dtype_before = None if _is_enabled("cpu") else _dtype_of_autocast("cpu")  # a region that is on puts its own back
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # "Overriding a previously registered kernel": until the end of this, yes
-            for name, kernel in (*_kernels(casts), *_kernels_of_others()):
-                namespace = name.partition("::")[0] if "::" in name else "aten"
-                if namespace not in libraries:
-                    libraries[namespace] = _library(namespace, "IMPL")
-                libraries[namespace].impl(name, kernel, _KEY)
-        if dtype_before is not None:
-            _set_dtype_of_autocast("cpu", torch.float16)  # what CUDA's autocast is by default
-        with attributes_replaced(_questions(casts)):
-            yield
-    finally:
-        if dtype_before is not None:
-            _set_dtype_of_autocast("cpu", dtype_before)
-        for library in libraries.values():
-            library._destroy()
+    with kernels_registered((name, kernel, _KEY) for name, kernel in [*_kernels(casts), *_kernels_of_others()]):
+        try:
+            if dtype_before is not None:
+                _set_dtype_of_autocast("cpu", torch.float16)  # what CUDA's autocast is by default
+            with attributes_replaced(_questions(casts)):
+                yield
+        finally:
+            if dtype_before is not None:
+                _set_dtype_of_autocast("cpu", dtype_before)
 
 
 class _Casts:
@@ -86,7 +83,7 @@ class _Casts:
             and value.dtype == torch.float32
             and value.requires_grad
             and value.is_leaf
-            and not value._is_view()
+            and not is_view(value)
             and torch.is_autocast_cache_enabled()
         ):
             return value.to(to)
@@ -104,7 +101,7 @@ def _kernels(casts: _Casts) -> Iterator[tuple[str, Callable[..., Any]]]:
 
     Operators of the lower precision that both lists have keep their own kernel, which remembers casts for all of them.
     """
-    registered, known = _registered(_KEY), _registered("AutocastCUDA")
+    registered, known = registered_for(_KEY), registered_for("AutocastCUDA")
     on_cuda: set[str] = set()
     for names, policy in (
         (LOWER_PRECISION, _lower_precision),
@@ -121,14 +118,14 @@ def _kernels(casts: _Casts) -> Iterator[tuple[str, Callable[..., Any]]]:
             on_cuda.add(name)
             if policy is not _lower_precision or name not in registered:
                 yield name, policy(operator, casts)
-    for name in sorted(registered - on_cuda):
+    for name in sorted((registered | known) - on_cuda):
         if "::" not in name:
-            yield name, torch.library.fallthrough_kernel
+            yield name, torch.library.fallthrough_kernel if name not in known else _unknown(name)
 
 
 def _kernels_of_others() -> Iterator[tuple[str, Callable[..., Any]]]:
     """Of operators that are not PyTorch's: what they registered for CUDA (``torch.library.register_autocast``)."""
-    registered, known = ({name for name in _registered(key) if "::" in name} for key in (_KEY, "AutocastCUDA"))
+    registered, known = ({name for name in registered_for(key) if "::" in name} for key in (_KEY, "AutocastCUDA"))
     for name in sorted(registered | known):
         namespace, _, plain = name.partition("::")
         operator = _operator(plain, namespace)
@@ -138,32 +135,32 @@ def _kernels_of_others() -> Iterator[tuple[str, Callable[..., Any]]]:
             yield name, _as_registered_for_cuda(operator)
 
 
-def _as_registered_for_cuda(operator: Any) -> Any:
-    def kernel(*arguments: Any, **keywords: Any) -> Any:
-        with _without_autocast():
-            return operator.redispatch(_ON_CUDA, *arguments, **keywords)
+def _unknown(name: str) -> Callable[..., Any]:
+    """Of an operator that this version casts on CUDA, and our lists do not have: what it casts to is not known."""
+
+    def kernel(*_arguments: Any, **_keywords: Any) -> Any:
+        raise missing(TORCH, f"rule that perflab knows for aten::{name} under CUDA's autocast", "predict its precision")
 
     return kernel
 
 
-def _registered(key: str) -> set[str]:
-    """The operators that have a kernel of their own for the key. A CPU build has those for CUDA too, all but usable."""
-    return {name.removeprefix("aten::") for name in torch._C._dispatch_get_registrations_for_dispatch_key(key)}
+def _as_registered_for_cuda(operator: Any) -> Any:
+    def kernel(*arguments: Any, **keywords: Any) -> Any:
+        with below_cpu_autocast():
+            return redispatch_as_cuda_autocast(operator, arguments, keywords)
+
+    return kernel
 
 
 def _operator(name: str, namespace: str = "aten") -> Any:
     """``softmax.int`` as something to call; None where there is no such operator."""
     packet, _, overload = name.partition(".")
-    return getattr(getattr(getattr(torch.ops, namespace), packet, None), overload or "default", None)
-
-
-def _without_autocast() -> Any:
-    return torch._C._ExcludeDispatchKeyGuard(_BELOW)
+    return operator_or_none(namespace, packet, overload or "default")
 
 
 def _casting(operator: Any, casts: _Casts, to: Callable[[tuple[Any, ...], dict[str, Any]], torch.dtype]) -> Any:
     def kernel(*arguments: Any, **keywords: Any) -> Any:
-        with _without_autocast():
+        with below_cpu_autocast():
             dtype = to(arguments, keywords)
             return operator(
                 *(casts(one, dtype) for one in arguments), **{name: casts(one, dtype) for name, one in keywords.items()}
@@ -200,11 +197,11 @@ def _flat(values: Any) -> Iterator[Any]:
 
 
 def _set_opt_dtype(operator: Any, _casts: _Casts) -> Any:
-    place = [argument.name for argument in operator._schema.arguments].index("dtype")
+    place = [argument.name for argument in schema_of(operator).arguments].index("dtype")
 
     def kernel(*arguments: Any, **keywords: Any) -> Any:
         given = arguments[place] if len(arguments) > place else keywords.get("dtype")
-        with _without_autocast():
+        with below_cpu_autocast():
             if given is None and _is_eligible(arguments[0]):
                 # Where it can be given by position, it is the last argument that can.
                 arguments, keywords = arguments[:place], keywords | {"dtype": torch.float32}
@@ -216,14 +213,14 @@ def _set_opt_dtype(operator: Any, _casts: _Casts) -> Any:
 def _append_dtype(operator: Any, _casts: _Casts) -> Any:
     name = str(operator).removeprefix("aten.")
     appending = _operator(FLOAT32_APPEND_DTYPE[name])
-    names = [argument.name for argument in operator._schema.arguments]
+    names = [argument.name for argument in schema_of(operator).arguments]
 
     def kernel(*arguments: Any, **keywords: Any) -> Any:
         given = dict(zip(names, arguments, strict=False)) | keywords
-        for argument in operator._schema.arguments:
+        for argument in schema_of(operator).arguments:
             given.setdefault(argument.name, argument.default_value)
         dtype = torch.float32 if _is_eligible(given["self"]) else given["self"].dtype
-        with _without_autocast():
+        with below_cpu_autocast():
             return appending(*(given[one] for one in names), dtype=dtype)
 
     return kernel
@@ -232,7 +229,7 @@ def _append_dtype(operator: Any, _casts: _Casts) -> Any:
 def _banned(operator: Any, _casts: _Casts) -> Any:
     def kernel(*_arguments: Any, **_keywords: Any) -> Any:
         raise RuntimeError(
-            f"torch.nn.functional.{operator._schema.name.removeprefix('aten::')} and torch.nn.BCELoss are unsafe to "
+            f"torch.nn.functional.{schema_of(operator).name.removeprefix('aten::')} and torch.nn.BCELoss are unsafe to "
             "autocast on CUDA; combine it with the sigmoid before it: "
             "torch.nn.functional.binary_cross_entropy_with_logits"
         )
@@ -247,16 +244,14 @@ def _questions(casts: _Casts) -> list[tuple[Any, str, Any]]:
         return "cpu" if name == "cuda" else name
 
     autocast: Any = torch.autocast
-    amp: Any = torch.amp.autocast_mode
     initialise = autocast.__init__
-    cast = getattr(amp, "_cast", None)
-    cast_for_others: Any = getattr(custom_ops, "_cast", None)
+    of_functions, of_operators = casts_of_custom_functions(), casts_of_custom_operators()
+    cast, cast_for_others = getattr(*of_functions), getattr(*of_operators[0])
 
     def initialise_here(self: Any, device_type: str, *arguments: Any, **keywords: Any) -> None:
         initialise(self, device(device_type) if isinstance(device_type, str) else device_type, *arguments, **keywords)
 
     def cast_here(value: Any, device_type: str, dtype: torch.dtype) -> Any:
-        assert cast is not None
         return cast(value, device(device_type), dtype)
 
     def cast_for_others_here(value: Any, device_type: str, dtype: torch.dtype) -> Any:
@@ -264,9 +259,8 @@ def _questions(casts: _Casts) -> list[tuple[Any, str, Any]]:
 
     return [
         (autocast, "__init__", initialise_here),
-        (amp, "_cast", cast_here),
-        (custom_ops, "_cast", cast_for_others_here),
-        (torch.library, "_cast", cast_for_others_here),
+        (*of_functions, cast_here),
+        *((*target, cast_for_others_here) for target in of_operators),
         (torch, "clear_autocast_cache", casts.clear),
         # Asked without a device PyTorch answers for CUDA.
         (torch, "is_autocast_enabled", lambda device_type="cuda": _is_enabled(device(device_type))),

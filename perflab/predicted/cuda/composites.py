@@ -6,42 +6,36 @@ Each is what PyTorch 2.13 does: ``ATen/native/Dropout.cpp``, ``SoftMax.cpp``, ``
 
 from __future__ import annotations
 
-import importlib
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.library
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from perflab.predicted.cuda.attention import Asked, attend
 from perflab.predicted.cuda.patching import attributes_replaced, entry_replaced
+from perflab.torch_internals import FakeTensorMode
+from perflab.torch_internals.dispatch import aten, kernels_registered
+from perflab.torch_internals.fakes import forget_shapes, shape_rule_replaced_in
+from perflab.torch_internals.patched import enter_without_gradients
 
-_library: Any = torch.library.Library
+_SOFTMAX = "predict softmax as CUDA runs it"
+_ON_CUDA_ALONE = ("_fused_rms_norm", "_fused_rms_norm_backward")
 _HALVES = (torch.float16, torch.bfloat16)
 
 
 @contextmanager
 def cuda_composites(capability: tuple[int, int]) -> Iterator[None]:
     """Within, fake tensors on the CPU go the way of CUDA's through ``dropout``, ``softmax``, norms and attention."""
-    library: Any = _library("aten", "IMPL")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            for name, kernel in _above_autograd(capability):
-                library.impl(name, kernel, "AutogradCPU")
-            for name in ("_fused_rms_norm", "_fused_rms_norm_backward"):
-                # That there is a kernel is enough: then autograd knows the operator, instead of what it is made of.
-                if hasattr(torch.ops.aten, name):
-                    library.impl(name, _only_on_fake_tensors, "CPU")
-        with ExitStack() as stack:
-            stack.enter_context(_layer_norm_statistics_in_float32())
-            stack.enter_context(_inference_mode_with_autograd_keys())
-            yield
-    finally:
-        library._destroy()
+    for name in _ON_CUDA_ALONE:
+        aten(name, "predict norms as CUDA runs them")
+    kernels = [
+        *((name, kernel, "AutogradCPU") for name, kernel in _above_autograd(capability)),
+        # That there is a kernel is enough: then autograd knows the operator, instead of what it is made of.
+        *((name, _only_on_fake_tensors, "CPU") for name in _ON_CUDA_ALONE),
+    ]
+    with kernels_registered(kernels), _layer_norm_statistics_in_float32(), _inference_mode_with_autograd_keys():
+        yield
 
 
 def _above_autograd(capability: tuple[int, int]) -> list[tuple[str, Callable[..., Any]]]:
@@ -63,8 +57,8 @@ def _above_autograd(capability: tuple[int, int]) -> list[tuple[str, Callable[...
     return [
         ("scaled_dot_product_attention", attention),
         ("dropout", _dropout),
-        ("softmax.int", _softmax(torch.ops.aten._softmax.default)),
-        ("log_softmax.int", _softmax(torch.ops.aten._log_softmax.default)),
+        ("softmax.int", _softmax(aten("_softmax.default", _SOFTMAX))),
+        ("log_softmax.int", _softmax(aten("_log_softmax.default", _SOFTMAX))),
     ]
 
 
@@ -109,21 +103,20 @@ def _layer_norm_statistics_in_float32() -> Iterator[None]:
 
     What fake tensors compute is remembered by shape and dtype, so that memory is emptied on the way in and out.
     """
-    implementations: Any = importlib.import_module("torch._subclasses.fake_impls")
-    table = getattr(implementations, "op_implementations_dict", {})
     operator = torch.ops.aten.native_layer_norm.default
-    usual: Any = table.get(operator)
+    table = shape_rule_replaced_in(operator)
+    usual: Any = table[operator]
 
     def layer_norm(mode: FakeTensorMode, func: Any, *arguments: Any, **keywords: Any) -> Any:
         out, mean, rstd = usual(mode, func, *arguments, **keywords)
         return (out, mean.float(), rstd.float()) if out.dtype in _HALVES else (out, mean, rstd)
 
     with entry_replaced(table, operator, layer_norm):
-        FakeTensorMode.cache_clear()
+        forget_shapes()
         try:
             yield
         finally:
-            FakeTensorMode.cache_clear()
+            forget_shapes()
 
 
 @contextmanager
@@ -132,11 +125,5 @@ def _inference_mode_with_autograd_keys() -> Iterator[None]:
 
     Neither keeps anything for backward, so the operators and their memory are the same.
     """
-    mode: Any = torch.inference_mode
-
-    def enter(self: Any) -> None:
-        self._inference_mode_context = torch.no_grad() if self.mode else torch.enable_grad()
-        self._inference_mode_context.__enter__()
-
-    with attributes_replaced([(mode, "__enter__", enter)]):
+    with attributes_replaced([(torch.inference_mode, "__enter__", enter_without_gradients)]):
         yield

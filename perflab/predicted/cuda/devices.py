@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -18,11 +18,12 @@ from typing import Any
 import torch
 import torch.cuda
 import torch.cuda.nvtx
-import torch.overrides
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from perflab.predicted.cuda.patching import attributes_replaced
+from perflab.torch_internals import FakeTensor
+from perflab.torch_internals.dispatch import function_mode_beneath, is_function_mode_on
+from perflab.torch_internals.patched import backward_of_the_engine, device_of_a_fake_tensor, ranges_of_nvtx
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
@@ -39,41 +40,14 @@ _IS_CUDA = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 _device = torch.device
 _generator = torch.Generator
 _set_default_device = torch.set_default_device
-_overrides: Any = torch.overrides
 
 
 @contextmanager
 def cuda_means_cpu(capability: tuple[int, int]) -> Iterator[None]:
     """Within, devices of type ``cuda`` are the CPU, and the functions of ``torch.cuda`` answer without a GPU."""
     replacements = [*_replacements(capability), *_what_a_tensor_says(), *_backward()]
-    with attributes_replaced(replacements), _beneath_others(_Redirected()):
+    with attributes_replaced(replacements), function_mode_beneath(_Redirected()):
         yield
-
-
-@contextmanager
-def _beneath_others(mode: TorchFunctionMode) -> Iterator[None]:
-    """Within, a mode is on, below those that are on already: a test may leave them first, or long after.
-
-    Who leaves a mode takes the topmost off, whichever that is (``with torch.device(...)`` too). Only the default
-    device's is below all others, and has to stay so.
-    """
-    modes = _taken_off()
-    default = getattr(getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None), "device_context", None)
-    _put_on([*(one for one in modes if one is default), mode, *(one for one in modes if one is not default)])
-    try:
-        yield
-    finally:
-        _put_on(one for one in _taken_off() if one is not mode)
-
-
-def _taken_off() -> list[Any]:
-    """All modes, the lowest first, none of which is on any more."""
-    return [_overrides._pop_mode() for _ in range(_overrides._len_torch_function_stack())][::-1]
-
-
-def _put_on(modes: Iterable[Any]) -> None:
-    for mode in modes:
-        _overrides._push_mode(mode)
 
 
 def on_host(tensor: torch.Tensor) -> bool:
@@ -107,14 +81,14 @@ class _Redirected(TorchFunctionMode):
 
 def _backward() -> list[tuple[Any, str, Any]]:
     """A mode is off while it deals with a call, and ``loss.backward()`` is one, in which a user's code may run."""
-    name = "_engine_run_backward"
-    run: Any = getattr(torch.autograd, name, None)
+    owner, name = backward_of_the_engine()
+    run: Any = getattr(owner, name)
 
     def run_redirected(*arguments: Any, **keywords: Any) -> Any:
         with _Redirected():
             return run(*arguments, **keywords)
 
-    return [(torch.autograd, name, run_redirected)]
+    return [(owner, name, run_redirected)]
 
 
 def _is_a_users(frame: FrameType) -> bool:
@@ -127,17 +101,15 @@ def _is_a_users(frame: FrameType) -> bool:
 
 def _what_a_tensor_says() -> list[tuple[Any, str, Any]]:
     """Of the device it is on: to a user, the GPU."""
-    usual: Any = vars(FakeTensor).get("device")
-    if not isinstance(usual, property) or usual.fget is None:
-        return []
-    look: Callable[[FakeTensor], torch.device] = usual.fget
+    (owner, name), usual = device_of_a_fake_tensor()
+    look: Any = usual.fget
 
     def device(self: FakeTensor) -> torch.device:
-        found = look(self)
+        found: torch.device = look(self)
         seen = found.type == "cpu" and _is_a_users(sys._getframe(1)) and not on_host(self) and _is_redirecting()
         return _CUDA if seen else found
 
-    return [(FakeTensor, "device", property(device, usual.fset, doc=usual.__doc__))]
+    return [(owner, name, property(device, usual.fset, doc=usual.__doc__))]
 
 
 def _is_redirecting() -> bool:
@@ -146,9 +118,7 @@ def _is_redirecting() -> bool:
     Not while PyTorch deals with a call: in the shape function of somebody's own operator ``device=x.device`` would make
     a fake CUDA tensor, and autograd ends the process when it meets one on a CPU build.
     """
-    count: int = torch._C._len_torch_function_stack()
-    on: bool = torch._C._is_torch_function_mode_enabled()
-    return on and any(isinstance(torch._C._get_function_stack_at(at), _Redirected) for at in range(count))
+    return is_function_mode_on(_Redirected)
 
 
 def _called_by_an_optimizer() -> bool:
@@ -231,7 +201,7 @@ def _replacements(capability: tuple[int, int]) -> list[tuple[Any, str, Any]]:
         *((torch.cuda, name, _Nothing) for name in things.split()),
         (torch.cuda, "get_device_capability", _give(capability)),
         (torch.cuda, "is_bf16_supported", _give(capability >= (8, 0))),
-        (torch.cuda.nvtx, "_nvtx", _Nothing()),
+        (*ranges_of_nvtx(), _Nothing()),
         (torch.Tensor, "record_stream", _do_nothing),
         (torch, "Generator", _Generator),
         (torch, "set_default_device", lambda device: _set_default_device(_cpu_for(device))),

@@ -14,13 +14,15 @@ from pathlib import Path
 from types import TracebackType
 
 import torch
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import (
+
+from perflab.torch_internals import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    OpOverload,
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
+from perflab.torch_internals.dispatch import schema_of
 
 _TORCH = Path(torch.__file__).parent
 _PERFLAB = Path(__file__).parents[2]
@@ -121,7 +123,7 @@ def _operator_of(error: BaseException) -> object:
 
 
 def _named(operator: object) -> str:
-    return operator._schema.name if isinstance(operator, OpOverload) else "an operator"
+    return str(schema_of(operator).name) if isinstance(operator, OpOverload) else "an operator"
 
 
 def what_needs_numbers(error: BaseException) -> str | None:

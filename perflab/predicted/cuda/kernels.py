@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from perflab.predicted.cuda.devices import on_host
+from perflab.torch_internals.dispatch import aten
 
 _FLOAT32 = 4
 _INDEX = 8
@@ -49,6 +50,16 @@ def launches(operator: str, arguments: Sequence[Any], keywords: Mapping[str, Any
         return _multi_tensor_launches(name, arguments)
     rule = _LAUNCHES.get(name, 1)
     return rule if isinstance(rule, int) else rule(*arguments, **(keywords or {}))
+
+
+def check_operators() -> None:
+    """That operators are still called as in these tables: renamed ones would take nothing in passing, and one launch.
+
+    Raises:
+        InternalsError: one of them is not there.
+    """
+    for name in sorted({*_HIDDEN, *_LAUNCHES, *_LAUNCH_NOTHING}):
+        aten(name, "know what its kernel takes in passing")
 
 
 def _round(number: int, multiple: int) -> int:

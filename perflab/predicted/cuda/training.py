@@ -6,24 +6,24 @@ on a CUDA device (``torch/optim/optimizer.py``, ``_default_to_fused_or_foreach``
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.amp
 import torch.optim
-import torch.utils._foreach_utils as foreach_utils
-from torch._subclasses.fake_tensor import FakeTensor
 
 from perflab.predicted.cuda.patching import attributes_replaced
+from perflab.torch_internals import FakeTensor
+from perflab.torch_internals.patched import devices_of_foreach, initial_scale, steps_of_grad_scaler
+from perflab.torch_internals.tracing import foreach_types
 
 
 @contextmanager
 def cuda_training() -> Iterator[None]:
     """Within, optimizers, ``clip_grad_norm_`` and ``GradScaler`` treat fake tensors on the CPU as tensors on CUDA."""
-    lists = _lists_of_types()
+    lists = foreach_types()
     try:
         for types in lists:
             types.append(FakeTensor)
@@ -34,22 +34,13 @@ def cuda_training() -> Iterator[None]:
             types.remove(FakeTensor)
 
 
-def _lists_of_types() -> list[list[type]]:
-    """Each is a list that is asked whether it holds a tensor's type."""
-    name = "_foreach_supported_types"
-    found = [getattr(owner, name, None) for owner in (foreach_utils, sys.modules.get("torch.optim.optimizer"))]
-    return [one for one in found if isinstance(one, list)]
-
-
 def _supported_devices() -> Iterator[tuple[Any, str, Any]]:
-    name = "_get_foreach_kernels_supported_devices"
-    usual = getattr(foreach_utils, name, None)
-    if usual is None:
-        return
-    # By name in every module that has imported it.
-    for module_name, module in list(sys.modules.items()):
-        if module_name.startswith(("torch.optim", "torch.utils._foreach_utils")) and hasattr(module, name):
-            yield module, name, lambda: [*usual(), "cpu"]
+    for owner, name in devices_of_foreach():
+        yield owner, name, _with_cpu(getattr(owner, name))
+
+
+def _with_cpu(usual: Callable[[], list[str]]) -> Callable[[], list[str]]:
+    return lambda: [*usual(), "cpu"]
 
 
 def _grad_scaler() -> list[tuple[Any, str, Any]]:
@@ -64,6 +55,6 @@ def _grad_scaler() -> list[tuple[Any, str, Any]]:
         return optimizer.step(*arguments, **keywords)
 
     def scale(self: Any) -> float:
-        return float(self._init_scale) if self._enabled else 1.0
+        return initial_scale(self)
 
-    return [(scaler, "__init__", initialise_here), (scaler, "_maybe_opt_step", step), (scaler, "get_scale", scale)]
+    return [(scaler, "__init__", initialise_here), (*steps_of_grad_scaler(), step), (scaler, "get_scale", scale)]

@@ -19,12 +19,12 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
+from perflab.torch_internals.tracing import PARTS_OF_A_MODULE
+
 Written = WeakKeyDictionary[nn.Module, set[str]]
 """Modules with the names of those attributes that a run of a few layers has set."""
 _Marks = dict[str, tuple[int, int]]
 """By attribute, its ``id`` and length. Not the value: what is held here would not be freed where the run frees it."""
-_STRUCTURE = frozenset(("_modules", "_parameters"))
-"""What a layer is made of is compared, whoever has set it."""
 
 
 @dataclass
@@ -54,7 +54,7 @@ def noting_what_is_written(modules: Iterable[nn.Module], written: Written) -> It
         yield
     finally:
         for module, marks in before:
-            names = {name for name, _ in marks.items() ^ _marks(module).items()} - _STRUCTURE
+            names = {name for name, _ in marks.items() ^ _marks(module).items()} - PARTS_OF_A_MODULE
             if names:
                 written.setdefault(module, set()).update(names)
 

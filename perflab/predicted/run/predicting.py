@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from perflab.errors import BaselineError, UsageError
+from perflab.errors import BaselineError, InternalsError, UsageError
 from perflab.measured.store.times import BaselineStore
 from perflab.plugin.case.progress import ProgressLine
 from perflab.plugin.case.verdicts import fails
@@ -159,7 +159,7 @@ class Predictions:
         try:
             with time.part("other sizes"):
                 return msgspec.structs.replace(now, fit=self._explorer.fit(now, trace, state, gpu, time))
-        except UsageError:
+        except (InternalsError, UsageError):
             raise
         except CalledOff as end:
             why = f"tracing them {end}"
@@ -188,10 +188,11 @@ class Predictions:
 def without_fake_gradients(roots: tuple[Any, ...]) -> None:
     """Take fake gradients off real parameters: a model of the whole session's is trained on by others."""
     import torch
-    from torch._subclasses.fake_tensor import FakeTensor
+
+    from perflab.torch_internals.fakes import is_fake
 
     for one in reachable(roots):
-        if isinstance(one, torch.nn.Parameter) and not isinstance(one, FakeTensor) and isinstance(one.grad, FakeTensor):
+        if isinstance(one, torch.nn.Parameter) and not is_fake(one) and is_fake(one.grad):
             one.grad = None
 
 

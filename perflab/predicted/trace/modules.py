@@ -13,6 +13,7 @@ from torch import nn
 
 from perflab.predicted.layers.alike import Written, are_alike, common_modules, noting_what_is_written
 from perflab.predicted.trace.trace import Layer
+from perflab.torch_internals.tracing import children_of, set_children
 
 FEW = 3
 """So many layers show the first, one between and the last; one more shows that what is between repeats."""
@@ -45,7 +46,7 @@ class ModuleBook:
     @property
     def layers(self) -> dict[str, int]:
         """How many layers each stack has at the moment."""
-        return {stack.name: len(stack.container._modules) for stack in self.stacks}
+        return {stack.name: len(children_of(stack.container)) for stack in self.stacks}
 
     @property
     def long_stacks(self) -> dict[str, int]:
@@ -60,7 +61,7 @@ class ModuleBook:
     def cut(self, count: int) -> Iterator[list[nn.Module]]:
         """Leave of each long stack its first ``count`` layers for the length of the block; gives those left out."""
         long = self.long_stacks
-        whole = [(stack.container, stack.container._modules) for stack in self.stacks if stack.name in long]
+        whole = [(stack.container, children_of(stack.container)) for stack in self.stacks if stack.name in long]
         ran = [
             module
             for _, modules in whole
@@ -70,12 +71,12 @@ class ModuleBook:
         ]
         try:
             for container, modules in whole:
-                container._modules = dict(list(modules.items())[:count])
+                set_children(container, dict(list(modules.items())[:count]))
             with noting_what_is_written(ran, self.written):
                 yield [layer for _, modules in whole for layer in list(modules.values())[count:] if layer is not None]
         finally:
             for container, modules in whole:
-                container._modules = modules
+                set_children(container, modules)
 
 
 def book_of(found: Iterable[Any], written: Written | None = None) -> ModuleBook:
@@ -107,7 +108,7 @@ def _enter(book: ModuleBook, module: nn.Module, name: str, layer: Layer | None, 
         layer = None
     book.names[id(module)] = (name, layer)
     book.modules.append(module)
-    children = [(key, child) for key, child in module._modules.items() if child is not None]
+    children = [(key, child) for key, child in children_of(module).items() if child is not None]
     layers = [child for _, child in children]
     repeats = isinstance(module, nn.ModuleList | nn.Sequential) and len(layers) > 1 and layer is None
     repeats = repeats and are_alike(layers, book.written)

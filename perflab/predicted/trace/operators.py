@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
+
+from perflab.torch_internals import OpOverload, flop_registry, sdpa_backward_flop, sdpa_flop
+from perflab.torch_internals.dispatch import schema_of
 
 _MATMULS = (
     "mm",
@@ -74,7 +75,7 @@ class Kind:
 @cache
 def kind_of(func: OpOverload) -> Kind:
     """What is known of an operator."""
-    schema = func._schema
+    schema = schema_of(func)
     returned = [result.alias_info for result in schema.returns]
     written = [
         (position, argument)

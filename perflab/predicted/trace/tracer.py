@@ -20,8 +20,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from perflab.predicted.cuda.devices import on_host
 from perflab.predicted.trace.live_before import Holding
@@ -38,6 +36,15 @@ from perflab.predicted.trace.operators import (
 )
 from perflab.predicted.trace.trace import Alloc, Event, Free, Layer, Op, Place, Saved, Trace, Use
 from perflab.predicted.trace.watch import Watch
+from perflab.torch_internals import TorchDispatchMode
+from perflab.torch_internals.dispatch import is_composite, without_torch_function
+from perflab.torch_internals.tracing import (
+    current_node,
+    is_in_backward,
+    last_sequence_number,
+    sequence_number,
+    storage_key,
+)
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
@@ -153,31 +160,28 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if tensor.layout is not torch.strided:
                 continue
             storage = tensor.untyped_storage()
-            if storage._cdata in self._blocks:
+            if storage_key(storage) in self._blocks:
                 continue
             size_bytes = storage.nbytes()
             if size_bytes:
                 self._next_block += 1
-                key, block = storage._cdata, self._next_block
+                key, block = storage_key(storage), self._next_block
                 self._blocks[key] = (block, weakref.ref(storage, lambda _, key=key: self._let_go(key)))  # type: ignore[misc]
                 yield block, size_bytes
 
     def _block_of(self, tensor: Tensor) -> int | None:
         if tensor.layout is not torch.strided:
             return None
-        found = self._blocks.get(tensor.untyped_storage()._cdata)
+        found = self._blocks.get(storage_key(tensor.untyped_storage()))
         return found[0] if found is not None else None
 
     def _let_go(self, key: int) -> None:
         block, _ = self._blocks.pop(key)
         # Inside of a model's forward or a backward a block goes when its turn has come; elsewhere many go at once.
-        in_turn = self._modules or self._in_backward()
+        in_turn = self._modules or is_in_backward()
         if not in_turn:
             self._at_once.add(len(self._events))
         self._events.append(Free(block, self._layer if in_turn else self._layers[block]))
-
-    def _in_backward(self) -> bool:
-        return bool(torch._C._current_graph_task_id() != -1)
 
     # --- while it runs -----------------------------------------------------------------------------------------
 
@@ -233,7 +237,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _here(self) -> tuple[Place, Layer | None]:
         """Where we are: in a module's forward, in a backward node, or outside of both."""
-        node: Any = torch._C._current_autograd_node()
+        node: Any = current_node()
         phase = self._spans[self._span] if self._span < len(self._spans) else "backward" if node is not None else ""
         if self._modules:
             _, module, layer = self._modules[-1]
@@ -243,7 +247,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if parameter is not None and id(parameter) in self._of_parameter:
                 module, layer = self._of_parameter[id(parameter)]
                 return Place(phase, module), layer
-            before = self._places.get(node._sequence_nr())
+            before = self._places.get(sequence_number(node))
             if before is not None:
                 return Place(phase, before[0].module, before[0].line), before[1]
             return Place(phase), None
@@ -251,7 +255,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # Below, nobody's torch function has a say, and being asked at each look at a tensor would cost time.
-        with torch._C.DisableTorchFunction():
+        with without_torch_function():
             return self._dispatch(func, args, kwargs or {})
 
     def _dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -265,8 +269,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kind = kind_of(func)
         result = func(*args, **kwargs)
         place, layer = self._here()
-        if self._modules or not self._in_backward():
-            self._places.setdefault(torch.autograd._get_sequence_nr() - 1, (place, layer))  # type: ignore[attr-defined]
+        if self._modules or not is_in_backward():
+            self._places.setdefault(last_sequence_number(), (place, layer))
         first = next(tensors_in(args), None)
         if kind.is_view or (first is not None and on_host(first)):
             return result
@@ -370,9 +374,7 @@ def _in_order(events: list[Event], at_once: set[int]) -> Iterator[Event]:
         yield from sorted(found, key=lambda event: event.block if isinstance(event, Free) else 0) if together else found
 
 
-@cache
-def _is_composite(func: OpOverload) -> bool:
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func._name, "CompositeImplicitAutograd"))
+_is_composite = cache(is_composite)
 
 
 def _line() -> str:

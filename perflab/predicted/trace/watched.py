@@ -5,11 +5,10 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-
 from perflab.predicted.trace.operators import is_operator
 from perflab.predicted.trace.watch import Watch
+from perflab.torch_internals import TorchDispatchMode
+from perflab.torch_internals.dispatch import without_torch_function
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
@@ -29,5 +28,5 @@ class _Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if is_operator(func):  # C++ asks for a tensor's device where nothing may be raised
             self._watch.operator()
-        with torch._C.DisableTorchFunction():  # below, nobody's torch function has a say, as in a trace
+        with without_torch_function():  # below, nobody's torch function has a say, as in a trace
             return func(*args, **(kwargs or {}))
