@@ -1,9 +1,8 @@
-"""pytest's side of perflab. What it imports is pytest's and light: every run of whoever has installed it loads that.
+"""pytest's hooks of perflab. Every run of whoever has installed it loads this module, so it imports pytest alone.
 
-What happens, in order: options are declared; what a run does is noted (``noting``); ``perf`` cases are found among the
-selected tests. Only if there are any, settings are read and the rest is loaded (``starting``): the measuring side
-(``measuring``), and the collecting side (``collecting``), which results reach on test reports.
-``tests/plugin/test_light.py`` lists the modules that a run without perf cases may load.
+In order: declare the options; note what the run does (``noting.py``); find ``perf`` cases among the selected tests. If
+there are any, ``session/starting.py`` reads the settings and loads what runs them; their results reach
+``session/results.py`` on test reports. ``tests/plugin/test_light.py`` lists what a run without perf cases may load.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Notes what a run does, until it is known whether there are perf cases. Every run loads this module.
 
-What is made of the notes is loaded with the first perf case: ``seen.py`` for stale baselines, ``collecting.py`` for
-results.
+With the first perf case, ``session/collected.py`` and ``session/results.py`` read the notes.
 """
 
 from __future__ import annotations

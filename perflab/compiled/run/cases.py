@@ -1,7 +1,7 @@
 """Runs compiled cases in pytest: each registered kernel on each architecture is a test.
 
-Where tests run, like ``measuring``: what the ``compiled_kernel`` fixture gives is compiled in processes of its own, all
-the session has chosen at once, before the first of these tests; each test is judged when its body has ended.
+All chosen kernels are compiled at once, in processes of their own, before the first of these tests. Each test is
+judged after its body.
 """
 
 from __future__ import annotations

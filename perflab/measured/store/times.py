@@ -1,4 +1,4 @@
-"""Stored times: ``<environment>/<test module>.json``. What is in a file, ``baseline_file.py`` knows."""
+"""Stored times: ``<environment>/<test module>.json``. What is in a file, ``times_file.py`` knows."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""The ``perf`` fixture: ``Perf`` takes what a case says, and keeps it in the case's state.
+"""The ``perf`` fixture: ``Perf`` checks what a case says and keeps it in the case's state.
 
-A ``Way`` does with the callable what the run is for: ``measured/run/ways.py`` has most of them. What becomes of
-the measurement is ``measuring.py``'s.
+A ``Way`` handles the callable: most are in ``measured/run/ways.py``. ``measured/run/cases.py`` judges the result.
 """
 
 from __future__ import annotations

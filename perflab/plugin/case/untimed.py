@@ -1,7 +1,7 @@
 """Perf cases in a run that measures nothing: each runs once, as a plain test.
 
-Stands in the place of ``measuring``: no baseline is read, nothing is judged, and cases run beside each other under
-pytest-xdist. What a case does wrong by itself (NaN, nothing measured, perf called twice) fails as it does there.
+Replaces ``measured/run/cases.py`` there: reads no baseline, judges nothing, and lets cases run in parallel under
+pytest-xdist. A case that is wrong by itself (NaN, nothing measured, perf called twice) fails all the same.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Predicts one case: traces its callable on fake tensors, judges it, fails its test.
 
 What a case's callable comes to, and how that stands beside its baseline. Around which tests tensors are fake, and what
-an error on them means, ``predicted_cases`` knows.
+an error on them means, ``fake_cases.py`` knows.
 """
 
 from __future__ import annotations

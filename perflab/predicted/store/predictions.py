@@ -1,7 +1,7 @@
 """Predicted baselines: ``predicted-<gpu>/<test module>.json``, beside the measured ones.
 
 A file is named for its test module as a measured one is, and its folder for the GPU that was predicted: the machine
-that predicted it does not matter. What is in a file, ``predicted_file.py`` knows.
+that predicted it does not matter. What is in a file, ``predictions_file.py`` knows.
 """
 
 from __future__ import annotations
