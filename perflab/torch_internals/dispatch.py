@@ -92,7 +92,6 @@ def registered_for(key: str) -> set[str]:
     return {name.removeprefix("aten::") for name in torch._C._dispatch_get_registrations_for_dispatch_key(key)}
 
 
-@needs(TORCH, "torch:_C._ExcludeDispatchKeyGuard", to="run an operator below autocast")
 def below_cpu_autocast() -> AbstractContextManager[None]:
     """Within, the dispatcher passes the CPU's autocast by.
 
@@ -101,8 +100,9 @@ def below_cpu_autocast() -> AbstractContextManager[None]:
     """
     import torch
 
-    guard: Any = torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU))
-    return guard  # type: ignore[no-any-return]
+    exclude = attribute(TORCH, torch._C, "_ExcludeDispatchKeyGuard", "run an operator below autocast")
+    guard: AbstractContextManager[None] = exclude(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU))
+    return guard
 
 
 def redispatch_as_cuda_autocast(operator: OpOverload, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
@@ -134,13 +134,13 @@ def redispatch_to_device(
 # --- modes --------------------------------------------------------------------------------------------------------
 
 
-@needs(TORCH, "torch:_C.DisableTorchFunction", to="see operators without asking a user's tensors")
 def without_torch_function() -> AbstractContextManager[object]:
     """Within, no torch function has a say; ``torch.overrides`` has it for authors of subclasses, by this name only."""
     import torch
 
-    off: Any = torch._C.DisableTorchFunction()
-    return off  # type: ignore[no-any-return]
+    to = "see operators without asking a user's tensors"
+    off: AbstractContextManager[object] = attribute(TORCH, torch._C, "DisableTorchFunction", to)()
+    return off
 
 
 @needs(

@@ -42,10 +42,8 @@ class Room:
 
 
 TIERS = ("measured", "compared", "predicted", "compiled")
-_GROUND = (
-    "child data mode records errors units environment files reading documents reachable results tiers"
-    " internals torch_internals triton_internals"
-)
+_GROUND = "child data mode records errors units environment files reading documents reachable results tiers"
+_PRIVATE = "internals torch_internals triton_internals"
 _RECORDS = " ".join(f"{tier}.records" for tier in TIERS)
 _PLUGIN = "plugin plugin.options plugin.noting plugin.stash plugin.config plugin.case plugin.session"
 _MEASURED = "measured.records measured.judge measured.store measured.report measured.run"
@@ -66,7 +64,7 @@ def tier_rooms(tier: str, own: str, others: str = "") -> dict[str, Room]:
         f"{tier}.report": Room(below=f"{_GROUND} report {mine} {others}"),
         f"{tier}.section": Room(below=f"{_GROUND} report {mine}"),
         f"{tier}.run": Room(
-            below=f"perflab {_GROUND} measure store report {mine} {others} {_PLUGIN}",
+            below=f"perflab {_GROUND} {_PRIVATE} measure store report {mine} {others} {_PLUGIN}",
             packages=_PYTEST,
             torch=When.CALLED,
         ),
@@ -100,10 +98,10 @@ ROOMS = {
     "reading": Room(below="errors", packages="msgspec"),
     "documents": Room(below="data results errors files reading", packages="msgspec"),
     # What tiers share: the engine of those that run, stored files, tables.
-    "measure": Room(below=f"{_GROUND} measured.records", packages="pynvml", torch=When.CALLED),
+    "measure": Room(below=f"{_GROUND} {_PRIVATE} measured.records", packages="pynvml", torch=When.CALLED),
     "store": Room(below=_GROUND, packages="msgspec"),
     "report": Room(below=_GROUND),
-    "correctness": Room(below=_GROUND, packages="syrupy", torch=When.IMPORTED),
+    "correctness": Room(below=f"{_GROUND} {_PRIVATE}", packages="syrupy", torch=When.IMPORTED),
     # The tiers. A measured case may turn into a prediction, and be settled by turns with its baseline's commit.
     **tier_rooms("measured", "run", f"compared.judge {_COMPARED} predicted.run"),
     **tier_rooms("compared", "sides interleave callables rounds comparison", _MEASURED),
@@ -119,9 +117,9 @@ ROOMS = {
     "compared.tier": Room(
         below=f"{_GROUND} store report compared.run measured.tier {_PLUGIN}", packages="pytest", torch=When.NEVER
     ),
-    "predicted.cuda": Room(below=_GROUND, torch=When.IMPORTED),
-    "predicted.trace": Room(below=f"{_GROUND} predicted.cuda predicted.layers", torch=When.IMPORTED),
-    "predicted.layers": Room(below=f"{_GROUND} predicted.trace", torch=When.IMPORTED),
+    "predicted.cuda": Room(below=f"{_GROUND} {_PRIVATE}", torch=When.IMPORTED),
+    "predicted.trace": Room(below=f"{_GROUND} {_PRIVATE} predicted.cuda predicted.layers", torch=When.IMPORTED),
+    "predicted.layers": Room(below=f"{_GROUND} {_PRIVATE} predicted.trace", torch=When.IMPORTED),
     "predicted.memory": Room(below=f"{_GROUND} predicted.records predicted.trace", torch=When.IMPORTED),
     "predicted.gpus": Room(below=f"{_GROUND} predicted.trace", torch=When.IMPORTED),
     "predicted.prediction": Room(
@@ -129,7 +127,7 @@ ROOMS = {
         " predicted.gpus",
         torch=When.IMPORTED,
     ),
-    "compiled.compiler": Room(below=f"{_GROUND} compiled.records", packages="msgspec", torch=When.CALLED),
+    "compiled.compiler": Room(below=f"{_GROUND} {_PRIVATE} compiled.records", packages="msgspec", torch=When.CALLED),
     # pytest's side. What every run loads stands beside its folders.
     "plugin": Room(
         below=f"errors {_PLUGIN} plugin.fixtures plugin.hooks compared.sides compared.run compiled.run",
@@ -146,13 +144,13 @@ ROOMS = {
         torch=When.CALLED,
     ),
     "plugin.case": Room(
-        below=f"{_GROUND} {_RECORDS} measure report {_PLUGIN} measured.report compared.callables predicted.run"
+        below=f"{_GROUND} {_PRIVATE} {_RECORDS} measure report {_PLUGIN} measured.report compared.callables predicted.run"
         " compiled.run",
         packages=_PYTEST,
         torch=When.CALLED,
     ),
     "plugin.session": Room(
-        below=f"perflab {_GROUND} measure store report {_PLUGIN} {_MEASURED} compared.sides",
+        below=f"perflab {_GROUND} {_PRIVATE} measure store report {_PLUGIN} {_MEASURED} compared.sides",
         packages=_PYTEST,
         torch=When.CALLED,
     ),

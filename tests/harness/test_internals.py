@@ -19,7 +19,7 @@ import torch
 
 from perflab import internals, torch_internals
 from perflab.errors import InternalsError
-from perflab.internals import TORCH, TRITON, Checked, version_warnings
+from perflab.internals import TORCH, TRITON, version_warnings
 from perflab.predicted.cuda import kernels
 from perflab.predicted.cuda.as_cuda import as_cuda
 from perflab.predicted.cuda.attention import Asked, backend
@@ -53,9 +53,6 @@ GONE: list[tuple[str, str, Callable[[], object]]] = [
     ("torch._C", "_current_graph_task_id", tracing.is_in_backward),
     ("torch._C", "_current_autograd_node", tracing.current_node),
     ("torch.autograd", "_get_sequence_nr", tracing.last_sequence_number),
-    ("torch.UntypedStorage", "_cdata", lambda: tracing.storage_key(torch.ones(1).untyped_storage())),
-    ("torch.Tensor", "_is_view", lambda: tracing.is_view(torch.ones(1))),
-    ("torch.Tensor", "_values", lambda: tracing.sparse_values(torch.ones(1).to_sparse())),
     ("torch.optim.optimizer", "_foreach_supported_types", lambda: enter(cuda_training())),
     ("torch.utils._foreach_utils", "_get_foreach_kernels_supported_devices", lambda: enter(cuda_training())),
     ("torch.amp.GradScaler", "_maybe_opt_step", lambda: enter(cuda_training())),
@@ -108,27 +105,12 @@ def owner_of(path: str) -> Any:
     raise AssertionError(path)
 
 
-def without(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
-    """Hide a name; what a class of PyTorch's own cannot lose is hidden where it is looked up."""
-    try:
-        monkeypatch.delattr(owner, name)
-    except (AttributeError, TypeError):
-        looked_up = internals.lookup
-
-        def lookup(checked: Checked, path: str, to: str) -> Any:
-            if path.endswith(f"{owner.__name__}.{name}"):
-                raise internals.missing(checked, path.replace(":", "."), to)
-            return looked_up(checked, path, to)
-
-        monkeypatch.setattr(internals, "lookup", lookup)
-
-
 @pytest.mark.parametrize(("place", "name", "use"), GONE, ids=[f"{place}.{name}" for place, name, _ in GONE])
 def test_a_name_that_is_gone_from_pytorch_is_an_error_that_names_it(
     place: str, name: str, use: Callable[[], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     version = metadata.version("torch")
-    without(monkeypatch, owner_of(place), name)
+    monkeypatch.delattr(owner_of(place), name)
     with pytest.raises(InternalsError) as caught:
         use()
     monkeypatch.undo()
@@ -143,6 +125,9 @@ def test_names_of_objects_at_hand_are_errors_too() -> None:
     nothing: Any = types.SimpleNamespace()
     for use in (
         lambda: tracing.sequence_number(nothing),
+        lambda: tracing.storage_key(nothing),
+        lambda: tracing.is_view(nothing),
+        lambda: tracing.sparse_values(nothing),
         lambda: tracing.children_of(nothing),
         lambda: dispatch.schema_of(nothing),
         lambda: fakes.forget_real_tensor(nothing, torch.ones(1)),
@@ -156,8 +141,11 @@ def test_names_of_objects_at_hand_are_errors_too() -> None:
 def test_a_result_is_not_free_of_nan_because_nobody_could_look(monkeypatch: pytest.MonkeyPatch) -> None:
     from perflab.plugin.case.returned import holds_nan
 
-    without(monkeypatch, torch.Tensor, "_values")
-    with pytest.raises(InternalsError, match=r"has no torch\.Tensor\._values, which perflab needs to look for NaN"):
+    def is_gone(*_: object) -> object:
+        raise internals.missing(TORCH, "Tensor._values", "look for NaN in a sparse result")
+
+    monkeypatch.setattr(tracing, "sparse_values", is_gone)
+    with pytest.raises(InternalsError, match=r"has no Tensor\._values, which perflab needs to look for NaN"):
         holds_nan([torch.ones(1).to_sparse()])
 
 
