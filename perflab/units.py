@@ -1,4 +1,4 @@
-"""Numbers with units, read and written the way a person does. Imports nothing of ours.
+"""Numbers with units, read and written the way a person does. Public; imports nothing of ours.
 
 Times are nanoseconds, memory is bytes, ratios are fractions (0.05 is 5 %).
 """

@@ -144,7 +144,12 @@ ROOMS = {
         packages="msgspec",
     ),
     "__main__": Room(below="cli"),
-    "perflab": Room(below="measure"),  # the package itself: its public face
+    # The package itself, its public face, and what it shows of how things are measured.
+    "perflab": Room(
+        below=f"{_GROUND} {_RECORDS} measure correctness compiled.compiler plugin.case plugin.config plugin.session"
+        " plugin.stash"
+    ),
+    "instruments": Room(below="measure"),
     # The lab stands beside the house; the attention suite holds kernels, the lab's among them, to their definition.
     "lab": Room(torch=When.IMPORTED),
     "attention": Room(below="errors correctness lab measure plugin.stash", packages="pytest", torch=When.IMPORTED),

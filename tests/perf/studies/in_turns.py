@@ -14,9 +14,7 @@ from statistics import median
 
 import torch
 
-from perflab.measure.clock import read_ns
-from perflab.measure.devices import synchronize
-from perflab.measure.statistics import median_interval
+from perflab.instruments import median_interval, read_ns, synchronize
 
 LEAST_BLOCKS = 6
 """Fewer have no interval of 95 %."""

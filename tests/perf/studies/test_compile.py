@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from perflab import Perf
 from perflab.lab.attention import attention
-from perflab.plugin.case.perf import Perf
 from tests.perf.attention_cases import BACKWARD_SHARE, Shape, device_type, memory_bytes
 from tests.perf.published import attention_rows
 from tests.perf.setup import measure_step

@@ -9,6 +9,8 @@ from itertools import islice
 import pytest
 import torch
 
+from perflab import Perf, own_folder
+from perflab.instruments import as_out_of_memory, available_bytes, read_ns, synchronize
 from perflab.lab.attention.compiling import require_compiler
 from perflab.lab.attention.inputs import BackendRefusedError
 from perflab.lab.train import (
@@ -21,11 +23,6 @@ from perflab.lab.train import (
     train,
 )
 from perflab.lab.train.text import VOCAB_SIZE
-from perflab.measure.clock import read_ns
-from perflab.measure.devices import available_bytes, synchronize
-from perflab.measure.limits import as_out_of_memory
-from perflab.plugin.case.perf import Perf
-from perflab.plugin.session.folder import own_folder
 from tests.perf.choice import study_model_name
 from tests.perf.setup import COMPILE_SECONDS, Setup, measure_step
 
