@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from perflab.results import Result
+    from perflab import Result
 
 pytest_plugins = ["pytester", "perflab.attention.plugin"]
 
