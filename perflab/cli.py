@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from perflab.attention.command import attention_command
 from perflab.compiled.compiler.architectures import parse_architectures
 from perflab.doctor.checkup import checkup
 from perflab.documents import PASSED, merge, only_cases, read_document, write_document
@@ -233,6 +234,7 @@ def kernels_command(parser: argparse.ArgumentParser) -> Run:
 
 
 COMMANDS: dict[str, Callable[[argparse.ArgumentParser], Run]] = {
+    "attention": attention_command,
     "doctor": doctor_command,
     "kernels": kernels_command,
     "merge": merge_command,
@@ -243,7 +245,7 @@ COMMANDS: dict[str, Callable[[argparse.ArgumentParser], Run]] = {
 def build_parser() -> argparse.ArgumentParser:
     """The command line: every command with its options, and what runs it as ``run``."""
     parser = argparse.ArgumentParser(
-        prog="perflab", description="Work with perflab's results, compile kernels, and check this machine."
+        prog="perflab", description="Work with perflab's results, test and compile kernels, and check this machine."
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, declare in COMMANDS.items():

@@ -1,4 +1,4 @@
-"""Numbers with units: reads and writes them. Imports nothing of ours.
+"""Numbers with units: reads and writes them. Public; imports nothing of ours.
 
 Times are nanoseconds, memory is bytes, ratios are fractions (0.05 is 5 %).
 """

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from perflab.compared import interleave
 from perflab.compared.interleave import Pace, Shape
@@ -48,12 +48,13 @@ __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 BASE, CANDIDATE = "base", "candidate"
 BUDGET_S = 5.0
 THRESHOLD = 0.05
-LEAST_CALLS = 2 + 2 * LEAST_PAIRS
-"""Calls of each side however long they are: two to warm up, and two turns in each of the fewest pairs."""
 
 
 class Comparison(Data, frozen=True):
     """What turns said of two callables. Times are of one call, in nanoseconds; ratios are candidate / base."""
+
+    LEAST_CALLS: ClassVar[int] = 2 + 2 * LEAST_PAIRS
+    """Calls of each side however long they are: two to warm up, and two turns in each of the fewest pairs."""
 
     verdict: Verdict
     """``ok``, ``regressed``, ``improved`` or ``inconclusive``: the candidate's, beside the base."""

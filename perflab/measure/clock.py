@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 read_ns: Callable[[], int] = time.perf_counter_ns
+"""Nanoseconds on the host's monotonic clock."""
 read_processor_ns: Callable[[], int] = time.thread_time_ns
 """Processor time of this thread: what neighbours on the machine take is not in it."""
 

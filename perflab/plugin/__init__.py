@@ -67,6 +67,8 @@ def pytest_configure(config: pytest.Config) -> None:
     arguments = ", ".join(f"{name}=" for name in options.MARKER_ARGUMENTS)
     config.addinivalue_line("markers", f"perf({arguments}): a case whose latency and peak memory are gated")
     config.addinivalue_line("markers", "correctness: a check of numerics against a reference")
+    if config.getoption(options.ATTENTION_OPTION):
+        config.pluginmanager.import_plugin("perflab.attention.plugin")
     given = options.options_given(config)
     if given:
         from perflab.plugin.config.early_errors import refusing

@@ -7,12 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from perflab import Result, Verdict
 from perflab.lab.attention import attention
 from perflab.measure.memory import measure_memory
 from perflab.measure.workload import Workload
 from perflab.measured.records import OutOfMemory, Record
-from perflab.records import Verdict
-from perflab.results import Result
 from tests.harness.make import environment, record, result
 from tests.perf.attention_cases import GRIDS, Shape, grid, memory_bytes, published
 from tests.perf.growth import fit, growth_findings

@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from perflab import Judgement, Result, Verdict
 from perflab.measured.records import Measurement
 from perflab.plugin.case.facts import checked_facts
-from perflab.records import Judgement, Verdict
-from perflab.results import Result
 from tests.harness.make import MS, record, replicate, result
 from tests.perf.choice import check_choices, context_lengths, model_names
 from tests.perf.saved import saved_for_backward

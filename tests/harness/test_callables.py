@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import perflab
-from perflab.compared.callables import LEAST_CALLS, Comparison, Limits, in_turns
+from perflab.compared.callables import Comparison, Limits, in_turns
 from perflab.compared.judge.paired import LOOKS
 from perflab.errors import DeviceError, UsageError
 from perflab.measure import sampling
@@ -115,7 +115,7 @@ def test_long_calls_end_after_the_fewest_pairs(machine: Machine) -> None:
     found = machine.compare(1000 * MS, 1300 * MS, budget_s=0.1)
     assert found.pairs == LEAST_PAIRS
     assert found.ratio == pytest.approx(1.3)
-    assert max(machine.calls.count(side) for side in ("base", "candidate")) <= LEAST_CALLS
+    assert max(machine.calls.count(side) for side in ("base", "candidate")) <= Comparison.LEAST_CALLS
 
 
 def test_turns_end_when_the_budget_is_spent(machine: Machine, virtual_clock: VirtualClock) -> None:

@@ -130,7 +130,7 @@ ROOMS = {
     "compiled.compiler": Room(below=f"{_GROUND} {_PRIVATE} compiled.records", packages="msgspec", torch=When.CALLED),
     # pytest's side. What every run loads stands beside its folders.
     "plugin": Room(
-        below=f"errors {_PLUGIN} plugin.fixtures plugin.hooks compared.sides compared.run compiled.run",
+        below=f"errors attention {_PLUGIN} plugin.fixtures plugin.hooks compared.sides compared.run compiled.run",
         packages=_PYTEST,
     ),
     "plugin.options": Room(packages="pytest"),
@@ -144,8 +144,8 @@ ROOMS = {
         torch=When.CALLED,
     ),
     "plugin.case": Room(
-        below=f"{_GROUND} {_PRIVATE} {_RECORDS} measure report {_PLUGIN} measured.report compared.callables predicted.run"
-        " compiled.run",
+        below=f"{_GROUND} {_PRIVATE} {_RECORDS} measure report {_PLUGIN} measured.report compared.callables"
+        " predicted.run compiled.run",
         packages=_PYTEST,
         torch=When.CALLED,
     ),
@@ -157,12 +157,20 @@ ROOMS = {
     # The top.
     "doctor": Room(below=f"{_GROUND} measure {_PLUGIN} {_MEASURED} {_COMPARED}", packages="msgspec"),
     "cli": Room(
-        below=f"{_GROUND} doctor store report measured.report compiled.compiler compiled.run", packages="msgspec"
+        below=f"{_GROUND} attention doctor store report measured.report compiled.compiler compiled.run",
+        packages="msgspec",
     ),
     "__main__": Room(below="cli"),
-    "perflab": Room(below="measure compared.callables"),  # the package itself: its public face
-    # The lab stands beside the house.
+    # The package itself, its public face, and what it shows of how things are measured.
+    "perflab": Room(
+        below=f"{_GROUND} {_RECORDS} measure correctness compared.callables"
+        " compiled.compiler plugin.case plugin.config plugin.session"
+        " plugin.stash"
+    ),
+    "instruments": Room(below="measure"),
+    # The lab stands beside the house; the attention suite holds kernels, the lab's among them, to their definition.
     "lab": Room(torch=When.IMPORTED),
+    "attention": Room(below="errors correctness lab measure plugin.stash", packages="pytest", torch=When.IMPORTED),
 }
 
 
@@ -208,7 +216,9 @@ def imports_in(source: str, module: str, is_package: bool) -> Iterator[Import]:
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
             name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
             for argument in node.args[:1]:
-                if name in ("import_module", "__import__", "importorskip") and isinstance(argument, ast.Constant):
+                if name in ("import_module", "import_plugin", "__import__", "importorskip") and isinstance(
+                    argument, ast.Constant
+                ):
                     yield Import(str(argument.value), node.lineno, when)
         for field, value in ast.iter_fields(node):
             for child in value if isinstance(value, list) else [value]:

@@ -5,8 +5,7 @@ A launch is data (`perflab.lab.launch.Launch`): here it is made of tensors on `m
 
 from __future__ import annotations
 
-from perflab.compiled.compiler import KernelExample
-from perflab.compiled.compiler.architectures import ARCHITECTURES
+from perflab import ARCHITECTURES, KernelExample
 from perflab.lab.attention.examples import launches as attention_launches
 from perflab.lab.kernels.examples import launches as fused_launches
 from perflab.lab.launch import Launch

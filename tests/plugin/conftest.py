@@ -68,7 +68,7 @@ def test_work(perf):
 KERNELS = """
 import torch, triton
 import triton.language as tl
-from perflab.compiled.compiler import KernelExample
+from perflab import KernelExample
 
 @triton.jit
 def double(x_ptr, BLOCK: tl.constexpr):

@@ -44,6 +44,7 @@ ARCHITECTURES = {
         Architecture(120, max_warps=48, max_blocks=24, shared_bytes=100 * 1024),  # RTX 50
     )
 }
+"""Limits of the architectures that kernels are compiled for, by number: 90 is sm_90."""
 
 
 def parse_architectures(text: str) -> tuple[int, ...]:

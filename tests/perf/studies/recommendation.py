@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from perflab.results import Result
+from perflab import Result
 from perflab.units import format_ns
 
 from .switches import BASELINE, BOTTOM, SEEDS

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 import perflab
-from perflab.compared.callables import LEAST_CALLS
+from perflab import Perf
 from perflab.lab.attention import attention
-from perflab.plugin.case.perf import Perf
 from tests.perf.attention_cases import BACKWARD_SHARE, Shape, device_type, memory_bytes
 from tests.perf.published import attention_rows
 from tests.perf.setup import measure_step
@@ -36,7 +35,7 @@ from .training import (
 )
 
 COLUMNS = "speed_ratio, forward, backward, optimizer, setup_ns, graph_breaks, recompiles, quoted"
-CALLS = 2 * FIRST_CALLS + LATER_CALLS + 2 * LEAST_CALLS
+CALLS = 2 * FIRST_CALLS + LATER_CALLS + 2 * perflab.Comparison.LEAST_CALLS
 """Before anything is measured: to set up, and in turns."""
 LENGTHS = {"cpu": (256,), "cuda": (256, 1024, 4096, 8192, 16384)}
 ATTENTION = {"eager": "naive", "compiled": "compiled"}

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import perflab
-from perflab.compared.callables import LEAST_CALLS
+from perflab import Perf, own_folder
+from perflab.instruments import as_out_of_memory, available_bytes, read_ns, synchronize
 from perflab.lab.attention.compiling import require_compiler
 from perflab.lab.attention.inputs import BackendRefusedError
 from perflab.lab.train import (
@@ -24,11 +25,6 @@ from perflab.lab.train import (
     train,
 )
 from perflab.lab.train.text import VOCAB_SIZE
-from perflab.measure.clock import read_ns
-from perflab.measure.devices import available_bytes, synchronize
-from perflab.measure.limits import as_out_of_memory
-from perflab.plugin.case.perf import Perf
-from perflab.plugin.session.folder import own_folder
 from tests.perf.choice import study_model_name
 from tests.perf.setup import COMPILE_SECONDS, Setup, measure_step
 
@@ -72,7 +68,7 @@ def measure_switch(perf: Perf, switch: Switch, base: Switch, device: torch.devic
     num_steps: int = config.getoption("--train-steps")
     setup = setup_of(switch, config, device)
     # A forward is a third of a step.
-    calls = num_steps + EVALUATION_BATCHES / 3 + FIRST_CALLS + 2 * LEAST_CALLS
+    calls = num_steps + EVALUATION_BATCHES / 3 + FIRST_CALLS + 2 * perflab.Comparison.LEAST_CALLS
     compiling_s = compile_seconds(device.type, switch.compiles)
     setup.declare(perf, "train_step", setup_calls=calls, setup_seconds=compiling_s + TURNS_SECONDS)
     text = standard_library_text(own_folder(config.rootpath) / "text")

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from perflab.attention.grid import DTYPES, Case
 from perflab.correctness import expanded_ones, random_upstream
 from perflab.lab.attention.scoring import expand_heads
-from tests.correctness.suite.grid import DTYPES, Case
 
 # With a score of 4 |k|^2 / sqrt(D), and |k|^2 near D, one key takes all of a row.
 PEAK = 4.0

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from perflab.attention.grid import DTYPES, HEAD_DIMS, Claims
 from perflab.lab.attention import IMPLEMENTATIONS, BackendRefusedError, attention, attention_with_logsumexp
 from perflab.lab.attention.registry import FEATURES
 from perflab.lab.attention.scoring import ALIGNMENTS
-from tests.correctness.suite.grid import DTYPES, HEAD_DIMS, Claims
 
 ATTRIBUTES = {
     "features": "what it can do, out of causal, bottom-right, window, softcap, grouped-heads, scale",
@@ -90,13 +90,15 @@ def from_registry(name: str, device: torch.device) -> Candidate:
     """A variant of the lab's, as it claims to be on that type of device."""
     claimed = IMPLEMENTATIONS[name].on(device.type)
     interpreted = claimed.needs_triton and device.type == "cpu"
+    defects = HAVE_DEFECTS.get(name, ()) if device.type == "cpu" else ()
     claims = Claims(
         dtypes=tuple(short for short, dtype in DTYPES.items() if dtype in claimed.dtypes),
-        # Not dropout, whose results are drawn: test_attention_dropout.py holds it.
+        # Not dropout, whose results are drawn: tests/correctness/test_attention_dropout.py holds it.
         features=(claimed.features & frozenset(FEATURES)) | {"scale"},
         gradients=claimed.gradients,
         lse_gradients=claimed.gradients and claimed.logsumexp,
-        **{defect: False for defect in HAVE_DEFECTS.get(name, ()) if device.type == "cpu"},
+        negative_scale="negative_scale" not in defects,
+        grouped_16_bit="grouped_16_bit" not in defects,
         on_cpu=device.type == "cpu",
         interpreted=interpreted,
         # Of two variants that share their backward and most of their forward, one has every pair there.

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
+from perflab.attention.candidate import Candidate, CandidateError, from_callable, from_registry, runs_on
 from perflab.errors import PerflabError
 from perflab.lab.attention import IMPLEMENTATIONS
 from perflab.measure.devices import resolve_device
 from perflab.plugin.stash import settings_of, worker_number
-from tests.correctness.suite.candidate import Candidate, CandidateError, from_callable, from_registry, runs_on
 
 
 def attention_candidates(config: pytest.Config, device: torch.device | None = None) -> tuple[Candidate, ...]:

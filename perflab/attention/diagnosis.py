@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Mapping
 
 from torch import Tensor
 
+from perflab.attention.faults import Fault, with_fault
 from perflab.correctness import Evidence, Hypothesis, find_causes, find_hints
 from perflab.correctness.diagnosis import wrapped
-from tests.correctness.suite.faults import Fault, with_fault
 
 Applies = Callable[[Evidence], bool]
 TILES = (16, 32, 64, 128)

@@ -221,7 +221,8 @@ def _wrong_logsumexp(scores: Tensor, logsumexp: Tensor, scale: float, sees_any: 
 
 def _as_if_contiguous(x: Tensor) -> Tensor:
     """The elements that a kernel reads that takes a pointer and the shape, and assumes the strides."""
-    strides, step = [], 1
+    strides: list[int] = []
+    step = 1
     for size in reversed(x.shape):
         strides.insert(0, step)
         step *= size

@@ -25,7 +25,8 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor, **settings: Unpack[Settings
     The backward is written out with the row sum of do and the rounded output, as every flash kernel has
     it. Autograd's softmax backward sums the weights instead, and its budget would not know that error.
     """
-    out, logsumexp = _PlainAttention.apply(q, k, v, make_scoring(q, k, **settings))
+    scoring = make_scoring(q, k, **settings)
+    out, logsumexp = _PlainAttention.apply(q, k, v, scoring)  # type: ignore[no-untyped-call]
     return out, logsumexp
 
 
@@ -89,7 +90,7 @@ def attention_magnitudes(
 
 def _masked(scores: Tensor, scoring: Scoring) -> tuple[Tensor, Tensor]:
     """Scores with -inf where a row that sees anything does not see, and (N_q, N_k), what is not seen."""
-    hidden = scoring.hidden(*scores.shape[-2:], scores.device)
+    hidden = scoring.hidden(scores.shape[-2], scores.shape[-1], scores.device)
     if hidden is None:
         return scores, torch.zeros(scores.shape[-2:], dtype=torch.bool, device=scores.device)
     return scores.masked_fill(hidden & ~hidden.all(dim=-1, keepdim=True), -torch.inf), hidden
