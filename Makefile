@@ -46,9 +46,10 @@ gate: $(INSTALLED)
 	$(BIN)/pytest -m perf --model=tiny --context-length=128 --perf-budget=15 --perf-check=exact -k "tiny-128-bf16" tests/perf/test_transformer.py
 	$(BIN)/pytest -m perf --model=tiny --context-length=128 --perf-budget=2 --perf-check=exact -k "not flex and not compiled and not triton and not tiny-128-bf16" tests/perf/test_transformer.py tests/perf/test_attention.py tests/perf/test_attention_memory.py tests/perf/test_fused_kernels.py
 
-# docs/files.md, from the first lines of all modules.
+# docs/files.md and docs/api.md, from the docstrings of all modules and public names.
 map: $(INSTALLED)
 	$(BIN)/python -m tests.harness.file_map
+	$(BIN)/python -m tests.harness.write_api
 
 correctness: $(INSTALLED)
 	$(BIN)/pytest -n 2 --dist worksteal -m correctness
