@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perflab import Comparison
+from perflab import Comparison, Verdict
 from perflab.lab.models import MODEL_SIZES, ModelConfig
 from perflab.lab.train import TrainingConfig
-from perflab.records import Verdict
 from tests.perf.studies.recommendation import Noise, Outcome, noise_of, recommendation
 from tests.perf.studies.switches import BASELINE, BOTTOM, SEEDS, ladder, switches
 from tests.perf.studies.training import tokens_per_second

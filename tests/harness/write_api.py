@@ -8,6 +8,7 @@ It reads source text and imports nothing: so the page is the same with every ver
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -67,7 +68,7 @@ def stub(module: str, name: str) -> str:
         if isinstance(node, ast.ImportFrom) and name in [alias.asname or alias.name for alias in node.names]:
             return stub(str(node.module), name)
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
-            return "\n".join(_definition(node, lines(module))).rstrip()
+            return re.sub(r"\n{3,}", "\n\n", "\n".join(_definition(node, lines(module)))).rstrip()
         target = _target(node)
         if target is not None and ast.unparse(target) == name:
             annotation = f": {ast.unparse(node.annotation)}" if isinstance(node, ast.AnnAssign) else " = ..."
