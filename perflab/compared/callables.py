@@ -214,9 +214,6 @@ def in_turns(
         while taken.wants_more(clock.read_ns() - began_ns, limits.budget_ns):
             say(f"pair {len(taken.turns_ns) + 1} of {policy.looks[-1]} at most")
             taken.turns_ns.append(_pair(sides, shape, draw))
-            # Of a short warm-up the last reading may have been a stall; the turns so far know better.
-            paces = [Pace(shape.repetitions, taken.median_ns(name) * shape.repetitions) for name in sides]
-            shape = interleave.shape_of(paces, pair_budget_ns, least_blocks=1, hands_back=False)
     return taken.concluded(limits)
 
 
@@ -245,14 +242,12 @@ class _Taken:
             return False
         return len(case.pairs) < LOOKS[0] or stage(case, self.policy, 1) is Stage.OPEN
 
-    def median_ns(self, side: str) -> float:
-        """The side's median turn: the time of one call."""
-        return median(ns for pair in self.turns_ns for ns in pair[side])
-
     def concluded(self, limits: Limits) -> Comparison:
         """What the pairs say, by the paired judge's rules."""
         case = self._case
-        base_ns, candidate_ns = self.median_ns(BASE), self.median_ns(CANDIDATE)
+        base_ns, candidate_ns = (
+            median(ns for pair in self.turns_ns for ns in pair[name]) for name in (BASE, CANDIDATE)
+        )
         finding = latency_findings({"": case}, {}, self.policy)[""].timed(base_ns, limits.floor_ns)
         seen = estimate(case.pairs)
         return Comparison(

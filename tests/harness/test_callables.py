@@ -131,13 +131,6 @@ def test_short_calls_are_repeated_and_both_sides_as_often(machine: Machine) -> N
     assert set(runs[3:-1]) <= {30, 60}, "ten calls a sample, three samples a turn, two turns in a block's middle"
 
 
-def test_a_stall_while_warming_up_does_not_shape_the_turns(machine: Machine) -> None:
-    machine.slower = lambda call: 2000.0 if call == 2 else 1.0
-    machine.compare(MS, MS)
-    runs = [len(list(run)) for _, run in groupby(machine.calls[-100:])]
-    assert set(runs[1:-1]) <= {5, 10}, "four samples a turn after one that is thrown away"
-
-
 def test_both_are_called_with_the_arguments() -> None:
     seen: list[tuple[str, int, int]] = []
 
