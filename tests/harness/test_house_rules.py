@@ -349,7 +349,7 @@ def private_names(source: str) -> list[str]:
             names += [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
             names += [one.name for one in node.names if one.name.split(".")[0] in ("torch", "triton")]
-        elif isinstance(node, ast.Attribute) and not (isinstance(node.value, ast.Name) and node.value.id == "self"):
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "super()"):
             names += [node.attr] * (node.attr not in NOT_TORCH)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
             names += [node.value] * node.value.startswith(("torch.", "triton."))
@@ -394,6 +394,7 @@ def test_the_check_for_private_names_would_see(source: str) -> None:
     "source",
     [
         "class A:\n    def f(self):\n        return self._own",
+        "class A(B):\n    def f(self):\n        return super()._own()",
         'def f():\n    """As torch._C has it."""',
         "NAMES = ('_safe_softmax', '_foreach_norm')",
         "def f(t):\n    return t.__class__, getattr(t, '__name__'), t._replace(x=1)",

@@ -37,7 +37,6 @@ from perflab.records import Verdict
 from perflab.results import Result
 
 if TYPE_CHECKING:
-    from perflab.compared.callables import Comparison
     from perflab.measure.workload import Workload
     from perflab.plugin.case.perf import CaseState, Way
     from perflab.plugin.case.requirements import Claim
@@ -210,11 +209,8 @@ class Predicted:
             pytest.skip("trains or compiles before it measures: that has to run, and cannot be predicted")
         return self
 
-    def compare(
-        self, base: Workload, candidate: Workload, budget_s: float | None, threshold: float | None
-    ) -> Comparison | None:
+    def compare(self, base: Workload, candidate: Workload, budget_s: float | None, threshold: float | None) -> None:
         """Nothing: nothing runs."""
-        return None
 
     def of(self, workload: Workload) -> Any:
         """Predict the callable, in what the run has left."""
