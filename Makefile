@@ -10,7 +10,7 @@ MODEL ?= small
 # Every group of cases is measured in turn; what does not fit into so many seconds is counted, with the command that runs it.
 SECONDS ?= 155
 
-.PHONY: perf gate predict studies kernels startup attack test correctness check format clean
+.PHONY: perf gate predict studies kernels startup attack map test correctness check format clean
 
 perf: $(INSTALLED)
 	$(BIN)/pytest -m perf --model=$(MODEL) --perf-total-budget=$(SECONDS) tests/perf --ignore=tests/perf/test_kernels_compiled.py --ignore=tests/perf/studies
@@ -35,8 +35,9 @@ startup: $(INSTALLED)
 attack: $(INSTALLED)
 	PERFLAB_ATTACK=1 $(BIN)/pytest tests/harness/test_damage.py tests/harness/test_escaping.py tests/harness/test_files.py tests/plugin/test_hostile.py
 
+# Stories start hundreds of processes: without compiled modules on disk each compiles all of perflab, half a second of work.
 test: $(INSTALLED)
-	$(BIN)/pytest -n 2 --dist worksteal tests/harness tests/plugin tests/correctness
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2 --dist worksteal tests/harness tests/plugin tests/correctness
 
 # Memory and counts of the lab's own cases against baselines/: one operator more in the model fails on every machine. Memory
 # and allocations are gated with the threads and instruction set that they were saved with; the run says where they were not.
@@ -44,6 +45,11 @@ test: $(INSTALLED)
 gate: $(INSTALLED)
 	$(BIN)/pytest -m perf --model=tiny --context-length=128 --perf-budget=15 --perf-check=exact -k "tiny-128-bf16" tests/perf/test_transformer.py
 	$(BIN)/pytest -m perf --model=tiny --context-length=128 --perf-budget=2 --perf-check=exact -k "not flex and not compiled and not triton and not tiny-128-bf16" tests/perf/test_transformer.py tests/perf/test_attention.py tests/perf/test_attention_memory.py tests/perf/test_fused_kernels.py
+
+# docs/files.md and docs/api.md, from the docstrings of all modules and public names.
+map: $(INSTALLED)
+	$(BIN)/python -m tests.harness.file_map
+	$(BIN)/python -m tests.harness.write_api
 
 correctness: $(INSTALLED)
 	$(BIN)/pytest -n 2 --dist worksteal -m correctness

@@ -1,11 +1,99 @@
 """perflab tells whether PyTorch and Triton code became slower, hungrier or wrong.
 
-Importing this package costs next to nothing: neither torch nor triton is loaded until something measures.
+Importing this package costs next to nothing: neither torch nor triton is loaded until something measures, and each of
+the names below loads its module when it is first used. Public are these names, and the modules ``perflab.correctness``,
+``perflab.attention``, ``perflab.lab``, ``perflab.units`` and ``perflab.instruments``. Everything else may change.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from perflab.compared.callables import Comparison, compare
+    from perflab.compiled.compiler.architectures import ARCHITECTURES
+    from perflab.compiled.compiler.example import KernelExample
+    from perflab.compiled.records import KernelResources
+    from perflab.correctness import Budget, verify
+    from perflab.documents import read_document
+    from perflab.errors import PerflabError
+    from perflab.measured.records import Measurement, OutOfMemory, Record, Replicate
+    from perflab.plugin.case.perf import Perf
+    from perflab.plugin.config.settings import Settings
+    from perflab.plugin.session.folder import own_folder
+    from perflab.plugin.stash import settings_of
+    from perflab.predicted.records import Prediction
+    from perflab.records import Judgement, Verdict
+    from perflab.results import Document, Result
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "cuda_timer"]
+__all__ = [
+    "ARCHITECTURES",
+    "Budget",
+    "Comparison",
+    "Document",
+    "Judgement",
+    "KernelExample",
+    "KernelResources",
+    "Measurement",
+    "OutOfMemory",
+    "Perf",
+    "PerflabError",
+    "Prediction",
+    "Record",
+    "Replicate",
+    "Result",
+    "Settings",
+    "Verdict",
+    "__version__",
+    "compare",
+    "cuda_timer",
+    "own_folder",
+    "read_document",
+    "settings_of",
+    "verify",
+]
+
+_HOMES = {
+    "ARCHITECTURES": "perflab.compiled.compiler.architectures",
+    "Budget": "perflab.correctness",
+    "Comparison": "perflab.compared.callables",
+    "Document": "perflab.results",
+    "Judgement": "perflab.records",
+    "KernelExample": "perflab.compiled.compiler.example",
+    "KernelResources": "perflab.compiled.records",
+    "Measurement": "perflab.measured.records",
+    "OutOfMemory": "perflab.measured.records",
+    "Perf": "perflab.plugin.case.perf",
+    "PerflabError": "perflab.errors",
+    "Prediction": "perflab.predicted.records",
+    "Record": "perflab.measured.records",
+    "Replicate": "perflab.measured.records",
+    "Result": "perflab.results",
+    "Settings": "perflab.plugin.config.settings",
+    "Verdict": "perflab.records",
+    "compare": "perflab.compared.callables",
+    "own_folder": "perflab.plugin.session.folder",
+    "read_document": "perflab.documents",
+    "settings_of": "perflab.plugin.stash",
+    "verify": "perflab.correctness",
+}
+"""In which module each name is defined, which is imported when the name is first asked for (PEP 562)."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    found: object = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def cuda_timer() -> float:

@@ -1,4 +1,4 @@
-"""``python -m perflab``: the command, where its script is not on the path."""
+"""Runs the command as ``python -m perflab``, for when its script is not on the path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Child processes that end: by themselves, when they give no sign of life for too long, or with their parent.
+"""Child processes with a time limit: they end by themselves, when they hang, or with their parent.
 
 Whatever ends a child, all that it has started ends with it. What it was to do, and what its silence means, its caller
 knows.

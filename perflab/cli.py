@@ -1,4 +1,4 @@
-"""The ``perflab`` command: what is done with a run's results once pytest has ended, and what needs no test run.
+"""The ``perflab`` command: merges, reports, compiles kernels and checks the machine, without a test run.
 
 A command is a function that declares its arguments on a parser and returns what runs them; its docstring is its
 help. One more is one more function, and a line in ``COMMANDS``. Nothing here loads torch.
@@ -15,28 +15,28 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from perflab.attention.command import attention_command
+from perflab.compiled.compiler.architectures import parse_architectures
 from perflab.doctor.checkup import checkup
 from perflab.documents import PASSED, merge, only_cases, read_document, write_document
 from perflab.errors import PerflabError, UsageError
-from perflab.gate.join import join_baselines
-from perflab.records import Document
+from perflab.measured.report.columns_option import parse_columns, parse_sort
+from perflab.measured.report.side_by_side import parameter_names, side_by_side
 from perflab.report.escaping import for_reading, lines_of, one_line
+from perflab.report.lines import short_name
 from perflab.report.markdown import markdown
-from perflab.report.side_by_side import parameter_names, side_by_side
-from perflab.report.studies import studies
-from perflab.report.study_forms import study_data
 from perflab.report.summary import (
     ending,
     findings_left_out,
     measured_elsewhere,
     other_failures,
     summary,
-    tiers,
     unseen_failures,
 )
-from perflab.report.table import short_name
-from perflab.report.view import COLLECTED, DEFAULT_COLUMNS, DEFAULT_VIEW, View, parse_columns, parse_sort
-from perflab.static.architectures import parse_architectures
+from perflab.report.view import COLLECTED, DEFAULT_COLUMNS, DEFAULT_VIEW, View
+from perflab.results import Document
+from perflab.store.join import join_baselines
+from perflab.tiers import by_folder, by_table, tier
 from perflab.units import format_names
 
 Run = Callable[[argparse.Namespace], int]
@@ -71,7 +71,7 @@ def merge_command(parser: argparse.ArgumentParser) -> Run:
         if given.baselines:
             if given.output is None:
                 raise UsageError("--baselines without --output", "name the directory to write to: --output DIR")
-            joined = join_baselines(given.paths, given.output)
+            joined = join_baselines(given.paths, given.output, by_folder())
             print(one_line(f"joined {joined.entries} baselines into {', '.join(map(str, joined.files))}"))
             return 0
         parts = [read_document(path) for path in given.paths]
@@ -131,8 +131,9 @@ def report_command(parser: argparse.ArgumentParser) -> Run:
         if given.format == "markdown":
             sys.stdout.write(markdown(document, parameter, view))
         elif given.format == "json":
-            found = studies(tiers(document.results).measured, document.findings)
-            print(json.dumps({"studies": study_data(found)}, indent=1, ensure_ascii=False, allow_nan=False))
+            found = [tier(name).data(document, ones) for name, ones in by_table(document.results).items()]
+            data = {key: one for part in found for key, one in part.items()}
+            print(json.dumps(data or {"studies": []}, indent=1, ensure_ascii=False, allow_nan=False))
         else:
             _show(document, unseen_failures(for_reading(document)), parameter=parameter, view=view)
         return 0
@@ -203,7 +204,7 @@ def kernels_command(parser: argparse.ArgumentParser) -> Run:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all results to this JSON file")
 
     def run(given: argparse.Namespace) -> int:
-        from perflab.plugin.kernels_command import compile_kernels  # it loads pytest, to read the ini file
+        from perflab.compiled.run.command import compile_kernels  # it loads pytest, to read the ini file
 
         if given.reason is not None and not given.update:
             raise UsageError("--reason without --update", "a reason is one for saving: add --update")
@@ -233,6 +234,7 @@ def kernels_command(parser: argparse.ArgumentParser) -> Run:
 
 
 COMMANDS: dict[str, Callable[[argparse.ArgumentParser], Run]] = {
+    "attention": attention_command,
     "doctor": doctor_command,
     "kernels": kernels_command,
     "merge": merge_command,
@@ -243,7 +245,7 @@ COMMANDS: dict[str, Callable[[argparse.ArgumentParser], Run]] = {
 def build_parser() -> argparse.ArgumentParser:
     """The command line: every command with its options, and what runs it as ``run``."""
     parser = argparse.ArgumentParser(
-        prog="perflab", description="Work with perflab's results, compile kernels, and check this machine."
+        prog="perflab", description="Work with perflab's results, test and compile kernels, and check this machine."
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, declare in COMMANDS.items():

@@ -1,4 +1,4 @@
-"""What all records are made of: frozen data that is strict about what it reads. Imports nothing of ours."""
+"""The base of all records: frozen data that checks its types when read. Imports nothing of ours."""
 
 from __future__ import annotations
 

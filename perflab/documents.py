@@ -1,4 +1,4 @@
-"""Results files: what ``--perf-json`` writes, read back with errors that name the place, and parts of a run made one.
+"""Reads and writes results files (``--perf-json``), and merges those of several runs.
 
 The same rules make a run's own results one: the last result of a case counts, and cases stand in collected order.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -14,9 +15,10 @@ from perflab.data import to_json
 from perflab.errors import DocumentError
 from perflab.files import write_whole
 from perflab.reading import decoded
-from perflab.records import Document, Result
+from perflab.results import Document, Result
 
-SCHEMA = 1
+SCHEMA = 2
+"""1 had a key for each tier where ``outcome`` is."""
 PASSED, FAILED, NOTHING_RUN = 0, 1, 5
 """pytest's exit statuses that a run ends with in peace; with any other one it ended early."""
 
@@ -41,7 +43,20 @@ def read_document(path: Path) -> Document:
         wanted="a file of perflab's results",
         remedy="write it anew: pytest -m perf --perf-json=FILE",
         error=DocumentError,
+        upgrade=_upgrade,
     )
+
+
+def _upgrade(document: Any) -> None:
+    """What schema 1 had, as schema 2 has it."""
+    results = document.get("results")
+    for result in results if isinstance(results, list) else ():
+        if isinstance(result, dict):
+            for key, tier in (("record", "measured"), ("predicted", "predicted"), ("compiled", "compiled")):
+                found = result.pop(key, None)
+                if isinstance(found, dict):
+                    result["outcome"] = {"type": tier, **found}
+    document["schema"] = SCHEMA
 
 
 def write_document(document: Document, path: Path) -> None:
@@ -99,7 +114,7 @@ def _findings(by_age: Sequence[Document], results: Iterable[Result]) -> dict[str
     """What was found in studies of which all results that count are one part's; of others each part saw only some."""
     members: dict[str, list[Result]] = {}
     for result in results:
-        if result.study is not None and result.predicted is None:
+        if result.study is not None and result.is_of_a_run:
             members.setdefault(result.study, []).append(result)
     found = {}
     for part in by_age:
@@ -135,7 +150,7 @@ def _standing(results: Iterable[Result]) -> dict[str, list[Result]]:
     """Each case with its last results: as it was run in each mode, and as it was predicted for each GPU."""
     found: dict[str, dict[str, Result]] = {}
     for result in results:
-        way = result.predicted.now.gpu if result.predicted is not None else result.mode.suffix
+        way = (result.outcome.variant if result.outcome is not None else "") or result.mode.suffix
         ones = found.setdefault(result.case, {})
         ones.pop(way, None)
         ones[way] = result

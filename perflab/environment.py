@@ -1,4 +1,4 @@
-"""What machine and versions this is, and which numbers of two environments may be compared."""
+"""Describes machine and versions, and decides which environments can be compared."""
 
 from __future__ import annotations
 
@@ -207,17 +207,9 @@ def installed_version(package: str) -> str | None:
 @functools.cache
 def _features() -> str:
     """What PyTorch and oneDNN go by in bf16 and fp16 on this processor: ``amx_tile bf16 fp16, 48K 32K 2048K``."""
-    import torch
+    from perflab.torch_internals.machine import processor_features
 
-    found = []
-    for name in ("amx_fp16", "amx_tile", "avx512_bf16"):
-        found += [name] * bool(getattr(torch.cpu, f"_is_{name}_supported", bool)())
-    for name in ("bf16", "fp16"):
-        try:
-            found += [name] * bool(getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported")())
-        except (AttributeError, RuntimeError):  # a build without oneDNN
-            continue
-    return ", ".join([" ".join(found) or "none", " ".join(_cache_sizes())]).rstrip(", ")
+    return ", ".join([" ".join(processor_features()) or "none", " ".join(_cache_sizes())]).rstrip(", ")
 
 
 def _cache_sizes() -> list[str]:

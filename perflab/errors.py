@@ -1,4 +1,4 @@
-"""Errors a user can act on: what was given, what was wanted, what to do next. Imports nothing of ours."""
+"""Errors with remedies: what was given, what was wanted, what to do. Imports nothing of ours."""
 
 from __future__ import annotations
 
@@ -63,3 +63,7 @@ class KernelError(PerflabError):
 
 class PredictionError(PerflabError):
     """A callable that cannot be run on fake tensors."""
+
+
+class InternalsError(PerflabError):
+    """A version of PyTorch or Triton without an internal name that perflab needs."""

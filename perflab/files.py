@@ -1,4 +1,4 @@
-"""Files as such: read without waiting for anybody, written whole, and what killed runs left behind taken away.
+"""Reads files without blocking, writes them whole, and removes what killed runs left.
 
 A temporary file is locked for as long as its writer lives, so that another process can tell a leftover from work that
 is under way. Imports nothing of ours.

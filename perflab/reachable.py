@@ -1,4 +1,4 @@
-"""What a callable has in its hands: the objects that its arguments and closures reach. Imports nothing of ours."""
+"""Finds the objects that a callable reaches through its arguments and closures. Imports nothing of ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON files of ours, read with checks that name the place: baselines and results alike.
+"""Reads JSON files of ours, with errors that name the place.
 
 msgspec holds each field against its type. What it lets pass, though no file of ours has it, is damage too: a key that
 stands twice, and numbers that nothing can be computed with.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -32,7 +32,15 @@ class _DamageError(ValueError):
 
 
 def decoded(
-    raw: bytes, kind: type[T], *, newest: int, file: str, wanted: str, remedy: str, error: type[PerflabError]
+    raw: bytes,
+    kind: type[T],
+    *,
+    newest: int,
+    file: str,
+    wanted: str,
+    remedy: str,
+    error: type[PerflabError],
+    upgrade: Callable[[Any], None] | None = None,
 ) -> T:
     """A file's content as ``kind``.
 
@@ -44,6 +52,7 @@ def decoded(
         wanted: what it should have been: ``a perflab baseline file``.
         remedy: what to do about one that is not.
         error: what is raised.
+        upgrade: turns what an older schema had, as plain data, into what ``newest`` has.
 
     Raises:
         PerflabError: of the class ``error``: it is no JSON, is not one of ours, or is damaged.
@@ -51,8 +60,12 @@ def decoded(
     try:
         text = raw.decode("utf-8")
         tree = json.loads(text, parse_constant=_no_number, object_pairs_hook=_no_key_twice)
-        if msgspec.json.decode(text, type=_Header).schema > newest:
+        schema = msgspec.json.decode(text, type=_Header).schema
+        if schema > newest:
             raise error(f"{file} was written by a newer perflab", "upgrade perflab")
+        if schema < newest and upgrade is not None:
+            upgrade(tree)
+            text = json.dumps(tree)
         found = msgspec.json.decode(text, type=kind)
         for place in _absurd_numbers(tree, "$"):
             raise _DamageError(place)

@@ -1,4 +1,4 @@
-"""Numbers with units, read and written the way a person does. Imports nothing of ours.
+"""Numbers with units: reads and writes them. Public; imports nothing of ours.
 
 Times are nanoseconds, memory is bytes, ratios are fractions (0.05 is 5 %).
 """
@@ -138,6 +138,11 @@ def format_names(names: Sequence[str], most: int = 5) -> str:
     """Names for a line of text: ``a, b, c, d, e and 7 more``."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def format_count(many: int, what: str) -> str:
+    """``1 baseline``, ``2 baselines``."""
+    return f"{many} {what}{'s' * (many != 1)}"
 
 
 def format_rate(per_second: float, unit: str) -> str:

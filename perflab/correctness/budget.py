@@ -1,4 +1,4 @@
-"""How far from the float64 reference a tensor may be: derived from the same mathematics done plainly.
+"""Error budgets: how far a tensor may be from the float64 reference, derived from a plain low-precision run.
 
     candidate's error  <=  multiple * plain's error + rounding band
 
@@ -148,3 +148,8 @@ def _metrics(error: Tensor, size: Tensor) -> Errors:
 
 def _rows(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1, tensor.shape[-1] if tensor.dim() else 1)
+
+
+def short_dtype(dtype: torch.dtype | None) -> str:
+    """``bfloat16``, without ``torch.``."""
+    return str(dtype).removeprefix("torch.")

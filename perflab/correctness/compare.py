@@ -1,4 +1,4 @@
-"""Tensors against their reference and budget, as a report that says what is wrong, where, and by how much.
+"""Compares tensors with their reference and budget; reports what is wrong, where and by how much.
 
 Input: three tensors of one shape, the candidate's (any dtype), the reference's (float64) and plain's (the
 candidate's precision). Output: frozen reports whose text fits 80 columns. Nothing is raised for a wrong
@@ -19,6 +19,7 @@ from perflab.correctness.budget import (
     measure_errors,
     row_errors,
     row_scales,
+    short_dtype,
 )
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
@@ -141,7 +142,7 @@ def _mismatch(got: Tensor, reference: Tensor, plain: Tensor) -> str:
     if got.shape != reference.shape:
         return f"its shape is {tuple(got.shape)}, wanted {tuple(reference.shape)}"
     if got.dtype != plain.dtype:
-        return f"its dtype is {_short(got.dtype)}, wanted {_short(plain.dtype)}"
+        return f"its dtype is {short_dtype(got.dtype)}, wanted {short_dtype(plain.dtype)}"
     if got.device != plain.device:
         return f"it is on {got.device}, wanted on {plain.device}"
     return ""
@@ -211,7 +212,7 @@ def _failed(report: TensorReport, numbers: Numbers) -> str:
     for size in report.shape:
         count *= size
     lines = [
-        f"{report.name} is wrong: shape {report.shape}, {_short(report.dtype)}",
+        f"{report.name} is wrong: shape {report.shape}, {short_dtype(report.dtype)}",
         f"  worst at {list(numbers.index)}: got {numbers.got:.6g}, wanted {numbers.wanted:.6g}, "
         f"error {abs(numbers.got - numbers.wanted):.3g}",
     ]
@@ -242,7 +243,3 @@ def _times(error: float, limit: float) -> str:
 
 def _region(region: tuple[tuple[int, int], ...]) -> str:
     return ", ".join(str(low) if low == high else f"{low}:{high + 1}" for low, high in region)
-
-
-def _short(dtype: torch.dtype | None) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""Why is it wrong? An error held against what known faults would give.
+"""Finds the likely cause of an error: compares it with the errors of known faults.
 
 A hypothesis predicts, from the inputs, what a candidate with one fault would return. If the candidate is
 far closer to that than to the truth, the fault explains the error, and its sentence is the likely cause.

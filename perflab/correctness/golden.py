@@ -1,4 +1,4 @@
-"""Golden tensors: small float64 results kept beside the tests, so that a change of a definition itself is seen.
+"""Golden tensors: small float64 results stored beside the tests, so that a changed definition is noticed.
 
     @pytest.fixture
     def golden(snapshot):

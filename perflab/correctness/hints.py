@@ -1,4 +1,4 @@
-"""What an error's own shape says: a constant factor, wrong rows from a tile's edge on, a lower precision.
+"""Hints from an error's shape: a constant factor, wrong rows after a tile's edge, lower precision.
 
 Pure functions of a result and its reference; each returns a sentence, or nothing where its pattern is not there.
 """
@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from perflab.correctness.budget import error_and_size
+from perflab.correctness.budget import error_and_size, short_dtype
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
@@ -83,7 +83,7 @@ def lower_precision(got: Tensor, wanted: Tensor) -> str:
     if got.dtype == torch.float32 and got.any() and torch.isfinite(got).all():
         for shorter in (torch.bfloat16, torch.float16):
             if torch.equal(got.to(shorter).float(), got) and got.numel() > 8:
-                return f"every value is a {_short(shorter)} number: rounded to that on the way?"
+                return f"every value is a {short_dtype(shorter)} number: rounded to that on the way?"
     error = (got.double() - wanted)[torch.isfinite(got) & torch.isfinite(wanted)]
     scale = wanted[torch.isfinite(wanted)].double().square().mean().sqrt()
     if error.numel() < 8 or scale == 0:
@@ -125,7 +125,3 @@ def _positions(wrong: Sequence[int], extent: int) -> str:
 
 def _share(chosen: Tensor) -> str:
     return "all" if bool(chosen.all()) else f"{chosen.float().mean().item():.1%}".replace("%", " %")
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""Memory that shows when it was never written: whatever `torch.empty` and its kin return holds NaN.
+"""Fills what ``torch.empty`` returns with NaN, so that memory that is never written shows.
 
 A kernel that leaves the end of its output unwritten passes a test whenever the allocator hands it memory
 that held a right answer a moment ago, which is what allocators do. Here fresh memory holds NaN, or the
@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from perflab.torch_internals import OpOverload, TorchDispatchMode
+from perflab.torch_internals.dispatch import redispatch_to_device
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
@@ -78,9 +79,8 @@ class PoisonedMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         # The device of the result, should a scalar of the CPU stand among CUDA tensors.
         device = next((device for device in devices if device != "cpu"), "cpu")
-        key = torch._C._dispatch_key_parse(torch._C._dispatch_key_for_device(device))
         with self:
-            return func.redispatch(torch._C.DispatchKeySet(key), *args, **kwargs)
+            return redispatch_to_device(func, device, args, kwargs)
 
 
 def _resize(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

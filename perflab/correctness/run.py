@@ -1,4 +1,4 @@
-"""One run of a function under scrutiny: its outputs, its gradients, and whether it left its inputs alone.
+"""Runs a function under test once: its outputs, its gradients, and whether it changed its inputs.
 
 Inputs are {name: tensor} in the order of the function's arguments, outputs are named by the task, and the
 gradient of input `q` is named `dq`. `verify` decides what is run, and on what; `compare` judges.

@@ -1,4 +1,4 @@
-"""Put a candidate through runs that a wrong kernel does not survive, and hold what it gives to its budget.
+"""Verifies a candidate: several runs that a wrong kernel does not survive, each within its budget.
 
 The candidate runs first, before the reference could leave a right answer in the allocator's memory; on
 inputs of its own, which must come back bit by bit; into memory that holds NaN until it is written; and

@@ -1,4 +1,4 @@
-"""``perflab doctor``: what can be measured here, and what of it is missing, each line with its remedy."""
+"""``perflab doctor``: lists what can be measured here and what is missing, with remedies."""
 
 from __future__ import annotations
 

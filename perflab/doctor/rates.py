@@ -1,4 +1,4 @@
-"""Judging a log: what each gate would have said of unchanged code, and of code made slower by a known share. Pure.
+"""Computes false alarms and power from a log of trials: unchanged code, and code slower by a known share. Pure.
 
 Slowdowns are injected into the recorded data: every time of the later side is multiplied. Both gates see the same.
 """
@@ -14,12 +14,7 @@ from statistics import NormalDist, fmean, median
 
 import msgspec
 
-from perflab.doctor.trials import REPLICATES, Benchmarked, Line, Pair, Parent, Session
-from perflab.doctor.workloads import MIXED
-from perflab.gate.exact import judge_memory, peaks_of
-from perflab.gate.exact_store import split
-from perflab.gate.judge import judge
-from perflab.gate.paired import (
+from perflab.compared.judge.paired import (
     SCREEN_PAIRS,
     PairedCase,
     PairedPolicy,
@@ -30,9 +25,15 @@ from perflab.gate.paired import (
     latency_findings,
     stage,
 )
-from perflab.gate.unsettled import turns_policy
-from perflab.plugin.suspects import cleared
-from perflab.records import Entry, Environment, Paired, Policy, Record, Replicate, Verdict
+from perflab.doctor.trials import REPLICATES, Benchmarked, Line, Pair, Parent, Session
+from perflab.doctor.workloads import MIXED
+from perflab.measured.judge.exact import judge_memory, peaks_of
+from perflab.measured.judge.judge import judge
+from perflab.measured.judge.unsettled import turns_policy
+from perflab.measured.records import Entry, Paired, Record, Replicate
+from perflab.measured.run.remeasure import cleared
+from perflab.measured.store.exact import split
+from perflab.records import Environment, Policy, Verdict
 
 SLOWDOWNS = (0.0, 0.02, 0.03, 0.05, 0.10)
 BENCHMARK_LIMIT = 1.05

@@ -1,4 +1,4 @@
-"""The self-test's answer: one line a slowdown, both gates side by side, as Markdown that also reads as text."""
+"""The self-test's answer as a table: one line a slowdown, perflab and pytest-benchmark side by side."""
 
 from __future__ import annotations
 

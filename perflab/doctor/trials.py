@@ -1,4 +1,4 @@
-"""Recording: the same code measured again and again, as both gates would measure it, into a log that can be judged.
+"""Records trials of the self-test: the same code measured as both gates would, in a log.
 
 A trial is the process pairs of a screen for each kind of workload; of the mixed ones also two runs of pytest-benchmark,
 and a session with the fresh processes that a stored baseline would ask for. Nothing is judged while it is recorded, so
@@ -17,17 +17,18 @@ from pathlib import Path
 
 import msgspec
 
+from perflab.compared.comparison import WEIGHING_ROUNDS
+from perflab.compared.judge.paired import SCREEN_PAIRS
+from perflab.compared.rounds import Round, RoundPlan
+from perflab.compared.run.start_sides import witness_of_host
+from perflab.compared.sides.process import Start
+from perflab.data import Data
 from perflab.doctor.workloads import KINDS, MIXED, name_of
 from perflab.errors import RivalError
-from perflab.gate.paired import SCREEN_PAIRS
 from perflab.measure.measurement import replicate_of
-from perflab.plugin.fresh import Job, JobResult, Serve
+from perflab.measured.records import Replicate
+from perflab.plugin.case.fresh_process import Job, JobResult, Serve
 from perflab.plugin.options import REPLICATE_OPTION
-from perflab.plugin.sides import witness_of_host
-from perflab.records import Data, Replicate
-from perflab.rival.comparison import WEIGHING_ROUNDS
-from perflab.rival.process import Start
-from perflab.rival.rounds import Round, RoundPlan
 
 REPLICATES = 3
 """Fresh processes of a baseline, and of a suspect."""

@@ -1,4 +1,4 @@
-"""The code that the gate is tried on: kinds of four cases each.
+"""The workloads of the self-test: kinds of four cases each.
 
 ``mixed`` are unlike each other in what they need of a machine, ``long`` run in one thread for 3 to 150 ms a call, and
 ``python`` never leaves the interpreter. They are written to a folder as a user's test modules would be; the mixed ones

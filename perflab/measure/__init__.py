@@ -1,5 +1,4 @@
-"""Taking a number: clocks, warm-up and stopping, memory peaks, statistics. Knows torch, and nothing of pytest.
+"""Measures one callable in one process: clocks, warm-up and stopping, peak memory, counts, statistics. No pytest.
 
-The rooms that sample and summarise are plain Python; only ``devices``, ``memory``, ``counts``, ``held`` and
-``yardstick`` load torch, and only when they are called.
+Sampling and statistics are plain Python; torch is loaded when something is measured.
 """

@@ -1,4 +1,4 @@
-"""The C library's allocator, kept from a lottery: whether a freed block goes back to the kernel at once.
+"""Makes glibc keep freed memory while measuring: whether it returns blocks differs between processes.
 
 glibc gives memory at the top of its heap back as soon as enough of it is free, and maps large blocks anew each time.
 Whether a tensor's block lies at the top depends on the layout of the heap, which differs from process to process.

@@ -1,4 +1,4 @@
-"""Cold caches: how large a device's caches are, and how what they hold is evicted.
+"""Cold caches: finds the size of a device's caches and evicts them.
 
 A buffer larger than the last-level cache is written whole. On CUDA that is what ``triton.testing.do_bench`` does before
 each call, with a buffer of 256 MiB (https://triton-lang.org/main/python-api/generated/triton.testing.do_bench.html);

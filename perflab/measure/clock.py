@@ -1,4 +1,4 @@
-"""Reading time: a monotonic host clock; for work that a GPU does by itself, ``cuda_clock.py``.
+"""The host's monotonic clock; ``cuda_clock.py`` times work on a GPU.
 
 ``read_ns`` is the only place where perflab reads the host's clock for a measurement, and ``read_processor_ns`` the only
 one for a prediction's budget, so that a test can put a virtual clock in their place and tell an exact story.
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 read_ns: Callable[[], int] = time.perf_counter_ns
+"""Nanoseconds on the host's monotonic clock."""
 read_processor_ns: Callable[[], int] = time.thread_time_ns
 """Processor time of this thread: what neighbours on the machine take is not in it."""
 
@@ -28,9 +29,10 @@ def synchronized_seconds() -> float:
     """Seconds on the monotonic clock, after the CUDA devices of this process have gone idle."""
     torch = sys.modules.get("torch")  # if nobody loaded torch, no CUDA work can be under way
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
-        has_context = getattr(torch._C, "_cuda_hasPrimaryContext", None)
+        from perflab.torch_internals.machine import has_cuda_context
+
         for index in range(torch.cuda.device_count()):
-            if has_context is None or has_context(index):  # waiting for an unused device would make a context on it
+            if has_cuda_context(index):  # waiting for an unused device would make a context on it
                 torch.cuda.synchronize(index)
     return time.perf_counter()
 

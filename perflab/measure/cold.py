@@ -1,4 +1,4 @@
-"""Timing calls that begin with cold caches: each by itself, with an eviction before it and outside of its span.
+"""Times calls with cold caches: evicts before each call, outside of its span.
 
 Calls do not share a reading of the clock, so its cost is in the time of each. What it comes to, ``empty_call_ns`` says.
 """

@@ -1,4 +1,4 @@
-"""What torch.compile did for a case. Reads Dynamo's own counters where it is loaded, and never loads it.
+"""Reads what torch.compile did for a case from Dynamo's counters, if Dynamo is loaded.
 
 - ``graph_breaks``: how often Dynamo had to split a function while it compiled, from the case's set-up on. It is
   known only where everything that the counted call enters was compiled by then: what an earlier test compiled broke
@@ -9,9 +9,10 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+
+from perflab.torch_internals.compiler import dynamo_counters
 
 _REGION = re.compile(r"(?:!\d+/)?(\d+)/(\d+)")
 """A compilation as Dynamo names it: frame and number of its compilation, with compiled autograd's number before."""
@@ -30,16 +31,10 @@ class CompilerState:
 
 def compiler_state() -> CompilerState:
     """The counters as they are now."""
-    utils = sys.modules.get("torch._dynamo.utils")
-    convert = sys.modules.get("torch._dynamo.convert_frame")
-    if utils is None or convert is None:
+    counters = dynamo_counters()
+    if counters is None:
         return CompilerState()
-    compilations = getattr(convert, "FRAME_COMPILE_COUNTER", None)
-    return CompilerState(
-        graph_breaks=sum(utils.counters.get("graph_break", {}).values()),
-        frames_seen=utils.counters.get("frames", {}).get("total", 0),
-        compilations=dict(compilations) if compilations is not None else None,
-    )
+    return CompilerState(counters.graph_breaks, counters.frames_seen, counters.compilations)
 
 
 def counts_of_compiler(

@@ -1,4 +1,4 @@
-"""Counting what one call does: operators, allocations, launches. Counts do not wobble as times do.
+"""Counts what one call does: operators, allocations, kernel launches.
 
 A counted call runs under PyTorch's profiler, in a span of its own, after the samples. What the profiler saw becomes
 plain events, and the counts are pure functions of these (``measure/events.py``):
@@ -33,6 +33,7 @@ from perflab.measure.events import (
     spans,
 )
 from perflab.measure.instructions import count_events, instructions_are_counted
+from perflab.torch_internals.machine import host_events, kineto_results
 
 if TYPE_CHECKING:
     import torch
@@ -107,8 +108,6 @@ class CallCounter:
 
 def read_events(results: Any) -> list[Event]:
     """What kineto saw on the host; the device's own side of ranges and copies is left out."""
-    from torch.autograd import DeviceType  # type: ignore[attr-defined]
-
     return [
         Event(
             name=event.name(),
@@ -119,8 +118,7 @@ def read_events(results: Any) -> list[Event]:
             correlation=event.correlation_id(),
             size_bytes=event.nbytes(),
         )
-        for event in results.events()
-        if event.device_type() == DeviceType.CPU
+        for event in host_events(results)
     ]
 
 
@@ -139,7 +137,7 @@ def _count_on_cuda(workload: Workload, device: torch.device, counter: CallCounte
             workload.run()
         after = _blocks_given_out(device)
         synchronize(device)  # outside of the span: this wait is ours
-    counter.read(profiler.kineto_results)
+    counter.read(kineto_results(profiler))
     if torch.cuda.get_allocator_backend() == "native":
         counter.counts["allocations"] = after - before
 

@@ -1,4 +1,4 @@
-"""Timing work that a GPU does by itself: CUDA events around calls in a row."""
+"""Times work on a GPU with CUDA events around successive calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timing calls that are replayed in a CUDA graph, so that no launch by the host is between them.
+"""Times replays of a CUDA graph, without launches by the host between them.
 
 As ``triton.testing.do_bench_cudagraph`` does it: all calls of a sample are captured in one graph, and replaying it is
 timed by CUDA events. Capturing follows https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs. With cold

@@ -1,4 +1,4 @@
-"""Devices: which one is meant, whether it is there, how to wait for it, how much room it has."""
+"""Devices: parse, check, synchronise, free memory."""
 
 from __future__ import annotations
 

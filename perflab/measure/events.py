@@ -1,4 +1,4 @@
-"""What a profiler saw of a call, as plain events, and what can be counted in them: pure functions.
+"""Counts in a profiler's events. Pure functions.
 
 A counted call is a span; an event belongs to it by the moment at which it began.
 """

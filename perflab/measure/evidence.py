@@ -1,4 +1,4 @@
-"""What else went on while samples were taken: neighbours, stolen time, clocks. Read before and after, never between.
+"""Records interference: other processes, stolen time, clocks. Read before and after the samples.
 
 The machine's counters are read in one place (``read_host``), so that a story can put other ones there. They run on
 real time, as the kernel keeps it, and not on ``measure.clock``. What a GPU says of itself is ``measure.gpu_state``'s.
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from perflab.environment import core_numbers
 from perflab.measure.gpu_state import gpu_reader
-from perflab.records import Evidence, GpuState
+from perflab.measured.records import Evidence, GpuState
 
 if TYPE_CHECKING:
     import torch

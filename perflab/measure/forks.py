@@ -1,4 +1,4 @@
-"""Forked children that return from the measured callable: each would go on as a second test run, and write its files.
+"""Stops forked children that return from the measured callable: they would run the tests a second time.
 
 A child of a fork is fine as long as it ends in the callable, as those of multiprocessing do. One that comes back ends
 at once, and its parent learns of it through a byte of shared memory.

@@ -1,4 +1,4 @@
-"""What NVML says of a GPU: clocks, temperature, power, why it slows itself down, who else is on it.
+"""Reads clocks, temperature, power, throttling and other processes of a GPU from NVML.
 
 NVML comes by the module ``pynvml`` of the package nvidia-ml-py (``pip install 'perflab[nvml]'``), and is opened only
 for a CUDA device. Where it is missing, or a driver does not answer a question, that is None and no error.
@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from perflab.records import GpuState
+from perflab.measured.records import GpuState
 
 if TYPE_CHECKING:
     import torch

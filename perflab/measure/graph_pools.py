@@ -1,4 +1,4 @@
-"""Memory that CUDA graphs keep for themselves: the pools of those that a call replays.
+"""Measures the memory pools of the CUDA graphs that a call replays.
 
 What a graph's kernels write lies in a private pool of PyTorch's allocator. Between replays the blocks in it are free,
 so ``memory_allocated`` does not count them, but nobody else is given them. Without these pools a call that replays them

@@ -1,4 +1,4 @@
-"""User-space instructions of one call, through Linux's ``perf_event_open``, where the kernel allows it.
+"""Counts the user-space instructions of one call with Linux's ``perf_event_open``.
 
 In one thread they differ by about 0.1 % between processes, on a busy machine too. PyTorch's threads spin while they
 wait for each other, which on a busy machine multiplies the number: with several threads nothing is counted. Without

@@ -1,11 +1,11 @@
-"""Out of memory as a result, whether a case fits before it is run, and how long it may be silent while it runs."""
+"""Recognises out-of-memory errors, and estimates whether a case fits."""
 
 from __future__ import annotations
 
 import re
 
 from perflab.measure.sampling import OVERRUN
-from perflab.records import OutOfMemory
+from perflab.measured.records import OutOfMemory
 from perflab.units import BYTES_PER
 
 _ASKED = re.compile(r"[Tt]ried to allocate ([0-9.]+) ?(bytes|[KMGT]iB|B)\b")

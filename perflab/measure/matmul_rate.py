@@ -1,4 +1,4 @@
-"""A device's rate in plain matrix products: a yardstick for "would this fit", and for shares of it; no benchmark."""
+"""Measures a device's rate of plain matrix products, for estimates and for MFU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One measurement from beginning to end: warm up, sample, then count and look at memory."""
+"""One measurement: warm up, sample, count, take memory."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from perflab.measure import clock
 from perflab.measure.allocator import keep_freed_memory
 from perflab.measure.caches import Eviction
+from perflab.measure.calibration import Yardsticks
 from perflab.measure.clock import HostStopwatch, Sample, Stopwatch
 from perflab.measure.cold import ColdCudaStopwatch, ColdHostStopwatch
 from perflab.measure.counts import CallCounter
@@ -22,9 +23,8 @@ from perflab.measure.nvtx import nvtx_range
 from perflab.measure.sampling import Plan, Progress, collect, warm_up
 from perflab.measure.span import check_agreement
 from perflab.measure.statistics import relative_half_width
-from perflab.measure.yardstick import Yardsticks
+from perflab.measured.records import Measurement, Replicate, per_call_ns, summarize
 from perflab.mode import DEFAULT, Mode
-from perflab.records import Measurement, Replicate, per_call_ns, summarize
 
 if TYPE_CHECKING:
     import torch

@@ -1,4 +1,4 @@
-"""Peak memory of one call, taken in a pass of its own so that it disturbs no timing."""
+"""Measures the peak memory of one call, in a pass of its own."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from perflab.measure.devices import collector_off, release_memory, synchronize
 from perflab.measure.graph_pools import free_bytes_in, replayed_pools
-from perflab.measure.held import held_bytes
-from perflab.records import Memory
+from perflab.measure.live_tensors import held_bytes
+from perflab.measured.records import Memory
+from perflab.torch_internals.machine import host_events, kineto_results
 
 if TYPE_CHECKING:
     import torch
@@ -82,7 +83,7 @@ def _cpu_memory(workload: Workload, device: torch.device, counter: CallCounter |
         resident_after = _resident_bytes()
     growth = allocations.peak_bytes()
     if counter is not None:
-        counter.read(allocations.profiler.kineto_results)
+        counter.read(kineto_results(allocations.profiler))
     resident = (
         max(0, resident_after - resident_before) if resident_before is not None and resident_after is not None else None
     )
@@ -116,12 +117,9 @@ class CpuAllocations:
         return peak
 
     def _read(self) -> None:
-        from torch.autograd import DeviceType  # type: ignore[attr-defined]
-
-        for event in self.profiler.kineto_results.events():
+        for event in host_events(kineto_results(self.profiler)):
             if event.name() == "[memory]":
-                if event.device_type() == DeviceType.CPU:
-                    self.events.append((event.start_ns(), event.nbytes()))
+                self.events.append((event.start_ns(), event.nbytes()))
             elif event.name() == _MEASURED:
                 self.begin_ns = event.start_ns()
         self.events.sort(key=lambda event: event[0])  # stable: events of one instant keep their order

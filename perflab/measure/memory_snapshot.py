@@ -1,4 +1,4 @@
-"""Recording the allocations of a block to a file: the tool behind the ``memory_snapshot`` fixture."""
+"""Records the allocations of a block to a file, for the ``memory_snapshot`` fixture."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from perflab.measure.devices import synchronize
 from perflab.measure.memory import cpu_allocations
+from perflab.torch_internals.machine import dump_cuda_memory, record_cuda_memory, stop_recording_cuda_memory
 
 if TYPE_CHECKING:
     import torch
@@ -62,11 +63,11 @@ def _cuda_history(snapshot: MemorySnapshot, device: torch.device) -> Iterator[No
     synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     start = torch.cuda.memory_allocated(device)
-    torch.cuda.memory._record_memory_history(max_entries=MAX_EVENTS, device=device)
+    record_cuda_memory(MAX_EVENTS, device)
     try:
         yield
         synchronize(device)
         snapshot.peak_bytes = torch.cuda.max_memory_allocated(device) - start
-        torch.cuda.memory._dump_snapshot(str(snapshot.path))  # type: ignore[no-untyped-call]
+        dump_cuda_memory(str(snapshot.path))
     finally:
-        torch.cuda.memory._record_memory_history(enabled=None, device=device)
+        stop_recording_cuda_memory(device)

@@ -1,4 +1,4 @@
-"""Whether a tensor holds NaN, asked without a second tensor of its size: it may have taken all memory there is."""
+"""Checks a tensor for NaN without a second tensor of its size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Named ranges: NVTX for Nsight Systems where there is CUDA, and PyTorch's profiler everywhere."""
+"""Named ranges: NVTX for Nsight Systems on CUDA, PyTorch's profiler everywhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a measurement begins and when it ends: calibration, warm-up until readings agree, stopping. Plain Python."""
+"""Decides when warm-up and sampling end: calibrate repetitions, wait until readings agree, stop. Plain Python."""
 
 from __future__ import annotations
 

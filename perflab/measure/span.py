@@ -1,4 +1,4 @@
-"""The span of a sample on a GPU, read twice: by events on the current stream, and by the host's clock around them.
+"""Times a sample on a GPU twice, with events and with the host's clock, and checks that both agree.
 
 Events are the device's own clock, and hold no host round trip. But they see one stream, and whoever replaces
 ``torch.cuda.Event`` tells the time. So a span ends when *all* streams of the device are idle: what others still have to

@@ -1,4 +1,4 @@
-"""Medians and honest intervals for small numbers of samples. Plain Python; never trims."""
+"""Medians with intervals for few samples. Plain Python; never trims."""
 
 from __future__ import annotations
 

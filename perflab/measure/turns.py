@@ -1,4 +1,4 @@
-"""A measurement taken in turns: some samples now, some more when it is this process's turn again."""
+"""Measures in turns: some samples now, more when it is this side's turn again."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from perflab.measure.measurement import collector_at_ease, stopwatch_for
 from perflab.measure.memory import measure_memory
 from perflab.measure.sampling import Plan, Warmup, warm_up
 from perflab.measure.span import Reading, check_agreement
+from perflab.measured.records import Memory
 from perflab.mode import DEFAULT, Mode
-from perflab.records import Memory
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +32,8 @@ _READINGS_TO_JUDGE = 8
 class Turns:
     """Measures a workload piece by piece, while others use the machine in between. A context manager.
 
-    What earlier work left behind has been collected by the caller.
+    What earlier work left behind has been collected by the caller. On CUDA, cached memory is handed back after each
+    turn if ``hands_back`` is set: another process needs it for its turn.
     """
 
     def __init__(
@@ -42,11 +43,14 @@ class Turns:
         plan: Plan,
         counter: CallCounter | None = None,
         mode: Mode = DEFAULT,
+        *,
+        hands_back: bool = True,
     ) -> None:
         self._counter = counter
         self._workload = workload
         self._device = device
         self._plan = plan
+        self._hands_back = hands_back and device.type == "cuda"
         self._stopwatch = stopwatch_for(device, mode)
         self._around = contextlib.ExitStack()
         self._readings: list[Reading | None] = []
@@ -104,7 +108,7 @@ class Turns:
         return self._stopwatch.time(self._workload, repetitions)
 
     def _hand_back(self) -> None:
-        if self._device.type == "cuda":  # the other side's process needs the same memory for its turn
+        if self._hands_back:
             release_memory(self._device)
 
 

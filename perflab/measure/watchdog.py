@@ -1,4 +1,4 @@
-"""Watching one piece of work at a time: if it gives no sign of life for too long it is interrupted, else given up.
+"""Watches a piece of work: interrupts it when it gives no sign of life, and gives up if that fails.
 
 Three things are tried, since work hangs in three ways. Python code in the main thread is interrupted by a signal, whose
 handler raises; so is C code that heeds signals, a lock of Python's own among it. C code that heeds none is left to

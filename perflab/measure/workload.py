@@ -1,4 +1,4 @@
-"""What is measured: a callable, or the phases of a training step, ready to be called again and again."""
+"""What is measured: a callable, or the phases of a training step."""
 
 from __future__ import annotations
 

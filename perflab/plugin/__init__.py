@@ -1,9 +1,8 @@
-"""pytest's side of perflab. What it imports is pytest's and light: every run of whoever has installed it loads that.
+"""pytest's hooks of perflab. Every run of whoever has installed it loads this module, so it imports pytest alone.
 
-What happens, in order: options are declared; what a run does is noted (``noting``); ``perf`` cases are found among the
-selected tests. Only if there are any, settings are read and the rest is loaded (``starting``): the measuring side
-(``measuring``), and the collecting side (``collecting``), which results reach on test reports.
-``tests/plugin/test_light.py`` lists the modules that a run without perf cases may load.
+In order: declare the options; note what the run does (``noting.py``); find ``perf`` cases among the selected tests. If
+there are any, ``session/starting.py`` reads the settings and loads what runs them; their results reach
+``session/results.py`` on test reports. ``tests/plugin/test_light.py`` lists what a run without perf cases may load.
 """
 
 from __future__ import annotations
@@ -36,18 +35,18 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     """In a side's process: end with the session; have an installed version's modules found before others are."""
     path = getattr(early_config.known_args_namespace, "perf_replicate", None)
     if path is not None:
-        from perflab.plugin.fresh import read_job
+        from perflab.plugin.case.fresh_process import read_job
 
         serve = read_job(path).serve
         if serve is not None:
             import os
 
-            from perflab.rival.lifeline import end_with_session
-            from perflab.rival.process import SOCKET_VARIABLE
+            from perflab.compared.sides.lifeline import end_with_session
+            from perflab.compared.sides.process import SOCKET_VARIABLE
 
             end_with_session(int(os.environ[SOCKET_VARIABLE]))
         if serve is not None and serve.first:
-            from perflab.plugin.serving import TakenFrom
+            from perflab.compared.run.serving import TakenFrom
 
             sys.meta_path.insert(0, TakenFrom(serve.first))
 
@@ -57,7 +56,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     """In a fresh process that measures for another one: have its cases alone collected and run."""
     path = _job_path(config)
     if path is not None:
-        from perflab.plugin.fresh import FreshProcess, quieten, read_job
+        from perflab.plugin.case.fresh_process import FreshProcess, quieten, read_job
 
         quieten(config)
         config.pluginmanager.register(FreshProcess(config, read_job(path)), "perflab-fresh-process")
@@ -68,10 +67,12 @@ def pytest_configure(config: pytest.Config) -> None:
     arguments = ", ".join(f"{name}=" for name in options.MARKER_ARGUMENTS)
     config.addinivalue_line("markers", f"perf({arguments}): a case whose latency and peak memory are gated")
     config.addinivalue_line("markers", "correctness: a check of numerics against a reference")
+    if config.getoption(options.ATTENTION_OPTION):
+        config.pluginmanager.import_plugin("perflab.attention.plugin")
     given = options.options_given(config)
     if given:
-        from perflab.plugin.refusing import refusing
-        from perflab.plugin.run_mode import refuse_contradictions
+        from perflab.plugin.config.early_errors import refusing
+        from perflab.plugin.config.run_mode import refuse_contradictions
         from perflab.plugin.stash import settings_of
 
         with refusing(config):
@@ -90,7 +91,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make a test that asks for ``compiled_kernel`` a case for every registered kernel and architecture."""
     if "compiled_kernel" in metafunc.fixturenames:
-        from perflab.plugin.compiled import spread
+        from perflab.compiled.run.cases import spread
 
         spread(metafunc)
 
@@ -106,7 +107,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.stash[noting.NOTES].items = list(items)
     yield
     if not config.option.collectonly and any(item.get_closest_marker("perf") for item in items):
-        from perflab.plugin.rounds import take_turns
+        from perflab.plugin.session.case_order import take_turns
 
         take_turns(config, items)
 
@@ -120,8 +121,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     # Then it is about the other tests, or there have to be cases.
     chooses = config.getoption("perf_only") or config.getini("perf_only") or config.getoption("perf")
     if measures or given or chooses or path is not None or config.getoption("perf_prune"):
-        from perflab.plugin.refusing import refusing
-        from perflab.plugin.starting import start
+        from perflab.plugin.config.early_errors import refusing
+        from perflab.plugin.session.starting import start
 
         with refusing(config):
             start(config, session.items, path)
@@ -134,7 +135,7 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
     tells = not (config.option.collectonly or _job_path(config) or hasattr(config, "workerinput"))
     if not (tells and any(item.get_closest_marker("perf") for item in items)):
         return []
-    from perflab.plugin.announcing import announcement
+    from perflab.plugin.session.announcing import announcement
 
     return announcement(config, items)
 

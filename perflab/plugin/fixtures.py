@@ -1,4 +1,4 @@
-"""The fixtures: ``perf``, and the single tools that it is made of. Each works alone, on CPU and on CUDA.
+"""The fixtures: ``perf``, and the tools it is made of. Each works alone, on CPU and on CUDA.
 
 Every run loads this module; what they give is made in ``tools.py``.
 """
@@ -15,10 +15,10 @@ import pytest
 if TYPE_CHECKING:
     import torch
 
+    from perflab.compiled.records import KernelResources
     from perflab.measure.memory_snapshot import MemorySnapshot
     from perflab.measure.sampling import Warmup
-    from perflab.plugin.case import Perf
-    from perflab.records import KernelResources
+    from perflab.plugin.case.perf import Perf
 
 
 @pytest.fixture
@@ -32,13 +32,14 @@ def perf(request: pytest.FixtureRequest, device: torch.device) -> Perf:
             perf(torch.matmul, a, a)
 
     - ``perf.step(forward=..., backward=..., optimizer=...)`` times the phases of a training step.
+    - ``perf.compare(base=..., candidate=...)`` compares two callables in turns, and measures the second.
     - ``perf.work(tokens=512)`` adds throughput to the results.
     - ``perf.note(loss=3.2)`` adds facts to the case's record and to the table of its study.
     - ``perf.requires(memory_bytes=..., flops=...)`` skips the case if it does not fit.
 
     A test that uses this fixture gets the ``perf`` marker. Each test makes one measurement.
     """
-    from perflab.plugin.tools import perf_for
+    from perflab.plugin.case.tools import perf_for
 
     return perf_for(request, device)
 
@@ -55,7 +56,7 @@ def compiled_kernel(request: pytest.FixtureRequest) -> KernelResources:
         def test_kernel(compiled_kernel):
             assert compiled_kernel.registers <= 168
     """
-    from perflab.plugin.tools import kernel_for
+    from perflab.plugin.case.tools import kernel_for
 
     return kernel_for(request)
 
@@ -67,7 +68,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     Under pytest-xdist the GPUs are distributed over the workers. Under ``--perf-predict`` a perf case gets ``cuda:0``,
     which represents the GPU in ``--perf-gpu``. Tensors on it are fake, and no GPU is needed.
     """
-    from perflab.plugin.tools import device_of
+    from perflab.plugin.case.tools import device_of
 
     return device_of(request.config)
 
@@ -87,7 +88,7 @@ def warmup(request: pytest.FixtureRequest, device: torch.device) -> Callable[...
     The result has ``calls``, ``settled`` (whether timings agreed before a quarter of ``--perf-budget`` was spent) and
     ``readings_ns``, the time of one call in each reading. In a predicted or untimed case, fn is called once.
     """
-    from perflab.plugin.tools import warmup_on
+    from perflab.plugin.case.tools import warmup_on
 
     return warmup_on(request, device)
 
@@ -117,7 +118,7 @@ def memory_snapshot(
     https://pytorch.org/memory_viz. On a CPU it is JSON, whose ``events`` are pairs ``[time in ns, bytes]``. In a
     predicted case it is the predicted history of the block, in PyTorch's format.
     """
-    from perflab.plugin.tools import snapshots_of
+    from perflab.plugin.case.tools import snapshots_of
 
     return snapshots_of(request, device)
 

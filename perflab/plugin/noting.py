@@ -1,7 +1,6 @@
-"""What a run does, noted until it is known whether perflab has anything to do with it. Every run loads this module.
+"""Notes what a run does, until it is known whether there are perf cases. Every run loads this module.
 
-What is made of the notes is loaded with the first perf case: ``seen.py`` for stale baselines, ``collecting.py`` for
-results.
+With the first perf case, ``session/collected.py`` and ``session/results.py`` read the notes.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from perflab.plugin.collecting import Collected
+    from perflab.plugin.session.results import Collected
 
 UNTIMED = "perflab_untimed"
 """An attribute of the reports of cases that were not measured, which pytest-xdist carries to its controller."""
@@ -61,7 +60,7 @@ class AllNotes(Notes):
             SettingError: a setting that cannot be used.
         """
         if self._collected is None:
-            from perflab.plugin.collecting import Collected
+            from perflab.plugin.session.results import Collected
             from perflab.plugin.stash import settings_of
 
             self._collected = Collected(self._config, settings_of(self._config), self)
@@ -89,7 +88,7 @@ class AllNotes(Notes):
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Say that perf cases ran untimed, wherever they ran."""
         if self.untimed:
-            from perflab.plugin.run_mode import untimed_line
+            from perflab.plugin.config.run_mode import untimed_line
 
             terminalreporter.ensure_newline()
             terminalreporter.write_line(untimed_line(self._config, self.untimed))
@@ -97,7 +96,7 @@ class AllNotes(Notes):
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_setupnodes(self) -> None:
         """Listen to pytest-xdist's workers, from before the first is started."""
-        from perflab.plugin.workers import Workers
+        from perflab.plugin.session.workers import Workers
 
         self._config.pluginmanager.register(Workers(self._config, self), "perflab-workers")
 

@@ -171,6 +171,10 @@ REPLICATE_OPTION = "--perf-replicate"
 """How a fresh process is told what to measure: the path of a job file. Not for users."""
 
 
+ATTENTION_OPTION = "--attention"
+"""What the attention suite is run on. Without an ini key: it deselects all other tests."""
+
+
 def add_options(parser: pytest.Parser) -> None:
     """Register every option with its ini twin."""
     group = parser.getgroup("perflab", "performance of PyTorch code (perflab)")
@@ -189,6 +193,13 @@ def add_options(parser: pytest.Parser) -> None:
                 choices=option.choices or None,
             )
         parser.addini(option.dest, shown.replace("%%", "%"), type="string", default=None)
+    suite = parser.getgroup("perflab attention suite", "correctness of attention kernels (perflab)")
+    suite.addoption(
+        ATTENTION_OPTION,
+        default="",
+        metavar="NAME[,NAME...]",
+        help="run only tests of these attention candidates: variants of perflab.lab, or package.module:function",
+    )
     group.addoption(REPLICATE_OPTION, dest="perf_replicate", default=None, help=argparse.SUPPRESS)
 
 

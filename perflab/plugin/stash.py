@@ -1,4 +1,4 @@
-"""What the plugin keeps on pytest's configuration, its settings above all, and who this process is."""
+"""What the plugin keeps on pytest's configuration: settings, cases, and who this process is."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 if TYPE_CHECKING:
     import torch
 
-    from perflab.plugin.case import Perf
-    from perflab.plugin.settings import Settings
+    from perflab.plugin.case.perf import Perf
+    from perflab.plugin.config.settings import Settings
 
 
 class PerfCases(Protocol):
-    """The perf cases of this process: ``measuring.Cases``, or ``untimed.UntimedCases``."""
+    """The perf cases of this process: ``measured.run.cases.Cases``, or ``untimed.UntimedCases``."""
 
     def perf_for(self, item: pytest.Item, device: torch.device | str) -> Perf:
         """The ``perf`` fixture's value for a test."""
@@ -47,7 +47,7 @@ def settings_of(config: pytest.Config) -> Settings:
         SettingError: a value that cannot be used, naming the option or ini key that holds it.
     """
     if _SETTINGS not in config.stash:
-        from perflab.plugin.settings import read_settings
+        from perflab.plugin.config.settings import read_settings
 
         config.stash[_SETTINGS] = read_settings(config)
     return config.stash[_SETTINGS]

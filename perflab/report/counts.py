@@ -1,4 +1,4 @@
-"""Counts as text: only those that changed, since the others say nothing new."""
+"""Counts as text: those that changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words for a case that is worse than its anchor though no accepted step was. Pure."""
+"""Texts about a case that is worse than its anchor, although no single step was. Pure."""
 
 from __future__ import annotations
 

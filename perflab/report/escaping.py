@@ -1,4 +1,4 @@
-"""What text becomes where it is shown: one function at each boundary, since whoever writes a test may call it anything.
+"""Escapes text where it is shown: one function for each kind of output.
 
 ``for_reading`` is for all that people read, a terminal foremost: no text moves the cursor, or begins a line of its own.
 ``escape`` and ``code`` make what comes of it Markdown. Files are named by ``file_name_for`` of the plugin, and
@@ -12,7 +12,7 @@ import re
 import unicodedata
 
 from perflab.data import changed, with_texts
-from perflab.records import Document, Result
+from perflab.results import Document, Result
 
 
 def one_line(text: str) -> str:

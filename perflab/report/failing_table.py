@@ -1,11 +1,22 @@
-"""The table of a failure: each quantity before and now. What failed the case stands first, and is marked. Pure."""
+"""The text of failures: lines of one width, and a table. Pure.
+
+The table has each quantity before and now. What failed the case stands first, and is marked.
+"""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+WIDTH = 80
+"""Columns of a failure's text."""
 MARK = "failed"
+
+
+def wrapped(text: str, indent: str = "  ") -> list[str]:
+    """The text in lines, ``indent`` before all but the first."""
+    return textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 @dataclass(frozen=True)

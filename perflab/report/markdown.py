@@ -1,39 +1,29 @@
-"""A run as GitHub Markdown, for a job's summary or a comment: what needs looking at first, failures to unfold."""
+"""A run as GitHub Markdown, for a job summary or a comment."""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Sequence
-from itertools import chain
+from dataclasses import replace
 
-from perflab.records import Document, Result, Verdict
-from perflab.report.compared import what_was_compared
-from perflab.report.doubts import beyond_the_rate
+from perflab.records import Verdict
 from perflab.report.escaping import code, escape, for_reading, longest_run
-from perflab.report.kernels import kernel_rows
-from perflab.report.not_run import not_run, without_skipped
-from perflab.report.predictions import prediction_notes, prediction_rows
-from perflab.report.side_by_side import side_by_side, side_by_side_markdown
-from perflab.report.studies import studies
-from perflab.report.study_forms import study_markdown
+from perflab.report.lines import Row, shown_verdict
+from perflab.report.not_run import not_run
 from perflab.report.summary import (
-    compiled_by,
-    environments,
     hint,
-    predicted_by,
-    the_only_prediction,
-    tiers,
     unseen_failures,
 )
-from perflab.report.table import MARKED, Row, rows, shown_verdict
 from perflab.report.tally import tally
 from perflab.report.view import DEFAULT_VIEW, View
+from perflab.results import Document, Result
+from perflab.tiers import by_table, tier
 
 _FIRST = (Verdict.REGRESSED, Verdict.FAILED, Verdict.OOM, Verdict.INCONCLUSIVE)
 _LONGEST_FAILURE = 80
 """Lines of a failure; of a longer one, the last, where the error stands. GitHub takes 1 MiB for a whole summary."""
-_DETAIL_WIDTH = 100
-"""Columns of what a page unfolds."""
+_ONE_LINE = 10_000
+"""A width that no note reaches: a page wraps text by itself."""
 
 
 def markdown(document: Document, parameter: str | None = None, view: View = DEFAULT_VIEW) -> str:
@@ -42,35 +32,27 @@ def markdown(document: Document, parameter: str | None = None, view: View = DEFA
     ``view`` is that of the measured cases, among which those that need looking at stand first all the same.
     """
     document = for_reading(document)
+    if parameter is not None:
+        view = replace(view, side_by_side=parameter)
     results = document.results
     if not results:
         return "\n\n".join(["### perflab", "no perf case ran", *map(escape, unseen_failures(document))]) + "\n"
-    found = tiers(results)
-    measured, compiled = found.measured if view.every else without_skipped(found.measured), found.compiled
-    in_order = view.ordered(measured)
-    shown = _sorted(rows(in_order, view), in_order)
-    predicted = [_sorted(prediction_rows(cases), cases) for cases in found.predicted.values()]
-    kernels = _sorted(kernel_rows(compiled), compiled)
+    found = by_table(results)
+    sections = [part for name, ones in found.items() for part in tier(name).sections(document, ones, view)]
     blocks = [f"### perflab: {tally(results)}"]
     blocks += [escape(note) for note in unseen_failures(document)]
-    blocks += [escape(" · ".join(facts)) for facts in [document.preface, *environments(document)] if facts]
-    if shown:
-        blocks.append("\n".join(_table("case", [row for row, _ in shown])))
-        blocks += ["\n".join(lines) for lines in side_by_side_markdown(side_by_side(measured, parameter))]
-        blocks += study_markdown(studies(measured, document.findings))
-        blocks += [escape(MARKED)] if any(one.judgement.beside for one in measured) else []
-    for cases in predicted:
-        ones = [result for _, result in cases]
-        blocks.append(escape(" · ".join(predicted_by(document, ones))))
-        blocks.append("\n".join(_table("case", [row for row, _ in cases])))
-        blocks += [escape(note) for note in prediction_notes(ones)]
-        detail = the_only_prediction(document, _DETAIL_WIDTH)
-        blocks += [_unfolded(f"{cases[0][0].name}: in full", detail)] if detail else []
-    if kernels:
-        blocks.append(escape(" · ".join(compiled_by(document))))
-        blocks.append("\n".join(_table("kernel", [row for row, _ in kernels])))
-    blocks += [escape(text) for text in (*what_was_compared(results), *beyond_the_rate(results))]
-    blocks += [_failure(row.name, result) for row, result in (*shown, *chain(*predicted), *kernels) if result.failure]
+    blocks += [escape(" · ".join(document.preface))] if document.preface else []
+    failures: list[str] = []
+    for section in sections:
+        shown = _sorted(section.rows, section.results)
+        blocks += [escape(" · ".join(facts)) for facts in section.facts]
+        blocks.append("\n".join(_table(section.first, [row for row, _ in shown])))
+        blocks += section.blocks
+        blocks += [escape(note) for note in section.notes]
+        blocks += [_unfolded(title, lines) for title, lines in section.unfolded.items()]
+        failures += [_failure(row.name, result) for row, result in shown if result.failure]
+    blocks += [escape(text) for name, ones in found.items() for text in tier(name).notes(document, ones, _ONE_LINE)]
+    blocks += failures
     reasons = [
         escape(said) + (f"<br>{code(command)}" if command else "")
         for said, command in not_run(document, listed=view.every)

@@ -1,12 +1,13 @@
-"""Skipped cases: a line a reason with their number, and the command that runs them. A case a line is for ``-v``."""
+"""Lines about skipped cases: one a reason, with the command that runs them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 
-from perflab.records import Document, Result, Shortage, Verdict
-from perflab.report.table import names_of
+from perflab.records import Shortage, Verdict
+from perflab.report.lines import names_of
+from perflab.results import Document, Result
 from perflab.units import format_bytes, format_names, format_ns
 
 _NAMED = 3

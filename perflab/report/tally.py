@@ -1,13 +1,14 @@
-"""The last line of a run: how many cases came to which verdict, and by which way where there is more than one. Pure."""
+"""The last line of a run: the number of cases with each verdict. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 
-from perflab.records import Result, Verdict
+from perflab.records import Verdict
+from perflab.results import Result
+from perflab.tiers import name_of, names
 
-_WAYS = ("measured", "predicted", "compiled")
 _NO_WAY = ""
 """Of a case that came to nothing: skipped, or failed by itself."""
 
@@ -24,9 +25,8 @@ def outcome(result: Result) -> str:
 
 
 def way_of(result: Result) -> str:
-    """How what is known of a case came about: ``measured``, ``predicted``, ``compiled``; ``""``: nothing is."""
-    known = zip(_WAYS, (result.record, result.predicted, result.compiled), strict=True)
-    return next((way for way, found in known if found is not None), _NO_WAY)
+    """The tier that a case's outcome is of: ``measured``, ``predicted``; ``""`` where there is none."""
+    return name_of(result.outcome) if result.outcome is not None else _NO_WAY
 
 
 def counted(results: Sequence[Result]) -> list[str]:
@@ -37,7 +37,7 @@ def counted(results: Sequence[Result]) -> list[str]:
     ways = {way_of(result) for result in results}
     if len(ways - {_NO_WAY}) <= 1 and "predicted" not in ways:
         return _said("", results)
-    said = [part for way in _WAYS for part in _said(f"{way} ", [one for one in results if way_of(one) == way])]
+    said = [part for way in names() for part in _said(f"{way} ", [one for one in results if way_of(one) == way])]
     none = [] if "measured" in ways else ["0 measured"]
     return [*said, *(none if "predicted" in ways else []), *_said("", [one for one in results if not way_of(one)])]
 

@@ -10,10 +10,10 @@ import torch
 
 from perflab.lab.train import TrainingConfig
 from perflab.measure.workload import Step, Workload
-from perflab.plugin.predicting import work_of
-from perflab.predict.as_cuda import as_cuda
-from perflab.predict.fake import fake_tensors
-from perflab.predict.prediction import Work
+from perflab.predicted.cuda.as_cuda import as_cuda
+from perflab.predicted.cuda.fake import fake_tensors
+from perflab.predicted.prediction import Work
+from perflab.predicted.run.predicting import work_of
 from tests.perf.setup import Setup
 from tests.perf.test_transformer import forward_backward_of, forward_of, step_of
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from perflab.attention.plain import attention_magnitudes, plain_attention
 from perflab.correctness import compare, verify
 from perflab.lab.attention import (
     IMPLEMENTATIONS,
@@ -21,8 +22,6 @@ from perflab.lab.attention import (
     reference_attention,
 )
 from perflab.lab.attention.tiled import TILE
-
-from .plain_attention import attention_magnitudes, plain_attention
 
 pytestmark = pytest.mark.correctness
 

@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from perflab import Result, Verdict
 from perflab.lab.attention import attention
 from perflab.measure.memory import measure_memory
 from perflab.measure.workload import Workload
-from perflab.records import OutOfMemory, Record, Result, Verdict
+from perflab.measured.records import OutOfMemory, Record
 from tests.harness.make import environment, record, result
 from tests.perf.attention_cases import GRIDS, Shape, grid, memory_bytes, published
 from tests.perf.growth import fit, growth_findings
@@ -98,9 +99,9 @@ def measured(impl: str, tokens: int, peak: int | None, saved: int | None) -> Res
         lost = Record(
             case=case, environment=environment(), parameters=parameters, out_of_memory=OutOfMemory(asked_bytes=2**40)
         )
-        return result(case, Verdict.OOM, record=lost)
+        return result(case, Verdict.OOM, outcome=lost)
     facts = {"step_peak_bytes": peak, "saved_bytes": saved}
-    return result(case, record=record(case=case, parameters=parameters, facts=facts))
+    return result(case, outcome=record(case=case, parameters=parameters, facts=facts))
 
 
 def test_a_length_that_ran_out_of_memory_is_no_point_of_a_variants_curve() -> None:

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from .plain_attention import attention_magnitudes
-from .suite.candidate import Candidate
-from .suite.grid import HEADS, MASKS, SOFTCAPS, Case, feature_of_mask
-from .suite.tensors import inputs_of
+from perflab.attention.candidate import Candidate
+from perflab.attention.grid import HEADS, MASKS, SOFTCAPS, Case, feature_of_mask
+from perflab.attention.plain import attention_magnitudes
+from perflab.attention.tensors import inputs_of
 
 pytestmark = pytest.mark.correctness
 

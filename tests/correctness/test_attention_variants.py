@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.profiler import profile
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from perflab.attention.plain import attention_magnitudes, plain_attention
 from perflab.correctness import verify
 from perflab.lab.attention import (
     IMPLEMENTATIONS,
@@ -29,8 +30,6 @@ from perflab.lab.attention.flex import band_block_mask
 from perflab.lab.attention.scoring import make_scoring
 from perflab.lab.attention.sdpa import BACKENDS
 from perflab.lab.models import ModelConfig, TransformerLM
-
-from .plain_attention import attention_magnitudes, plain_attention
 
 pytestmark = pytest.mark.correctness
 

@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from perflab.gate.predicted import baseline_of, judge_predicted
 from perflab.lab.models import MODEL_SIZES
 from perflab.lab.models.transformer import Block, SwiGLU, dropped
-from perflab.predict.gpus import GPUS
-from perflab.predict.prediction import ON_CUDA, predict
-from perflab.predictions import Cost, Prediction
+from perflab.predicted.gpus.names import GPUS
+from perflab.predicted.judge.judge import baseline_of, judge_predicted
+from perflab.predicted.prediction import ON_CUDA, predict
+from perflab.predicted.records import Cost, Prediction
 from perflab.records import Judgement, Policy, Verdict
 from tests.correctness.predicted import on_a_gpu, setup_of, work
 from tests.perf.setup import Setup

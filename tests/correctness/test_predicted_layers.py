@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from perflab.plugin.exploring import Search
-from perflab.predict.prediction import ON_CUDA, traced
-from perflab.predict.resized import Interpolated, Outline, outline_of
-from perflab.predict.same import same
+from perflab.predicted.layers.same import same
+from perflab.predicted.memory.resized import Interpolated, Outline, outline_of
+from perflab.predicted.prediction import ON_CUDA, traced
+from perflab.predicted.run.exploring import Search
 from tests.correctness.predicted import on_a_gpu, setup_of, work
 
 pytestmark = pytest.mark.correctness

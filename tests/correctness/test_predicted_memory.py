@@ -19,21 +19,21 @@ from torch import Tensor, nn
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from perflab.lab.train.skipping import Watch, WatchOnDevice, WatchOnHost
-from perflab.measure.held import held_bytes
+from perflab.measure.live_tensors import held_bytes
 from perflab.measure.memory import cpu_allocations, measure_memory
 from perflab.measure.workload import Workload
-from perflab.plugin.exploring import fit_of
-from perflab.plugin.predicting import work_of
-from perflab.predict.account import Account, account_of
-from perflab.predict.fake import fake_tensors
-from perflab.predict.gpus import GPUS
-from perflab.predict.holdings import holdings
-from perflab.predict.modules import book_of
-from perflab.predict.prediction import ON_CUDA, predict, traced
-from perflab.predict.replay import replay
-from perflab.predict.roofline import room_bytes
-from perflab.predict.trace import Alloc
-from perflab.predict.tracer import Hidden, trace
+from perflab.predicted.cuda.fake import fake_tensors
+from perflab.predicted.gpus.names import GPUS
+from perflab.predicted.gpus.roofline import room_bytes
+from perflab.predicted.memory.account import Account, account_of
+from perflab.predicted.memory.replay import replay
+from perflab.predicted.prediction import ON_CUDA, predict, traced
+from perflab.predicted.run.exploring import fit_of
+from perflab.predicted.run.predicting import work_of
+from perflab.predicted.trace.live_before import holdings
+from perflab.predicted.trace.modules import book_of
+from perflab.predicted.trace.trace import Alloc
+from perflab.predicted.trace.tracer import Hidden, trace
 from perflab.reachable import reachable
 from tests.correctness.predicted import on_a_gpu, setup_of, work, workload_of
 from tests.perf.setup import Setup

@@ -9,8 +9,8 @@ import torch
 
 from perflab.lab.models import MODEL_SIZES
 from perflab.measure.devices import available_bytes
-from perflab.predict.gpus import gpu_by_device_name, parse_gpu
-from perflab.predict.prediction import ON_CUDA, predict
+from perflab.predicted.gpus.names import gpu_by_device_name, parse_gpu
+from perflab.predicted.prediction import ON_CUDA, predict
 
 from .predicted import on_a_gpu, setup_of, work
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from perflab.measure.workload import Step
-from perflab.plugin.predicting import work_of
-from perflab.predict.account import BLOCK_BYTES, rounded_as_on_cuda
-from perflab.predict.gpus import parse_gpu
-from perflab.predict.prediction import ON_CUDA, predict, traced
-from perflab.predict.trace import Alloc, Free, Trace
+from perflab.predicted.gpus.names import parse_gpu
+from perflab.predicted.memory.account import BLOCK_BYTES, rounded_as_on_cuda
+from perflab.predicted.prediction import ON_CUDA, predict, traced
+from perflab.predicted.run.predicting import work_of
+from perflab.predicted.trace.trace import Alloc, Free, Trace
 from tests.perf.published import rows, transformer_quotes
 
 from .predicted import on_a_gpu, setup_of, work

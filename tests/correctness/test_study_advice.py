@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perflab import Comparison, Verdict
 from perflab.lab.models import MODEL_SIZES, ModelConfig
 from perflab.lab.train import TrainingConfig
-from tests.perf.studies.in_turns import InTurns
 from tests.perf.studies.recommendation import Noise, Outcome, noise_of, recommendation
 from tests.perf.studies.switches import BASELINE, BOTTOM, SEEDS, ladder, switches
 from tests.perf.studies.training import tokens_per_second
@@ -160,7 +160,18 @@ def test_rates_stand_to_each_other_as_the_speeds_do_whenever_each_was_read() -> 
     paces: dict[str, float] = {}
 
     def rate(name: str, base: str, speed: float, call_ns: float) -> float:
-        return tokens_per_second(name, base, 1000, InTurns(speed=speed, noise=0.01, call_ns=call_ns), paces)
+        ratio = 1 / speed
+        found = Comparison(
+            verdict=Verdict.OK,
+            ratio=ratio,
+            low_ratio=ratio,
+            high_ratio=ratio,
+            base_ns=call_ns * speed,
+            candidate_ns=call_ns,
+            pairs=7,
+            threshold=0.05,
+        )
+        return tokens_per_second(name, base, 1000, found, paces)
 
     baseline = rate("baseline", "baseline", 1.0, 1e9)
     assert baseline == pytest.approx(1000)

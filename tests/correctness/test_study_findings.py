@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from perflab.plugin.facts import checked_facts
-from perflab.records import Judgement, Measurement, Result, Verdict
+from perflab import Judgement, Result, Verdict
+from perflab.measured.records import Measurement
+from perflab.plugin.case.facts import checked_facts
 from tests.harness.make import MS, record, replicate, result
 from tests.perf.choice import check_choices, context_lengths, model_names
 from tests.perf.saved import saved_for_backward
 from tests.perf.studies.findings import findings_of
-from tests.perf.studies.in_turns import LEAST_BLOCKS, in_turns
 from tests.perf.studies.switches import BASELINE, BOTTOM, SEEDS
 from tests.perf.studies.training import FIRST_CALLS, LATER_CALLS, set_up
 
@@ -29,7 +28,7 @@ def case(
     taken = replicate(ms * MS, **summary)
     noted = checked_facts(facts or {})
     node = f"tests/perf/test_x.py::{test}[{'-'.join(map(str, parameters.values()))}]"
-    return result(node, record=record(taken, case=node, parameters=parameters, facts=noted))
+    return result(node, outcome=record(taken, case=node, parameters=parameters, facts=noted))
 
 
 def switch(name: str, ms: float = 10.0, **facts: Any) -> Result:
@@ -93,7 +92,7 @@ def test_a_first_sample_that_is_slower_than_all_others_is_not_warm() -> None:
         node = f"tests/perf/test_x.py::test_warmup[{steps}]"
         samples_ns = [round(ms * MS) for ms in samples_ms]
         taken = Measurement(samples_ns=samples_ns, repetitions=1, warmup_calls=steps, settled=None, clock="host")
-        return result(node, record=record(case=node, parameters={"warmup_steps": steps}, measurement=taken))
+        return result(node, outcome=record(case=node, parameters={"warmup_steps": steps}, measurement=taken))
 
     lines = findings_of("warm-up", [warmup(0, 30, 10, 11, 10), warmup(1, 12, 10, 14, 10), warmup(2, 10.1, 10, 10, 10)])
     assert lines == [
@@ -134,7 +133,7 @@ def test_the_parts_of_a_peak_stand_beside_it_and_predictions_beside_the_truth() 
 @pytest.mark.parametrize("study", ["end to end", "warm-up", "ladder", "compile: model", "memory"])
 def test_a_study_of_skipped_cases_says_nothing(study: str) -> None:
     judgement = Judgement(verdict=Verdict.SKIPPED, reasons=["needs 50.8 GiB"])
-    assert findings_of(study, [Result(case="tests/x.py::test_x[1]", record=None, judgement=judgement)]) == []
+    assert findings_of(study, [Result(case="tests/x.py::test_x[1]", judgement=judgement)]) == []
 
 
 def test_a_study_that_is_not_the_labs_has_no_findings_of_its() -> None:
@@ -161,37 +160,6 @@ def test_set_up_is_what_the_first_calls_took_beyond_later_ones(monkeypatch: pyte
     calls: list[int] = []
     assert set_up(lambda: calls.append(1), torch.device("cpu")) == (50 + 30 + 11 - 3 * 10, 10)
     assert len(calls) == FIRST_CALLS + LATER_CALLS
-
-
-class Machine:
-    """A clock that a call moves by what it takes; somebody else's bursts make it several times as much."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, bursts: range = range(0)) -> None:
-        self.now_ns, self.calls, self._bursts = 0, 0, bursts
-        monkeypatch.setattr("tests.perf.studies.in_turns.read_ns", lambda: self.now_ns)
-
-    def call(self, taking_ns: int) -> Callable[[], None]:
-        def run() -> None:
-            self.calls += 1
-            self.now_ns += taking_ns * (7 if self.calls in self._bursts else 1)
-
-        return run
-
-
-def test_turns_tell_the_ratio_though_bursts_fall_into_some_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(monkeypatch, bursts=range(20, 23))
-    found = in_turns(machine.call(1_000_000), machine.call(800_000), torch.device("cpu"), seconds=1.0)
-    assert found.speed == pytest.approx(1.25)
-    assert found.noise <= 0.011
-    assert found.call_ns == 800_000
-
-
-def test_turns_of_long_calls_end_after_the_fewest_blocks_that_have_an_interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(monkeypatch, bursts=range(4, 7))
-    slow = machine.call(1_000_000_000)
-    found = in_turns(slow, slow, torch.device("cpu"), seconds=0.1)
-    assert machine.calls == 1 + 2 * LEAST_BLOCKS
-    assert found.noise > 0.5  # and it is said how little is known
 
 
 def test_set_up_within_one_call_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,16 +10,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perflab.attention.candidate import CandidateError, from_callable
+from perflab.attention.chosen import find_candidates, load
+from perflab.attention.covering import cover, pairs_in, pairs_of
+from perflab.attention.faults import Fault, with_fault
+from perflab.attention.grid import HEAD_DIMS, LENGTHS, RELATIONS, Case, Claims, cases_for, factors_for
+from perflab.attention.tally import tally
+from perflab.attention.tensors import inputs_of, upstream_of
 from perflab.correctness import Evidence
 from perflab.lab.attention import reference_attention
-
-from .suite.candidate import CandidateError, from_callable
-from .suite.chosen import find_candidates, load
-from .suite.covering import cover, pairs_in, pairs_of
-from .suite.faults import Fault, with_fault
-from .suite.grid import HEAD_DIMS, LENGTHS, RELATIONS, Case, Claims, cases_for, factors_for
-from .suite.tally import tally
-from .suite.tensors import inputs_of, upstream_of
 
 pytestmark = pytest.mark.correctness
 CPU = torch.device("cpu")

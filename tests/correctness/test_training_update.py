@@ -17,7 +17,7 @@ from perflab.lab.train import TrainingConfig, TrainingStep, cross_entropy_loss, 
 from perflab.lab.train import step as step_module
 from perflab.lab.train.loss import clamp_loss
 from perflab.lab.train.skipping import WatchOnDevice, WatchOnHost
-from perflab.predict.fake import fake_tensors
+from perflab.predicted.cuda.fake import fake_tensors
 
 from .training import gradients_of, reference_gradients, tiny
 

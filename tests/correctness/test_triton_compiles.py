@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from perflab.compiled.compiler.pool import CompilerPool
+from perflab.compiled.records import CompiledKernel, KernelResources
 from perflab.lab.attention.triton_tiles import candidate_tiles
 from perflab.lab.kernels.examples import launches as fused_launches
 from perflab.lab.launch import SHARED_BYTES
-from perflab.records import CompiledKernel, KernelResources
-from perflab.static.pool import CompilerPool
 
 pytestmark = pytest.mark.correctness
 

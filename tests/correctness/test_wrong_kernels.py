@@ -3,12 +3,12 @@
 import pytest
 import torch
 
+from perflab.attention.candidate import from_callable
+from perflab.attention.grid import Case
+from perflab.attention.hold import complaint
+from perflab.attention.tensors import inputs_of
 from perflab.lab.attention import reference_attention
 
-from .suite.candidate import from_callable
-from .suite.grid import Case
-from .suite.hold import complaint
-from .suite.tensors import inputs_of
 from .write_table import PAGE, with_table
 from .wrong_kernels import WRONG_KERNELS, Drifting, WrongKernel, attend
 

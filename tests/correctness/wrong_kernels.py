@@ -2,7 +2,7 @@
 
 Shapes: q (B, H, N_q, D); k, v (B, H_kv, N_k, D) -> out (B, H, N_q, D), logsumexp (B, H, N_q).
 Most faults are switches of a small tiled forward and backward (`FaultyAttention`); with none of them it is right, which
-is tested too. It shares no code with `suite.faults`, whose float64 predictions the diagnosis is made of.
+is tested too. It shares no code with `perflab.attention.faults`, whose float64 predictions the diagnosis is made of.
 """
 
 import math
@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.correctness.suite.candidate import Candidate, from_callable
-from tests.correctness.suite.grid import Case
+from perflab.attention.candidate import Candidate, from_callable
+from perflab.attention.grid import Case
 
 TILE = 32
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from perflab.predict.prediction import Work
+from perflab.predicted.prediction import Work
 
 from .traced import phased
 

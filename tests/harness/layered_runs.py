@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from perflab.predict.trace import Alloc, Event, Free, Layer, Op, Place, Saved, Trace, Use
+from perflab.predicted.trace.trace import Alloc, Event, Free, Layer, Op, Place, Saved, Trace, Use
 
 
 @dataclass

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from perflab.gate.paired import PairedFinding, PairedPolicy, latency_findings
-from perflab.rival import comparison
-from perflab.rival.comparison import BASE, HEAD, TWIN, Comparison, Limits, compare
-from perflab.rival.messages import Ended, Ready
-from perflab.rival.process import Start
-from perflab.rival.rounds import CaseRound, CaseTurns, RoundPlan
+from perflab.compared import comparison
+from perflab.compared.comparison import BASE, HEAD, TWIN, Comparison, Limits, compare
+from perflab.compared.judge.paired import PairedFinding, PairedPolicy, latency_findings
+from perflab.compared.rounds import CaseRound, CaseTurns, RoundPlan
+from perflab.compared.sides.messages import Ended, Ready
+from perflab.compared.sides.process import Start
 from tests.harness.make import environment
 
 POLICY = PairedPolicy()

@@ -6,28 +6,17 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from perflab.gate import judge as gate
-from perflab.gate.anchor import exact_successor, times_successor
-from perflab.gate.exact_store import split
-from perflab.gate.predicted import baseline_of, judge_predicted
-from perflab.gate.store import BaselineStore
-from perflab.predictions import Cost, Fit, PeakPart, PredictedBaseline, PredictedCase, Prediction, SavedTensors
-from perflab.records import (
-    Baseline,
-    CompiledKernel,
-    Document,
-    Entry,
-    Environment,
-    Judgement,
-    KernelBaseline,
-    KernelResources,
-    Memory,
-    Policy,
-    Record,
-    Replicate,
-    Result,
-    Verdict,
-)
+from perflab.compiled.records import CompiledKernel, KernelBaseline, KernelResources
+from perflab.documents import SCHEMA
+from perflab.measured.judge import judge as gate
+from perflab.measured.judge.anchor import exact_successor, times_successor
+from perflab.measured.records import Baseline, Entry, Memory, Record, Replicate
+from perflab.measured.store.exact import split
+from perflab.measured.store.times import BaselineStore
+from perflab.predicted.judge.judge import baseline_of, judge_predicted
+from perflab.predicted.records import Cost, Fit, PeakPart, PredictedBaseline, PredictedCase, Prediction, SavedTensors
+from perflab.records import Environment, Judgement, Policy, Verdict
+from perflab.results import Document, Result
 
 CASE = "tests/perf/test_transformer.py::test_step[small-128-fp32]"
 MS = 1_000_000
@@ -125,15 +114,15 @@ def record(summary: Replicate | None = None, **changes: Any) -> Record:
 
 
 def result(case: str = CASE, verdict: Verdict = Verdict.OK, **changes: Any) -> Result:
-    """A case of the given verdict; ``record`` and ``judgement`` may be given whole."""
-    fields: dict[str, Any] = {"case": case, "record": record(), "judgement": Judgement(verdict=verdict)}
+    """A case of the given verdict; ``outcome`` and ``judgement`` may be given whole."""
+    fields: dict[str, Any] = {"case": case, "outcome": record(), "judgement": Judgement(verdict=verdict)}
     return Result(**{**fields, **changes})
 
 
 def document(*results: Result, **changes: Any) -> Document:
     """A run of these results that ended well."""
     fields: dict[str, Any] = {
-        "schema": 1,
+        "schema": SCHEMA,
         "perflab": "0.1.0",
         "created": datetime(2025, 11, 20, 12, 0, tzinfo=UTC),
         "exitstatus": 0,
@@ -259,5 +248,5 @@ def predicted_result(
     """A predicted case as it was judged; new unless there is a baseline."""
     now = now or prediction()
     judgement = judge_predicted(now, before, policy or Policy())
-    fields: dict[str, Any] = {"judgement": judgement, "predicted": PredictedCase(now=now, before=before)}
-    return Result(case=case, record=None, **{**fields, **changes})
+    fields: dict[str, Any] = {"judgement": judgement, "outcome": PredictedCase(now=now, before=before)}
+    return Result(case=case, **{**fields, **changes})

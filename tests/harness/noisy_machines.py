@@ -20,8 +20,9 @@ from itertools import islice
 
 import msgspec
 
-from perflab.plugin.suspects import cleared, processes_wanted
-from perflab.records import Policy, Replicate, Verdict
+from perflab.measured.records import Replicate
+from perflab.measured.run.remeasure import cleared, processes_wanted
+from perflab.records import Policy, Verdict
 from tests.harness.make import MS, entry, judge, record, replicate
 
 REPLICATES = 3

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from perflab.gate.anchor import ACCEPTED_KEPT, is_past_anchor, is_past_memory_anchor
-from perflab.records import Baseline, Entry, Exact, Judgement, OutOfMemory, Policy, Replicate, Verdict
-from perflab.report.failure import explain
-from perflab.report.table import table
+from perflab.measured.judge.anchor import ACCEPTED_KEPT, is_past_anchor, is_past_memory_anchor
+from perflab.measured.records import Baseline, Entry, Exact, OutOfMemory, Replicate
+from perflab.measured.report.failure import explain
+from perflab.measured.report.table import table
+from perflab.records import Judgement, Policy, Verdict
 from tests.harness.make import (
     MS,
     cuda_environment,
@@ -168,7 +169,7 @@ def test_memory_that_adds_up_on_a_gpu_below_the_allocators_rounding_is_seen() ->
     held = saved_replicates(*peaks, environment=gpu)
     judgement = judge(record(peaks[-1][0], fresh=peaks[-1], environment=gpu), held, POLICY)
     assert judgement.worse == ["memory"]
-    text = explain(result(record=record(peaks[-1][0], environment=gpu), judgement=judgement), 0.0, "accept")
+    text = explain(result(outcome=record(peaks[-1][0], environment=gpu), judgement=judgement), 0.0, "accept")
     assert " ".join(text.split()).startswith(
         "step[small-128-fp32] needs more memory than its anchor of 2026-08-01 by +800 B, in 2 accepted steps, none of "
         "which passed the limit before"

@@ -14,7 +14,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from perflab.predict.caching_allocator import (
+from perflab.predicted.memory.caching_allocator import (
     FIRST_ADDRESS,
     CachingAllocator,
     CardFullError,
@@ -26,7 +26,7 @@ MIB = 2**20
 BESIDE_THE_REAL_ONE = """
 import random
 import torch
-from perflab.predict.caching_allocator import CachingAllocator
+from perflab.predicted.memory.caching_allocator import CachingAllocator
 
 draw, model, live, known = random.Random(5), CachingAllocator(), [], set()
 for step in range(400):

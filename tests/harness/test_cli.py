@@ -10,11 +10,12 @@ import pytest
 
 from perflab.cli import build_parser, main
 from perflab.documents import read_document, write_document
-from perflab.records import Judgement, Result, Verdict
+from perflab.records import Judgement, Verdict
 from perflab.report.summary import summary
+from perflab.results import Result
 from tests.harness.make import cuda_environment, document, predicted_result, record, result
 
-BROKEN = Result(case="t.py::test_b", record=None, judgement=Judgement(verdict=Verdict.FAILED), failure="wrong")
+BROKEN = Result(case="t.py::test_b", judgement=Judgement(verdict=Verdict.FAILED), failure="wrong")
 
 
 @pytest.fixture(autouse=True)
@@ -69,12 +70,12 @@ def test_merge_says_which_part_ended_early(capsys: pytest.CaptureFixture[str]) -
 
 def test_merge_shows_each_environment_and_says_what_does_not_count(capsys: pytest.CaptureFixture[str]) -> None:
     on_gpu = record(environment=cuda_environment())
-    write_document(document(result("t.py::test_c", record=on_gpu)), Path("gpu.json"))
+    write_document(document(result("t.py::test_c", outcome=on_gpu)), Path("gpu.json"))
     main(["merge", "a.json", "gpu.json"])
     shown = capsys.readouterr().out
     assert shown.count("· torch ") == 2
     assert "another environment" not in shown
-    write_document(document(result("t.py::test_a", record=on_gpu)), Path("gpu.json"))
+    write_document(document(result("t.py::test_a", outcome=on_gpu)), Path("gpu.json"))
     main(["merge", "a.json", "gpu.json"])
     assert "measured in another environment too, by an earlier part that does not count: a\n" in capsys.readouterr().out
 

@@ -11,12 +11,15 @@ from pytest_benchmark.stats import Stats
 
 from perflab.cli import main
 from perflab.documents import write_document
+from perflab.measured.records import Measurement, summarize
+from perflab.measured.report.columns import named
+from perflab.measured.report.columns_option import COLUMNS, ORDERS, ordered, parse_columns, parse_sort
+from perflab.measured.report.table import table
 from perflab.plugin.options import OPTIONS
-from perflab.records import Change, Judgement, Measurement, Result, Verdict, summarize
-from perflab.report.columns import named
+from perflab.records import Change, Judgement, Verdict
 from perflab.report.markdown import markdown
-from perflab.report.table import table
-from perflab.report.view import COLUMNS, DEFAULT_COLUMNS, ORDERS, View, parse_columns, parse_sort
+from perflab.report.view import DEFAULT_COLUMNS, View
+from perflab.results import Result
 from tests.harness.make import MS, document, memory, record, result
 
 BENCHMARK = ("min", "max", "mean", "std", "iqr", "rounds", "ops")
@@ -38,7 +41,7 @@ def measured(
     )
     found = record(summarize(measurement, 0.01), measurement=measurement)
     latency = Change(before=25.0 * MS, now=30.0 * MS, ratio=1.2)
-    return result(case, record=found, judgement=Judgement(verdict=verdict, latency=latency))
+    return result(case, outcome=found, judgement=Judgement(verdict=verdict, latency=latency))
 
 
 def shown(*results: Result, view: View | None = None, width: int = 80) -> list[str]:
@@ -107,11 +110,11 @@ def test_whatever_is_chosen_no_line_is_longer_than_the_terminal_and_no_column_is
 
 
 def order(sort: str, *results: Result) -> list[str]:
-    return [one.case.rpartition("::")[2] for one in View(sort=sort).ordered(results)]
+    return [one.case.rpartition("::")[2] for one in ordered(results, View(sort=sort))]
 
 
 def test_lines_are_sorted_by_a_column_both_ways_and_what_has_nothing_there_stands_last() -> None:
-    skipped = result("t.py::test_s", Verdict.SKIPPED, record=None)
+    skipped = result("t.py::test_s", Verdict.SKIPPED, outcome=None)
     slow, quick = measured([9 * MS] * 5, "t.py::test_slow"), measured([MS] * 5, "t.py::test_quick")
     run = (slow, skipped, quick)
     assert order("collected", *run) == ["test_slow", "test_s", "test_quick"]
@@ -123,9 +126,9 @@ def test_lines_are_sorted_by_a_column_both_ways_and_what_has_nothing_there_stand
 
 def test_lines_are_sorted_by_the_functions_name_or_by_the_whole_one() -> None:
     run = [result("b.py::test_a[x::y]"), result("a.py::TestC::test_c"), result("a.py::test_b")]
-    assert [one.case for one in View(sort="name").ordered(run)] == [run[0].case, run[2].case, run[1].case]
-    assert [one.case for one in View(sort="fullname").ordered(run)] == [run[1].case, run[2].case, run[0].case]
-    assert [one.case for one in View(sort="-fullname").ordered(run)] == [run[0].case, run[2].case, run[1].case]
+    assert [one.case for one in ordered(run, View(sort="name"))] == [run[0].case, run[2].case, run[1].case]
+    assert [one.case for one in ordered(run, View(sort="fullname"))] == [run[1].case, run[2].case, run[0].case]
+    assert [one.case for one in ordered(run, View(sort="-fullname"))] == [run[0].case, run[2].case, run[1].case]
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
-from perflab.gate.compiled import can_be_saved, judge_compiled
-from perflab.records import CompiledCase, CompiledKernel, Judgement, KernelBaseline, Result, Verdict
-from perflab.report.kernels import explain_kernel, kernel_table
+from perflab.compiled.judge import can_be_saved, judge_compiled
+from perflab.compiled.records import CompiledCase, CompiledKernel, KernelBaseline
+from perflab.compiled.report import explain_kernel, kernel_table
+from perflab.records import Judgement, Verdict
 from perflab.report.markdown import markdown
 from perflab.report.summary import summary
+from perflab.results import Result
 from tests.harness.make import baseline, document, kernel, resources, result
 
 
@@ -144,7 +146,7 @@ SPILLING = {"registers": 255, "spill_store_bytes": 528, "spill_load_bytes": 516,
 
 def result_for(now: CompiledKernel, before: KernelBaseline | None, **changes: Any) -> Result:
     case = CompiledCase(now=now, before=before.resources if before else None)
-    fields: dict[str, Any] = {"case": f"t.py::test_kernel[attend-sm{now.arch}]", "record": None, "compiled": case}
+    fields: dict[str, Any] = {"case": f"t.py::test_kernel[attend-sm{now.arch}]", "outcome": case}
     return Result(**{**fields, "judgement": judge_compiled(now, before), **changes})
 
 

@@ -12,33 +12,22 @@ from typing import Any
 import pytest
 
 from perflab.cli import main
+from perflab.compiled.judge import judge_compiled
+from perflab.compiled.records import CompiledCase
+from perflab.compiled.store import KernelStore, case_of
+from perflab.data import changed
 from perflab.documents import read_document, write_document
 from perflab.errors import BaselineError, DocumentError
-from perflab.gate.baselines import Baselines
-from perflab.gate.compiled import judge_compiled
-from perflab.gate.exact_store import ExactStore, split
-from perflab.gate.judge import judge
-from perflab.gate.kernel_store import KernelStore, case_of
-from perflab.gate.predicted import judge_predicted
-from perflab.gate.predicted_store import PredictedStore
-from perflab.gate.store import BaselineStore
-from perflab.records import (
-    Accepted,
-    Anchor,
-    CompiledCase,
-    Document,
-    Evidence,
-    Judgement,
-    Measurement,
-    MemoryAnchor,
-    Policy,
-    Quote,
-    Result,
-    Shortage,
-    Verdict,
-    changed,
-)
+from perflab.measured.judge.judge import judge
+from perflab.measured.records import Accepted, Anchor, Evidence, Measurement, MemoryAnchor, Quote
+from perflab.measured.store.baselines import Baselines
+from perflab.measured.store.exact import ExactStore, split
+from perflab.measured.store.times import BaselineStore
+from perflab.predicted.judge.judge import judge_predicted
+from perflab.predicted.store.predictions import PredictedStore
+from perflab.records import Judgement, Policy, Shortage, Verdict
 from perflab.report.summary import summary
+from perflab.results import Document, Result
 from tests.attack import SEED, changed_somewhere, damaged, times
 from tests.harness.make import (
     CASE,
@@ -77,7 +66,7 @@ def _measured(path: Path) -> list[Result]:
         for other in path.parent.parent.glob("*/*.json"):
             if other.parent.name.startswith("exact-") == isinstance(store, ExactStore):
                 store.load(other)
-    return [result(record=NOW, judgement=judge(NOW, found, Policy()))]
+    return [result(outcome=NOW, judgement=judge(NOW, found, Policy()))]
 
 
 def _predicted(path: Path) -> list[Result]:
@@ -88,7 +77,7 @@ def _predicted(path: Path) -> list[Result]:
 def _compiled(path: Path) -> list[Result]:
     before = KernelStore(path.parent.parent).baseline(kernel())
     compiled = CompiledCase(now=kernel(), before=before.resources if before is not None else None)
-    return [Result(case="k", record=None, judgement=judge_compiled(kernel(), before), compiled=compiled)]
+    return [Result(case="k", judgement=judge_compiled(kernel(), before), outcome=compiled)]
 
 
 def _write_times(folder: Path) -> Path:
@@ -192,7 +181,9 @@ def run_of_everything() -> Document:
     )
     judged = judge(whole, split(entry(quiet(5e7, peak_bytes=2**18, counts={"operators": 2}))), Policy())
     ones = [
-        result(f"t.py::test_a[{name}-3]", record=changed(whole, parameters={"impl": name, "size": 3}), judgement=judged)
+        result(
+            f"t.py::test_a[{name}-3]", outcome=changed(whole, parameters={"impl": name, "size": 3}), judgement=judged
+        )
         for name in ("one", "two")
     ]
     short = Judgement(
@@ -203,9 +194,9 @@ def run_of_everything() -> Document:
         *(changed(one, side_by_side="impl", policy=Policy()) for one in ones),
         *(changed(one, case=f"{one.case}s", **in_study) for one in ones),
         result("t.py::test_b", Verdict.REGRESSED, failure="b is slower\nmuch"),
-        result("t.py::test_c", record=None, judgement=short),
+        result("t.py::test_c", judgement=short),
         predicted_result(prediction(notes=["extrapolated"]), predicted_baseline(), failure="more"),
-        Result(case="k", record=None, judgement=Judgement(verdict=Verdict.OK), compiled=CompiledCase(now=kernel())),
+        Result(case="k", judgement=Judgement(verdict=Verdict.OK), outcome=CompiledCase(now=kernel())),
         exitstatus=1,
         command="pytest -m perf",
         preface=["against main"],
@@ -329,7 +320,7 @@ def test_a_number_that_is_too_long_is_refused_in_a_results_file(tmp_path: Path, 
 def test_a_rate_that_no_number_holds_is_null_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     odd = record(facts={"loss": -1e308, "rate_ratio": 1e308}, work={"tokens": 1e99})
     path = tmp_path / "perf.json"
-    write_document(document(result(record=odd, study="s", columns=["loss", "tokens/s"])), path)
+    write_document(document(result(outcome=odd, study="s", columns=["loss", "tokens/s"])), path)
     assert main(["report", str(path), "--format=json"]) in (0, 2)
     json.loads(capsys.readouterr().out or "0", parse_constant=pytest.fail)
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from perflab.gate.disturbance import NEIGHBOURS_CORES, disturbances, is_witnessed
-from perflab.gate.doubts import KEPT_CORE, SHARING_AT_MOST
-from perflab.records import Judgement, Policy, Replicate, Verdict
+from perflab.measured.judge.doubts import KEPT_CORE, SHARING_AT_MOST
+from perflab.measured.judge.interference import NEIGHBOURS_CORES, disturbances, is_witnessed
+from perflab.measured.records import Replicate
+from perflab.records import Judgement, Policy, Verdict
 from tests.harness.make import MS, cuda_environment, entry, environment, judge, quiet, record, replicate
 
 SLOW = 130 * MS

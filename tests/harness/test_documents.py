@@ -11,16 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perflab.data import to_json
 from perflab.documents import in_order, merge, read_document, weave, write_document
 from perflab.errors import DocumentError
-from perflab.records import Document, Judgement, Result, Verdict
+from perflab.predicted.records import PredictedCase
+from perflab.records import Judgement, Verdict
+from perflab.results import Document, Result
 from tests.harness.make import document, predicted_result, prediction, record, replicate, result
 
 NOW = datetime(2025, 11, 20, 12, 0, tzinfo=UTC)
 
 
 def failed(case: str, text: str = "came out wrong") -> Result:
-    return Result(case=case, record=None, judgement=Judgement(verdict=Verdict.FAILED), failure=text)
+    return Result(case=case, judgement=Judgement(verdict=Verdict.FAILED), failure=text)
 
 
 def part(*results: Result, minute: int = 0, **changes: Any) -> Document:
@@ -71,10 +74,10 @@ def test_a_damaged_newer_or_foreign_file_is_refused_by_name_and_place(tmp_path: 
         ({"exitstatus": "0"}, "`$.exitstatus`"),
         ({"created": "2025-11-20T12:00:00"}, "`$.created`"),
         (
-            {"results": [{"case": "a", "record": None, "judgement": {"verdict": "fine"}}]},
+            {"results": [{"case": "a", "judgement": {"verdict": "fine"}}]},
             "`$.results[0].judgement.verdict`",
         ),
-        ({"results": [{"case": "a", "record": None, "judgement": {"verdict": "ok"}, "x": 1}]}, "`$.results[0]`"),
+        ({"results": [{"case": "a", "judgement": {"verdict": "ok"}, "x": 1}]}, "`$.results[0]`"),
     ],
 )
 def test_a_field_that_will_not_do_is_named(tmp_path: Path, change: dict[str, Any], place: str) -> None:
@@ -210,8 +213,8 @@ def told(merged: Document) -> list[tuple[str, str, float | None]]:
     """Case, GPU (if any) and number of each result."""
     found: list[tuple[str, str, float | None]] = []
     for one in merged.results:
-        if one.predicted is not None:
-            found.append((one.case, one.predicted.now.gpu, float(one.predicted.now.peak_bytes)))
+        if isinstance(one.outcome, PredictedCase):
+            found.append((one.case, one.outcome.now.gpu, float(one.outcome.now.peak_bytes)))
         else:
             found.append((one.case, "", one.record.summary.median_ns if one.record and one.record.summary else None))
     return found
@@ -222,7 +225,7 @@ def predicted(case: str, peak_bytes: int = 1, gpu: str = "h100", **changes: Any)
 
 
 def test_a_prediction_takes_the_place_of_the_same_prediction_and_of_nothing_else() -> None:
-    measured = result("a", record=record(replicate(5.0)))
+    measured = result("a", outcome=record(replicate(5.0)))
     laptop = [part(predicted("a", 1), predicted("b", 2), minute=1), part(predicted("a", 3), minute=2)]
     merged = merge([part(measured), *laptop, part(predicted("a", 4, gpu="l4"), minute=3)])
     assert told(merged) == [("a", "", 5.0), ("a", "h100", 3.0), ("a", "l4", 4.0), ("b", "h100", 2.0)]
@@ -242,3 +245,20 @@ def test_a_prediction_belongs_to_no_study_whose_findings_could_be_lost() -> None
     measured = part(result("a", study="s"), findings={"s": ["a is fast"]})
     merged = merge([measured, part(predicted("b", study="s"), minute=1)])
     assert merged.findings == {"s": ["a is fast"]}
+
+
+# --- files of before -------------------------------------------------------------------------------------------
+
+
+def test_a_file_of_the_first_schema_reads_as_what_it_said(tmp_path: Path) -> None:
+    """It had a key for each tier: ``record``, ``predicted``, ``compiled``."""
+    ran, foreseen, skipped = result("a", outcome=record()), predicted("b"), result("c", outcome=None)
+    now = part(ran, foreseen, skipped)
+    plain = json.loads(to_json(now))
+    for one in plain["results"]:
+        outcome = one.pop("outcome", None) or {"type": "measured"}
+        key = {"measured": "record", "predicted": "predicted"}[outcome.pop("type")]
+        one |= {"record": None, **({key: outcome} if outcome else {})}
+    path = tmp_path / "perf.json"
+    path.write_text(json.dumps({**plain, "schema": 1}))
+    assert read_document(path) == now

@@ -6,25 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from perflab.data import changed
 from perflab.environment import exact_environment, exact_slug
 from perflab.errors import BaselineError
-from perflab.gate import judge as gate
-from perflab.gate.baseline_file import write_file
-from perflab.gate.baselines import Baselines
-from perflab.gate.exact_store import ExactStore, split
-from perflab.records import (
-    Baseline,
-    Entry,
-    Environment,
-    Exact,
-    Judgement,
-    MemoryAnchor,
-    Policy,
-    Uncompared,
-    Verdict,
-    changed,
-)
-from perflab.report.compared import what_was_compared
+from perflab.measured.judge import judge as gate
+from perflab.measured.records import Baseline, Entry, Exact, MemoryAnchor
+from perflab.measured.report.not_compared import what_was_compared
+from perflab.measured.store.baselines import Baselines
+from perflab.measured.store.exact import ExactStore, split
+from perflab.measured.store.times_file import write_file
+from perflab.records import Environment, Judgement, Policy, Uncompared, Verdict
 from tests.harness.make import CASE, MS, cuda_environment, entry, environment, quiet, record, replicate, result
 
 POLICY = Policy()

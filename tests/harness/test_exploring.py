@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from perflab.plugin.exploring import Search, fit_of, step_of
-from perflab.predict.data_sheets import GPUS
-from perflab.predict.resized import Outline
-from perflab.predict.roofline import room_bytes
+from perflab.predicted.gpus.data_sheets import GPUS
+from perflab.predicted.gpus.roofline import room_bytes
+from perflab.predicted.memory.resized import Outline
+from perflab.predicted.run.exploring import Search, fit_of, step_of
 from tests.harness import make
 
 KIB = 1024

@@ -11,8 +11,8 @@ import torch
 
 from perflab.documents import read_document, write_document
 from perflab.errors import UsageError
-from perflab.plugin.facts import checked_facts, positive
-from perflab.report.columns import STANDARD
+from perflab.measured.report.columns import STANDARD
+from perflab.plugin.case.facts import checked_facts, positive
 from tests.harness.make import document, record, result
 
 
@@ -21,7 +21,7 @@ def test_facts_survive_a_file_numbers_that_json_lacks_included(tmp_path: Path) -
     facts = checked_facts(given)
     assert facts == {"a": 1, "b": 0.5, "c": "text", "d": None, "e": True, "f": "nan", "g": "inf", "h": "-inf"}
     file = tmp_path / "perf.json"
-    write_document(document(result(record=record(facts=facts))), file)
+    write_document(document(result(outcome=record(facts=facts))), file)
     (read,) = read_document(file).results
     assert read.record is not None
     assert list(read.record.facts.items()) == list(facts.items())

@@ -9,7 +9,8 @@ from collections import Counter
 import msgspec
 import pytest
 
-from perflab.records import Policy, Replicate, Verdict
+from perflab.measured.records import Replicate
+from perflab.records import Policy, Verdict
 from tests.harness import noisy_machines
 from tests.harness.make import MS, entry, judge, record, replicate
 

@@ -17,8 +17,8 @@ import pytest
 from perflab.documents import read_document, write_document
 from perflab.errors import BaselineError
 from perflab.files import is_abandoned, read_regular, sweep, try_lock, write_whole
-from perflab.gate.locked import LOCK_NAME, forget_dead_lock
-from perflab.gate.store import BaselineStore
+from perflab.measured.store.times import BaselineStore
+from perflab.store.write_lock import LOCK_NAME, forget_dead_lock
 from tests.attack import SEED, times
 from tests.harness.make import CASE, closest, document, entry, environment, quiet, result
 
@@ -170,7 +170,7 @@ SAVING = """
 import sys
 from pathlib import Path
 from perflab.documents import write_document
-from perflab.gate.store import BaselineStore
+from perflab.measured.store.times import BaselineStore
 from tests.harness.make import CASE, document, entry, quiet, result
 folder = Path(sys.argv[1])
 print("ready", flush=True)

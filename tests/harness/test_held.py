@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from perflab.measure.held import held_bytes
+from perflab.measure.live_tensors import held_bytes
 
 CPU = torch.device("cpu")
 KIB = 1024
@@ -267,7 +267,7 @@ def test_nothing_holds_nothing() -> None:
 
 
 def test_on_cuda_a_tensor_takes_whole_blocks_as_what_a_call_allocates_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perflab.measure.held._is_there", lambda _tensor, _device: True)
+    monkeypatch.setattr("perflab.measure.live_tensors._is_there", lambda _tensor, _device: True)
     small, exact, large = (torch.zeros(size, dtype=torch.uint8) for size in (1, 512, 1025))
     assert held_bytes((small, exact, large, small[:0]), torch.device("cuda", 0)) == 512 + 512 + 1536
     assert held_bytes((small, exact, large), CPU) == 1 + 512 + 1025

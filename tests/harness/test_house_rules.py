@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -40,44 +41,136 @@ class Room:
     torch: When = When.NEVER
 
 
-_GROUND = "child data mode predictions records errors units environment files reading documents reachable"
-_MIDDLE = "measure gate rival predict static profile snapshots correctness report"
+TIERS = ("measured", "compared", "predicted", "compiled")
+_GROUND = "child data mode records errors units environment files reading documents reachable results tiers"
+_PRIVATE = "internals torch_internals triton_internals"
+_RECORDS = " ".join(f"{tier}.records" for tier in TIERS)
+_PLUGIN = "plugin plugin.options plugin.noting plugin.stash plugin.config plugin.case plugin.session"
+_MEASURED = "measured.records measured.judge measured.store measured.report measured.run"
+_COMPARED = (
+    "compared.records compared.judge compared.sides compared.interleave compared.callables compared.rounds"
+    " compared.comparison compared.run"
+)
+_PYTEST = "pytest _pytest pluggy msgspec filelock xdist pytest_benchmark syrupy"
+
+
+def tier_rooms(tier: str, own: str, others: str = "") -> dict[str, Room]:
+    """The rooms that each tier has. ``own``: what else it is made of; ``others``: rooms of other tiers it needs."""
+    mine = " ".join(f"{tier}.{room}" for room in ("records", "judge", "store", "report", "section", *own.split()))
+    return {
+        f"{tier}.records": Room(below="data records measured.records", packages="msgspec"),
+        f"{tier}.judge": Room(below=f"{_GROUND} {mine} {others}", packages="msgspec"),
+        f"{tier}.store": Room(below=f"{_GROUND} store {mine} {others}", packages="msgspec"),
+        f"{tier}.report": Room(below=f"{_GROUND} report {mine} {others}"),
+        f"{tier}.section": Room(below=f"{_GROUND} report {mine}"),
+        f"{tier}.run": Room(
+            below=f"perflab {_GROUND} {_PRIVATE} measure store report {mine} {others} {_PLUGIN}",
+            packages=_PYTEST,
+            torch=When.CALLED,
+        ),
+        f"{tier}.tier": Room(
+            below=f"{_GROUND} store report {mine} {tier}.run {others} {_PLUGIN}", packages="pytest", torch=When.NEVER
+        ),
+        tier: Room(),
+    }
+
+
 ROOMS = {
     # The ground floor.
     "data": Room(packages="msgspec"),
     "mode": Room(below="data"),
-    "predictions": Room(below="data"),
-    "records": Room(below="data mode predictions", packages="msgspec"),
+    "records": Room(below="data"),
+    "tiers": Room(
+        below=f"{_RECORDS} data records environment report results store plugin.config plugin.session",
+        packages="pytest",
+    ),
+    "results": Room(below="data mode records measured.records tiers", packages="msgspec"),
     "reachable": Room(torch=When.CALLED),
     "child": Room(),
     "errors": Room(),
     "units": Room(),
-    "environment": Room(below="records errors units", packages="msgspec", torch=When.CALLED),
+    # What is not public of PyTorch and Triton: one place each.
+    "internals": Room(below="errors"),
+    "torch_internals": Room(below="internals", torch=When.CALLED),
+    "triton_internals": Room(below="internals", torch=When.CALLED),
+    "environment": Room(below="records errors units torch_internals", packages="msgspec", torch=When.CALLED),
     "files": Room(),
     "reading": Room(below="errors", packages="msgspec"),
-    "documents": Room(below="data records errors files reading", packages="msgspec"),
-    # The middle rooms: none imports another, save rival -> gate.
-    "measure": Room(below=_GROUND, packages="pynvml", torch=When.CALLED),
-    "gate": Room(below=_GROUND, packages="msgspec"),
-    "rival": Room(below=f"{_GROUND} gate", packages="msgspec filelock"),
-    "predict": Room(below=_GROUND, torch=When.IMPORTED),
-    "static": Room(below=_GROUND, packages="msgspec", torch=When.CALLED),
-    "profile": Room(below=_GROUND, torch=When.IMPORTED),
-    "snapshots": Room(below=_GROUND, packages="msgspec", torch=When.CALLED),
-    "correctness": Room(below=_GROUND, packages="syrupy", torch=When.IMPORTED),
+    "documents": Room(below="data results errors files reading", packages="msgspec"),
+    # What tiers share: the engine of those that run, stored files, tables.
+    "measure": Room(below=f"{_GROUND} {_PRIVATE} measured.records", packages="pynvml", torch=When.CALLED),
+    "store": Room(below=_GROUND, packages="msgspec"),
     "report": Room(below=_GROUND),
-    # The top.
+    "correctness": Room(below=f"{_GROUND} {_PRIVATE}", packages="syrupy", torch=When.IMPORTED),
+    # The tiers. A measured case may turn into a prediction, and be settled by turns with its baseline's commit.
+    **tier_rooms("measured", "run", f"compared.judge {_COMPARED} predicted.run"),
+    **tier_rooms("compared", "sides interleave callables rounds comparison", _MEASURED),
+    **tier_rooms("predicted", "cuda trace layers memory gpus prediction", "measured.records measured.store"),
+    **tier_rooms("compiled", "compiler"),
+    "compared.sides": Room(below=f"{_GROUND} measured.records compared.records", packages="msgspec filelock"),
+    "compared.interleave": Room(below="measured.judge"),
+    "compared.callables": Room(
+        below=f"{_GROUND} measure measured.judge compared.judge compared.interleave", torch=When.CALLED
+    ),
+    "compared.rounds": Room(below=f"{_GROUND} compared.sides compared.interleave {_MEASURED}"),
+    "compared.comparison": Room(below=f"{_GROUND} compared.sides compared.rounds compared.judge"),
+    "compared.tier": Room(
+        below=f"{_GROUND} store report compared.run measured.tier {_PLUGIN}", packages="pytest", torch=When.NEVER
+    ),
+    "predicted.cuda": Room(below=f"{_GROUND} {_PRIVATE}", torch=When.IMPORTED),
+    "predicted.trace": Room(below=f"{_GROUND} {_PRIVATE} predicted.cuda predicted.layers", torch=When.IMPORTED),
+    "predicted.layers": Room(below=f"{_GROUND} {_PRIVATE} predicted.trace", torch=When.IMPORTED),
+    "predicted.memory": Room(below=f"{_GROUND} predicted.records predicted.trace", torch=When.IMPORTED),
+    "predicted.gpus": Room(below=f"{_GROUND} predicted.trace", torch=When.IMPORTED),
+    "predicted.prediction": Room(
+        below=f"{_GROUND} predicted.records predicted.cuda predicted.trace predicted.layers predicted.memory"
+        " predicted.gpus",
+        torch=When.IMPORTED,
+    ),
+    "compiled.compiler": Room(below=f"{_GROUND} {_PRIVATE} compiled.records", packages="msgspec", torch=When.CALLED),
+    # pytest's side. What every run loads stands beside its folders.
     "plugin": Room(
-        below=f"perflab {_GROUND} {_MIDDLE}",
-        packages="pytest _pytest pluggy msgspec filelock xdist pytest_benchmark syrupy",
+        below=f"errors attention {_PLUGIN} plugin.fixtures plugin.hooks compared.sides compared.run compiled.run",
+        packages=_PYTEST,
+    ),
+    "plugin.options": Room(packages="pytest"),
+    "plugin.hooks": Room(below="results", packages="pytest"),
+    "plugin.noting": Room(below=_PLUGIN, packages="pytest"),
+    "plugin.stash": Room(below=_PLUGIN, packages="pytest", torch=When.CALLED),
+    "plugin.fixtures": Room(below="measure plugin.case compiled.records", packages="pytest", torch=When.CALLED),
+    "plugin.config": Room(
+        below=f"{_GROUND} measure report {_PLUGIN} measured.report predicted.gpus compiled.compiler",
+        packages=_PYTEST,
         torch=When.CALLED,
     ),
-    "doctor": Room(below=f"perflab {_GROUND} {_MIDDLE} plugin", packages="msgspec"),
-    "cli": Room(below=f"perflab doctor {_GROUND} {_MIDDLE} plugin", packages="msgspec"),
+    "plugin.case": Room(
+        below=f"{_GROUND} {_PRIVATE} {_RECORDS} measure report {_PLUGIN} measured.report compared.callables"
+        " predicted.run compiled.run",
+        packages=_PYTEST,
+        torch=When.CALLED,
+    ),
+    "plugin.session": Room(
+        below=f"perflab {_GROUND} {_PRIVATE} measure store report {_PLUGIN} {_MEASURED} compared.sides",
+        packages=_PYTEST,
+        torch=When.CALLED,
+    ),
+    # The top.
+    "doctor": Room(below=f"{_GROUND} measure {_PLUGIN} {_MEASURED} {_COMPARED}", packages="msgspec"),
+    "cli": Room(
+        below=f"{_GROUND} attention doctor store report measured.report compiled.compiler compiled.run",
+        packages="msgspec",
+    ),
     "__main__": Room(below="cli"),
-    "perflab": Room(below="measure"),  # the package itself: its public face
-    # The lab stands beside the house.
+    # The package itself, its public face, and what it shows of how things are measured.
+    "perflab": Room(
+        below=f"{_GROUND} {_RECORDS} measure correctness compared.callables"
+        " compiled.compiler plugin.case plugin.config plugin.session"
+        " plugin.stash"
+    ),
+    "instruments": Room(below="measure"),
+    # The lab stands beside the house; the attention suite holds kernels, the lab's among them, to their definition.
     "lab": Room(torch=When.IMPORTED),
+    "attention": Room(below="errors correctness lab measure plugin.stash", packages="pytest", torch=When.IMPORTED),
 }
 
 
@@ -91,8 +184,13 @@ class Import:
 
 
 def room_of(module: str) -> str:
-    """``perflab.measure.clock`` -> ``measure``; the package's own ``__init__`` is ``perflab``."""
+    """``perflab.measure.clock`` -> ``measure``, ``perflab.measured.judge.anchor`` -> ``measured.judge``.
+
+    The package's own ``__init__`` is ``perflab``.
+    """
     parts = module.split(".")
+    if len(parts) > 2 and parts[1] in (*TIERS, "plugin"):
+        return ".".join(parts[1:3])
     return parts[1] if len(parts) > 1 else parts[0]
 
 
@@ -111,13 +209,16 @@ def imports_in(source: str, module: str, is_package: bool) -> Iterator[Import]:
             home = module.split(".") if is_package else module.split(".")[:-1]
             base = home[: len(home) - node.level + 1] if node.level else []
             origin = ".".join([*base, *([node.module] if node.module else [])])
-            whole_package = origin == "perflab"  # `from perflab import units` means the room
+            # `from perflab import units` and `from perflab.compiled import judge` mean the room.
+            whole = origin == "perflab" or origin.removeprefix("perflab.") in (*TIERS, "plugin")
             for alias in node.names:
-                yield Import(f"perflab.{alias.name}" if whole_package else origin, node.lineno, when)
+                yield Import(f"{origin}.{alias.name}" if whole else origin, node.lineno, when)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
             name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
             for argument in node.args[:1]:
-                if name in ("import_module", "__import__", "importorskip") and isinstance(argument, ast.Constant):
+                if name in ("import_module", "import_plugin", "__import__", "importorskip") and isinstance(
+                    argument, ast.Constant
+                ):
                     yield Import(str(argument.value), node.lineno, when)
         for field, value in ast.iter_fields(node):
             for child in value if isinstance(value, list) else [value]:
@@ -173,27 +274,27 @@ def test_a_module_begins_with_a_docstring(file: str) -> None:
     ("module", "source"),
     [
         ("perflab.records", "from perflab import units"),
-        ("perflab.units", "from perflab.records import Memory"),
-        ("perflab.gate.judge", "def f():\n    import torch"),
-        ("perflab.report.table", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
-        ("perflab.report.table", "from perflab.measure.statistics import median_interval"),
-        ("perflab.gate.judge", "from perflab.rival import blocks"),
-        ("perflab.gate.judge", "from ..measure import clock"),
+        ("perflab.units", "from perflab.records import Verdict"),
+        ("perflab.measured.judge.judge", "def f():\n    import torch"),
+        ("perflab.measured.report.table", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
+        ("perflab.report.lines", "from perflab.measure.statistics import median_interval"),
+        ("perflab.predicted.judge.judge", "from perflab.compiled import judge"),
+        ("perflab.measured.judge.judge", "from ..measure import clock"),
         ("perflab.measure.clock", "import torch"),
         ("perflab.measure.clock", "try:\n    import torch.cuda\nexcept ImportError:\n    pass"),
         ("perflab.measure.clock", "def f():\n    from perflab.plugin import options"),
         ("perflab.measure.clock", "def f():\n    import pytest"),
         ("perflab.measure.clock", "import perflab"),
-        ("perflab.plugin.case", "import triton"),
-        ("perflab.plugin.case", "class A:\n    from torch import Tensor"),
-        ("perflab.plugin.case", "if TYPE_CHECKING:\n    pass\nelse:\n    import torch"),
-        ("perflab.plugin.case", "def f():\n    from perflab.lab.models import build_model"),
-        ("perflab.plugin.case", "import importlib\nimportlib.import_module('perflab.lab.models')"),
+        ("perflab.plugin.case.perf", "import triton"),
+        ("perflab.plugin.case.perf", "class A:\n    from torch import Tensor"),
+        ("perflab.plugin.case.perf", "if TYPE_CHECKING:\n    pass\nelse:\n    import torch"),
+        ("perflab.plugin.case.perf", "def f():\n    from perflab.lab.models import build_model"),
+        ("perflab.plugin.case.perf", "import importlib\nimportlib.import_module('perflab.lab.models')"),
         ("perflab.lab.models.build", "from perflab.errors import PerflabError"),
         ("perflab.lab.models.build", "import numpy"),
         ("perflab.lab.models.build", "import pytest"),
         ("perflab.attic.old", "import os"),
-        ("perflab.plugin.case", "from perflab.attic import old"),
+        ("perflab.plugin.case.perf", "from perflab.attic import old"),
     ],
 )
 def test_the_rules_would_catch(module: str, source: str) -> None:
@@ -203,16 +304,109 @@ def test_the_rules_would_catch(module: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("perflab.rival.blocks", "from perflab.gate.robust import compare"),
+        ("perflab.compared.rounds", "from perflab.measured.judge.robust import compare"),
         ("perflab.measure.clock", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
         ("perflab.measure.clock", "def f():\n    import torch"),
         ("perflab.measure.clock", "from . import sampling"),
         ("perflab.lab.models.build", "import torch\nimport triton.language as tl\nfrom perflab.lab import attention"),
-        ("perflab.plugin.collecting", "import perflab\nimport pytest\nfrom perflab.gate import judge, store"),
+        ("perflab.plugin.session.results", "import perflab\nimport pytest\nfrom perflab.store import stale"),
     ],
 )
 def test_the_rules_allow(module: str, source: str) -> None:
     assert offences(source, module) == []
+
+
+NOT_TORCH = {
+    "_replace": "of named tuples",
+    "_asdict": "of named tuples",
+    "_exit": "of os",
+    "_getframe": "of sys",
+    "_current_frames": "of sys",
+    "_tw": "pytest's terminal writer",
+    "_do_configure": "of pytest's Config",
+    "_read": "of our own CpuAllocations, in its own module",
+}
+"""Attributes with an underscore that are used of others than ``self``: on whose account."""
+OF_PYTEST = {
+    "measured/run/cases.py": ("_excinfo",),
+    "plugin/case/untimed.py": ("_excinfo",),
+    "predicted/run/fake_cases.py": ("_excinfo",),
+    "predicted/run/fixtures_anew.py": ("_fixtureinfo", "_request"),
+    "plugin/session/benchmark.py": ("_benchmarksession",),
+}
+"""Where pytest's own attributes, or pytest-benchmark's, are asked for by name."""
+INTERNALS = ("torch_internals", "triton_internals", "lab")
+_BY_NAME = ("getattr", "hasattr", "setattr", "delattr", "attrgetter")
+
+
+def private_names(source: str) -> list[str]:
+    """Names with a leading underscore that a file has of torch, of triton, or of objects that may be theirs."""
+    tree = ast.parse(source)
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    names: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("torch", "triton"):
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names += [one.name for one in node.names if one.name.split(".")[0] in ("torch", "triton")]
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "super()"):
+            names += [node.attr] * (node.attr not in NOT_TORCH)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            names += [node.value] * node.value.startswith(("torch.", "triton."))
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in _BY_NAME:
+            names += [str(one.value) for one in node.args if isinstance(one, ast.Constant)]
+        elif isinstance(node, ast.Tuple) and [isinstance(one, ast.Constant) for one in node.elts[:2]] == [False, True]:
+            names.append(str(node.elts[1].value))  # (owner, "name", value), for attributes_replaced
+    return [name for name in names if re.search(r"(^|\.)_(?!_)", name)]
+
+
+def triton_below_the_top(source: str) -> list[str]:
+    """Imports of more than ``triton`` itself: what is documented stands there, and in ``triton.language``."""
+    modules = [one.module for one in imports_in(source, "perflab.x", is_package=False)]
+    return [one for one in modules if one.startswith("triton.") and one != "triton.language"]
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if file.split("/")[0].removesuffix(".py") not in INTERNALS])
+def test_what_is_private_of_torch_and_triton_stands_in_one_place(file: str) -> None:
+    source = (HOUSE / file).read_text(encoding="utf-8")
+    assert set(private_names(source)) - set(OF_PYTEST.get(file, ())) == set()
+    assert triton_below_the_top(source) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from torch._ops import OpOverload",
+        "from torch.library import _scoped_library",
+        "import torch._dynamo.utils",
+        "def f():\n    import torch\n    return torch._C.something()",
+        "def f(storage):\n    return storage._cdata",
+        "def f(owner):\n    return getattr(owner, '_cast', None)",
+        "import sys\nutils = sys.modules.get('torch._dynamo.utils')",
+        "def f(owner, value):\n    return [(owner, '_cast', value)]",
+    ],
+)
+def test_the_check_for_private_names_would_see(source: str) -> None:
+    assert len(private_names(source)) == 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "class A:\n    def f(self):\n        return self._own",
+        "class A(B):\n    def f(self):\n        return super()._own()",
+        'def f():\n    """As torch._C has it."""',
+        "NAMES = ('_safe_softmax', '_foreach_norm')",
+        "def f(t):\n    return t.__class__, getattr(t, '__name__'), t._replace(x=1)",
+    ],
+)
+def test_the_check_for_private_names_lets_pass(source: str) -> None:
+    assert private_names(source) == []
+
+
+def test_the_check_for_triton_would_see_what_is_below_its_top() -> None:
+    source = "import triton\nimport triton.language as tl\ndef f():\n    from triton.runtime.jit import JITFunction"
+    assert triton_below_the_top(source) == ["triton.runtime.jit"]
 
 
 def loaded_after(statement: str) -> list[str]:

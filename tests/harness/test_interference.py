@@ -6,9 +6,11 @@ import re
 
 import pytest
 
-from perflab.records import Entry, Judgement, Policy, Result, Verdict
+from perflab.measured.records import Entry
+from perflab.records import Judgement, Policy, Verdict
 from perflab.report.markdown import markdown
 from perflab.report.summary import summary
+from perflab.results import Result
 from tests.harness.make import document, entry, judge, quiet, record, replicate, result
 
 BESIDE = "other processes used 1.6 cores meanwhile"
@@ -18,7 +20,7 @@ VERDICTS = (Verdict.OK, Verdict.IMPROVED, Verdict.NEW, Verdict.INCONCLUSIVE, Ver
 def one(name: str, verdict: Verdict = Verdict.OK, busy: bool = True, **changes: object) -> Result:
     case = f"t.py::test_attend[{name}]"
     judgement = Judgement(verdict=verdict, beside=[BESIDE] if busy else [])
-    return result(case, record=record(case=case, parameters={"impl": name}), judgement=judgement, **changes)
+    return result(case, outcome=record(case=case, parameters={"impl": name}), judgement=judgement, **changes)
 
 
 @pytest.mark.parametrize("saved", [None, entry(), entry(quiet(100e6, neighbours_cores=1.6))])

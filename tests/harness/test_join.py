@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from perflab.errors import BaselineError
-from perflab.gate.join import join_baselines
-from perflab.gate.store import BaselineStore
-from perflab.records import Entry
+from perflab.measured.records import Entry
+from perflab.measured.store.times import BaselineStore
+from perflab.store.join import join_baselines
+from perflab.tiers import by_folder
 from tests.harness.make import CASE, closest, cuda_environment, entry, environment, quiet
 
 OTHER = "tests/perf/test_transformer.py::test_forward[a::b]"
@@ -31,7 +32,7 @@ def test_a_sharded_update_gives_the_files_of_one_update(tmp_path: Path) -> None:
     shards = [tmp_path / "one", tmp_path / "two"]
     for number, order in enumerate([shards, shards[::-1]]):
         output = tmp_path / f"output{number}"
-        joined = join_baselines(order, output)
+        joined = join_baselines(order, output, by_folder())
         assert joined.entries == 3
         files = sorted(path.relative_to(output) for path in joined.files)
         assert files == sorted(path.relative_to(tmp_path / "whole") for path in (tmp_path / "whole").glob("*/*"))
@@ -44,7 +45,7 @@ def test_entries_of_each_environment_stay_apart(tmp_path: Path) -> None:
     gpu, cpu = entry(quiet(1e6), environment=cuda_environment()), update(2e6)
     BaselineStore(tmp_path / "gpu").save({CASE: gpu})
     BaselineStore(tmp_path / "cpu").save({CASE: cpu})
-    join_baselines([tmp_path / "gpu", tmp_path / "cpu"], tmp_path / "both")
+    join_baselines([tmp_path / "gpu", tmp_path / "cpu"], tmp_path / "both", by_folder())
     both = BaselineStore(tmp_path / "both")
     assert closest(both, CASE, cuda_environment()) == gpu
     assert closest(both, CASE, environment()) == cpu
@@ -54,7 +55,7 @@ def test_what_the_output_holds_takes_part(tmp_path: Path) -> None:
     output = tmp_path / "baselines"
     BaselineStore(output).save({CASE: update(9e6, "2026-01-01"), OTHER: update(1e6, OLD), ELSEWHERE: update(2e6)})
     BaselineStore(tmp_path / "one").save({CASE: update(3e6), OTHER: update(4e6)})
-    join_baselines([tmp_path / "one"], output)
+    join_baselines([tmp_path / "one"], output, by_folder())
     joined = BaselineStore(output)
     medians = [
         found.replicates[1].median_ns
@@ -69,14 +70,14 @@ def test_a_damaged_file_is_named_and_nothing_is_written(tmp_path: Path) -> None:
     (path,) = BaselineStore(tmp_path / "two").save({CASE: entry()})
     path.write_text('{"schema": 1,')
     with pytest.raises(BaselineError, match=r"two/.*test_transformer.json is damaged at line 1, column 14"):
-        join_baselines([tmp_path / "one", tmp_path / "two"], tmp_path / "output")
+        join_baselines([tmp_path / "one", tmp_path / "two"], tmp_path / "output", by_folder())
     assert not (tmp_path / "output").exists()
 
 
 def test_a_directory_that_is_none_or_holds_no_baselines_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BaselineError, match=r"missing is no directory\n  -> name what --perf-baselines named"):
-        join_baselines([tmp_path / "missing"], tmp_path / "output")
+        join_baselines([tmp_path / "missing"], tmp_path / "output", by_folder())
     (tmp_path / "empty").mkdir()
     with pytest.raises(BaselineError, match="empty holds no baselines"):
-        join_baselines([tmp_path / "empty"], tmp_path / "output")
+        join_baselines([tmp_path / "empty"], tmp_path / "output", by_folder())
     assert not (tmp_path / "output").exists()

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perflab.gate.exact import CUDA_ROUNDING_BYTES
-from perflab.records import Anchor, Judgement, OutOfMemory, Policy, Record, Replicate, Verdict
-from perflab.report.failure import explain
+from perflab.measured.judge.exact import CUDA_ROUNDING_BYTES
+from perflab.measured.records import Anchor, OutOfMemory, Record, Replicate
+from perflab.measured.report.failure import explain
+from perflab.records import Judgement, Policy, Verdict
 from tests.harness.make import (
     MS,
     cuda_environment,
@@ -316,7 +317,7 @@ def test_a_vague_interval_that_does_not_reach_to_no_change_at_all_is_known_and_s
     case = record(fresh[0], fresh=fresh)
     judgement = judge(case, entry(before), POLICY)
     assert judgement.verdict is Verdict.REGRESSED
-    assert "unknown" not in explain(result(record=case, judgement=judgement), POLICY.memory_threshold, None)
+    assert "unknown" not in explain(result(outcome=case, judgement=judgement), POLICY.memory_threshold, None)
 
 
 @given(st.lists(WILD, min_size=1, max_size=4), st.lists(WILD, max_size=4), st.lists(WILD, max_size=3))
@@ -328,7 +329,7 @@ def test_no_reading_is_too_wild_to_be_judged(
     judgement = judge(case, baseline, POLICY)
     if judgement.latency is not None and judgement.latency.is_vague:
         assert judgement.verdict in (Verdict.OK, Verdict.INCONCLUSIVE) or judgement.suspect
-    explain(result(record=case, judgement=judgement), POLICY.memory_threshold, None)
+    explain(result(outcome=case, judgement=judgement), POLICY.memory_threshold, None)
     successor(baseline, entry(fresh or before), POLICY, None)
 
 

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from perflab.compiled.records import KernelBaseline
+from perflab.compiled.store import KernelStore, registration_of
+from perflab.data import to_plain
 from perflab.errors import BaselineError
-from perflab.gate.join import join_baselines
-from perflab.gate.kernel_store import KernelStore
-from perflab.gate.store import BaselineStore
+from perflab.measured.store.times import BaselineStore
+from perflab.store.join import join_baselines
+from perflab.tiers import by_folder
 from tests.harness.make import CASE, baseline, entry, kernel, resources
 
 WHERE = "kernels:EXAMPLES"
@@ -27,20 +30,63 @@ def test_what_is_saved_is_what_is_found(tmp_path: Path) -> None:
     assert store.baseline(kernel(registration="other:EXAMPLES")) is None
 
 
-def test_a_file_begins_with_its_schema_and_holds_a_number_a_line_in_order(tmp_path: Path) -> None:
+def test_a_file_holds_a_kernel_a_line_below_what_they_have_in_common(tmp_path: Path) -> None:
     store = KernelStore(tmp_path)
-    cases = {"b[sm_90]": baseline(), "a[sm_90]": baseline(), "a[sm_100]": baseline()}
+    cases = {"b[sm_90]": baseline(reason="why"), "a[sm_90]": baseline(), "a[sm_100]": baseline()}
     text = store.save(WHERE, "3.9.0", cases).read_text()
-    assert text.startswith(
-        '{\n  "schema": 1,\n  "registration": "kernels:EXAMPLES",\n  "cases": {\n    "a[sm_100]": {\n'
-    )
-    assert list(json.loads(text)["cases"]) == sorted(cases)
-    assert '        "registers": 100,\n' in text
+    assert text.startswith('{\n  "schema": 2,\n  "registration": "kernels:EXAMPLES",\n  "saves": {\n')
     assert text.endswith("}\n")
+    assert [line.split('"')[1] for line in text.splitlines() if '"registers": 100,' in line] == sorted(cases)
+    assert text.count('"why"') == 1
+    assert text.count('"ptxas"') == 2, "one for each architecture"
     store.save(WHERE, "3.9.0", {"b[sm_90]": baseline(recorded="2027-01-01", commit="later")})
     assert (tmp_path / FILE).read_text() == text, "saving the same again changes nothing"
     store.save(WHERE, "3.9.0", {"b[sm_90]": baseline(resources(registers=90), recorded="2027-01-01")})
     assert "2027-01-01" in (tmp_path / FILE).read_text()
+
+
+def test_what_differs_in_one_detail_keeps_a_line_of_its_own_in_the_tables(tmp_path: Path) -> None:
+    cases = {
+        f"{commit}-{ptxas}-{shared}[sm_90]": baseline(
+            resources(ptxas=ptxas, shared_limit_bytes=shared), commit=commit, reason=reason
+        )
+        for commit, reason in (("abc", None), ("abc", "why"), ("def", None))
+        for ptxas in ("13.4", "13.5")
+        for shared in (1000, 2000)
+    }
+    path = KernelStore(tmp_path).save(WHERE, "3.9.0", cases)
+    assert KernelStore(tmp_path).load(path) == cases
+
+
+def as_of_schema_1(cases: dict[str, KernelBaseline]) -> str:
+    return json.dumps(
+        {"schema": 1, "registration": WHERE, "cases": {case: to_plain(one) for case, one in cases.items()}}
+    )
+
+
+def test_a_file_of_schema_1_is_read_and_written_as_one_of_schema_2(tmp_path: Path) -> None:
+    cases = {"a[sm_90]": baseline(commit="abc", reason="why"), "b[sm_80]": baseline(resources(ptxas="12.9.86"))}
+    path = tmp_path / FILE
+    path.parent.mkdir()
+    path.write_text(as_of_schema_1(cases))
+    store = KernelStore(tmp_path)
+    assert store.load(path) == cases
+    assert registration_of(path) == WHERE
+    store.save(WHERE, "3.9.0", {"c[sm_90]": baseline()})
+    assert json.loads(path.read_text())["schema"] == 2
+    assert KernelStore(tmp_path).load(path) == {**cases, "c[sm_90]": baseline()}
+
+
+@pytest.mark.parametrize("broken", ["saves", "targets"])
+def test_a_kernel_whose_context_is_gone_is_named(tmp_path: Path, broken: str) -> None:
+    path = KernelStore(tmp_path).save(WHERE, "3.9.0", {"a[sm_90]": baseline()})
+    content = json.loads(path.read_text())
+    content[broken] = {}
+    path.write_text(json.dumps(content))
+    with pytest.raises(
+        BaselineError, match=r"is not a perflab kernel baseline file: a\[sm_90\]: its save or its target"
+    ):
+        KernelStore(tmp_path).load(path)
 
 
 def test_another_tritons_baseline_is_found_where_there_is_none_of_this_one(tmp_path: Path) -> None:
@@ -65,8 +111,14 @@ def test_what_is_registered_no_more_is_stale_on_the_architectures_that_were_look
     [
         (b"{", "is damaged at line 1, column 2"),
         (b"\xff", "is damaged: not UTF-8 at byte 0"),
-        (b'{"schema": 2}', "was written by a newer perflab"),
+        (b'{"schema": 3}', "was written by a newer perflab"),
+        (b'{"schema": 2, "environments": {}, "cases": {}}', "is not a perflab kernel baseline file"),
         (b'{"schema": 1, "environments": {}, "cases": {}}', "is not a perflab kernel baseline file"),
+        (b'{"schema": 1, "registration": "a:B", "cases": {"a": 1}}', "is not a perflab kernel baseline file"),
+        (
+            b'{"schema": 1, "registration": "a:B", "cases": {"a": {"resources": {}}}}',
+            "is not a perflab kernel baseline",
+        ),
     ],
 )
 def test_a_damaged_or_foreign_file_is_named_and_left_alone(tmp_path: Path, content: bytes, said: str) -> None:
@@ -89,7 +141,7 @@ def test_shards_are_joined_with_what_was_measured_beside_them(tmp_path: Path) ->
     newer = baseline(resources(registers=1), recorded="2026-11-22")
     KernelStore(tmp_path / "two").save(WHERE, "3.9.0", {"b[sm_90]": newer})
     BaselineStore(tmp_path / "two").save({CASE: entry()})
-    joined = join_baselines([tmp_path / "one", tmp_path / "two"], tmp_path / "out")
+    joined = join_baselines([tmp_path / "one", tmp_path / "two"], tmp_path / "out", by_folder())
     assert (joined.entries, len(joined.files)) == (3, 2)
     found = KernelStore(tmp_path / "out").load(tmp_path / "out" / FILE)
     assert found == {"a[sm_90]": baseline(), "b[sm_90]": newer}

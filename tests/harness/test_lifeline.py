@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from perflab.compared.sides.process import SideProcess, Start
 from perflab.errors import SideEndedError
-from perflab.rival.process import SideProcess, Start
 
 BUSY = "import time\nwhile True:\n    sum(range(1000))\n"
 
@@ -44,12 +44,13 @@ def test_a_process_that_does_not_answer_is_ended_and_what_it_said_is_told(tmp_pa
 def test_a_process_that_is_at_work_ends_at_once_when_its_session_is_killed(tmp_path: Path) -> None:
     at_work = tmp_path / "pid"
     child = (
-        "import os\nfrom perflab.rival.lifeline import end_with_session\n"
+        "import os\nfrom perflab.compared.sides.lifeline import end_with_session\n"
         "end_with_session(int(os.environ['PERFLAB_SOCKET']))\n"
         f"open({str(at_work)!r}, 'w').write(str(os.getpid()))\n{BUSY}"
     )
     session = (
-        "import os, sys, time\nfrom pathlib import Path\nfrom perflab.rival.process import SideProcess, Start\n"
+        "import os, sys, time\nfrom pathlib import Path\n"
+        "from perflab.compared.sides.process import SideProcess, Start\n"
         f"side = SideProcess(Start('main', [sys.executable, '-c', {child!r}], dict(os.environ), Path('.')))\n"
         "time.sleep(60)\n"
     )
@@ -66,7 +67,7 @@ def test_a_process_that_is_at_work_ends_at_once_when_its_session_is_killed(tmp_p
 
 def test_a_process_whose_session_ended_before_it_began_does_not_begin(tmp_path: Path) -> None:
     code = (
-        "import os, socket\nfrom perflab.rival.lifeline import end_with_session\n"
+        "import os, socket\nfrom perflab.compared.sides.lifeline import end_with_session\n"
         "ours, theirs = socket.socketpair()\nours.close()\nend_with_session(theirs.fileno())\nprint('began')"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from perflab.records import Change, Judgement, Parameters, Quote, Result, Verdict
+from perflab.data import Parameters
+from perflab.measured.records import Quote
+from perflab.records import Change, Judgement, Verdict
+from perflab.report.lines import short_name
 from perflab.report.summary import LONG, summary
-from perflab.report.table import short_name
 from perflab.report.view import DEFAULT_VIEW, View
+from perflab.results import Result
 from tests.harness.make import MS, document, predicted_result, record, replicate
 
 LEVELS, SHAPES = ("naive", "flash", "tiled", "flex", "math", "fused", "mine"), ("256-64", "1024-64", "256-128")
@@ -20,12 +23,12 @@ def case(impl: str, shape: str, verdict: Verdict = Verdict.OK) -> Result:
     work = {"flops": 1e9, "forward_flops": 3e8, "backward_flops": 7e8}
     now = record(replicate(30 * MS, phases_ns=phases), case=name, parameters=parameters, work=work)
     judgement = Judgement(verdict=verdict, latency=Change(before=29 * MS, now=30 * MS, ratio=30 / 29))
-    return Result(case=name, record=now, judgement=judgement, side_by_side="impl")
+    return Result(case=name, outcome=now, judgement=judgement, side_by_side="impl")
 
 
 def alone(number: int, verdict: Verdict = Verdict.OK) -> Result:
     name = f"tests/perf/test_y.py::test_alone[{number}]"
-    return Result(case=name, record=record(replicate(), case=name), judgement=Judgement(verdict=verdict))
+    return Result(case=name, outcome=record(replicate(), case=name), judgement=Judgement(verdict=verdict))
 
 
 def judged(one: Result, verdict: Verdict, reason: str) -> Result:
@@ -82,7 +85,7 @@ def test_in_a_long_run_a_reason_that_several_undecided_cases_have_is_said_once_a
 def test_in_a_long_run_what_others_measured_and_what_fills_a_prediction_are_shown_on_request() -> None:
     quotes = [Quote(source="H100, elsewhere", ns=2 * MS)]
     studied = [
-        Result(case=one.case, record=structs.replace(one.record, quotes=quotes), judgement=one.judgement, study="ends")
+        Result(case=one.case, outcome=structs.replace(one.record, quotes=quotes), judgement=one.judgement, study="ends")
         for one in (alone(number) for number in range(30))
         if one.record is not None
     ]

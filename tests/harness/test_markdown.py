@@ -8,15 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perflab.records import Document, Judgement, Policy, Result, Verdict
+from perflab.records import Judgement, Policy, Verdict
 from perflab.report.escaping import code
 from perflab.report.markdown import markdown
+from perflab.results import Document, Result
 from tests.harness.make import cuda_environment, document, entry, judge, quiet, record, replicate, result
 
 
 def regressed(case: str = "t.py::test_slow", failure: str = "slow is slower than its baseline\nwhy: code") -> Result:
     now = record(replicate(130e6), fresh=quiet(130e6), case=case)
-    return Result(case=case, record=now, judgement=judge(now, entry(), Policy()), failure=failure)
+    return Result(case=case, outcome=now, judgement=judge(now, entry(), Policy()), failure=failure)
 
 
 def cells(text: str) -> list[list[str]]:
@@ -62,7 +63,7 @@ def test_a_run_that_was_not_compared_with_baselines_names_none_and_says_first_wi
 def test_what_failed_stands_before_what_is_only_unclear_and_the_rest_keeps_its_order() -> None:
     judged = [Verdict.OK, Verdict.NEW, Verdict.INCONCLUSIVE, Verdict.FAILED, Verdict.REGRESSED, Verdict.OK]
     run = [
-        Result(case=f"t.py::test_{number}", record=None, judgement=Judgement(verdict=verdict))
+        Result(case=f"t.py::test_{number}", judgement=Judgement(verdict=verdict))
         for number, verdict in enumerate(judged)
     ]
     assert [row[0] for row in cells(markdown(document(*run)))[2:]] == ["`4`", "`3`", "`2`", "`0`", "`1`", "`5`"]
@@ -109,7 +110,7 @@ def test_a_failure_that_holds_fences_does_not_end_its_own_and_a_long_one_is_cut_
 
 
 def test_every_environment_has_its_line() -> None:
-    gpu = result("t.py::test_gpu", record=record(environment=cuda_environment()))
+    gpu = result("t.py::test_gpu", outcome=record(environment=cuda_environment()))
     text = markdown(document(result("t.py::test_cpu"), gpu))
     assert "\n\ncpu: AMD EPYC" in text
     assert "\n\ncuda: NVIDIA H200 · torch 2.13.0 · " in text

@@ -10,7 +10,7 @@ import torch
 from perflab.measure.measurement import Measured, measure, replicate_of
 from perflab.measure.sampling import Plan
 from perflab.measure.workload import Step, Workload
-from perflab.records import Measurement
+from perflab.measured.records import Measurement
 from tests.harness.make import MS
 from tests.harness.virtual_clock import VirtualClock
 

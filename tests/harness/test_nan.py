@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from perflab.measure.memory import cpu_allocations
-from perflab.plugin.results import holds_nan
+from perflab.plugin.case.returned import holds_nan
 
 KINDS: dict[str, Callable[[], torch.Tensor]] = {
     "float32": lambda: torch.zeros(2048, 1024),

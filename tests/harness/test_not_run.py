@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from perflab.records import Judgement, Result, Shortage, Verdict
+from perflab.records import Judgement, Shortage, Verdict
 from perflab.report.markdown import markdown
 from perflab.report.not_run import not_run
 from perflab.report.summary import summary
 from perflab.report.view import View
+from perflab.results import Result
 from tests.harness.make import document, result
 
 COMMAND = "pytest -m perf --model=small"
@@ -15,7 +16,7 @@ GIB = 2**30
 
 def skipped(name: str, *short_of: Shortage, reason: str = "not today") -> Result:
     judgement = Judgement(verdict=Verdict.SKIPPED, reasons=[reason], short_of=list(short_of))
-    return Result(case=f"t.py::test_{name}", record=None, judgement=judgement)
+    return Result(case=f"t.py::test_{name}", judgement=judgement)
 
 
 def late(name: str, needed_s: float) -> Result:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from perflab.gate.null_control import NO_CONTROL, Control, control_of, widened
-from perflab.gate.paired import PairedCase, PairedPolicy, latency_findings
-from perflab.gate.robust import ratio_of
-from perflab.gate.trimmed import estimate
+from perflab.compared.judge.null_control import NO_CONTROL, Control, control_of, widened
+from perflab.compared.judge.paired import PairedCase, PairedPolicy, latency_findings
+from perflab.measured.judge.robust import ratio_of
+from perflab.measured.judge.trimmed import estimate
 from perflab.records import Verdict
 from tests.harness.machine import Machine, compared
 

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from perflab.gate.baselines import Baselines
-from perflab.gate.own_history import KEPT_REPLICATES, Reading, Step, next_step
-from perflab.records import Entry, Environment, Policy, changed
+from perflab.data import changed
+from perflab.measured.judge.local_history import KEPT_REPLICATES, Reading, Step, next_step
+from perflab.measured.records import Entry
+from perflab.measured.store.baselines import Baselines
+from perflab.records import Environment, Policy
 from tests.harness.make import CASE, MS, cuda_environment, entry, environment, replicate
 
 POLICY = Policy()

@@ -10,7 +10,7 @@ from statistics import median
 
 import pytest
 
-from perflab.gate.paired import (
+from perflab.compared.judge.paired import (
     LOOKS,
     PairedCase,
     PairedFinding,
@@ -20,8 +20,8 @@ from perflab.gate.paired import (
     latency_findings,
     stage,
 )
-from perflab.gate.robust import student_t_quantile, student_t_tail
-from perflab.gate.trimmed import estimate
+from perflab.measured.judge.robust import student_t_quantile, student_t_tail
+from perflab.measured.judge.trimmed import estimate
 from perflab.records import MEANINGLESS, Verdict
 
 Noise = Callable[[random.Random], float]

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from perflab.predict.account import Account, account_of, peak_of, rounded_as_on_cuda
-from perflab.predict.prediction import Work
-from perflab.predict.trace import Alloc, Event, Free, Op, Place, Saved, Trace, Use
+from perflab.predicted.memory.account import Account, account_of, peak_of, rounded_as_on_cuda
+from perflab.predicted.prediction import Work
+from perflab.predicted.trace.trace import Alloc, Event, Free, Op, Place, Saved, Trace, Use
 from tests.harness.traced import exact, traced_as_is
 
 FORWARD = Place("forward", "blocks.*.mlp", "model.py:12")

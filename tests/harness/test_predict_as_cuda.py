@@ -16,9 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from perflab.predict import cuda_autocast_lists as lists
-from perflab.predict.as_cuda import as_cuda, on_host
-from perflab.predict.fake import fake_tensors
+from perflab.predicted.cuda import autocast_lists as lists
+from perflab.predicted.cuda.as_cuda import as_cuda, on_host
+from perflab.predicted.cuda.fake import fake_tensors
 
 optimizers: Any = sys.modules["torch.optim.optimizer"]
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64

@@ -6,12 +6,12 @@ import functools
 
 import pytest
 
-from perflab.gate.predicted import baseline_of, judge_predicted
-from perflab.predict.as_cuda import as_cuda
-from perflab.predict.fake import fake_tensors
-from perflab.predict.gpus import parse_gpu
-from perflab.predict.prediction import ON_CUDA, Proofs, predict
-from perflab.predictions import Prediction
+from perflab.predicted.cuda.as_cuda import as_cuda
+from perflab.predicted.cuda.fake import fake_tensors
+from perflab.predicted.gpus.names import parse_gpu
+from perflab.predicted.judge.judge import baseline_of, judge_predicted
+from perflab.predicted.prediction import ON_CUDA, Proofs, predict
+from perflab.predicted.records import Prediction
 from perflab.records import Policy, Verdict
 
 from .faulty import build

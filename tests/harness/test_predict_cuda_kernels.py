@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from perflab.predict.as_cuda import as_cuda
-from perflab.predict.cuda_kernels import CHUNK, MOST_BLOCKS, MOST_TENSORS, hidden_bytes, launches
-from perflab.predict.fake import fake_tensors
+from perflab.predicted.cuda.as_cuda import as_cuda
+from perflab.predicted.cuda.fake import fake_tensors
+from perflab.predicted.cuda.kernels import CHUNK, MOST_BLOCKS, MOST_TENSORS, hidden_bytes, launches
 
 BF16, FP32 = torch.bfloat16, torch.float32
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from perflab.predict.fake import fake_tensors, is_compiled
-from perflab.predict.fake_errors import what_needs_numbers
+from perflab.predicted.cuda.fake import fake_tensors, is_compiled
+from perflab.predicted.cuda.fake_errors import what_needs_numbers
 
 
 def initialisers() -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perflab.predict.gpus import GPUS, gpu_by_device_name, parse_gpu
+from perflab.predicted.gpus.names import GPUS, gpu_by_device_name, parse_gpu
 
 GIB = 2**30
 

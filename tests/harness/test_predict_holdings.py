@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from perflab.predict.as_cuda import as_cuda
-from perflab.predict.fake import fake_tensors
-from perflab.predict.holdings import Holding, holdings
-from perflab.predict.modules import book_of
-from perflab.predict.trace import Layer
+from perflab.predicted.cuda.as_cuda import as_cuda
+from perflab.predicted.cuda.fake import fake_tensors
+from perflab.predicted.trace.live_before import Holding, holdings
+from perflab.predicted.trace.modules import book_of
+from perflab.predicted.trace.trace import Layer
 from perflab.reachable import reachable
 from tests.harness.traced import exact, traced_as_is, work
 

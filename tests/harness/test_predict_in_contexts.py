@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils.flop_counter import FlopCounterMode
 
-from perflab.predict.as_cuda import as_cuda
-from perflab.predict.fake import fake_tensors
+from perflab.predicted.cuda.as_cuda import as_cuda
+from perflab.predicted.cuda.fake import fake_tensors
 
 
 class Passing(TorchFunctionMode):

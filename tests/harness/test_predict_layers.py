@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from perflab.predict.prediction import Traced, Work, traced
-from perflab.predict.same import same
-from perflab.predict.tracer import Hidden
+from perflab.predicted.layers.same import same
+from perflab.predicted.prediction import Traced, Work, traced
+from perflab.predicted.trace.tracer import Hidden
 from tests.harness.traced import work
 
 WIDTH, LAYERS = 8, 9

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from perflab.predict.modules import ModuleBook, book_of
-from perflab.predict.trace import Layer
+from perflab.predicted.trace.modules import ModuleBook, book_of
+from perflab.predicted.trace.trace import Layer
 
 
 def layer() -> nn.Module:

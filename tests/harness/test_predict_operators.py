@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, flop_registry, register_flop_formula
 
-from perflab.predict.trace import Op
+from perflab.predicted.trace.trace import Op
 from tests.harness.traced import ops, traced_as_is, traced_fake, work
 
 

@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from perflab.predict import prediction
-from perflab.predict.account import account_of
-from perflab.predict.as_cuda import as_cuda
-from perflab.predict.fake import fake_tensors
-from perflab.predict.gpus import parse_gpu
-from perflab.predict.prediction import ON_CUDA, Proofs, Work, predict, traced
-from perflab.predict.roofline import bound_ns, roofline_ns
-from perflab.predict.trace import Op, Trace
+from perflab.predicted import prediction
+from perflab.predicted.cuda.as_cuda import as_cuda
+from perflab.predicted.cuda.fake import fake_tensors
+from perflab.predicted.gpus.names import parse_gpu
+from perflab.predicted.gpus.roofline import bound_ns, roofline_ns
+from perflab.predicted.memory.account import account_of
+from perflab.predicted.prediction import ON_CUDA, Proofs, Work, predict, traced
+from perflab.predicted.trace.trace import Op, Trace
 
 from .traced import phased, work
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from perflab.predict.resized import Interpolated, Outline, outline_of
+from perflab.predicted.memory.resized import Interpolated, Outline, outline_of
 from tests.harness.traced import exact, traced_as_is, work
 
 

@@ -6,18 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perflab.predict.gpus import GPUS, Gpu
-from perflab.predict.roofline import (
+from perflab.predicted.gpus.names import GPUS, Gpu
+from perflab.predicted.gpus.roofline import (
     Efficiency,
     bound_ns,
     efficiency,
     estimate_ns,
-    estimate_range_ns,
     rate_of,
     roofline_ns,
     room_bytes,
 )
-from perflab.predict.trace import Op, Place
+from perflab.predicted.trace.trace import Op, Place
 
 H100, V100, A100 = GPUS["h100"], GPUS["v100-32gb"], GPUS["a100-80gb"]
 
@@ -114,7 +113,6 @@ def test_efficiency_is_the_median_share_with_its_range_and_number() -> None:
     reached = efficiency(pairs)
     assert reached == Efficiency(median=0.55, lowest=0.01, highest=0.7, count=5)
     assert estimate_ns(110.0, reached) == pytest.approx(200.0)
-    assert estimate_range_ns(7.0, reached) == pytest.approx((10.0, 700.0))
 
 
 def test_efficiency_of_nothing_is_none() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perflab.predict.search import MOST, TRUSTED_CALLS, Remembered, largest
+from perflab.predicted.memory.search import MOST, TRUSTED_CALLS, largest
 
 MIB, GIB = 2**20, 2**30
 Curve = Callable[[int], int]
@@ -173,34 +173,6 @@ def test_a_peak_that_dips_ends_at_one_of_the_places_where_fitting_ends() -> None
     answer = largest(dips, 10_000, start=1)
     assert answer is not None
     assert dips(answer) <= 10_000 < dips(answer + 1)
-
-
-def test_a_remembered_function_is_called_once_for_each_size_and_shares_what_it_knows() -> None:
-    counted = Counted(lambda n: GIB + 3_000_000 * n)
-    peak = Remembered(counted, {1: GIB + 3_000_000})
-    answers = [largest(peak, room * GIB, start=1, known=peak.known) for room in (22, 39, 79, 139)]
-    assert answers == [(room - 1) * GIB // 3_000_000 for room in (22, 39, 79, 139)]
-    assert len(set(counted.asked)) == len(counted.asked) <= 2 * 4 + 1
-    assert 1 not in counted.asked
-    before = len(counted.asked)
-    assert largest(peak, 79 * GIB, start=1, known=peak.known) == answers[2]
-    assert len(counted.asked) == before
-
-
-def test_an_error_is_not_remembered() -> None:
-    answers = iter([RuntimeError("out of luck"), 7])
-
-    def peak_bytes(size: int) -> int:
-        answer = next(answers)
-        if isinstance(answer, RuntimeError):
-            raise answer
-        return answer
-
-    peak = Remembered(peak_bytes)
-    with pytest.raises(RuntimeError, match="out of luck"):
-        peak(3)
-    assert peak.known == {}
-    assert peak(3) == peak(3) == 7
 
 
 @pytest.mark.parametrize(("start", "step", "most"), [(0, 1, 10), (1, 0, 10), (1, 128, 100)])

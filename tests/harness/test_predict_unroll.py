@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from perflab.predict.trace import Alloc, Event, Free, Layer, Op, Place, Trace, Use
-from perflab.predict.unroll import NotPeriodic, same, unroll
+from perflab.predicted.layers.unroll import NotPeriodic, same, unroll
+from perflab.predicted.trace.trace import Alloc, Event, Free, Layer, Op, Place, Trace, Use
 from tests.harness.layered_runs import Program, Tape, Work, drawn, run
 
 WORK = (

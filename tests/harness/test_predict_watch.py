@@ -11,12 +11,12 @@ from torch import nn
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from perflab.predict.account import account_of
-from perflab.predict.as_cuda import as_cuda
-from perflab.predict.fake import fake_tensors
-from perflab.predict.prediction import ON_CUDA, Proofs, Traced, Work, traced
-from perflab.predict.same import same
-from perflab.predict.watch import CalledOff
+from perflab.predicted.cuda.as_cuda import as_cuda
+from perflab.predicted.cuda.fake import fake_tensors
+from perflab.predicted.layers.same import same
+from perflab.predicted.memory.account import account_of
+from perflab.predicted.prediction import ON_CUDA, Proofs, Traced, Work, traced
+from perflab.predicted.trace.watch import CalledOff
 
 from .traced import phased
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from perflab.predictions import Prediction
-from perflab.records import Judgement, Policy, Result, Verdict
+from perflab.measured.report.side_by_side import side_by_side
+from perflab.measured.report.studies import studies
+from perflab.predicted.records import Prediction
+from perflab.predicted.report.table import prediction_head, prediction_notes, prediction_table
+from perflab.records import Judgement, Policy, Verdict
 from perflab.report.markdown import markdown
-from perflab.report.predictions import prediction_head, prediction_notes, prediction_table
-from perflab.report.side_by_side import side_by_side
-from perflab.report.studies import studies
 from perflab.report.summary import summary
 from perflab.report.view import View
+from perflab.results import Result
 from tests.harness.make import (
     GIB,
     cost,
@@ -163,9 +164,7 @@ def test_a_worse_case_names_what_grew_before_all_else_and_what_is_not_gated_too(
 
 
 def test_measured_predicted_and_compiled_cases_stand_in_one_summary_each_in_a_table_of_its_own() -> None:
-    skipped = Result(
-        case="t.py::test_b", record=None, judgement=Judgement(verdict=Verdict.SKIPPED, reasons=["no room"])
-    )
+    skipped = Result(case="t.py::test_b", judgement=Judgement(verdict=Verdict.SKIPPED, reasons=["no room"]))
     run = document(
         predicted_result(grown(fit=fit()), predicted_baseline(), failure="needs more"),
         predicted_result(prediction(gpu="l4"), case="t.py::test_other"),

@@ -14,9 +14,9 @@ import torch
 from torch.cuda import _memory_viz
 
 from perflab.measure.memory_snapshot import record_memory
-from perflab.predict.replay import replay
-from perflab.predict.snapshot import write_snapshot, write_timeline
-from perflab.predict.trace import Alloc, Event, Free, Layer, Op, Place, Trace, Use
+from perflab.predicted.memory.replay import replay
+from perflab.predicted.memory.snapshot import write_snapshot, write_timeline
+from perflab.predicted.trace.trace import Alloc, Event, Free, Layer, Op, Place, Trace, Use
 
 MIB = 2**20
 VIEWER_KNOWS = """

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from perflab.data import Parameters, changed
 from perflab.errors import BaselineError
-from perflab.gate.join import join_baselines
-from perflab.gate.predicted_store import PredictedStore
-from perflab.gate.stale import Collection, Function, Stored, find_stale
-from perflab.gate.store import BaselineStore
-from perflab.records import Parameters, changed
+from perflab.measured.store.times import BaselineStore
+from perflab.predicted.store.predictions import PredictedStore
+from perflab.store.join import join_baselines
+from perflab.store.stale import Collection, Function, Stored, find_stale
+from perflab.tiers import by_folder
 from tests.harness.make import CASE, closest, cost, entry, environment, part, predicted_baseline, prediction, saved
 
 OTHER = "tests/perf/test_transformer.py::test_forward[a::b]"
@@ -187,7 +188,7 @@ def test_shards_are_joined_each_gpu_apart_and_the_latest_counts(tmp_path: Path) 
     PredictedStore(tmp_path / "two").save("h100", {CASE: late})
     PredictedStore(tmp_path / "two").save("l4", {CASE: predicted_baseline()})
     BaselineStore(tmp_path / "two").save({CASE: entry()})
-    joined = join_baselines([tmp_path / "two", tmp_path / "one"], tmp_path / "all")
+    joined = join_baselines([tmp_path / "two", tmp_path / "one"], tmp_path / "all", by_folder())
     assert joined.entries == 4
     store = PredictedStore(tmp_path / "all")
     assert [store.baseline(gpu, case) for gpu, case in (("h100", CASE), ("h100", OTHER), ("l4", CASE))] == [

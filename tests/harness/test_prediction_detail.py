@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from perflab.report.prediction_detail import prediction_detail
+from perflab.predicted.report.detail import prediction_detail
 from tests.harness.make import GIB, cost, fit, part, prediction, saved
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perflab.report.prediction_facts import (
+from perflab.predicted.report.facts import (
     Checkpoint,
     compute_bound,
     filled_by,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from perflab.predictions import Prediction
+from perflab.predicted.records import Prediction
+from perflab.predicted.report.failure import explain_prediction
 from perflab.records import Policy
-from perflab.report.prediction_failure import explain_prediction
 from tests.harness.make import GIB, cost, fit, part, predicted_baseline, predicted_result, prediction
 
 USUAL = prediction()

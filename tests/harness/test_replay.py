@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from perflab.predict.caching_allocator import FIRST_ADDRESS, round_size
-from perflab.predict.replay import WORKSPACE, replay
-from perflab.predict.trace import Alloc, Event, Free, Op, Place, Trace, Use
+from perflab.predicted.memory.caching_allocator import FIRST_ADDRESS, round_size
+from perflab.predicted.memory.replay import WORKSPACE, replay
+from perflab.predicted.trace.trace import Alloc, Event, Free, Op, Place, Trace, Use
 
 MIB = 2**20
 PLACE = Place("forward", "blocks.*.attention", "model.py:45")

@@ -9,21 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
-from perflab.records import (
-    Change,
-    Evidence,
-    Judgement,
-    Measurement,
-    OutOfMemory,
-    Policy,
-    Record,
-    Replicate,
-    Result,
-    Verdict,
-)
-from perflab.report.failure import explain
-from perflab.report.table import short_name, table, wrap_facts
+from perflab.compiled.records import CompiledCase
+from perflab.measured.records import Evidence, Measurement, OutOfMemory, Record, Replicate
+from perflab.measured.report.failure import explain
+from perflab.measured.report.table import table
+from perflab.records import Change, Judgement, Policy, Verdict
+from perflab.report.lines import short_name, wrap_facts
 from perflab.report.tally import tally
+from perflab.results import Result
 from tests.harness.make import (
     CASE,
     MS,
@@ -51,7 +44,7 @@ def lines(*results: Result, width: int = 80) -> list[str]:
 
 def judged(now: Record, before_ns: float = 100 * MS, **baseline: int) -> Result:
     """A case as the judge sees it against a baseline of three quiet replicates."""
-    return Result(case=now.case, record=now, judgement=judge(now, entry(quiet(before_ns, **baseline)), Policy()))
+    return Result(case=now.case, outcome=now, judgement=judge(now, entry(quiet(before_ns, **baseline)), Policy()))
 
 
 def step(median_ns: float, backward_ns: float, **changes: object) -> Record:
@@ -74,7 +67,7 @@ def slower_step() -> Result:
     before = quiet(
         100 * MS, peak_bytes=2**30, phases_ns={"forward": 30 * MS, "backward": 60 * MS, "optimizer": 10 * MS}
     )
-    return Result(case=CASE, record=now, judgement=judge(now, entry(before), Policy()))
+    return Result(case=CASE, outcome=now, judgement=judge(now, entry(before), Policy()))
 
 
 # --- the table ---------------------------------------------------------------------------------------------------
@@ -89,19 +82,17 @@ def a_whole_run() -> list[Result]:
     return [
         judged(record(replicate(100.4 * MS, peak_bytes=2**30), case=f"{prefix}step[tiny]")),
         slower_step(),
-        result(f"{prefix}forward[medium]", Verdict.NEW, record=tokens),
+        result(f"{prefix}forward[medium]", Verdict.NEW, outcome=tokens),
         judged(record(replicate(80 * MS), case=f"{prefix}forward[fused]")),
         result(f"{prefix}forward[elsewhere]", judgement=elsewhere),
         judged(record(replicate(130 * MS), fresh=quiet(130 * MS, fastest_ns=99 * MS), case=f"{prefix}noisy")),
-        Result(case=f"{prefix}large[16 GiB]", record=out, judgement=judge(out, None, Policy())),
+        Result(case=f"{prefix}large[16 GiB]", outcome=out, judgement=judge(out, None, Policy())),
         Result(
             case=LONG,
-            record=None,
             judgement=Judgement(verdict=Verdict.SKIPPED, reasons=["needs 57.3 GiB of memory (19.8 GiB free)"]),
         ),
         Result(
             case=f"{prefix}broken",
-            record=None,
             judgement=Judgement(verdict=Verdict.FAILED, reasons=["the test failed"]),
         ),
     ]
@@ -118,13 +109,13 @@ def test_no_line_of_a_whole_table_is_longer_than_80_columns() -> None:
 
 @pytest.mark.parametrize("verdict", list(Verdict))
 def test_every_verdict_fits_80_columns_beside_a_long_name(verdict: Verdict) -> None:
-    (_, line) = lines(result(LONG, verdict, record=record(replicate(peak_bytes=2**30))))
+    (_, line) = lines(result(LONG, verdict, outcome=record(replicate(peak_bytes=2**30))))
     assert len(line) <= 80
 
 
 @pytest.mark.parametrize("verdict", [v for v in Verdict if v not in (Verdict.SKIPPED, Verdict.FAILED)])
 def test_every_verdict_that_is_saved_fits_80_columns_beside_a_long_name(verdict: Verdict) -> None:
-    (_, line) = lines(result(LONG, verdict, record=record(replicate(peak_bytes=2**30)), saved=True))
+    (_, line) = lines(result(LONG, verdict, outcome=record(replicate(peak_bytes=2**30)), saved=True))
     changed = verdict in (Verdict.REGRESSED, Verdict.IMPROVED, Verdict.INCONCLUSIVE)
     assert line.endswith("  accepted" if changed else f"  {verdict}, saved")
     assert len(line) <= 80
@@ -140,7 +131,7 @@ runs = st.lists(
                 latency=Change(before=median_ns / ratio, now=median_ns, ratio=ratio),
                 reasons=["it is as it is, and this sentence goes on for longer than a line of the table is wide"],
             ),
-            record=record(replicate(median_ns, noise=noise, peak_bytes=peak)),
+            outcome=record(replicate(median_ns, noise=noise, peak_bytes=peak)),
         ),
         names,
         st.sampled_from(Verdict),
@@ -184,18 +175,18 @@ def test_numbers_end_below_the_ends_of_their_headers() -> None:
 
 @pytest.mark.parametrize("noise", [1.0, 1.5, 1e9])
 def test_a_spread_beyond_the_median_is_no_figure_and_leaves_a_gap_between_the_columns(noise: float) -> None:
-    (_, line) = lines(result(record=record(replicate(noise=noise))))
+    (_, line) = lines(result(outcome=record(replicate(noise=noise))))
     assert re.search(r"100 ms\s+>±100%\s", line)
 
 
 def test_a_case_of_one_sample_shows_no_spread() -> None:
-    (_, line) = lines(result(record=record(replicate(samples=1, noise=0.0))))
+    (_, line) = lines(result(outcome=record(replicate(samples=1, noise=0.0))))
     assert "±" not in line
 
 
 def test_a_case_without_a_number_shows_dashes() -> None:
     failed = Judgement(verdict=Verdict.FAILED, reasons=["the test failed"])
-    _header, line, why = lines(Result(case=CASE, record=None, judgement=failed))
+    _header, line, why = lines(Result(case=CASE, judgement=failed))
     assert line.count("–") == 4
     assert line.endswith("FAILED")
     assert why == "  the test failed"
@@ -204,7 +195,7 @@ def test_a_case_without_a_number_shows_dashes() -> None:
 def test_a_skipped_case_gives_its_reason_on_its_line_where_that_fits() -> None:
     for reason in ("needs a GPU", "needs " + "a lot of things " * 5):
         skipped = Judgement(verdict=Verdict.SKIPPED, reasons=[reason])
-        _header, line, *more = lines(Result(case=CASE, record=None, judgement=skipped))
+        _header, line, *more = lines(Result(case=CASE, judgement=skipped))
         if len(reason) < 20:
             assert line == "step[small-128-fp32]  skipped: needs a GPU"
             assert not more
@@ -266,13 +257,13 @@ def test_a_short_name_is_the_tests_own_with_all_of_its_parameters(case: str, nam
 def test_a_tally_counts_each_verdict_once_and_names_none_that_did_not_occur() -> None:
     run = [result(verdict=v) for v in (Verdict.NEW, Verdict.OK, Verdict.REGRESSED, Verdict.OK)]
     assert tally(run) == "2 ok · 1 regressed · 1 new"
-    assert tally([*run, result(verdict=Verdict.SKIPPED, record=None)]) == "2 ok · 1 regressed · 1 new · 1 skipped"
+    assert tally([*run, result(verdict=Verdict.SKIPPED, outcome=None)]) == "2 ok · 1 regressed · 1 new · 1 skipped"
     assert tally([]) == ""
 
 
-SKIPPED, FAILED = (result(verdict=verdict, record=None) for verdict in (Verdict.SKIPPED, Verdict.FAILED))
+SKIPPED, FAILED = (result(verdict=verdict, outcome=None) for verdict in (Verdict.SKIPPED, Verdict.FAILED))
 PREDICTED = predicted_result(prediction(), predicted_baseline())
-COMPILED = result(record=None, compiled=kernel())
+COMPILED = result(outcome=CompiledCase(now=kernel()))
 
 
 @pytest.mark.parametrize(
@@ -335,21 +326,21 @@ def test_what_failed_stands_first_and_is_marked_and_what_got_better_is_not() -> 
 
 def test_a_case_that_strict_checking_fails_has_no_row_that_failed() -> None:
     unsure = Judgement(verdict=Verdict.INCONCLUSIVE, latency=Change(before=1e6, now=2e6, ratio=2.0, limit=1.05))
-    assert "failed" not in explain(Result(case=CASE, record=None, judgement=unsure), 0.0, None)
+    assert "failed" not in explain(Result(case=CASE, judgement=unsure), 0.0, None)
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.18, 9.75), (0.5, float("inf")), (None, None)])
 def test_an_interval_that_says_nothing_is_no_figure(low: float | None, high: float | None) -> None:
     vague = Change(before=1e6, now=2e6, ratio=2.0, low=low, high=high, limit=1.05)
     unsure = Judgement(verdict=Verdict.INCONCLUSIVE, latency=vague)
-    row = explain(Result(case=CASE, record=None, judgement=unsure), 0.0, None).splitlines()[2]
+    row = explain(Result(case=CASE, judgement=unsure), 0.0, None).splitlines()[2]
     assert re.fullmatch(r"latency +1\.00 ms +2\.00 ms +\+100\.0% +can't tell +\+5%", row)
 
 
 def test_a_ratio_that_no_code_has_prints_no_long_number() -> None:
     far = Change(before=1.0, now=1e15, ratio=1e15, low=1e14, high=1e16, limit=1e9)
     judgement = Judgement(verdict=Verdict.REGRESSED, latency=far, worse=["latency"])
-    shown = Result(case=CASE, record=record(), judgement=judgement)
+    shown = Result(case=CASE, outcome=record(), judgement=judgement)
     text = "\n".join([explain(shown, 0.0, None), *lines(shown)])
     assert "x1.00e+15" in text
     assert max(map(len, re.findall(r"[\d,]+", text))) <= 5
@@ -385,7 +376,7 @@ def test_a_disturbance_is_told_once_as_the_reason_or_beside_the_evidence() -> No
 def failure(now: Record, before_bytes: int, threshold: float = 0.0) -> str:
     baseline = entry(quiet(100 * MS, peak_bytes=before_bytes), environment=now.environment)
     judgement = judge(now, baseline, Policy(memory_threshold=threshold))
-    return explain(Result(case=CASE, record=now, judgement=judgement), threshold, ACCEPT)
+    return explain(Result(case=CASE, outcome=now, judgement=judgement), threshold, ACCEPT)
 
 
 def hungrier(peak_bytes: int, median_ns: float = 100 * MS, **changes: object) -> Record:
@@ -441,4 +432,4 @@ def test_a_step_of_one_phase_has_no_place_within_it() -> None:
     shown = slower_step()
     phases = {"backward": shown.judgement.phases["backward"]}
     judgement = Judgement(verdict=Verdict.REGRESSED, latency=shown.judgement.latency, phases=phases)
-    assert "where:" not in explain(Result(case=CASE, record=shown.record, judgement=judgement), 0.0, ACCEPT)
+    assert "where:" not in explain(Result(case=CASE, outcome=shown.record, judgement=judgement), 0.0, ACCEPT)

@@ -9,10 +9,12 @@ import pytest
 
 from perflab.cli import main
 from perflab.documents import write_document
-from perflab.records import Judgement, OutOfMemory, Quote, Record, Result, Verdict
+from perflab.measured.records import OutOfMemory, Quote, Record
+from perflab.measured.report.side_by_side import side_by_side, side_by_side_lines
+from perflab.records import Judgement, Verdict
 from perflab.report.markdown import markdown
-from perflab.report.side_by_side import side_by_side, side_by_side_lines
 from perflab.report.summary import summary
+from perflab.results import Result
 from tests.harness.make import MS, cuda_environment, document, environment, record, replicate, result
 
 
@@ -21,13 +23,12 @@ def case(impl: str, ms: float, length: int = 128, **changes: Any) -> Result:
     node = f"tests/perf/test_x.py::test_attention[{impl}-{length}]"
     parameters = {"impl": impl, "seq_len": length}
     found = record(replicate(ms * MS, peak_bytes=2**20), case=node, parameters=parameters, **changes)
-    return result(node, record=found, side_by_side="impl")
+    return result(node, outcome=found, side_by_side="impl")
 
 
 def skipped(impl: str, reason: str, length: int = 128) -> Result:
     return Result(
         case=f"tests/perf/test_x.py::test_attention[{impl}-{length}]",
-        record=None,
         judgement=Judgement(verdict=Verdict.SKIPPED, reasons=[reason]),
         parameters={"impl": impl, "seq_len": length},
         side_by_side="impl",
@@ -42,7 +43,7 @@ def out_of_memory(impl: str) -> Result:
         parameters={"impl": impl, "seq_len": 128},
         out_of_memory=OutOfMemory(asked_bytes=2**34),
     )
-    return Result(case=node, record=found, judgement=Judgement(verdict=Verdict.OOM), side_by_side="impl")
+    return Result(case=node, outcome=found, judgement=Judgement(verdict=Verdict.OOM), side_by_side="impl")
 
 
 def lines(*results: Result, parameter: str | None = None) -> list[str]:
@@ -94,7 +95,7 @@ def test_phases_are_held_against_the_phases_fastest() -> None:
             work=work,
             matmul_flops_per_second=4e12,
         )
-        return result(found.case, record=changed, side_by_side="impl")
+        return result(found.case, outcome=changed, side_by_side="impl")
 
     shown = lines(step("one", 10, 20), step("other", 30, 10))
     assert shown[3] == "    forward 10.0 ms (1.00) · backward 20.0 ms (2.00) 1.00 TFLOP/s 25.0%"
@@ -135,7 +136,7 @@ def test_a_level_that_its_id_does_not_show_leaves_the_others_by_name() -> None:
     def odd(impl: str, identifier: str) -> Result:
         node = f"t.py::test_a[{identifier}]"
         found = record(case=node, parameters={"impl": impl, "length": 5})
-        return result(node, record=found, side_by_side="impl")
+        return result(node, outcome=found, side_by_side="impl")
 
     assert lines(odd("one", "x"), odd("two", "y"))[1] == "a[length=5]"
 
@@ -167,7 +168,7 @@ def test_machines_of_different_kinds_do_not_stand_in_each_others_way() -> None:
     assert here.record is not None
     elsewhere = result(
         there.case,
-        record=record(replicate(10 * MS), environment=cuda_environment(), parameters=there.record.parameters),
+        outcome=record(replicate(10 * MS), environment=cuda_environment(), parameters=there.record.parameters),
         side_by_side="impl",
     )
     assert here.record.environment == environment()

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from perflab.gate.stale import Collection, Function, Stored, find_stale
-from perflab.records import Entry, Environment
+from perflab.measured.records import Entry
+from perflab.records import Environment
+from perflab.store.stale import Collection, Function, Stored, find_stale
 from tests.harness.make import entry, environment
 
 HERE = environment()

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from perflab.compiled.compiler.pool import CompilerPool
+from perflab.compiled.records import CompiledKernel
 from perflab.errors import KernelError
-from perflab.records import CompiledKernel
-from perflab.static.pool import CompilerPool
 
 HERE = "tests.harness.tiny_kernels"
 ROOT = Path(__file__).parents[2]
@@ -113,7 +113,7 @@ def test_a_compiler_that_hangs_is_a_result_and_ends_with_all_that_it_started(
     monkeypatch.setenv("HANGING_PIDS", str(tmp_path / "pids"))
     with CompilerPool(1) as pool:
         assert pool.names(f"{HERE}:FINE", [90])[90], "it has loaded torch by now"
-        monkeypatch.setattr("perflab.static.pool.PATIENCE_S", 3.0)
+        monkeypatch.setattr("perflab.compiled.compiler.pool.PATIENCE_S", 3.0)
         hung = pool.submit(f"{HERE}:hanging", "add", 90).result()
         assert hung.problem == "compiling it hung: no answer for 3.00 s, so it was ended"
         monkeypatch.undo()
@@ -138,7 +138,7 @@ def test_what_is_handed_to_the_compiler_is_what_a_launch_would_hand_it() -> None
     """By Triton's rules: 1 and None are compiled in, multiples of 16 and aligned pointers are marked."""
     program = (
         "import json\nfrom tests.harness.tiny_kernels import EVERY_KIND\n"
-        "from perflab.static.compile import specialise\n"
+        "from perflab.compiled.compiler.compile import specialise\n"
         "_, signature, constants, attributes = specialise(EVERY_KIND, 90)\n"
         "marked = [position for (position,), found in attributes.items() if found == [['tt.divisibility', 16]]]\n"
         "print(json.dumps([signature, {position: str(value) for (position,), value in constants.items()}, marked]))"

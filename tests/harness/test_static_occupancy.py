@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from perflab.static.architectures import ARCHITECTURES, parse_architectures
-from perflab.static.occupancy import occupancy
+from perflab.compiled.compiler.architectures import ARCHITECTURES, parse_architectures
+from perflab.compiled.compiler.occupancy import occupancy
 
 PROGRAM = """
 #include <stdio.h>

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perflab.static.resources import (
+from perflab.compiled.compiler.resources import (
     AssemblerReport,
     assembler_version,
     count_instructions,

@@ -11,12 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from perflab.data import Parameters
 from perflab.environment import slug
 from perflab.errors import BaselineError
-from perflab.gate.case_files import module_of, paths_of
-from perflab.gate.locked import LOCK_NAME, locked
-from perflab.gate.store import BaselineStore
-from perflab.records import Accepted, Anchor, Entry, Environment, Memory, MemoryAnchor, OutOfMemory, Parameters
+from perflab.measured.records import Accepted, Anchor, Entry, Memory, MemoryAnchor, OutOfMemory
+from perflab.measured.store.times import BaselineStore
+from perflab.records import Environment
+from perflab.store.case_files import module_of, paths_of
+from perflab.store.json_files import check_writable
+from perflab.store.write_lock import LOCK_NAME, locked
 from tests.harness.make import CASE, closest, entry, environment, quiet, replicate
 
 OTHER = "tests/perf/test_transformer.py::test_forward[tiny]"
@@ -394,7 +397,7 @@ def test_a_time_that_nothing_can_take_is_refused_where_it_stands(
 def test_a_file_where_the_directory_should_be_is_named_before_anything_is_measured(folder: Path) -> None:
     folder.write_text("in the way")
     store = BaselineStore(folder)
-    for attempt in (store.check_writable, lambda: store.save({CASE: entry()})):
+    for attempt in (lambda: check_writable(store.directory), lambda: store.save({CASE: entry()})):
         with pytest.raises(BaselineError) as caught:
             attempt()
         assert str(folder) in str(caught.value)
@@ -404,7 +407,7 @@ def test_a_file_where_the_directory_should_be_is_named_before_anything_is_measur
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs Linux's /proc, where nobody may make a file")
 def test_a_directory_that_nobody_may_write_to_is_named_with_the_remedy() -> None:
     store = BaselineStore(Path("/proc/perflab-baselines"))
-    for attempt in (store.check_writable, lambda: store.save({CASE: entry()})):
+    for attempt in (lambda: check_writable(store.directory), lambda: store.save({CASE: entry()})):
         with pytest.raises(BaselineError) as caught:
             attempt()
         assert "cannot write baselines to /proc/perflab-baselines" in str(caught.value)
@@ -418,7 +421,7 @@ def test_a_directory_in_the_place_of_a_file_is_refused_by_name(folder: Path) -> 
 
 
 def test_a_directory_that_can_be_written_to_is_left_empty_by_the_check(folder: Path) -> None:
-    BaselineStore(folder).check_writable()
+    check_writable(folder)
     assert list(folder.iterdir()) == []
 
 

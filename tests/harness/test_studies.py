@@ -13,17 +13,20 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from perflab.cli import main
+from perflab.data import changed
 from perflab.documents import merge, read_document, write_document
+from perflab.measured.records import OutOfMemory, Quote, Record
+from perflab.measured.report.columns import STANDARD, named
+from perflab.measured.report.doubts import beyond_the_rate
+from perflab.measured.report.side_by_side import side_by_side, side_by_side_lines
+from perflab.measured.report.studies import Study, studies
+from perflab.measured.report.study_forms import study_data, study_lines
 from perflab.mode import Mode
-from perflab.records import Document, Judgement, OutOfMemory, Quote, Record, Result, Verdict, changed
-from perflab.report.columns import STANDARD, named
-from perflab.report.doubts import beyond_the_rate
+from perflab.records import Judgement, Verdict
 from perflab.report.markdown import markdown
-from perflab.report.side_by_side import side_by_side, side_by_side_lines
-from perflab.report.studies import Study, studies
-from perflab.report.study_forms import study_data, study_lines
 from perflab.report.summary import summary
 from perflab.report.view import View
+from perflab.results import Document, Result
 from tests.harness.make import MS, cuda_environment, document, environment, record, replicate, result
 
 STUDY = "switches"
@@ -36,19 +39,19 @@ def case(switch: str, ms: float = 10, precision: str = "fp32", **changes: Any) -
     own = {name: changes.pop(name) for name in ("study", "columns", "versus") if name in changes}
     taken = changes.pop("summary", None) or replicate(ms * MS, peak_bytes=changes.pop("peak_bytes", None))
     found = record(taken, case=node, parameters=parameters, **changes)
-    return result(node, record=found, **{"study": STUDY, **own})
+    return result(node, outcome=found, **{"study": STUDY, **own})
 
 
 def skipped(switch: str, reason: str) -> Result:
     judgement = Judgement(verdict=Verdict.SKIPPED, reasons=[reason])
     node = f"tests/perf/test_x.py::test_step[small-{switch}-fp32]"
-    return Result(case=node, record=None, judgement=judgement, study=STUDY)
+    return Result(case=node, judgement=judgement, study=STUDY)
 
 
 def out_of_memory(switch: str) -> Result:
     node = f"tests/perf/test_x.py::test_step[small-{switch}-fp32]"
     found = Record(case=node, environment=environment(), out_of_memory=OutOfMemory(asked_bytes=2**34))
-    return Result(case=node, record=found, judgement=Judgement(verdict=Verdict.OOM), study=STUDY)
+    return Result(case=node, outcome=found, judgement=Judgement(verdict=Verdict.OOM), study=STUDY)
 
 
 def lines(*results: Result, width: int = 80) -> list[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from perflab.measure import clock
-from perflab.plugin.tracing_time import SHOW_EVERY, Allowed, TracingTime
-from perflab.predict.watch import CalledOff
+from perflab.predicted.run.tracing_time import SHOW_EVERY, Allowed, TracingTime
+from perflab.predicted.trace.watch import CalledOff
 
 from .virtual_clock import VirtualClock
 

@@ -11,7 +11,7 @@ import torch
 from filelock import FileLock
 
 from perflab.measure.devices import identities_of_all, identity_of
-from perflab.plugin.turn import device_turn, machine_turn
+from perflab.plugin.case.device_lock import device_turn, machine_turn
 
 A, B = "8a3f0000-0000-0000-0000-00000000000a", "8a3f0000-0000-0000-0000-00000000000b"
 
@@ -99,6 +99,6 @@ def test_who_has_to_wait_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         said.append(text)
         other.release()
 
-    monkeypatch.setattr("perflab.plugin.turn._PATIENCE_S", 0.01)
+    monkeypatch.setattr("perflab.plugin.case.device_lock._PATIENCE_S", 0.01)
     with device_turn("cpu", told):
         assert said == ["waiting for another measurement"]

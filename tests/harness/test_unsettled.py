@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perflab.gate.unsettled import LOOKS, as_ratios
-from perflab.records import Anchor, Judgement, Paired, Policy, Record, Verdict, changed
+from perflab.data import changed
+from perflab.measured.judge.unsettled import LOOKS, as_ratios
+from perflab.measured.records import Anchor, Paired, Record
+from perflab.records import Judgement, Policy, Verdict
 from tests.harness.make import MS, entry, judge, quiet, record, replicate
 
 POLICY = Policy()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perflab.plugin.words import without
+from perflab.plugin.config.command_line import without
 
 
 @pytest.mark.parametrize(

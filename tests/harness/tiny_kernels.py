@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from perflab.static import KernelExample
+from perflab.compiled.compiler import KernelExample
 
 
 @triton.jit

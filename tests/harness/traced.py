@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from perflab.predict.account import Account, account_of
-from perflab.predict.fake import fake_tensors
-from perflab.predict.prediction import Work, traced
-from perflab.predict.trace import Alloc, Free, Op, Trace
-from perflab.predict.tracer import Hidden
+from perflab.predicted.cuda.fake import fake_tensors
+from perflab.predicted.memory.account import Account, account_of
+from perflab.predicted.prediction import Work, traced
+from perflab.predicted.trace.trace import Alloc, Free, Op, Trace
+from perflab.predicted.trace.tracer import Hidden
 
 HERE = Path(__file__).parent
 

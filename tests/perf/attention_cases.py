@@ -18,11 +18,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from perflab import Perf, settings_of
+from perflab.attention.candidate import Candidate
+from perflab.attention.chosen import attention_candidates
 from perflab.lab.attention import IMPLEMENTATIONS, attention
-from perflab.plugin.case import Perf
-from perflab.plugin.stash import settings_of
-from tests.correctness.suite.candidate import Candidate
-from tests.correctness.suite.chosen import attention_candidates
 
 from .setup import COMPILE_SECONDS
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from perflab import settings_of
 from perflab.lab.train import TrainingConfig
-from perflab.plugin.stash import settings_of
 
 from .attention_cases import COMPILED
 from .choice import context_lengths, model_names

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from perflab.records import Result
+from perflab import Result
 
 STUDY = "attention memory"
 NOTED = {"step_peak_bytes": "peak", "saved_bytes": "saved"}

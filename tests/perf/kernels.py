@@ -5,11 +5,10 @@ A launch is data (`perflab.lab.launch.Launch`): here it is made of tensors on `m
 
 from __future__ import annotations
 
+from perflab import ARCHITECTURES, KernelExample
 from perflab.lab.attention.examples import launches as attention_launches
 from perflab.lab.kernels.examples import launches as fused_launches
 from perflab.lab.launch import Launch
-from perflab.static import KernelExample
-from perflab.static.architectures import ARCHITECTURES
 
 
 def examples(arch: int) -> list[KernelExample]:

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from perflab import Perf
 from perflab.lab.models import MODEL_SIZES, ModelConfig, ModelCost, build_model, model_cost, size_config
 from perflab.lab.models.memory import Mode
 from perflab.lab.train import PRECISIONS, TrainingConfig, TrainingStep, random_tokens
-from perflab.plugin.case import Perf
 
 VOCAB_SIZE = 10_000
 """That of the published measurements."""

@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from statistics import median, quantiles
 
-from perflab.measure.instructions import count_events
+from perflab.instruments import count_events
 
 PLUGINS = ("", "empty_plugin", "perflab.plugin", "xdist.plugin", "pytest_benchmark.plugin", "syrupy")
 ROUNDS = 15

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from perflab.plugin.case import Perf
-from tests.correctness.suite.candidate import Candidate
+from perflab import Perf
+from perflab.attention.candidate import Candidate
 
 from .attention_cases import Shape, attention_variants, declare, device_type, function_of, grid, skipped_where_refused
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from perflab import Perf
 from perflab.lab.attention import IMPLEMENTATIONS, attention
-from perflab.plugin.case import Perf
 
 from .attention_cases import Shape, device_type, skip_unpredictable
 from .growth import STUDY

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from perflab.plugin.case import Perf
+from perflab import Perf
 
 from .published import warmup_quotes
 from .setup import Setup

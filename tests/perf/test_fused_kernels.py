@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from perflab import Perf
 from perflab.lab import kernels
 from perflab.lab.kernels import reference
-from perflab.plugin.case import Perf
 
 
 def dtype_on(device: torch.device) -> torch.dtype:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perflab.records import KernelResources
+from perflab import KernelResources
 
 MOST_SPILLED_BYTES = 32
 """Stored and loaded: a register or two. Some tiles for the autotuner to try spill that on an architecture or other."""

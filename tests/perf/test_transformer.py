@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from perflab import Perf
 from perflab.lab.models.memory import Mode
 from perflab.lab.train import PRECISIONS
-from perflab.plugin.case import Perf
 
 from .published import transformer_quotes
 from .setup import Setup, phases_of

@@ -22,7 +22,7 @@ from pathlib import Path
 import perflab.environment as environment
 import perflab.measure.clock as clock
 import perflab.measure.evidence as evidence
-import perflab.measure.yardstick as yardstick
+import perflab.measure.calibration as yardstick
 
 class Virtual:
     now_ns = 0
@@ -68,7 +68,7 @@ def test_work(perf):
 KERNELS = """
 import torch, triton
 import triton.language as tl
-from perflab.static import KernelExample
+from perflab import KernelExample
 
 @triton.jit
 def double(x_ptr, BLOCK: tl.constexpr):

@@ -68,7 +68,7 @@ def test_a_slower_change_fails_its_test_and_says_by_how_much_against_what(reposi
     assert "Traceback" not in result.stdout.str()
     assert "--perf-update" not in result.stdout.str(), "there is nothing to accept: no baseline is involved"
     assert not (repository.pytester.path / "baselines").exists()
-    by_case = {one["case"]: one["record"]["paired"] for one in json.loads(_out(repository))["results"]}
+    by_case = {one["case"]: one["outcome"]["paired"] for one in json.loads(_out(repository))["results"]}
     assert by_case["test_story.py::test_work"]["confirm"] == [1.04] * 4
     assert by_case["test_story.py::test_steady"]["screen"] == [1.0] * 2
     assert by_case["test_story.py::test_steady"]["detectable"] < 1.05
@@ -378,7 +378,7 @@ def test_a_killed_comparison_keeps_what_was_compared_and_leaves_no_process_behin
     (journal,) = (repository.pytester.path / ".perflab" / "runs").glob("*.jsonl")
     kept = {one["case"]: one for one in map(json.loads, journal.read_text().splitlines())}
     assert set(kept) == {"test_story.py::test_steady", "test_story.py::test_work"}
-    assert all(one["record"]["paired"]["screen"] == [1.0] for one in kept.values())
+    assert all(one["outcome"]["paired"]["screen"] == [1.0] for one in kept.values())
 
 
 def test_a_side_that_hangs_is_ended_and_costs_no_other_case(repository: Project) -> None:

@@ -26,6 +26,23 @@ def test_a_run_that_measures_nothing_does_not_speak_of_predictions(project: Proj
     assert announced(result) == []
 
 
+NEWER = """
+    from importlib import metadata
+
+    version = metadata.version
+    metadata.version = lambda name: "2.99.0" if name == "torch" else version(name)
+"""
+
+
+@pytest.mark.parametrize("more", [["-q"], ["-p", "xdist", "-n2"]], ids=["quiet", "xdist"])
+def test_a_pytorch_that_was_not_checked_is_a_warning_and_no_error(project: Project, more: list[str]) -> None:
+    project.pytester.makepyfile(newer=NEWER)
+    result = project.run("-p", "newer", *more)
+    result.assert_outcomes(passed=1)
+    (said,) = [line for line in announced(result) if line != NO_GPU]
+    assert said.startswith("perf: warning: torch 2.99.0 is outside of torch>=2.11,<2.14, the range that perflab was")
+
+
 def test_under_xdist_the_run_says_it_once(project: Project) -> None:
     result = project.run("-p", "xdist", "-n2")
     result.assert_outcomes(passed=1)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from perflab.plugin.callgrind import total_of
+from perflab.measured.run.callgrind import total_of
 from tests.plugin.conftest import Project
 
 STAND_IN = """#!{python}

@@ -53,7 +53,7 @@ def test_an_operator_more_fails_by_name_alone_and_is_accepted(project: Project) 
     (row,) = json.loads((project.pytester.path / "out.json").read_text())["results"]
     assert row["judgement"]["worse"] == ["counts"]
     assert row["judgement"]["counts"]["operators"] == {"before": 4.0, "now": 6.0, "ratio": 1.5, "limit": 1.0}
-    assert row["record"]["measurement"]["counts"] == {"allocations": 1, "operators": 6}
+    assert row["outcome"]["measurement"]["counts"] == {"allocations": 1, "operators": 6}
 
     reported = project.run("--perf-counts=report")
     reported.assert_outcomes(passed=1)

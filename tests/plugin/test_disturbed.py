@@ -32,9 +32,9 @@ def test_neighbours_that_pass_hide_no_slowdown_and_the_failure_says_that_nothing
     assert "in fresh processes; nothing disturbed it; 2 disturbed ones were set aside if this is meant" in said
     (row,) = written(slower)
     assert row["judgement"]["disturbed"] == []
-    assert row["record"]["measurement"]["evidence"]["neighbours_cores"] == 1.5
-    assert [fresh["neighbours_cores"] for fresh in row["record"]["fresh"]] == [0.0] * 3
-    assert [fresh["neighbours_cores"] for fresh in row["record"]["set_aside"]] == [1.9, 1.5]
+    assert row["outcome"]["measurement"]["evidence"]["neighbours_cores"] == 1.5
+    assert [fresh["neighbours_cores"] for fresh in row["outcome"]["fresh"]] == [0.0] * 3
+    assert [fresh["neighbours_cores"] for fresh in row["outcome"]["set_aside"]] == [1.9, 1.5]
 
 
 def test_neighbours_that_stay_make_a_slowdown_inconclusive_and_are_named(slower: Project) -> None:
@@ -53,7 +53,7 @@ def test_neighbours_that_stay_make_a_slowdown_inconclusive_and_are_named(slower:
     )
     result.stdout.re_match_lines([r"work .* \+50\.0% .* inconclusive", r"\s+other processes used 1\.5 cores meanwhile"])
     (row,) = written(slower)
-    assert (len(row["record"]["fresh"]), len(row["record"]["set_aside"])) == (3, 3)
+    assert (len(row["outcome"]["fresh"]), len(row["outcome"]["set_aside"])) == (3, 3)
 
 
 def test_after_a_case_whose_neighbours_stayed_the_next_one_does_not_wait_for_them(project: Project) -> None:
@@ -64,5 +64,5 @@ def test_after_a_case_whose_neighbours_stayed_the_next_one_does_not_wait_for_the
     project.neighbours(1.5)
     project.run("--perf-json=results.json").assert_outcomes(passed=2)
     rows = written(project)
-    assert [len(row["record"].get("set_aside", [])) for row in rows] == [3, 0]
+    assert [len(row["outcome"].get("set_aside", [])) for row in rows] == [3, 0]
     assert [row["judgement"]["verdict"] for row in rows] == ["inconclusive", "inconclusive"]

@@ -65,7 +65,7 @@ def test_swallows(perf):
 """
 QUICK = "--perf-timeout=2"
 GRACE = """
-import perflab.plugin.hanging as hanging
+import perflab.plugin.case.hanging as hanging
 
 hanging.GRACE_S = 3.0  # before the last resort is taken, which some of these wait for
 """
@@ -185,8 +185,8 @@ def test_a_fresh_process_that_hangs_as_a_whole_is_ended_with_all_that_it_started
         conftest.read_text()
         + """
 import os, subprocess, sys, time
-import perflab.plugin.fresh as fresh
-import perflab.plugin.hanging as hanging
+import perflab.plugin.case.fresh_process as fresh
+import perflab.plugin.case.hanging as hanging
 fresh.START_S = hanging.GRACE_S = 1
 if "--perf-replicate=" in " ".join(sys.argv):
     sleeper = subprocess.Popen(["sleep", "600"])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from perflab.errors import DeviceError
-from perflab.plugin.turn import device_turn
+from perflab.plugin.case.device_lock import device_turn
 from tests.plugin.conftest import Project, begin_repository, git, run_pytest
 
 HALF = """

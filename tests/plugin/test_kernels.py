@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from perflab.static import KernelExample
+from perflab.compiled.compiler import KernelExample
 
 @triton.jit
 def product(a_ptr, b_ptr, out_ptr, SIZE: tl.constexpr):
@@ -98,7 +98,7 @@ def test_a_kernel_is_saved_then_spills_and_fails_and_is_accepted(project: Kernel
     )
     results = json.loads((project.pytester.path / "out.json").read_text())["results"]
     assert [one["judgement"]["verdict"] for one in results] == ["regressed", "regressed"]
-    assert results[0]["compiled"]["now"]["resources"]["spill_store_bytes"] > 0
+    assert results[0]["outcome"]["now"]["resources"]["spill_store_bytes"] > 0
 
     accepted = project.perflab("--update", "--reason=one warp is enough")
     assert accepted.ret == 0
@@ -187,7 +187,7 @@ def test_a_test_may_hold_a_kernel_to_more_than_its_baseline(project: Kernels) ->
 def test_once_a_runs_time_is_over_no_kernel_is_compiled(project: Kernels) -> None:
     project.pytester.makeconftest(
         "import os\nos.environ['TRITON_INTERPRET'] = '1'\n"
-        "import perflab.plugin.compiled as compiled\n"
+        "import perflab.compiled.run.cases as compiled\n"
         "compiled.TotalBudget.left_s = lambda self: 0.0\n"
         "compiled.CompilerPool = None  # not to be started\n"
     )

@@ -94,17 +94,22 @@ def test_so_do_workers_and_their_controller_which_listens_to_them(
     result = pytester.runpytest_subprocess("-p", "xdist.plugin", "-n1", "-m", "not perf")
     result.assert_outcomes(passed=1, failed=1)
     assert loaded_in(pytester.path, "gw0") == sorted([*LIGHT, "perflab.errors"])
-    assert loaded_in(pytester.path) == sorted([*LIGHT, "perflab.plugin.lost", "perflab.plugin.workers"])
+    assert loaded_in(pytester.path) == sorted(
+        [*LIGHT, *(f"perflab.plugin.session{name}" for name in ("", ".lost_workers", ".workers"))]
+    )
 
 
 def test_an_option_has_settings_read_and_nothing_that_measures_or_collects(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(PLAIN)
     pytester.runpytest_subprocess("--perf-budget=20").assert_outcomes(passed=1)
     loaded = loaded_in(pytester.path)
-    assert {"msgspec", "perflab.plugin.settings"} <= set(loaded)
-    assert not {"torch", "perflab.plugin.measuring", "perflab.plugin.collecting", "perflab.report.summary"} & set(
-        loaded
-    )
+    assert {"msgspec", "perflab.plugin.config.settings"} <= set(loaded)
+    assert not {
+        "torch",
+        "perflab.measured.run.cases",
+        "perflab.plugin.session.results",
+        "perflab.report.summary",
+    } & set(loaded)
 
 
 def test_without_a_perf_test_selected_nothing_is_shown_or_written(pytester: pytest.Pytester) -> None:

@@ -126,7 +126,7 @@ def told(path: Path) -> list[dict[str, Any]]:
     """What a results file says of each case, without what differs from process to process."""
     rows = []
     for row in json.loads(path.read_text())["results"]:
-        record = row.get("record") or {}
+        record = row.get("outcome") or {}
         summary = record.get("summary") or {}
         rows.append(
             {

@@ -118,12 +118,12 @@ def test_the_command_that_accepts_a_change_keeps_the_mode_that_was_asked_for(pro
 def test_the_record_says_how_calls_were_timed(project: Project) -> None:
     (warm,) = results(project)
     assert "mode" not in warm or warm["mode"] == {}
-    assert "evicted_bytes" not in warm["record"]["measurement"]
+    assert "evicted_bytes" not in warm["outcome"]["measurement"]
     (cold,) = results(project, "--perf-cache=cold")
     assert cold["mode"] == {"cache": "cold"}
-    assert cold["record"]["measurement"]["evicted_bytes"] == 4096
-    assert cold["record"]["measurement"]["empty_call_ns"] == 0.0
-    cold_memory, warm_memory = (case["record"]["measurement"]["memory"] for case in (cold, warm))
+    assert cold["outcome"]["measurement"]["evicted_bytes"] == 4096
+    assert cold["outcome"]["measurement"]["empty_call_ns"] == 0.0
+    cold_memory, warm_memory = (case["outcome"]["measurement"]["memory"] for case in (cold, warm))
     for memory in (cold_memory, warm_memory):
         del memory["resident_growth_bytes"]  # of the whole process, a page more or less
     assert cold_memory == warm_memory
@@ -193,7 +193,7 @@ def test_a_case_on_another_device_than_the_runs_has_no_graph_either(project: Pro
     """The project's own device fixture decides, and may say so only when the test runs."""
     (project.pytester.path / "conftest.py").write_text(
         CONFTEST
-        + "import perflab.plugin.measuring as measuring\n"
+        + "import perflab.measured.run.cases as measuring\n"
         + "measuring.no_graph_for = lambda case, settings, device: None\n"  # the run's device is a GPU, as it were
     )
     result = project.run("--perf-cuda-graph")
@@ -207,7 +207,7 @@ def test_a_case_on_another_device_than_the_runs_has_no_graph_either(project: Pro
 
 def test_a_step_is_not_replayed(project: Project) -> None:
     (project.pytester.path / "conftest.py").write_text(
-        CONFTEST + "import perflab.plugin.measuring as measuring\nmeasuring.no_graph_for = lambda *_: None\n"
+        CONFTEST + "import perflab.measured.run.cases as measuring\nmeasuring.no_graph_for = lambda *_: None\n"
     )
     project.test_file.write_text("def test_work(perf):\n    perf.step(forward=lambda: None)\n")
     result = project.run("--perf-cuda-graph")

@@ -202,7 +202,7 @@ def test_results_are_written_reported_and_merged(project: Predicted) -> None:
     project.edit("h = torch.relu(self.up(x))", "h = torch.relu(self.up(x)).clone()")
     project.predict("--perf-json=two.json", "--perf-gpu=l4").assert_outcomes(passed=1)
     (row,) = json.loads((project.pytester.path / "one.json").read_text())["results"]
-    assert row["predicted"]["now"]["gpu"] == "h100"
+    assert row["outcome"]["now"]["gpu"] == "h100"
     report = project.perflab("report", "one.json")
     report.stdout.fnmatch_lines(["predicted for h100*", "net *new, saved"])
     merged = project.perflab("merge", "one.json", "two.json")

@@ -99,7 +99,9 @@ def large(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_does_not_fit_is_predicted_or_skipped_and_the_next_case_is_measured(
     pytester: pytest.Pytester, python: str
 ) -> None:
-    result = run_pytest(pytester, python, "--perf-update-new", "--perf-replicates=1", "-rs", "-v")
+    result = run_pytest(
+        pytester, python, "--perf-update-new", "--perf-noisy=accept", "--perf-replicates=1", "-rs", "-v"
+    )
     result.assert_outcomes(passed=5, skipped=5)
     text = result.stdout.str()
     for said in (
@@ -184,7 +186,7 @@ def test_nothing_is_said_first_without_a_case_before_collecting_alone_or_where_i
 
 def test_once_a_runs_time_is_over_nothing_is_predicted(pytester: pytest.Pytester, python: str) -> None:
     pytester.makeconftest(
-        "import perflab.plugin.total_budget as total_budget\ntotal_budget.TotalBudget.left_s = lambda self: -0.1\n"
+        "import perflab.plugin.case.total_budget as total_budget\ntotal_budget.TotalBudget.left_s = lambda self: -0.1\n"
     )
     for arguments in ([], ["--perf-predict"]):
         result = run_pytest(pytester, python, "--perf-total-budget=1", TOO_MUCH[0], *arguments)

@@ -51,7 +51,7 @@ AT_FIRST = {"a_little": 100, "much": 100, "nothing": 100, "last": 100}
 LATER = AT_FIRST | {"a_little": 120, "much": 160}
 
 TIME_ENDS_WITH_THE_LAST_TEST = """
-import perflab.plugin.total_budget as total_budget
+import perflab.plugin.case.total_budget as total_budget
 
 total_budget.TotalBudget.left_s = lambda self: 1.0 if Path(__file__).with_name("over").exists() else 1000.0
 """
@@ -304,14 +304,14 @@ def test_a_short_total_budget_is_shared_among_the_cases_and_each_has_the_fewest_
     conftest = project.pytester.path / "conftest.py"
     conftest.write_text(
         conftest.read_text()
-        + "\nimport perflab.plugin.total_budget as total_budget\n"
+        + "\nimport perflab.plugin.case.total_budget as total_budget\n"
         + "total_budget.TotalBudget.left_s = lambda self: 6.0 if self._total_s else None\n"
     )
 
     def samples(*arguments: str) -> list[int]:
         project.run("--perf-json=perf.json", "-k", "not compiled", *arguments).assert_outcomes(passed=6)
         rows = json.loads((project.pytester.path / "perf.json").read_text())["results"]
-        return [row["record"]["summary"]["samples"] for row in rows]
+        return [row["outcome"]["summary"]["samples"] for row in rows]
 
     assert samples() == [6] * 6
     assert samples("--perf-total-budget=6") == [3, 3, 3, 4, 3, 6], "flash-2 and large come last, and have more"

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from perflab.plugin.commit import CodeOf, code_of, current_commit, differs_from
-from perflab.plugin.settling import why_not_settled
-from perflab.rival.comparison import Compared
-from perflab.rival.messages import Ended
+from perflab.compared.comparison import Compared
+from perflab.compared.sides.messages import Ended
+from perflab.measured.run.settle import why_not_settled
+from perflab.plugin.session.commit import CodeOf, code_of, current_commit, differs_from
 from tests.plugin.conftest import Project, begin_repository, commit, git, worktrees
 
 CASE = """
@@ -71,7 +71,7 @@ def test_a_slowdown_that_a_faster_machine_hides_fails_in_turns(saved: Project, m
     hidden = saved.run("--perf-settle=off", "--perf-json=results.json")
     hidden.assert_outcomes(passed=1)
     hidden.stdout.re_match_lines([r"work\[a/b::c\] .* \+4\.5% .* ok"])
-    assert "paired" not in row(saved)["record"]
+    assert "paired" not in row(saved)["outcome"]
     assert worktrees(saved) == 0
     result = saved.run("--perf-json=results.json")
     result.assert_outcomes(failed=1)
@@ -84,7 +84,7 @@ def test_a_slowdown_that_a_faster_machine_hides_fails_in_turns(saved: Project, m
             r"work\[a/b::c\] .* \+10\.0% .* REGRESSED",
         ]
     )
-    assert row(saved)["record"]["paired"]["confirm"] == pytest.approx([1.1] * 4)
+    assert row(saved)["outcome"]["paired"]["confirm"] == pytest.approx([1.1] * 4)
     assert worktrees(saved) == 1
 
 
@@ -99,7 +99,7 @@ def test_a_machine_that_became_slower_is_not_the_code_in_a_worker_either(
     result.assert_outcomes(passed=1)
     result.stdout.re_match_lines([r"work\[a/b::c\] .* 0\.0% .* ok"])
     assert "with which its baseline was committed: 0.0%" in said(result)
-    assert row(saved)["record"]["paired"]["screen"] == [1.0] * 2
+    assert row(saved)["outcome"]["paired"]["screen"] == [1.0] * 2
 
 
 def test_where_no_file_has_changed_there_is_nothing_to_compare_with(
@@ -112,7 +112,7 @@ def test_where_no_file_has_changed_there_is_nothing_to_compare_with(
     result.stdout.re_match_lines([r"work\[a/b::c\] .* \+30\.0% .* inconclusive"])
     assert "other processes used 1.5 cores meanwhile" in said(result)
     assert "no file that git knows has changed since" in said(result)
-    assert "paired" not in row(saved)["record"]
+    assert "paired" not in row(saved)["outcome"]
 
 
 def test_what_looks_faster_where_no_file_has_changed_is_said_so_and_nobody_is_sent_to_look_for_a_slowdown(
@@ -134,7 +134,7 @@ def test_a_baseline_that_was_never_committed_has_no_code_to_go_back_to(saved: Pr
     result = saved.run("--perf-json=results.json")
     result.assert_outcomes(passed=1)
     result.stdout.re_match_lines([r"work\[a/b::c\] .* \+4\.4% .* ok"])
-    assert "paired" not in row(saved)["record"]
+    assert "paired" not in row(saved)["outcome"]
 
 
 def test_a_commit_that_does_not_run_any_more_is_named_with_what_shows_why(saved: Project) -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from perflab.data import Parameters
 from perflab.environment import current_environment
-from perflab.gate.predicted_store import PredictedStore
-from perflab.gate.stale import Collection
-from perflab.gate.store import BaselineStore
-from perflab.plugin import starting
+from perflab.measured.store.times import BaselineStore
 from perflab.plugin.noting import Notes
-from perflab.records import Parameters
+from perflab.plugin.session import starting
+from perflab.predicted.store.predictions import PredictedStore
+from perflab.store.stale import Collection
 from tests.harness.make import entry, predicted_baseline
 from tests.plugin.conftest import Project, run_pytest
 

@@ -78,7 +78,7 @@ def test_a_study_is_shown_with_its_findings_and_stands_in_every_file(project: Pr
     written = json.loads((project.pytester.path / "a.json").read_text())
     assert written["findings"] == {"switches": ["4 cases, losses ['nan', 3.25]"]}
     base = written["results"][0]
-    assert base["record"]["facts"] == {"loss": "nan", "setup_s": 0.25}, "what was noted last, in the order of noting"
+    assert base["outcome"]["facts"] == {"loss": "nan", "setup_s": 0.25}, "what was noted last, in the order of noting"
     assert (base["study"], base["columns"], base["versus"]) == (
         "switches",
         ["median", "tokens/s", "loss", "setup_s"],

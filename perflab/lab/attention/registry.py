@@ -158,6 +158,7 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = MappingProxyType(
         )
     }
 )
+"""Every attention variant by its name, with what it claims."""
 
 
 def needed_features(q: Tensor, k: Tensor, **settings: Unpack[Settings]) -> frozenset[str]:

@@ -25,6 +25,7 @@ from torch._ops import OpOverload
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 CHECKPOINTING = ("none", "every-block", "selective")
+"""Levels of activation checkpointing."""
 
 # By name, so that operators that nobody has loaded (Triton's) can be among them. Not bmm: batched products are those of
 # attention written out, whose results are T x T.

@@ -2,7 +2,6 @@
 
 switches.py             what can be switched, and the ladder of what people combine
 training.py             a case of training on real text: cost, set-up, loss, and the step measured
-in_turns.py             how much faster one call is than another, both in turns
 recommendation.py       from the numbers of a switch to advice
 findings.py             what the other studies come to, in words
 precision.py, precision_findings.py

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perflab.plugin.case import Perf
+from perflab import Perf
 from tests.perf.attention_cases import device_type
 from tests.perf.choice import study_model_name
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from perflab.records import Replicate, Result, per_call_ns
+from perflab import Record, Replicate, Result
 from perflab.units import format_bytes, format_ns, format_percent
 
 from ..growth import STUDY, growth_findings
@@ -49,11 +49,16 @@ def measured(results: Iterable[Result]) -> list[Measured]:
             result_parameters(one),
             one.record.summary,
             one.record.facts,
-            per_call_ns(taken.samples_ns, taken.repetitions) if (taken := one.record.measurement) is not None else (),
+            _samples_ns(one.record),
         )
         for one in results
         if one.record is not None and one.record.summary is not None
     ]
+
+
+def _samples_ns(record: Record) -> list[float]:
+    taken = record.measurement
+    return [] if taken is None else [span_ns / taken.repetitions for span_ns in taken.samples_ns]
 
 
 def end_to_end_findings(results: Sequence[Result]) -> list[str]:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perflab.records import Result
+from perflab import Result
 from perflab.units import format_percent
 
 STUDY = "precision: "

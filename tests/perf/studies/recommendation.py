@@ -1,8 +1,8 @@
 """From what was measured of a switch to a line of advice: use when, skip when, trade-off. Pure functions.
 
-Nothing is said that the numbers do not show. Speed is that of turns with the baseline (`in_turns.py`), and counts past
-its interval and past what the baseline and its other seeds show against themselves; without turns, past both medians'
-own intervals. A loss counts past what other seeds give; memory is exact, and counts from three hundredths on.
+Nothing is said that the numbers do not show. Speed is that of turns with the baseline (`perflab.compare`), and counts
+past its interval and past what the baseline and its other seeds show against themselves; without turns, past both
+medians' own intervals. A loss counts past what other seeds give; memory is exact, and counts from three hundredths on.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from perflab.records import Result
+from perflab import Result
 from perflab.units import format_ns
 
 from .switches import BASELINE, BOTTOM, SEEDS

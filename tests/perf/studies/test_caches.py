@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.utils.benchmark import Timer
 
-from perflab.measure.caches import eviction_bytes
-from perflab.plugin.case import Perf
+from perflab import Perf
+from perflab.instruments import eviction_bytes
 
 KIB_EACH = {"cpu": (64, 1024, 4096), "cuda": (64, 1024, 16384)}
 """Of each of three tensors: in a core's own cache, in the last-level cache, and what may be more than one's share."""

@@ -14,13 +14,13 @@ import pytest
 import torch
 from torch import Tensor
 
+import perflab
+from perflab import Perf
 from perflab.lab.attention import attention
-from perflab.plugin.case import Perf
 from tests.perf.attention_cases import BACKWARD_SHARE, Shape, device_type, memory_bytes
 from tests.perf.published import attention_rows
 from tests.perf.setup import measure_step
 
-from .in_turns import LEAST_BLOCKS, in_turns
 from .training import (
     FIRST_CALLS,
     LATER_CALLS,
@@ -35,7 +35,7 @@ from .training import (
 )
 
 COLUMNS = "speed_ratio, forward, backward, optimizer, setup_ns, graph_breaks, recompiles, quoted"
-CALLS = 2 * FIRST_CALLS + LATER_CALLS + 2 * LEAST_BLOCKS
+CALLS = 2 * FIRST_CALLS + LATER_CALLS + 2 * perflab.Comparison.LEAST_CALLS
 """Before anything is measured: to set up, and in turns."""
 LENGTHS = {"cpu": (256,), "cuda": (256, 1024, 4096, 8192, 16384)}
 ATTENTION = {"eager": "naive", "compiled": "compiled"}
@@ -80,7 +80,10 @@ def test_compiled_attention(perf: Perf, device: torch.device, seq_len: int, how:
     with from_an_empty_cache(compiles is not None, device):
         setup_ns, _ = set_up(lambda: backward(forward()), device)
         noted_compilation(device.type, compiles, setup_ns)
-        note_turns(perf, in_turns(eager, lambda: backward(forward()), device, seconds=TURNS_SECONDS))
+        found = perflab.compare(
+            base=eager, candidate=lambda: backward(forward()), budget_s=TURNS_SECONDS, device=device
+        )
+        note_turns(perf, found)
         perf.note(setup_ns=setup_ns)
         perf.step(forward=forward, backward=backward)
 

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from perflab import Perf
 from perflab.lab.models import TransformerLM
 from perflab.lab.models.memory import Mode
 from perflab.lab.train import PRECISIONS, TrainingConfig, TrainingStep
-from perflab.plugin.case import Perf
 from tests.perf.choice import context_lengths, study_model_name
 from tests.perf.saved import saved_for_backward
 from tests.perf.setup import DEFAULT_BATCH_SIZE, Setup, measure_step

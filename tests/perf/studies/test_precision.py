@@ -8,9 +8,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from perflab import Perf
 from perflab.lab.models import build_model
 from perflab.lab.train import cross_entropy_loss, random_tokens
-from perflab.plugin.case import Perf
 
 from .precision import (
     ADDEND,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -9,6 +10,9 @@ from itertools import islice
 import pytest
 import torch
 
+import perflab
+from perflab import Perf, own_folder
+from perflab.instruments import as_out_of_memory, available_bytes, read_ns, synchronize
 from perflab.lab.attention.compiling import require_compiler
 from perflab.lab.attention.inputs import BackendRefusedError
 from perflab.lab.train import (
@@ -21,15 +25,9 @@ from perflab.lab.train import (
     train,
 )
 from perflab.lab.train.text import VOCAB_SIZE
-from perflab.measure.clock import read_ns
-from perflab.measure.devices import available_bytes, synchronize
-from perflab.measure.limits import as_out_of_memory
-from perflab.plugin.case import Perf
-from perflab.plugin.folder import own_folder
 from tests.perf.choice import study_model_name
 from tests.perf.setup import COMPILE_SECONDS, Setup, measure_step
 
-from .in_turns import LEAST_BLOCKS, InTurns, in_turns
 from .switches import BASELINE, BOTTOM, Switch
 
 LEARNING_RATE = 1e-3
@@ -70,7 +68,7 @@ def measure_switch(perf: Perf, switch: Switch, base: Switch, device: torch.devic
     num_steps: int = config.getoption("--train-steps")
     setup = setup_of(switch, config, device)
     # A forward is a third of a step.
-    calls = num_steps + EVALUATION_BATCHES / 3 + FIRST_CALLS + 2 * LEAST_BLOCKS
+    calls = num_steps + EVALUATION_BATCHES / 3 + FIRST_CALLS + 2 * perflab.Comparison.LEAST_CALLS
     compiling_s = compile_seconds(device.type, switch.compiles)
     setup.declare(perf, "train_step", setup_calls=calls, setup_seconds=compiling_s + TURNS_SECONDS)
     text = standard_library_text(own_folder(config.rootpath) / "text")
@@ -116,7 +114,7 @@ def skipped_where_refused() -> Iterator[None]:
         pytest.skip(str(error))
 
 
-def tokens_per_second(name: str, base: str, tokens: int, found: InTurns, paces: dict[str, float]) -> float:
+def tokens_per_second(name: str, base: str, tokens: int, found: perflab.Comparison, paces: dict[str, float]) -> float:
     """The base's rate times the speed beside it, so that rates of one table stand to each other as the speeds do.
 
     Rates that were read minutes apart differ by what the machine did meanwhile, which is often more than a switch does.
@@ -128,11 +126,11 @@ def tokens_per_second(name: str, base: str, tokens: int, found: InTurns, paces: 
         found: what the turns said.
         paces: rates by name; the first that is known of a name stays.
     """
-    pace = paces.setdefault(base, tokens / (found.call_ns / 1e9) / found.speed)
-    return paces.setdefault(name, pace * found.speed) if name != base else pace
+    pace = paces.setdefault(base, tokens / (found.candidate_ns / 1e9) * found.ratio)
+    return paces.setdefault(name, pace / found.ratio) if name != base else pace
 
 
-def note_speed(perf: Perf, step: TrainingStep, base: Setup) -> InTurns | None:
+def note_speed(perf: Perf, step: TrainingStep, base: Setup) -> perflab.Comparison | None:
     """The step's speed beside that of the base, both in turns; where both at once do not fit, that is noted."""
     free = available_bytes(base.device)
     if base.is_ours and free is not None and base.cost("train_step").memory_bytes > free:
@@ -142,7 +140,7 @@ def note_speed(perf: Perf, step: TrainingStep, base: Setup) -> InTurns | None:
         other = base.training_step(step.tokens)
         for _ in range(FIRST_CALLS):
             other()
-        found = in_turns(other, step, base.device, seconds=TURNS_SECONDS)
+        found = perflab.compare(base=other, candidate=step, budget_s=TURNS_SECONDS, device=base.device)
     except Exception as error:
         if as_out_of_memory(error) is None:
             raise
@@ -152,9 +150,10 @@ def note_speed(perf: Perf, step: TrainingStep, base: Setup) -> InTurns | None:
     return found
 
 
-def note_turns(perf: Perf, found: InTurns) -> None:
-    """What advice and findings rest on."""
-    perf.note(speed_ratio=found.speed, speed_noise_share=found.noise, turn_ns=found.call_ns)
+def note_turns(perf: Perf, found: perflab.Comparison) -> None:
+    """What advice and findings rest on: times the base's speed, and half the width of its 95 % interval as a share."""
+    noise = math.sqrt(found.high_ratio / found.low_ratio) - 1
+    perf.note(speed_ratio=1 / found.ratio, speed_noise_share=noise, turn_ns=found.candidate_ns)
 
 
 def set_up(call: Callable[[], object], device: torch.device) -> tuple[int | None, int]:

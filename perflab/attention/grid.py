@@ -1,0 +1,212 @@
+"""The factors of an attention case, and the cases that a candidate's claims call for.
+
+Shapes: q (B, H, N_q, D); k, v (B, H_kv, N_k, D). A case is data: what it is made of is chosen here, its tensors are
+drawn in `tensors`, and `hold` runs it.
+
+Every pair of levels of all factors occurs (see `covering`); of N_q with N_k instead that every length occurs on both
+sides with a shorter, an equal and a longer one on the other, since 13 x 13 rows would be too many. A candidate that
+does not claim a level has an array of its own without it, so that no other pair is lost.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from perflab.attention.covering import Level, Pair, cover
+from perflab.correctness.verify import MAX_PLAIN_DRAWS, MIN_PLAIN_ROWS
+from perflab.lab.attention.registry import FEATURES
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+LENGTHS = (1, 2, 3, 17, 97, 113, 128, 203, 239, 512, 799, 1023, 1024)
+HEAD_DIMS = (16, 32, 40, 59, 64, 80, 96, 128, 192, 256)
+MASKS: Mapping[str, Mapping[str, Any]] = {
+    "full": {},
+    "causal": {"is_causal": True},
+    "bottomright": {"is_causal": True, "causal_alignment": "bottom-right"},
+    "window": {"window_size": (19, 7)},
+    "causalwindow": {"is_causal": True, "window_size": (33, -1)},
+    "bottomrightwindow": {"window_size": (5, 40), "causal_alignment": "bottom-right"},
+}
+SOFTCAPS = {"": None, "softcap3": 3.0, "softcap20": 20.0}
+HEADS = {"h1:1": (1, 1), "h3:3": (3, 3), "h4:2": (4, 2), "h6:1": (6, 1)}
+GROUPED = tuple(name for name, (q, kv) in HEADS.items() if q != kv)
+SCALES = {"": None, "scale0.37": 0.37, "scale1": 1.0, "scale-0.2": -0.2}
+LAYOUTS = ("", "transposed", "offset", "expanded", "columnwise")
+UPSTREAMS = ("", "dones", "dtransposed", "doffset", "dcolumnwise")
+DATA = ("", "large", "peaked", "constant")
+GRADIENTS = ("", "gboth", "glse")
+"""Which outputs get an upstream gradient: out, out and log-sum-exp, the log-sum-exp alone."""
+RELATIONS = ("shorter", "equal", "longer")
+
+TINY, LONG = (1, 2, 3), 512
+# What a case may cost on a CPU, in elements that are gone through: that of 1024 x 1024 and 256, about a second.
+MOST_ELEMENTS = 10_000_000
+# In Triton's interpreter a tile of 32 x 32 costs some 50 ms, and a head a quarter of a second, both runs.
+MOST_INTERPRETED_TILES, MOST_INTERPRETED_HEADS = 32, 6
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One case: a level of each factor, by the names above."""
+
+    n_q: int
+    n_k: int
+    head_dim: int
+    dtype: str
+    mask: str = "full"
+    softcap: str = ""
+    heads: str = "h1:1"
+    batch: int = 1
+    scale: str = ""
+    layout: str = ""
+    data: str = ""
+    upstream: str = ""
+    gradients: str = ""
+    relation: str = ""
+
+    def __str__(self) -> str:
+        batch = f"b{self.batch}" if self.batch > 1 else ""
+        levels = (self.mask, self.softcap, self.scale, self.heads, batch, self.layout, self.data, self.upstream)
+        parts = (f"q{self.n_q}", f"k{self.n_k}", f"d{self.head_dim}", self.dtype, *levels, self.gradients)
+        return "-".join(part for part in parts if part)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What attention is asked for: keyword arguments, those at their default left out."""
+        asked = dict(MASKS[self.mask]) | {"softcap": SOFTCAPS[self.softcap], "scale": SCALES[self.scale]}
+        return {name: value for name, value in asked.items() if value is not None}
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, int, int, int]]:
+        """{"q": (B, H, N_q, D), ...}."""
+        heads, kv_heads = HEADS[self.heads]
+        kv = (self.batch, kv_heads, self.n_k, self.head_dim)
+        return {"q": (self.batch, heads, self.n_q, self.head_dim), "k": kv, "v": kv}
+
+    @property
+    def levels(self) -> dict[str, str]:
+        """{factor: level} as text, plain ones included, for telling what failing cases have in common."""
+        return {field.name: str(getattr(self, field.name)) or "plain" for field in fields(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """What decides which cases a candidate has.
+
+    features      out of the registry's FEATURES, and "scale": any other than 1 / sqrt(D)
+    is_causal     "bottom-right" where that is what `is_causal` means, and nothing else can be had
+    gradients     it can be differentiated; lse_gradients: through its log-sum-exp too
+    negative_scale, grouped_16_bit: known defects of PyTorch's own; without them no such cases
+    on_cpu        long lengths are dear there: each occurs with each dtype and relation, in any other company
+    interpreted   its kernels run in Triton's interpreter: cases are small, and long lengths in any company
+    few           every level occurs, not every pair: each case costs seconds (a compilation, say)
+    """
+
+    dtypes: tuple[str, ...] = tuple(DTYPES)
+    features: frozenset[str] = frozenset((*FEATURES, "scale"))
+    head_dims: tuple[int, ...] = HEAD_DIMS
+    is_causal: str = "top-left"
+    gradients: bool = True
+    lse_gradients: bool = True
+    negative_scale: bool = True
+    grouped_16_bit: bool = True
+    on_cpu: bool = False
+    interpreted: bool = False
+    few: bool = False
+
+
+def feature_of_mask(name: str) -> frozenset[str]:
+    """Which of FEATURES a mask asks for."""
+    asked = MASKS[name]
+    found = {"causal"} if asked.get("is_causal") else set()
+    found |= {"window"} if "window_size" in asked else set()
+    found |= {"bottom-right"} if "causal_alignment" in asked else set()
+    return frozenset(found)
+
+
+def factors_for(claims: Claims) -> dict[str, tuple[Level, ...]]:
+    """The levels of each factor that these claims call for."""
+    features = claims.features
+    masks = [name for name in MASKS if feature_of_mask(name) <= features]
+    if claims.is_causal == "bottom-right":  # its causal mask is that one; equal lengths are both
+        masks = [
+            name for name in masks if "causal" not in feature_of_mask(name) or "bottom-right" in feature_of_mask(name)
+        ]
+    scales = [name for name, scale in SCALES.items() if not name or "scale" in features]
+    return {
+        "n_q": LENGTHS,
+        "n_k": LENGTHS,
+        "head_dim": claims.head_dims,
+        "dtype": claims.dtypes,
+        "mask": tuple(masks),
+        "softcap": tuple(name for name in SOFTCAPS if not name or "softcap" in features),
+        "heads": tuple(name for name, (q, kv) in HEADS.items() if q == kv or "grouped-heads" in features),
+        "batch": (1, 2, 3),
+        "scale": tuple(name for name in scales if claims.negative_scale or "-" not in name),
+        "layout": LAYOUTS,
+        "data": DATA,
+        "upstream": UPSTREAMS if claims.gradients else ("",),
+        "gradients": GRADIENTS if claims.lse_gradients else ("",),
+        "relation": RELATIONS,
+    }
+
+
+@lru_cache
+def cases_for(claims: Claims) -> tuple[Case, ...]:
+    """The covering array, shortest cases first. Always the same for the same claims."""
+    factors = factors_for(claims)
+
+    def valid(row: Mapping[str, Any]) -> bool:
+        return _affordable(row, claims)
+
+    def wanted(pair: Pair) -> bool:
+        if claims.few:
+            return False
+        (a, _), (b, _) = pair
+        if {a, b} == {"n_q", "n_k"}:
+            return False
+        if claims.interpreted and ({a, b} & {"n_q", "n_k"}) and ({a, b} & {"head_dim", "upstream", "layout"}):
+            return False  # 60 rows more, of seconds each
+        if claims.on_cpu and any(a in ("n_q", "n_k") and isinstance(n, int) and n >= LONG for a, n in pair):
+            return not claims.interpreted and bool({a, b} & {"dtype", "relation"})
+        return True
+
+    rows = cover(factors, valid, wanted)
+    cases = [Case(**row) for row in rows]  # type: ignore[arg-type]
+    return tuple(sorted(cases, key=lambda case: (case.n_q * case.n_k, str(case))))
+
+
+def _lengths(row: Mapping[str, Any]) -> tuple[int, int] | None:
+    """The least N_q and N_k that a row, or a part of one, can have; None where its relation cannot be."""
+    n_q, n_k, relation = row.get("n_q"), row.get("n_k"), row.get("relation")
+    pairs = [
+        (one, other)
+        for one in (LENGTHS if n_q is None else (n_q,))
+        for other in (LENGTHS if n_k is None else (n_k,))
+        if relation is None or relation == ("shorter" if one < other else "equal" if one == other else "longer")
+    ]
+    return min(pairs, key=lambda pair: pair[0] * pair[1], default=None)
+
+
+def _affordable(row: Mapping[str, Any], claims: Claims) -> bool:
+    """Whether the lengths can be, and all heads together are as small as a case should be."""
+    lengths = _lengths(row)
+    if lengths is None:
+        return False
+    n_q, n_k = lengths
+    if not claims.grouped_16_bit and row.get("heads") in GROUPED and row.get("dtype", "fp32") != "fp32":
+        return False
+    if row.get("layout") == "expanded" and row.get("heads") == "h1:1" and row.get("batch") == 1:
+        return False  # there is nothing to expand
+    copies = (HEADS[row["heads"]][0] if "heads" in row else 1) * row.get("batch", 1)
+    if claims.interpreted:
+        tiles = copies * -(-n_q // 32) * -(-n_k // 32)
+        return bool(tiles <= MOST_INTERPRETED_TILES and copies <= MOST_INTERPRETED_HEADS)
+    kv_copies = (HEADS[row["heads"]][1] if "heads" in row else 1) * row.get("batch", 1)
+    rows = min(copies * n_q, kv_copies * n_k)
+    draws = 2 + min(MAX_PLAIN_DRAWS, MIN_PLAIN_ROWS / rows)  # `verify` draws plain again where there are few rows
+    elements = 4 * n_q * n_k + (n_q + n_k) * row.get("head_dim", HEAD_DIMS[0])
+    return bool(draws * copies * elements <= MOST_ELEMENTS)

@@ -1,0 +1,118 @@
+"""Every attention candidate against the float64 definition, in what it claims: output, log-sum-exp, gradients.
+
+Candidates are the lab's variants, or what --attention names. Which cases there are, is in grid.py; budgets are
+derived, see perflab.correctness.budget; a candidate runs as perflab.correctness.verify says. It needs pytest and torch,
+nothing else. A project has it among its own tests with ``from perflab.attention.suite import *`` in a test file, and
+``pytest_plugins = ["perflab.attention.plugin"]`` in the root ``conftest.py``.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from perflab.attention.candidate import KNOWN_DEFECTS, SUITE_FEATURES, Candidate
+from perflab.attention.grid import Case
+from perflab.attention.hold import complaint, hold
+from perflab.attention.tensors import inputs_of
+from perflab.correctness import same_bits
+
+pytestmark = pytest.mark.correctness
+
+# More than one tile in every direction, several heads: the order of additions could differ anywhere.
+REPEATED = {dtype: Case(150, 203, 40, dtype, mask="causal", heads="h3:3") for dtype in ("fp32", "bf16")}
+ASKED: Mapping[str, Mapping[str, Any]] = {
+    "causal": {"mask": "causal"},
+    "bottom-right": {"mask": "bottomright"},
+    "window": {"mask": "window"},
+    "softcap": {"softcap": "softcap3"},
+    "grouped-heads": {"heads": "h4:2"},
+    "scale": {"scale": "scale0.37"},
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """On matrices as small as these, PyTorch's threads wait for each other longer than they work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_a_case_is_right(
+    candidate: Candidate, case: Case, device: torch.device, record_property: Callable[[str, object], None]
+) -> None:
+    """Every case that its claims call for; a failure says what is wrong, where, by how much, and the likely cause."""
+    hold(candidate, case, device, record_property)
+
+
+def test_whole_lengths_of_a_thousand_are_right_where_cases_are_small(
+    candidate: Candidate, device: torch.device
+) -> None:
+    """In Triton's interpreter the cases above are small; this one has many tiles each way."""
+    if not candidate.claims.interpreted:
+        pytest.skip(f"{candidate.name} has such lengths among its cases")
+    case = Case(1023, 1024, 64, "bf16" if "bf16" in candidate.claims.dtypes else candidate.claims.dtypes[0])
+    hold(candidate, case, device, lambda name, value: None)
+
+
+@pytest.mark.parametrize("feature", SUITE_FEATURES)
+def test_what_is_not_claimed_is_refused(candidate: Candidate, feature: str, device: torch.device) -> None:
+    """A skip says what was not tested; a variant of the lab's that computes something instead of refusing fails."""
+    if feature in candidate.claims.features:
+        return
+    if not candidate.known_variant:
+        pytest.skip(f"{candidate.name} does not claim {feature}: not tested")
+    case = Case(17, 3, 16, candidate.claims.dtypes[0], **ASKED[feature])
+    with pytest.raises(NotImplementedError, match=f"{candidate.name}' has no .*{feature}"):
+        candidate.call(*inputs_of(case, device)(0).values(), **case.settings)
+    pytest.skip(f"{candidate.name} does not claim {feature}, and refuses it: not tested")
+
+
+# A case that shows each defect, where PyTorch's CPU kernel has it (2.13).
+WITNESSES = {
+    "negative_scale": Case(65, 90, 32, "fp32", mask="causal", scale="scale-0.2"),
+    "grouped_16_bit": Case(113, 2, 16, "fp16", heads="h6:1", upstream="dones"),
+}
+
+
+@pytest.mark.parametrize("defect", KNOWN_DEFECTS)
+def test_a_known_defect_of_pytorchs_leaves_cases_out(candidate: Candidate, defect: str, device: torch.device) -> None:
+    """As long as it is there: once it is mended, the cases are to be taken in again."""
+    if getattr(candidate.claims, defect):
+        return
+    if candidate.name != "sdpa-math":  # which has no case as small as that
+        assert complaint(candidate, WITNESSES[defect], device), f"mended here: take {defect} off KNOWN_DEFECTS"
+    pytest.skip(f"{candidate.name}: {KNOWN_DEFECTS[defect]}: not tested")
+
+
+@pytest.mark.parametrize("dtype", REPEATED)
+def test_a_candidate_that_promises_it_repeats_bit_by_bit(
+    candidate: Candidate, dtype: str, device: torch.device
+) -> None:
+    """Output, log-sum-exp and gradients."""
+    if not candidate.deterministic:
+        pytest.skip(f"{candidate.name} does not promise to: {why_not(candidate)}")
+    if dtype not in candidate.claims.dtypes:
+        pytest.skip(f"{candidate.name} does not take {dtype}")
+    case = REPEATED[dtype]
+
+    def run() -> list[torch.Tensor]:
+        leaves = [x.requires_grad_(candidate.claims.gradients) for x in inputs_of(case, device)(0).values()]
+        returned = candidate.call(*leaves, **case.settings)
+        results = [returned] if isinstance(returned, torch.Tensor) else list(returned)
+        if not candidate.claims.gradients:
+            return results
+        return [*results, *torch.autograd.grad(results[0].float().square().sum(), leaves)]
+
+    for one, other in zip(run(), run(), strict=True):
+        assert same_bits(one, other), "the same inputs gave other bits: sums in an order that changes (atomics?)"
+
+
+def why_not(candidate: Candidate) -> str:
+    """Why a candidate is not held to repeat itself."""
+    if not candidate.known_variant:
+        return f"set {candidate.name.partition(':')[2]}.deterministic = True to have it held to that"
+    return "its CUDA backwards may add up gradients with atomics, in an order that differs from run to run"

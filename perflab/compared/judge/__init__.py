@@ -1,0 +1,1 @@
+"""From ratios of fresh process pairs to a verdict: pure functions."""

@@ -1,0 +1,81 @@
+"""The null control: measures base against base, and widens intervals by the difference. Pure.
+
+What the machine does to two processes of the same code it may do to the two that are compared. So the control's size
+is taken off each slowdown before it counts, and its uncertainty is added to that of the case.
+
+A control is itself a measurement, and never exactly zero. Of its size counts what its own error does not explain: all
+of it but the share ``(error / size) ** 2`` (James & Stein 1961, positive part). A control that is well within its
+error says that nothing is wrong, and widens nothing; one far outside counts in full.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from statistics import median
+
+from perflab.measured.judge.robust import ratio_of
+from perflab.measured.judge.trimmed import LEAST_PAIRS, LEAST_SPREAD, Estimate, estimate, half_width, spread_of
+from perflab.units import format_change
+
+LEAST_CONTROL = 3
+"""Pairs of the base with itself, fewer of which say nothing: one of them may be disturbed."""
+_MEDIAN_OF_THREE = 0.67
+"""Standard deviation of the median of three normal values, in units of theirs."""
+
+
+@dataclass(frozen=True)
+class Control:
+    """The log-ratio of the base to itself, and its standard error."""
+
+    size: float = 0.0
+    error: float = 0.0
+
+    @property
+    def _real(self) -> float:
+        """The share of its size that is more than its own error."""
+        return max(0.0, 1.0 - (self.error / self.size) ** 2) if self.size else 0.0
+
+    @property
+    def allowance(self) -> float:
+        """How much of a slowdown may be the machine's."""
+        return self._real * abs(self.size)
+
+    @property
+    def doubt(self) -> float:
+        """Standard error of the allowance."""
+        return math.sqrt(self._real) * self.error
+
+    def told(self) -> str:
+        """What it says against the case."""
+        return f"null control: the base, measured against itself, came out at {format_change(ratio_of(self.size))}"
+
+
+NO_CONTROL = Control()
+
+
+def control_of(controls: Mapping[str, Sequence[float]], case: str, usual: float) -> Control:
+    """What the control says about a case: by the pairs taken with that case, else by all of the run.
+
+    Args:
+        controls: log-ratios of the base to itself, by the case in which they were taken.
+        case: which one is judged.
+        usual: what pairs of this run typically differ by. A few that agree better do so by luck.
+    """
+    own = controls.get(case, ())
+    pairs = own if len(own) >= LEAST_CONTROL else list(chain.from_iterable(controls.values()))
+    if len(pairs) < LEAST_CONTROL:
+        return NO_CONTROL
+    if len(pairs) >= LEAST_PAIRS:
+        seen = estimate(pairs)
+        return Control(seen.value, max(seen.error, usual / math.sqrt(len(pairs))))
+    return Control(median(pairs), _MEDIAN_OF_THREE * max(spread_of(pairs), usual, LEAST_SPREAD))
+
+
+def widened(found: Estimate, control: Control) -> Estimate:
+    """An estimate whose interval leaves room for what the control saw; its value stays what was measured."""
+    error = math.hypot(found.error, control.doubt)
+    half = half_width(error, found.interval_freedom) + control.allowance
+    return replace(found, error=error, allowance=control.allowance, low=found.value - half, high=found.value + half)

@@ -1,0 +1,311 @@
+"""Judges an A/B comparison: log-ratios of fresh process pairs in, verdicts out. Pure.
+
+How two versions of the code are told apart on one machine:
+
+1. *Screen*: two pairs of processes for every case, and a third one where these do not let it go. A case is suspect
+   if the middle pair shows more than half of the threshold.
+2. *Confirm*: suspects get more pairs, and are judged by all that they have after each of LOOKS. A case may only be let
+   go in between, never found slower, so that a screen which was high by chance costs time and no false alarm.
+3. A case regressed if the best estimate lies past the threshold, and the interval as a whole past half of it, at a
+   level that controls the share of false discoveries over all cases of the run (Benjamini & Hochberg 1995).
+   If more pairs could tell, they are taken, up to a limit; what is still open then is ``inconclusive``.
+
+``trimmed.py`` has the estimate and its interval, ``null_control.py`` how far the base is off from itself, which
+widens both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from statistics import NormalDist, median
+
+import msgspec
+
+from perflab.compared.judge.null_control import NO_CONTROL, Control, control_of, widened
+from perflab.measured.judge.robust import ratio_of, student_t_quantile
+from perflab.measured.judge.trimmed import LEAST_PAIRS, LEAST_SPREAD, Estimate, estimate, spread_of
+from perflab.records import MEANINGLESS, Change, Verdict
+from perflab.units import format_change
+
+SCREEN_PAIRS = 3
+LOOKS = (7, 8, 10, 12, 16, 24, 32)
+"""Numbers of pairs, those of the screen among them, after which a suspect is judged."""
+FUTILE_AFTER = 5
+"""Pairs from which on a suspect is let go that their middle does not show. It saves most of what a false suspicion
+costs, and can only make the gate quieter."""
+LEVEL = 0.0125
+"""Expected share of false ones among the slowdowns that a run reports, at most; far fewer in fact, see the docs."""
+CASE_LEVEL = 0.0015
+"""One-sided level of a single case, however few there are: a suspect is looked at once for each of LOOKS."""
+RUINED, RUINED_BESIDE = 1.5, 2.5
+"""A pair is dropped if its own error is more than so many thresholds and so many times that of the case's others."""
+POWER = 0.9
+"""The smallest detectable change is found this often."""
+_MEDIAN_OF_THREE = 0.67
+"""Standard deviation of the median of three normal values, in units of theirs."""
+NEARLY = 0.75
+"""A suspect this share of the threshold above its base might be past it: more pairs tell."""
+SCATTERED = 4.0
+"""Screening pairs further apart than so many thresholds have shown nothing, in either direction."""
+RESOLUTION = 2.5
+"""A case is called ok only if a change of so many thresholds would have been found."""
+
+
+@dataclass
+class PairedCase:
+    """Log-ratios (head over base) of fresh process pairs, by stage."""
+
+    screen: list[float] = field(default_factory=list)
+    confirm: list[float] = field(default_factory=list)
+    doubtful: int = 0
+    """How many of them count though their own blocks leave them uncertain by more than RUINED thresholds."""
+
+    @property
+    def pairs(self) -> list[float]:
+        """All of them, in the order taken."""
+        return [*self.screen, *self.confirm]
+
+
+# --- what to do next ----------------------------------------------------------------------------------------
+
+
+class Stage(Enum):
+    """Where a case stands."""
+
+    UNSCREENED = "unscreened"
+    """More screening pairs are wanted."""
+    CLEARED = "cleared"
+    """Nothing was seen in the screen, or in the first pairs of confirming."""
+    OPEN = "open"
+    """More confirming pairs are wanted."""
+    DECIDED = "decided"
+    """More pairs would change nothing, or no more are taken."""
+
+
+@dataclass(frozen=True)
+class PairedPolicy:
+    """What counts as worse in a paired comparison, and how much may be spent on knowing."""
+
+    threshold: float = 0.02
+    looks: Sequence[int] = LOOKS
+    screen_pairs: int = SCREEN_PAIRS
+    pairs_are: str = "process pairs"
+    """What a pair is, as reasons call it."""
+
+    @property
+    def bound(self) -> float:
+        """The threshold as a log-ratio."""
+        return math.log1p(self.threshold)
+
+
+def stage(case: PairedCase, policy: PairedPolicy, cases: int, control: Control = NO_CONTROL) -> Stage:
+    """Whether a case needs pairs, and whether it is decided.
+
+    Args:
+        case: its log-ratios so far.
+        policy: threshold and limits.
+        cases: how many cases the run compares: the level is shared among them.
+        control: how far the base is off from itself, as far as that is known yet.
+    """
+    pairs = case.pairs
+    taken = len(pairs)
+    if not case.confirm and taken < policy.screen_pairs:
+        clear = taken >= 2 and shows_nothing(pairs, policy) and case.doubtful < taken
+        return Stage.CLEARED if clear else Stage.UNSCREENED
+    if not case.confirm or FUTILE_AFTER <= taken < policy.looks[0]:
+        return Stage.OPEN if is_suspect(pairs, policy) else Stage.CLEARED
+    if taken >= policy.looks[-1]:
+        return Stage.DECIDED
+    if taken not in policy.looks:
+        return Stage.OPEN
+    found = widened(estimate(pairs), control)
+    if found.value > policy.bound:
+        sure = found.chance_of(policy.bound / 2.0) <= min(CASE_LEVEL, LEVEL / cases)
+        return Stage.DECIDED if sure else Stage.OPEN
+    near = found.value > NEARLY * policy.bound
+    return Stage.OPEN if near or detectable(found, policy) > RESOLUTION * policy.bound else Stage.DECIDED
+
+
+def counted(errors: Sequence[float], policy: PairedPolicy) -> list[bool]:
+    """Which pairs of a case count, by what each pair's own blocks leave it uncertain by; the others were ruined.
+
+    A pair is ruined if that is much both for the threshold and for this case: on a machine that is always disturbed
+    another pair is no better. What a pair came out at has no say, so dropping it favours no verdict.
+    """
+    usual = sorted(errors)[(len(errors) - 1) // 2] if errors else 0.0
+    return [error <= max(RUINED * policy.bound, RUINED_BESIDE * usual) for error in errors]
+
+
+def is_doubtful(error: float, policy: PairedPolicy) -> bool:
+    """Whether a pair's own error leaves it uncertain by so much that a disturbed stretch may have ruined it."""
+    return error > RUINED * policy.bound
+
+
+def shows_nothing(two: Sequence[float], policy: PairedPolicy) -> bool:
+    """Whether two pairs are enough to let a case go: neither is near the threshold, and they are not far apart.
+
+    One disturbed pair alone cannot let a slow case go: the other one shows it. Two that are both far too fast are
+    either code that got faster or a machine that was disturbed, and a third one tells.
+    """
+    nothing = max(two) < NEARLY * policy.bound and max(two) - min(two) <= SCATTERED * policy.bound
+    return nothing and max(two) >= -policy.bound
+
+
+def is_suspect(pairs: Sequence[float], policy: PairedPolicy) -> bool:
+    """Whether a few pairs saw something, or too little to say that they did not."""
+    return median(pairs) > policy.bound / 2.0 or max(pairs) - min(pairs) > SCATTERED * policy.bound
+
+
+def detectable(found: Estimate, policy: PairedPolicy) -> float:
+    """The smallest log-ratio that pairs of this spread would have shown in nine of ten runs."""
+    level = student_t_quantile(1.0 - CASE_LEVEL, found.freedom)
+    least = max(policy.bound, found.allowance + policy.bound / 2.0 + level * found.error)
+    return least + NormalDist().inv_cdf(POWER) * found.error
+
+
+def discoveries(found: Mapping[str, Estimate], policy: PairedPolicy, cases: int) -> set[str]:
+    """Which of the confirmed cases regressed: past the threshold, and beyond doubt past half of it.
+
+    Beyond doubt by the rule of Benjamini & Hochberg over all ``cases``, of which those that the screen cleared
+    count as having nothing to show.
+    """
+    chances = sorted((estimate_.chance_of(policy.bound / 2.0), name) for name, estimate_ in found.items())
+    passed = [rank for rank, (chance, _) in enumerate(chances, 1) if chance <= min(CASE_LEVEL, LEVEL * rank / cases)]
+    best = {name for _, name in chances[: max(passed, default=0)]}
+    return {name for name in best if found[name].value > policy.bound}
+
+
+# --- verdicts -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PairedFinding:
+    """What the pairs say of one case. ``change`` is in units of the base, until ``timed`` has put times in."""
+
+    verdict: Verdict
+    change: Change
+    reasons: list[str] = field(default_factory=list)
+    detectable: float | None = None
+    """The smallest ratio that nine of ten such runs would have found; None where that is unknown, infinite if none."""
+
+    def timed(self, base_ns: float, floor_ns: float) -> PairedFinding:
+        """The same in nanoseconds, the other side's time being known; a slowdown below the floor is none.
+
+        This side's time follows from the ratio, which is known far better than either.
+        """
+        now_ns = round(base_ns * self.change.ratio, 3)
+        timed = replace(self, change=msgspec.structs.replace(self.change, before=base_ns, now=now_ns))
+        if self.verdict is Verdict.REGRESSED and now_ns - base_ns <= floor_ns:
+            return replace(timed, verdict=Verdict.OK, reasons=["slower by less than --perf-floor"])
+        return timed
+
+
+def latency_findings(
+    cases: Mapping[str, PairedCase], controls: Mapping[str, Sequence[float]], policy: PairedPolicy
+) -> dict[str, PairedFinding]:
+    """The verdict on every case's latency.
+
+    Args:
+        cases: log-ratios of all cases of the run, which share the level of significance.
+        controls: log-ratios of the base against itself, by the case in which they were taken.
+        policy: threshold and limits.
+    """
+    control = controls_of(cases, controls)
+    standing = {name: stage(case, policy, len(cases), control[name]) for name, case in cases.items()}
+    confirmed = {
+        name: estimate(case.pairs)
+        for name, case in cases.items()
+        if case.confirm and len(case.pairs) >= LEAST_PAIRS and standing[name] is not Stage.CLEARED
+    }
+    seen = {name: widened(found, control[name]) for name, found in confirmed.items()}
+    slower = discoveries(seen, policy, len(cases))
+    doubted = discoveries(confirmed, policy, len(cases)) - slower
+    usual = usual_spread(cases)
+    found = {}
+    for name, case in cases.items():
+        if name in doubted:
+            least = ratio_of(detectable(seen[name], policy))
+            found[name] = PairedFinding(
+                Verdict.INCONCLUSIVE, _change(seen[name], policy), [control[name].told()], least
+            )
+        elif name in seen:
+            found[name] = _of_confirmation(seen[name], policy, regressed=name in slower)
+        elif standing[name] is Stage.CLEARED:
+            found[name] = _of_screen(case, usual, control[name], policy)
+        else:
+            found[name] = _unfinished(case, policy)
+    return found
+
+
+def usual_spread(cases: Mapping[str, PairedCase]) -> float:
+    """What process pairs of this run typically differ by, as a standard deviation, from each case's first ones."""
+    return median([spread_of(case.screen) for case in cases.values()] or [0.0])
+
+
+def controls_of(cases: Mapping[str, PairedCase], controls: Mapping[str, Sequence[float]]) -> dict[str, Control]:
+    """What the null control says about each case."""
+    usual = usual_spread(cases)
+    return {name: control_of(controls, name, usual) for name in cases}
+
+
+def _of_confirmation(seen: Estimate, policy: PairedPolicy, *, regressed: bool) -> PairedFinding:
+    change, least = _change(seen, policy), ratio_of(detectable(seen, policy))
+    told = f"; this run could have found {format_change(least)} and more" if least < MEANINGLESS else ""
+    verdict, reasons = Verdict.OK, []
+    if regressed:
+        verdict = Verdict.REGRESSED
+    elif seen.value < -policy.bound and seen.high < -policy.bound / 2.0:
+        verdict = Verdict.IMPROVED
+    elif seen.value > policy.bound and seen.lowest <= 0.0:
+        verdict, reasons = Verdict.INCONCLUSIVE, [f"looks slower, but its {policy.pairs_are} do not agree that it is"]
+    elif seen.value > policy.bound:
+        verdict, reasons = Verdict.INCONCLUSIVE, [f"looks slower, but its {policy.pairs_are} differ too much{told}"]
+    elif math.log(least) > RESOLUTION * policy.bound:
+        verdict, reasons = Verdict.INCONCLUSIVE, [f"its {policy.pairs_are} differ too much{told}"]
+    return PairedFinding(verdict, change, reasons, least)
+
+
+def _of_screen(case: PairedCase, usual: float, control: Control, policy: PairedPolicy) -> PairedFinding:
+    spread = max(usual, spread_of(case.screen), LEAST_SPREAD)
+    sure = NormalDist().inv_cdf(POWER)
+    # Of a slowdown that both of two pairs miss, each misses one of ten's square root.
+    both = NormalDist().inv_cdf(1.0 - math.sqrt(1.0 - POWER))
+    in_screen = max(NEARLY * policy.bound + both * spread, policy.bound / 2.0 + sure * spread * _MEDIAN_OF_THREE)
+    pairs = policy.looks[0]
+    level = student_t_quantile(1.0 - CASE_LEVEL, pairs - 3)
+    error = math.hypot(spread / math.sqrt(pairs), control.doubt)
+    confirmed = max(policy.bound, control.allowance + policy.bound / 2.0 + level * error) + sure * error
+    least = ratio_of(max(in_screen, confirmed))
+    change = _screen_change(case, policy)
+    if control.allowance > RESOLUTION * policy.bound:
+        return PairedFinding(Verdict.INCONCLUSIVE, change, [control.told()], least)
+    faster = len(case.pairs) >= policy.screen_pairs and max(case.pairs) < -policy.bound - control.allowance
+    return PairedFinding(Verdict.IMPROVED if faster else Verdict.OK, change, [], least)
+
+
+def _unfinished(case: PairedCase, policy: PairedPolicy) -> PairedFinding:
+    change = _screen_change(case, policy)
+    taken = len(case.pairs)
+    reason = (
+        f"{format_change(change.ratio)} after {taken} pair{'s' * (taken != 1)}, which was not followed up to the end"
+    )
+    return PairedFinding(Verdict.INCONCLUSIVE, change, [reason])
+
+
+def _screen_change(case: PairedCase, policy: PairedPolicy) -> Change:
+    ratio = ratio_of(median(case.pairs))
+    return Change(before=1.0, now=ratio, ratio=ratio, limit=1.0 + policy.threshold)
+
+
+def _change(seen: Estimate, policy: PairedPolicy) -> Change:
+    return Change(
+        before=1.0,
+        now=ratio_of(seen.value),
+        ratio=ratio_of(seen.value),
+        low=ratio_of(seen.low),
+        high=ratio_of(seen.high),
+        limit=1.0 + policy.threshold,
+    )

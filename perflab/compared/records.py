@@ -1,0 +1,9 @@
+"""The record of the compared tier: base and head measured interleaved; what the pairs said is its ``paired``."""
+
+from __future__ import annotations
+
+from perflab.measured.records import Record
+
+
+class ComparedCase(Record, frozen=True, tag="compared"):
+    """What one case learned in an A/B comparison: the head's measurement, and the ratios of all pairs."""

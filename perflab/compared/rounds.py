@@ -1,0 +1,276 @@
+"""Rounds of an A/B comparison: one fresh process a side; in each case the sides take turns.
+
+How they take turns ``interleave.py`` knows. The log-ratio of a case in this pair of processes is the unit of
+statistics: processes differ by more than blocks of turns do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from perflab.compared import interleave
+from perflab.compared.interleave import SIDES, Pace
+from perflab.compared.sides.messages import (
+    Answer,
+    Ended,
+    Finish,
+    Question,
+    Ready,
+    SetUp,
+    Taken,
+    Turn,
+    Warm,
+    Warmed,
+    Weigh,
+    Weighed,
+)
+from perflab.compared.sides.process import ANSWER_WITHIN_S, SideProcess, Start
+from perflab.environment import core_numbers
+from perflab.errors import RivalError, SideEndedError
+from perflab.measured.records import Evidence, Memory
+from perflab.mode import Mode
+
+LEAST_BLOCKS = 2
+"""Blocks of a case in a round, however long they take."""
+
+
+@dataclass
+class CaseTurns:
+    """What one side's process gave for a case in a round."""
+
+    ready: Ready
+    warmed: Warmed | None = None
+    samples_ns: list[int] = field(default_factory=list)
+    """All samples, in the order taken; each of ``repetitions`` calls."""
+    phases_ns: dict[str, list[int]] = field(default_factory=dict)
+    turns_ns: list[float] = field(default_factory=list)
+    """Time of one call in the fastest sample of each turn."""
+    repetitions: int = 1
+    memory: Memory | None = None
+    counts: dict[str, int] = field(default_factory=dict)
+    clock: str = "host"
+
+
+@dataclass
+class CaseRound:
+    """One case in one round: by side, its turns and how its test ended. A side that has not the case is missing."""
+
+    turns: dict[str, CaseTurns] = field(default_factory=dict)
+    ended: dict[str, Ended] = field(default_factory=dict)
+    first: str | None = None
+    """The side that was set up first: it had the device for itself."""
+    evidence: Evidence | None = None
+    """What else went on while the turns were taken."""
+
+    def log_ratio(self, head: str, base: str) -> float | None:
+        """log(head / base) of this pair of processes. None if a side has no turns."""
+        return interleave.log_ratio(self._turns_ns(head), self._turns_ns(base))
+
+    def own_error(self, head: str, base: str) -> float:
+        """Standard error of ``log_ratio`` as the blocks of this pair tell it."""
+        return interleave.own_error(self._turns_ns(head), self._turns_ns(base))
+
+    @property
+    def differing_modes(self) -> dict[str, Mode]:
+        """By side, how its test has the case timed, if not all sides have it timed alike."""
+        modes = {side: turns.ready.mode for side, turns in self.turns.items()}
+        return modes if len(set(modes.values())) > 1 else {}
+
+    def _turns_ns(self, side: str) -> list[float]:
+        return self.turns[side].turns_ns if side in self.turns else []
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """How much of each case a round takes."""
+
+    budget_ns: float
+    """Time of both sides' turns in a case, if that is enough for LEAST_BLOCKS. The null control's come on top."""
+    memory: bool
+    """Whether the memory of a call is taken too, and what it does is counted."""
+    either_first: bool = False
+    """Whether chance decides which side is set up first: that side may be the slower one. Else it is the head, which
+    then has the device for itself, should memory run out."""
+
+
+Say = Callable[[str], None]
+Witness = Callable[[], Callable[[], Evidence]]
+"""Called when turns begin; what it returns is called when they are over, and says what else went on."""
+
+
+class Round:
+    """The live processes of one round. Leave its ``with`` block, and they are gone."""
+
+    def __init__(
+        self, starts: dict[str, Start], witness: Witness | None = None, answer_within_s: float = ANSWER_WITHIN_S
+    ) -> None:
+        self._witness = witness
+        self._draw = random.Random()  # its own: the tests of this process may have seeded the module's
+        self._running = contextlib.ExitStack()
+        self._processes: dict[str, SideProcess] = {}
+        self._asked = ""
+        self.cases: dict[str, list[str]] = {}
+        self.strays: dict[str, list[str]] = {}
+        try:
+            order = list(starts)
+            for side in self._draw.sample(order, len(order)):  # they start up side by side: nothing is timed yet
+                start = starts[side]
+                self._processes[side] = self._running.enter_context(SideProcess(start, answer_within_s))
+            self._processes = {side: self._processes[side] for side in order}
+            for side, process in self._processes.items():
+                self._asked = side
+                hello = process.hello()
+                self.cases[side], self.strays[side] = hello.cases, hello.strays
+        except BaseException:
+            self._running.close()
+            raise
+
+    def __enter__(self) -> Round:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
+        if kind is None:
+            for process in self._processes.values():
+                process.dismiss()
+        self.close()
+
+    def close(self) -> None:
+        """End all its processes."""
+        self._running.close()
+
+    def run(self, case: str, following: Sequence[str], plan: RoundPlan, say: Say) -> CaseRound:
+        """Measure one case.
+
+        Args:
+            case: which.
+            following: the cases that come after it in this round, in order.
+            plan: how much of it.
+            say: told what is under way.
+
+        Raises:
+            RivalError: a process has the wrong code, or says what it should not.
+        """
+        result = CaseRound()
+        try:
+            self._run(result, case, following, plan, say)
+        except SideEndedError as error:
+            side = self._asked
+            result.ended[side] = Ended(case=case, outcome="died", text=str(error))
+        return result
+
+    def _run(self, result: CaseRound, case: str, following: Sequence[str], plan: RoundPlan, say: Say) -> None:
+        having = [side for side in self._processes if case in self.cases[side]]
+        if plan.either_first and self._draw.random() < 0.5:
+            having[:SIDES] = having[:SIDES][::-1]
+        result.first = having[0] if having else None
+        for number, side in enumerate(having):
+            say(f"setting up {side}")
+            next_one = next((other for other in following if other in self.cases[side]), None)
+            # The control's process comes last, and must find room that is left; the sides must fit together.
+            sides = max(1, min(len(having), SIDES) - number)
+            answer = self._answer_to(side, SetUp(case=case, following=next_one, sides=sides))
+            if isinstance(answer, Ready):
+                self._check(side, answer)
+                result.turns[side] = CaseTurns(answer)
+            elif isinstance(answer, Ended):
+                result.ended[side] = answer
+            else:
+                raise self._out_of_turn(side, answer)
+        if len([side for side in result.turns if side not in result.ended]) > 1 and not result.differing_modes:
+            self._take_turns(result, plan, say)
+        for side in result.turns:
+            if side not in result.ended:
+                ended = self._answer_to(side, Finish())
+                if not isinstance(ended, Ended):
+                    raise self._out_of_turn(side, ended)
+                result.ended[side] = ended
+
+    def _answer_to(self, side: str, question: Question) -> Answer:
+        self._asked = side
+        self._processes[side].ask(question)
+        return self._processes[side].answer()
+
+    def _check(self, side: str, ready: Ready) -> None:
+        label = self._processes[side].label
+        if ready.strays:
+            raise stray(label, ready.strays)
+        if ready.copies:
+            raise RivalError(
+                f"{label} runs installed copies of this project's code: {', '.join(ready.copies[:3])}; "
+                "both sides would run the same",
+                "install the project so that its source is used (pip install --editable .), or compare two installed "
+                "versions: --perf-against=FOLDER_OF_PACKAGES",
+            )
+        if not ready.taken:
+            raise RivalError(
+                f"nothing was imported from {label}: this side would be compared with itself",
+                "name the folder that holds the package itself, as `pip install --target=DIR` makes it",
+            )
+
+    def _out_of_turn(self, side: str, answer: Answer) -> RivalError:
+        return RivalError(
+            f"{self._processes[side].label} said {type(answer).__name__} out of turn",
+            "use perf once a test, and no plugin that runs tests again",
+        )
+
+    def _take_turns(self, result: CaseRound, plan: RoundPlan, say: Say) -> None:
+        sides = list(result.turns)
+        for side in self._draw.sample(
+            sides, len(sides)
+        ):  # one after another: two that warm up at once would disturb each other
+            say(f"warming up {side}")
+            warmed = self._ask(result, side, Warm())
+            if not isinstance(warmed, Warmed):
+                return
+            result.turns[side].warmed = warmed
+        paces = [
+            Pace(turns.warmed.repetitions, turns.warmed.sample_ns) for turns in result.turns.values() if turns.warmed
+        ]
+        end_of_turns = self._witness() if self._witness is not None else None
+        # On a GPU cached memory was handed back, and the first call of a turn asks the driver for it again.
+        hands_back = result.turns[sides[0]].ready.device.startswith("cuda")
+        shape = interleave.shape_of(paces, plan.budget_ns, least_blocks=LEAST_BLOCKS, hands_back=hands_back)
+        for place in interleave.places(sides, shape.blocks, core_numbers(), self._draw):
+            say(f"block {place.block + 1} of {shape.blocks}")
+            turn = Turn(repetitions=shape.repetitions, samples=shape.samples, rewarm=shape.rewarm, core=place.core)
+            taken = self._ask(result, place.side, turn)
+            if not isinstance(taken, Taken):
+                return
+            turns = result.turns[place.side]
+            turns.repetitions = shape.repetitions
+            turns.samples_ns += taken.samples_ns
+            turns.turns_ns.append(interleave.call_ns(taken.samples_ns, shape.repetitions))
+            for phase, samples_ns in taken.phases_ns.items():
+                turns.phases_ns.setdefault(phase, []).extend(samples_ns)
+        if end_of_turns is not None:
+            result.evidence = end_of_turns()
+        for side in sides if plan.memory else ():
+            say(f"memory of {side}")
+            weighed = self._ask(result, side, Weigh())
+            if not isinstance(weighed, Weighed):
+                return
+            turns = result.turns[side]
+            turns.memory, turns.counts, turns.clock = weighed.memory, weighed.counts, weighed.clock
+
+    def _ask(self, result: CaseRound, side: str, question: Warm | Turn | Weigh) -> Warmed | Taken | Weighed | None:
+        """Ask for a step of a case; None if the case ended instead, which is kept."""
+        answer = self._answer_to(side, question)
+        if isinstance(answer, Warmed | Taken | Weighed):
+            return answer
+        if not isinstance(answer, Ended):
+            raise self._out_of_turn(side, answer)
+        result.ended[side] = answer
+        return None
+
+
+def stray(label: str, strays: Sequence[str]) -> RivalError:
+    """What is said of a side that runs the other one's code."""
+    more = f" and {len(strays) - 1} more" if len(strays) > 1 else ""
+    return RivalError(
+        f"{label} imported this side's code: {strays[0]}{more}",
+        "the module is missing there, or found by a finder that goes before the import path; "
+        "install the other side in an environment of its own, and use --perf-against=THAT_ENVIRONMENT",
+    )

@@ -1,0 +1,1 @@
+"""How compared cases run in pytest: ``--perf-against``."""

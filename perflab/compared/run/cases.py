@@ -1,0 +1,199 @@
+"""``--perf-against``: measures the session's cases interleaved with another version, before any test is reported.
+
+The bodies of perf cases do not run in this process: each side runs them in processes of its own. What came out is
+then told through each test's own reports, so that a regression fails the test that it belongs to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+
+import pytest
+
+from perflab.compared.comparison import BASE, HEAD, Compared, Comparison, Limits, compare
+from perflab.compared.judge.paired import PairedPolicy
+from perflab.compared.run.conclusions import conclude, without_numbers
+from perflab.compared.run.start_sides import turns_ns, two_sides, witness_of_host
+from perflab.compared.sides.process import ANSWER_WITHIN_S
+from perflab.data import to_plain
+from perflab.environment import differences
+from perflab.errors import PerflabError
+from perflab.measure.devices import resolve_device
+from perflab.measured.report.failure import explain
+from perflab.measured.run.cuda_graphs import no_graph_for
+from perflab.plugin.case.device_lock import device_turn
+from perflab.plugin.case.progress import ProgressLine
+from perflab.plugin.case.total_budget import TotalBudget
+from perflab.plugin.case.verdicts import fails
+from perflab.plugin.config.marker import for_case
+from perflab.plugin.config.settings import Settings
+from perflab.plugin.noting import NOTES, AllNotes
+from perflab.plugin.stash import AGAINST
+from perflab.records import Verdict
+from perflab.results import Result
+from perflab.units import format_names
+
+
+class Against:
+    """Compares the session's perf cases, and reports each test by what was found."""
+
+    def __init__(self, config: pytest.Config, settings: Settings) -> None:
+        self._config = config
+        self._settings = settings
+        self._progress = ProgressLine(config)
+        self._results: dict[str, Result] = {}
+        self._case_settings: dict[str, Settings] = {}
+        self._left_out: dict[str, str] = {}
+        """Cases that are not compared, and why."""
+        self._budget = TotalBudget(settings.total_budget_s)
+        self.notes: list[str] = []
+        """What is said above the table: who was compared with whom, and what only the other side has."""
+
+    def check(self, items: list[pytest.Item]) -> None:
+        """Find what would fail late: bad markers, no device.
+
+        Raises:
+            PerflabError: the first problem found.
+        """
+        for item in items:
+            self._case_settings[item.nodeid] = for_case(self._settings, item)
+        self._device = resolve_device(self._settings.device)
+        for case, settings in self._case_settings.items():
+            unmet = no_graph_for(case, settings, self._device)
+            if unmet is not None or settings.fresh_process:
+                self._left_out[case] = unmet or "a cold start is not compared in turns"
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
+        """Measure everything first; the tests then have something to report."""
+        if not session.testsfailed:  # of collecting
+            items = [item for item in session.items if item.nodeid in self._case_settings]
+            try:
+                self._compare(items)
+            except (PerflabError, KeyboardInterrupt) as error:
+                for item in items:  # what was found so far is not lost
+                    if item.nodeid in self._results:
+                        self.pytest_runtest_protocol(item)
+                if isinstance(error, PerflabError):
+                    raise pytest.UsageError(str(error)) from None
+                raise
+        return (yield)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
+        """Report a compared case, in the phases that any test has. Others run as they always do."""
+        if item.nodeid not in self._case_settings:
+            return None
+        unmeasured = without_numbers(item.nodeid, Verdict.SKIPPED, "not measured: the comparison ended before")
+        settings = self._case_settings[item.nodeid]
+        result = settings.told_in(self._results.get(item.nodeid, unmeasured))
+        self._results[item.nodeid] = result
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        for when in ("setup", "call", "teardown"):
+            tell = self._tell if when == "call" else _nothing
+            call = pytest.CallInfo.from_call(lambda tell=tell: tell(item.nodeid), when=when)  # type: ignore[misc]
+            report = item.ihook.pytest_runtest_makereport(item=item, call=call)
+            if when == "call":
+                report.perflab = to_plain(result)
+            item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
+
+    def _tell(self, case: str) -> None:
+        result, settings = self._results[case], self._case_settings[case]
+        if result.failure is not None:
+            pytest.fail(result.failure, pytrace=False)
+        judgement = result.judgement
+        if fails(judgement, settings, saving=False):
+            pytest.fail(explain(result, settings.memory_threshold, accept=None), pytrace=False)
+        if judgement.verdict in (Verdict.SKIPPED, Verdict.OOM):
+            pytest.skip("; ".join(judgement.reasons) or "out of memory")
+
+    # --- comparing --------------------------------------------------------------------------------------
+
+    def _compare(self, items: list[pytest.Item]) -> None:
+        against = self._settings.against
+        assert against is not None
+        files = sorted({item.nodeid.split("::")[0] for item in items})
+        cases = [item.nodeid for item in items if item.nodeid not in self._left_out]
+        policy = PairedPolicy(threshold=self._settings.against_threshold)
+        found = Comparison()
+        device = str(self._device)
+        self._progress.begin("")
+        # The device first, then the worktree: who settles a doubt holds the device already, and takes them so too.
+        with (
+            device_turn(device, self._progress.show),
+            two_sides(self._config, against, files, device, self._progress.show) as (starts, base),
+        ):
+            self.notes = [f"this side: {starts.head.label} · against: {base.label}"]
+            budgets = {case: turns_ns(self._case_settings[case]) for case in cases}
+            patience_s = max((self._case_settings[case].patience_s() for case in cases), default=ANSWER_WITHIN_S)
+            try:
+                compare(
+                    cases,
+                    starts.start,
+                    policy,
+                    Limits(budgets, self._budget.left_s, witness_of_host(), answer_within_s=patience_s),
+                    self._say,
+                    into=found,
+                    stands=lambda measured: self._keep(conclude(found, base, policy, self._case_settings), measured),
+                )
+            finally:
+                self._progress.clear()
+                self._take(items, conclude(found, base, policy, self._case_settings))
+                self.notes += _said_of(found)
+
+    def _keep(self, concluded: Mapping[str, Result], measured: Sequence[str]) -> None:
+        """Journal how cases stand, for who looks after this process was killed; what is reported later replaces it."""
+        notes = self._config.stash[NOTES]
+        assert isinstance(notes, AllNotes), "a comparison runs where results meet"
+        collected = notes.collect()
+        for case in measured:
+            if case in concluded:
+                collected.keep(self._case_settings[case].told_in(concluded[case]))
+
+    def _say(self, case: str, what: str) -> None:
+        self._progress.label(case)
+        self._progress.show(what)
+
+    def _take(self, items: list[pytest.Item], concluded: Mapping[str, Result]) -> None:
+        for item in items:
+            result = concluded.get(item.nodeid)
+            if item.nodeid in self._left_out:
+                result = without_numbers(item.nodeid, Verdict.SKIPPED, self._left_out[item.nodeid])
+            if result is not None:  # else the comparison ended before it came to this case
+                self._results[item.nodeid] = result
+
+
+def _nothing(_case: str) -> None:
+    """Set-up and teardown of a case that ran elsewhere."""
+
+
+def _environments(one: Compared) -> list[str]:
+    before, now = one.turns(BASE), one.turns(HEAD)
+    return differences(before[0].ready.environment, now[0].ready.environment) if before and now else []
+
+
+def _said_of(found: Comparison) -> list[str]:
+    """What the table does not say of a comparison."""
+    said = []
+    if found.base_only:
+        said.append(f"only there: {format_names(found.base_only)}")
+    differing = {text for one in found.cases.values() for text in _environments(one)}
+    if differing:
+        said.append(f"the sides differ beyond the code: {', '.join(sorted(differing))}")
+    if found.out_of_time:
+        said.append("--perf-total-budget ended the comparison before everything was confirmed")
+    return said
+
+
+def run(config: pytest.Config, settings: Settings, items: list[pytest.Item]) -> list[pytest.Item]:
+    """Compare these cases before any test is reported; leaves none.
+
+    Raises:
+        PerflabError: the first thing found that would fail late.
+    """
+    against = Against(config, settings)
+    config.pluginmanager.register(against, AGAINST)
+    against.check([item for item in items if "perf" in getattr(item, "fixturenames", ())])
+    return []

@@ -1,0 +1,203 @@
+"""Turns the rounds of an A/B comparison into results for each test."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import median
+
+import msgspec
+
+from perflab.compared.comparison import BASE, HEAD, Compared, Comparison
+from perflab.compared.judge.paired import PairedFinding, PairedPolicy, latency_findings
+from perflab.compared.records import ComparedCase
+from perflab.compared.rounds import CaseTurns
+from perflab.compared.sides.checkout import Tree
+from perflab.compared.sides.messages import Ended
+from perflab.measure.measurement import replicate_of
+from perflab.measured.judge.counts import judge_counts, values_of, verdict_on
+from perflab.measured.judge.exact import judge_memory, peaks_of
+from perflab.measured.judge.finding import worst_of
+from perflab.measured.judge.interference import disturbances, is_witnessed
+from perflab.measured.judge.unsettled import as_ratios
+from perflab.measured.records import Evidence, Measurement, Paired, Replicate
+from perflab.plugin.config.settings import Settings
+from perflab.records import Change, Judgement, Verdict
+from perflab.results import Result
+from perflab.units import format_bytes
+
+
+def conclude(
+    found: Comparison, base: Tree, policy: PairedPolicy, settings: Mapping[str, Settings]
+) -> dict[str, Result]:
+    """The result of every case that something is known of.
+
+    A result whose ``failure`` is set fails its test with that text, whatever its verdict.
+    """
+    findings = latency_findings(found.judged, found.controls, policy)
+    results = {
+        case: _judged(found, found.cases[case], finding, base, settings[case]) for case, finding in findings.items()
+    }
+    for case, one in found.cases.items():
+        if case not in results and one.ended:
+            results[case] = _not_compared(one, base)
+    return results
+
+
+def _judged(found: Comparison, one: Compared, finding: PairedFinding, base: Tree, settings: Settings) -> Result:
+    finding = finding.timed(round(one.median_ns(BASE), 3), settings.floor_ns)
+    slower, reasons = finding.verdict, list(finding.reasons)
+    if one.lost is not None:
+        slower, reasons = Verdict.INCONCLUSIVE, [f"could not be confirmed: {last_line(one.lost)}"]
+    before, now = _weighed(one, BASE), _weighed(one, HEAD)
+    environment = one.turns(HEAD)[-1].ready.environment
+    memory = judge_memory(peaks_of(before), peaks_of(now), environment.device, settings.policy)
+    counts, missed = judge_counts(now, values_of(before), gated=settings.policy.gate_counts)
+    verdicts = {"latency": slower, "memory": memory.verdict, "counts": verdict_on(counts)}
+    disturbed = disturbances(in_turns(one), [], environment)
+    worst = worst_of(verdicts.values())
+    judgement = Judgement(
+        verdict=Verdict.UNCHECKED if settings.check == "off" else worst,
+        latency=finding.change,
+        memory=memory.change,
+        phases=phases_of(one),
+        counts=counts,
+        worse=[name for name, verdict in verdicts.items() if verdict is Verdict.REGRESSED],
+        reasons=[*reasons, *(disturbed if worst is Verdict.INCONCLUSIVE else [])],
+        disturbed=disturbed if disturbed or is_witnessed(in_turns(one), environment) else None,
+        beside=disturbed,
+        not_compared=missed,
+    )
+    record = _record(found, one, finding.detectable, base)
+    wanted = settings.side_by_side if settings.side_by_side in record.parameters else None
+    return Result(case=one.case, outcome=record, judgement=judgement, policy=settings.policy, side_by_side=wanted)
+
+
+def _not_compared(one: Compared, base: Tree) -> Result:
+    head, other = one.ended.get(HEAD), one.ended.get(BASE)
+    if other is not None and other.outcome == "died":
+        return without_numbers(one.case, Verdict.INCOMPARABLE, _first_line(other.text))
+    if head is None:
+        return without_numbers(one.case, Verdict.FAILED, "it could not be collected in a fresh process")
+    if head.outcome in ("failed", "died"):
+        why = "the test failed" if head.outcome == "failed" else "its process died or hung"
+        return msgspec.structs.replace(without_numbers(one.case, Verdict.FAILED, why), failure=head.text)
+    if head.outcome == "skipped":
+        return without_numbers(one.case, Verdict.SKIPPED, head.text)
+    if other is None:
+        return without_numbers(one.case, Verdict.NEW, f"not in {base.label}")
+    if "oom" in (head.outcome, other.outcome):
+        return _out_of_memory(one, head, other, base)
+    if one.modes:
+        return without_numbers(one.case, Verdict.INCOMPARABLE, f"{timed_otherwise(one)} in {base.label}")
+    reason = f"{other.outcome} in {base.label}: {last_line(other.text)}"
+    return without_numbers(one.case, Verdict.INCOMPARABLE, reason)
+
+
+def _out_of_memory(one: Compared, head: Ended, other: Ended, base: Tree) -> Result:
+    """The head is set up first: if memory runs out then, it had the device for itself. Later, both are to blame."""
+    asked = head.out_of_memory.asked_bytes if head.out_of_memory is not None else None
+    said = "out of memory" if asked is None else f"out of memory ({format_bytes(asked)} asked for)"
+    if head.outcome == "oom" and one.head_was_alone:
+        if other.outcome == "oom":
+            return without_numbers(one.case, Verdict.OOM, f"{said}; in {base.label} too")
+        return without_numbers(one.case, Verdict.REGRESSED, f"{said}, and not in {base.label}")
+    reason = "memory does not hold both sides at once; compare on a larger device, or with saved baselines"
+    return without_numbers(one.case, Verdict.INCONCLUSIVE, reason)
+
+
+def timed_otherwise(one: Compared) -> str:
+    """How this side's test has the case timed, and how the other's has it, where they differ."""
+    return f"timed with {one.modes[HEAD]} here, and with {one.modes[BASE]}"
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]
+
+
+def last_line(text: str) -> str:
+    """Of what a process or a test said, what says most."""
+    return text.strip().rpartition("\n")[2]
+
+
+def without_numbers(case: str, verdict: Verdict, reason: str) -> Result:
+    """The result of a case that there is nothing to compare of."""
+    return Result(case=case, judgement=Judgement(verdict=verdict, reasons=[reason]))
+
+
+def _measurement(turns: CaseTurns, evidence: Evidence | None) -> Measurement:
+    """One side's turns of a round, as any measurement."""
+    return Measurement(
+        samples_ns=turns.samples_ns,
+        repetitions=turns.repetitions,
+        warmup_calls=turns.warmed.calls if turns.warmed else 0,
+        settled=turns.warmed.settled if turns.warmed else None,
+        clock=turns.clock,
+        phases_ns=turns.phases_ns,
+        memory=turns.memory,
+        counts=turns.counts,
+        evidence=evidence,
+    )
+
+
+def _weighed(one: Compared, side: str) -> list[Replicate]:
+    """The side's processes that took memory and counts."""
+    return [replicate_of(_measurement(found.turns[side], None)) for found in one.weighed if side in found.turns]
+
+
+def in_turns(one: Compared) -> list[Replicate]:
+    """The head's processes of the rounds that count, with what else went on."""
+    return [replicate_of(_measurement(found.turns[HEAD], found.evidence)) for found in one.rounds]
+
+
+def phases_of(one: Compared) -> dict[str, Change]:
+    """Typical times of the phases that both sides have."""
+    changes = {}
+    for name in one.turns(HEAD)[0].phases_ns:
+        before, now = (
+            [
+                median(turns.phases_ns[name]) / turns.repetitions
+                for turns in one.turns(side)
+                if turns.phases_ns.get(name)
+            ]
+            for side in (BASE, HEAD)
+        )
+        if before and now and median(before) > 0:
+            changes[name] = Change(before=median(before), now=median(now), ratio=median(now) / median(before))
+    return changes
+
+
+def _record(found: Comparison, one: Compared, detectable: float | None, base: Tree) -> ComparedCase:
+    """The head's numbers of the last pair, as any measurement, and what all pairs said."""
+    turns = one.turns(HEAD)[-1]
+    weighed = one.weighed[0].turns if one.weighed else {}
+    measurement = _measurement(turns, one.rounds[-1].evidence)
+    if HEAD in weighed:
+        measurement = msgspec.structs.replace(
+            measurement, memory=weighed[HEAD].memory, counts=weighed[HEAD].counts, clock=weighed[HEAD].clock
+        )
+    return ComparedCase(
+        case=one.case,
+        device=turns.ready.device,
+        environment=turns.ready.environment,
+        parameters=turns.ready.parameters,
+        work=one.ended[HEAD].work,
+        facts=one.ended[HEAD].facts,
+        measurement=measurement,
+        summary=replicate_of(measurement),
+        paired=paired_of(found, one, base.label, base.commit, detectable),
+    )
+
+
+def paired_of(found: Comparison, one: Compared, label: str, commit: str | None, detectable: float | None) -> Paired:
+    """What the pairs of a case said of it, and the null control if it was taken there."""
+    weighed = one.weighed[0].turns if one.weighed else {}
+    return Paired(
+        against=label,
+        commit=commit,
+        screen=as_ratios(one.logs.screen),
+        confirm=as_ratios(one.logs.confirm),
+        control=as_ratios(found.controls.get(one.case, [])),
+        detectable=detectable,
+        base_memory=weighed[BASE].memory if BASE in weighed else None,
+        base_ns=round(one.median_ns(BASE), 3),
+    )

@@ -1,0 +1,206 @@
+"""The process of one side of an A/B comparison: cases wait for their turns and measure on request.
+
+The session that started this process reads the answers; see ``perflab.compared``.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import os
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pytest
+
+from perflab.compared.sides.imports import copies
+from perflab.compared.sides.messages import (
+    PROTOCOL,
+    Bye,
+    Ended,
+    Finish,
+    Hello,
+    Ready,
+    SetUp,
+    Taken,
+    Turn,
+    Warm,
+    Warmed,
+    Weigh,
+    Weighed,
+    next_question,
+    send,
+)
+from perflab.compared.sides.process import SOCKET_VARIABLE
+from perflab.errors import UsageError
+from perflab.measure.turns import Turns
+from perflab.plugin.case.fresh_process import Serve
+from perflab.plugin.case.perf import STATE, CaseState
+
+if TYPE_CHECKING:
+    import torch
+
+    from perflab.measure.counts import CallCounter
+    from perflab.measure.workload import Workload
+
+
+class Server:
+    """Answers for the cases of this process."""
+
+    def __init__(self, serve: Serve, root: Path) -> None:
+        number = int(os.environ.pop(SOCKET_VARIABLE))
+        os.set_inheritable(number, False)
+        self._connection = Connection(number)
+        self._serve = serve
+        self._root = root
+        self._outcome = ("passed", "")
+        self._was_ready = False
+        self.sides = 1
+        """Processes that are to hold the case at once, of those that do not hold it yet."""
+
+    def measure(self, state: CaseState, workload: Workload, device: torch.device, counter: CallCounter | None) -> Any:
+        """Serve one case until it is finished; returns what the workload returned in its last call."""
+        assert state.environment is not None
+        if self._was_ready:
+            raise UsageError(
+                f"{state.case}: perf was called twice in one case", "measure one thing a test; parametrize for several"
+            )
+        self._was_ready = True
+        with Turns(workload, device, state.settings.plan, counter, state.settings.mode) as turns:
+            ready = Ready(
+                case=state.case,
+                device=str(device),
+                environment=state.environment,
+                parameters=state.parameters,
+                phases=list(workload.phases),
+                strays=self._strays(),
+                taken=self._taken(),
+                copies=self._copies(),
+                mode=state.settings.mode,
+            )
+            self._say(ready)
+            while True:
+                question = self._heard()
+                if isinstance(question, Warm):
+                    warmup = turns.warm_up()
+                    self._say(
+                        Warmed(
+                            repetitions=warmup.repetitions,
+                            sample_ns=round(warmup.call_lasts_ns * warmup.repetitions),
+                            calls=warmup.calls,
+                            settled=warmup.settled,
+                        )
+                    )
+                elif isinstance(question, Turn):
+                    samples = turns.take(
+                        question.repetitions, question.samples, rewarm=question.rewarm, core=question.core
+                    )
+                    phases_ns = {name: [sample.phases_ns[name] for sample in samples] for name in workload.phases}
+                    self._say(Taken(samples_ns=[sample.total_ns for sample in samples], phases_ns=phases_ns))
+                elif isinstance(question, Weigh):
+                    memory, counts = turns.weigh()
+                    self._say(Weighed(memory=memory, counts=counts, clock=turns.clock))
+                elif isinstance(question, Finish):
+                    return workload.run()
+                else:  # the other side has died in its turns, and nobody will ask for more
+                    self._leave()
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Run the cases that are asked for, when they are asked for."""
+        if session.testsfailed:
+            raise session.Interrupted("the tests could not be collected")
+        at = {item.nodeid: number for number, item in enumerate(session.items)}
+        self._say(Hello(protocol=PROTOCOL, cases=list(at), strays=self._strays()))
+        while isinstance(question := self._heard(), SetUp):
+            item = session.items[at[question.case]]
+            following = None if question.following is None else session.items[at[question.following]]
+            self._outcome, self.sides, self._was_ready = ("passed", ""), question.sides, False
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            outcome, text = self._outcome
+            state = item.stash.get(STATE, None)
+            out_of_memory = state.out_of_memory if state is not None else None
+            self._say(
+                Ended(
+                    case=item.nodeid,
+                    outcome=outcome if out_of_memory is None else "oom",
+                    text=text,
+                    work=state.work if state is not None else {},
+                    facts=state.facts if state is not None else {},
+                    out_of_memory=out_of_memory,
+                )
+            )
+        return True
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note how a test went; its last word is said when its teardown is over."""
+        if report.failed:
+            self._outcome = ("failed", report.longreprtext)
+        elif report.skipped and self._outcome[0] == "passed":
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            self._outcome = ("skipped", getattr(report, "wasxfail", None) or reason.removeprefix("Skipped: "))
+
+    def _say(self, message: Hello | Ready | Warmed | Taken | Weighed | Ended) -> None:
+        try:
+            send(self._connection, message)
+        except OSError:
+            self._leave()
+
+    def _taken(self) -> bool:
+        """Whether anything came from the folders that were to go first."""
+        first = tuple(folder + os.sep for folder in self._serve.first)
+        files = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
+        return not first or any(file.startswith(first) for file in files)
+
+    def _copies(self) -> list[str]:
+        """Packages of this side's project that came from elsewhere; an installed version is meant to."""
+        return [] if self._serve.own is None else copies(sys.modules, {Path(self._serve.own), self._root})
+
+    def _heard(self) -> SetUp | Warm | Turn | Weigh | Finish | Bye:
+        try:
+            return next_question(self._connection)
+        except (EOFError, OSError):
+            self._leave()
+
+    def _leave(self) -> NoReturn:
+        """The session is gone, and with it everybody who could want a result."""
+        pytest.exit("the session that this process measured for has ended", returncode=pytest.ExitCode.INTERRUPTED)
+
+    def _strays(self) -> list[str]:
+        """Modules that came from the other side's tree: numbers taken with them would compare code with itself."""
+        if self._serve.foreign is None:
+            return []
+        foreign, own = self._serve.foreign + os.sep, (self._serve.own or "\0") + os.sep
+        here = (sys.prefix + os.sep, sys.base_prefix + os.sep)
+        return sorted(
+            f"{name} ({file})"
+            for name, module in list(sys.modules.items())
+            if (file := getattr(module, "__file__", None)) is not None
+            and file.startswith(foreign)
+            and not file.startswith((own, *here))
+        )
+
+
+class TakenFrom(importlib.abc.MetaPathFinder):
+    """Takes top-level modules from the given folders first, whatever ``sys.path`` puts before them.
+
+    pytest puts a test's own root folder there, and ``python -m`` the working directory: both hold the code that an
+    installed version is to be compared with.
+    """
+
+    _TESTS = ("conftest", "tests", "test")
+
+    def __init__(self, folders: Sequence[str]) -> None:
+        self._folders = [str(Path(folder)) for folder in folders]
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The module's spec, if one of the folders has it."""
+        if path is not None or fullname in self._TESTS or fullname in sys.stdlib_module_names:
+            return None
+        return importlib.machinery.PathFinder.find_spec(fullname, self._folders)

@@ -1,0 +1,141 @@
+"""Starts the processes of an A/B comparison: the session's own pytest command, over each side's code."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from perflab.compared.sides.checkout import Tree, head_label, other_side
+from perflab.compared.sides.imports import import_path
+from perflab.compared.sides.process import Start
+from perflab.measure.evidence import Witness
+from perflab.measured.records import Evidence
+from perflab.plugin.case.fresh_process import Job, Serve, repeated_arguments
+from perflab.plugin.config.command_line import without_positionals
+from perflab.plugin.config.settings import Settings
+from perflab.plugin.options import REPLICATE_OPTION
+
+TURNS_SHARE = 0.12
+"""Of a case's budget: what its turns take in one round. A case that is let go at once has two rounds."""
+
+
+@dataclass(frozen=True)
+class Starts:
+    """Makes the start of a side's process."""
+
+    config: pytest.Config
+    head: Tree
+    base: Tree
+    device: str
+    folder: Path
+    """Holds the job files."""
+
+    def start(self, side: str, cases: Sequence[str] | None) -> Start | None:
+        """A process of ``head`` or ``base`` for these cases; for whatever the command selects if ``cases`` is None.
+
+        None if the command names files alone that the side does not have.
+        """
+        tree = self.head if side == "head" else self.base
+        files = self._files(tree)
+        if self.config.option.file_or_dir and not files:
+            return None
+        job = Job(cases=None if cases is None else list(cases), serve=self._serve(tree))
+        handle, job_file = tempfile.mkstemp(suffix=".json", dir=self.folder)
+        with os.fdopen(handle, "wb") as file:
+            file.write(msgspec.json.encode(job))
+        repeated = repeated_arguments(self.config, plugins_too=tree.python == sys.executable)
+        words = [self._translated(word, tree) for word in without_positionals(self.config, repeated)]
+        words += [*files, f"--rootdir={tree.root}", f"--perf-device={self.device}", f"{REPLICATE_OPTION}={job_file}"]
+        return Start(
+            label=tree.label,
+            command=[tree.python, "-m", "pytest", *words],
+            environment={**_environment(), "PYTHONPATH": os.pathsep.join(self._path(tree))},
+            directory=self._directory(tree),
+        )
+
+    def _files(self, tree: Tree) -> list[str]:
+        """What the command names of this side's tree; whole files, since cases are chosen by the job."""
+        named = dict.fromkeys(self._translated(name.split("::")[0], tree) for name in self.config.option.file_or_dir)
+        return [name for name in named if (self._directory(tree) / name).exists()]
+
+    def _path(self, tree: Tree) -> list[str]:
+        if tree.mirrors is not None:
+            return import_path(*tree.mirrors)
+        if tree.python != sys.executable:
+            return [str(place) for place in tree.first]
+        return [*(str(place) for place in tree.first), *(path for path in sys.path if path)]
+
+    def _serve(self, tree: Tree) -> Serve:
+        first = [str(place) for place in tree.first]
+        if tree.mirrors is None:
+            return Serve(first=first)
+        mirrored, mirror = tree.mirrors
+        return Serve(foreign=str(mirrored), own=str(mirror), first=first)
+
+    def _directory(self, tree: Tree) -> Path:
+        """Where the command is given: the same place within each tree."""
+        here = self.config.invocation_params.dir
+        if tree.mirrors is None:
+            return here
+        mirrored, mirror = tree.mirrors
+        place = mirror / os.path.relpath(here.resolve(), mirrored)
+        return place if here.resolve().is_relative_to(mirrored) and place.is_dir() else tree.root
+
+    def _translated(self, word: str, tree: Tree) -> str:
+        """An argument that names a place in the session's tree, naming the same place in this one."""
+        if tree.mirrors is None:
+            return word
+        mirrored, mirror = (str(path) for path in tree.mirrors)
+        # Whole path components: /work/lib must not be found in /work/lib2.
+        return re.sub(re.escape(mirrored) + rf"(?={re.escape(os.sep)}|$)", lambda _match: mirror, word)
+
+
+@contextlib.contextmanager
+def two_sides(
+    config: pytest.Config, against: str, files: Sequence[str], device: str, waiting: Callable[[str], None]
+) -> Iterator[tuple[Starts, Tree]]:
+    """This tree and the one that ``against`` names, for the length of the block: starts of both, and the other one.
+
+    Args:
+        config: the running session's configuration.
+        against: a commit, branch, tag or directory.
+        files: test files of the session, relative to its root.
+        device: where both sides measure, exactly.
+        waiting: told if another session uses the same worktree.
+
+    Raises:
+        RivalError: the other side cannot be had.
+    """
+    root = config.rootpath.resolve()
+    label, commit = head_label(root)
+    with (
+        tempfile.TemporaryDirectory(prefix="perflab-") as folder,
+        other_side(against, root, files, waiting) as base,
+    ):
+        mirrors = (base.mirrors[0], base.mirrors[0]) if base.mirrors is not None else None
+        yield Starts(config, Tree(label, root, mirrors, commit=commit), base, device, Path(folder)), base
+
+
+def turns_ns(settings: Settings) -> float:
+    """What a case's turns may take in one round."""
+    return TURNS_SHARE * settings.budget_s * 1e9
+
+
+def witness_of_host() -> Callable[[], Callable[[], Evidence]]:
+    """What else goes on, of the host alone: on a GPU our own sides' processes look like any others."""
+    import torch
+
+    return Witness(torch.device("cpu")).begin
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}

@@ -1,0 +1,210 @@
+"""Finds the other version: checks a commit out into a worktree, or uses a directory.
+
+Worktrees are kept in the user's cache, a few a repository, so that comparing again with the same commit checks
+nothing out. An interrupted session takes its worktree away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from perflab.compared.sides.git import commit_named, run_git, top_of
+from perflab.errors import RivalError
+
+_KEPT = 3
+"""Worktrees of a repository that stay in the cache."""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Where a side's code is."""
+
+    label: str
+    """What people call it: ``main (8009b65)``."""
+    root: Path
+    """The project there: the folder that holds its pytest configuration."""
+    mirrors: tuple[Path, Path] | None = None
+    """A folder of the session's side, and the one that stands for it on this side; None if the tests are shared."""
+    first: tuple[Path, ...] = ()
+    """An installed version: folders whose modules go before all others. The tests are the session's own then."""
+    python: str = sys.executable
+    commit: str | None = None
+
+
+@contextlib.contextmanager
+def other_side(against: str, root: Path, files: Sequence[str], waiting: Callable[[str], None]) -> Iterator[Tree]:
+    """The tree that ``against`` names, for the length of the block.
+
+    Args:
+        against: a commit, branch or tag of the project's repository, or a directory: another checkout, a folder
+            of installed packages, or a virtual environment.
+        root: the project's own root folder.
+        files: test files of the session, relative to ``root``: they tell a checkout from installed packages.
+        waiting: told if another session uses the same worktree.
+
+    Raises:
+        RivalError: there is no such commit or directory, or it cannot be checked out.
+    """
+    root = root.resolve()
+    top = top_of(root)
+    commit = commit_named(top, against) if top is not None else None
+    if top is not None and commit is not None:
+        with _worktree(top, commit, waiting) as worktree:
+            name = commit[:7] if commit.startswith(against) else f"{against} ({commit[:7]})"
+            yield Tree(name, worktree / root.relative_to(top), mirrors=(top, worktree), commit=commit)
+        return
+    folder = Path(os.path.expanduser(against))
+    if not folder.is_dir():
+        raise _unknown(against, top)
+    yield _directory(folder.resolve(), against, root, top, files)
+
+
+def head_label(root: Path) -> tuple[str, str | None]:
+    """What people call the session's own side, and its commit."""
+    top = top_of(root)
+    if top is None:
+        return "this tree", None
+    commit = commit_named(top, "HEAD")
+    if commit is None:
+        return "this tree", None
+    changed = [line for line in run_git(top, "status", "--porcelain").splitlines() if line]
+    said = f" with {len(changed)} uncommitted change{'s' * (len(changed) != 1)}" if changed else ""
+    return f"{commit[:7]}{said}", commit
+
+
+def _directory(folder: Path, against: str, root: Path, top: Path | None, files: Sequence[str]) -> Tree:
+    pairs = [(root, folder, folder)]  # what is mirrored, by what, and the project there
+    if top is not None and top != root:
+        pairs.insert(0, (top, folder, folder / root.relative_to(top)))
+    for mirrored, mirror, candidate in pairs:
+        if any((candidate / file).is_file() for file in files):
+            if candidate == root:
+                raise RivalError(
+                    f"--perf-against={against} is this very tree", "name a commit, or another checkout of the project"
+                )
+            commit = commit_named(candidate, "HEAD")
+            label = against + (f" ({commit[:7]})" if commit else "")
+            return Tree(label, candidate, mirrors=(mirrored, mirror), commit=commit)
+    for python in (folder / "bin" / "python", folder / "Scripts" / "python.exe"):
+        if python.exists():
+            places = tuple(sorted(folder.glob("lib/python*/site-packages")) or [folder / "Lib" / "site-packages"])
+            return Tree(against, root, first=places, python=str(python))
+    if not any((folder / name).exists() for name in ("pyproject.toml", "setup.py", "setup.cfg")) and (
+        any(folder.glob("*/__init__.py")) or any(folder.glob("*.py"))
+    ):
+        return Tree(against, root, first=(folder,))
+    raise RivalError(
+        f"--perf-against={against}: the directory holds neither these tests nor packages that could be imported",
+        "name another checkout of this project, a folder of installed packages (pip install --target=DIR), "
+        "or a virtual environment",
+    )
+
+
+def _unknown(against: str, top: Path | None) -> RivalError:
+    if shutil.which("git") is None:
+        return RivalError(
+            f"--perf-against={against} is no directory, and to compare with a commit takes git",
+            "install git, or name a directory",
+        )
+    if top is None:
+        return RivalError(
+            f"--perf-against={against}: this is no git repository, and there is no such directory",
+            "name a directory: another checkout, or a folder of installed packages",
+        )
+    shallow = run_git(top, "rev-parse", "--is-shallow-repository").strip() == "true"
+    branches = run_git(
+        top, "for-each-ref", "--format=%(refname:short)", "refs/heads", "refs/remotes", "refs/tags"
+    ).split()
+    close = [name for name in branches if name.endswith("/" + against.rpartition("/")[2])][:3]
+    remedy = "fetch it: git fetch --unshallow (in GitHub Actions: fetch-depth: 0)" if shallow else "see `git log --all`"
+    if close:
+        remedy = f"did you mean {' or '.join(close)}?"
+    return RivalError(f"--perf-against={against} is neither a commit of this repository nor a directory", remedy)
+
+
+# --- worktrees ----------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _worktree(top: Path, commit: str, waiting: Callable[[str], None]) -> Iterator[Path]:
+    listed = run_git(top, "ls-tree", "-r", commit).splitlines()
+    submodules = [line.split("\t", 1)[1] for line in listed if line.startswith("160000 ")]
+    if submodules:
+        raise RivalError(
+            f"{commit[:7]} has submodules ({', '.join(submodules[:3])}), which a worktree comes without",
+            "check it out with them: git clone --recurse-submodules, and use --perf-against=PATH",
+        )
+    common = run_git(top, "rev-parse", "--path-format=absolute", "--git-common-dir").strip()
+    shelf = cache_folder() / hashlib.sha256(common.encode()).hexdigest()[:12]
+    place = shelf / commit[:12]
+    try:
+        shelf.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RivalError(
+            f"cannot make {shelf}: {error.strerror}", "point XDG_CACHE_HOME at a folder of yours"
+        ) from None
+    with _held(shelf / f"{commit[:12]}.lock", waiting):
+        try:
+            _check_out(top, place, commit)
+            _make_room(top, shelf, keep=place)
+            yield place
+        except (KeyboardInterrupt, SystemExit):
+            _remove(top, place)
+            raise
+
+
+def _check_out(top: Path, place: Path, commit: str) -> None:
+    """Have the commit's files at ``place``, whatever is there already."""
+    if place.exists():
+        with contextlib.suppress(RivalError):  # its repository may be gone, or a killed checkout have left a lock
+            run_git(place, "reset", "--quiet", "--hard", commit)  # somebody may have changed it
+            os.utime(place)
+            return
+        shutil.rmtree(place, ignore_errors=True)
+    run_git(top, "worktree", "prune")
+    no_hooks = ["-c", "core.hooksPath=/dev/null"]
+    run_git(top, *no_hooks, "worktree", "add", "--quiet", "--detach", "--force", str(place), commit)
+
+
+@contextlib.contextmanager
+def _held(path: Path, waiting: Callable[[str], None]) -> Iterator[None]:
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=2.0)
+    except Timeout:
+        waiting("waiting for another session that uses the same worktree")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _make_room(top: Path, shelf: Path, keep: Path) -> None:
+    """Remove the worktrees that were not used for longest, but none that is in use."""
+    places = sorted((path for path in shelf.iterdir() if path.is_dir()), key=lambda path: -path.stat().st_mtime)
+    for place in [place for place in places if place != keep][_KEPT - 1 :]:
+        with contextlib.suppress(Timeout), FileLock(place.with_suffix(".lock"), timeout=0):
+            _remove(top, place)
+
+
+def _remove(top: Path, place: Path) -> None:
+    with contextlib.suppress(RivalError):
+        run_git(top, "worktree", "remove", "--force", str(place))
+    with contextlib.suppress(OSError):
+        place.with_suffix(".lock").unlink()
+
+
+def cache_folder() -> Path:
+    """Where worktrees are kept."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(base) / "perflab" / "worktrees"

@@ -1,0 +1,61 @@
+"""Runs git commands without disturbing the user's repository."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from perflab.errors import RivalError
+
+_PATIENCE_S = 20.0
+"""A question that takes longer (a network drive, a huge tree) is given up."""
+
+
+def run_git(folder: Path, *arguments: str, patience_s: float | None = None) -> str:
+    """What ``git arguments`` prints, as seen from ``folder``.
+
+    Raises:
+        RivalError: there is no git, it failed, or it took longer than ``patience_s``.
+    """
+    # A hook's environment names the repository that it runs in, which need not be the one that is asked about.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            # A look must not keep others from working; and nobody is there to answer a question.
+            env={**environment, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=patience_s,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise RivalError("git is not installed", "install git, or name a directory") from None
+    except subprocess.TimeoutExpired:
+        raise RivalError(f"git {arguments[0]} took more than {patience_s:.0f} s", "see what keeps it") from None
+    if done.returncode:
+        said = done.stderr.strip() or f"exit status {done.returncode}"
+        raise RivalError(f"git {arguments[0]} failed: {said}", "mend the repository, or name a directory instead")
+    return done.stdout
+
+
+def ask_git(folder: Path, *arguments: str) -> str | None:
+    """The same without the space around it; None where git has no answer, or is not there."""
+    try:
+        return run_git(folder, *arguments, patience_s=_PATIENCE_S).strip()
+    except RivalError:
+        return None
+
+
+def top_of(folder: Path) -> Path | None:
+    """The working tree that the folder lies in; None outside of a repository."""
+    top = ask_git(folder, "rev-parse", "--show-toplevel")
+    return Path(top) if top else None
+
+
+def commit_named(folder: Path, name: str) -> str | None:
+    """The full name of a commit, branch or tag; None if the repository does not have it."""
+    return ask_git(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}") or None

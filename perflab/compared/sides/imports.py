@@ -1,0 +1,83 @@
+"""Makes a side's process import its own tree, by an import path that mirrors the session's."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import ModuleType
+
+
+def import_path(head: Path, other: Path) -> list[str]:
+    """``sys.path`` for processes of ``other``: this process's own, with what lies in ``head`` taken from ``other``.
+
+    Folders that modules of ``head`` were imported from count too, whatever finder found them: an editable install
+    need not stand on the path.
+
+    Args:
+        head: root folder of the session's own tree.
+        other: root folder of the other one.
+    """
+    mirrored: list[str] = []
+    kept: list[str] = []
+    for entry in [*sys.path, *_roots_of(sys.modules, head)]:
+        if not entry:
+            continue
+        inside = _within(entry, head)
+        if inside is not None and (other / inside).is_dir():
+            mirrored.append(str(other / inside))
+        elif inside is None or _is_installed(entry):
+            kept.append(entry)
+    return list(dict.fromkeys([*mirrored, *kept]))
+
+
+def copies(modules: Mapping[str, ModuleType], roots: Iterable[Path]) -> list[str]:
+    """Packages that were imported from where they are installed, though a project holds their source.
+
+    Both sides of a comparison would run the one installed copy, and differ in nothing.
+
+    Args:
+        modules: what a process has imported.
+        roots: folders of the project; a package is looked for there and in their ``src``.
+    """
+    places = [place for root in roots for place in (root, root / "src")]
+    found: dict[str, str] = {}
+    for name, module in list(modules.items()):
+        file, (top, *below) = getattr(module, "__file__", None), name.split(".")
+        if file is None or top in _NO_PACKAGES or top in found or not _INSTALLED & {*Path(file).parts}:
+            continue
+        for place in places:  # below the top too: a namespace package has no file of its own
+            source = place.joinpath(top, *below)
+            if (source / "__init__.py").is_file() or source.with_suffix(".py").is_file():
+                found[top] = f"{name} ({file})"
+    return sorted(found.values())
+
+
+_INSTALLED = {"site-packages", "dist-packages"}
+_NO_PACKAGES = ("conftest", "setup", "tests", "test", "docs")
+
+
+def _roots_of(modules: Mapping[str, ModuleType], head: Path) -> Iterable[str]:
+    """The folders below ``head`` that imported modules were found in."""
+    for name, module in list(modules.items()):
+        file = getattr(module, "__file__", None)
+        if file is None or _within(file, head) is None or _is_installed(file):
+            continue
+        path = Path(file)
+        depth = name.count(".") + (path.name == "__init__.py")
+        if len(path.parents) > depth and name != "__main__":
+            yield str(path.parents[depth])
+
+
+def _within(path: str, root: Path) -> Path | None:
+    """The path relative to ``root``; None if it lies elsewhere."""
+    try:
+        return Path(os.path.realpath(path)).relative_to(root)
+    except ValueError:
+        return None
+
+
+def _is_installed(path: str) -> bool:
+    """Whether it belongs to Python's own installation or environment, which may lie within a project's tree."""
+    return any(Path(path).is_relative_to(prefix) for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix))

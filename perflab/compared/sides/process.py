@@ -1,0 +1,165 @@
+"""Starts, asks and stops the process of one side."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import socket
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import msgspec
+
+from perflab.child import end_group
+from perflab.compared.sides.messages import PROTOCOL, Answer, Bye, Hello, Question, next_answer, send
+from perflab.errors import RivalError, SideEndedError
+
+SOCKET_VARIABLE = "PERFLAB_SOCKET"
+"""Tells a process the number of the socket on which it is asked."""
+_LINES_SHOWN = 25
+_PATIENCE_S = 10.0
+"""What a process may take for taking down its fixtures."""
+ANSWER_WITHIN_S = 900.0
+"""A process that has not answered for so long hangs. A case may train, download or compile before it is measured, and
+cannot say so: a quarter of an hour is for that."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a side's processes are started."""
+
+    label: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    directory: Path
+
+
+class SideProcess:
+    """A live process of one side. Close it, or leave its ``with`` block, and it is gone."""
+
+    def __init__(self, start: Start, answer_within_s: float = ANSWER_WITHIN_S) -> None:
+        """Start it; do not wait for it.
+
+        Args:
+            start: how.
+            answer_within_s: a process that is silent for longer is ended; infinite: never.
+
+        Raises:
+            RivalError: the system cannot start such a process.
+        """
+        self._patience_s = 0.0
+        self._answer_within_s = answer_within_s
+        self.label = start.label
+        self._directory = start.directory
+        if os.name != "posix":
+            raise RivalError("--perf-against needs a POSIX system", "run it on Linux or macOS, or under WSL")
+        ours, theirs = socket.socketpair()
+        self._connection = Connection(ours.detach())
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        try:
+            self._process = subprocess.Popen(
+                list(start.command),
+                cwd=start.directory,
+                env={**start.environment, SOCKET_VARIABLE: str(theirs.fileno())},
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # the terminal's Ctrl-C is the session's, which ends this process itself
+            )
+        except OSError as error:
+            self._connection.close()
+            self._output.close()
+            raise RivalError(f"{start.label}: cannot start {start.command[0]}: {error}", "check that it runs") from None
+        finally:
+            theirs.close()
+
+    def __enter__(self) -> SideProcess:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def hello(self) -> Hello:
+        """Wait until it has collected its cases.
+
+        Raises:
+            RivalError: it ended before that, or speaks another protocol.
+        """
+        answer = self.answer()
+        if not isinstance(answer, Hello) or answer.protocol != PROTOCOL:
+            raise RivalError(
+                f"{self.label} runs another perflab than this session, and the two cannot talk to each other",
+                "compare with a commit whose perflab is of this version, or newer",
+            )
+        return answer
+
+    def ask(self, question: Question) -> None:
+        """Say something to it.
+
+        Raises:
+            RivalError: it has ended; its last output is in the error.
+        """
+        try:
+            send(self._connection, question)
+        except OSError:
+            raise self._ended() from None
+
+    def answer(self) -> Answer:
+        """Wait for what it says.
+
+        Raises:
+            RivalError: it has ended, or hangs and was ended; its last output is in the error.
+        """
+        try:
+            if not self._connection.poll(None if math.isinf(self._answer_within_s) else self._answer_within_s):
+                raise self._hung()
+            return next_answer(self._connection)
+        except (EOFError, OSError):
+            raise self._ended() from None
+        except msgspec.DecodeError as error:
+            raise RivalError(
+                f"{self.label} answers in another protocol: {error}", "use one perflab on both sides"
+            ) from None
+
+    def _ended(self) -> SideEndedError:
+        status = self._process.wait()
+        said = f"was killed by signal {-status}" if status < 0 else f"ended (exit status {status})"
+        return SideEndedError(
+            f"{self.label}: its process {said} before it had measured; it said:\n{self.last_output()}",
+            f"make the cases run there first: pytest -m perf in {self._directory}",
+        )
+
+    def _hung(self) -> SideEndedError:
+        said = self.last_output()
+        end_group(self._process)
+        return SideEndedError(
+            f"{self.label}: its process hung and was ended: no answer for {self._answer_within_s:g} s; "
+            f"it said:\n{said}",
+            f"run the case alone: pytest -m perf in {self._directory}",
+        )
+
+    def last_output(self) -> str:
+        """The end of what it has printed."""
+        self._output.seek(0)
+        text = self._output.read().decode(errors="replace")
+        return "\n".join(f"    {line}" for line in text.splitlines()[-_LINES_SHOWN:])
+
+    def dismiss(self) -> None:
+        """Let it end by itself, and its fixtures be taken down; ``close`` waits for that a while."""
+        with contextlib.suppress(OSError):
+            send(self._connection, Bye())
+            self._patience_s = _PATIENCE_S
+
+    def close(self) -> None:
+        """End it and all that it started. One that was not dismissed ends at once."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(self._patience_s)
+        self._connection.close()
+        end_group(self._process)
+        self._output.close()

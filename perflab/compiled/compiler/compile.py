@@ -1,0 +1,134 @@
+"""Compiles one example for one architecture, along Triton's own path from launch to cubin, without a GPU.
+
+What a launch would derive from its arguments (types, what divides by 16, what is compiled in) Triton's own binder says,
+for the architecture that is compiled for instead of the one that is here. Runs in a process without TRITON_INTERPRET.
+"""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+from typing import Any
+
+from perflab import triton_internals
+from perflab.compiled.compiler.architectures import ARCHITECTURES
+from perflab.compiled.compiler.example import KernelExample
+from perflab.compiled.compiler.occupancy import occupancy
+from perflab.compiled.compiler.resources import assembler_version, count_instructions, read_assembler, useful_lines
+from perflab.compiled.records import CompiledKernel, KernelResources
+from perflab.errors import InternalsError, KernelError
+from perflab.triton_internals import Specialised
+
+_LOG = "perflab-ptxas.log"
+"""The assembler's words, kept beside the cubin in Triton's cache."""
+
+
+def compile_example(registration: str, example: KernelExample, arch: int) -> CompiledKernel:
+    """Compile the example; what does not compile is a result, with what the compiler said.
+
+    Raises:
+        KernelError: there is nothing here that could compile it.
+        InternalsError: this version of Triton has not what perflab asks of it.
+    """
+    import triton
+
+    _check(example)
+    try:
+        resources, problem = _resources(example, arch), None
+    except InternalsError:
+        raise  # the kernel is as it was: there is no telling what it takes
+    except Exception as error:
+        resources, problem = None, _words(error, arch)
+    return CompiledKernel(
+        registration=registration,
+        name=example.name,
+        arch=arch,
+        triton=triton.__version__,
+        resources=resources,
+        problem=problem,
+    )
+
+
+def specialise(example: KernelExample, arch: int) -> Specialised:
+    """What a launch with the example's arguments hands to the compiler, on that architecture."""
+    launch = {"num_warps": example.num_warps, "num_stages": example.num_stages, **example.options}
+    return triton_internals.specialise(example.kernel, {**example.arguments, **launch}, arch)
+
+
+def _resources(example: KernelExample, arch: int) -> KernelResources:
+    specialised = specialise(example, arch)
+    compiled = triton_internals.compile_for(example.kernel, specialised, arch)
+    report = read_assembler(_assembler_log(compiled, specialised.options, arch))
+    limits, metadata = ARCHITECTURES[arch], compiled.metadata
+    columns = triton_internals.tensor_columns(metadata)
+    shared_bytes = report.static_shared_bytes + metadata.shared
+    fits = occupancy(
+        limits,
+        num_warps=metadata.num_warps,
+        registers=report.registers,
+        shared_bytes=shared_bytes,
+        tensor_columns=columns,
+    )
+    return KernelResources(
+        ptxas=_ptxas_version(arch),
+        num_warps=metadata.num_warps,
+        num_stages=metadata.num_stages,
+        registers=report.registers,
+        stack_bytes=report.stack_bytes,
+        spill_store_bytes=report.spill_store_bytes,
+        spill_load_bytes=report.spill_load_bytes,
+        static_shared_bytes=report.static_shared_bytes,
+        dynamic_shared_bytes=metadata.shared,
+        shared_limit_bytes=limits.shared_limit_bytes,
+        tensor_columns=columns,
+        instructions=count_instructions(compiled.asm["ptx"]),
+        blocks_per_sm=fits.blocks,
+        warps_per_sm=fits.warps,
+        max_warps_per_sm=limits.max_warps,
+        limited_by=fits.limited_by,
+    )
+
+
+def _assembler_log(compiled: Any, options: Any, arch: int) -> str:
+    """What ptxas says of the kernel, asked once."""
+    cache = triton_internals.cache_beside(compiled)
+    kept = cache.get_file(_LOG)
+    if kept is not None:
+        with open(kept, encoding="utf-8") as file:
+            return file.read()
+    said = triton_internals.assembler_log(compiled, options, arch)
+    cache.put(said, _LOG, binary=False)
+    return said
+
+
+@functools.cache
+def _ptxas_version(arch: int) -> str:
+    command = [triton_internals.assembler_path(arch), "--version"]
+    return assembler_version(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def _check(example: KernelExample) -> None:
+    if not triton_internals.compiles_for_nvidia():
+        raise KernelError("this Triton has no NVIDIA compiler", "install triton from PyPI: pip install triton")
+    if not triton_internals.is_jitted(example.kernel):
+        raise KernelError(
+            f"kernel example {example.name!r} was decorated for Triton's interpreter, which compiles nothing",
+            "set TRITON_INTERPRET in a conftest.py, not in what the module of the registration imports",
+        )
+
+
+def _words(error: Any, arch: int) -> str:
+    """What a person needs of an error while compiling."""
+    inner: Any = error
+    while inner is not None:
+        if triton_internals.is_compilation_error(inner):
+            error = inner  # of a function that the kernel calls: the innermost one names the line
+        inner = inner.__cause__ or inner.__context__
+    if triton_internals.is_compilation_error(error):
+        node, source = error.node, (error.src or "").splitlines()
+        line = source[node.lineno - 1].strip() if 0 < getattr(node, "lineno", 0) <= len(source) else ""
+        why = error.error_message or str(error.__cause__ or type(error).__name__)
+        return "\n".join(part for part in (useful_lines(why), f"in: {line}" if line else "") if part)
+    if triton_internals.is_assembler_error(error) and "is not defined for option 'gpu-name'" in str(error):
+        return f"ptxas {_ptxas_version(arch)}, which Triton uses, does not know sm_{arch}"
+    return useful_lines(f"{type(error).__name__}: {error}")

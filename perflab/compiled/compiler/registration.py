@@ -1,0 +1,90 @@
+"""Imports what is registered under ``package.module:attribute``."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import traceback
+from types import ModuleType
+from typing import Any
+
+from perflab.compiled.compiler.example import KernelExample
+from perflab.errors import KernelError
+
+_WANTED = "a list or tuple of perflab.compiled.compiler.KernelExample, or a function that returns one"
+
+
+def load_examples(registration: str, arch: int) -> list[KernelExample]:
+    """The examples that are registered for an architecture, in their order.
+
+    Args:
+        registration: ``package.module:attribute``. The attribute is a list or a tuple, or a function that returns one:
+            of no arguments, or of the architecture's number where configurations depend on it.
+        arch: compute capability without its dot.
+
+    Raises:
+        KernelError: there is no such thing, it is not importable, or it is something else.
+    """
+    module_name, colon, attribute = registration.partition(":")
+    if not colon or not module_name or not attribute.isidentifier():
+        raise KernelError(
+            f"{registration!r} does not say where kernels are registered",
+            "write package.module:ATTRIBUTE, such as mypackage.kernels:EXAMPLES",
+        )
+    module = _import(module_name, registration)
+    if not hasattr(module, attribute):
+        close = difflib.get_close_matches(attribute, vars(module), n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise KernelError(f"{module_name} has no {attribute}", f"{hint}name {_WANTED} in {module.__file__}")
+    return _checked(_called(getattr(module, attribute), registration, arch), registration)
+
+
+def _import(name: str, registration: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise KernelError(
+                f"{registration!r} cannot be imported: {error}",
+                "run from the folder that holds it, install it, or name its folder in PYTHONPATH",
+            ) from error
+        raise _broken(f"importing {name} failed", error) from error
+    except KernelError:
+        raise  # an example that cannot be: it says so itself
+    except Exception as error:
+        raise _broken(f"importing {name} failed", error) from error
+
+
+def _called(registered: Any, registration: str, arch: int) -> Any:
+    if isinstance(registered, list | tuple) or not inspect.isroutine(registered):
+        return registered
+    takes_arch = bool(inspect.signature(registered).parameters)
+    try:
+        return registered(arch) if takes_arch else registered()
+    except KernelError:
+        raise
+    except Exception as error:
+        raise _broken(f"{registration}({arch if takes_arch else ''}) failed", error) from error
+
+
+def _checked(registered: Any, registration: str) -> list[KernelExample]:
+    if not isinstance(registered, list | tuple):
+        raise KernelError(f"{registration} is {type(registered).__name__!r}", f"make it {_WANTED}")
+    for position, example in enumerate(registered):
+        if not isinstance(example, KernelExample):
+            raise KernelError(f"item {position} of {registration} is {type(example).__name__!r}", f"make it {_WANTED}")
+    names = [example.name for example in registered]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise KernelError(f"{registration} has several kernels named {', '.join(map(repr, twice))}", "name them apart")
+    return list(registered)
+
+
+def _broken(what: str, error: Exception) -> KernelError:
+    """A user's code that raised: what, and in which line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else "?"
+    if isinstance(error, SyntaxError):
+        place = f"{error.filename}, line {error.lineno}"
+    return KernelError(f"{what}: {type(error).__name__}: {error}", f"mend it: {place}")

@@ -1,0 +1,84 @@
+"""A compiler process: one request a line on its input, one answer a line on its output.
+
+Run as a program, in a process without TRITON_INTERPRET, since Triton chooses its interpreter at import::
+
+    python -m perflab.compiled.compiler.worker FILE
+
+Its standard error goes to FILE: what the compiler's native parts say on it is part of the answer.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from perflab.compiled.compiler.example import KernelExample
+from perflab.compiled.compiler.resources import useful_lines
+from perflab.compiled.records import CompiledKernel
+from perflab.data import Data
+from perflab.errors import PerflabError
+
+
+class Request(Data, frozen=True):
+    """Compile an example; without a ``name``, say what there is."""
+
+    registration: str
+    arch: int
+    name: str | None = None
+
+
+class Answer(Data, frozen=True):
+    """What came of it: one of these."""
+
+    compiled: CompiledKernel | None = None
+    names: list[str] | None = None
+    problem: str | None = None
+    remedy: str | None = None
+
+
+@cache
+def _examples(registration: str, arch: int) -> dict[str, KernelExample]:
+    from perflab.compiled.compiler.registration import load_examples
+
+    return {example.name: example for example in load_examples(registration, arch)}
+
+
+def answer(request: Request, log: Path) -> Answer:
+    """Do what is asked. ``log``: where this process's standard error goes."""
+    said_before = log.stat().st_size
+    try:
+        examples = _examples(request.registration, request.arch)
+        if request.name is None:
+            return Answer(names=list(examples))
+        if request.name not in examples:
+            return Answer(
+                problem=f"{request.registration} has no {request.name!r} for sm_{request.arch} where it is compiled",
+                remedy="let it register the same kernels in every process, with and without TRITON_INTERPRET",
+            )
+        from perflab.compiled.compiler.compile import compile_example
+
+        compiled = compile_example(request.registration, examples[request.name], request.arch)
+    except PerflabError as error:
+        return Answer(problem=error.problem, remedy=error.remedy)
+    if compiled.problem is not None:
+        sys.stderr.flush()
+        diagnosed = useful_lines(log.read_bytes()[said_before:].decode("utf-8", "replace"), most=4)
+        if "error:" in diagnosed:  # MLIR's passes say there what their exception does not
+            compiled = msgspec.structs.replace(compiled, problem=f"{compiled.problem}\n{diagnosed}")
+    return Answer(compiled=compiled)
+
+
+def main(log: Path) -> None:
+    """Answer requests until there are no more."""
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # whatever else prints here does not get among the answers
+    for line in sys.stdin.buffer:
+        answers.write(msgspec.json.encode(answer(msgspec.json.decode(line, type=Request), log)) + b"\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,155 @@
+"""Judges a compiled kernel: registers, spills, shared memory and occupancy, now and in the baseline. Pure.
+
+A compiler is deterministic: there is no noise, and nothing to measure again. What fails a case:
+
+- it does not compile, or wants more shared memory (or tensor memory) than a block can have, baseline or not;
+- it spills more than it did;
+- its products lost their kind of tensor-core instruction: all of them, or some that now run as an older kind;
+- its copies lost TMA;
+- fewer of its warps fit onto a multiprocessor at once.
+
+Registers, shared memory within the limit, stages and counts of instructions that are still there may change either way
+without being better or worse: they are shown. Only one compiler is compared with itself.
+"""
+
+from __future__ import annotations
+
+from perflab.compiled.records import CompiledKernel, KernelBaseline, KernelResources
+from perflab.records import Change, Judgement, Verdict
+
+KINDS = ("mma", "wgmma", "tcgen05")
+"""Tensor-core instructions, the weakest first."""
+_GATED = ("spill_store_bytes", "spill_load_bytes", "warps_per_sm")
+_SHOWN = (
+    "registers",
+    "stack_bytes",
+    "static_shared_bytes",
+    "dynamic_shared_bytes",
+    "tensor_columns",
+    "num_warps",
+    "num_stages",
+    "blocks_per_sm",
+)
+
+
+def judge_compiled(now: CompiledKernel, baseline: KernelBaseline | None) -> Judgement:
+    """Compare a compiled kernel with its baseline, or with none."""
+    here = now.resources
+    before = baseline.resources if baseline is not None else None
+    if here is None:
+        first = (now.problem or "the compiler said nothing").splitlines()[0]
+        reasons = [f"does not compile for sm_{now.arch}: {first}"]
+        if baseline is None:
+            return Judgement(verdict=Verdict.FAILED, reasons=reasons)
+        return Judgement(verdict=Verdict.REGRESSED, worse=["compiling"], reasons=reasons)
+    too_much = _too_much(here, now.arch)
+    if too_much and (before is None or _too_much(before, now.arch)):
+        return Judgement(verdict=Verdict.FAILED, reasons=too_much)
+    if baseline is None or before is None:
+        return Judgement(verdict=Verdict.NEW, reasons=["no baseline yet"])
+    foreign = _foreign(now, here, baseline)
+    if foreign and too_much:
+        return Judgement(verdict=Verdict.FAILED, reasons=[*too_much, *foreign])
+    if foreign:
+        return Judgement(verdict=Verdict.INCOMPARABLE, reasons=foreign)
+    worse, reasons = _worse(here, before)
+    if too_much:
+        worse, reasons = ["shared memory", *worse], [*too_much, *reasons]
+    verdict = Verdict.REGRESSED if worse else Verdict.IMPROVED if _is_better(here, before) else Verdict.OK
+    return Judgement(verdict=verdict, counts=_changes(here, before), worse=worse, reasons=reasons)
+
+
+def can_be_saved(kernel: CompiledKernel) -> bool:
+    """Whether the kernel could run at all: nobody accepts one that cannot."""
+    return kernel.resources is not None and not _too_much(kernel.resources, kernel.arch)
+
+
+def _too_much(here: KernelResources, arch: int) -> list[str]:
+    """What a block wants and cannot have: the launch would fail."""
+    reasons = []
+    if here.shared_bytes > here.shared_limit_bytes:
+        reasons.append(
+            f"wants {here.shared_bytes:,} B of shared memory a block, and sm_{arch} has {here.shared_limit_bytes:,}"
+        )
+    if not reasons and here.blocks_per_sm == 0:
+        reasons.append(f"not one block fits onto a multiprocessor of sm_{arch}: no room in {here.limited_by}")
+    return reasons
+
+
+def _foreign(now: CompiledKernel, here: KernelResources, baseline: KernelBaseline) -> list[str]:
+    pairs = {"triton": (baseline.triton, now.triton), "ptxas": (baseline.resources.ptxas, here.ptxas)}
+    return [
+        f"baseline from another compiler: {name} {old} then, {new} now"
+        for name, (old, new) in pairs.items()
+        if old != new
+    ]
+
+
+def _worse(here: KernelResources, before: KernelResources) -> tuple[list[str], list[str]]:
+    """By which of its properties a kernel is worse, and why in words."""
+    found: dict[str, str] = {}
+    if _spilled(here) > _spilled(before):
+        found["spills"] = (
+            f"spills {_spilled(here)} B of registers a thread, stores and loads together, instead of {_spilled(before)}"
+        )
+    products = _products_lost(here, before)
+    if products:
+        found["tensor cores"] = products
+    if before.instructions.get("tma", 0) and not here.instructions.get("tma", 0):
+        found["tma"] = "its copies do not go through TMA any more"
+    if here.warps_per_sm < before.warps_per_sm:
+        found["occupancy"] = (
+            f"{here.warps_per_sm} warps fit onto a multiprocessor at once instead of {before.warps_per_sm}: "
+            f"no more room in {here.limited_by}"
+        )
+    return list(found), list(found.values())
+
+
+def _spilled(here: KernelResources) -> int:
+    return here.spill_store_bytes + here.spill_load_bytes
+
+
+def strongest_kind(here: KernelResources) -> str | None:
+    """The newest kind of tensor-core instruction in a kernel, if it has one."""
+    return next((kind for kind in reversed(KINDS) if here.instructions.get(kind, 0)), None)
+
+
+def _rank(kind: str | None) -> int:
+    return KINDS.index(kind) if kind is not None else -1
+
+
+def _products_lost(here: KernelResources, before: KernelResources) -> str | None:
+    was, now = strongest_kind(before), strongest_kind(here)
+    if was is None:
+        return None
+    if now is None:
+        return f"lost {was}: no product runs on tensor cores any more"
+    if _rank(now) < _rank(was):
+        return f"lost {was}: its products run as {now} now"
+    fallen = [kind for kind in KINDS[: _rank(was)] if here.instructions.get(kind) and not before.instructions.get(kind)]
+    return f"some of its products run as {fallen[0]} now, beside {was}" if fallen else None
+
+
+def _is_better(here: KernelResources, before: KernelResources) -> bool:
+    return (
+        _spilled(here) < _spilled(before)
+        or _rank(strongest_kind(here)) > _rank(strongest_kind(before))
+        or here.warps_per_sm > before.warps_per_sm
+    )
+
+
+def _changes(here: KernelResources, before: KernelResources) -> dict[str, Change]:
+    """Every quantity then and now, in the order in which a person asks; ``limit`` is set on what is gated."""
+    old = {name: getattr(before, name) for name in (*_GATED, *_SHOWN)} | before.instructions
+    new = {name: getattr(here, name) for name in (*_GATED, *_SHOWN)} | here.instructions
+    order = ["registers", *_GATED, *_SHOWN, *KINDS, "tma"]
+    return {
+        name: Change(
+            before=old.get(name, 0),
+            now=new.get(name, 0),
+            ratio=new.get(name, 0) / old[name] if old.get(name) else 1.0 + new.get(name, 0),
+            limit=1.0 if name in _GATED else None,
+        )
+        for name in dict.fromkeys(order)
+        if old.get(name, 0) or new.get(name, 0)
+    }

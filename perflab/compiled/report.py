@@ -1,0 +1,163 @@
+"""Compiled kernels as text: the table, and the failure of a kernel that got worse. Pure."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from perflab.compiled.records import CompiledCase, CompiledKernel, KernelResources
+from perflab.records import Verdict
+from perflab.report.counts import changed, count_fact, count_row
+from perflab.report.escaping import lines_of
+from perflab.report.failing_table import WIDTH, Quantity, failing_table, wrapped
+from perflab.report.lines import Line, Row, shown_verdict, verdict_text, wrap_facts
+from perflab.results import Result
+from perflab.units import format_bytes
+
+_COLUMNS = (("regs", 5), ("spills", 7), ("shared", 9), ("warps", 6), ("limited by", 12), ("tensor cores", 13))
+_TITLE = "kernel "
+"""As wide as an architecture's name with its indent."""
+_KINDS = ("tcgen05", "wgmma", "mma")
+_WORSE = {
+    "compiling": "compiles no more",
+    "spills": "spills more",
+    "tensor cores": "lost tensor-core instructions",
+    "tma": "lost TMA",
+    "occupancy": "lower occupancy",
+    "shared memory": "more shared memory than there is",
+}
+
+
+def kernel_name(kernel: CompiledKernel) -> str:
+    """``rms-norm-bf16[sm_90]``."""
+    return f"{kernel.name}[sm_{kernel.arch}]"
+
+
+def kernel_table(results: Sequence[Result], width: int = WIDTH) -> list[Line]:
+    """Results of compiled kernels, a line for each architecture below the kernel's name; 80 columns or ``width``."""
+    lines = [Line(f"{_TITLE}{''.join(title.rjust(size) for title, size in _COLUMNS)}  verdict")]
+    last = ""
+    for row, result in zip(kernel_rows(results, max(width, WIDTH) - 4), results, strict=True):
+        assert isinstance(result.outcome, CompiledCase)
+        kernel = result.outcome.now
+        if kernel.name != last:
+            lines.append(Line(kernel.name))
+        last = kernel.name
+        cells = "".join(row.cells[title].rjust(size) for title, size in _COLUMNS)
+        arch = f" sm_{kernel.arch}".ljust(len(_TITLE))
+        lines.append(Line(f"{arch}{cells}  {row.verdict}", shown_verdict(result)))
+        lines += [Line(f"    {text}") for text in row.details]
+    return lines
+
+
+def kernel_rows(results: Sequence[Result], width: int = 10_000) -> list[Row]:
+    """The table cell by cell."""
+    return [
+        Row(
+            kernel_name(result.outcome.now),
+            _cells(result.outcome.now.resources),
+            verdict_text(result),
+            _details(result, width),
+        )
+        for result in results
+        if isinstance(result.outcome, CompiledCase)
+    ]
+
+
+def compilers(results: Sequence[Result]) -> list[str]:
+    """What compiled: ``triton 3.9.0``, and the assemblers with what they assembled for."""
+    compiled = [result.outcome.now for result in results if isinstance(result.outcome, CompiledCase)]
+    tritons = sorted({kernel.triton for kernel in compiled})
+    assemblers: dict[str, set[int]] = {}
+    for kernel in compiled:
+        if kernel.resources is not None:
+            assemblers.setdefault(kernel.resources.ptxas, set()).add(kernel.arch)
+    told = [f"ptxas {name} (sm_{', '.join(map(str, sorted(archs)))})" for name, archs in sorted(assemblers.items())]
+    return [f"compiled: triton {', '.join(tritons)}", *told]
+
+
+def explain_kernel(result: Result, accept: str | None) -> str:
+    """The text of a failure. ``accept`` is the command that takes what was compiled as the new baseline."""
+    assert isinstance(result.outcome, CompiledCase)
+    now, judgement = result.outcome.now, result.judgement
+    name = kernel_name(now)
+    if judgement.worse:
+        told = [_WORSE.get(one, one) for one in judgement.worse]
+        lines = wrapped(f"{name} is worse than its baseline: {', '.join(told)}")
+    elif judgement.verdict is Verdict.FAILED:
+        lines = [f"{name} cannot run" if now.resources is not None else f"{name} does not compile"]
+    else:
+        lines = [f"{name} could not be judged ({judgement.verdict}), and --perf-check=strict wants it to be"]
+    if now.problem is not None:
+        lines += now.problem.splitlines()
+    else:
+        if judgement.counts:
+            lines += _numbers(result)
+        for reason in judgement.reasons:
+            lines += wrapped(f"why: {reason}", indent="     ")
+    if accept is not None:
+        lines.append(f"if this is meant: {accept}")
+    return lines_of("\n".join(lines))
+
+
+def _cells(here: KernelResources | None) -> dict[str, str]:
+    if here is None:
+        return {title: "–" for title, _ in _COLUMNS}
+    spilled = here.spill_store_bytes + here.spill_load_bytes
+    kinds = [f"{kind} {here.instructions[kind]}" for kind in _KINDS if kind in here.instructions]
+    return {
+        "regs": str(here.registers),
+        "spills": _short_bytes(spilled) if spilled else "–",
+        "shared": format_bytes(here.shared_bytes),
+        "warps": f"{here.warps_per_sm}/{here.max_warps_per_sm}",
+        "limited by": here.limited_by.removesuffix(" memory"),
+        "tensor cores": kinds[0] if kinds else "–",
+    }
+
+
+def _short_bytes(value_bytes: int) -> str:
+    """Exact as long as that is short: ``1044 B``, ``37 KiB``."""
+    return f"{value_bytes} B" if value_bytes < 10_000 else f"{value_bytes / 1024:.0f} KiB"
+
+
+def _details(result: Result, width: int) -> list[str]:
+    """What changed, and why the verdict is no plain ok."""
+    lines = wrap_facts([count_fact(*item) for item in changed(result.judgement.counts).items()], width)
+    if result.judgement.verdict is not Verdict.NEW:
+        lines += textwrap.wrap("; ".join(result.judgement.reasons), width, break_long_words=False)
+    return lines
+
+
+def _numbers(result: Result) -> list[str]:
+    counts = result.judgement.counts
+    kept = {name: change for name, change in counts.items() if change.limit is not None or name == "registers"}
+    kept |= changed(counts)
+    limits = _limits_passed(result)
+    rows = []
+    for name, change in kept.items():
+        label, before, now, changed_by, _, limit = count_row(name, change)
+        rows.append(Quantity((label, before, now, changed_by, limits.get(name, limit)), failed=name in limits))
+    return failing_table(("", "before", "now", "change", "limit"), rows)
+
+
+def _limits_passed(result: Result) -> dict[str, str]:
+    """The quantities by which the kernel is worse, and what each was held to."""
+    assert isinstance(result.outcome, CompiledCase)
+    here, counts = result.outcome.now.resources, result.judgement.counts
+    assert here is not None
+    rose = [name for name, change in counts.items() if change.now > change.before]
+    no_room = {name: f"{here.shared_limit_bytes:,}" for name in rose if name.endswith("shared_bytes")}
+    if here.shared_bytes <= here.shared_limit_bytes:  # a block is too large for something else
+        no_room = {"blocks_per_sm": "1"}
+    passed = {
+        "spills": {name: "exact" for name in rose if name.startswith("spill_")},
+        "tensor cores": {
+            kind: "new" if kind in rose else "kept"
+            for kind in _KINDS
+            if kind in counts and 0 in (counts[kind].before, counts[kind].now)
+        },
+        "tma": {"tma": "kept"},
+        "occupancy": {"warps_per_sm": "exact"},
+        "shared memory": no_room,
+    }
+    return {name: limit for one in result.judgement.worse for name, limit in passed.get(one, {}).items()}

@@ -1,0 +1,1 @@
+"""How compiled cases run in pytest, and the ``perflab kernels`` command."""

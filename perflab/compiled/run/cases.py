@@ -1,0 +1,233 @@
+"""Runs compiled cases in pytest: each registered kernel on each architecture is a test.
+
+All chosen kernels are compiled at once, in processes of their own, before the first of these tests. Each test is
+judged after its body.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import wait
+from typing import Any
+
+import msgspec
+import pytest
+
+from perflab.compiled.compiler.pool import CompilerPool
+from perflab.compiled.compiler.registration import load_examples
+from perflab.compiled.records import CompiledCase, CompiledKernel, KernelResources
+from perflab.compiled.report import explain_kernel
+from perflab.compiled.run.kernels import HOW_TO_REGISTER, Choice, choices_of, is_broken, outcome, result_of
+from perflab.compiled.store import KernelStore
+from perflab.data import to_plain
+from perflab.errors import KernelError, PerflabError, UsageError
+from perflab.plugin.case.device_lock import machine_turn
+from perflab.plugin.case.progress import ProgressLine
+from perflab.plugin.case.requirements import no_time_left
+from perflab.plugin.case.total_budget import TotalBudget
+from perflab.plugin.case.verdicts import fails, unmeasured
+from perflab.plugin.config.accept_command import accept_command
+from perflab.plugin.config.kinds import COMPILED_FIXTURE as FIXTURE
+from perflab.plugin.config.kinds import is_compiled_case
+from perflab.plugin.config.marker import for_case
+from perflab.plugin.config.settings import Settings
+from perflab.plugin.stash import COMPILED, is_worker, settings_of
+from perflab.records import Shortage, Verdict
+from perflab.results import Result
+from perflab.store.json_files import check_writable
+
+CHOICES = pytest.StashKey[list[Choice]]()
+RESULT = pytest.StashKey[Result]()
+_JUDGED = pytest.StashKey[bool]()
+_SHORT_OF = pytest.StashKey[Sequence[Shortage]]()
+
+
+def spread(metafunc: pytest.Metafunc) -> None:
+    """Parametrize a test that asks for ``compiled_kernel`` by every registered kernel and architecture."""
+    problem = None
+    try:
+        choices = _choices(metafunc.config)
+        metafunc.parametrize(FIXTURE, choices, ids=list(map(str, choices)), indirect=True)
+    except PerflabError as error:
+        problem = str(error)  # told below, since pytest would show what it came of beside it
+    if problem is not None:
+        pytest.fail(problem, pytrace=False)
+
+
+def _choices(config: pytest.Config) -> list[Choice]:
+    """Every registered kernel for every architecture, looked up once a session.
+
+    Raises:
+        PerflabError: nothing is registered, or a registration or a setting cannot be used.
+    """
+    if CHOICES not in config.stash:
+        settings = settings_of(config)
+        if not settings.kernels:
+            raise KernelError("a test asks for compiled_kernel, and no kernels are registered", HOW_TO_REGISTER)
+        config.stash[CHOICES] = choices_of(
+            {
+                registration: {
+                    arch: [example.name for example in load_examples(registration, arch)] for arch in settings.archs
+                }
+                for registration in settings.kernels
+            }
+        )
+    return config.stash[CHOICES]
+
+
+class CompiledCases:
+    """Hooks around the compiled cases of this process."""
+
+    def __init__(self, config: pytest.Config, settings: Settings) -> None:
+        self._config = config
+        self._settings = settings
+        self._store = KernelStore(settings.baselines)
+        self._progress = ProgressLine(config)
+        self._budget = TotalBudget(settings.total_budget_s)
+        self._waiting: dict[Choice, None] = {}
+        self._found: dict[Choice, CompiledKernel | KernelError] = {}
+        self._pool: CompilerPool | None = None
+
+    def check(self, items: list[pytest.Item]) -> None:
+        """Find what would fail later, while nothing is lost: bad markers, unusable baselines.
+
+        Raises:
+            PerflabError: the first problem found.
+        """
+        for item in items:
+            for_case(self._settings, item)
+            choice = getattr(item, "callspec", None) and item.callspec.params.get(FIXTURE)  # type: ignore[attr-defined]
+            if isinstance(choice, Choice):
+                self._waiting[choice] = None
+        if self._settings.update or self._settings.update_new:
+            check_writable(self._settings.baselines)
+        for registration in self._settings.kernels:
+            self._store.check(registration)
+
+    def kernel_for(self, item: pytest.Item, choice: object) -> KernelResources | None:
+        """The ``compiled_kernel`` fixture's value; None where the kernel does not compile: the body is not to run."""
+        if not isinstance(choice, Choice):
+            raise UsageError(
+                f"{item.nodeid} parametrizes compiled_kernel itself",
+                "leave that to perflab: it knows what is registered",
+            )
+        left_s = self._budget.left_s()
+        if choice not in self._found and (left_s is None or left_s > 0):
+            # Workers of pytest-xdist share the cases out as they go: each compiles what it gets.
+            self._compile([choice] if is_worker(self._config) else [*{choice: None, **self._waiting}])
+        found = self._found.get(choice)
+        if found is None:
+            item.stash[_SHORT_OF] = [no_time_left(0.0, self._settings.total_budget_s)]
+            pytest.skip(f"not compiled: {self._settings.time_is_over}")
+        if isinstance(found, KernelError):
+            raise found
+        item.stash[RESULT] = result_of(item.nodeid, found, self._store)
+        return found.resources
+
+    def _compile(self, choices: list[Choice]) -> None:
+        self._progress.begin("kernels")
+        # Not beside a measurement: compilers keep all cores busy.
+        with machine_turn(self._progress.show), self._open_pool() as pool:
+            futures = {pool.submit(one.registration, one.name, one.arch): one for one in choices}
+            pending = set(futures)
+            while pending:
+                self._progress.show(f"compiling, {len(pending)} of {len(futures)} left")
+                left_s = self._budget.left_s()
+                if left_s is not None and left_s <= 0:
+                    break
+                done, pending = wait(pending, timeout=0.5 if left_s is None else min(0.5, left_s))
+                self._found |= {futures[future]: outcome(future) for future in done}
+            self._progress.clear()
+        for choice in choices:
+            self._waiting.pop(choice, None)
+
+    @contextlib.contextmanager
+    def _open_pool(self) -> Iterator[CompilerPool]:
+        """As many processes as cores, ended when all is compiled; in a worker one, kept until the session ends."""
+        if not is_worker(self._config):
+            with CompilerPool(patience_s=self._settings.timeout_s) as pool:
+                yield pool
+            return
+        if self._pool is None:
+            self._pool = CompilerPool(1, self._settings.timeout_s)
+        yield self._pool
+
+    def pytest_unconfigure(self) -> None:
+        """Leave no process behind."""
+        if self._pool is not None:
+            self._pool.close()
+
+    # --- around each test -----------------------------------------------------------------------------------
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """A test that is run again begins anew."""
+        if RESULT in item.stash:
+            del item.stash[RESULT]
+        item.stash[_JUDGED] = False
+        item.stash[_SHORT_OF] = []
+        if self._settings.against is not None and FIXTURE in getattr(item, "fixturenames", ()):
+            pytest.skip("compiled kernels are compared with their baselines, not in turns")
+        if self._settings.predict and FIXTURE in getattr(item, "fixturenames", ()):
+            pytest.skip("compiled, not predicted: leave --perf-predict out, or call `perflab kernels`")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """Run the test's body, then judge its kernel; one that does not compile has no body to run."""
+        result = item.stash.get(RESULT, None)
+        if result is not None and _of(result).now.resources is None:
+            self._conclude(item, result)
+        outcome = yield
+        if result is not None:
+            self._conclude(item, result)
+        return outcome
+
+    def _conclude(self, item: pytest.Item, result: Result) -> None:
+        settings = self._settings
+        broken = is_broken(_of(result).now)
+        verdict = result.judgement.verdict
+        if settings.check == "off" and not broken and verdict not in (Verdict.NEW, Verdict.INCOMPARABLE):
+            judgement = msgspec.structs.replace(result.judgement, verdict=Verdict.UNCHECKED)
+            result = item.stash[RESULT] = msgspec.structs.replace(result, judgement=judgement)
+        item.stash[_JUDGED] = True
+        saving = settings.update or settings.update_new
+        if broken or fails(result.judgement, settings, saving=saving):
+            accept = None if broken else accept_command(self._config, result.case, verdict)
+            pytest.fail(explain_kernel(result, accept), pytrace=False)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Hang the case's result on its report."""
+        report = yield
+        if report.when == "teardown" or FIXTURE not in getattr(item, "fixturenames", ()):
+            return report
+        result = item.stash.get(RESULT, None)
+        if result is None or not item.stash.get(_JUDGED, False):
+            unjudged = unmeasured(item.nodeid, None, report, item.stash[_SHORT_OF])
+            compiled = result.outcome if result is not None else None
+            result = msgspec.structs.replace(unjudged, outcome=compiled) if unjudged is not None else None
+        if result is not None:
+            report.perflab = to_plain(result)  # type: ignore[attr-defined]
+        return report
+
+
+def _of(result: Result) -> CompiledCase:
+    assert isinstance(result.outcome, CompiledCase)
+    return result.outcome
+
+
+def run(config: pytest.Config, settings: Settings, items: list[pytest.Item]) -> list[pytest.Item]:
+    """Compile for the cases that ask for a kernel; returns the others.
+
+    Raises:
+        PerflabError: the first thing found that would fail late.
+    """
+    own = [item for item in items if is_compiled_case(item)]
+    if own:
+        cases = CompiledCases(config, settings)
+        config.pluginmanager.register(cases, COMPILED)
+        cases.check(own)
+    return [item for item in items if not is_compiled_case(item)]

@@ -1,0 +1,154 @@
+"""``perflab kernels``: compiles, judges and shows registered kernels without pytest."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import as_completed
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import msgspec
+
+import perflab
+from perflab.compiled.compiler.pool import CompilerPool
+from perflab.compiled.records import CompiledCase, CompiledKernel
+from perflab.compiled.report import explain_kernel
+from perflab.compiled.run.kernels import (
+    HOW_TO_REGISTER,
+    Choice,
+    choices_of,
+    is_broken,
+    is_to_be_saved,
+    outcome,
+    result_of,
+    save_kernels,
+)
+from perflab.compiled.store import KernelStore, case_of
+from perflab.documents import FAILED, PASSED, SCHEMA
+from perflab.errors import KernelError
+from perflab.internals import TRITON, version_warnings
+from perflab.plugin.case.device_lock import machine_turn
+from perflab.plugin.config.project import read_project
+from perflab.plugin.config.settings import Settings
+from perflab.plugin.session.commit import current_commit
+from perflab.records import Verdict
+from perflab.results import Document, Result
+from perflab.store.json_files import check_writable
+from perflab.units import format_names
+
+Stale = dict[tuple[str, str], list[str]]
+"""Stored cases that are registered no more, by registration and Triton's version."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What a run came to."""
+
+    document: Document
+    notes: list[str]
+
+
+def compile_kernels(
+    registrations: Sequence[str],
+    archs: Sequence[int] | None,
+    *,
+    update: bool,
+    reason: str | None,
+    command: Sequence[str],
+    say: Callable[[str], None],
+) -> Compiled:
+    """Compile and judge registered kernels; save them if asked to.
+
+    Args:
+        registrations: ``package.module:attribute``; none: those of the project's ini file.
+        archs: architectures; None: those of the ini file.
+        update: save what can run as the new baselines.
+        reason: why, kept with them.
+        command: how the user asked for it, to tell how it is accepted.
+        say: is told how it goes.
+
+    Raises:
+        PerflabError: nothing is registered, or not so that it can be used; or baselines cannot be read or written.
+    """
+    project = read_project()
+    sys.path[:] = list(dict.fromkeys([os.getcwd(), str(project.root), *project.import_path]))
+    settings = project.settings
+    registered = list(dict.fromkeys(registrations or settings.kernels))
+    if not registered:
+        raise KernelError("no kernels are registered here", f"{HOW_TO_REGISTER}; or perflab kernels REGISTRATION")
+    store = KernelStore(settings.baselines)
+    for registration in registered:
+        store.check(registration)
+    if update:
+        check_writable(settings.baselines)
+    with machine_turn(say), CompilerPool(patience_s=settings.timeout_s) as pool:  # no compiler beside a measurement
+        pool.start()
+        names = {registration: pool.names(registration, archs or settings.archs) for registration in registered}
+        found = _compile(pool, choices_of(names), say)
+    results = [result_of(f"{one.registration}::{case_of(one.name, one.arch)}", kernel, store) for one, kernel in found]
+    accept = shlex.join([*command, "--update"])
+    results = [_with_failure(result, settings, accept, update=update) for result in results]
+    tritons = {kernel.triton for _, kernel in found}
+    stale = {(key, triton): store.stale(key, triton, names[key]) for key in registered for triton in tritons}
+    notes: list[str] = []
+    if update:
+        commit = current_commit(project.root, settings.baselines)
+        results, notes = _saved(results, stale, store, commit, reason)
+    elif any(stale.values()):
+        gone = [case for cases in stale.values() for case in cases]
+        notes = [f"stored, and registered no more: {format_names(gone)} (removed by --update)"]
+    failed = any(result.failure for result in results)
+    document = Document(
+        schema=SCHEMA,
+        perflab=perflab.__version__,
+        created=datetime.now(UTC),
+        exitstatus=FAILED if failed else PASSED,
+        baselines=os.path.relpath(settings.baselines),
+        threshold=settings.threshold,
+        results=results,
+        collected=[result.case for result in results],
+    )
+    return Compiled(document, [*version_warnings(TRITON), *notes])
+
+
+def _compile(
+    pool: CompilerPool, choices: Sequence[Choice], say: Callable[[str], None]
+) -> list[tuple[Choice, CompiledKernel]]:
+    futures = {pool.submit(one.registration, one.name, one.arch): one for one in choices}
+    for done, _ in enumerate(as_completed(futures), start=1):
+        say(f"compiled {done} of {len(futures)}")
+    found = []
+    for future, choice in futures.items():
+        kernel = outcome(future)
+        if isinstance(kernel, KernelError):
+            raise kernel
+        found.append((choice, kernel))
+    return found
+
+
+def _with_failure(result: Result, settings: Settings, accept: str, *, update: bool) -> Result:
+    assert isinstance(result.outcome, CompiledCase)
+    broken = is_broken(result.outcome.now)
+    if not broken and (update or result.judgement.verdict is not Verdict.REGRESSED):
+        return result
+    text = explain_kernel(result, None if broken else accept)
+    return msgspec.structs.replace(result, failure=text)
+
+
+def _saved(
+    results: list[Result], stale: Stale, store: KernelStore, commit: str | None, reason: str | None
+) -> tuple[list[Result], list[str]]:
+    chosen = [result for result in results if is_to_be_saved(result, update=True, update_new=False)]
+    paths = save_kernels(store, chosen, commit=commit, reason=reason, stale=stale)
+    notes = []
+    if chosen:
+        files = ", ".join(map(os.path.relpath, paths))
+        notes.append(f"saved {len(chosen)} compiled kernel{'s' * (len(chosen) != 1)} to {files}")
+    gone = [case for cases in stale.values() for case in cases]
+    if gone:
+        notes.append(f"removed what is registered no more: {', '.join(gone)}")
+    saved = {result.case for result in chosen}
+    return [msgspec.structs.replace(one, saved=True) if one.case in saved else one for one in results], notes

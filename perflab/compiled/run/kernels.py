@@ -1,0 +1,117 @@
+"""From registered names to judged results: what tests and ``perflab kernels`` share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from perflab.compiled.judge import can_be_saved, judge_compiled
+from perflab.compiled.records import CompiledCase, CompiledKernel, KernelBaseline
+from perflab.compiled.store import KernelStore, case_of
+from perflab.errors import KernelError
+from perflab.records import Verdict
+from perflab.results import Result
+
+HOW_TO_REGISTER = (
+    "name what holds the examples, as package.module:ATTRIBUTE: perf_kernels in pytest's ini file, or --perf-kernels"
+)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One registered kernel for one architecture."""
+
+    registration: str
+    name: str
+    arch: int
+
+    def __str__(self) -> str:
+        return f"{self.name}-sm{self.arch}"
+
+
+def choices_of(names: Mapping[str, Mapping[int, Sequence[str]]]) -> list[Choice]:
+    """Every kernel with every architecture that it is registered for: kernel by kernel, in the order of registration.
+
+    ``names`` is by registration and architecture.
+
+    Raises:
+        KernelError: there is none, or two registrations have a kernel of one name.
+    """
+    found: list[Choice] = []
+    for registration, by_arch in names.items():
+        ordered = dict.fromkeys(name for known in by_arch.values() for name in known)
+        if not ordered:
+            raise KernelError(f"{registration} registers no kernel", "add a KernelExample to it")
+        found += [
+            Choice(registration, name, arch) for name in ordered for arch, known in by_arch.items() if name in known
+        ]
+    twice = [name for (name, _), count in Counter((one.name, one.arch) for one in found).items() if count > 1]
+    if twice:
+        raise KernelError(f"{twice[0]!r} is registered in several places", "name the kernels apart")
+    return found
+
+
+def result_of(case: str, kernel: CompiledKernel, store: KernelStore) -> Result:
+    """Judge a compiled kernel by its baseline.
+
+    Raises:
+        BaselineError: a baseline file is damaged or foreign.
+    """
+    baseline = store.baseline(kernel)
+    compiled = CompiledCase(now=kernel, before=baseline.resources if baseline is not None else None)
+    return Result(case=case, judgement=judge_compiled(kernel, baseline), outcome=compiled)
+
+
+def is_broken(kernel: CompiledKernel) -> bool:
+    """Whether it cannot run at all, so that no option lets it pass."""
+    return not can_be_saved(kernel)
+
+
+def save_kernels(
+    store: KernelStore,
+    results: Iterable[Result],
+    *,
+    commit: str | None,
+    reason: str | None,
+    stale: Mapping[tuple[str, str], Sequence[str]] | None = None,
+) -> list[Path]:
+    """Save compiled kernels as baselines, and remove what is stale (by registration and Triton). Returns the files.
+
+    Raises:
+        BaselineError: a file cannot be read first, or cannot be written.
+    """
+    now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    by_file: dict[tuple[str, str], dict[str, KernelBaseline]] = {
+        key: {} for key, names in (stale or {}).items() if names
+    }
+    for result in results:
+        assert isinstance(result.outcome, CompiledCase)
+        kernel = result.outcome.now
+        assert kernel.resources is not None
+        by_file.setdefault((kernel.registration, kernel.triton), {})[case_of(kernel.name, kernel.arch)] = (
+            KernelBaseline(triton=kernel.triton, recorded=now, resources=kernel.resources, commit=commit, reason=reason)
+        )
+    return [store.save(*key, baselines, stale=(stale or {}).get(key, ())) for key, baselines in sorted(by_file.items())]
+
+
+def is_to_be_saved(result: Result, *, update: bool, update_new: bool) -> bool:
+    """Whether a kernel can run and its own test did not fail, and an option says that it is to be saved."""
+    if (
+        not isinstance(result.outcome, CompiledCase)
+        or is_broken(result.outcome.now)
+        or result.judgement.verdict is Verdict.FAILED
+    ):
+        return False
+    return update or (update_new and result.judgement.verdict in (Verdict.NEW, Verdict.INCOMPARABLE))
+
+
+def outcome(future: Future[CompiledKernel]) -> CompiledKernel | KernelError:
+    """What came of compiling, be it that the registration is not what it was."""
+    try:
+        return future.result()
+    except KernelError as error:
+        return error

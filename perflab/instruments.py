@@ -1,0 +1,27 @@
+"""What ``perf`` measures with, for a study that times something by itself: clock, devices, memory, caches. Public.
+
+    synchronize(device)
+    began_ns = read_ns()
+    step()
+    synchronize(device)
+    step_ns = read_ns() - began_ns
+
+Importing it loads no torch.
+"""
+
+from perflab.measure.caches import eviction_bytes
+from perflab.measure.clock import read_ns
+from perflab.measure.devices import available_bytes, synchronize
+from perflab.measure.instructions import count_events
+from perflab.measure.limits import as_out_of_memory
+from perflab.measure.statistics import median_interval
+
+__all__ = [
+    "as_out_of_memory",
+    "available_bytes",
+    "count_events",
+    "eviction_bytes",
+    "median_interval",
+    "read_ns",
+    "synchronize",
+]

@@ -1,0 +1,1 @@
+"""The measured tier: a case runs here, and its time, memory and counts are compared with stored baselines."""

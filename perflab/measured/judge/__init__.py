@@ -1,0 +1,1 @@
+"""From a record and its baseline to a verdict: pure functions, without torch and pytest."""

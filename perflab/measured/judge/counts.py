@@ -1,0 +1,92 @@
+"""Judges counts: exact counts must not rise; others are not judged. Pure.
+
+A count is *exact* if all of the baseline's replicates agree on it, and those of now among each other; one that is
+not exact is not compared. Exact counts need no second reading. Instructions are never exact: they have a slack and a
+floor, and a baseline whose replicates differ by more is not compared: two ways of warming Python up are 0.6 % apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from perflab.measured.records import Replicate
+from perflab.records import Change, Judgement, Uncompared, Verdict
+
+SLACK = {"instructions": 0.01, "callgrind_instructions": 0.01}
+"""Share by which a count may rise that is not the same from run to run."""
+_FLOOR = 10_000
+"""Instructions by which such a count may rise: about 3 us. Unchanged Python code differs by up to 4,000 between
+processes, whatever it does (hash seeds, addresses); measured in docs/log.md."""
+
+
+def values_of(replicates: Sequence[Replicate]) -> dict[str, list[int]]:
+    """Each count that all of the replicates have, with their values."""
+    names = replicates[0].counts if replicates else ()
+    return {name: [r.counts[name] for r in replicates] for name in names if all(name in r.counts for r in replicates)}
+
+
+def judge_counts(
+    now: Sequence[Replicate], before: Mapping[str, Sequence[int]], *, gated: bool
+) -> tuple[dict[str, Change], list[Uncompared]]:
+    """Compare the counts that both sides know.
+
+    Args:
+        now: this session's reading, or those of fresh processes where there are some.
+        before: the baseline's values, as ``values_of`` gives them.
+        gated: whether one that rose is a regression; else everything is ``ok`` and no change has a limit.
+
+    Returns:
+        The changes by name; and the exact counts that are to be gated, and could not be compared.
+    """
+    changes: dict[str, Change] = {}
+    missed: list[Uncompared] = []
+    here = values_of(now)
+    for name, old in before.items():
+        if not _agree(name, old) or (name in SLACK and len(old) < 2):
+            continue
+        new = here.get(name)
+        if new is None:
+            missed += [Uncompared(name, "not counted here")] if gated and name not in SLACK else []
+            continue
+        if not _agree(name, new):
+            differ = f"different from process to process now ({min(new)} to {max(new)})"
+            missed += [Uncompared(name, differ)] if gated and name not in SLACK else []
+            continue
+        change = Change(before=max(old), now=min(new), ratio=min(new) / max(old) if max(old) else 1.0 + min(new))
+        if gated:
+            change = Change(
+                before=change.before, now=change.now, ratio=change.ratio, limit=1.0 + _slack(name, change.before)
+            )
+        changes[name] = change
+    return changes, missed
+
+
+def verdict_on(changes: Mapping[str, Change]) -> Verdict:
+    """The verdict on all counts together."""
+    if any(change.is_past_limit for change in changes.values()):
+        return Verdict.REGRESSED
+    return Verdict.IMPROVED if any(fell(change) for change in changes.values()) else Verdict.OK
+
+
+def fell(change: Change) -> bool:
+    """Whether a gated count is lower by more than its slack."""
+    return change.limit is not None and change.now * change.limit < change.before
+
+
+def exactly_worse(judgement: Judgement) -> list[str]:
+    """What of the judgement's ``worse`` needs no second reading: memory, and counts that are exact."""
+    exact = [change for name, change in judgement.counts.items() if name not in SLACK]
+    return [
+        name
+        for name in judgement.worse
+        if name == "memory" or (name == "counts" and any(change.is_past_limit for change in exact))
+    ]
+
+
+def _agree(name: str, values: Sequence[int]) -> bool:
+    return max(values) <= min(values) * (1.0 + _slack(name, min(values)))
+
+
+def _slack(name: str, value: float) -> float:
+    """Share of ``value`` by which such a count may rise."""
+    return max(SLACK[name], _FLOOR / max(value, 1.0)) if name in SLACK else 0.0

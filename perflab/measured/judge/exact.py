@@ -1,0 +1,157 @@
+"""Exact quantities (peak memory, counts): what they depend on, and which can be compared. Pure.
+
+What they depend on was tried (docs/measuring.md, "What exact quantities depend on"): the PyTorch build and the kind of
+device always; some of them on more, and those are compared across such a difference only as far as they agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from perflab.environment import differing, exact_environment
+from perflab.measured.judge.counts import SLACK, judge_counts, values_of
+from perflab.measured.judge.finding import NOT_COMPARED, Finding, worse_of_two
+from perflab.measured.records import Entry, Exact, Record, Replicate
+from perflab.records import Change, Drift, Environment, ExactEnvironment, Policy, Uncompared, Verdict
+
+DECIDES = ("device", "device_name", "system", "torch", "cuda")
+"""Fields of which another value makes another program: nothing is compared across them."""
+_COMPILED = frozenset(("graph_breaks", "recompiles"))
+"""Counts that Dynamo takes of Python's bytecode."""
+
+
+def _may_matter(quantity: str) -> frozenset[str]:
+    """Fields that a quantity may depend on besides: where they differ, a difference of it tells nothing."""
+    if quantity == "operators":
+        return frozenset()
+    return frozenset(("python",)) if quantity in _COMPILED else frozenset(("threads", "isa", "features", "triton"))
+
+
+@dataclass(frozen=True)
+class Comparable:
+    """Exact quantities of a baseline beside the environment that a case runs in."""
+
+    exact: Exact
+    doubtful: Mapping[str, str]
+    """Quantities that may differ between the two environments for reasons of their own, and the reasons."""
+
+
+def comparable(exact: Exact, here: Environment) -> Comparable | list[str]:
+    """What of it may be compared here; a list of what differs if nothing may."""
+    now = exact_environment(here)
+    fields = differing(exact.environment, now)
+    decisive = [text for field, text in fields.items() if field in DECIDES]
+    if decisive:
+        return decisive
+    doubtful = {}
+    for quantity in ("memory", *exact.counts):
+        matter = _may_matter(quantity)
+        differ = [field for field in fields if field in matter]
+        if differ:
+            doubtful[quantity] = saved_elsewhere(differ, exact.environment, now)
+    return Comparable(exact, doubtful)
+
+
+def saved_elsewhere(fields: Iterable[str], there: ExactEnvironment, here: ExactEnvironment) -> str:
+    """``saved with 2 threads and AVX512, here 1 and AVX2``."""
+    pairs = [_in_words(field, getattr(there, field), getattr(here, field)) for field in fields]
+    return f"saved with {' and '.join(old for old, _ in pairs)}, here {' and '.join(new for _, new in pairs)}"
+
+
+def _in_words(field: str, there: object, here: object) -> tuple[str, str]:
+    old, new = str(there or "none"), str(here or "none")
+    if field == "threads":
+        return f"{old} thread{'s' * (old != '1')}", new
+    if field == "features":  # instructions, and sizes of the caches behind a comma: which of the two it is
+        (old, _, old_caches), (new, _, new_caches) = old.partition(", "), new.partition(", ")
+        return (old, new) if old != new else (f"caches of {old_caches or 'unknown size'}", new_caches or "unknown")
+    return (old, new) if field == "isa" else (f"{field.capitalize()} {old}", new)
+
+
+CUDA_ROUNDING_BYTES = 512
+"""The CUDA caching allocator hands out multiples of this."""
+
+
+def peaks_of(replicates: Sequence[Replicate]) -> list[int]:
+    """Peak memory of the replicates that have it, in bytes."""
+    return [r.memory.peak_bytes for r in replicates if r.memory is not None]
+
+
+def judge_memory(before_bytes: Sequence[int], now_bytes: Sequence[int], device: str, policy: Policy) -> Finding:
+    """Exact: the least that was needed now against the most that was needed before."""
+    if not before_bytes or not now_bytes:
+        return NOT_COMPARED
+    before, after = max(before_bytes), min(now_bytes)
+    slack = CUDA_ROUNDING_BYTES if device == "cuda" else 0
+    allowed = before * (1.0 + policy.memory_threshold) + slack
+    ratio = after / before if before else 1.0 + after
+    change = Change(before=before, now=after, ratio=ratio, limit=1.0 + policy.memory_threshold)
+    if after > allowed:
+        return Finding(change, Verdict.REGRESSED)
+    if max(now_bytes) < min(before_bytes) - slack:
+        return Finding(change, Verdict.IMPROVED)
+    return Finding(change, Verdict.OK)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What is said of a case's memory and counts."""
+
+    memory: Finding
+    counts: dict[str, Change]
+    drift: dict[str, Drift]
+    not_compared: list[Uncompared]
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether anything of them is."""
+        return self.memory.change is not None or any(change.limit is not None for change in self.counts.values())
+
+
+def judge_exact(
+    record: Record, now: Sequence[Replicate], found: Comparable | Sequence[str], times: Entry | None, policy: Policy
+) -> Needs:
+    """Compare a case's memory and counts with what is comparable of its baseline.
+
+    Args:
+        record: the case.
+        now: the readings that are judged.
+        found: what is comparable here; else what differs, or nothing where nothing is stored.
+        times: the baseline's times on this machine, which have the counts that depend on its processor; or None.
+        policy: thresholds.
+    """
+    counted = values_of(times.replicates) if times is not None else {}  # with its slack: these stand with the times
+    if not isinstance(found, Comparable):
+        why = f"baseline from another environment: {', '.join(found)}" if found else "no baseline yet"
+        counts, _ = judge_counts(now, counted, gated=policy.gate_counts)
+        here = [name for name in values_of(now) if name not in SLACK and policy.gate_counts]
+        missed = [Uncompared(name, why, can_be_saved=True) for name in ["memory"] * bool(peaks_of(now)) + here]
+        return Needs(NOT_COMPARED, counts, {}, missed)
+    exact = found.exact
+    memory, drift, missed = _memory(found, peaks_of(now), record.environment.device, policy)
+    before: dict[str, Sequence[int]] = {name: [value] for name, value in exact.counts.items()}
+    counts, uncounted = judge_counts(now, {**before, **counted}, gated=policy.gate_counts)
+    missed += uncounted
+    for name, why in found.doubtful.items():
+        if name in counts and counts[name].now != counts[name].before:
+            del counts[name]
+            missed += [Uncompared(name, why, can_be_saved=True)] if policy.gate_counts else []
+    return Needs(memory, counts, drift, missed)
+
+
+def _memory(
+    found: Comparable, now_bytes: Sequence[int], device: str, policy: Policy
+) -> tuple[Finding, dict[str, Drift], list[Uncompared]]:
+    exact, why = found.exact, found.doubtful.get("memory")
+    memory = judge_memory(exact.peak_bytes, now_bytes, device, policy)
+    if memory.change is None:
+        return memory, {}, [Uncompared("memory", "not measured here")] if exact.peak_bytes else []
+    if why is not None and memory.change.now != memory.change.before:
+        return NOT_COMPARED, {}, [Uncompared("memory", why, can_be_saved=True)]
+    anchor = exact.memory_anchor
+    if anchor is None:
+        return memory, {}, []
+    older = judge_memory([anchor.peak_bytes], now_bytes, device, policy)
+    memory, drift = worse_of_two(memory, older, anchor.recorded, anchor.steps)
+    return memory, {"memory": drift}, []

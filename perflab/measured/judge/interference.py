@@ -1,0 +1,84 @@
+"""Finds interference that the baseline did not have: other processes, stolen time, a throttled GPU. Pure.
+
+A pure function of the figures that replicates carry. Those that a replicate does not know (older baselines, other
+systems, samples too short to say) count as undisturbed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import median
+
+from perflab.measured.records import Replicate
+from perflab.records import Environment
+from perflab.units import format_percent
+
+NEIGHBOURS_CORES = 0.15
+"""An idle machine's housekeeping, and the error of its counters over a quarter of a second, stay below this."""
+ROOMY = 0.5
+"""While less than this share of the cores is in use, neighbours have others: two hardware threads share one core."""
+STEAL_SHARE = 0.02
+"""Less cannot make up half of a slowdown of 5 %, the default threshold."""
+SLOWED_DOWN = ("hardware slowdown", "software thermal slowdown", "hardware thermal slowdown", "power brake")
+"""Reasons for low clocks that are the machine's: heat and its power supply. A power cap is reached by the work."""
+
+
+def disturbances(now: Sequence[Replicate], before: Sequence[Replicate], environment: Environment) -> list[str]:
+    """What disturbed ``now``, as sentences with figures; compared with ``before``, since both may be alike."""
+    return _disturbances(now, before, environment, "meanwhile", "in the baseline")
+
+
+def disturbances_before(before: Sequence[Replicate], now: Sequence[Replicate], environment: Environment) -> list[str]:
+    """What disturbed the baseline and is gone now: its times may be too long."""
+    return _disturbances(before, now, environment, "while the baseline was taken", "now")
+
+
+def _disturbances(
+    group: Sequence[Replicate], other: Sequence[Replicate], environment: Environment, when: str, otherwise: str
+) -> list[str]:
+    found = []
+    then = "" if when == "meanwhile" else f" {when}"
+    cores, cores_other = (_typical(r.neighbours_cores for r in one) for one in (group, other))
+    if cores > NEIGHBOURS_CORES and cores > cores_other + NEIGHBOURS_CORES and not _has_room(group, cores, environment):
+        found.append(f"other processes used {cores:.1f} cores {when}{_instead_of(cores_other, '.1f', otherwise)}")
+    steal, steal_other = (_typical(r.steal_share for r in one) for one in (group, other))
+    if steal > STEAL_SHARE and steal > steal_other + STEAL_SHARE:
+        found.append(f"the hypervisor kept {format_percent(steal)} of the CPU time for other machines (steal){then}")
+    reasons = [reason for reason in SLOWED_DOWN if _mostly(reason, group) and not _mostly(reason, other)]
+    if reasons:
+        heat = max((r.temperature_c for r in group if r.temperature_c is not None), default=None)
+        degrees = f" at {heat} °C" if heat is not None else ""
+        found.append(f"the GPU slowed itself down{degrees}{then} ({', '.join(reasons)})")
+    others, others_then = (_typical(r.gpu_neighbours for r in one) for one in (group, other))
+    if others > others_then:
+        many = f"{others:.0f} other processes were" if others > 1 else "another process was"
+        found.append(f"{many} on this GPU {when}{_instead_of(others_then, '.0f', otherwise)}")
+    return found
+
+
+def is_witnessed(now: Sequence[Replicate], environment: Environment) -> bool:
+    """Whether the replicates know enough for their silence to mean that nothing disturbed them."""
+    figures = [r.neighbours_cores is not None and r.steal_share is not None for r in now]
+    if environment.device == "cuda":
+        figures += [r.temperature_c is not None and r.gpu_neighbours is not None for r in now]
+    return bool(figures) and all(figures)
+
+
+def _has_room(now: Sequence[Replicate], cores: float, environment: Environment) -> bool:
+    """Whether the neighbours and the case fit beside each other."""
+    own = _typical(r.cores_busy if r.cores_busy is not None else environment.cores for r in now)
+    return own + cores < ROOMY * environment.cores
+
+
+def _typical(figures: Iterable[float | None]) -> float:
+    known = [figure for figure in figures if figure is not None]
+    return median(known) if known else 0.0
+
+
+def _mostly(reason: str, group: Sequence[Replicate]) -> bool:
+    return 2 * sum(reason in r.throttle for r in group) > len(group)
+
+
+def _instead_of(before: float, digits: str, otherwise: str) -> str:
+    shown = format(before, digits)
+    return f" ({otherwise} {shown})" if float(shown) else ""

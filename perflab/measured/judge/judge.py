@@ -1,0 +1,256 @@
+"""Judges a measured case: a record, its baseline and a policy in, a judgement out. Pure.
+
+Exact quantities are compared wherever the code is the same program, times only where they are this machine's. Without
+such times memory and counts are judged alone, and the judgement says so (``no_times``).
+
+How a slowdown is told from a bad moment of the machine:
+
+1. The case is *suspect* if its median lies past the limit, the larger of the threshold and what the baseline's
+   own replicates are seen to differ by, and the difference is larger than an absolute floor.
+2. A suspect is measured again, in fresh processes (the caller's work), and judged by those alone: the reading
+   that raised the suspicion was picked for being high, so it is no fair witness.
+3. It regressed if the baseline has replicates to know its noise from; if the whole interval of the ratio lies past
+   the threshold; if every fresh process was slower than all of the baseline's; if even the fastest sample of the
+   fresh processes is past the threshold, since a busy machine delays most samples but not all; if fixed pieces
+   of work, timed between the samples, do not tell that the machine itself became slower by as much; and if nothing
+   disturbed them that could be the cause and was not there when the baseline was taken (``interference.py``).
+   If it looks worse and one of these does not hold, nobody can tell: ``inconclusive``, with the reason.
+
+4. An improvement of time is looked at and doubted in the same way, with the two groups in each other's place. What
+   shows no difference is inconclusive too where the same evidence says that one is hidden (``doubts.py``).
+5. What stored numbers cannot tell is *unsettled*: improved, inconclusive, or ok by a median that a busy baseline let
+   pass while even the fastest calls are slower. The caller may then measure the case in turns with the code that the
+   baseline was saved from (``record.paired``; ``record.paired_to_anchor`` for the anchor's), and what the turns say
+   counts.
+
+Memory and counts are ``measured/judge/exact.py``'s.
+
+Time and memory are each compared with the baseline and, where that has one, with its older anchor, by the same
+rules; the worse of the two verdicts counts. So accepted steps too small to be seen cannot add up unseen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+import msgspec
+
+from perflab.environment import differences, stands_for_itself
+from perflab.measured.judge.counts import exactly_worse, verdict_on
+from perflab.measured.judge.doubts import TOO_NOISY, Sides, difference_doubts, evidence_against, hidden, single_process
+from perflab.measured.judge.exact import Comparable, comparable, judge_exact
+from perflab.measured.judge.finding import NOT_COMPARED, Finding, worse_of_two, worst_of
+from perflab.measured.judge.interference import disturbances, is_witnessed
+from perflab.measured.judge.robust import compare, robust_spread
+from perflab.measured.judge.unsettled import after_turns, is_unsettled
+from perflab.measured.records import Baseline, Entry, Record, Replicate
+from perflab.records import Change, Drift, Judgement, Policy, Verdict
+from perflab.units import format_bytes, format_change, format_percent
+
+NOISE_FACTOR = 3.0
+"""How many spreads of the baseline's replicates a reading must lie above it to be suspect."""
+MISSED_SELDOM = 2.0
+"""How many spreads a reading may well lie below what the case takes: more in one of forty cases."""
+LEAST_NOISE = 0.003
+"""Replicates that agree better than this do so by luck: processes on one machine differ by about as much."""
+
+
+def judge(record: Record, baseline: Baseline, policy: Policy) -> Judgement:
+    """Compare a case with its baseline.
+
+    Args:
+        record: the case; ``record.fresh`` holds what fresh processes measured once it was suspect, ``record.paired``
+            what turns with the baseline's commit said once it was unsettled.
+        baseline: what is stored of it. Exact quantities and times are each compared if they are there and comparable.
+        policy: thresholds.
+
+    Returns:
+        The verdict. With ``suspect`` set it is provisional: measure again in fresh processes and judge again. With
+        ``unsettled`` it is as good as stored numbers allow, and turns may better it.
+    """
+    judgement = _judge(record, baseline, policy)
+    if record.paired is not None or record.paired_to_anchor is not None:
+        return judgement  # whoever took the turns knows what went on beside them
+    shown = record.fresh or ([record.summary] if record.summary is not None else [])
+    return msgspec.structs.replace(judgement, beside=disturbances(shown, [], record.environment))
+
+
+def _judge(record: Record, baseline: Baseline, policy: Policy) -> Judgement:
+    here = record.summary
+    stored = baseline.times if baseline.times and (baseline.times.replicates or baseline.times.out_of_memory) else None
+    times, no_times = _comparable_times(stored, record)
+    if here is None:
+        return _judge_out_of_memory(record, baseline, times)
+    if times is not None and not times.replicates:
+        return Judgement(verdict=Verdict.IMPROVED, reasons=["ran out of memory in the baseline, and fits now"])
+    exact = comparable(baseline.exact, record.environment) if baseline.exact is not None else []
+    if times is None and not isinstance(exact, Comparable):
+        return _without_baseline(exact or (differences(stored.environment, record.environment) if stored else []))
+
+    now = record.fresh or [here]
+    latency = _Times() if times is None else _judge_times(record, here, now, times, policy)
+    needs = judge_exact(record, now, exact, times, policy)
+    if times is None and needs.not_compared and not needs.is_compared:
+        missed = dict.fromkeys(one.reason for one in needs.not_compared)
+        return Judgement(verdict=Verdict.INCOMPARABLE, reasons=[f"baseline {reason}" for reason in missed])
+    verdicts = {"latency": latency.finding.verdict, "memory": needs.memory.verdict, "counts": verdict_on(needs.counts)}
+    worst = worst_of(verdicts.values())
+    in_turns = record.paired is not None or record.paired_to_anchor is not None
+    disturbed = disturbances(now, latency.before, record.environment) if not in_turns else []
+    witnessed = not in_turns and is_witnessed(now, record.environment)
+    judgement = Judgement(
+        verdict=worst,
+        latency=latency.finding.change,
+        memory=needs.memory.change,
+        phases=_phases(now, latency.before) if latency.before else {},
+        counts=needs.counts,
+        worse=[name for name, verdict in verdicts.items() if verdict is Verdict.REGRESSED],
+        drift=latency.drift | needs.drift,
+        reasons=list(latency.finding.reasons),
+        disturbed=disturbed if disturbed or witnessed else None,
+        no_times=no_times if times is None else None,
+        not_compared=needs.not_compared,
+    )
+    if baseline.times_are_own and not isinstance(exact, Comparable) and worst in (Verdict.OK, Verdict.IMPROVED):
+        unsaved = _without_baseline(exact)
+        reasons = [*unsaved.reasons, *judgement.reasons]
+        return msgspec.structs.replace(judgement, verdict=unsaved.verdict, reasons=reasons, not_compared=[])
+    believed = exactly_worse(judgement) == ["counts"] == judgement.worse
+    faster = worst is latency.finding.verdict is Verdict.IMPROVED
+    suspect = (worst is Verdict.REGRESSED or faster) and not (record.fresh or in_turns or believed)
+    return msgspec.structs.replace(judgement, suspect=suspect, unsettled=[] if suspect else latency.unsettled)
+
+
+def _without_baseline(foreign: Sequence[str]) -> Judgement:
+    """Nothing that is stored can be compared with, since it differs in this; or nothing is stored."""
+    if not foreign:
+        return Judgement(verdict=Verdict.NEW, reasons=["no baseline yet"])
+    reasons = [f"baseline from another environment: {text}" for text in foreign]
+    return Judgement(verdict=Verdict.INCOMPARABLE, reasons=reasons)
+
+
+def _comparable_times(times: Entry | None, record: Record) -> tuple[Entry | None, str]:
+    """The times, if they may be compared, and else why not, in words that many cases have in common."""
+    if times is None or times.environment.machine != record.environment.machine:
+        name = record.environment.machine
+        return None, f"no times of {'this machine' if name is None or stands_for_itself(name) else name} yet"
+    foreign = differences(times.environment, record.environment)
+    return (None, f"this machine's times are of another environment: {', '.join(foreign)}") if foreign else (times, "")
+
+
+@dataclass(frozen=True)
+class _Times:
+    """What is said of a case's time, against its baseline and its anchor."""
+
+    finding: Finding = NOT_COMPARED
+    drift: dict[str, Drift] = field(default_factory=dict)
+    unsettled: list[str] = field(default_factory=list)
+    before: Sequence[Replicate] = ()
+    """What it was compared with in the end."""
+
+
+def _judge_times(record: Record, here: Replicate, now: Sequence[Replicate], times: Entry, policy: Policy) -> _Times:
+    unsettled: list[str] = []
+    latency = _judge_latency(record, here, times.replicates, policy, "baseline")
+    if record.paired is not None:
+        latency = after_turns(latency, record.paired, policy)
+    elif is_unsettled(latency, now, times.replicates, policy):
+        unsettled.append("baseline")
+    anchor = times.anchor
+    if anchor is None:
+        return _Times(latency, {}, unsettled, times.replicates)
+    older = _judge_latency(record, here, anchor.replicates, policy, "anchor")
+    if record.paired_to_anchor is not None:
+        older = after_turns(older, record.paired_to_anchor, policy)
+    elif is_unsettled(older, now, anchor.replicates, policy):
+        unsettled.append("anchor")
+    latency, drift = worse_of_two(latency, older, anchor.recorded, anchor.steps)
+    return _Times(latency, {"latency": drift}, unsettled, anchor.replicates if drift.decides else times.replicates)
+
+
+def _judge_out_of_memory(record: Record, baseline: Baseline, times: Entry | None) -> Judgement:
+    asked = record.out_of_memory.asked_bytes if record.out_of_memory else None
+    reasons = [f"out of memory: {format_bytes(asked)} asked for" if asked is not None else "out of memory"]
+    found = comparable(baseline.exact, record.environment) if baseline.exact is not None else None
+    if isinstance(found, Comparable) and found.exact.peak_bytes:
+        reasons.append(f"the baseline needed {format_bytes(max(found.exact.peak_bytes))}")
+    # Without times of this machine nobody knows that it ever held the case.
+    fitted = times is not None and bool(times.replicates)
+    return Judgement(verdict=Verdict.REGRESSED if fitted else Verdict.OOM, reasons=reasons)
+
+
+def latency_change(before: Sequence[Replicate], now: Sequence[Replicate], policy: Policy) -> Change:
+    """The change of time with its interval, and the limit from which it counts."""
+    noise = _noise(before, now)
+    limit = 1.0 + max(policy.threshold, NOISE_FACTOR * _spread(before, now))
+    ratio = compare([r.median_ns for r in before], [r.median_ns for r in now], noise)
+    return Change(before=ratio.before, now=ratio.now, ratio=ratio.value, low=ratio.low, high=ratio.high, limit=limit)
+
+
+def _spread(before: Sequence[Replicate], now: Sequence[Replicate]) -> float:
+    """By how much a reading may be off without a reason, as a share: what these replicates are seen to differ by."""
+    return max(_between(before), _noise(before, now))
+
+
+def _between(replicates: Sequence[Replicate]) -> float:
+    middle = median(r.median_ns for r in replicates)
+    return robust_spread([r.median_ns / middle for r in replicates])
+
+
+def _noise(before: Sequence[Replicate], now: Sequence[Replicate]) -> float:
+    # A median that rests on few samples of a noisy run may be off by its own interval.
+    return max(LEAST_NOISE, *(median(r.noise for r in group) / 2.0 for group in (before, now)))
+
+
+def _judge_latency(record: Record, here: Replicate, before: Sequence[Replicate], policy: Policy, name: str) -> Finding:
+    """``name`` says what ``before`` is: the baseline, or its anchor, which makes a verdict only worse."""
+    now = record.fresh or [here]
+    change = latency_change(before, now, policy)
+    assert change.limit is not None
+    first = here.median_ns / change.before
+    sides, reassures = Sides(now, before, change, record.environment, name, first), name == "baseline"
+    cleared: list[str] = []
+    if record.fresh and first > change.limit and here.median_ns - change.before > policy.floor_ns:
+        cleared = [f"a first reading of {format_change(first)} was not confirmed in fresh processes"]
+    small = abs(change.now - change.before) <= policy.floor_ns
+    if not small and change.is_faster:
+        return _judge_faster(sides, policy, again=bool(record.fresh)) if reassures else _not_vague(change)
+    if small or change.ratio <= 1.0 + policy.threshold:
+        noise = MISSED_SELDOM * max(_spread(before, now), _between(now))
+        doubts = hidden(sides, noise, policy) if reassures else []
+        return Finding(change, Verdict.INCONCLUSIVE if doubts else Verdict.OK, doubts or cleared)
+    if change.ratio <= change.limit:
+        reason = (
+            f"{format_change(change.ratio)} is past the threshold, but within what this {name}'s replicates "
+            f"differ by ({format_percent(change.limit - 1.0)})"
+        )
+        return Finding(change, Verdict.INCONCLUSIVE, [reason])
+    doubts = difference_doubts(sides, policy) if record.fresh else []
+    return Finding(change, Verdict.INCONCLUSIVE if doubts else Verdict.REGRESSED, doubts)
+
+
+def _not_vague(change: Change) -> Finding:
+    if change.is_vague:
+        return Finding(change, Verdict.INCONCLUSIVE, [f"{format_change(change.ratio)}, but {TOO_NOISY}"])
+    return Finding(change, Verdict.IMPROVED)
+
+
+def _judge_faster(sides: Sides, policy: Policy, *, again: bool) -> Finding:
+    """``again``: fresh processes were measured. A single reading has no interval, and may have doubts all the same."""
+    found = _not_vague(sides.change)
+    if found.verdict is not Verdict.IMPROVED:
+        return found
+    doubts = difference_doubts(sides, policy) if again else [*single_process(sides), *evidence_against(sides, policy)]
+    return Finding(sides.change, Verdict.INCONCLUSIVE, doubts) if doubts else found
+
+
+def _phases(now: Sequence[Replicate], old: Sequence[Replicate]) -> dict[str, Change]:
+    changes = {}
+    for name in now[0].phases_ns:
+        before = [r.phases_ns[name] for r in old if r.phases_ns.get(name)]
+        after = [r.phases_ns[name] for r in now if r.phases_ns.get(name)]
+        if before and after:
+            changes[name] = Change(before=median(before), now=median(after), ratio=median(after) / median(before))
+    return changes

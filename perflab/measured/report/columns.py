@@ -1,0 +1,229 @@
+"""The columns of tables: their names, what they read of a case, and how they write it.
+
+A value is in its column's unit: nanoseconds, bytes, per second, a share of one. What the units of standard columns are
+stands here; a fact's is the ending of its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from perflab.measured.records import Measurement, Record, Replicate
+from perflab.measured.report.matmul_rate import share_of_rate
+from perflab.measured.report.samples import interquartile_range_ns, slowest_ns
+from perflab.results import Result
+from perflab.units import format_bytes, format_change, format_ns, format_percent, format_ratio, format_si
+
+Value = str | int | float | bool | None
+PHASES = ("forward", "backward", "optimizer")
+COUNTS = (
+    "operators",
+    "allocations",
+    "kernel_launches",
+    "host_syncs",
+    "graph_breaks",
+    "recompiles",
+    "instructions",
+    "callgrind_instructions",
+)
+_STATISTICS = ("median", "min", "max", "mean", "std", "iqr")
+STANDARD = (
+    *_STATISTICS,
+    "ops",
+    "rounds",
+    "iterations",
+    "warmup",
+    "spread",
+    "vs_base",
+    "first",
+    *PHASES,
+    "peak",
+    "MFU",
+    "quoted",
+    *COUNTS,
+)
+"""Names that no fact can have. Rates are named by their unit of work (``tokens/s``), and no fact's name has a slash."""
+NOTHING = "–"
+
+_TIMES = (*_STATISTICS, "first", *PHASES)
+_COMPARED_TIMES = ("median", "min", "max", "mean", "first", *PHASES)
+_UNITS = {"peak": "bytes", "MFU": "share", "spread": "share", "vs_base": "ratio", "ops": "per second"}
+_WRITTEN: dict[str, Callable[[float], str]] = {
+    "spread": lambda noise: f"±{100 * noise:.1f}%" if noise < 1.0 else ">±100%",
+    "vs_base": format_change,
+}
+"""What is not written as its unit is."""
+_TITLES = {"ops": "ops/s", "vs_base": "vs base"}
+_RATE = "/s"
+_WORK = {"flops": "FLOP", "bytes": "B"}
+_ENDINGS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "_per_s": ("per second", format_si),
+    "_ns": ("ns", format_ns),
+    "_s": ("s", lambda seconds: format_ns(1e9 * seconds)),
+    "_bytes": ("bytes", lambda size: format_bytes(round(size))),
+    "_share": ("share", format_percent),
+    "_ratio": ("ratio", format_ratio),
+}
+"""Of a fact's name, in the order of looking: its unit, and how that is written."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column. ``name`` is what ``columns=`` calls it, and ``title`` what stands at its head."""
+
+    name: str
+    title: str
+    source: str | None = None
+    """Of what is quoted: where from."""
+
+    def has(self, result: Result) -> bool:
+        """Whether the case has something to show here; a fact that was noted as None is something."""
+        record = result.record
+        return self.value(result) is not None or (record is not None and self.name in record.facts)
+
+    def value(self, result: Result) -> Value:
+        """What the case has here; None if nothing."""
+        record = result.record
+        if record is None or record.summary is None:
+            return None
+        if self.source is not None:
+            return next((quote.ns for quote in record.quotes if quote.source == self.source), None)
+        return _read(self.name, result, record, record.summary)
+
+    @property
+    def unit(self) -> str:
+        """Of the values: ``ns``, ``s``, ``bytes``, ``per second``, ``share``, ``ratio``, or none."""
+        if self.source is not None or self.name in _TIMES:
+            return "ns"
+        if self.name.endswith(_RATE):
+            return "per second"
+        if self.name in STANDARD:
+            return _UNITS.get(self.name, "")
+        return _ending(self.name)[1]
+
+    def text(self, value: Value) -> str:
+        """A value as the table has it."""
+        if value is None:
+            return NOTHING
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        if isinstance(value, str):
+            return " ".join(value.split())
+        written = _WRITTEN.get(self.name) or {unit: how for unit, how in _ENDINGS.values()}.get(self.unit)
+        if written is None:
+            return str(value) if isinstance(value, int) else f"{value:.4g}"
+        return written(value) if value >= 0 else f"-{written(-value)}"
+
+    def change(self, now: Value, base: Value) -> tuple[float, str] | None:
+        """The ratio to the base's value and how it is shown; None where the column is not compared."""
+        if not (_is_number(now) and _is_number(base)) or self.source is not None:
+            return None
+        assert isinstance(now, int | float)
+        assert isinstance(base, int | float)
+        if base <= 0:
+            return None
+        ratio = now / base
+        if self.name in _COMPARED_TIMES or self.name.endswith(_RATE):
+            return ratio, format_ratio(ratio)
+        return (ratio, _grown(ratio)) if self.name == "peak" else None
+
+
+def named(name: str) -> Column:
+    """The column of a name; a fact's title is its name without the unit, which its values have."""
+    if name in STANDARD:
+        return Column(name, _TITLES.get(name, name.replace("_", " ")))
+    if name.endswith(_RATE):
+        unit = name.removesuffix(_RATE)
+        phase, _, rest = unit.partition("_")
+        shown = f"{phase} {_WORK.get(rest, rest)}" if rest and phase in PHASES else _WORK.get(unit, unit)
+        return Column(name, f"{shown}{_RATE}")
+    stem, unit = _ending(name)
+    title = (stem or name).replace("_", " ")
+    return Column(name, f"{_WORK.get(stem, title)}{_RATE}" if unit == "per second" else title)
+
+
+def quoted(sources: list[str]) -> list[Column]:
+    """A column for each source, numbered where there are several: the sources stand below the table."""
+    if len(sources) == 1:
+        return [Column("quoted", "quoted", sources[0])]
+    return [Column("quoted", f"quoted {number}", source) for number, source in enumerate(sources, 1)]
+
+
+def shown_ns(result: Result) -> float | None:
+    """The time of one call that a case is shown with; None where nothing was measured."""
+    record, latency = result.record, result.judgement.latency
+    if record is None or record.summary is None:
+        return None
+    # Where other processes were asked, in turns or not, theirs is the time that was judged.
+    judged = record.fresh or record.paired or record.paired_to_anchor
+    return (latency.now if latency is not None and judged else None) or record.summary.median_ns
+
+
+def is_of_a_phase(unit: str, record: Record) -> bool:
+    """Whether a unit of work is that of one phase of the case alone, such as ``backward_flops``."""
+    phase, _, rest = unit.partition("_")
+    return bool(rest) and record.summary is not None and phase in record.summary.phases_ns
+
+
+def _read(name: str, result: Result, record: Record, summary: Replicate) -> Value:
+    median_ns = shown_ns(result) or summary.median_ns
+    if name.endswith(_RATE):
+        unit = name.removesuffix(_RATE)
+        amount = record.work.get(unit)
+        ns = summary.phases_ns[unit.partition("_")[0]] if is_of_a_phase(unit, record) else median_ns
+        return amount / (ns / 1e9) if amount is not None and ns > 0 else None
+    if name in STANDARD:
+        flops, latency = record.work.get("flops"), result.judgement.latency
+        standard: dict[str, Value] = {
+            **_of_samples(record.measurement),
+            **summary.counts,
+            **summary.phases_ns,
+            "median": median_ns,
+            "min": summary.fastest_ns,
+            "mean": summary.mean_ns,
+            "ops": 1e9 / summary.mean_ns if summary.mean_ns > 0 else None,
+            "rounds": summary.samples,
+            "spread": summary.noise if summary.samples > 1 else None,
+            "vs_base": latency.ratio if latency is not None else None,
+            "std": summary.std_ns if summary.samples > 1 else None,
+            "first": summary.first_ns,
+            "peak": summary.memory.peak_bytes if summary.memory is not None else None,
+            "MFU": share_of_rate(flops, median_ns, record) if flops is not None else None,
+        }
+        return standard.get(name)
+    return record.facts.get(name)
+
+
+def _of_samples(measurement: Measurement | None) -> dict[str, Value]:
+    """What only the samples themselves tell; a summary has not all of it."""
+    if measurement is None:
+        return {}
+    return {
+        "max": slowest_ns(measurement),
+        "iqr": interquartile_range_ns(measurement),
+        "iterations": measurement.repetitions,
+        "warmup": measurement.warmup_calls,
+    }
+
+
+def _ending(name: str) -> tuple[str, str]:
+    """A fact's name without its unit, and the unit."""
+    for ending, (unit, _) in _ENDINGS.items():
+        if name.endswith(ending):
+            return name.removesuffix(ending), unit
+    return name, ""
+
+
+def _is_number(value: Value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _grown(ratio: float) -> str:
+    """A change of memory: ``-38%``, ``+2.5%``, ``0%``; three times and more is ``×3.10``."""
+    percent = 100.0 * (ratio - 1.0)
+    if ratio >= 3.0:
+        return format_ratio(ratio)
+    if abs(percent) < 0.05:
+        return "0%"
+    return f"{percent:+.0f}%" if abs(percent) >= 9.95 else f"{percent:+.1f}%"

@@ -1,0 +1,134 @@
+"""The text of a failing measured case: before and now, where, how sure, and how to accept it. Pure."""
+
+from __future__ import annotations
+
+import textwrap
+from statistics import median
+
+from perflab.measured.records import Paired, Record
+from perflab.measured.report.not_compared import in_words, listed, reasons_of
+from perflab.records import Change, Judgement, Verdict
+from perflab.report.counts import changed, count_row
+from perflab.report.drift import headline
+from perflab.report.escaping import result_for_reading
+from perflab.report.failing_table import WIDTH, Quantity, failing_table, wrapped
+from perflab.report.lines import name_of
+from perflab.results import Result
+from perflab.units import format_bytes, format_change, format_interval, format_ns, format_percent
+
+NO_TELLING = "can't tell"
+"""In the place of an interval: readings that are too few, or that differ too much."""
+UNCHANGED = 0.02
+"""A phase that moved less than this is called unchanged."""
+
+
+def explain(result: Result, memory_threshold: float, accept: str | None) -> str:
+    """The text of a failure. ``accept`` is the command that takes the numbers as the new baseline, if there is one."""
+    result = result_for_reading(result)
+    judgement, record = result.judgement, result.record
+    drifted = any(drift.decides for drift in judgement.drift.values())
+    lines = wrapped(_headline(result), indent="  ") if drifted else [_headline(result)]
+    counts = changed(judgement.counts)
+    if judgement.latency is not None or judgement.memory is not None or counts:
+        lines += _numbers(judgement, counts, memory_threshold)
+    lines += _evidence(record, judgement)
+    where = _where(judgement.phases)
+    if where:
+        lines.append(f"where: {where}")
+    for reason in judgement.reasons:
+        lines += wrapped(f"why: {reason}", indent="     ")
+    if accept is not None:
+        lines.append(f"if this is meant: {accept}")
+    return "\n".join(lines)
+
+
+def _headline(result: Result) -> str:
+    name, judgement = name_of(result), result.judgement
+    if judgement.verdict in (Verdict.OK, Verdict.IMPROVED):
+        missed = {"time": judgement.no_times} if judgement.no_times is not None else {}
+        missed |= {listed([*map(in_words, quantities)]): reason for reason, quantities in reasons_of(judgement)}
+        said = ", ".join(f"its {what} could not be judged ({reason})" for what, reason in missed.items())
+        return f"{name}: {said}, and --perf-check=strict wants it to be"
+    if judgement.verdict is not Verdict.REGRESSED:
+        return f"{name} could not be judged ({judgement.verdict}), and --perf-check=strict wants it to be"
+    if result.record is not None and result.record.out_of_memory is not None:
+        return f"{name} ran out of memory, and its baseline did not"
+    if not judgement.worse and judgement.reasons:
+        return f"{name}: {judgement.reasons[0]}"
+    paired = _paired(result.record, judgement)
+    return f"{name} {headline(judgement, 'its baseline' if paired is None else f'in {paired.against}')}"
+
+
+def _numbers(judgement: Judgement, counts: dict[str, Change], memory_threshold: float) -> list[str]:
+    latency, memory = judgement.latency, judgement.memory
+    # Which of the two is compared with its anchor, and not with the baseline.
+    to_anchor = [name for name, drift in judgement.drift.items() if drift.decides]
+    rows: list[Quantity] = []
+    if latency is not None:
+        interval = NO_TELLING
+        if latency.low is not None and latency.high is not None and not latency.is_vague:
+            interval = format_interval(latency.low, latency.high)
+        limit = f"+{format_percent(latency.limit - 1)}" if latency.limit is not None else "–"
+        label = "latency, to anchor" if "latency" in to_anchor else "latency"
+        times = (format_ns(latency.before), format_ns(latency.now), format_change(latency.ratio))
+        rows.append(Quantity((label, *times, interval, limit), failed="latency" in judgement.worse))
+    if memory is not None:
+        before, now = int(memory.before), int(memory.now)
+        grown = f"{'+' if now > before else '-'}{format_bytes(abs(now - before))}" if now != before else "same"
+        limit = f"+{format_percent(memory_threshold)}" if memory_threshold else "exact"
+        label = "peak, to anchor" if "memory" in to_anchor else "peak"
+        sizes = (format_bytes(before), format_bytes(now), grown)
+        rows.append(Quantity((label, *sizes, "exact", limit), failed="memory" in judgement.worse))
+    counted = "counts" in judgement.worse
+    rows += [Quantity(count_row(*item), failed=counted and item[1].is_past_limit) for item in counts.items()]
+    return failing_table(("", "before", "now", "change", "95 % interval", "limit"), rows)
+
+
+def _evidence(record: Record | None, judgement: Judgement) -> list[str]:
+    """How it was looked at again, and what else was going on then, unless that is a reason of the verdict's."""
+    paired = _paired(record, judgement)
+    if paired is not None:
+        return _paired_evidence(paired, judgement)
+    if record is None or not record.fresh:
+        return []
+    times = "once" if len(record.fresh) == 1 else f"{len(record.fresh)} times"
+    said = [f"measured again {times} in fresh processes"]
+    evidence = record.measurement.evidence if record.measurement else None
+    if judgement.disturbed is not None:
+        said += [text for text in judgement.disturbed if text not in judgement.reasons]
+        said += [] if judgement.disturbed else ["nothing disturbed it"]
+    elif evidence is not None and evidence.load_average is not None:
+        said.append(f"machine load {evidence.load_average:.1f} on {record.environment.cores} cores")
+    aside = len(record.set_aside)
+    said += [f"{aside} disturbed {'ones were' if aside > 1 else 'one was'} set aside"] if aside else []
+    return textwrap.wrap("; ".join(said), WIDTH, break_long_words=False)
+
+
+def _paired(record: Record | None, judgement: Judgement) -> Paired | None:
+    """The turns that the verdict on time rests on, if it rests on any."""
+    if record is None:
+        return None
+    by_anchor = "latency" in judgement.drift and judgement.drift["latency"].decides
+    return record.paired_to_anchor if by_anchor else record.paired
+
+
+def _paired_evidence(paired: Paired, judgement: Judgement) -> list[str]:
+    pairs = [*paired.screen, *paired.confirm]
+    said = [f"{len(pairs)} pairs of fresh processes, measured in turns"]
+    if paired.control:
+        said.append(f"the base against itself: {format_change(median(paired.control))}")
+    if judgement.disturbed is not None:
+        said += [text for text in judgement.disturbed if text not in judgement.reasons]
+        said += [] if judgement.disturbed else ["nothing disturbed it"]
+    return textwrap.wrap("; ".join(said), WIDTH, break_long_words=False)
+
+
+def _where(phases: dict[str, Change]) -> str:
+    if len(phases) < 2:
+        return ""
+    moved = [name for name, change in phases.items() if abs(change.ratio - 1.0) > UNCHANGED]
+    told = [f"{name} {format_ns(phases[name].before)} -> {format_ns(phases[name].now)}" for name in moved]
+    still = [name for name in phases if name not in moved]
+    if not moved:
+        return ""
+    return ", ".join(told) + (f" ({listed(still)} unchanged)" if still else "")

@@ -1,0 +1,122 @@
+"""The tables of cases that ran, in a run's report: a line a case, side by side, studies. Pure."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import PurePath
+
+from perflab.environment import slug
+from perflab.measured.report.columns_option import ordered
+from perflab.measured.report.doubts import beyond_the_rate, noisy_baselines
+from perflab.measured.report.not_compared import what_was_compared
+from perflab.measured.report.side_by_side import (
+    Group,
+    in_brief,
+    side_by_side,
+    side_by_side_lines,
+    side_by_side_markdown,
+)
+from perflab.measured.report.studies import Study, studies, without_quotes
+from perflab.measured.report.study_forms import study_data, study_lines, study_markdown
+from perflab.measured.report.table import MARKED, needs_a_look, rows, table
+from perflab.records import Environment, Verdict
+from perflab.report.lines import Line, wrap_facts
+from perflab.report.not_run import without_skipped
+from perflab.report.section import Section
+from perflab.report.view import View
+from perflab.results import Document, Result
+from perflab.units import format_names
+
+_MOST_UNDECIDED = 8
+"""Inconclusive cases that a brief table lists though they stand elsewhere too: those that look slowest."""
+
+
+def lines(document: Document, results: Sequence[Result], width: int, view: View) -> list[Line]:
+    """Environments, the table, levels side by side, studies."""
+    measured = list(results) if view.every else without_skipped(results)
+    groups, found = side_by_side(measured, view.side_by_side), studies(measured, document.findings)
+    listed, left_out = measured, list[str]()
+    if view.brief:
+        listed, groups, left_out = _in_brief(measured, groups, found)
+        found = [without_quotes(study) for study in found]
+    return [
+        *(Line(text) for facts in environments(document) for text in wrap_facts(facts, width)),
+        *(table(listed, width, view) if listed else []),
+        *(Line(text) for one in left_out for text in textwrap.wrap(one, width, subsequent_indent="  ")),
+        *side_by_side_lines(groups, width),
+        *study_lines(found, width),
+        *([Line(MARKED)] if _has_marks(measured, groups, view) else []),
+    ]
+
+
+def sections(document: Document, results: Sequence[Result], view: View) -> list[Section]:
+    """The same for a page; empty where no case has a line."""
+    measured = ordered(list(results) if view.every else without_skipped(results), view)
+    if not measured:
+        return []
+    in_collected_order = [one for one in results if any(one is other for other in measured)]
+    groups = side_by_side_markdown(side_by_side(in_collected_order, view.side_by_side))
+    blocks = ["\n".join(group) for group in groups] + study_markdown(studies(in_collected_order, document.findings))
+    notes = [MARKED] if any(one.judgement.beside for one in measured) else []
+    return [Section("case", rows(measured, view), measured, environments(document), notes, blocks)]
+
+
+def notes(document: Document, results: Sequence[Result], width: int) -> list[str]:
+    """What the tables cannot show: what was not compared, and what noise hides."""
+    said = [*what_was_compared(results), *beyond_the_rate(results)]
+    noisy = noisy_baselines(results, document.threshold, width) if document.baselines is not None else []
+    return [*(text for one in said for text in textwrap.wrap(one, width, subsequent_indent="  ")), *noisy]
+
+
+def data(document: Document, results: Sequence[Result]) -> dict[str, object]:
+    """The tables of studies, for JSON."""
+    return {"studies": study_data(studies(results, document.findings))}
+
+
+def environments(document: Document) -> list[list[str]]:
+    """Facts of each environment that was measured in, the directory of its baselines (if any) last."""
+    found = [result.record.environment for result in document.results if result.record is not None]
+    seen: dict[str, Environment] = {slug(environment): environment for environment in found}
+    return [
+        [
+            f"{e.device}: {e.device_name}{f', {e.cores} cores' if e.device == 'cpu' else ''}",
+            f"torch {e.torch}",
+            *([f"machine {e.machine}"] if e.machine is not None else []),
+            *([f"{PurePath(document.baselines).as_posix()}/"] if document.baselines is not None else []),
+        ]
+        for e in seen.values()
+    ]
+
+
+def _has_marks(measured: Sequence[Result], groups: Sequence[Group], view: View) -> bool:
+    """Whether a table marks disturbed cases at their names."""
+    named = {case for group in groups for case in group.cases} | {one.case for one in measured if one.study}
+    return any(one.judgement.beside and (view.brief or one.case in named) for one in measured)
+
+
+def _in_brief(
+    measured: Sequence[Result], groups: Sequence[Group], found: Sequence[Study]
+) -> tuple[list[Result], list[Group], list[str]]:
+    """Of a long run: the cases that need a look or stand nowhere else, some groups, and what is said of the others."""
+    elsewhere = {case for group in groups for case in group.cases} | {one.case for one in measured if one.study}
+    undecided = [one for one in measured if one.case in elsewhere and one.judgement.verdict is Verdict.INCONCLUSIVE]
+    passed_over = {one.case for one in sorted(undecided, key=_looks_slower, reverse=True)[_MOST_UNDECIDED:]}
+    listed = [
+        one for one in measured if one.case not in elsewhere or (needs_a_look(one) and one.case not in passed_over)
+    ]
+    shown, others = in_brief(groups)
+    left_out = ["each case with its mean, phases, rates and all reasons"]
+    if others:
+        left_out.append(f"side by side {format_names([group.title for group in others])}")
+    if any(column.source is not None for study in found for table in study.tables for column in table.columns):
+        left_out.append("what others measured")
+    more = len(measured) - len(listed) - len(passed_over)
+    said = [f"{len(passed_over)} more inconclusive, which look less slow (-v: all)"] if passed_over else []
+    said += [f"{more} more in the tables below, with nothing to report"] if more else []
+    return listed, shown, [*said, f"with -v: {', '.join(left_out)}"]
+
+
+def _looks_slower(result: Result) -> float:
+    latency = result.judgement.latency
+    return latency.ratio if latency is not None else 0.0

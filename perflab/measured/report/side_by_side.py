@@ -1,0 +1,230 @@
+"""Side by side: compares the levels of one parameter, in every case that has it. Pure.
+
+A group is one test with all of its other parameters; its lines are the levels, fastest first. Ratios are to the
+fastest of the group, those of phases (in brackets) to the phase's fastest. What a case quotes from elsewhere stands
+below, and takes part in no ratio.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from perflab.data import Parameters
+from perflab.measured.records import Record
+from perflab.measured.report.columns import is_of_a_phase, named, shown_ns
+from perflab.measured.report.matmul_rate import share_of_rate, with_best_rates
+from perflab.measured.report.table import marked, said_instead
+from perflab.records import Environment
+from perflab.report.escaping import escape
+from perflab.report.lines import Line, short_name, wrap_facts
+from perflab.results import Result
+from perflab.units import format_bytes, format_multiple, format_ns, format_rate
+
+_COLUMNS = ("median", "spread", "ratio", "rate", "matmul", "peak")
+_FLOPS = "flops"
+
+
+@dataclass(frozen=True)
+class Level:
+    """One level in a group. ``cells`` are by column, empty for what is not known; ``said`` stands in their place."""
+
+    name: str
+    cells: dict[str, str] = field(default_factory=dict)
+    phases: list[str] = field(default_factory=list)
+    said: str = ""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The levels of a parameter in one test, its other parameters being the same."""
+
+    parameter: str
+    title: str
+    levels: list[Level]
+    cases: list[str] = field(default_factory=list)
+    """Node ids of its members."""
+
+
+@dataclass(frozen=True)
+class _Member:
+    level: str
+    result: Result
+
+
+@dataclass(frozen=True)
+class _Key:
+    """What the members of a group have in common. Ratios across machines would say nothing of the code."""
+
+    parameter: str
+    function: str
+    others: tuple[tuple[str, object], ...]
+    environment: Environment | None
+
+
+def parameters_of(result: Result) -> Parameters:
+    """A case's parameters, also where nothing was measured."""
+    return result.record.parameters if result.record is not None else result.parameters
+
+
+def side_by_side(results: Sequence[Result], parameter: str | None = None) -> list[Group]:
+    """The groups of ``parameter``, or of what each case asks for, in the order of the cases.
+
+    Where there is nothing to set beside a case, no quoted number either, it is left out; and what was predicted is
+    nothing to set beside what was measured.
+    """
+    members: dict[_Key, list[_Member]] = {}
+    titles: dict[_Key, str] = {}
+    without_record: list[tuple[_Key, _Member]] = []
+    for result in with_best_rates(results):
+        name = parameter or result.side_by_side
+        given = parameters_of(result)
+        if name is None or name not in given or not result.is_of_a_run:
+            continue
+        member = _Member(str(given[name]), result)
+        others = tuple((other, value) for other, value in given.items() if other != name)
+        key = _Key(name, result.case.partition("[")[0], others, result.record.environment if result.record else None)
+        titles.setdefault(key, _title(result.case, member.level, dict(others)))
+        if result.record is None:
+            without_record.append((key, member))
+        else:
+            members.setdefault(key, []).append(member)
+    for key, member in without_record:  # no machine is known of it: it stands beside those of each
+        for other in [other for other in members if replace(other, environment=None) == key]:
+            members[other].append(member)
+    groups = [
+        Group(key.parameter, titles[key], _levels(found), [one.result.case for one in found])
+        for key, found in members.items()
+    ]
+    return [group for group in groups if len(group.levels) > 1]
+
+
+def in_brief(groups: Sequence[Group]) -> tuple[list[Group], list[Group]]:
+    """The last group of each test, in most grids its largest work, without phases; and those left out."""
+    last = {group.cases[0].partition("[")[0]: group for group in groups}
+    shown = [group for group in groups if any(group is one for one in last.values())]
+    left_out = [group for group in groups if all(group is not one for one in last.values())]
+    return [replace(group, levels=[replace(level, phases=[]) for level in group.levels]) for group in shown], left_out
+
+
+def parameter_names(results: Sequence[Result]) -> list[str]:
+    """All parameters that cases have, as they come."""
+    return list(dict.fromkeys(name for result in results for name in parameters_of(result)))
+
+
+def side_by_side_lines(groups: Sequence[Group], width: int = 80) -> list[Line]:
+    """Groups as text no wider than ``width`` (80 at least)."""
+    if not groups:
+        return []
+    cells = {title: [level.cells.get(title, "") for group in groups for level in group.levels] for title in _COLUMNS}
+    used = [(title, 2 + max(map(len, [title, *cells[title]]))) for title in _COLUMNS if any(cells[title])]
+    room = max(width, 80) - sum(size for _, size in used)
+    named = max(
+        len(text) for group in groups for text in [*(f"  {level.name}" for level in group.levels), _head(group)]
+    )
+    names = min(room, max(20, named))
+    lines: list[Line] = []
+    head = ""
+    for group in groups:
+        if _head(group) != head:
+            head = _head(group)
+            lines.append(Line(head.ljust(names) + "".join(title.rjust(size) for title, size in used)))
+        lines.append(Line(group.title))
+        for level in group.levels:
+            name = f"  {level.name}"
+            if level.said:
+                lines.append(Line(f"{name}  {level.said}"[: max(width, 80)]))
+                continue
+            shown = (name if len(name) <= names else name[: names - 1] + "…").ljust(names)
+            lines.append(
+                Line((shown + "".join(level.cells.get(title, "").rjust(size) for title, size in used)).rstrip())
+            )
+            lines += [Line(f"    {text}") for text in wrap_facts(level.phases, max(width, 80) - 4)]
+    return lines
+
+
+def side_by_side_markdown(groups: Sequence[Group]) -> list[list[str]]:
+    """Each group as the lines of a Markdown table."""
+    tables = []
+    for group in groups:
+        used = [title for title in _COLUMNS if any(level.cells.get(title) for level in group.levels)]
+        title = escape(f"{group.title}, by {group.parameter}")
+        lines = [f"| {' | '.join([title, *used])} |", f"|---|{'--:|' * len(used)}"]
+        for level in group.levels:
+            said = f"{level.name}: {level.said}" if level.said else level.name
+            name = "<br>".join(map(escape, [said, *level.phases]))
+            lines.append(f"| {' | '.join([name, *(escape(level.cells.get(t, '')) for t in used)])} |")
+        tables.append(lines)
+    return tables
+
+
+def _head(group: Group) -> str:
+    return f"side by side: {group.parameter}"
+
+
+def _title(case: str, level: str, others: Parameters) -> str:
+    """The case's short name without the level; what its id does not show as it is, by name."""
+    function, bracket, identifier = short_name(case).partition("[")
+    if not bracket or not others:
+        return function
+    rest, found = re.subn(rf"(^|-){re.escape(level)}(?=-|$)", r"\1", identifier.removesuffix("]"), count=1)
+    if not found:
+        rest = ", ".join(f"{name}={value}" for name, value in others.items())
+    return f"{function}[{re.sub('-+', '-', rest).strip('-')}]"
+
+
+def _levels(members: Sequence[_Member]) -> list[Level]:
+    measured = [(shown_ns(one.result), one) for one in members]
+    timed = sorted(((ns, one) for ns, one in measured if ns is not None), key=lambda pair: pair[0])
+    best: dict[str, float] = {}
+    for _, one in timed:
+        for phase, ns in _phases(one.result).items():
+            best[phase] = min(ns, best.get(phase, ns))
+    levels = [_level(one, ns, timed[0][0], best) for ns, one in timed]
+    reasons: dict[str, list[str]] = {}
+    for time_ns, one in measured:
+        if time_ns is None:
+            reasons.setdefault(said_instead(one.result), []).append(one.level)
+    levels += [Level(", ".join(names), said=said) for said, names in reasons.items()]
+    quotes = {quote.source: quote for one in members if one.result.record for quote in one.result.record.quotes}
+    for source, quote in quotes.items():
+        phases = [f"{phase} {format_ns(ns)}" for phase, ns in quote.phases_ns.items()]
+        levels.append(Level(f"quoted: {source}", {"median": format_ns(quote.ns)}, phases))
+    return levels
+
+
+def _level(one: _Member, ns: float, best_ns: float, best: dict[str, float]) -> Level:
+    record = one.result.record
+    assert record is not None
+    cells = {"median": format_ns(ns), "ratio": format_multiple(ns, best_ns)}
+    unit = _FLOPS if _FLOPS in record.work else next((u for u in record.work if not is_of_a_phase(u, record)), None)
+    if unit is not None:
+        cells["rate"] = format_rate(record.work[unit] / (ns / 1e9), "FLOP" if unit == _FLOPS else unit)
+    if unit == _FLOPS and record.matmul_flops_per_second is not None:
+        cells["matmul"] = _share(record.work[unit], ns, record)
+    spread = named("spread")
+    if spread.has(one.result):
+        cells["spread"] = spread.text(spread.value(one.result))
+    if record.summary is not None and record.summary.memory is not None:
+        cells["peak"] = format_bytes(record.summary.memory.peak_bytes)
+    phases = []
+    for phase, phase_ns in _phases(one.result).items():
+        text = f"{phase} {format_ns(phase_ns)} ({format_multiple(phase_ns, best[phase])})"
+        flops = record.work.get(f"{phase}_{_FLOPS}")
+        if flops is not None:
+            text += f" {format_rate(flops / (phase_ns / 1e9), 'FLOP')}"
+            text += f" {_share(flops, phase_ns, record)}" if record.matmul_flops_per_second is not None else ""
+        phases.append(text)
+    return Level(marked(one.level, one.result), cells, phases)
+
+
+def _share(flops: float, ns: float, record: Record) -> str:
+    share = share_of_rate(flops, ns, record)
+    return f"{100 * share:.1f}%" if isinstance(share, float) else share or ""
+
+
+def _phases(result: Result) -> dict[str, float]:
+    """Times of the phases, where there are several."""
+    summary = result.record.summary if result.record is not None else None
+    return dict(summary.phases_ns) if summary is not None and len(summary.phases_ns) > 1 else {}

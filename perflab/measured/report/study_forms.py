@@ -1,0 +1,184 @@
+"""Writes a study's tables as text, as Markdown and as plain data for JSON."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from perflab.data import to_plain
+from perflab.measured.report.columns import Column, Value
+from perflab.measured.report.studies import Study, StudyRow, StudyTable
+from perflab.records import Environment
+from perflab.report.escaping import code, escape
+from perflab.report.lines import Line, shorten, wrap_facts
+
+_GAP = 2
+_LEAST_COLUMN = 24
+"""What labels leave to the widest column, at least."""
+
+
+def study_lines(found: Sequence[Study], width: int = 80) -> list[Line]:
+    """Studies as text no wider than ``width`` (80 at least); what does not fit beside the labels stands below."""
+    width = max(width, 80)
+    lines: list[str] = []
+    for study in found:
+        lines += _wrapped(" · ".join(study.title), width)
+        for table in study.tables:
+            if len(study.tables) > 1 and table.environment is not None:
+                lines += wrap_facts(_machine(table.environment), width)
+            if table.nothing:
+                lines.append(table.nothing)
+                continue
+            for columns in _blocks(table, width):
+                lines += _block(table, columns, width)
+            lines += [text for source in _sources(table) for text in _wrapped(source, width)]
+        lines += [text for finding in study.findings for line in finding.splitlines() for text in _wrapped(line, width)]
+    return [Line(text) for text in lines]
+
+
+def _blocks(table: StudyTable, width: int) -> list[list[int]]:
+    """Which columns stand beside each other: as many as fit, in their order."""
+    room = width - _label_width(table, width)
+    blocks: list[list[int]] = [[]]
+    left = room
+    for at in range(len(table.columns)):
+        needed = _GAP + sum(_widths(table, at, room - _GAP))
+        if needed > left and blocks[-1]:
+            blocks.append([])
+            left = room
+        blocks[-1].append(at)
+        left -= needed
+    return blocks
+
+
+def _block(table: StudyTable, columns: Sequence[int], width: int) -> list[str]:
+    """The lines of one block; what is said in place of numbers stands in the first one alone."""
+    labels = _label_width(table, width)
+    sizes = [_widths(table, at, width - labels - _GAP) for at in columns]
+    is_first = not columns or columns[0] == 0
+    heads = "".join(
+        " " * _GAP + _cut(table.columns[at].title, sum(size)).rjust(sum(size))
+        for at, size in zip(columns, sizes, strict=True)
+    )
+    lines = [(shorten(table.head, labels).ljust(labels) + heads).rstrip()]
+    for row in table.rows:
+        label = shorten(row.label, labels).ljust(labels)
+        if row.said and is_first:
+            lines += textwrap.wrap(
+                f"{label}  {' '.join(row.said.split())}",
+                width,
+                subsequent_indent=" " * (labels + _GAP),
+                break_on_hyphens=False,
+            )
+        elif not row.said:
+            cells = [row.cells[at] for at in columns]
+            shown = "".join(
+                " " * _GAP + _cut(cell.text, text).rjust(text) + (" " + cell.change).rjust(change)[:change]
+                for cell, (text, change) in zip(cells, sizes, strict=True)
+            )
+            lines.append((label + shown).rstrip())
+    return lines
+
+
+def _widths(table: StudyTable, at: int, room: int) -> tuple[int, int]:
+    """Of a column: its texts, and its changes with the space before them."""
+    cells = [row.cells[at] for row in table.rows if row.cells]
+    change = max((1 + len(cell.change) for cell in cells if cell.change), default=0)
+    text = max([len(cell.text) for cell in cells] + [len(table.columns[at].title) - change])
+    return min(text, room - change), change
+
+
+def _label_width(table: StudyTable, width: int) -> int:
+    return min(max(map(len, [table.head, *(row.label for row in table.rows)])), width - _GAP - _LEAST_COLUMN)
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, subsequent_indent="  ", break_on_hyphens=False) or [""]
+
+
+def _machine(environment: Environment) -> list[str]:
+    return [f"{environment.device}: {environment.device_name}", f"torch {environment.torch}"]
+
+
+def _sources(table: StudyTable) -> list[str]:
+    return [f"{column.title}: {column.source}" for column in table.columns if column.source is not None]
+
+
+# --- Markdown ----------------------------------------------------------------------------------------------------
+
+
+def study_markdown(found: Sequence[Study]) -> list[str]:
+    """Each study as blocks of GitHub Markdown: its title, tables, and findings as a list."""
+    blocks: list[str] = []
+    for study in found:
+        blocks.append(f"#### {escape(' · '.join(study.title))}")
+        for table in study.tables:
+            if len(study.tables) > 1 and table.environment is not None:
+                blocks.append(escape(" · ".join(_machine(table.environment))))
+            if table.nothing:
+                blocks.append(escape(table.nothing))
+                continue
+            blocks.append("\n".join(_rows_of_markdown(table)))
+            blocks += [escape(source) for source in _sources(table)]
+        if study.findings:
+            blocks.append("\n".join(f"- {escape(' '.join(finding.split()))}" for finding in study.findings))
+    return blocks
+
+
+def _rows_of_markdown(table: StudyTable) -> Iterator[str]:
+    yield f"| {' | '.join([code(table.head), *(escape(column.title) for column in table.columns)])} |"
+    yield f"|---|{'--:|' * len(table.columns)}"
+    for row in table.rows:
+        if row.said:
+            yield f"| {' | '.join([f'{code(row.label)}: {escape(row.said)}', *([''] * len(table.columns))])} |"
+        else:
+            yield f"| {' | '.join([code(row.label), *(escape(f'{c.text} {c.change}'.strip()) for c in row.cells)])} |"
+
+
+# --- data --------------------------------------------------------------------------------------------------------
+
+
+def study_data(found: Sequence[Study]) -> list[dict[str, Any]]:
+    """Each study as dicts and lists: values in their columns' units, ratios to the base, the machine."""
+    return [
+        {
+            "study": study.name,
+            "versus": study.versus,
+            "tables": [
+                {
+                    "environment": to_plain(table.environment) if table.environment is not None else None,
+                    "columns": [{"name": _name(column), "unit": column.unit or None} for column in table.columns],
+                    "rows": [_row_of_data(table, row) for row in table.rows],
+                }
+                for table in study.tables
+            ],
+            "findings": study.findings,
+        }
+        for study in found
+    ]
+
+
+def _row_of_data(table: StudyTable, row: StudyRow) -> dict[str, Any]:
+    plain: dict[str, Any] = {"case": row.case, "label": row.label}
+    if row.said:
+        return {**plain, "said": row.said}
+    pairs = [(_name(column), cell) for column, cell in zip(table.columns, row.cells, strict=True)]
+    ratios = {name: _number(cell.ratio) for name, cell in pairs if cell.ratio is not None}
+    plain["values"] = {name: _number(cell.value) for name, cell in pairs}
+    return {**plain, "versus": ratios} if ratios else plain
+
+
+def _number(value: Value) -> Value:
+    """JSON has no infinities."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _name(column: Column) -> str:
+    """A column's name; of what is quoted, with its source."""
+    return column.name if column.source is None else f"{column.name}: {column.source}"

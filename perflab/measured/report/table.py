@@ -1,0 +1,214 @@
+"""The table of measured cases: one line a case, readable at 80 columns and without colour.
+
+Which columns it has says a ``View``. Those that do not fit beside each other stand in blocks, one below the other; the
+last block ends with the verdict, and has the reasons.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from perflab.measured.records import Record, Replicate
+from perflab.measured.report.columns import Column
+from perflab.measured.report.columns_option import columns_of, ordered
+from perflab.records import Verdict
+from perflab.report.counts import changed, count_fact
+from perflab.report.drift import drift_sentences
+from perflab.report.lines import Line, Row, names_of, shorten, shown_verdict, verdict_text, wrap_facts
+from perflab.report.view import DEFAULT_VIEW, View
+from perflab.results import Result
+from perflab.units import format_bytes, format_names, format_ns, format_rate
+
+_LEAST_WIDTH = {"ns": 9, "bytes": 9}
+_LEAST_OTHER_WIDTH = 8
+_LEAST_NAME_WIDTH = 22
+_MARK = "*"
+MARKED = f"{_MARK} disturbed while it was measured"
+WORTH_TELLING = 0.05
+"""Share of a cold call's time from which on it is said what an empty one takes."""
+
+
+def table(results: Sequence[Result], width: int = 80, view: View = DEFAULT_VIEW) -> list[Line]:
+    """All results as lines no longer than ``width`` (80 at least)."""
+    width = max(width, 80)
+    results = ordered(results, view)
+    verdict_width = 2 + max([len(verdict_text(result)) for result in results] + [len("verdict")])
+    names = names_of(results)
+    if view.brief:
+        names = [marked(name, result) for name, result in zip(names, results, strict=True)]
+    columns = [_Cells.of(column, results) for column in columns_of(view)]
+    *before, last = _blocks(columns, width - _name_width(names, 0), verdict_width)
+    lines = []
+    for block in before:
+        name_width = _name_width(names, width - sum(cells.width for cells in block))
+        lines.append(Line(_joined("case", [cells.column.title for cells in block], block, name_width)))
+        for at, (name, result) in enumerate(zip(names, results, strict=True)):
+            if result.record is not None and result.record.summary is not None:
+                lines.append(Line(_joined(name, [cells.texts[at] for cells in block], block, name_width)))
+    name_width = _name_width(names, width - verdict_width - sum(cells.width for cells in last))
+    header = _joined("case", [cells.column.title for cells in last], last, name_width)
+    lines.append(Line(f"{header}  verdict"))
+    shared = _shared_reasons(results) if view.brief else {}
+    for at, (name, result) in enumerate(zip(names, results, strict=True)):
+        in_line = _skipped_in_line(shorten(name, name_width).ljust(name_width), result, width)
+        if in_line is not None:
+            lines.append(Line(in_line))
+            continue
+        row = _joined(name, [cells.texts[at] for cells in last], last, name_width)
+        lines.append(Line(f"{row}  {verdict_text(result)}", shown_verdict(result)))
+        facts, beside = ([], []) if view.brief else (_facts(result, width - 2), _beside(result, width - 2))
+        lines += [Line(f"  {part}") for part in [*facts, *_why(result, width - 2, shared, brief=view.brief), *beside]]
+    said = (f"{many} {verdict}: {reason}" for (verdict, reason), many in shared.items())
+    return [*lines, *(Line(text) for one in said for text in textwrap.wrap(one, width, subsequent_indent="  "))]
+
+
+def _shared_reasons(results: Sequence[Result]) -> dict[tuple[Verdict, str], int]:
+    """Reasons that more than one case gives for one verdict, and how many do."""
+    often = Counter((one.judgement.verdict, reason) for one in results for reason in one.judgement.reasons)
+    return {reason: many for reason, many in often.items() if many > 1}
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """A column with what each case has there, as text, and how wide that is with a gap before it."""
+
+    column: Column
+    texts: list[str]
+    width: int
+
+    @classmethod
+    def of(cls, column: Column, results: Sequence[Result]) -> _Cells:
+        texts = [column.text(column.value(result)) for result in results]
+        least = _LEAST_WIDTH.get(column.unit, _LEAST_OTHER_WIDTH)
+        return cls(column, texts, max([least, *(1 + len(text) for text in [column.title, *texts])]))
+
+
+def _blocks(columns: Sequence[_Cells], room: int, verdict_width: int) -> list[list[_Cells]]:
+    """Columns that stand beside each other, in their order; the last of them has the verdict behind it."""
+    blocks: list[list[_Cells]] = [[]]
+    for cells in columns:
+        needed = cells.width + (verdict_width if cells is columns[-1] else 0)
+        if blocks[-1] and sum(one.width for one in blocks[-1]) + needed > room:
+            blocks.append([])
+        blocks[-1].append(cells)
+    return blocks
+
+
+def _name_width(names: Sequence[str], room: int) -> int:
+    """Of the names' column, where other columns leave so much room."""
+    return min(max(room, _LEAST_NAME_WIDTH), max(map(len, [*names, "case"])))
+
+
+def _joined(name: str, cells: Sequence[str], block: Sequence[_Cells], name_width: int) -> str:
+    aligned = (cell.rjust(one.width) for cell, one in zip(cells, block, strict=True))
+    return "".join([shorten(name, name_width).ljust(name_width), *aligned])
+
+
+def rows(results: Sequence[Result], view: View = DEFAULT_VIEW) -> list[Row]:
+    """What ``table`` shows, cell by cell; the results are in the view's order already."""
+    return [
+        Row(
+            name,
+            {column.title: column.text(column.value(result)) for column in columns_of(view)},
+            verdict_text(result),
+            [*_facts(result, 10_000), *_why(result, 10_000), *_beside(result, 10_000)],
+        )
+        for name, result in zip(names_of(results), results, strict=True)
+    ]
+
+
+def _skipped_in_line(name: str, result: Result, width: int) -> str | None:
+    """A skipped case on one line, its reason in place of the numbers that there are not; None if it won't fit."""
+    if result.judgement.verdict is not Verdict.SKIPPED:
+        return None
+    line = f"{name}  skipped: {'; '.join(result.judgement.reasons)}"
+    return line if len(line) <= width else None
+
+
+def said_instead(result: Result) -> str:
+    """What stands in the place of a case's numbers, where there are none: its verdict and why."""
+    out_of_memory = result.record.out_of_memory if result.record is not None else None
+    if result.judgement.verdict is Verdict.OOM or out_of_memory is not None:
+        asked = out_of_memory.asked_bytes if out_of_memory is not None else None
+        return "out of memory" + (f" ({format_bytes(asked)} asked for)" if asked is not None else "")
+    return ": ".join([str(result.judgement.verdict), *result.judgement.reasons[:1]])
+
+
+def needs_a_look(result: Result) -> bool:
+    """Whether more is to be said of a case than its numbers."""
+    judgement, verdict = result.judgement, result.judgement.verdict
+    if verdict in (Verdict.NEW, Verdict.INCOMPARABLE):
+        return False
+    memory = judgement.memory is not None and judgement.memory.now != judgement.memory.before
+    said = memory or changed(judgement.counts) or judgement.reasons
+    return bool(said) or verdict not in (Verdict.OK, Verdict.UNCHECKED)
+
+
+def marked(name: str, result: Result) -> str:
+    """A case's name in a table that has no room for what disturbed it; ``MARKED`` says below it what the mark is."""
+    return f"{name} {_MARK}" if result.judgement.beside else name
+
+
+def _facts(result: Result, width: int) -> list[str]:
+    """Numbers of a case that have no column."""
+    if result.record is None or result.record.summary is None:
+        return []
+    return wrap_facts(_measured_facts(result.record, result.record.summary), width)
+
+
+def _why(
+    result: Result, width: int, elsewhere: Collection[tuple[Verdict, str]] = (), *, brief: bool = False
+) -> list[str]:
+    """Why a case's verdict is not a plain ok, but for the reasons that stand ``elsewhere``.
+
+    A ``brief`` table has no reasons where nobody can tell, but for the shared ones: most come to a busy machine.
+    """
+    lines: list[str] = []
+    judgement, memory = result.judgement, result.judgement.memory
+    if memory is not None and memory.now != memory.before:
+        grown = int(memory.now) - int(memory.before)
+        lines.append(f"peak memory {'+' if grown > 0 else '-'}{format_bytes(abs(grown))}")
+    lines += wrap_facts([count_fact(*item) for item in changed(judgement.counts).items()], width)
+    if judgement.verdict is not Verdict.NEW:  # "new" says it all
+        reasons = [reason for reason in judgement.reasons if (judgement.verdict, reason) not in elsewhere]
+        if brief and judgement.verdict is Verdict.INCONCLUSIVE:
+            reasons = []
+        lines += textwrap.wrap("; ".join([*drift_sentences(judgement), *reasons]), width, break_long_words=False)
+    return lines
+
+
+def _beside(result: Result, width: int) -> list[str]:
+    """What disturbed a case, but for what its verdict's reasons say already."""
+    beside = [text for text in result.judgement.beside if text not in result.judgement.reasons]
+    return textwrap.wrap(f"disturbed: {'; '.join(beside)}", width, break_long_words=False) if beside else []
+
+
+def _measured_facts(record: Record, summary: Replicate) -> list[str]:
+    several = len(summary.phases_ns) > 1
+    empty_ns = record.measurement.empty_call_ns if record.measurement is not None else None
+    facts = [f"{name} {format_ns(phase_ns)}" for name, phase_ns in summary.phases_ns.items() if several]
+    if summary.first_ns is not None:
+        facts.append(f"first {format_ns(summary.first_ns)}")
+    if record.work or summary.first_ns is not None:
+        deviation = f" ± {format_ns(summary.std_ns)}" if summary.samples > 1 else ""
+        facts.append(f"mean {format_ns(summary.mean_ns)}{deviation}")
+        facts += [_rate(unit, amount, summary) for unit, amount in record.work.items()]
+    if record.measurement is not None and record.measurement.ran_on:
+        facts.append(f"{format_names(record.measurement.ran_on)} ran on after a call: its work is not all in the time")
+    if empty_ns is not None and empty_ns >= WORTH_TELLING * summary.median_ns:
+        facts.append(f"timing alone {format_ns(empty_ns)}")
+    return facts
+
+
+def _rate(unit: str, amount: float, summary: Replicate) -> str:
+    """A unit's rate; one that begins with a phase's name is that phase's work."""
+    phase, _, rest = unit.partition("_")
+    if rest and phase in summary.phases_ns:
+        return f"{phase} {format_rate(amount / (summary.phases_ns[phase] / 1e9), _WORK_UNITS.get(rest, rest))}"
+    return format_rate(amount / (summary.median_ns / 1e9), _WORK_UNITS.get(unit, unit))
+
+
+_WORK_UNITS = {"flops": "FLOP", "bytes": "B"}

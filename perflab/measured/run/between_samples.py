@@ -1,0 +1,76 @@
+"""Checks between samples: the case is alive, has not forked, and leaves no work to other threads."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+from perflab.measure.forks import refuse_forks
+from perflab.measure.sampling import Progress
+
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
+_ENDING_S = 0.02
+"""What a thread with nothing more to do may take to end on a busy machine, such as those of a pool that is gone."""
+_GLANCE_S = 0.0001
+_LOOK_S = 0.005
+_BUSY_SHARE = 0.5
+_CLOCK_OF_A_THREAD = 4 | 2
+"""``CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED`` (linux/posix-timers.h)."""
+
+
+class BetweenSamples:
+    """Shows progress, as it is called for between the samples of a measurement; see there for when.
+
+    Args:
+        progress: told what is being done.
+        ran_on: gets the names of threads that ran on when a call had returned: those that a call has started, each
+            time anew, and any that computes on after the last one. What a thread waits for cannot be seen.
+    """
+
+    def __init__(self, progress: Progress, ran_on: dict[str, None]) -> None:
+        self._progress = progress
+        self._ran_on = ran_on
+        self._others = set(threading.enumerate())
+        """Threads that are no call's: from before the first, and what the first left for all others."""
+        self._looks = 0
+
+    def __call__(self, what: str) -> None:
+        """Look, and show."""
+        refuse_forks()
+        self._looks += 1
+        started = set(threading.enumerate()) - self._others
+        if started and self._looks > 2:  # before the first call, and after it
+            started = _still_alive(started)
+            self._ran_on |= {f"thread {thread.name!r}": None for thread in started}
+        self._others |= started
+        if what == "memory":  # the samples are over
+            self._ran_on |= {f"thread {thread.name!r}": None for thread in _computing()}
+        self._progress(what)
+
+
+def _still_alive(threads: set[threading.Thread]) -> set[threading.Thread]:
+    deadline_s = time.monotonic() + _ENDING_S
+    while threads and time.monotonic() < deadline_s:
+        time.sleep(_GLANCE_S)
+        threads = {thread for thread in threads if thread.is_alive()}
+    return threads
+
+
+def _computing() -> list[threading.Thread]:
+    """Threads of Python's, this one left out, that take processor time though nothing is called."""
+    if not sys.platform.startswith("linux"):
+        return []
+    others = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
+    before = {thread: _used_s(thread) for thread in others}
+    time.sleep(_LOOK_S)
+    return [thread for thread in others if _used_s(thread) - before[thread] > _BUSY_SHARE * _LOOK_S]
+
+
+def _used_s(thread: threading.Thread) -> float:
+    """By Linux's own number of its clock: ``pthread_getcpuclockid`` may crash on a thread that has ended."""
+    try:
+        return time.clock_gettime((~(thread.native_id or 0) << 3) | _CLOCK_OF_A_THREAD)
+    except OSError:  # it has ended, or has not begun
+        return 0.0

@@ -1,0 +1,193 @@
+"""Holds the reports of cases that need a re-check, until all tests have run.
+
+A test's call phase is over by then, and its fixtures are gone; a second look needs neither, since other processes take
+it. So no case waits for its first measurement because another one looks slow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from _pytest.runner import runtestprotocol
+
+from perflab.measured.run.recheck import SecondLooks, left_alone
+from perflab.measured.run.verdict import Judged, failure_of
+from perflab.plugin.case.subtests import is_of_a_subtest
+from perflab.plugin.stash import is_worker
+
+_ENDED = "the run ended before it was measured again"
+_STAND_ASIDE = ("_pytest.runner", "pytest_rerunfailures")
+"""Modules whose protocol ours may replace: pytest's own, and one that acts only where a test is to be run again."""
+
+
+@dataclass(eq=False)
+class _Held:
+    """A test whose reports wait."""
+
+    item: pytest.Item
+    judged: Judged
+    reports: list[pytest.TestReport] = field(default_factory=list)
+
+
+class HeldBack:
+    """Runs the perf cases of this process, and keeps back the reports of those that need a second look.
+
+    Args:
+        config: the session's configuration.
+        looks: takes the second looks.
+        conclude: takes what a case came to, before its reports are given out.
+        attach: hangs a case's result on its report.
+    """
+
+    def __init__(
+        self,
+        config: pytest.Config,
+        looks: SecondLooks,
+        conclude: Callable[[pytest.Item, Judged], None],
+        attach: Callable[[pytest.Item, pytest.TestReport], None],
+    ) -> None:
+        self._config = config
+        self._looks = looks
+        self._conclude = conclude
+        self._attach = attach
+        self._running: pytest.Item | None = None
+        self._now: _Held | None = None
+        """The test that is running, once it is held back."""
+        self._held: list[_Held] = []
+
+    # --- while tests run ------------------------------------------------------------------------------------
+
+    def hold(self, item: pytest.Item, judged: Judged) -> bool:
+        """Keep the reports of the test that is running; False where it has to be looked at now.
+
+        That is so where somebody else runs the test, to run it again if it fails, and where it is expected to fail.
+        """
+        if item is not self._running or item.get_closest_marker("xfail") is not None:
+            return False
+        judged.state.exploration = None  # the case's own code made it, and may have a model in its hands
+        self._now = _Held(item, judged)
+        return True
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+        """Run a perf case as pytest would, but that its reports may wait."""
+        if item.get_closest_marker("perf") is None or _is_run_by_another(item):
+            return None
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        self._running = item
+        try:
+            runtestprotocol(item, nextitem=nextitem, log=False)  # pytest_runtest_makereport logs
+        finally:
+            held, self._running, self._now = self._now, None, None
+            if held is not None:
+                self._held.append(held)
+                self._say_that_it_waits()
+        if held is None:
+            item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
+
+    def _say_that_it_waits(self) -> None:
+        """End the line that ``-v`` has begun; with its outcome the test has another one."""
+        reporter = self._config.pluginmanager.getplugin("terminalreporter")
+        if reporter is not None and reporter.verbosity > 0:
+            reporter.write("WAITS (looked at again after all tests)")
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Log a report at once, as pytest does, unless it is to wait. The outermost wrapper: it is complete here."""
+        report = yield
+        if item is self._running and not is_of_a_subtest(item):
+            if self._now is not None and report.when == "call" and not report.passed:
+                self._now = None  # something else has failed the test, and that is what counts
+            if self._now is None:
+                item.ihook.pytest_runtest_logreport(report=report)
+            else:
+                self._now.reports.append(report)
+        return report
+
+    # --- when they have run ---------------------------------------------------------------------------------
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
+        """Take the second looks once all tests have run; if the run ends before, give the reports out all the same."""
+        try:
+            outcome = yield
+            _stop_if_asked(session)  # a worker of pytest-xdist leaves its loop without a word
+            self._look_again(session)
+        finally:
+            for held in self._held:
+                self._give_out(held, left_alone(held.judged, _ENDED))
+        return outcome
+
+    def reports_as_they_are(self) -> list[pytest.TestReport]:
+        """What is known of the tests that wait, where the process ends before they are looked at again."""
+        found = []
+        for held in self._held:
+            self._conclude(held.item, left_alone(held.judged, _ENDED))
+            for report in held.reports:
+                if report.when == "call":
+                    self._attach(held.item, report)
+                    found.append(report)
+        return found
+
+    def _look_again(self, session: pytest.Session) -> None:
+        held = list(self._held)
+
+        def done(place: int, judged: Judged) -> None:
+            self._held.remove(held[place])
+            self._give_out(held[place], judged)
+            _stop_if_asked(session)
+
+        self._looks.after_all([one.judged for one in held], done)
+
+    def _give_out(self, held: _Held, judged: Judged) -> None:
+        item = held.item
+        self._conclude(item, judged)
+        failure = failure_of(self._config, judged)
+        with self._as_running(item):
+            for report in held.reports:
+                if report.when == "call":
+                    if failure is not None:
+                        _fail(item, report, failure)
+                    self._attach(item, report)
+                item.ihook.pytest_runtest_logreport(report=report)
+            item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+
+    @contextlib.contextmanager
+    def _as_running(self, item: pytest.Item) -> Iterator[None]:
+        """In a worker of pytest-xdist: reports go to the controller under the number of the test that is running."""
+        workers = [one for one in self._config.pluginmanager.get_plugins() if hasattr(one, "item_index")]
+        if is_worker(self._config):
+            for worker in workers:
+                worker.item_index = item.session.items.index(item)
+        yield
+
+
+def _fail(item: pytest.Item, report: pytest.TestReport, text: str) -> None:
+    """Make the report of a passed test that of one that called ``pytest.fail(text, pytrace=False)``."""
+    call = pytest.CallInfo.from_call(lambda: pytest.fail(text, pytrace=False), when="call")
+    assert call.excinfo is not None
+    report.outcome, report.longrepr = "failed", item.repr_failure(call.excinfo)
+
+
+def _stop_if_asked(session: pytest.Session) -> None:
+    """As pytest's own loop does after each test: for -x and --maxfail, and for plugins."""
+    if session.shouldfail:
+        raise session.Failed(session.shouldfail)
+    if session.shouldstop:
+        raise session.Interrupted(session.shouldstop)
+
+
+def _is_run_by_another(item: pytest.Item) -> bool:
+    """Whether a plugin has its own way to run the test, such as again if it fails: its protocol needs the verdict."""
+    for one in item.ihook.pytest_runtest_protocol.get_hookimpls():
+        if one.hookwrapper or one.wrapper or isinstance(one.plugin, HeldBack):
+            continue
+        if one.function.__module__ not in _STAND_ASIDE:
+            return True
+    return bool(item.config.getoption("reruns", None)) or item.get_closest_marker("flaky") is not None

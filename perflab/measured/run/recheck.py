@@ -1,0 +1,107 @@
+"""Re-checks after all tests: suspects in fresh processes, unsettled cases interleaved, largest first.
+
+All suspects are measured again in fresh processes before any doubt is settled in turns with a baseline's commit, since
+that takes longer; in both, the largest comes first. So what is left of a run's time goes where most is at stake.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from perflab.measured.judge.counts import exactly_worse
+from perflab.measured.run.remeasure import Suspects
+from perflab.measured.run.settle import Settling, may_settle
+from perflab.measured.run.verdict import Judged
+from perflab.plugin.case.progress import ProgressLine
+from perflab.plugin.case.total_budget import TotalBudget
+from perflab.records import Judgement, Verdict
+
+if TYPE_CHECKING:
+    import torch
+
+Turn = Callable[["torch.device"], contextlib.AbstractContextManager[object]]
+"""Holds the device, so that nobody else measures on it."""
+
+
+def needs_second_look(one: Judged) -> bool:
+    """Whether measuring the case again may change what is thought of it."""
+    if one.settings.check == "off" or one.settings.update:
+        return False
+    return one.judgement.suspect or may_settle(one)
+
+
+def size_of(judgement: Judgement) -> tuple[bool, float]:
+    """How large a suspicion or a doubt is, for sorting.
+
+    What fails without a second look needs it most: memory, and exact counts. Then the latency counts, as a share of
+    its limit.
+    """
+    change = judgement.latency
+    over = change.ratio / change.limit if change is not None and change.limit is not None else 0.0
+    return bool(exactly_worse(judgement)), over
+
+
+def left_alone(one: Judged, reason: str) -> Judged:
+    """The case with what its first reading says, where it gets no second look."""
+    if one.judgement.suspect:
+        return one.not_looked_at_again(reason)
+    if one.judgement.verdict is not Verdict.INCONCLUSIVE:  # others owe no explanation
+        return one
+    return replace(one, judgement=msgspec.structs.replace(one.judgement, reasons=[*one.judgement.reasons, reason]))
+
+
+class SecondLooks:
+    """Looks at cases again; knows of the looks before what these were of use for."""
+
+    def __init__(
+        self, config: pytest.Config, baselines: Path, progress: ProgressLine, budget: TotalBudget, turn: Turn
+    ) -> None:
+        self._suspects = Suspects(config, progress, budget)
+        self._settling = Settling(config, baselines, progress, budget)
+        self._progress = progress
+        self._turn = turn
+
+    def at_once(self, one: Judged) -> Judged:
+        """Look at one case, whose test has the device."""
+        if one.judgement.suspect:
+            one = self._suspects.look_again(one, settles=self._settling.has_code(one))
+        return self._settling.settle(one) if may_settle(one) else one
+
+    def after_all(self, cases: Sequence[Judged], done: Callable[[int, Judged], None]) -> None:
+        """Look at all that were held back; ``done`` gets each with its place among them, as soon as it is known."""
+
+        def largest_first(chosen: dict[int, Judged]) -> Iterator[tuple[int, Judged]]:
+            return iter(sorted(chosen.items(), key=lambda pair: size_of(pair[1].judgement), reverse=True))
+
+        suspects = {place: one for place, one in enumerate(cases) if one.judgement.suspect}
+        unsettled = {place: one for place, one in enumerate(cases) if not one.judgement.suspect}
+        waiting = len(suspects)
+        for place, suspect in largest_first(suspects):
+            with self._looking_at(suspect):
+                one = self._suspects.look_again(suspect, waiting, settles=self._settling.has_code(suspect))
+            waiting -= 1
+            if may_settle(one):
+                unsettled[place] = one
+            else:
+                done(place, one)
+        for place, doubt in largest_first(unsettled):
+            with self._looking_at(doubt):
+                one = self._settling.settle(doubt)
+            done(place, one)
+
+    @contextlib.contextmanager
+    def _looking_at(self, one: Judged) -> Iterator[None]:
+        assert one.state.device is not None
+        self._progress.begin(one.case)
+        try:
+            with self._turn(one.state.device):
+                yield
+        finally:
+            self._progress.clear()

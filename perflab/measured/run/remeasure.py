@@ -1,0 +1,144 @@
+"""Measures a suspect again in fresh processes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from perflab.errors import FreshProcessError
+from perflab.measure.devices import available_bytes, release_memory
+from perflab.measure.limits import CALLS_AT_LEAST
+from perflab.measure.measurement import replicate_of
+from perflab.measured.judge.interference import disturbances
+from perflab.measured.records import Record, Replicate
+from perflab.measured.run.verdict import Judged
+from perflab.plugin.case.fresh_process import measure_fresh
+from perflab.plugin.case.progress import ProgressLine
+from perflab.plugin.case.total_budget import TotalBudget
+from perflab.records import Judgement, Verdict
+from perflab.units import format_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+PROCESS_BYTES = 1 << 30
+"""Room that a process needs beside the case's own tensors: an interpreter and PyTorch."""
+PROCESS_S = 3.0
+"""What a process takes before it measures: an interpreter, PyTorch, collecting its test."""
+IMPROVEMENT_LOOKS = 3
+"""How many times as many fresh processes have to agree about an improvement that no turns settle. Of code that runs at
+one of two speeds, which a process keeps, all of a baseline's three are slow and all of ten later ones fast in less than
+one of a thousand cases, whatever the share of slow ones: p³(1 - p)¹⁰ is 0.0009 at most."""
+FURTHER_PROCESSES = 3
+"""How many more fresh processes a suspect may take in place of disturbed ones. Neighbours that stay longer, stay."""
+
+
+class Suspects:
+    """Looks at suspects again, one after another, and learns whether waiting for a calm moment is of use."""
+
+    def __init__(self, config: pytest.Config, progress: ProgressLine, budget: TotalBudget) -> None:
+        self._config = config
+        self._progress = progress
+        self._budget = budget
+        self._neighbours_pass = True
+        """Whether waiting for a calm moment was of use to the last suspect; if not, the next one does not wait."""
+
+    def look_again(self, one: Judged, among: int = 1, *, settles: bool = False) -> Judged:
+        """Measure a suspect in fresh processes, and stop early at the first that clears it.
+
+        One that was disturbed is taken again, so that a neighbour who passes by hides no slowdown.
+
+        Args:
+            one: a case whose judgement is suspect.
+            among: how many suspects, this one included, what is left of the run's time is for.
+            settles: whether an improvement is measured in turns with its baseline's commit afterwards.
+        """
+        settings = one.settings
+        before = one.baseline.times.replicates if one.baseline.times is not None else []
+        # What is exact needs no interval: one fresh process says whether this one's past had a part in it.
+        wanted = processes_wanted(one.judgement, settings.replicates, settles=settles)
+        slow = 1.0 + settings.threshold
+        most = wanted + (FURTHER_PROCESSES if self._neighbours_pass else 0)
+        calm: list[Replicate] = []
+        disturbed: list[Replicate] = []
+        what = looks = "looks faster" if looks_faster(one.judgement) else "looks worse"
+        while len(calm) < wanted and len(calm) + len(disturbed) < most:
+            number = len(calm) + len(disturbed) + 1
+            self._progress.show(f"{what}; fresh process {number} of {wanted if number <= wanted else most}")
+            found = self._measure_again(one, among * wanted - number + 1)
+            if isinstance(found, str):
+                if len(calm) + len(disturbed) >= wanted:
+                    break  # what there is will do
+                return one.not_looked_at_again(found)
+            # What disturbs a process makes it slower: one that is not slow, or only hungrier, needs no excuse.
+            latency = one.judgement.latency
+            is_slow = latency is not None and found.median_ns > slow * latency.before
+            by = disturbances([found], before, one.record.environment) if is_slow else []
+            (disturbed if by else calm).append(found)
+            what = by[0] if by else looks
+            found_all = calm + disturbed
+            one = one.anew(msgspec.structs.replace(one.record, fresh=found_all[:wanted], set_aside=found_all[wanted:]))
+            if cleared(one.judgement, settings.threshold):
+                break
+        if calm or disturbed:
+            self._neighbours_pass = bool(calm)
+        return one
+
+    def _measure_again(self, one: Judged, among: int) -> Replicate | str:
+        """A replicate from a fresh process, or why there is none."""
+        state, left_s = one.state, self._budget.left_s()
+        assert state.device is not None
+        release_memory(state.device)
+        if left_s is not None and left_s < _least_s(one.record):
+            return one.settings.over_before("it could be measured again")
+        problem = no_room(one.record, state.device)
+        if problem is None:
+            budget_s = self._budget.share_s(among)
+            try:
+                found = measure_fresh(self._config, [one.case], str(state.device), budget_s)[one.case]
+            except FreshProcessError as error:
+                problem = error.problem
+            else:
+                problem = "out of memory in a fresh process"
+                if found.measurement is not None:
+                    return replicate_of(found.measurement)
+        return f"could not be measured again: {problem}"
+
+
+def _least_s(record: Record) -> float:
+    """What a fresh process takes of a case at least."""
+    return PROCESS_S + (CALLS_AT_LEAST * record.summary.median_ns / 1e9 if record.summary is not None else 0.0)
+
+
+def processes_wanted(judgement: Judgement, replicates: int, *, settles: bool) -> int:
+    """How many fresh processes have to agree about a suspect."""
+    if looks_faster(judgement):
+        return replicates if settles else IMPROVEMENT_LOOKS * replicates
+    return replicates if "latency" in judgement.worse else 1
+
+
+def cleared(judgement: Judgement, threshold: float) -> bool:
+    """Whether no more fresh processes are needed: not worse, not faster either, which one lucky process may be, and not
+    just below the threshold."""
+    if judgement.verdict not in (Verdict.OK, Verdict.IMPROVED) or looks_faster(judgement):
+        return False
+    changes = [judgement.latency, judgement.drift["latency"].change if "latency" in judgement.drift else None]
+    return all(change is None or change.ratio <= 1.0 + threshold / 2 for change in changes)
+
+
+def looks_faster(judgement: Judgement) -> bool:
+    """Whether the verdict is that the case improved, and its time is a reason for that."""
+    change = judgement.latency
+    return judgement.verdict is Verdict.IMPROVED and change is not None and change.is_faster
+
+
+def no_room(record: Record, device: torch.device, processes: int = 1) -> str | None:
+    """Why so many more processes with the same tensors would not fit beside this one; None if they do."""
+    memory = record.measurement.memory if record.measurement is not None else None
+    free = available_bytes(device)
+    if memory is None or free is None:
+        return None
+    needed = processes * (memory.peak_bytes + PROCESS_BYTES)
+    return None if needed <= free else f"it needs {format_bytes(needed)}, and {format_bytes(free)} are free"

@@ -1,0 +1,114 @@
+"""Takes the replicates of a baseline: from this session and from fresh processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import pytest
+
+from perflab.errors import FreshProcessError
+from perflab.measure.measurement import replicate_of
+from perflab.measured.judge.fitness import Fitness, calmest, fitness
+from perflab.measured.records import Record, Replicate
+from perflab.measured.run.remeasure import FURTHER_PROCESSES, PROCESS_S
+from perflab.plugin.case.device_lock import device_turn
+from perflab.plugin.case.fresh_process import JobResult, measure_fresh
+from perflab.plugin.case.total_budget import TotalBudget
+from perflab.records import Policy
+from perflab.results import Result
+
+
+class Replicates:
+    """Takes the replicates of the cases that are to be saved.
+
+    Args:
+        config: the session's configuration.
+        chosen: those cases.
+        wanted: how many processes measure a case.
+        budget: the run's time; further processes are taken within it alone.
+        notes: takes what went wrong, and what was disturbed.
+    """
+
+    def __init__(
+        self, config: pytest.Config, chosen: Iterable[Result], wanted: int, budget: TotalBudget, notes: list[str]
+    ) -> None:
+        self._config = config
+        self._wanted = wanted
+        self._budget = budget
+        self._notes = notes
+        self._records: dict[str, Record] = {}
+        self._policies: dict[str, Policy] = {}
+        self._taken: dict[str, list[Replicate]] = {}
+        for result in chosen:
+            if result.record is not None and result.record.summary is not None:
+                self._records[result.case] = result.record
+                self._policies[result.case] = result.policy or Policy()
+                self._taken[result.case] = [result.record.summary]
+
+    @property
+    def least(self) -> int:
+        """How many the case with the fewest has."""
+        return min(map(len, self._taken.values()), default=0)
+
+    def kept(self, case: str) -> list[Replicate]:
+        """What the baseline is made of; nothing of a case without numbers."""
+        if case not in self._taken:
+            return []
+        return calmest(self._taken[case], self._wanted, self._records[case].environment)
+
+    def fitness(self) -> dict[str, Fitness]:
+        """By case."""
+        return {
+            case: fitness(self.kept(case), record.environment, self._policies[case])
+            for case, record in self._records.items()
+        }
+
+    def take(self) -> None:
+        """Measure in fresh processes, and further ones while what there is is noisy."""
+        for number in range(2, self._wanted + 1):
+            if not self._measure(list(self._records), f"replicate {number} of {self._wanted}"):
+                return
+        for _ in range(FURTHER_PROCESSES if self._wanted > 1 else 0):
+            restless = [case for case, found in self.fitness().items() if not found.is_calm]
+            left_s = self._budget.left_s()
+            if not restless or (left_s is not None and left_s < PROCESS_S * len(restless)):
+                return
+            if not self._measure(restless, "a further replicate in place of noisy ones"):
+                return
+
+    def _measure(self, cases: list[str], what: str) -> bool:
+        """One more replicate of each; False if there will be none."""
+        if not cases:
+            return False
+        reporter = self._config.pluginmanager.getplugin("terminalreporter")
+        if reporter is not None:
+            if reporter._tw.width_of_current_line:
+                reporter._tw.line()
+            reporter.write_line(f"perf: {what} ({len(cases)} case{'s' * (len(cases) != 1)})")
+        found: dict[str, JobResult] = {}
+        try:
+            for device in sorted({self._records[case].device for case in cases}):
+                here = [case for case in cases if self._records[case].device == device]
+                with device_turn(device, self._notes.append):
+                    found |= measure_fresh(self._config, here, device)
+        except FreshProcessError as error:
+            self._notes.append(f"baselines with fewer replicates: {error}")
+            return False
+        for case, result in found.items():
+            if result.measurement is not None:
+                self._taken[case].append(replicate_of(result.measurement))
+        missing = [case for case in cases if case not in found]
+        if missing:
+            self._notes.append(f"a fresh process gave no replicate of {', '.join(missing)}")
+        return True
+
+
+def noisy_notes(refused: Mapping[str, Fitness], saved: Mapping[str, Fitness]) -> list[str]:
+    """What is said of baselines that are noisy, by the cases' short names: of those not saved, and of those saved."""
+    notes = [f"times not saved, too noisy: {name}: {'; '.join(found.marks)}" for name, found in refused.items()]
+    if refused:
+        notes.append(
+            "  -> save again on a quieter machine; to have them as they are: --perf-update --perf-noisy=accept\n"
+            "     (what was saved before stays; without such times, these are kept in .perflab/times/ for this machine)"
+        )
+    return notes + [f"saved from a noisy machine: {name}: {'; '.join(found.marks)}" for name, found in saved.items()]

@@ -1,0 +1,165 @@
+"""Saves measured cases: exact quantities and times as baselines, or times for this machine alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from perflab.data import changed
+from perflab.errors import BaselineError
+from perflab.measured.judge.fitness import Fitness, fitness
+from perflab.measured.judge.local_history import Reading
+from perflab.measured.records import Entry, Record, Replicate
+from perflab.measured.run.history_notes import history_notes
+from perflab.measured.run.replicates import Replicates, noisy_notes
+from perflab.measured.run.succession import Succession
+from perflab.measured.store.baselines import Baselines
+from perflab.measured.store.exact import split
+from perflab.measured.store.other_environments import beside_others
+from perflab.plugin.session.folder import baselines_of, own_folder
+from perflab.plugin.session.saving import Saving
+from perflab.records import Policy, Verdict
+from perflab.report.lines import short_name
+from perflab.results import Result
+from perflab.units import format_count
+
+
+def save(saving: Saving) -> None:
+    """Save what was asked; keep the other times for the next run here.
+
+    Raises:
+        BaselineError: a file cannot be read first, or cannot be written.
+        KeyboardInterrupt: while replicates were measured; what there was is saved.
+    """
+    baselines = baselines_of(saving.config, saving.settings)
+    refused: dict[str, Entry] = {}
+    try:
+        _save_what_was_asked(saving, baselines, refused)
+    finally:
+        saving.fails |= bool(refused)
+        if saving.settings.against is None and saving.settings.check != "exact":
+            _keep_times(saving, baselines, refused)
+
+
+def _measured(saving: Saving) -> dict[str, Record]:
+    return {case: one.outcome for case, one in saving.results.items() if type(one.outcome) is Record}
+
+
+def _save_what_was_asked(saving: Saving, baselines: Baselines, refused: dict[str, Entry]) -> None:
+    """``refused`` takes the times that were to be saved, and are too noisy."""
+    settings = saving.settings
+    exacts, times = _cases_to_save(saving, baselines)
+    cases = list(dict.fromkeys([*exacts, *times]))
+    if not cases:
+        return
+    saving.chosen += len(cases)
+    chosen = [saving.results[case] for case in cases]
+    records = {case: record for case, record in _measured(saving).items() if case in cases}
+    replicates = Replicates(saving.config, chosen, settings.replicates, saving.budget, saving.notes)
+    stopped: KeyboardInterrupt | None = None
+    if not saving.interrupted:
+        try:
+            replicates.take()
+        except KeyboardInterrupt as error:
+            stopped = error
+    fit = replicates.fitness()
+    entries = {
+        case: _entry(record, replicates.kept(case), saving.now, saving.commit, fit.get(case))
+        for case, record in records.items()
+    }
+    accepts = settings.noisy == "accept"
+    refused |= {case: entries[case] for case in times if case in fit and fit[case].is_blind and not accepts}
+    times = [case for case in times if case not in refused]
+    names = {result.case: result.identity for result in chosen}
+    succession = Succession(chosen, settings.reason)
+    others_have = {case: baselines.exact.of(names[case], records[case].environment) for case in exacts}
+    paths = baselines.save(
+        {names[case]: entries[case] for case in exacts},
+        {names[case]: entries[case] for case in times},
+        succession.exact,
+        succession.times,
+    )
+    saved = [case for case in entries if case not in refused]
+    saving.mark(saved)
+    if paths:
+        saving.say(format_count(len(saved), "baseline") if saved else "memory and counts alone", paths)
+    saving.notes += noisy_notes(
+        {short_name(case): fit[case] for case in refused},
+        {short_name(case): fit[case] for case in times if case in fit and not fit[case].is_calm},
+    )
+    saving.notes += beside_others(
+        {
+            short_name(case): (there, here)
+            for case, there in others_have.items()
+            if there is not None and (here := split(entries[case]).exact) is not None
+        }
+    )
+    saving.notes += succession.notes()
+    if saving.interrupted or stopped is not None:
+        least = replicates.least
+        many = "one replicate each" if least == 1 else f"{least} replicates each"
+        saving.notes.append(f"interrupted: these baselines have {many}, and know less of their noise")
+    if stopped is not None:
+        raise stopped
+
+
+def _cases_to_save(saving: Saving, baselines: Baselines) -> tuple[list[str], list[str]]:
+    """The cases of which exact quantities, and times, are to be saved."""
+    measured = _measured(saving)
+    if saving.settings.update:
+        return list(measured), list(measured)
+    if not saving.settings.update_new:
+        return [], []
+    held = {
+        case: record
+        for case, record in measured.items()
+        if saving.results[case].judgement.verdict is not Verdict.REGRESSED
+    }
+    names = {case: saving.results[case].identity for case in held}
+    return (
+        [case for case, one in held.items() if not baselines.has_exact(names[case], one.environment)],
+        [case for case, one in held.items() if not baselines.has_times(names[case], one.environment)],
+    )
+
+
+def _keep_times(saving: Saving, baselines: Baselines, refused: dict[str, Entry]) -> None:
+    """Have the next run on this machine compare times, where none are committed."""
+    runs = {}
+    for result in saving.results.values():
+        reading = _reading(saving, baselines, result, refused.get(result.case))
+        if reading is not None:
+            runs[result.identity] = reading
+    if not runs:
+        return
+    runs = {case: replace(one, entry=changed(one.entry, commit=saving.commit)) for case, one in runs.items()}
+    try:
+        own_folder(saving.config.rootpath)
+        steps = baselines.keep(runs)
+    except (BaselineError, OSError) as error:
+        saving.notes.append(f"times were not kept for the next run here: {error}")
+        return
+    saving.notes += history_notes(steps, is_named=saving.settings.machine is not None)
+
+
+def _reading(saving: Saving, baselines: Baselines, result: Result, refused: Entry | None) -> Reading | None:
+    """What the machine's own history gets of a case; None if nothing."""
+    record, verdict = result.record, result.judgement.verdict
+    if record is None or record.summary is None or result.saved:
+        return None
+    if baselines.has_times(result.identity, record.environment):
+        return None
+    policy, replicates = result.policy or Policy(), record.fresh or [record.summary]
+    found = fitness(replicates, record.environment, policy)
+    entry = refused or _entry(record, replicates, saving.now, None, found)
+    return Reading(entry, policy, is_worse=verdict is Verdict.REGRESSED)
+
+
+def _entry(record: Record, replicates: list[Replicate], now: str, commit: str | None, found: Fitness | None) -> Entry:
+    return Entry(
+        environment=record.environment,
+        recorded=now,
+        replicates=replicates,
+        parameters=record.parameters,
+        out_of_memory=record.out_of_memory,
+        commit=commit,
+        noisy=found.marks if found is not None else [],
+    )

@@ -1,0 +1,209 @@
+"""Settles an unsettled case: measures it interleaved with the baseline's commit."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from perflab.compared.comparison import BASE, HEAD, Compared, Comparison, Limits, compare
+from perflab.compared.judge.paired import Stage, latency_findings
+from perflab.compared.run.conclusions import in_turns, last_line, paired_of, phases_of, timed_otherwise
+from perflab.compared.run.start_sides import turns_ns, two_sides, witness_of_host
+from perflab.errors import RivalError
+from perflab.measure.devices import release_memory
+from perflab.measured.judge.interference import disturbances, is_witnessed
+from perflab.measured.judge.unsettled import turns_policy
+from perflab.measured.records import Anchor, Entry
+from perflab.measured.run.remeasure import looks_faster, no_room
+from perflab.measured.run.verdict import Judged
+from perflab.plugin.case.perf import CaseState
+from perflab.plugin.case.progress import ProgressLine
+from perflab.plugin.case.total_budget import TotalBudget
+from perflab.plugin.session.commit import CodeOf, code_of, differs_from
+from perflab.records import Environment, Judgement, Policy, Verdict
+
+PROCESSES = 3
+"""That hold the case at once while it is confirmed, beside this one."""
+CALLS_IN_A_PAIR = 16
+"""Of a case whose call is long: two warm-ups, two blocks of four turns, memory's and the last one."""
+_UNCHANGED = "no file that git knows has changed since"
+LEAST_S = 10.0
+"""What two pairs of processes take even of a quick case: mostly their start."""
+
+
+def may_settle(one: Judged) -> bool:
+    """Whether turns could change the verdict, and are wanted. A cold start cannot be taken in turns."""
+    return _is_wanted(one) and bool(one.judgement.unsettled) and one.judgement.verdict is not Verdict.REGRESSED
+
+
+def _is_wanted(one: Judged) -> bool:
+    return one.settings.settle == "on" and not one.settings.fresh_process and one.baseline.times is not None
+
+
+class Settling:
+    """Settles one case at a time."""
+
+    def __init__(self, config: pytest.Config, baselines: Path, progress: ProgressLine, budget: TotalBudget) -> None:
+        self._config = config
+        self._directory = baselines
+        self._progress = progress
+        self._budget = budget
+        self._code_of = functools.cache(code_of)  # git is asked once a date
+        self._differs_from = functools.cache(differs_from)
+        self._unusable: dict[tuple[str, str], str] = {}
+        """Commits and files that do not run there, and why: they are not tried for every case again."""
+
+    def has_code(self, one: Judged) -> bool:
+        """Whether there is a commit that a case could be measured in turns with."""
+        entry = one.baseline.times
+        return entry is not None and _is_wanted(one) and self._code("baseline", entry).commit is not None
+
+    def settle(self, one: Judged) -> Judged:
+        """Measure the case in turns with the code of its baseline, of its anchor or of both, and judge it again.
+
+        It stays as it is, with a reason if that matters, where this cannot be done.
+        """
+        entry, policy = one.baseline.times, one.settings.policy
+        assert entry is not None, "what is unsettled was compared with stored times"
+        notes: list[str] = []
+        compared: dict[str, Comparison | str] = {}
+        last: Compared | None = None
+        for what in one.judgement.unsettled:
+            saved = entry.anchor if what == "anchor" and entry.anchor is not None else entry
+            code = self._code(what, saved)
+            if code.commit is None:
+                notes.append(code.told)
+                continue
+            there = f"{code.commit[:7]}, {code.told}"
+            if code.commit not in compared:
+                compared[code.commit] = self._in_turns(one, code.commit)
+            found = compared[code.commit]
+            if isinstance(found, str):
+                notes.append(found if found == _no_time(one) else f"not settled in turns with {there}: {found}")
+                continue
+            last = found.cases[one.case]
+            paired = paired_of(found, last, there, code.commit, _detectable(found, last, policy))
+            field = "paired_to_anchor" if what == "anchor" else "paired"
+            one = one.anew(msgspec.structs.replace(one.record, **{field: paired}))
+            if one.judgement.verdict is Verdict.REGRESSED:
+                break
+        judgement = one.judgement
+        if looks_faster(judgement) and any(note.startswith(_UNCHANGED) for note in notes):
+            judgement = msgspec.structs.replace(judgement, verdict=Verdict.INCONCLUSIVE)
+        if last is not None:
+            judgement = _with_evidence(judgement, last, one.record.environment)
+            notes += judgement.disturbed or []
+        if judgement.verdict is Verdict.INCONCLUSIVE:  # others owe no explanation
+            judgement = msgspec.structs.replace(judgement, reasons=[*judgement.reasons, *filter(None, notes)])
+        return replace(one, judgement=judgement)
+
+    def _code(self, what: str, saved: Entry | Anchor) -> CodeOf:
+        """The commit to compare with, or why there is none."""
+        root, baselines = self._config.rootpath.resolve(), self._directory
+        code = self._code_of(what, root, baselines, saved.recorded, saved.commit)
+        if code.commit is None:
+            return CodeOf(None, f"not settled in turns: {code.told}" if code.told else "")
+        if self._differs_from(code.commit, root, baselines):
+            return code
+        there = f"{code.commit[:7]}, {code.told}"
+        return CodeOf(None, f"{_UNCHANGED} {there}: the machine may have changed, or what is installed")
+
+    def _in_turns(self, one: Judged, commit: str) -> Comparison | str:
+        """A comparison that is decided, or why there is none."""
+        device = one.state.device
+        assert device is not None
+        release_memory(device)
+        there, left_s = (commit, one.case.split("::")[0]), self._budget.left_s()
+        problem = self._unusable.get(there) or _too_long(one) or no_room(one.record, device, PROCESSES)
+        if problem is not None:
+            return problem
+        if left_s is not None and left_s < LEAST_S:
+            return _no_time(one)
+        found = Comparison()
+        try:
+            self._compare(one.state, commit, found)
+        except RivalError as error:
+            self._unusable[there] = _in_short(error.problem, commit)
+            return self._unusable[there]
+        except OSError as error:  # the cache may be full, or another's: no reason to fail a test
+            return str(error)
+        compared, policy = found.cases[one.case], turns_policy(one.settings.policy)
+        why = why_not_settled(compared, commit)
+        open_ones = found.in_stage(Stage.UNSCREENED, policy) + found.in_stage(Stage.OPEN, policy)
+        undecided = why is not None or compared in open_ones
+        if undecided and found.out_of_time:
+            return _no_time(one)
+        return why or ("it measured nothing there" if undecided else found)
+
+    def _compare(self, state: CaseState, commit: str, found: Comparison) -> None:
+        case, show = state.case, self._progress.show
+        limits = Limits(
+            {case: turns_ns(state.settings)},
+            self._budget.left_s,
+            witness_of_host(),
+            weighs=False,
+            answer_within_s=state.settings.patience_s(),
+        )
+        files, device = [case.split("::")[0]], str(state.device)
+        with two_sides(self._config, commit, files, device, show) as (starts, _base):
+            compare(
+                [case],
+                lambda side, cases: starts.start(side, cases or [case]),
+                turns_policy(state.settings.policy),
+                limits,
+                lambda _case, what: show(f"in turns with {commit[:7]}: {what}"),
+                into=found,
+            )
+
+
+def _no_time(one: Judged) -> str:
+    return one.settings.over_before("it could be settled in turns with its baseline's commit")
+
+
+def _too_long(one: Judged) -> str | None:
+    """Why a case that takes its time is not settled unasked; None if it may be."""
+    summary = one.record.summary
+    assert summary is not None
+    if CALLS_IN_A_PAIR * summary.median_ns <= one.settings.budget_s * 1e9:
+        return None
+    return "a pair of processes would take longer than --perf-budget"
+
+
+def why_not_settled(one: Compared, commit: str) -> str | None:
+    """Why a case that was asked of both sides came from one, or from none; None if both gave it."""
+    if one.lost is not None:
+        return _in_short(one.lost, commit)
+    head, base = one.ended.get(HEAD), one.ended.get(BASE)
+    for ended, where in ((head, "here, in a fresh process"), (base, "there")):
+        if ended is not None and ended.outcome != "passed":
+            return f"{ended.outcome} {where} (see: --perf-against={commit[:7]})"
+    if head is None:
+        return "it was not collected again in a fresh process"
+    if base is None:
+        return "it did not exist there"
+    return f"{timed_otherwise(one)} there" if one.modes else None
+
+
+def _in_short(problem: str, commit: str) -> str:
+    """The line of a problem that says most, and how to see the rest: what a process said may be long."""
+    first = problem.strip().partition("\n")[0]
+    line = first.removesuffix("; it said:") if first.endswith("; it said:") else last_line(problem)
+    return f"{line.removeprefix(f'{commit[:7]}: ')} (see: --perf-against={commit[:7]})"
+
+
+def _with_evidence(judgement: Judgement, one: Compared, environment: Environment) -> Judgement:
+    """Where in the case the difference lies, and what disturbed the processes that took turns."""
+    processes = in_turns(one)
+    disturbed = disturbances(processes, [], environment)
+    witnessed = bool(disturbed) or is_witnessed(processes, environment)
+    return msgspec.structs.replace(
+        judgement, phases=phases_of(one), disturbed=disturbed if witnessed else None, beside=disturbed
+    )
+
+
+def _detectable(found: Comparison, one: Compared, policy: Policy) -> float | None:
+    return latency_findings({one.case: one.logs}, found.controls, turns_policy(policy))[one.case].detectable

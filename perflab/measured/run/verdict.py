@@ -1,0 +1,118 @@
+"""What a measured case comes to: its record beside its baseline, the first judgement, and the text of a failed test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import msgspec
+import pytest
+
+from perflab.measure.measurement import replicate_of
+from perflab.measured.judge.counts import exactly_worse
+from perflab.measured.judge.judge import judge
+from perflab.measured.records import Baseline, Record
+from perflab.measured.report.failure import explain
+from perflab.measured.store.baselines import Baselines
+from perflab.mode import identity
+from perflab.plugin.case.perf import CaseState
+from perflab.plugin.case.verdicts import fails
+from perflab.plugin.config.accept_command import accept_command
+from perflab.plugin.config.settings import Settings
+from perflab.records import Judgement, Verdict
+from perflab.results import Result
+from perflab.units import format_names
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A case of this session, its baseline, and what is thought of it so far."""
+
+    state: CaseState
+    record: Record
+    baseline: Baseline
+    judgement: Judgement
+
+    @property
+    def case(self) -> str:
+        """Its node id."""
+        return self.state.case
+
+    @property
+    def settings(self) -> Settings:
+        """The case's own."""
+        return self.state.settings
+
+    def anew(self, record: Record) -> Judged:
+        """The same with a record that knows more, judged again."""
+        return replace(self, record=record, judgement=_judgement(record, self.baseline, self.settings))
+
+    def not_looked_at_again(self, reason: str) -> Judged:
+        """The end of a suspect that cannot be measured again.
+
+        Memory and counts are exact: they need no second reading to be believed. Time does, be it shorter or longer.
+        """
+        exact = exactly_worse(self.judgement)
+        judgement = msgspec.structs.replace(
+            self.judgement,
+            verdict=Verdict.REGRESSED if exact else Verdict.INCONCLUSIVE,
+            worse=exact,
+            reasons=[*self.judgement.reasons, reason],
+            suspect=False,
+            unsettled=[],
+        )
+        return replace(self, judgement=judgement)
+
+
+def judged(state: CaseState, baselines: Baselines) -> Judged:
+    """A case that has measured, or ran out of memory, beside its baseline."""
+    assert state.environment is not None
+    settings = state.settings
+    record = Record(
+        case=state.case,
+        device=str(state.device),
+        environment=state.environment,
+        parameters=state.parameters,
+        work=state.work,
+        matmul_flops_per_second=state.matmul_flops_per_second,
+        matmul_precision=state.matmul_precision,
+        quotes=state.quotes,
+        facts=state.facts,
+        measurement=state.measurement,
+        summary=replicate_of(state.measurement) if state.measurement is not None else None,
+        out_of_memory=state.out_of_memory,
+    )
+    baseline = baselines.of(identity(state.case, settings.mode), state.environment)
+    if settings.check == "exact":
+        baseline = msgspec.structs.replace(baseline, times=None)
+    judgement = _judgement(record, baseline, settings)
+    if settings.check == "exact":
+        judgement = msgspec.structs.replace(judgement, no_times=None)  # nobody asked for a verdict on them
+    if settings.check == "off" and judgement.verdict not in (Verdict.OOM, Verdict.NEW, Verdict.INCOMPARABLE):
+        judgement = msgspec.structs.replace(judgement, verdict=Verdict.UNCHECKED, suspect=False)
+    return Judged(state, record, baseline, judgement)
+
+
+def _judgement(record: Record, baseline: Baseline, settings: Settings) -> Judgement:
+    """The judge's; but nobody can call faster what leaves work to threads."""
+    judgement = judge(record, baseline, settings.policy)
+    ran_on = record.measurement.ran_on if record.measurement is not None else []
+    if judgement.verdict is not Verdict.IMPROVED or not ran_on:
+        return judgement
+    reason = f"work is left to {format_names(ran_on)}: whether the code is faster, its time does not say"
+    return msgspec.structs.replace(
+        judgement, verdict=Verdict.INCONCLUSIVE, reasons=[*judgement.reasons, reason], unsettled=[]
+    )
+
+
+def failure_of(config: pytest.Config, one: Judged) -> str | None:
+    """What the test of a case fails with; None if it passes."""
+    settings, judgement = one.settings, one.judgement
+    if not fails(judgement, settings, saving=settings.update or settings.update_new):
+        return None
+    drifted = any(drift.decides for drift in judgement.drift.values())
+    by_turns = one.record.paired is not None and "latency" in judgement.worse
+    missing = judgement.no_times is not None or any(missed.can_be_saved for missed in judgement.not_compared)
+    saves = Verdict.NEW if missing and judgement.verdict is Verdict.OK else judgement.verdict
+    accept = accept_command(config, one.case, saves, moves_anchor=drifted or by_turns)
+    result = settings.told_in(Result(case=one.case, outcome=one.record, judgement=judgement))
+    return explain(result, settings.memory_threshold, accept)

@@ -1,0 +1,317 @@
+"""How a measured case's callable is dealt with, one ``Way`` each: here, as a replicate, in turns, under callgrind.
+
+A way takes the case's one measurement and leaves it in the case's state, or skips the case.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import msgspec
+import pytest
+
+from perflab.compared.callables import Comparison, Limits, in_turns
+from perflab.errors import CaptureError, ClockError, UsageError
+from perflab.measure.counts import CallCounter
+from perflab.measure.devices import available_bytes, current_device, release_memory
+from perflab.measure.forks import calling
+from perflab.measure.limits import as_out_of_memory
+from perflab.measure.measurement import Measured, measure, stopwatch_for
+from perflab.measure.sampling import Progress
+from perflab.measure.workload import Workload
+from perflab.measured.records import Measurement, per_call_ns
+from perflab.measured.run.between_samples import BetweenSamples
+from perflab.measured.run.callgrind import COUNT, count_under_callgrind, run_counted
+from perflab.measured.run.cuda_graphs import no_graph_for
+from perflab.plugin.case.fresh_process import measure_fresh
+from perflab.plugin.case.perf import CaseState, Way
+from perflab.plugin.case.raw_launches import only_compiled_kernels
+from perflab.plugin.case.requirements import Claim, Needs
+from perflab.plugin.case.returned import refuse_nan, refuse_unfinished
+from perflab.plugin.case.total_budget import TotalBudget
+
+if TYPE_CHECKING:
+    import torch
+
+    from perflab.compared.run.serving import Server
+    from perflab.predicted.run.predicting import Predictions
+
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
+NO_WORK = 1.25
+"""A callable no slower than this many empty calls does nothing that could be measured."""
+
+
+class Replicate:
+    """Measures in this process, a fresh one, whatever the case says that it needs: who asked for it has decided."""
+
+    def __init__(
+        self,
+        state: CaseState,
+        device: torch.device,
+        progress: Progress,
+        config: pytest.Config,
+        budget_s: float | None = None,
+    ) -> None:
+        self._state = state
+        self._device = device
+        self._progress = progress
+        self._config = config
+        self._budget_s = budget_s
+
+    def requires(self, claim: Claim) -> Way:
+        """Nothing that it could lack."""
+        return self
+
+    def of(self, workload: Workload) -> Any:
+        """Take the case's one measurement, and return what the callable returned.
+
+        Raises:
+            UsageError: the callable does no work, or returned NaN; no graph can hold it; or its clock is not to be
+                believed.
+        """
+        with only_compiled_kernels(self._state.case):
+            self._skip_without_graph()
+            release_memory(self._device)
+            return self._measured(workload)
+
+    def compare(
+        self, base: Workload, candidate: Workload, budget_s: float | None, threshold: float | None
+    ) -> Comparison | None:
+        """Nothing: another process asked for this measurement alone."""
+        return None
+
+    def _skip_without_graph(self) -> None:
+        """Skip a case that asks for a CUDA graph elsewhere: a project's device fixture may give another device."""
+        unmet = no_graph_for(self._state.case, self._state.settings, self._device)
+        if unmet is not None:
+            pytest.skip(unmet)
+
+    def _measured(self, workload: Workload) -> Any:
+        state = self._state
+        try:
+            measured = self._measure(workload)
+            if measured is not None:
+                refuse_nan(state, measured.result)
+        except (CaptureError, ClockError) as error:
+            raise self._not_measured(error) from error
+        except Exception as error:
+            state.out_of_memory = as_out_of_memory(error)
+            if state.out_of_memory is None:
+                raise
+            measured = None
+        if measured is None:
+            self._skip_out_of_memory()
+        if not workload.phases and _does_nothing(measured.measurement, self._device):
+            state.problem = "no work"
+            raise UsageError(
+                f"{state.case}: the measured callable does no work, it is as fast as an empty one",
+                "measure a callable that does something: perf(fn, *args), not perf(lambda: None)",
+            )
+        if min(measured.measurement.samples_ns) <= 0:
+            raise UsageError(
+                f"{state.case}: the clock did not move while it was measured", "measure more work in a call"
+            )
+        counts = {**measured.measurement.counts, **self._counted_apart(measured.measurement)}
+        state.measurement = msgspec.structs.replace(measured.measurement, counts=counts, ran_on=list(state.ran_on))
+        return measured.result
+
+    def _measure(self, workload: Workload) -> Measured | None:
+        """The measurement; None where a process of its own ran out of memory."""
+        return measure(
+            workload,
+            self._device,
+            self._state.settings.plan_within(self._share_s()),
+            BetweenSamples(self._progress, self._state.ran_on),
+            label=self._state.case,
+            counter=self._counter(),
+            mode=self._state.settings.mode,
+        )
+
+    def _counted_apart(self, measurement: Measurement) -> dict[str, int]:
+        """What is counted in a process of its own, unless a fresh one that measured has done so."""
+        settings = self._state.settings
+        if settings.counts == "off" or settings.instructions != "callgrind" or COUNT in measurement.counts:
+            return {}
+        self._progress("instructions, under callgrind")
+        return {COUNT: count_under_callgrind(self._config, self._state.case, str(self._device))}
+
+    def _share_s(self) -> float | None:
+        """What the case may take of the run's time; None: its own budget alone."""
+        return self._budget_s
+
+    def _skip_out_of_memory(self) -> NoReturn:
+        release_memory(self._device)  # the error, and the frames it held, are gone by now
+        pytest.skip("out of memory")
+
+    def _not_measured(self, error: CaptureError | ClockError) -> UsageError:
+        self._state.problem = "no CUDA graph" if isinstance(error, CaptureError) else "the clocks disagree"
+        return UsageError(f"{self._state.case}: {error.problem}", error.remedy)
+
+    def _counter(self) -> CallCounter | None:
+        settings = self._state.settings
+        if settings.counts == "off":
+            return None
+        return CallCounter(self._device, self._state.compiler, instructions=settings.instructions == "auto")
+
+
+class Here(Replicate):
+    """Measures in the session's own process, if there is room and time, or in a fresh one where the case asks."""
+
+    def __init__(
+        self,
+        state: CaseState,
+        device: torch.device,
+        progress: Progress,
+        config: pytest.Config,
+        budget: TotalBudget,
+        *,
+        instead: Predictions | None,
+        saves: bool,
+    ) -> None:
+        """``instead``: predicts a case that does not fit; ``saves``: what is saved has its whole budget."""
+        super().__init__(state, device, progress, config)
+        self._budget = budget
+        self._instead = instead
+        self._saves = saves
+
+    def requires(self, claim: Claim) -> Way:
+        """Skip the case, or have it predicted from here on, if it does not fit."""
+        needs = needs_of(claim, self._state, self._device, self._budget.left_s())
+        if needs.is_only_late:
+            self._state.skip_for_time()
+        self._state.short_of, unmet = needs.short_of(), needs.unmet()
+        if unmet is None:
+            return self
+        if self._instead is None or not needs.can_be_predicted:
+            pytest.skip(unmet)
+        return self._instead.from_here_on(self._state, unmet, self._budget)
+
+    def of(self, workload: Workload) -> Any:
+        """Measure, unless nothing is left of the run's time."""
+        self._skip_if_late()
+        return super().of(workload)
+
+    def compare(
+        self, base: Workload, candidate: Workload, budget_s: float | None, threshold: float | None
+    ) -> Comparison | None:
+        """Compare two callables in turns, each called once before.
+
+        Raises:
+            UsageError: a call returned unfinished work; no graph can hold it; or its clock is not to be believed.
+        """
+        self._skip_if_late()
+        self._skip_without_graph()
+        state, settings, share_s = self._state, self._state.settings, self._share_s()
+        wanted_s = settings.budget_s if budget_s is None else budget_s
+        limits = Limits(
+            budget_ns=1e9 * (wanted_s if share_s is None else min(wanted_s, share_s)),
+            threshold=settings.threshold if threshold is None else threshold,
+            floor_ns=settings.floor_ns,
+            mode=settings.mode,
+        )
+        with only_compiled_kernels(state.case):
+            for workload in (base, candidate):
+                with calling(workload), current_device(self._device):
+                    refuse_unfinished(state, workload.run())
+            release_memory(self._device)
+            try:
+                return in_turns(base, candidate, self._device, limits, self._progress)
+            except (CaptureError, ClockError) as error:
+                raise self._not_measured(error) from error
+
+    def _skip_if_late(self) -> None:
+        left_s = self._budget.left_s()
+        if left_s is not None and left_s <= 0:
+            self._state.skip_for_time()
+
+    def _measure(self, workload: Workload) -> Measured | None:
+        state = self._state
+        if not state.settings.fresh_process:
+            measured = super()._measure(workload)
+        else:
+            self._progress("in a fresh process")
+            found = measure_fresh(self._config, [state.case], str(self._device), self._share_s())[state.case]
+            state.out_of_memory = found.out_of_memory
+            measured = None if found.measurement is None else Measured(found.measurement, workload.run())
+        return measured
+
+    def _share_s(self) -> float | None:
+        return None if self._saves else self._budget.case_share_s()
+
+
+class InTurns(Replicate):
+    """Measures when the session asks for it, in turns with another process that holds as much memory."""
+
+    def __init__(
+        self,
+        state: CaseState,
+        device: torch.device,
+        progress: Progress,
+        config: pytest.Config,
+        budget: TotalBudget,
+        server: Server,
+    ) -> None:
+        super().__init__(state, device, progress, config)
+        self._budget = budget
+        self._server = server
+
+    def requires(self, claim: Claim) -> Way:
+        """Skip the case if not all sides fit at once."""
+        needs = needs_of(claim, self._state, self._device, self._budget.left_s(), sides=self._server.sides)
+        self._state.short_of, unmet = needs.short_of(), needs.unmet()
+        if unmet is not None:
+            pytest.skip(unmet)
+        return self
+
+    def _measured(self, workload: Workload) -> Any:
+        try:
+            result = self._server.measure(self._state, workload, self._device, self._counter())
+            self._state.done = True
+            refuse_nan(self._state, result)
+        except (CaptureError, ClockError) as error:
+            raise self._not_measured(error) from error
+        except Exception as error:
+            self._state.out_of_memory = as_out_of_memory(error)
+            if self._state.out_of_memory is None:
+                raise
+        else:
+            return result
+        self._skip_out_of_memory()
+
+
+class UnderCallgrind(Replicate):
+    """Calls the callable a few times, under a simulated processor that counts the last call's instructions."""
+
+    def _measured(self, workload: Workload) -> Any:
+        self._state.done = True
+        return run_counted(workload)
+
+
+def needs_of(claim: Claim, state: CaseState, device: torch.device, left_s: float | None, *, sides: int = 1) -> Needs:
+    """What a case says that it needs, beside what there is. ``left_s``: of the run; ``sides`` share the memory."""
+    return Needs(
+        memory_bytes=claim.memory_bytes * sides if claim.memory_bytes is not None else None,
+        free_bytes=available_bytes(device),
+        call_s=state.seconds_of_a_call(claim, device),
+        setup_calls=claim.setup_calls,
+        setup_s=claim.setup_seconds,
+        budget_s=state.settings.budget_s,
+        budget_by=state.settings.budget_by,
+        left_s=left_s,
+        total_s=state.settings.total_budget_s,
+    )
+
+
+def _does_nothing(measurement: Measurement, device: torch.device) -> bool:
+    fastest = min(per_call_ns(measurement.samples_ns, measurement.repetitions))
+    if measurement.memory is not None and measurement.memory.growth_bytes:
+        return False
+    if measurement.empty_call_ns is not None:
+        return fastest <= NO_WORK * measurement.empty_call_ns
+    if measurement.repetitions == 1:
+        return False
+    stopwatch = stopwatch_for(device)
+    empty = Workload(lambda: None, (), {})
+    readings = [stopwatch.time(empty, measurement.repetitions).total_ns for _ in range(3)]
+    return fastest <= NO_WORK * min(readings) / measurement.repetitions

@@ -1,0 +1,1 @@
+"""Stored baselines of measured cases: exact quantities for all machines, times by machine."""

@@ -1,0 +1,124 @@
+"""What is stored of measured cases: exact quantities for all machines, times by machine, and a machine's own history.
+
+Times that are committed win. A machine that has none there keeps those of its runs in a folder of its own, which is not
+committed, so that a second run has something to compare with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from perflab.environment import differences, exact_environment, whole_slug
+from perflab.measured.judge.local_history import Reading, Step, next_step, unexplained
+from perflab.measured.records import Baseline, Entry, Exact
+from perflab.measured.store.exact import ExactStore, split
+from perflab.measured.store.times import BaselineStore
+from perflab.records import Environment
+from perflab.store.case_files import name_of
+
+ExactSuccessor = Callable[[str, Exact | None, Exact], Exact]
+TimesSuccessor = Callable[[str, Entry | None, Entry], Entry]
+
+
+class Baselines:
+    """Every place in which something of a measured case is stored.
+
+    Args:
+        directory: baselines that are committed.
+        own: this machine's own history; None: there is none.
+    """
+
+    def __init__(self, directory: Path, own: Path | None) -> None:
+        self.exact = ExactStore(directory)
+        self.times = BaselineStore(directory)
+        self._own = BaselineStore(own, whole_slug) if own is not None else None
+
+    def of(self, case: str, environment: Environment) -> Baseline:
+        """What a case is compared with.
+
+        Where nothing is comparable, what is closest, so that the judge can say what differs.
+
+        Raises:
+            BaselineError: a file is damaged or foreign.
+        """
+        committed = self.times.entries(case, environment)
+        own = self._own.entries(case, environment) if self._own is not None else []
+        known = [*committed, *own]
+        times = min(known, key=lambda entry: len(differences(entry.environment, environment)), default=None)
+        exact = self.exact.of(case, environment)
+        if exact is None and committed:  # saved before exact quantities stood apart
+            exact = split(committed[0]).exact
+        return Baseline(exact=exact, times=times, times_are_own=times is not None and times not in committed)
+
+    def has_exact(self, case: str, environment: Environment) -> bool:
+        """Whether exact quantities of this very environment are stored."""
+        exact = self.exact.of(case, environment)
+        return exact is not None and exact.environment == exact_environment(environment)
+
+    def has_times(self, case: str, environment: Environment) -> bool:
+        """Whether times of this very environment are committed."""
+        times = self.times.entries(case, environment)
+        return bool(times) and not differences(times[0].environment, environment)
+
+    def save(
+        self,
+        exacts: Mapping[str, Entry],
+        times: Mapping[str, Entry],
+        exact_successor: ExactSuccessor,
+        times_successor: TimesSuccessor,
+    ) -> list[Path]:
+        """Store what of these measurements is exact, and of those the times. Returns the files written.
+
+        Args:
+            exacts: node id -> a measurement with all its replicates.
+            times: the same; mostly the same ones.
+            exact_successor: ``(case, old, new)``: what takes the place of what is stored by then.
+            times_successor: the same of times.
+
+        Raises:
+            BaselineError: a file cannot be read first, or cannot be written.
+        """
+        found = {case: exact for case, entry in exacts.items() if (exact := split(entry).exact) is not None}
+        own = {case: one for case, entry in times.items() if (one := split(entry).times) is not None}
+        paths = self.times.save(own, times_successor) if own else []
+        self._forget(own)
+        return [*paths, *(self.exact.save(found, exact_successor) if found else [])]
+
+    def _forget(self, committed: Mapping[str, Entry]) -> None:
+        """Take what is committed now out of this machine's own history."""
+        if self._own is None:
+            return
+        names: dict[Path, list[str]] = {}
+        for case, entry in committed.items():
+            path = self._own.path_for(case, entry.environment)
+            if path.exists():
+                names.setdefault(path, []).append(name_of(case))
+        if names:
+            self._own.remove(names)
+
+    def keep(self, runs: Mapping[str, Reading]) -> dict[str, Step]:
+        """Keep times of cases without committed ones in this machine's own history. Returns what each did to its own.
+
+        Args:
+            runs: node id -> what a run measured of a case without committed times.
+
+        Raises:
+            BaselineError: a file cannot be read first, or cannot be written.
+        """
+        if self._own is None:
+            return {}
+        steps: dict[str, Step] = {}
+
+        def successor(case: str, old: Entry | None, new: Entry) -> Entry:
+            steps[case] = next_step(old, new, runs[case].policy)
+            return steps[case].entry
+
+        entries = {case: one for case, reading in runs.items() if (one := split(reading.entry).times) is not None}
+        joining = {case: one for case, one in entries.items() if not runs[case].is_worse}
+        if joining:
+            self._own.save(joining, successor)
+        for case, new in entries.items():
+            for old in self._own.entries(case, new.environment)[:1] if runs[case].is_worse else ():
+                steps[case] = Step(old, left_out=unexplained(old, new))
+        return steps

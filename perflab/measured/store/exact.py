@@ -1,0 +1,217 @@
+"""Stored exact quantities: ``exact-<device>-<torch>/<test module>.json``, once for all machines.
+
+A case may need something else where PyTorch has other kernels or more threads. So it is stored by environment, one a
+line; machines that agree on that share a line, and a save on one of them speaks for the others as far as they agreed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import UNSET, Meta, UnsetType, structs
+
+from perflab.data import Amount, Data, Parameters, changed, to_plain
+from perflab.environment import EXACT, differing, exact_environment, exact_slug
+from perflab.errors import BaselineError
+from perflab.measured.judge.counts import SLACK, values_of
+from perflab.measured.judge.exact import DECIDES
+from perflab.measured.records import Accepted, Baseline, Entry, Exact, MemoryAnchor, Replicate
+from perflab.records import Environment, ExactEnvironment
+from perflab.store.case_files import CaseFiles, module_of, name_of
+from perflab.store.json_files import as_json, named, read_checked, writable, write_text
+
+SCHEMA = 2
+"""1: a case of which nothing was counted had no counts, as one has whose counts were lost. Still read."""
+FOLDERS = f"{EXACT}-*"
+Variants = tuple[Exact, ...]
+"""What a case needs, by environment."""
+
+
+class _Needs(Data, frozen=True):
+    """``Exact`` as it stands in a file, below its environment's name."""
+
+    recorded: str
+    peak_bytes: Annotated[list[Amount], Meta(min_length=1)]
+    counts: dict[str, Amount] | UnsetType = UNSET
+    memory_anchor: MemoryAnchor | None = None
+    accepted: list[Accepted] = []
+    commit: str | None = None
+
+
+class _Case(Data, frozen=True):
+    needs: dict[str, _Needs]
+    parameters: Parameters = {}
+
+
+class _File(Data, frozen=True):
+    schema: int
+    environments: dict[str, ExactEnvironment]
+    cases: dict[str, _Case]
+
+
+class ExactStore(CaseFiles[Variants]):
+    """The baselines directory, as far as it holds exact quantities."""
+
+    def paths(self, module: str = "*") -> list[Path]:
+        """All files that are there, or those of one test module."""
+        return sorted(self.directory.glob(f"{FOLDERS}/{module}.json"))
+
+    def of(self, case: str, environment: Environment) -> Exact | None:
+        """What is stored of a case, from the environment that is closest to this one; None if nothing is.
+
+        Raises:
+            BaselineError: a file is damaged or foreign.
+        """
+        here, name = exact_environment(environment), name_of(case)
+        own = self.load(self._path(case, here)).get(name, ())
+        others = own or [one for path in self.paths(module_of(case)) for one in self.load(path).get(name, ())]
+        return closest(others, here)
+
+    def save(self, exacts: Mapping[str, Exact], successor: Callable[[str, Exact | None, Exact], Exact]) -> list[Path]:
+        """Add or replace what cases (node id -> what was measured) need in their environments. Returns the files.
+
+        ``successor(case, old, new)`` says what takes the place of what stands there by then.
+
+        Raises:
+            BaselineError: a file cannot be read first, or cannot be written.
+        """
+
+        def put(case: str, stored: Variants | None) -> Variants:
+            measured = exacts[case]
+            old = next((one for one in stored or () if one.environment == measured.environment), None)
+            new = successor(case, old, measured)
+            beside = [one for one in stored or () if one.environment != measured.environment]
+            return _sorted([new, *saved_beside(beside, old, new)])
+
+        return self._put({case: self._path(case, exact.environment) for case, exact in exacts.items()}, put)
+
+    def put(self, cases: Mapping[str, Variants]) -> list[Path]:
+        """Store all that cases need, in every environment. Returns the files.
+
+        Raises:
+            BaselineError: a file cannot be read first, or cannot be written.
+        """
+        paths = {case: self._path(case, variants[0].environment) for case, variants in cases.items()}
+        return self._put(paths, lambda case, _: _sorted(cases[case]))
+
+    def _path(self, case: str, environment: ExactEnvironment) -> Path:
+        return self.directory / exact_slug(environment) / f"{module_of(case)}.json"
+
+    def _read(self, path: Path) -> dict[str, Variants]:
+        remedy = "restore it (git checkout), or delete it and run with --perf-update-new"
+        file = read_checked(path, _File, SCHEMA, what="baseline", remedy=remedy)
+        if file is None:
+            return {}
+        for name, case in file.cases.items():
+            if not case.needs:
+                raise BaselineError(f"baseline file {path} is damaged: {name}: it needs nothing anywhere", remedy)
+            if file.schema == SCHEMA and any(one.counts is UNSET for one in case.needs.values()):
+                raise BaselineError(f"baseline file {path} is damaged: {name}: it has no counts", remedy)
+        try:
+            return {
+                name: tuple(_exact(file.environments[key], case, one) for key, one in case.needs.items())
+                for name, case in file.cases.items()
+            }
+        except KeyError as error:
+            raise BaselineError(f"baseline file {path} names an unknown environment {error}", remedy) from error
+
+    def _write(self, path: Path, cases: Mapping[str, Variants]) -> None:
+        write_text(path, _format(cases))
+
+
+def _exact(environment: ExactEnvironment, case: _Case, needs: _Needs) -> Exact:
+    fields = {**structs.asdict(needs), "counts": {} if needs.counts is UNSET else needs.counts}
+    return Exact(environment=environment, parameters=case.parameters, **fields)
+
+
+def _sorted(variants: Sequence[Exact]) -> Variants:
+    return tuple(sorted(variants, key=lambda one: _key(one.environment)))
+
+
+def _format(cases: Mapping[str, Variants]) -> str:
+    """JSON with sorted keys, an environment's needs a line, so that a diff can be read."""
+    environments = named([one.environment for name in sorted(cases) for one in cases[name]], _key)
+    keys = {environment: key for key, environment in environments.items()}
+    blocks = []
+    for name in sorted(cases):
+        parameters = {key: writable(value) for key, value in cases[name][0].parameters.items()}
+        rows = sorted(f"        {as_json(keys[one.environment])}: {as_json(_needs(one))}" for one in cases[name])
+        needs = '      "needs": {\n' + ",\n".join(rows) + "\n      }"
+        blocks.append(f'    {as_json(name)}: {{\n      "parameters": {as_json(parameters)},\n{needs}\n    }}')
+    heads = ",\n".join(f"    {as_json(key)}: {as_json(to_plain(environments[key]))}" for key in sorted(environments))
+    body = ",\n".join(blocks)
+    return f'{{\n  "schema": {SCHEMA},\n  "environments": {{\n{heads}\n  }},\n  "cases": {{\n{body}\n  }}\n}}\n'
+
+
+def _needs(exact: Exact) -> dict[str, object]:
+    """Fields below the environment's name. Peak and counts always: where one is missing, it was lost."""
+    fields = {name: value for name, value in to_plain(exact).items() if name not in ("environment", "parameters")}
+    return {**fields, "peak_bytes": exact.peak_bytes, "counts": exact.counts}
+
+
+def _key(environment: ExactEnvironment) -> str:
+    """What a file calls an environment: ``linux-x86_64-avx512-2t-python3.11``."""
+    system = environment.system.lower().replace(" ", "-")
+    return f"{system}-{environment.isa.lower()}-{environment.threads}t-python{environment.python}"
+
+
+def split(entry: Entry) -> Baseline:
+    """What was measured on one machine, as it is stored: what is exact apart from times."""
+    counts = {
+        name: values[0]
+        for name, values in values_of(entry.replicates).items()
+        if name not in SLACK and len(set(values)) == 1
+    }
+    peaks = sorted({r.memory.peak_bytes for r in entry.replicates if r.memory is not None})
+    exact = Exact(
+        environment=exact_environment(entry.environment),
+        recorded=entry.recorded,
+        peak_bytes=peaks,
+        counts=counts,
+        parameters=entry.parameters,
+        memory_anchor=entry.memory_anchor,
+        commit=entry.commit,
+    )
+    times = changed(entry, memory_anchor=None, replicates=[_without_exact(replicate) for replicate in entry.replicates])
+    return Baseline(exact=exact if peaks or counts else None, times=times)
+
+
+def _without_exact(replicate: Replicate) -> Replicate:
+    kept = {name: value for name, value in replicate.counts.items() if name in SLACK}
+    return changed(replicate, memory=None, counts=kept)
+
+
+def closest(variants: Sequence[Exact], here: ExactEnvironment) -> Exact | None:
+    """Of what several environments gave, what differs least from this one's; None of none."""
+
+    def distance(exact: Exact) -> tuple[int, int]:
+        fields = differing(exact.environment, here)
+        return len(fields.keys() & set(DECIDES)), len(fields)
+
+    return min(variants, key=distance, default=None)
+
+
+def saved_beside(others: Sequence[Exact], old: Exact | None, new: Exact) -> list[Exact]:
+    """What other environments hold once ``new`` has taken the place of ``old`` in its own.
+
+    Quantities on which they agreed before the change are taken to agree after it: so who accepts one more operator on
+    a laptop accepts it for the runners with more threads too.
+    """
+    if old is None:
+        return list(others)
+    return [_moved(other, old, new) for other in others]
+
+
+def _moved(other: Exact, old: Exact, new: Exact) -> Exact:
+    counts = {
+        name: new.counts[name] if value == old.counts.get(name) and name in new.counts else value
+        for name, value in other.counts.items()
+    }
+    with_memory = bool(new.peak_bytes) and other.peak_bytes == old.peak_bytes
+    moved = changed(other, counts=counts, peak_bytes=new.peak_bytes if with_memory else other.peak_bytes)
+    if moved == other:
+        return other
+    anchor = new.memory_anchor if with_memory else other.memory_anchor
+    return changed(moved, recorded=new.recorded, commit=new.commit, accepted=new.accepted, memory_anchor=anchor)

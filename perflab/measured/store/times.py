@@ -1,0 +1,66 @@
+"""Stored times: ``<environment>/<test module>.json``. What is in a file, ``times_file.py`` knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from perflab.environment import differences, slug
+from perflab.measured.records import Entry
+from perflab.measured.store.times_file import read_file, write_file
+from perflab.records import Environment
+from perflab.store.case_files import CaseFiles, module_of, name_of
+from perflab.store.json_files import is_exact_file, is_predicted_file
+
+
+class BaselineStore(CaseFiles[Entry]):
+    """A directory of baselines, as far as it holds times.
+
+    Args:
+        directory: where they are.
+        folder_of: names the folder of an environment's times.
+    """
+
+    def __init__(self, directory: Path, folder_of: Callable[[Environment], str] = slug) -> None:
+        super().__init__(directory)
+        self._folder_of = folder_of
+
+    def path_for(self, case: str, environment: Environment) -> Path:
+        """The file in which the case's times stand, or would."""
+        return self.directory / self._folder_of(environment) / f"{module_of(case)}.json"
+
+    def entries(self, case: str, environment: Environment) -> list[Entry]:
+        """All times of a case, of every environment: those of this one first, then the closest.
+
+        Raises:
+            BaselineError: a file is damaged or foreign.
+        """
+        name, own = name_of(case), self.path_for(case, environment)
+        paths = [own, *(path for path in sorted(self.directory.glob(f"*/{module_of(case)}.json")) if path != own)]
+        found = [
+            entry
+            for path in paths
+            if not (is_predicted_file(path) or is_exact_file(path)) and (entry := self.load(path).get(name)) is not None
+        ]
+        return sorted(found, key=lambda entry: len(differences(entry.environment, environment)))
+
+    def save(
+        self, entries: Mapping[str, Entry], successor: Callable[[str, Entry | None, Entry], Entry] | None = None
+    ) -> list[Path]:
+        """Add or replace the entries of cases (node id -> entry); all others stay. Returns the files written.
+
+        ``successor(case, old, new)`` says what takes the place of what stands in the file by then, if not ``new``.
+
+        Raises:
+            BaselineError: a file cannot be read first, or cannot be written.
+        """
+        paths = {case: self.path_for(case, entry.environment) for case, entry in entries.items()}
+        return self._put(
+            paths, lambda case, old: entries[case] if successor is None else successor(case, old, entries[case])
+        )
+
+    def _read(self, path: Path) -> dict[str, Entry]:
+        return read_file(path)
+
+    def _write(self, path: Path, cases: Mapping[str, Entry]) -> None:
+        write_file(path, cases)

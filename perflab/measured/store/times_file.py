@@ -1,0 +1,134 @@
+"""One baseline file: JSON that is checked field by field on reading, fit for review as a diff, never half written.
+
+A file that cannot be understood is an error that names the file, the place and the remedy; it is left as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from perflab.data import Data, Parameters, to_plain
+from perflab.environment import slug
+from perflab.errors import BaselineError
+from perflab.measured.records import Accepted, Anchor, Entry, MemoryAnchor, OutOfMemory, Replicate
+from perflab.records import Environment
+from perflab.store.json_files import as_json, named, read_checked, writable, write_text
+
+SCHEMA = TIMES_ALONE = 2
+"""1: memory and counts stood with the times, and machines of one processor shared them. Still read."""
+
+
+class StoredCase(Data, frozen=True):
+    """An entry as it stands in a file: ``environment`` is the name of one of the file's."""
+
+    environment: str
+    recorded: str
+    replicates: list[Replicate]
+    parameters: Parameters = {}
+    out_of_memory: OutOfMemory | None = None
+    anchor: Anchor | None = None
+    memory_anchor: MemoryAnchor | None = None
+    accepted: list[Accepted] = []
+    noisy: list[str] = []
+    commit: str | None = None
+
+
+class BaselineFile(Data, frozen=True):
+    """One file. Environments stand once, and cases name theirs, so that a case reads as one short block."""
+
+    schema: int
+    environments: dict[str, Environment]
+    cases: dict[str, StoredCase]
+
+
+def read_file(path: Path) -> dict[str, Entry]:
+    """All entries of a file, by the cases' names; none if there is no such file.
+
+    Raises:
+        BaselineError: the file cannot be read, is no JSON, or is not one of ours.
+    """
+    remedy = "restore it (git checkout), or delete it and run with --perf-update-new"
+    file = read_checked(path, BaselineFile, SCHEMA, what="baseline", remedy=remedy)
+    if file is None:
+        return {}
+    for name, case in file.cases.items():
+        problem = _damage(case, file.schema)
+        if problem is not None:
+            raise BaselineError(f"baseline file {path} is damaged: {name}: {problem}", remedy)
+    try:
+        return {
+            name: Entry(
+                environment=file.environments[case.environment],
+                recorded=case.recorded,
+                replicates=case.replicates,
+                parameters=case.parameters,
+                out_of_memory=case.out_of_memory,
+                anchor=case.anchor,
+                memory_anchor=case.memory_anchor,
+                accepted=case.accepted,
+                noisy=case.noisy,
+                commit=case.commit,
+            )
+            for name, case in file.cases.items()
+        }
+    except KeyError as error:
+        raise BaselineError(f"baseline file {path} names an unknown environment {error}", remedy) from error
+
+
+def _damage(case: StoredCase, schema: int) -> str | None:
+    """What no save leaves behind, though each field by itself may be so; None if there is nothing of the kind."""
+    if not case.replicates and case.out_of_memory is None:
+        return "it has neither replicates nor out_of_memory"
+    if case.anchor is not None and not case.anchor.replicates:
+        return "its anchor has no replicates"
+    ones = [*case.replicates, *(case.anchor.replicates if case.anchor is not None else ())]
+    if any(one.fastest_ns > one.median_ns for one in ones):
+        return "a replicate's fastest_ns is above its median_ns"
+    if schema < TIMES_ALONE and any(one.memory is None for one in case.replicates):
+        return "a replicate has no memory"
+    return None
+
+
+def write_file(path: Path, entries: Mapping[str, Entry]) -> None:
+    """Write the file whole.
+
+    Raises:
+        BaselineError: it cannot be written.
+    """
+    write_text(path, _format(entries))
+
+
+def _format(entries: Mapping[str, Entry]) -> str:
+    """JSON with sorted keys, one case a block and one replicate a line, so that a diff can be read."""
+    environments = named([entries[name].environment for name in sorted(entries)], _key)
+    keys = {environment: key for key, environment in environments.items()}
+    blocks = []
+    for name in sorted(entries):
+        entry = entries[name]
+        fields = {**to_plain(entry), "environment": keys[entry.environment]}
+        fields["parameters"] = {key: writable(value) for key, value in entry.parameters.items()}
+        replicates, anchor = fields.pop("replicates"), fields.pop("anchor", None)
+        accepted = fields.pop("accepted", None)
+        lines = [f"      {as_json(field)}: {as_json(value)}" for field, value in sorted(fields.items())]
+        if accepted:
+            lines.append(f'      "accepted": {_rows(accepted)}')
+        if anchor:
+            of_anchor = anchor.pop("replicates")
+            facts = "".join(f"{as_json(field)}: {as_json(value)}, " for field, value in sorted(anchor.items()))
+            lines.append(f'      "anchor": {{{facts}"replicates": {_rows(of_anchor)}}}')
+        lines.append(f'      "replicates": {_rows(replicates)}')
+        blocks.append(f"    {as_json(name)}: {{\n" + ",\n".join(lines) + "\n    }")
+    heads = ",\n".join(f"    {as_json(key)}: {as_json(to_plain(environments[key]))}" for key in sorted(environments))
+    cases = ",\n".join(blocks)
+    return f'{{\n  "schema": {SCHEMA},\n  "environments": {{\n{heads}\n  }},\n  "cases": {{\n{cases}\n  }}\n}}\n'
+
+
+def _key(environment: Environment) -> str:
+    return f"{slug(environment)}-python{environment.python}-{environment.threads}t"
+
+
+def _rows(values: Sequence[object]) -> str:
+    """A list within a case, one value a line."""
+    rows = ",\n".join(f"        {as_json(value)}" for value in values)
+    return f"[\n{rows}\n      ]" if rows else "[]"

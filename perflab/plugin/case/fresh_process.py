@@ -1,0 +1,239 @@
+"""Measuring in fresh processes: a replicate, as judging and saving need it.
+
+The child runs the same pytest command with a job file; it collects only the files it needs, runs only the cases
+it was given, judges nothing, and appends each measurement to the results file as soon as it has it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from perflab.child import Ended, end_with_parent, run_child
+from perflab.data import Data, to_json
+from perflab.errors import FreshProcessError
+from perflab.measured.records import Measurement, OutOfMemory
+from perflab.plugin.case.hanging import patience_of, suspended
+from perflab.plugin.config.kinds import is_compiled_case, is_perf_case
+from perflab.plugin.options import REPLICATE_OPTION
+from perflab.units import format_ns
+
+_SILENCED = {
+    "basetemp": None,  # pytest empties it at start, and the parent's temporary files with it
+    "xmlpath": None,
+    "log_file": None,
+    "pastebin": None,
+    "report_log": None,
+    "htmlpath": None,
+    "json_report_file": None,
+    "usepdb": False,
+    "lf": False,
+    "failedfirst": False,
+    "newfirst": False,
+    "stepwise": False,
+    "stepwise_skip": False,
+    "stepwise_reset": False,
+    "trace": False,
+    "maxfail": 0,
+    "reruns": None,
+}
+"""Options of the parent's command that would make a child overwrite its files, choose tests or wait for input."""
+
+
+START_S = 120.0
+"""What a process may take before its first case: an interpreter and PyTorch on a busy machine, collecting its files."""
+
+
+class Serve(Data, frozen=True):
+    """Whose code a process of a paired run is to use."""
+
+    foreign: str | None = None
+    """The other side's tree: nothing may be imported from there."""
+    own: str | None = None
+    """This side's tree, which may lie within the other's."""
+    first: list[str] = []
+    """Folders that top-level modules are taken from before anything else."""
+
+
+class Job(Data, frozen=True):
+    """What a fresh process is to measure, and where its results go."""
+
+    cases: list[str] | None
+    """Node ids; None: whatever the command selects."""
+    results: str | None = None
+    """Path of the file that measurements are appended to."""
+    budget_s: float | None = None
+    """The most that a case's measuring may take, where the run's time is short; its own budget is heeded too."""
+    under_callgrind: bool = False
+    """Whether the process only counts the instructions of a call, and reports nothing itself."""
+    serve: Serve | None = None
+    """Set in a process of a paired run, which measures in turns and answers on a socket."""
+
+
+class JobResult(Data, frozen=True):
+    """One line of the results file."""
+
+    case: str
+    measurement: Measurement | None = None
+    out_of_memory: OutOfMemory | None = None
+    problem: str | None = None
+    """Why there is neither, where the process knows."""
+
+
+def read_job(path: str) -> Job:
+    """The job that this process was started for."""
+    return msgspec.json.decode(Path(path).read_bytes(), type=Job)
+
+
+def report_result(job: Job, result: JobResult) -> None:
+    """Append a case's result to the job's, at once, so that a later crash loses nothing."""
+    assert job.results is not None
+    with open(job.results, "ab") as file:
+        file.write(to_json(result) + b"\n")
+
+
+def quieten(config: pytest.Config) -> None:
+    """In a child: drop what the parent's command asks of the parent alone."""
+    for dest, value in _SILENCED.items():
+        if hasattr(config.option, dest):
+            setattr(config.option, dest, value)
+
+
+class FreshProcess:
+    """In a child: hooks that let it collect and run the cases of its job alone."""
+
+    def __init__(self, config: pytest.Config, job: Job) -> None:
+        if job.serve is None:
+            end_with_parent()
+        self._cases = job.cases
+        self._files = {(config.rootpath / case.split("::")[0]).resolve() for case in job.cases or ()}
+
+    def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
+        """Pass over the files that hold none of them."""
+        if self._cases is None or collection_path.suffix != ".py" or collection_path.name == "__init__.py":
+            return None
+        return None if collection_path.resolve() in self._files else True
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None]:
+        """Keep them when all others have chosen, in the job's order."""
+        yield
+        wanted = self._cases
+        if wanted is None:
+            items[:] = [item for item in items if is_perf_case(item) and not is_compiled_case(item)]
+            return
+        items.sort(key=lambda item: wanted.index(item.nodeid) if item.nodeid in wanted else len(wanted))
+        items[:] = [item for item in items if item.nodeid in wanted]
+
+
+def measure_fresh(
+    config: pytest.Config, cases: Sequence[str], device: str, budget_s: float | None = None
+) -> dict[str, JobResult]:
+    """Measure cases in one fresh process.
+
+    Args:
+        config: the running session's configuration, whose command is repeated.
+        cases: node ids.
+        device: where to measure, exactly: a worker's GPU would be another one in a process that is no worker.
+        budget_s: what measuring a case may take, if that is less than its budget.
+
+    Returns:
+        Node id to what was measured; a case that the child could not measure is missing.
+
+    Raises:
+        FreshProcessError: the child measured none of the cases; its last output is in the error.
+    """
+    with tempfile.TemporaryDirectory(prefix="perflab-") as folder:
+        results = Path(folder, "results.jsonl")
+        job = Job(cases=list(cases), results=str(results), budget_s=budget_s)
+        ended = run_job(config, job, device, Path(folder))
+        lines = results.read_bytes().splitlines()
+    told = [msgspec.json.decode(line, type=JobResult) for line in lines]
+    found = {result.case: result for result in told if result.problem is None}
+    if not found:
+        raise FreshProcessError(*_no_result(ended, told[0] if told else JobResult(case=cases[0])))
+    return found
+
+
+def _no_result(ended: Ended, result: JobResult) -> tuple[str, str]:
+    """What is wrong with a process that did not measure a case, and the remedy."""
+    case = result.case
+    if result.problem is not None:
+        return f"{case} in a fresh process {result.problem}", f"run the case alone: pytest {case!r}"
+    if ended.hung_after_s is not None:
+        return (
+            f"a fresh process gave no sign of life and was ended after {format_ns(1e9 * ended.hung_after_s)}, "
+            f"before it had measured {case}; it said:\n{ended.said}",
+            f"run the case alone: pytest {case!r}; if it needs that long, give it more by --perf-timeout",
+        )
+    return (
+        f"a fresh process measured nothing (exit status {ended.status}); it said:\n{ended.said}",
+        f"run the case alone: pytest {case!r}",
+    )
+
+
+def run_job(
+    config: pytest.Config,
+    job: Job,
+    device: str,
+    folder: Path,
+    wrapper: Sequence[str] = (),
+    extra: Mapping[str, str] | None = None,
+) -> Ended:
+    """Run a job in a process of its own, to its end.
+
+    A case that hangs there is found there, and its process goes on to the next. If the process as a whole gives no
+    sign of life for longer, it is ended; what it had measured by then stands in the job's results.
+
+    Args:
+        config: the running session's configuration, whose command is repeated.
+        job: what to do.
+        device: where to measure.
+        folder: for its files.
+        wrapper: what the command runs under.
+        extra: variables that its environment has besides.
+    """
+    assert job.results is not None
+    sign = Path(job.results)
+    sign.touch()
+    job_file = folder / "job.json"
+    job_file.write_bytes(msgspec.json.encode(job))
+    command, environment = child_command(config, job_file, device)
+    with suspended(config):  # the process has a limit of its own
+        return run_child(
+            [*wrapper, *command],
+            directory=config.invocation_params.dir,
+            environment={**environment, **(extra or {})},
+            sign=sign,
+            patience_s=START_S + patience_of(config, job),
+        )
+
+
+def child_command(config: pytest.Config, job_file: Path, device: str) -> tuple[list[str], dict[str, str]]:
+    """The running session's command again, for a job, and the environment to run it in."""
+    command = [sys.executable, "-m", "pytest", *repeated_arguments(config), f"--perf-device={device}"]
+    command.append(f"{REPLICATE_OPTION}={job_file}")
+    # The parent's import path, whichever way it came by it (rootdir, conftest, `python -m`, pythonpath).
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    for name in [name for name in environment if name.startswith("PYTEST_XDIST")]:
+        del environment[name]
+    return command, environment
+
+
+def repeated_arguments(config: pytest.Config, *, plugins_too: bool = True) -> list[str]:
+    """The session's own arguments, for a process that repeats it; pytest-xdist gives its workers the controller's.
+
+    ``plugins_too``: whether the plugins of this process are there too, to be told to do nothing.
+    """
+    arguments = [os.fspath(argument) for argument in config.invocation_params.args]
+    if plugins_too and hasattr(config.option, "numprocesses"):
+        arguments.append("-n0")
+    if plugins_too and config.pluginmanager.hasplugin("_cov"):
+        arguments.append("--no-cov")
+    return arguments

@@ -1,0 +1,210 @@
+"""Fails a case that hangs and lets the run go on; if nothing interrupts it, ends the process and keeps the results.
+
+``--perf-timeout`` bounds the time without a sign of life: a reading, a sample, whatever the progress line would tell,
+the end of a phase of the test. How work is watched and interrupted, ``measure.watchdog`` knows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pytest
+
+from perflab.child import promise_life
+from perflab.data import to_plain
+from perflab.measure.forks import one_process
+from perflab.measure.watchdog import Watchdog
+from perflab.plugin.config.kinds import is_perf_case
+from perflab.plugin.config.marker import for_case
+from perflab.plugin.noting import NOTES, AllNotes
+from perflab.plugin.stash import settings_of
+from perflab.records import Judgement, Verdict
+from perflab.results import Result
+from perflab.units import format_ns
+
+if TYPE_CHECKING:
+    from perflab.plugin.case.fresh_process import Job
+    from perflab.plugin.config.settings import Settings
+
+GRACE_S = 30.0
+"""What a case may take to end once it was interrupted: its fixtures' and contexts' own endings."""
+CALLGRIND_FACTOR = 4.0
+"""Under callgrind a process is some fifty times slower, most of all in importing, before its first case."""
+WATCH: pytest.StashKey[Watch] = pytest.StashKey()
+_REMEDY = (
+    "run it alone, and look at the stacks; if it needs that long, say so: perf.requires(setup_seconds=...), "
+    '@pytest.mark.perf(timeout="1h"), or --perf-timeout=1h'
+)
+
+
+def patience_of(config: pytest.Config, job: Job, settings: Settings | None = None) -> float:
+    """How long a case of a job may go without a sign of life."""
+    patience_s = (settings or settings_of(config)).patience_s()
+    return CALLGRIND_FACTOR * patience_s if job.under_callgrind else patience_s
+
+
+def beat(config: pytest.Config) -> None:
+    """The case that is running gives a sign of life."""
+    watch = config.stash.get(WATCH, None)
+    if watch is not None:
+        watch.beat()
+
+
+def expect(config: pytest.Config, settings: Settings, set_up_s: float, call_s: float) -> None:
+    """The case that is running says what it takes."""
+    watch = config.stash.get(WATCH, None)
+    if watch is not None:
+        watch.extend(settings.patience_s(set_up_s, call_s))
+
+
+@contextlib.contextmanager
+def suspended(config: pytest.Config) -> Iterator[None]:
+    """While the block waits for somebody who has a limit of its own, the case that is running has none."""
+    watch = config.stash.get(WATCH, None)
+    if watch is None:
+        yield
+        return
+    watch.pause()
+    try:
+        yield
+    finally:
+        watch.resume()
+
+
+class Watch:
+    """Hooks around the perf cases of this process.
+
+    Args:
+        config: the session's configuration.
+        job: in a process that measures for another one, its job.
+    """
+
+    def __init__(self, config: pytest.Config, job: Job | None) -> None:
+        self._config = config
+        self._job = job
+        self._sign = Path(job.results) if job is not None and job.results is not None else None
+        capture = config.pluginmanager.getplugin("capturemanager")
+        with contextlib.nullcontext() if capture is None else capture.global_and_fixture_disabled():
+            self._stderr = os.dup(2)
+        self._watchdog = Watchdog(self._stderr, GRACE_S, last_resort=not _has_own_timer(config))
+        self._limit_s = self._promised_s = 0.0
+        config.stash[WATCH] = self
+        self.pause, self.resume = self._watchdog.pause, self._watchdog.resume
+
+    def beat(self) -> None:
+        """The case that is running gives a sign of life."""
+        self._watchdog.beat()
+        if time.monotonic() - self._promised_s > self._limit_s / 2:
+            self._promise()
+
+    def extend(self, limit_s: float) -> None:
+        """The case that is running has at least so long from now on."""
+        self._limit_s = max(self._limit_s, limit_s)
+        self._watchdog.extend(self._limit_s)
+        self._promise()
+
+    def _promise(self) -> None:
+        """Tell whoever started this process how long a case may be silent, and what ending it may take."""
+        self._promised_s = time.monotonic()
+        if self._sign is not None:
+            promise_life(self._sign, 2 * (self._limit_s + GRACE_S))
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Watch the set-up of a case."""
+        with self._watching(item, "set-up"):
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Watch its body."""
+        with self._watching(item, "call"):
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Watch what its fixtures do afterwards."""
+        with self._watching(item, "teardown"):
+            return (yield)
+
+    def pytest_enter_pdb(self) -> None:
+        """Nobody hangs who is being looked at."""
+        self.pause()
+
+    def pytest_leave_pdb(self) -> None:
+        """Watch again."""
+        self.resume()
+
+    def pytest_unconfigure(self) -> None:
+        """Let go of what was opened."""
+        os.close(self._stderr)
+
+    @contextlib.contextmanager
+    def _watching(self, item: pytest.Item, phase: str) -> Iterator[None]:
+        if not is_perf_case(item):
+            yield
+            return
+        with one_process(item.nodeid):
+            if self._job is not None and self._job.serve is not None:
+                yield  # it waits for its turns, and whoever gives them has a limit for it
+                return
+            settings = for_case(settings_of(self._config), item)
+            self._limit_s = settings.patience_s()
+            if self._job is not None:
+                self._limit_s = patience_of(self._config, self._job, settings)
+
+            def interrupt(stacks: str) -> NoReturn:
+                self._note_problem(item)
+                raise pytest.fail.Exception(self._told(item, phase, stacks), pytrace=False)
+
+            def give_up(stacks: str) -> None:
+                self._keep_what_there_is(item, self._told(item, phase, stacks))
+
+            self._promise()
+            with self._watchdog.watching(self._limit_s, interrupt, give_up):
+                yield
+
+    @property
+    def _problem(self) -> str:
+        return f"hung: no sign of life for {format_ns(1e9 * self._limit_s)}"
+
+    def _told(self, item: pytest.Item, phase: str, stacks: str) -> str:
+        return f"{item.nodeid}: {self._problem}, in its {phase}\n  -> {_REMEDY}\nwhere its threads were:\n{stacks}"
+
+    def _keep_what_there_is(self, item: pytest.Item, text: str) -> None:
+        """Nothing interrupts the case, so the process is about to end: say why, and keep the results."""
+        said = [f"\nperf: {text}", "perf: nothing could interrupt it, so this process ends here, with exit status 1"]
+        notes = self._config.stash.get(NOTES, None)
+        try:
+            self._note_problem(item)
+            if self._job is None and isinstance(notes, AllNotes) and not notes.untimed:
+                judgement = Judgement(verdict=Verdict.FAILED, reasons=[self._problem])
+                report: Any = pytest.TestReport(item.nodeid, item.location, {}, "failed", text, "call")
+                report.perflab = to_plain(Result(case=item.nodeid, judgement=judgement))
+                held_back = self._config.pluginmanager.getplugin("perflab-held-back")
+                waiting = held_back.reports_as_they_are() if held_back is not None else []
+                said += notes.collect().keep_at_the_end([*waiting, report])
+        finally:
+            os.write(self._stderr, ("\n".join(said) + "\n").encode("utf-8", "replace"))
+
+    def _note_problem(self, item: pytest.Item) -> None:
+        from perflab.plugin.case.fresh_process import JobResult, report_result
+        from perflab.plugin.case.perf import STATE
+
+        if STATE in item.stash:
+            item.stash[STATE].problem = self._problem
+        if self._sign is not None and self._job is not None:
+            report_result(self._job, JobResult(case=item.nodeid, problem=self._problem))
+
+
+def _has_own_timer(config: pytest.Config) -> bool:
+    """Whether the project uses faulthandler's one timer itself."""
+    try:
+        return float(config.getini("faulthandler_timeout") or 0.0) > 0.0
+    except ValueError:  # without pytest's plugin for it there is no such key
+        return False

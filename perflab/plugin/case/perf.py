@@ -1,0 +1,385 @@
+"""The ``perf`` fixture: ``Perf`` checks what a case says and keeps it in the case's state.
+
+A ``Way`` handles the callable: most are in ``measured/run/ways.py``. ``measured/run/cases.py`` judges the result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+import pytest
+
+from perflab.compared.callables import Comparison, checked
+from perflab.data import Parameters
+from perflab.errors import UsageError
+from perflab.measure.compiling import CompilerState, compiler_state
+from perflab.measure.devices import as_dtype
+from perflab.measure.forks import calling
+from perflab.measure.matmul_rate import matmul_flops_per_second, precision_of_products
+from perflab.measure.workload import Step, Workload
+from perflab.measured.records import Measurement, OutOfMemory, Quote
+from perflab.plugin.case.facts import checked_facts, positive
+from perflab.plugin.case.requirements import Claim, no_time_left
+from perflab.plugin.case.returned import refuse_unfinished
+from perflab.plugin.config.settings import Settings
+from perflab.predicted.records import PredictedCase
+from perflab.predicted.run.exploring import Exploration, exploration_of
+from perflab.records import Environment, Shortage
+
+if TYPE_CHECKING:
+    import torch
+
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
+
+@dataclass
+class CaseState:
+    """What a running case has learned so far. Lives from the item's set-up to its last report."""
+
+    case: str
+    settings: Settings
+    environment: Environment | None = None
+    device: torch.device | None = None
+    measurement: Measurement | None = None
+    out_of_memory: OutOfMemory | None = None
+    work: dict[str, float] = field(default_factory=dict)
+    parameters: Parameters = field(default_factory=dict)
+    matmul_flops_per_second: float | None = None
+    matmul_precision: str | None = None
+    quotes: list[Quote] = field(default_factory=list)
+    facts: Parameters = field(default_factory=dict)
+    ran_on: dict[str, None] = field(default_factory=dict)
+    """Threads that ran on when a call had returned."""
+    short_of: list[Shortage] = field(default_factory=list)
+    """What there is too little of, where the case does not fit."""
+    problem: str | None = None
+    """Why there is nothing to judge, said in the verdict column."""
+    subtest_failures: list[str] = field(default_factory=list)
+    """What pytest said of subtests that failed, by which the whole test has."""
+    done: bool = False
+    """Whether its callable has run, and nothing of that is kept here."""
+    compiler: CompilerState = field(default_factory=compiler_state)
+    """What torch.compile had done before the case was set up."""
+    predicts: bool = False
+    """Whether the case is predicted, so that its tensors are fake."""
+    instead_of: str | None = None
+    """What it would have been skipped for, where nobody asked for a prediction."""
+    exploration: Exploration | None = None
+    """How it is made for other sizes."""
+    predicted: PredictedCase | None = None
+    """What the case needs on a GPU that is not here, where it was predicted."""
+    until_judged: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    """Keeps its tensors fake until it is judged, where it says in its body that it is to be predicted."""
+
+    def skip_for_time(self) -> NoReturn:
+        """Skip the case: nothing is left of the run's time.
+
+        Raises:
+            pytest.skip.Exception: always.
+        """
+        self.short_of = [no_time_left(self.settings.budget_s, self.settings.total_budget_s)]
+        pytest.skip(self.settings.time_is_over)
+
+    @property
+    def has_measured(self) -> bool:
+        """Whether the case has had its one measurement, prediction or call, whatever came of it."""
+        return self.done or any((self.measurement, self.out_of_memory, self.predicted))
+
+    def seconds_of_a_call(self, claim: Claim, device: torch.device) -> float | None:
+        """What the case says that one call takes; of operations, by the device's rate, which its record then has."""
+        if claim.seconds is not None or claim.flops is None:
+            return claim.seconds
+        dtype = as_dtype(claim.precision)
+        assert dtype is not None
+        self.matmul_flops_per_second = matmul_flops_per_second(device, dtype)
+        self.matmul_precision = precision_of_products(device, dtype)
+        return claim.flops / self.matmul_flops_per_second
+
+
+STATE = pytest.StashKey[CaseState]()
+
+
+class NothingComparedError(Exception):
+    """Ends a test that compares, where the run measures nothing to compare; the test has done well so far."""
+
+
+class Way(Protocol):
+    """What a run does with the callables of its cases."""
+
+    def of(self, workload: Workload) -> Any:
+        """Do it, and return what the callable returned."""
+
+    def compare(
+        self, base: Workload, candidate: Workload, budget_s: float | None, threshold: float | None
+    ) -> Comparison | None:
+        """Compare two in turns; None if this run does not."""
+
+    def requires(self, claim: Claim) -> Way:
+        """Skip the case if what it says that it needs is not there; else the way from here on."""
+
+
+class Perf:
+    """Measures a callable. Tests get it from the ``perf`` fixture, whose docstring has examples."""
+
+    def __init__(
+        self, state: CaseState, device: torch.device, way: Way, expect: Callable[[float, float], None] | None = None
+    ) -> None:
+        self._state = state
+        self._device = device
+        self._way = way
+        self._expect = expect
+
+    @property
+    def device(self) -> torch.device:
+        """The device that the case runs on."""
+        return self._device
+
+    def __call__(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Measure ``fn(*args, **kwargs)`` and return its result.
+
+        Raises:
+            UsageError: ``fn`` is not callable or does no work, or the case has already measured.
+        """
+        if not callable(fn):
+            raise UsageError(
+                f"perf() got {type(fn).__name__!r}, which cannot be called",
+                "pass the function itself and its arguments: perf(model, x), not perf(model(x))",
+            )
+        return self._once_a_test(Workload(fn, args, kwargs))
+
+    def step(
+        self,
+        *,
+        forward: Callable[[], Any],
+        backward: Callable[[Any], Any] | None = None,
+        optimizer: Callable[[], Any] | None = None,
+        micro_batches: int = 1,
+    ) -> Any:
+        """Measure a training step, each phase and the whole. Return the result of the last ``forward``.
+
+        Args:
+            forward: called without arguments; its result, the loss, is passed to ``backward``.
+            backward: called with the loss, such as ``torch.Tensor.backward``.
+            optimizer: called without arguments; updates the weights and clears the gradients.
+            micro_batches: number of forward and backward passes before the optimizer runs once. The time of a phase
+                is the sum over its passes.
+
+        Raises:
+            UsageError: a phase is not callable, ``micro_batches`` is not a positive int, the case is timed as a CUDA
+                graph, or the case has already measured.
+        """
+        if isinstance(micro_batches, bool) or not isinstance(micro_batches, int) or micro_batches < 1:
+            raise UsageError(
+                f"perf.step(micro_batches={micro_batches!r})",
+                "give how often forward and backward run before the optimizer: an int, 1 or more",
+            )
+        for name, phase in (("forward", forward), ("backward", backward), ("optimizer", optimizer)):
+            if phase is not None and not callable(phase):
+                raise UsageError(
+                    f"perf.step({name}=...) got {type(phase).__name__!r}, which cannot be called",
+                    f"pass a function: perf.step({name}=lambda: ...)",
+                )
+        settings = self._state.settings
+        if settings.cuda_graph and not self.predicts:
+            raise UsageError(
+                f"{self._state.case}: perf.step in a CUDA graph: a replay is one piece, and has no phases to time",
+                "measure the whole step, perf(step), with an optimizer that a graph can hold "
+                "(torch.optim.AdamW(..., capturable=True)); or leave cuda_graph out",
+            )
+        return self._once_a_test(Step(forward, backward, optimizer, micro_batches))
+
+    def compare(
+        self,
+        base: Callable[..., Any],
+        candidate: Callable[..., Any],
+        *,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        budget_s: float | None = None,
+        threshold: float | None = None,
+    ) -> Comparison:
+        """Compare two callables in turns, then measure ``candidate`` as ``perf(candidate, *args, **kwargs)`` does::
+
+            def test_fused_is_faster(perf, device):
+                x = torch.rand(512, 512, device=device)
+                assert perf.compare(base=eager, candidate=fused, args=(x,)).verdict == "improved"
+
+        It is the case's one measurement: times and memory of the candidate are stored, and are compared with its
+        baseline. The comparison itself fails no test; assert what you want of it. Its result stands in the record as
+        the facts ``compared_verdict``, ``compared_ratio``, ``compared_low_ratio`` and ``compared_high_ratio``.
+
+        Some runs compare nothing: they run each case once, predict it, take turns with another commit, or repeat the
+        measurement in a fresh process. There the candidate is treated as by ``perf(candidate)``, and the test ends with
+        this call; so check results before it. See ``perflab.compare`` for what turns can tell, and what they cannot.
+
+        Args:
+            base: what the candidate is held against.
+            candidate: called as ``candidate(*args, **kwargs)``, as is ``base``.
+            args: positional arguments of both.
+            kwargs: keyword arguments of both.
+            budget_s: time of the turns in seconds. None: the case's budget.
+            threshold: the change that counts, as a share. None: the case's threshold.
+
+        Raises:
+            UsageError: a side is not callable or does no work, or the case has already measured.
+        """
+        settings = self._state.settings
+        sides = checked(
+            base,
+            candidate,
+            args,
+            kwargs,
+            budget_s=settings.budget_s if budget_s is None else budget_s,
+            threshold=settings.threshold if threshold is None else threshold,
+            call="perf.compare",
+        )
+        self._refuse_second()
+        comparison = self._way.compare(*sides, budget_s, threshold)
+        self._once_a_test(sides[1])
+        if comparison is None:
+            raise NothingComparedError
+        self.note(
+            compared_verdict=str(comparison.verdict),
+            compared_ratio=comparison.ratio,
+            compared_low_ratio=comparison.low_ratio,
+            compared_high_ratio=comparison.high_ratio,
+        )
+        return comparison
+
+    def work(self, **units: float) -> None:
+        """State the work of one call, such as ``perf.work(tokens=512, flops=2.1e11)``. Results then show throughput.
+
+        A unit that starts with the name of a phase, such as ``backward_flops``, is the work of that phase only.
+
+        Raises:
+            UsageError: an amount is not a positive number.
+        """
+        for unit, amount in units.items():
+            self._state.work[unit] = positive(
+                f"perf.work({unit}=", amount, "give a positive number of units in one call"
+            )
+
+    def quote(self, source: str, *, seconds: float, **phases: float) -> None:
+        """Quote a published time for the same work, such as ``perf.quote("H100, FA2", seconds=9e-6)``.
+
+        Side-by-side tables and studies show quoted times. They are never compared with a baseline. Name a phase to
+        quote its time: ``backward=6e-6``.
+
+        Raises:
+            UsageError: the source is not text, or a time is not a positive number of seconds.
+        """
+        if not isinstance(source, str):
+            raise UsageError(f"perf.quote({source!r}, ...)", "give the source as a text: who measured it, and on what")
+        in_ns = {
+            name: positive(f"perf.quote({source!r}, {name}=", amount, "give a positive number of seconds", 1e9)
+            for name, amount in {"seconds": seconds, **phases}.items()
+        }
+        self._state.quotes.append(Quote(source=source, ns=in_ns.pop("seconds"), phases_ns=in_ns))
+
+    def note(self, **facts: str | int | float | bool | None) -> None:
+        """Store facts of the case in its record, such as ``perf.note(loss=3.21, setup_s=4.2)``.
+
+        Each fact is a column of the case's study. The suffix of a name is its unit: ``_ns``, ``_s``, ``_bytes``,
+        ``_share`` (a fraction of one), ``_ratio``, ``_per_s``. Call it before or after measuring, any number of times.
+        If a name is noted twice, the last value counts.
+
+        Raises:
+            UsageError: a value is not plain data, or a name is already a column of study tables.
+        """
+        self._state.facts |= checked_facts(facts)
+
+    def requires(
+        self,
+        *,
+        memory_bytes: float | None = None,
+        flops: float | None = None,
+        seconds: float | None = None,
+        setup_calls: float = 0,
+        setup_seconds: float = 0.0,
+        precision: torch.dtype | str = "fp32",
+    ) -> None:
+        """State the estimated cost of the case, and skip it if that exceeds the limits. Call it before building.
+
+        Args:
+            memory_bytes: peak memory on the case's device.
+            flops: floating-point operations of one call. Its time is estimated from this machine's matmul rate.
+            seconds: time of one call; takes precedence over ``flops``.
+            setup_calls: number of calls before the measurement, for example to train a model.
+            setup_seconds: further time before the measurement, for example to compile. Set-up counts against the
+                run's total budget; the case's budget is for measuring only.
+            precision: precision of most of the operations.
+
+        Raises:
+            pytest.skip.Exception: the case needs more memory than is free, or more time than its budget or than is
+                left of the run's total budget.
+        """
+        claim = Claim(memory_bytes, flops, seconds, setup_calls, setup_seconds, precision)
+        self._way = self._way.requires(claim)
+        if self._expect is not None:
+            self._expect(*claim.expected_s(self._state.matmul_flops_per_second))
+
+    def fits(
+        self,
+        build: Callable[..., Any],
+        *,
+        sizes: Mapping[str, int],
+        remedies: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """State how to build the case at other sizes, so a prediction can find the largest size that fits the GPU.
+
+        It takes effect after the case itself was predicted. It costs a measured case nothing::
+
+            perf.fits(build, sizes={"batch_size": 4, "context_length": 1024}, remedies={"bf16": {"precision": "bf16"}})
+
+        Args:
+            build: ``build(**sizes, **changes)`` returns the workload to predict: a callable without arguments, or a
+                dict with the phases that ``perf.step`` takes.
+            sizes: the sizes of this case. The prediction finds the largest value of each, with the others unchanged.
+            remedies: further arguments of ``build`` by the name of the remedy. They are tried if the case does not
+                fit.
+
+        Raises:
+            UsageError: ``build`` is not callable, ``sizes`` is empty, a size is not a positive int, or a remedy is not
+                a mapping.
+        """
+        self._state.exploration = exploration_of(build, sizes, remedies or {})
+
+    @property
+    def predicts(self) -> bool:
+        """Whether the case is being predicted. Its tensors are then fake: they have shapes and no values."""
+        return self._state.predicts
+
+    def _refuse_second(self) -> None:
+        if self._state.has_measured:
+            raise UsageError(
+                f"{self._state.case}: perf was called twice in one case",
+                "measure one thing a test; parametrize for several",
+            )
+
+    def _once_a_test(self, workload: Workload) -> Any:
+        self._refuse_second()
+        with calling(workload):
+            result = self._way.of(workload)
+        refuse_unfinished(self._state, result)
+        return result
+
+
+def device_of(item: pytest.Item, given: object) -> torch.device:
+    """The device that a test's ``device`` fixture gives, where a project has its own.
+
+    Raises:
+        UsageError: it gives no device.
+    """
+    import torch
+
+    if isinstance(given, str):  # how many projects' own device fixtures give it
+        given = torch.device(given)
+    if not isinstance(given, torch.device):
+        raise UsageError(
+            f"{item.nodeid}: the device fixture is overridden and gives {given!r}",
+            "let it return a torch.device, or its name",
+        )
+    return given

@@ -1,0 +1,79 @@
+"""Shows progress: one line that is overwritten, or an occasional line in a log."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import pytest
+
+from perflab.measure.sampling import Progress
+from perflab.plugin.case.hanging import beat
+from perflab.plugin.stash import is_worker
+from perflab.report.escaping import one_line
+from perflab.report.lines import short_name
+
+_TERMINAL_EVERY_S = 0.5
+_LOG_AFTER_S = 15.0
+"""In a log, a case that takes longer than this gets a line, and another each time as much has passed."""
+
+
+class ProgressLine:
+    """Writes progress past pytest's capturing, between samples only."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._reporter = None if is_worker(config) else config.pluginmanager.getplugin("terminalreporter")
+        self._label = ""
+        self._last_s = 0.0
+        self._shown = False
+        self._began_s = 0.0
+
+    def for_case(self, item: pytest.Item) -> Progress:
+        """The callback for one case."""
+        self.begin(item.nodeid)
+        item.addfinalizer(self.clear)
+        return self.show
+
+    def begin(self, case: str) -> None:
+        """Speak of this case from here on."""
+        self.label(case)
+        self._shown = False
+        self._last_s = self._began_s = time.monotonic()
+
+    def label(self, case: str) -> None:
+        """Speak of this case from here on, and go on counting time."""
+        self._label = one_line(short_name(case)) if case else ""
+
+    def show(self, what: str, doing: str = "measuring") -> None:
+        """Show what is under way, if something has to be said by now. It is the case's sign of life."""
+        beat(self._config)
+        reporter, now_s = self._reporter, time.monotonic()
+        if reporter is None:
+            return
+        terminal = reporter._tw.hasmarkup
+        if now_s - self._last_s < (_TERMINAL_EVERY_S if terminal else _LOG_AFTER_S):
+            return
+        self._last_s = now_s
+        text = f"{doing} {self._label}: {what}"
+        width = reporter._tw.fullwidth - 1
+        with self._uncaptured():
+            if terminal:
+                reporter._tw.write("\r\x1b[2K" + text[:width])
+            else:
+                reporter.ensure_newline()
+                reporter.write_line(f"{text}, {now_s - self._began_s:.0f} s so far")
+            reporter._tw.flush()
+        self._shown = terminal
+
+    def clear(self) -> None:
+        """Take the line away; pytest goes on where it was."""
+        if self._shown and self._reporter is not None:
+            with self._uncaptured():
+                self._reporter._tw.write("\r\x1b[2K")
+                self._reporter.currentfspath = None  # pytest prints the file's name again before the next dot
+        self._shown = False
+
+    def _uncaptured(self) -> contextlib.AbstractContextManager[object]:
+        capture = self._config.pluginmanager.getplugin("capturemanager")
+        return contextlib.nullcontext() if capture is None else capture.global_and_fixture_disabled()

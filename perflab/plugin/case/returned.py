@@ -1,0 +1,130 @@
+"""Checks what a measured callable returned: refuses NaN and work that was only promised."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import inspect
+import types
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from perflab.errors import InternalsError, UsageError
+from perflab.measure.limits import as_out_of_memory
+from perflab.measure.nan import tensor_holds_nan
+
+if TYPE_CHECKING:
+    import torch
+
+    from perflab.plugin.case.perf import CaseState
+
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
+_CONSUME = "consume it in the callable: perf(lambda: list(fn(x)))"
+_LAZY_BUILTINS = (map, filter, zip, enumerate)
+
+
+def refuse_unfinished(state: CaseState, result: Any) -> None:
+    """Refuse a result that only promises the work: it takes no time to make, whatever it would take to run.
+
+    Raises:
+        UsageError: it is a generator or coroutine that has not begun, a lazy iterator of Python's own, or a future that
+            is not done.
+    """
+    remedy = _unfinished(result)
+    if remedy is not None:
+        state.problem = "no work"
+        kind = type(result).__name__
+        article = "an" if kind[0] in "aeiouAEIOU" else "a"
+        raise UsageError(
+            f"{state.case}: the measured callable returned {article} {kind} that nobody has run, and its time is none "
+            "of the work's",
+            remedy,
+        )
+
+
+def _unfinished(result: Any) -> str | None:
+    """What to do about a result that only promises work; None if it is none."""
+    kind = type(result)
+    if issubclass(kind, types.GeneratorType):
+        return _CONSUME if inspect.getgeneratorstate(result) == inspect.GEN_CREATED else None
+    if issubclass(kind, types.CoroutineType):
+        created = inspect.getcoroutinestate(result) == inspect.CORO_CREATED
+        return "run it in the callable: perf(lambda: asyncio.run(fn(x)))" if created else None
+    if issubclass(kind, types.AsyncGeneratorType):
+        return "run it in the callable, by asyncio.run of a function that consumes it"
+    if kind in _LAZY_BUILTINS or (kind.__module__ == "itertools" and issubclass(kind, Iterator)):
+        return _CONSUME
+    if issubclass(kind, concurrent.futures.Future | asyncio.Future) and not result.done():
+        return "wait for it in the callable: perf(lambda: fn(x).result())"
+    return None
+
+
+def refuse_nan(state: CaseState, result: Any) -> None:
+    """Refuse a result that holds NaN, unless the case is marked to have some.
+
+    Raises:
+        UsageError: it holds NaN.
+    """
+    if not state.settings.allow_nan and holds_nan(result):
+        state.problem = "NaN"
+        raise UsageError(
+            f"{state.case}: the measured callable returned NaN; numbers taken on it are not kept",
+            "find the NaN, or mark the case @pytest.mark.perf(allow_nan=True) if it is meant",
+        )
+
+
+def holds_nan(value: Any) -> bool:
+    """Whether a number, a tensor, or lists, tuples and dicts of such hold NaN, however deep, and in whatever knots.
+
+    Types are asked, and never objects: an object of somebody's own may answer nothing.
+    """
+    import torch
+
+    pending, seen = [value], set[int]()
+    while pending:
+        value = pending.pop()
+        kind = type(value)
+        if issubclass(kind, float):
+            if float.__ne__(value, value):
+                return True
+        elif issubclass(kind, torch.Tensor):
+            if _tensor_holds_nan(value):
+                return True
+        elif issubclass(kind, dict | list | tuple) and id(value) not in seen:
+            seen.add(id(value))
+            pending += _parts(value, kind)
+    return False
+
+
+def _parts(value: Any, kind: type) -> Any:
+    if issubclass(kind, dict):
+        return dict.values(value)
+    return list.__iter__(value) if issubclass(kind, list) else tuple.__iter__(value)
+
+
+def _tensor_holds_nan(tensor: torch.Tensor) -> bool:
+    try:
+        return any(tensor_holds_nan(part) for part in _plain_parts(tensor.detach()))
+    except InternalsError:
+        raise
+    except Exception as error:
+        if as_out_of_memory(error) is not None:
+            raise
+        return False  # a kind of tensor that PyTorch cannot look into: its result is its own affair
+
+
+def _plain_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The strided tensors that a nested or sparse one is made of."""
+    import torch
+
+    from perflab.torch_internals.tracing import sparse_values
+
+    if tensor.is_nested:
+        yield from [tensor.values()] if tensor.layout is torch.jagged else tensor.unbind()
+    elif tensor.layout is torch.sparse_coo:
+        yield sparse_values(tensor)
+    elif tensor.layout is not torch.strided:
+        yield tensor.values()
+    else:
+        yield tensor

@@ -1,0 +1,159 @@
+"""Perf cases in a run that measures nothing: each runs once, as a plain test.
+
+Replaces ``measured/run/cases.py`` there: reads no baseline, judges nothing, and lets cases run in parallel under
+pytest-xdist. A case that is wrong by itself (NaN, nothing measured, perf called twice) fails all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from perflab.errors import UsageError
+from perflab.measure.devices import available_bytes, current_device, release_memory, resolve_device, synchronize
+from perflab.measure.forks import calling
+from perflab.measure.limits import as_out_of_memory
+from perflab.plugin.case.perf import STATE, CaseState, NothingComparedError, Perf, Way, device_of
+from perflab.plugin.case.raw_launches import kernels_have_a_gpu
+from perflab.plugin.case.requirements import Claim, Needs
+from perflab.plugin.case.returned import refuse_nan, refuse_unfinished
+from perflab.plugin.config.kinds import is_compiled_case, measures_elsewhere
+from perflab.plugin.config.marker import for_case
+from perflab.plugin.config.run_mode import NOT_COMPILED, RAN
+from perflab.plugin.config.settings import Settings
+from perflab.plugin.noting import UNTIMED
+from perflab.plugin.stash import RUNS_ONCE
+
+if TYPE_CHECKING:
+    import torch
+
+    from perflab.measure.workload import Workload
+
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
+
+class Once:
+    """Calls a case's callable once."""
+
+    def __init__(self, state: CaseState, device: torch.device) -> None:
+        self._state = state
+        self._device = device
+
+    def of(self, workload: Workload) -> Any:
+        """Run it, and return what it returned.
+
+        Raises:
+            UsageError: it returned NaN.
+        """
+        self._state.done = True
+        result = self._run(workload)
+        refuse_nan(self._state, result)
+        return result
+
+    def compare(self, base: Workload, candidate: Workload, budget_s: float | None, threshold: float | None) -> None:
+        """Run the base once; there is nothing to compare."""
+        with calling(base):
+            refuse_unfinished(self._state, self._run(base))
+
+    def _run(self, workload: Workload) -> Any:
+        with current_device(self._device), kernels_have_a_gpu(self._state.case):
+            result = workload.run()
+            synchronize(self._device)  # an error of a kernel is this test's
+        return result
+
+    def requires(self, claim: Claim) -> Way:
+        """Skip the case if there is no room, or if set-up and one call take longer than a case is given."""
+        call_s = self._state.seconds_of_a_call(claim, self._device)
+        needs = Needs(
+            memory_bytes=claim.memory_bytes,
+            free_bytes=available_bytes(self._device),
+            call_s=(1 + claim.setup_calls) * (call_s or 0.0) + claim.setup_seconds,
+            setup_calls=0,
+            setup_s=0.0,
+            budget_s=self._state.settings.budget_s,
+            budget_by=self._state.settings.budget_by,
+            left_s=None,
+            total_s=None,
+            calls=1,
+        )
+        self._state.short_of, unmet = needs.short_of(), needs.unmet()
+        if unmet is not None:
+            pytest.skip(unmet)
+        return self
+
+
+class UntimedCases:
+    """Hooks around the perf cases of this process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._case_settings: dict[str, Settings] = {}
+
+    def check(self, items: Sequence[pytest.Item]) -> None:
+        """Find what would fail late: bad markers, no device.
+
+        Raises:
+            PerflabError: the first problem found.
+        """
+        for item in items:
+            self._case_settings[item.nodeid] = for_case(self._settings, item)
+        if not all(map(is_compiled_case, items)):
+            resolve_device(self._settings.device)
+
+    def perf_for(self, item: pytest.Item, device: torch.device | str) -> Perf:
+        """The ``perf`` fixture's value for a test."""
+        state = item.stash[STATE]
+        device = state.device = device_of(item, device)
+        return Perf(state, device, Once(state, device))
+
+    def skip_if_late(self, item: pytest.Item) -> None:
+        """Nothing is late where nothing is timed."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Give a case its state; skip a compiled one, which would take its time."""
+        if item.nodeid not in self._case_settings:
+            return
+        if is_compiled_case(item):
+            pytest.skip("not compiled in a run that does not measure: pytest -m perf, or --perf")
+        item.stash[STATE] = CaseState(item.nodeid, self._case_settings[item.nodeid])
+        item.stash[RUNS_ONCE] = True
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """Run the test's body. As in a run that measures, what does not fit the device's memory is skipped."""
+        state = item.stash.get(STATE, None)
+        if state is None:
+            return (yield)
+        try:
+            outcome = yield
+        except NothingComparedError:
+            return None
+        except Exception as error:
+            if as_out_of_memory(error) is None:
+                raise
+        else:
+            if not (state.done or getattr(item, "_excinfo", None) or measures_elsewhere(item)):
+                raise UsageError(
+                    f"{item.nodeid} is marked perf, but measures nothing",
+                    "call perf(fn, *args) in it, or remove the marker",
+                )
+            return outcome
+        if state.device is not None:
+            release_memory(state.device)  # the error, and the frames it held, are gone by now
+        pytest.skip("out of memory")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Say on the case's report that nothing was timed: pytest-xdist carries it to where reports are counted."""
+        report = yield
+        state = item.stash.get(STATE, None)
+        if report.when == "call" and state is not None and state.done:
+            setattr(report, UNTIMED, RAN)
+        elif report.when == "setup" and item.nodeid in self._case_settings and is_compiled_case(item):
+            setattr(report, UNTIMED, NOT_COMPILED)
+        return report

@@ -1,0 +1,54 @@
+"""Decides which verdicts fail a test, and makes the results of cases without numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from perflab.plugin.config.settings import Settings
+from perflab.records import Judgement, Shortage, Verdict
+from perflab.results import Result
+
+
+def fails(judgement: Judgement, settings: Settings, *, saving: bool) -> bool:
+    """Whether a verdict fails the test. What is being accepted does not.
+
+    ``--perf-check=strict`` wants all of a case judged: its time, and each of its exact quantities. ``exact`` wants a
+    baseline, and leaves it to the machine which of its quantities can be compared.
+    """
+    verdict = judgement.verdict
+    if settings.check == "off" or settings.update:
+        return False
+    if verdict is Verdict.REGRESSED:
+        return True
+    unjudged = verdict in (Verdict.NEW, Verdict.INCOMPARABLE, Verdict.INCONCLUSIVE, Verdict.OOM)
+    if saving and verdict in (Verdict.NEW, Verdict.INCOMPARABLE, Verdict.OOM):
+        return False
+    if settings.check == "exact":
+        return unjudged
+    missed = any(not (saving and one.can_be_saved) for one in judgement.not_compared)
+    without_times = judgement.no_times is not None and not saving
+    return settings.check == "strict" and (unjudged or missed or without_times)
+
+
+def unmeasured(
+    case: str, problem: str | None, report: pytest.TestReport, short_of: Sequence[Shortage] = ()
+) -> Result | None:
+    """What a report says of a case that was not judged; None while it says nothing final.
+
+    ``short_of``: what it had too little of, if it was skipped for that.
+    """
+    if hasattr(report, "wasxfail"):
+        expected = Judgement(verdict=Verdict.SKIPPED, reasons=[f"expected to fail: {report.wasxfail}".rstrip(": ")])
+        return Result(case=case, judgement=expected)
+    if report.skipped:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        judgement = Judgement(
+            verdict=Verdict.SKIPPED, reasons=[reason.removeprefix("Skipped: ")], short_of=list(short_of)
+        )
+        return Result(case=case, judgement=judgement)
+    if report.failed:
+        what = problem or ("set-up failed" if report.when == "setup" else "the test failed")
+        return Result(case=case, judgement=Judgement(verdict=Verdict.FAILED, reasons=[what]))
+    return None

@@ -1,0 +1,1 @@
+"""What a run was asked for, read once: settings, marks, the command line."""

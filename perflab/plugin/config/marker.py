@@ -1,0 +1,162 @@
+"""Reads ``@pytest.mark.perf``: what it sets for one case, in place of the run's options."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from perflab.errors import SettingError
+from perflab.plugin.config.settings import Settings, parse_choice, parse_timeout
+from perflab.plugin.options import MARKER_ARGUMENTS
+from perflab.units import parse_duration_ns, parse_fraction, parse_seconds
+
+
+def _from_marker(parse: Callable[[str], float | None]) -> Callable[[Any], float | None]:
+    """Accept both ``"5%"`` and ``0.05``."""
+
+    def read(value: Any) -> float | None:
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise ValueError(f"{value!r} is neither a number nor a text")
+        return parse(str(value))
+
+    return read
+
+
+def _marker_choice(*choices: str) -> Callable[[Any], str]:
+    return lambda value: parse_choice(value if isinstance(value, str) else repr(value), choices)
+
+
+def _marker_warmup(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{value!r} is not a number of warm-up calls (0 or more)")
+    return value
+
+
+def _marker_name(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{value!r} is no parameter's name")
+    return value
+
+
+def _marker_title(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{value!r} is no title")
+    return " ".join(value.split())
+
+
+def _marker_columns(value: Any) -> tuple[str, ...]:
+    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else []
+    if not names or not all(names):
+        raise ValueError(f"{value!r} is no list of names with commas between them")
+    return tuple(dict.fromkeys(names))
+
+
+def _marker_versus(value: Any) -> str:
+    parameter, _, level = value.partition("=") if isinstance(value, str) else ("", "", "")
+    if not parameter.strip() or not level.strip():
+        raise ValueError(f"{value!r} is no parameter=level")
+    return f"{parameter.strip()}={level.strip()}"
+
+
+def _marker_bool(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{value!r} is neither True nor False")
+    return value
+
+
+_READ: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "threshold": ("threshold", _from_marker(parse_fraction)),
+    "memory_threshold": ("memory_threshold", _from_marker(parse_fraction)),
+    "floor": ("floor_ns", _from_marker(parse_duration_ns)),
+    "counts": ("counts", _marker_choice("on", "report", "off")),
+    "cache": ("cache", _marker_choice("warm", "cold")),
+    "cuda_graph": ("cuda_graph", _marker_bool),
+    "budget": ("budget_s", _from_marker(parse_seconds)),
+    "timeout": ("timeout_s", _from_marker(parse_timeout)),
+    "warmup": ("warmup", _marker_warmup),
+    "fresh_process": ("fresh_process", _marker_bool),
+    "side_by_side": ("side_by_side", _marker_name),
+    "study": ("study", _marker_title),
+    "columns": ("columns", _marker_columns),
+    "versus": ("versus", _marker_versus),
+    "last": ("last", _marker_bool),
+    "allow_nan": ("allow_nan", _marker_bool),
+}
+"""Of each of ``MARKER_ARGUMENTS``: the setting, and how it is read."""
+
+
+def for_case(settings: Settings, item: pytest.Item) -> Settings:
+    """The settings of one case: markers override, the closest first.
+
+    Raises:
+        SettingError: an unknown or unusable marker argument, named together with the test.
+    """
+    changes: dict[str, Any] = {}
+    for mark in item.iter_markers("perf"):
+        if mark.args:
+            raise SettingError(
+                f"{item.nodeid}: @pytest.mark.perf takes no positional arguments, got {mark.args[0]!r}",
+                f"name it: {', '.join(f'{name}=' for name in MARKER_ARGUMENTS)}",
+            )
+        for name, given in mark.kwargs.items():
+            if name not in MARKER_ARGUMENTS:
+                close = difflib.get_close_matches(name, MARKER_ARGUMENTS, n=1)
+                hint = f"did you mean {close[0]!r}? " if close else ""
+                raise SettingError(
+                    f"{item.nodeid}: @pytest.mark.perf has no argument {name!r}",
+                    f"{hint}known are {', '.join(MARKER_ARGUMENTS)}",
+                )
+            field, parse = _READ[name]
+            try:
+                changes.setdefault(field, parse(given))
+            except ValueError as error:
+                raise SettingError(
+                    f"{item.nodeid}: @pytest.mark.perf({name}=...): {error}", MARKER_ARGUMENTS[name]
+                ) from error
+            if name in ("side_by_side", "versus"):
+                _check_parameter(item, name, given)
+    for name in ("columns", "versus"):
+        if name in changes and "study" not in changes:
+            raise SettingError(
+                f"{item.nodeid}: @pytest.mark.perf({name}=...) without a study",
+                "name the study whose table it is for: study='...'",
+            )
+    if "budget_s" in changes:
+        changes["budget_by"] = "the mark's budget"
+    changes["graph_by_mark"] = changes.get("cuda_graph", False) and not settings.cuda_graph
+    chosen = replace(settings, **changes)
+    if chosen.cuda_graph and chosen.warmup is not None:
+        raise SettingError(
+            f"{item.nodeid}: warmup={chosen.warmup} and a CUDA graph: what is captured has been called before, "
+            "and is replayed",
+            "leave one of them out; a cold start has no graph, @pytest.mark.perf(cuda_graph=False)",
+        )
+    return chosen
+
+
+def _check_parameter(item: pytest.Item, argument: str, given: str) -> None:
+    known = list(item.callspec.params) if hasattr(item, "callspec") else []
+    if given.partition("=")[0].strip() not in known:
+        raise SettingError(
+            f"{item.nodeid}: @pytest.mark.perf({argument}={given!r}): the test has no such parameter",
+            f"name one that it has: {', '.join(known)}" if known else "mark parametrized tests with it",
+        )
+
+
+def check_correctness_marker(item: pytest.Item) -> None:
+    """Refuse arguments of ``@pytest.mark.correctness``, which takes none.
+
+    Raises:
+        SettingError: an argument was given.
+    """
+    for mark in item.iter_markers("correctness"):
+        if mark.args or mark.kwargs:
+            given = next(iter(mark.kwargs), None) or repr(mark.args[0])
+            raise SettingError(
+                f"{item.nodeid}: @pytest.mark.correctness takes no arguments, got {given}",
+                "remove it; budgets are derived from the reference",
+            )

@@ -1,0 +1,160 @@
+"""Decides after collection whether a run measures its perf cases, runs each once, or skips them.
+
+Every process of pytest-xdist collects the same tests under the same options, so all of them decide alike. Nothing of
+the measuring rooms is loaded here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+
+import pytest
+
+from perflab.errors import SettingError, UsageError
+from perflab.plugin.options import OPTIONS
+
+
+class RunMode(StrEnum):
+    """What becomes of a run's perf cases."""
+
+    MEASURE = "measure"
+    ONCE = "once"
+    """Each runs once, untimed."""
+    SKIP = "skip"
+
+
+RAN, NOT_COMPILED = "ran", "not compiled"
+"""What became of a case that was not measured."""
+
+_MEASURING = ("perf", "perf_only", "perf_update", "perf_update_new", "perf_against", "perf_predict")
+"""Flags that make no sense where nothing is measured, or predicted."""
+_NOT_MEASURING = {"perf_skip": RunMode.SKIP, "perf_disable": RunMode.ONCE}
+
+
+def refuse_contradictions(config: pytest.Config) -> None:
+    """Find options that ask for opposite things, before anything is collected.
+
+    Raises:
+        SettingError: two such options on the command line, or two such ini keys.
+    """
+    stops = [dest for dest in _NOT_MEASURING if _is_given(config, dest)]
+    given = [_option(dest) for dest in (*stops, *(dest for dest in _MEASURING if _is_given(config, dest)))]
+    if not stops:
+        given = [f"ini key {dest}" for dest in _NOT_MEASURING if _is_set(config, dest)]
+    if len(given) > 1:
+        raise SettingError(f"{given[0]} and {given[1]} contradict each other", "leave one of them out")
+
+
+def mode_of(config: pytest.Config, items: Sequence[pytest.Item], cases: Sequence[pytest.Item]) -> RunMode:
+    """What becomes of the ``cases`` among the selected ``items``. The command line wins over ini keys.
+
+    Asked for by name they are measured: by an option that has to do with measuring, by ``-m perf``, or because nothing
+    else was selected. Mixed with other tests they are tests like these.
+
+    Raises:
+        SettingError: an ini key that is neither true nor false.
+    """
+    for dest, mode in _NOT_MEASURING.items():
+        if _is_given(config, dest):
+            return mode
+    if any(_is_given(config, dest) for dest in _MEASURING):
+        return RunMode.MEASURE
+    for dest, mode in _NOT_MEASURING.items():
+        if _is_set(config, dest):
+            return mode
+    if any(_is_set(config, dest) for dest in ("perf", "perf_only", "perf_predict")):
+        return RunMode.MEASURE
+    if any(option.measures and _is_given(config, option.dest) for option in OPTIONS):
+        return RunMode.MEASURE
+    if _names_perf(config.getoption("markexpr", default="")) or len(cases) == len(items):
+        return RunMode.MEASURE
+    return RunMode.ONCE
+
+
+def refuse_an_empty_choice(config: pytest.Config, found: int) -> None:
+    """Where perf cases were asked for by name and others chose them all away, nothing would be measured.
+
+    Args:
+        config: the session's configuration.
+        found: perf cases, before any were deselected.
+
+    Raises:
+        UsageError: ``--perf`` or ``--perf-only`` is given, cases were found, and none of them is selected.
+    """
+    asked = next((dest for dest in ("perf_only", "perf") if _is_given(config, dest)), None)
+    if asked is None or not found:
+        return
+    expression = config.getoption("markexpr", default="")
+    remedy = f"add -m perf: {expression!r} is what chooses now" if expression else "choose some: -m perf"
+    raise UsageError(f"{_option(asked)}: of {found} perf case{'s' * (found != 1)} none is selected", remedy)
+
+
+def skip_the_unwanted(
+    config: pytest.Config, mode: RunMode, items: Sequence[pytest.Item], cases: Sequence[pytest.Item]
+) -> None:
+    """Mark what ``--perf-skip`` or ``--perf-only`` leaves out; pytest's own summary shows why it was skipped."""
+    if mode is RunMode.SKIP:
+        unwanted, reason = list(cases), "a perf case, and --perf-skip is given"
+    elif mode is RunMode.MEASURE and only_cases(config):
+        chosen = set(cases)
+        unwanted, reason = [item for item in items if item not in chosen], "no perf case, and --perf-only is given"
+    else:
+        return
+    for item in unwanted:
+        item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def only_cases(config: pytest.Config) -> bool:
+    """Whether other tests are to be skipped."""
+    return _is_given(config, "perf_only") or _is_set(config, "perf_only")
+
+
+def untimed_line(config: pytest.Config, untimed: Mapping[str, str]) -> str:
+    """``perf: 3 cases ran once, untimed (measure them: pytest -m perf)``.
+
+    ``untimed``: what became of each case that was not measured, in any process.
+    """
+    found = list(untimed.values())
+    ran, kernels = found.count(RAN), found.count(NOT_COMPILED)
+    said = [f"{ran} case{'s' * (ran != 1)} ran once, untimed"] if ran else []
+    if kernels:
+        said.append(f"{kernels} kernel{'s were' if kernels != 1 else ' was'} not compiled")
+    return f"perf: {'; '.join(said)} ({_how_to_measure(config)})"
+
+
+def _how_to_measure(config: pytest.Config) -> str:
+    if _is_given(config, "perf_disable"):
+        return "--perf-disable; measure them: pytest -m perf, without it"
+    if _is_set(config, "perf_disable"):
+        return "ini key perf_disable; measure them: pytest --perf -m perf"
+    return "measure them: pytest -m perf"
+
+
+def _is_given(config: pytest.Config, dest: str) -> bool:
+    """Whether an option is on the command line, or in ``addopts``, which pytest puts there."""
+    return config.getoption(dest, default=None) is not None
+
+
+def _is_set(config: pytest.Config, dest: str) -> bool:
+    """Whether an ini key holds true."""
+    text = config.getini(dest)
+    if text is None:
+        return False
+    from perflab.plugin.config.settings import parse_flag
+
+    try:
+        return parse_flag(str(text))
+    except ValueError as error:
+        raise SettingError(f"ini key {dest}: {error}", "see `pytest --help`, under perflab") from error
+
+
+def _names_perf(expression: str) -> bool:
+    """Whether an ``-m`` expression chooses by the marker ``perf``: ``perf and not slow``, but not ``not perf``."""
+    words = re.findall(r"\w+", expression)
+    return any(word == "perf" and before != "not" for before, word in zip(["", *words], words, strict=False))
+
+
+def _option(dest: str) -> str:
+    return next(option.name for option in OPTIONS if option.dest == dest)

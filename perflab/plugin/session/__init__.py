@@ -1,0 +1,1 @@
+"""What happens around all cases: start, order, collected results, files left behind."""

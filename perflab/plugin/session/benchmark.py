@@ -1,0 +1,70 @@
+"""Adds results to pytest-benchmark's session, so that its JSON, storage and compare have them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from perflab.measured.records import Measurement, Record, per_call_ns
+from perflab.mode import without_mode
+from perflab.results import Result
+
+
+def add_to_benchmark_session(config: pytest.Config, result: Result) -> None:
+    """Add a measured case to pytest-benchmark's session; does nothing without pytest-benchmark."""
+    session = getattr(config, "_benchmarksession", None)
+    record = result.record
+    if session is None or record is None or record.measurement is None:
+        return
+    from pytest_benchmark.stats import Metadata
+
+    measurement = record.measurement
+    name = result.identity.split("::")[-1]
+    source = SimpleNamespace(
+        name=name,
+        fullname=result.identity,
+        group="perflab",
+        param=without_mode(name).partition("[")[2].removesuffix("]") or None,
+        params=dict(record.parameters) or None,
+        extra_info=_extra_info(record, measurement, result),
+        cprofile_stats=None,
+        has_error=False,
+    )
+    options = {"timer": measurement.clock, "warmup": measurement.warmup_calls, "disable_gc": False}
+    # Its statistics are of seconds per call, as its own are.
+    entry: Any = Metadata(source, iterations=1, options=options)  # type: ignore[no-untyped-call]
+    for call_ns in per_call_ns(measurement.samples_ns, measurement.repetitions):
+        entry.update(call_ns / 1e9)
+    entry.iterations = measurement.repetitions
+    earlier = [b for b in session.benchmarks if not (b.fullname == result.identity and b.group == "perflab")]
+    session.benchmarks[:] = [*earlier, entry]  # a test that was run again stands there once
+
+
+def _extra_info(record: Record, measurement: Measurement, result: Result) -> dict[str, Any]:
+    memory = measurement.memory
+    info: dict[str, Any] = {
+        "perflab_verdict": str(result.judgement.verdict),
+        "device": record.environment.device,
+    }
+    if memory is not None:
+        info["peak_bytes"] = memory.peak_bytes
+    if measurement.counts:
+        info["counts"] = dict(measurement.counts)
+    if record.work:
+        info["work"] = dict(record.work)
+    if record.facts:
+        info["facts"] = dict(record.facts)
+    return info
+
+
+def spare_second_table(config: pytest.Config) -> None:
+    """Leave our results out of pytest-benchmark's table, unless one of its options was given: ours shows them."""
+    session = getattr(config, "_benchmarksession", None)
+    if session is None or not session.groups:
+        return
+    if any(str(argument).startswith("--benchmark") for argument in config.invocation_params.args):
+        return
+    kept = [(name, [b for b in group if b["group"] != "perflab"]) for name, group in session.groups]
+    session.groups = [(name, group) for name, group in kept if group]

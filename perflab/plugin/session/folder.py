@@ -1,0 +1,56 @@
+"""``.perflab/``: the folder for what a run leaves behind. It explains itself and is ignored by git."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+import pytest
+
+from perflab.data import speakable
+from perflab.files import write_whole
+from perflab.measured.store.baselines import Baselines
+from perflab.plugin.config.settings import Settings
+
+_LONGEST_NAME = 120
+"""File systems take 255 bytes, endings included."""
+OWN_TIMES = ".perflab/times"
+"""Below the root directory: times of this machine that are not committed."""
+_README = """\
+Made by perflab. `runs/` holds a journal of each measuring session, one finished case a line, kept so that an
+interrupted run loses nothing; `times/` holds the times of this machine's last runs, which the next run is compared
+with where none are committed; `snapshots/` holds memory snapshots. All of it may be deleted.
+Baselines live in the directory named by --perf-baselines, and belong into version control.
+"""
+
+
+_EXPLAINS = {"README.md": _README, ".gitignore": "*\n"}
+
+
+def own_folder(root: Path) -> Path:
+    """The folder below ``root``, made if needed, with the files that explain it and keep it out of commits.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    folder = root / ".perflab"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in _EXPLAINS.items():
+        path = folder / name
+        if not path.is_file() or path.stat().st_size == 0:  # whoever wrote it before was killed, or the disk was full
+            write_whole(path, text.encode("utf-8"))
+    return folder
+
+
+def baselines_of(config: pytest.Config, settings: Settings) -> Baselines:
+    """What is stored of this project's measured cases, committed or not."""
+    return Baselines(settings.baselines, config.rootpath / OWN_TIMES)
+
+
+def file_name_for(text: str) -> str:
+    """A file name made from any text, a node id for instance. Long ones end in a hash, for what was cut off."""
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "_", text).strip("_.") or "_"
+    if len(name) <= _LONGEST_NAME:
+        return name
+    return f"{name[:_LONGEST_NAME]}-{hashlib.sha256(speakable(text).encode()).hexdigest()[:12]}"

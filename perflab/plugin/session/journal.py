@@ -1,0 +1,77 @@
+"""The journal of a measuring session: ``.perflab/runs/<time>.jsonl``, a case a line, written once it has finished.
+
+A session locks its journal for as long as it lives, so that others that make room for theirs leave it alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+from perflab.data import to_json
+from perflab.files import is_abandoned, sweep, try_lock
+from perflab.plugin.session.folder import OWN_TIMES, own_folder
+from perflab.results import Result
+from perflab.store.write_lock import forget_dead_lock
+
+_KEPT = 20
+"""Journals in the folder, those of running sessions not counted."""
+
+
+class Journal:
+    """One session's. It is begun with the first case; from then on ``path`` is where it stands.
+
+    Args:
+        root: pytest's root directory.
+        baselines: where a run that was killed while it saved may have left something behind.
+    """
+
+    def __init__(self, root: Path, baselines: Path) -> None:
+        self._root = root
+        self._baselines = baselines
+        self._handle: int | None = None
+        self.path: Path | None = None
+        self.problem: str | None = None
+        """Why a case is missing in it."""
+
+    def write(self, result: Result) -> None:
+        """Add a case; what keeps it from being written is noted, and loses nothing else."""
+        try:
+            if self._handle is None:
+                self._begin()
+            assert self._handle is not None
+            line = to_json(result) + b"\n"
+            if os.write(self._handle, line) != len(line):
+                raise OSError(None, "the disk is full")
+        except OSError as error:
+            self.problem = self.problem or f"no journal of this run could be kept in .perflab/: {error.strerror}"
+
+    @property
+    def place(self) -> str | None:
+        """Where the results stand, to be told; None where they do not, or not all."""
+        if self.path is None or self.problem is not None:
+            return None
+        return self.path.relative_to(self._root).as_posix()
+
+    def close(self) -> None:
+        """Let others take it away, once there are newer ones."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+    def _begin(self) -> None:
+        runs = own_folder(self._root) / "runs"
+        runs.mkdir(exist_ok=True)
+        ended = [old for old in sorted(runs.glob("*.jsonl")) if is_abandoned(old, young_s=0.0)]
+        for old in ended[: len(ended) - _KEPT + 1] if len(ended) >= _KEPT else ():
+            with contextlib.suppress(OSError):
+                old.unlink()
+        for directory in (self._baselines, self._root / OWN_TIMES):
+            sweep(directory)
+            forget_dead_lock(directory)
+        path = runs / f"{datetime.now(UTC):%Y-%m-%dT%H-%M-%S-%f}-{os.getpid()}.jsonl"
+        self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
+        try_lock(self._handle)
+        self.path = path

@@ -1,0 +1,224 @@
+"""Collects the results of all processes in one: journals, saves and shows them.
+
+Of each case the last result counts: a plugin that runs a test again reports it again. Cases stand in the order in
+which they were collected, whichever worker was first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import textwrap
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import msgspec
+import pytest
+
+import perflab
+from perflab.data import speakable
+from perflab.documents import SCHEMA, in_order, write_document
+from perflab.errors import BaselineError, PerflabError
+from perflab.measured.report.side_by_side import parameter_names
+from perflab.plugin.case.total_budget import TotalBudget
+from perflab.plugin.config.accept_command import command_without_limits
+from perflab.plugin.config.settings import Settings
+from perflab.plugin.noting import AllNotes
+from perflab.plugin.session.benchmark import add_to_benchmark_session, spare_second_table
+from perflab.plugin.session.findings import findings_of
+from perflab.plugin.session.journal import Journal
+from perflab.plugin.session.prune import Stale
+from perflab.plugin.session.saving import Saving, shown
+from perflab.plugin.stash import AGAINST
+from perflab.records import Judgement, Verdict
+from perflab.report.escaping import lines_of, one_line
+from perflab.report.summary import summary
+from perflab.results import Document, Result
+from perflab.store.stale import Collection
+
+_COLOURS = {
+    Verdict.OK: "green",
+    Verdict.IMPROVED: "green",
+    Verdict.REGRESSED: "red",
+    Verdict.FAILED: "red",
+    Verdict.OOM: "red",
+    Verdict.INCONCLUSIVE: "yellow",
+    Verdict.INCOMPARABLE: "yellow",
+}
+
+
+class Collected:
+    """Receives each case's result from its report, whichever process ran it."""
+
+    def __init__(self, config: pytest.Config, settings: Settings, noted: AllNotes) -> None:
+        self._config = config
+        self._settings = settings
+        self._noted = noted
+        self._results: dict[str, Result] = {}
+        self._journal = Journal(config.rootpath, settings.baselines)
+        self._notes: list[str] = []
+        self._stale: list[str] = []
+        self._findings: dict[str, list[str]] = {}
+        self._budget = TotalBudget(settings.total_budget_s)
+
+    def take(self, report: pytest.TestReport) -> None:
+        """Take a perf case's result at once, and journal it before anything else can go wrong.
+
+        A report that holds none is pytest-xdist's own, of a case that took its worker down.
+        """
+        plain = getattr(report, "perflab", None)
+        if plain is not None:
+            result = msgspec.convert(plain, Result)
+        else:
+            crashed = Judgement(verdict=Verdict.FAILED, reasons=["its worker process crashed"])
+            result = Result(case=report.nodeid, judgement=crashed)
+        if report.failed and result.failure is None:
+            # Not report.longreprtext: that one begins with the worker's name.
+            text = str(report.longrepr or "the test failed").strip()
+            result = msgspec.structs.replace(result, failure=speakable(text))
+        self._results[result.case] = result
+        self.keep(result)
+        add_to_benchmark_session(self._config, result)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Save what is to be saved. Runs after Ctrl-C too, with what was finished by then."""
+        self._results = {result.case: result for result in in_order(self._results, self._noted.cases)}
+        asked = self._config.getoption("perf_json") is not None and not self._config.option.collectonly
+        if self._results or asked:  # an ini key alone writes no file of nothing over the last run's
+            self._finish(session, exitstatus)
+        if self._results or self._settings.prune:
+            self._look_for_stale(session, exitstatus)
+        self._journal.close()
+
+    def _finish(self, session: pytest.Session, exitstatus: int) -> None:
+        if self._journal.problem is not None:
+            self._notes.append(self._journal.problem)
+        refused = False
+        try:
+            refused = self._save(interrupted=exitstatus == pytest.ExitCode.INTERRUPTED)
+        except KeyboardInterrupt:  # while replicates were measured; what there was is saved
+            session.exitstatus = pytest.ExitCode.INTERRUPTED
+        except BaselineError as error:
+            self._notes += [str(error), *self._where_results_stand()]
+            session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+        if refused and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        try:
+            self._findings = findings_of(self._config, list(self._results.values()), self._notes.append)
+        except KeyboardInterrupt:
+            session.exitstatus = pytest.ExitCode.INTERRUPTED
+        try:
+            self._write_json(int(session.exitstatus))
+        except OSError as error:
+            self._notes.append(
+                f"cannot write {self._settings.json}: {error.strerror}\n  -> name another file with --perf-json=FILE"
+            )
+            self._notes += self._where_results_stand()
+            session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+
+    def _where_results_stand(self) -> list[str]:
+        return [f"what was measured stands in {self._journal.place}"] if self._journal.place is not None else []
+
+    def _look_for_stale(self, session: pytest.Session, exitstatus: int) -> None:
+        """Report stored baselines whose cases are gone; remove them if that was asked for."""
+        collections = [None if seen is None else msgspec.convert(seen, Collection) for seen in self._noted.seen]
+        stale = Stale(self._config, self._settings, collections)
+        environments = [result.record.environment for result in self._results.values() if result.record is not None]
+        if not self._settings.prune:
+            self._stale += stale.report(environments)
+            return
+        try:
+            self._stale += stale.prune(environments, exitstatus)
+        except PerflabError as error:
+            self._notes.append(str(error))
+            session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:
+        """Show the table."""
+        out = terminalreporter
+        if not self._results:
+            for note in [*self._notes, *self._stale]:
+                out.write_line(lines_of(note))
+            return
+        spare_second_table(self._config)
+        out.ensure_newline()
+        out.section("perf", sep="=")
+        width = max(80, out._tw.fullwidth)
+        self._note_unknown_parameter()
+        view = replace(self._settings.view, every=self._config.get_verbosity() > 0)
+        for line in summary(self._document(int(exitstatus)), width, self._notes, view=view):
+            colour = _COLOURS.get(line.verdict) if line.verdict is not None else None
+            if colour is None:
+                out.write_line(line.text)
+                continue
+            at = line.text.rindex("  ") + 2
+            out.write(line.text[:at])
+            out.write_line(line.text[at:], **{colour: True})
+        for note in self._stale:
+            for text in textwrap.wrap(
+                one_line(note), width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+            ):
+                out.write_line(text)
+
+    def _note_unknown_parameter(self) -> None:
+        wanted, results = self._settings.side_by_side, list(self._results.values())
+        if wanted is not None and not any(result.side_by_side for result in results):
+            known = ", ".join(parameter_names(results)) or "none"
+            self._notes.append(f"--perf-side-by-side={wanted}: no case has such a parameter; there are: {known}")
+
+    def keep_at_the_end(self, reports: Sequence[pytest.TestReport]) -> list[str]:
+        """Take the last results of a run whose process has to end now, and write what there is. Gives what to say."""
+        for report in reports:
+            self.take(report)
+        self._results = {result.case: result for result in in_order(self._results, self._noted.cases)}
+        with contextlib.suppress(OSError):
+            self._write_json(int(pytest.ExitCode.TESTS_FAILED))
+        place = self._journal.place
+        where = [f"the results so far stand in {place}"] if place is not None else []
+        return [f"perf: {line}" for line in [*where, *self._notes]]
+
+    def _save(self, *, interrupted: bool) -> bool:
+        """Save what was asked for; whether something was refused.
+
+        Raises:
+            BaselineError: a file cannot be read first, or cannot be written.
+            KeyboardInterrupt: while replicates were measured; what there was is saved.
+        """
+        saving = Saving(self._config, self._settings, self._results, self._budget, interrupted, self._notes)
+        try:
+            saving.save()
+        finally:
+            self._results = saving.results
+        return saving.fails
+
+    # --- what stays behind ----------------------------------------------------------------------------------
+
+    def keep(self, result: Result) -> None:
+        """Add a result to the journal: of each case the last one counts."""
+        self._journal.write(result)
+
+    def _write_json(self, exitstatus: int) -> None:
+        if self._settings.json is None:
+            return
+        write_document(self._document(exitstatus), self._settings.json)
+        self._notes.append(f"wrote {shown(self._settings.json, self._config)}")
+
+    def _document(self, exitstatus: int) -> Document:
+        against = self._config.pluginmanager.getplugin(AGAINST)
+        return Document(
+            schema=SCHEMA,
+            perflab=perflab.__version__,
+            created=datetime.now(UTC),
+            exitstatus=exitstatus,
+            baselines=None if against is not None else shown(self._settings.baselines, self._config),
+            threshold=self._settings.threshold,
+            results=list(self._results.values()),
+            collected=self._noted.cases,
+            command=command_without_limits(self._config),
+            total_budget_s=self._settings.total_budget_s,
+            findings=self._findings,
+            other_failures=list(self._noted.failures),
+            preface=against.notes if against is not None else [],
+        )

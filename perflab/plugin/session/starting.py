@@ -1,0 +1,123 @@
+"""Starts a session with perf cases: reads settings, checks early, offers the cases to the tiers.
+
+Loading this module is the step from nothing to everything; a run without perf cases does not take it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from perflab.data import speakable, to_plain
+from perflab.documents import weave
+from perflab.errors import UsageError
+from perflab.plugin.case.fresh_process import Job, read_job
+from perflab.plugin.config.kinds import is_perf_case
+from perflab.plugin.config.marker import check_correctness_marker
+from perflab.plugin.config.run_mode import (
+    RunMode,
+    mode_of,
+    refuse_an_empty_choice,
+    refuse_contradictions,
+    skip_the_unwanted,
+)
+from perflab.plugin.config.settings import Settings
+from perflab.plugin.noting import NOTES, AllNotes
+from perflab.plugin.session.announcing import announcement
+from perflab.plugin.session.collected import collection_of
+from perflab.plugin.session.workers import tell
+from perflab.plugin.stash import CASES, settings_of
+from perflab.tiers import names, tier
+
+if TYPE_CHECKING:
+    pass
+
+
+def start(config: pytest.Config, items: list[pytest.Item], job_path: str | None) -> None:
+    """Make ready for the cases among the tests that were chosen; there may be none.
+
+    Args:
+        config: the session's configuration.
+        items: all tests that were chosen.
+        job_path: in a fresh process that measures for another one, where its job stands.
+
+    Raises:
+        PerflabError: the first thing found that would fail late.
+    """
+    for item in items:
+        check_correctness_marker(item)
+    settings = settings_of(config)
+    selected = [item for item in items if is_perf_case(item)]
+    if job_path is not None:
+        job = read_job(job_path)
+        if selected or job.serve is not None:  # serving nothing is an answer too
+            from perflab.measured.run.cases import run_job
+
+            watch(config, job)
+            run_job(config, settings, selected, job)
+        return
+    refuse_contradictions(config)  # also those of ini keys
+    if not selected and not config.option.collectonly:
+        refuse_an_empty_choice(config, sum(map(is_perf_case, config.stash[NOTES].items)))
+    mode = mode_of(config, items, selected)
+    skip_the_unwanted(config, mode, items, selected)
+    if mode is RunMode.MEASURE:
+        _refuse_names_that_are_no_text(selected)
+    if settings.prune or (selected and mode is RunMode.MEASURE):
+        _tell_what_was_collected(config, settings, items, selected)
+    if config.option.collectonly or not selected or mode is RunMode.SKIP:
+        return
+    if mode is RunMode.ONCE:
+        _run_once(config, settings, selected)
+        return
+    watch(config, None)
+    for one in reversed(names()):  # the first one takes what the others leave
+        if selected:
+            selected = tier(one).run(config, settings, selected)
+
+
+def _refuse_names_that_are_no_text(selected: list[pytest.Item]) -> None:
+    """Results, baselines and other processes name cases by their files, in UTF-8.
+
+    Raises:
+        UsageError: a file's name is not UTF-8, naming it with escapes.
+    """
+    for item in selected:
+        if speakable(item.nodeid) != item.nodeid:
+            raise UsageError(f"{speakable(item.nodeid)}: the name of its file is not UTF-8", "rename the file")
+
+
+def _run_once(config: pytest.Config, settings: Settings, selected: list[pytest.Item]) -> None:
+    """Have each case run as the test that it is, untimed."""
+    from perflab.plugin.case.untimed import UntimedCases
+
+    watch(config, None)
+    cases = config.stash[CASES] = UntimedCases(settings)
+    config.pluginmanager.register(cases, "perflab-untimed")
+    cases.check(selected)
+
+
+def _tell_what_was_collected(
+    config: pytest.Config, settings: Settings, items: list[pytest.Item], selected: list[pytest.Item]
+) -> None:
+    """To the collecting side, which is loaded here unless this is a worker of pytest-xdist."""
+    notes = config.stash[NOTES]
+    found = [item.nodeid for item in notes.items if is_perf_case(item)]  # shards of a run have those in common
+    chosen = [item.nodeid for item in selected]
+    names = set(chosen)
+    cases = weave([[case for case in notes.shown if case in names] or chosen, found]) if selected else []
+    seen = to_plain(collection_of(config, notes, settings.baselines))
+    if isinstance(notes, AllNotes):
+        notes.cases = cases
+        notes.seen.append(seen)
+        notes.collect()
+    else:
+        tell(config, cases, seen, announcement(config, items))
+
+
+def watch(config: pytest.Config, job: Job | None) -> None:
+    """Have cases that hang fail, however they are run."""
+    from perflab.plugin.case.hanging import Watch
+
+    config.pluginmanager.register(Watch(config, job), "perflab-watch")

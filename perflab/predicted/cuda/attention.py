@@ -1,0 +1,214 @@
+"""``scaled_dot_product_attention`` as on CUDA: which backend is chosen, and which operator that calls.
+
+Shapes: query ``(B, H, N, D)``, key ``(B, G, M, D)``, value ``(B, G, M, Dv)``; ``G`` is ``H`` where heads are not
+grouped. The choice follows ``ATen/native/transformers/cuda/sdp_utils.cpp`` and ``sdp_utils_cpp.h``, the calls
+``ATen/native/transformers/attention.cpp``. Not followed: nested tensors, ROCm, FlashAttention 3.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any, NamedTuple
+
+import torch
+import torch.backends.cuda
+import torch.nn.attention
+import torch.nn.functional as F
+
+from perflab.torch_internals.dispatch import aten, attention_priority
+
+_ATTEND = "predict attention as CUDA runs it"
+_HALVES = (torch.float16, torch.bfloat16)
+_SETTINGS: Any = torch.backends.cuda
+
+
+class Asked(NamedTuple):
+    """The arguments of one call."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    mask: torch.Tensor | None
+    dropout: float
+    is_causal: bool
+    enable_gqa: bool
+
+    @property
+    def wants_gradients(self) -> bool:
+        """Of query, key or value."""
+        return torch.is_grad_enabled() and any(one.requires_grad for one in (self.query, self.key, self.value))
+
+
+def backend(asked: Asked, capability: tuple[int, int]) -> str:
+    """``cudnn``, ``flash``, ``efficient`` or ``math``: the first that may run, in the order of preference.
+
+    What ``torch.nn.attention.sdpa_kernel`` leaves out is not chosen. Raises ``RuntimeError`` where nothing is left.
+    """
+    may = {
+        "cudnn": _SETTINGS.cudnn_sdp_enabled() and _cudnn_can(asked, capability),
+        "flash": _SETTINGS.flash_sdp_enabled() and _flash_can(asked, capability),
+        "efficient": _SETTINGS.mem_efficient_sdp_enabled() and _efficient_can(asked, capability),
+        "math": _SETTINGS.math_sdp_enabled(),
+    }
+    for name in _in_order(capability):
+        if may[name]:
+            return name
+    raise RuntimeError("No available kernel. Aborting execution.")
+
+
+def _in_order(capability: tuple[int, int]) -> tuple[str, ...]:
+    """A user's order (``sdpa_kernel(..., set_priority=True)``), or CUDA's: on Hopper and Blackwell cuDNN comes first.
+
+    There it does with cuDNN newer than 9.15, which wheels for CUDA 13 bring, and save where the environment says
+    otherwise (``check_prefer_cudnn_attention``).
+    """
+    numbers: Any = torch.nn.attention.SDPBackend
+    names = {
+        int(numbers.CUDNN_ATTENTION): "cudnn",
+        int(numbers.FLASH_ATTENTION): "flash",
+        int(numbers.EFFICIENT_ATTENTION): "efficient",
+        int(numbers.MATH): "math",
+    }
+    order = tuple(names[one] for one in attention_priority() if one in names)
+    plain = ("flash", "efficient", "math", "cudnn")
+    if order and order != plain:
+        return order
+    prefers_cudnn = capability[0] in (9, 10) and os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1"
+    return ("cudnn", "flash", "efficient", "math") if prefers_cudnn else plain
+
+
+def _shapes_fit(asked: Asked, grouped: bool) -> bool:
+    """What all fused kernels ask: four dimensions, none of them empty, one batch size, heads that match."""
+    query, key, value = asked.query, asked.key, asked.value
+    if not query.dim() == key.dim() == value.dim() == 4:
+        return False
+    if not query.shape[0] == key.shape[0] == value.shape[0] or 0 in (query.shape[2], key.shape[2]):
+        return False
+    heads, groups = query.shape[1], key.shape[1]
+    if asked.enable_gqa and grouped:
+        return groups == value.shape[1] and heads % groups == 0
+    return heads == groups == value.shape[1]
+
+
+def _rows_are_dense(tensors: tuple[torch.Tensor | None, ...]) -> bool:
+    return all(one is None or one.stride(-1) == 1 or one.shape[-1] == 1 for one in tensors)
+
+
+def _flash_can(asked: Asked, capability: tuple[int, int]) -> bool:
+    query, key, value = asked.query, asked.key, asked.value
+    if capability < (8, 0) or asked.mask is not None or not _shapes_fit(asked, grouped=True):
+        return False
+    size = query.shape[-1]
+    if not (size == key.shape[-1] == value.shape[-1] and size <= 256 and query.dtype in _HALVES):
+        return False
+    if asked.is_causal and query.shape[2] != key.shape[2]:
+        return False
+    small_shared_memory = (8, 6) <= capability <= (8, 9) or (12, 0) <= capability <= (12, 1)
+    if asked.wants_gradients and small_shared_memory and not (size <= 192 or (asked.dropout == 0.0 and size > 224)):
+        return False
+    return query.dtype == key.dtype == value.dtype and _rows_are_dense((query, key, value))
+
+
+def _efficient_can(asked: Asked, capability: tuple[int, int]) -> bool:
+    query, key, value = asked.query, asked.key, asked.value
+    dtypes = (torch.float16, torch.float32, torch.bfloat16) if capability >= (8, 0) else (torch.float16, torch.float32)
+    if (
+        not _shapes_fit(asked, grouped=False)
+        or not query.dtype == key.dtype == value.dtype
+        or query.dtype not in dtypes
+    ):
+        return False
+    alignment = (8 if query.dtype in _HALVES else 4) if capability >= (8, 0) else (8 if query.dtype in _HALVES else 1)
+    if query.shape[-1] != key.shape[-1] or query.shape[-1] % alignment or value.shape[-1] % alignment:
+        return False
+    if capability >= (8, 0) and any(one.storage_offset() % alignment for one in (query, key, value)):
+        return False
+    return all(one is None or one.stride(-1) == 1 for one in (query, key, value, asked.mask))
+
+
+def _cudnn_can(asked: Asked, capability: tuple[int, int]) -> bool:
+    query, key, value, mask = asked.query, asked.key, asked.value, asked.mask
+    if capability < (8, 0) or torch.are_deterministic_algorithms_enabled():
+        return False
+    if not query.dtype == key.dtype == value.dtype or query.dtype not in _HALVES:
+        return False
+    if not _shapes_fit(asked, grouped=True) or (asked.dropout * 16) % 1 or not _rows_are_dense((query, key, value)):
+        return False
+    size, size_of_values = query.shape[-1], value.shape[-1]
+    if size % 8 or size_of_values % 8 or not (max(size, size_of_values) <= 128 or (size, size_of_values) == (192, 128)):
+        return False
+    if key.shape[2] == 1 or (asked.dropout and query.shape[2] == 1):
+        return False
+    return mask is None or (not mask.requires_grad and mask.dim() in (2, 4))
+
+
+def attend(asked: Asked, scale: float | None, capability: tuple[int, int]) -> torch.Tensor:
+    """``(B, H, N, Dv)``, by the operator that CUDA would choose; autograd records its backward."""
+    query, key, value = asked.query, asked.key, asked.value
+    chosen = backend(asked, capability)
+    if chosen == "flash":
+        size = query.shape[-1]
+        padded = [F.pad(one, (0, -size % 8)) if size % 8 else one for one in (query, key, value)]
+        og_scale = 1 / math.sqrt(size) if scale is None else scale
+        out: torch.Tensor = aten("_scaled_dot_product_flash_attention", _ATTEND)(
+            *padded, asked.dropout, asked.is_causal, False, scale=og_scale
+        )[0]
+        return out[..., :size] if size % 8 else out
+    mask = _as_bias(asked.mask, query.dtype)
+    if chosen == "efficient":
+        bias = None if mask is None else _aligned(mask).expand(*query.shape[:3], key.shape[2])
+        given: Any = (bias, asked.wants_gradients, asked.dropout, asked.is_causal)
+        out = aten("_scaled_dot_product_efficient_attention", _ATTEND)(query, key, value, *given, scale=scale)[0]
+    elif chosen == "cudnn":
+        given = (mask, asked.wants_gradients, asked.dropout, asked.is_causal, False)
+        out = aten("_scaled_dot_product_cudnn_attention", _ATTEND)(query, key, value, *given, scale=scale)[0]
+    else:
+        out = _by_math(asked._replace(mask=mask), scale)
+    return out
+
+
+def _as_bias(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+    """A mask of bools as what is added to the scores."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    forbidden = torch.scalar_tensor(-math.inf, dtype=dtype, device=mask.device)
+    return torch.where(mask, torch.scalar_tensor(0.0, dtype=dtype, device=mask.device), forbidden)
+
+
+def _aligned(bias: torch.Tensor) -> torch.Tensor:
+    """Rows that begin at multiples of 8 numbers, by padding each, as the kernel asks."""
+    if all(stride % 8 == 0 for stride in bias.stride()[:-1]) and bias.stride(-1) == 1:
+        return bias
+    columns = bias.shape[-1]
+    return F.pad(bias, (0, 8 - columns % 8))[..., :columns]
+
+
+def _by_math(asked: Asked, scale: float | None) -> torch.Tensor:
+    """``_scaled_dot_product_attention_math``.
+
+    PyTorch's own adds the mask in place, save to fake tensors: it would take one ``(B, H, N, M)`` more here than on
+    CUDA.
+    """
+    query, key, value, mask = asked.query, asked.key, asked.value, asked.mask
+    dtype = query.dtype
+    if not _SETTINGS.fp16_bf16_reduction_math_sdp_allowed():
+        query, key, value = (one.float() if one.dtype in _HALVES else one for one in (query, key, value))
+    wanted = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    root = math.sqrt(abs(wanted))
+    scaled = query * (-root if wanted < 0 else root)
+    if asked.is_causal:
+        allowed = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+        mask = _as_bias(allowed, query.dtype)
+    if asked.enable_gqa and not query.shape[-3] == key.shape[-3] == value.shape[-3]:
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+        value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
+    scores = scaled @ (key.transpose(-2, -1) * root)
+    if mask is not None:
+        scores.add_(mask)
+    weights: torch.Tensor = aten("_safe_softmax", _ATTEND)(scores, -1)
+    if asked.dropout > 0.0:
+        weights = torch.dropout(weights, asked.dropout, True)
+    out: torch.Tensor = (weights @ value).to(dtype)
+    weights.to(dtype)  # It gives the weights as well, which nobody keeps.
+    return out

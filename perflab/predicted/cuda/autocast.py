@@ -1,0 +1,278 @@
+"""Autocast as on CUDA, for tensors on the CPU.
+
+The two devices have lists of their own (``ATen/autocast_mode.cpp``): on CUDA ``softmax``, ``layer_norm``, ``pow``,
+``exp``, ``sum`` and their like compute in float32, on a CPU they take what they are given. Within ``cuda_autocast()``
+the dispatcher has CUDA's list for CPU tensors. The policies have PyTorch's names (``ATen/autocast_mode.h``,
+``CastPolicy``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.library
+
+from perflab.internals import TORCH, missing
+from perflab.predicted.cuda.autocast_lists import (
+    BANNED,
+    FLOAT32,
+    FLOAT32_APPEND_DTYPE,
+    FLOAT32_SET_OPT_DTYPE,
+    LOWER_PRECISION,
+    PROMOTE,
+)
+from perflab.predicted.cuda.patching import attributes_replaced
+from perflab.torch_internals import WeakTensorKeyDictionary
+from perflab.torch_internals.dispatch import (
+    below_cpu_autocast,
+    kernels_registered,
+    operator_or_none,
+    redispatch_as_cuda_autocast,
+    registered_for,
+    schema_of,
+)
+from perflab.torch_internals.patched import casts_of_custom_functions, casts_of_custom_operators
+from perflab.torch_internals.tracing import is_view
+
+_KEY = "AutocastCPU"
+
+# PyTorch's own, whatever stands in their place while a prediction runs.
+_dtype_of_autocast = torch.get_autocast_dtype
+_set_dtype_of_autocast = torch.set_autocast_dtype
+_is_enabled = torch.is_autocast_enabled
+_set_enabled = torch.set_autocast_enabled
+_clear_cache = torch.clear_autocast_cache
+
+
+@contextmanager
+def cuda_autocast() -> Iterator[None]:
+    """Within, ``torch.autocast`` of ``"cuda"`` and of ``"cpu"`` are one, and do what CUDA's does, to CPU tensors."""
+    casts = _Casts()
+    dtype_before = None if _is_enabled("cpu") else _dtype_of_autocast("cpu")  # a region that is on puts its own back
+    with kernels_registered((name, kernel, _KEY) for name, kernel in [*_kernels(casts), *_kernels_of_others()]):
+        try:
+            if dtype_before is not None:
+                _set_dtype_of_autocast("cpu", torch.float16)  # what CUDA's autocast is by default
+            with attributes_replaced(_questions(casts)):
+                yield
+        finally:
+            if dtype_before is not None:
+                _set_dtype_of_autocast("cpu", dtype_before)
+
+
+class _Casts:
+    """Casts of arguments; of a float32 parameter one a region, as ``cached_cast`` in ``ATen/autocast_mode.cpp``."""
+
+    def __init__(self) -> None:
+        self.cached = WeakTensorKeyDictionary()
+
+    def clear(self) -> None:
+        self.cached.clear()
+        _clear_cache()
+
+    def __call__(self, value: Any, to: torch.dtype) -> Any:
+        if isinstance(value, list | tuple):
+            return [self(one, to) for one in value] if any(isinstance(one, torch.Tensor) for one in value) else value
+        if not _is_eligible(value) or value.dtype == to:
+            return value
+        if not (
+            to == _dtype_of_autocast("cpu")
+            and value.dtype == torch.float32
+            and value.requires_grad
+            and value.is_leaf
+            and not is_view(value)
+            and torch.is_autocast_cache_enabled()
+        ):
+            return value.to(to)
+        if value not in self.cached:
+            self.cached[value] = value.to(to)
+        return self.cached[value]
+
+
+def _is_eligible(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype != torch.float64
+
+
+def _kernels(casts: _Casts) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """What is registered, by operator: what is on CUDA's list casts, what is only on the CPU's does not any more.
+
+    Operators of the lower precision that both lists have keep their own kernel, which remembers casts for all of them.
+    """
+    registered, known = registered_for(_KEY), registered_for("AutocastCUDA")
+    on_cuda: set[str] = set()
+    for names, policy in (
+        (LOWER_PRECISION, _lower_precision),
+        (FLOAT32, _float32),
+        (FLOAT32_SET_OPT_DTYPE, _set_opt_dtype),
+        (FLOAT32_APPEND_DTYPE, _append_dtype),
+        (PROMOTE, _promote),
+        (BANNED, _banned),
+    ):
+        for name in names:
+            operator = _operator(name)
+            if operator is None or name not in known:
+                continue
+            on_cuda.add(name)
+            if policy is not _lower_precision or name not in registered:
+                yield name, policy(operator, casts)
+    for name in sorted((registered | known) - on_cuda):
+        if "::" not in name:
+            yield name, torch.library.fallthrough_kernel if name not in known else _unknown(name)
+
+
+def _kernels_of_others() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Of operators that are not PyTorch's: what they registered for CUDA (``torch.library.register_autocast``)."""
+    registered, known = ({name for name in registered_for(key) if "::" in name} for key in (_KEY, "AutocastCUDA"))
+    for name in sorted(registered | known):
+        namespace, _, plain = name.partition("::")
+        operator = _operator(plain, namespace)
+        if name not in known:
+            yield name, torch.library.fallthrough_kernel
+        elif operator is not None:
+            yield name, _as_registered_for_cuda(operator)
+
+
+def _unknown(name: str) -> Callable[..., Any]:
+    """Of an operator that this version casts on CUDA, and our lists do not have: what it casts to is not known."""
+
+    def kernel(*_arguments: Any, **_keywords: Any) -> Any:
+        raise missing(TORCH, f"rule that perflab knows for aten::{name} under CUDA's autocast", "predict its precision")
+
+    return kernel
+
+
+def _as_registered_for_cuda(operator: Any) -> Any:
+    def kernel(*arguments: Any, **keywords: Any) -> Any:
+        with below_cpu_autocast():
+            return redispatch_as_cuda_autocast(operator, arguments, keywords)
+
+    return kernel
+
+
+def _operator(name: str, namespace: str = "aten") -> Any:
+    """``softmax.int`` as something to call; None where there is no such operator."""
+    packet, _, overload = name.partition(".")
+    return operator_or_none(namespace, packet, overload or "default")
+
+
+def _casting(operator: Any, casts: _Casts, to: Callable[[tuple[Any, ...], dict[str, Any]], torch.dtype]) -> Any:
+    def kernel(*arguments: Any, **keywords: Any) -> Any:
+        with below_cpu_autocast():
+            dtype = to(arguments, keywords)
+            return operator(
+                *(casts(one, dtype) for one in arguments), **{name: casts(one, dtype) for name, one in keywords.items()}
+            )
+
+    return kernel
+
+
+def _lower_precision(operator: Any, casts: _Casts) -> Any:
+    return _casting(operator, casts, lambda _arguments, _keywords: _dtype_of_autocast("cpu"))
+
+
+def _float32(operator: Any, casts: _Casts) -> Any:
+    return _casting(operator, casts, lambda _arguments, _keywords: torch.float32)
+
+
+def _promote(operator: Any, casts: _Casts) -> Any:
+    def widest(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> torch.dtype:
+        lower = _dtype_of_autocast("cpu")
+        given = [one.dtype for one in _flat([*arguments, *keywords.values()]) if _is_eligible(one)]
+        if any(dtype not in (lower, torch.float32) for dtype in given):
+            raise RuntimeError("Unexpected floating ScalarType in at::autocast::prioritize")
+        return torch.float32 if torch.float32 in given else lower
+
+    return _casting(operator, casts, widest)
+
+
+def _flat(values: Any) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from _flat(value)
+        else:
+            yield value
+
+
+def _set_opt_dtype(operator: Any, _casts: _Casts) -> Any:
+    place = [argument.name for argument in schema_of(operator).arguments].index("dtype")
+
+    def kernel(*arguments: Any, **keywords: Any) -> Any:
+        given = arguments[place] if len(arguments) > place else keywords.get("dtype")
+        with below_cpu_autocast():
+            if given is None and _is_eligible(arguments[0]):
+                # Where it can be given by position, it is the last argument that can.
+                arguments, keywords = arguments[:place], keywords | {"dtype": torch.float32}
+            return operator(*arguments, **keywords)
+
+    return kernel
+
+
+def _append_dtype(operator: Any, _casts: _Casts) -> Any:
+    name = str(operator).removeprefix("aten.")
+    appending = _operator(FLOAT32_APPEND_DTYPE[name])
+    names = [argument.name for argument in schema_of(operator).arguments]
+
+    def kernel(*arguments: Any, **keywords: Any) -> Any:
+        given = dict(zip(names, arguments, strict=False)) | keywords
+        for argument in schema_of(operator).arguments:
+            given.setdefault(argument.name, argument.default_value)
+        dtype = torch.float32 if _is_eligible(given["self"]) else given["self"].dtype
+        with below_cpu_autocast():
+            return appending(*(given[one] for one in names), dtype=dtype)
+
+    return kernel
+
+
+def _banned(operator: Any, _casts: _Casts) -> Any:
+    def kernel(*_arguments: Any, **_keywords: Any) -> Any:
+        raise RuntimeError(
+            f"torch.nn.functional.{schema_of(operator).name.removeprefix('aten::')} and torch.nn.BCELoss are unsafe to "
+            "autocast on CUDA; combine it with the sigmoid before it: "
+            "torch.nn.functional.binary_cross_entropy_with_logits"
+        )
+
+    return kernel
+
+
+def _questions(casts: _Casts) -> list[tuple[Any, str, Any]]:
+    """What asks for autocast's state, or sets it: CUDA's is the CPU's."""
+
+    def device(name: str) -> str:
+        return "cpu" if name == "cuda" else name
+
+    autocast: Any = torch.autocast
+    initialise = autocast.__init__
+    of_functions, of_operators = casts_of_custom_functions(), casts_of_custom_operators()
+    cast, cast_for_others = getattr(*of_functions), getattr(*of_operators[0])
+
+    def initialise_here(self: Any, device_type: str, *arguments: Any, **keywords: Any) -> None:
+        initialise(self, device(device_type) if isinstance(device_type, str) else device_type, *arguments, **keywords)
+
+    def cast_here(value: Any, device_type: str, dtype: torch.dtype) -> Any:
+        return cast(value, device(device_type), dtype)
+
+    def cast_for_others_here(value: Any, device_type: str, dtype: torch.dtype) -> Any:
+        return cast_for_others(value, device(device_type), dtype)
+
+    return [
+        (autocast, "__init__", initialise_here),
+        (*of_functions, cast_here),
+        *((*target, cast_for_others_here) for target in of_operators),
+        (torch, "clear_autocast_cache", casts.clear),
+        # Asked without a device PyTorch answers for CUDA.
+        (torch, "is_autocast_enabled", lambda device_type="cuda": _is_enabled(device(device_type))),
+        (torch, "set_autocast_enabled", _set_enabled_here),
+        (torch, "get_autocast_dtype", lambda device_type: _dtype_of_autocast(device(device_type))),
+        (torch, "set_autocast_dtype", lambda device_type, dtype: _set_dtype_of_autocast(device(device_type), dtype)),
+        (torch, "get_autocast_gpu_dtype", lambda: _dtype_of_autocast("cpu")),
+        (torch, "set_autocast_gpu_dtype", lambda dtype: _set_dtype_of_autocast("cpu", dtype)),
+    ]
+
+
+def _set_enabled_here(*arguments: Any) -> None:
+    """``set_autocast_enabled("cuda", True)``, or the older ``set_autocast_enabled(True)``, which means CUDA too."""
+    device_type = arguments[0] if len(arguments) > 1 else "cuda"
+    _set_enabled("cpu" if device_type == "cuda" else device_type, bool(arguments[-1]))

@@ -1,0 +1,208 @@
+"""Lets code name ``"cuda"`` where there is none: fake tensors say that they are there, and lie on the CPU.
+
+A case's own code says ``device="cuda"``, ``.cuda()``, ``torch.cuda.synchronize()``: all of that is taken, and does what
+it would to shapes and memory, which is nothing. Code that looks at ``tensor.device`` or ``tensor.is_cuda`` sees CUDA
+and goes CUDA's way; PyTorch's own code and this package's see the CPU. ``torch.cuda.is_available()`` stays as it is:
+code that asks has a way to go without, and that way is predicted.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.cuda
+import torch.cuda.nvtx
+from torch.overrides import TorchFunctionMode
+
+from perflab.predicted.cuda.patching import attributes_replaced
+from perflab.torch_internals import FakeTensor
+from perflab.torch_internals.dispatch import function_mode_beneath, is_function_mode_on
+from perflab.torch_internals.patched import backward_of_the_engine, device_of_a_fake_tensor, ranges_of_nvtx
+
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
+_CPU = torch.device("cpu")
+_CUDA = torch.device("cuda", 0)
+_NAME = re.compile(r"cuda(:\d+)?$")
+_ON_HOST = "_perflab_on_host"
+
+_ITSELF = (torch.Tensor.cuda, torch.Tensor.pin_memory)
+"""Methods that give a tensor somewhere else, which here is the same place."""
+
+_IS_CUDA = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
+
+_device = torch.device
+_generator = torch.Generator
+_set_default_device = torch.set_default_device
+
+
+@contextmanager
+def cuda_means_cpu(capability: tuple[int, int]) -> Iterator[None]:
+    """Within, devices of type ``cuda`` are the CPU, and the functions of ``torch.cuda`` answer without a GPU."""
+    replacements = [*_replacements(capability), *_what_a_tensor_says(), *_backward()]
+    with attributes_replaced(replacements), function_mode_beneath(_Redirected()):
+        yield
+
+
+def on_host(tensor: torch.Tensor) -> bool:
+    """Whether a fake tensor would be in host memory on a CUDA machine too: an optimizer's step counters are."""
+    return getattr(tensor, _ON_HOST, False) is True
+
+
+class _Redirected(TorchFunctionMode):
+    """Calls of PyTorch's functions, with ``cuda`` in their arguments replaced."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _ITSELF:
+            return args[0]
+        if func == _IS_CUDA:
+            return _is_a_users(sys._getframe(1)) and args[0].device.type == "cpu" and not on_host(args[0])
+        if kwargs:
+            if "device" in kwargs:
+                kwargs = kwargs | {"device": _cpu_for(kwargs["device"])}
+            if kwargs.get("pin_memory"):
+                kwargs = kwargs | {"pin_memory": False}
+        if len(args) > 1 and (func is torch.Tensor.to or any(isinstance(one, _device) for one in args[1:])):
+            args = (args[0], *(_cpu_for(one) for one in args[1:]))
+        result = func(*args, **kwargs)
+        if func is torch.tensor and _called_by_an_optimizer():
+            setattr(result, _ON_HOST, True)
+        return result
+
+
+def _backward() -> list[tuple[Any, str, Any]]:
+    """A mode is off while it deals with a call, and ``loss.backward()`` is one, in which a user's code may run."""
+    owner, name = backward_of_the_engine()
+    run: Any = getattr(owner, name)
+
+    def run_redirected(*arguments: Any, **keywords: Any) -> Any:
+        with _Redirected():
+            return run(*arguments, **keywords)
+
+    return [(owner, name, run_redirected)]
+
+
+def _is_a_users(frame: FrameType) -> bool:
+    """Whether its code is neither PyTorch's nor this package's, whose lab counts as a user."""
+    name: str = frame.f_globals.get("__name__", "")
+    if name.startswith("perflab."):
+        return name.startswith("perflab.lab.")
+    return name != "torch" and not name.startswith("torch.")
+
+
+def _what_a_tensor_says() -> list[tuple[Any, str, Any]]:
+    """Of the device it is on: to a user, the GPU."""
+    (owner, name), usual = device_of_a_fake_tensor()
+    look: Any = usual.fget
+
+    def device(self: FakeTensor) -> torch.device:
+        found: torch.device = look(self)
+        seen = found.type == "cpu" and _is_a_users(sys._getframe(1)) and not on_host(self) and _is_redirecting()
+        return _CUDA if seen else found
+
+    return [(owner, name, property(device, usual.fset, doc=usual.__doc__))]
+
+
+def _is_redirecting() -> bool:
+    """Whether a tensor that is asked for on CUDA now is made on the CPU.
+
+    Not while PyTorch deals with a call: in the shape function of somebody's own operator ``device=x.device`` would make
+    a fake CUDA tensor, and autograd ends the process when it meets one on a CPU build.
+    """
+    return is_function_mode_on(_Redirected)
+
+
+def _called_by_an_optimizer() -> bool:
+    """Without ``capturable`` and ``fused`` an optimizer counts its steps on the host, in what ``torch.tensor`` made."""
+    name: str = sys._getframe(2).f_globals.get("__name__", "")
+    return name.startswith("torch.optim")
+
+
+def _cpu_for(device: Any) -> Any:
+    if isinstance(device, _device):
+        return _CPU if device.type == "cuda" else device
+    if isinstance(device, str):
+        return "cpu" if _NAME.match(device) else device
+    if isinstance(device, int) and not isinstance(device, bool):
+        return _CPU  # ``device=0``: the first GPU
+    return device
+
+
+class _Nothing:
+    """A stream, an event, a range: enters, leaves, is waited for, and there is nothing to wait for."""
+
+    def __init__(self, *_arguments: Any, **_keywords: Any) -> None:
+        pass
+
+    def __enter__(self) -> _Nothing:
+        return self
+
+    def __exit__(self, *_error: Any) -> None:
+        pass
+
+    def query(self) -> bool:
+        """All work is done."""
+        return True
+
+    def elapsed_time(self, _end: Any) -> float:
+        """In milliseconds. Nothing takes time on fake tensors."""
+        return 0.0
+
+    def record_event(self, event: Any = None) -> Any:
+        """The event that was given, or a new one."""
+        return _Nothing() if event is None else event
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _do_nothing
+
+
+class _GeneratorMeta(type):
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, _generator)
+
+
+class _Generator(metaclass=_GeneratorMeta):
+    """``torch.Generator``, which takes ``cuda`` for the CPU."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        return _generator(device=_cpu_for(device))
+
+
+def _do_nothing(*_arguments: Any, **_keywords: Any) -> None:
+    return None
+
+
+def _give(value: Any) -> Callable[..., Any]:
+    return lambda *_arguments, **_keywords: value
+
+
+def _replacements(capability: tuple[int, int]) -> list[tuple[Any, str, Any]]:
+    silent = (
+        "synchronize empty_cache init set_device manual_seed manual_seed_all seed seed_all ipc_collect set_stream "
+        "reset_peak_memory_stats reset_max_memory_allocated reset_max_memory_cached reset_accumulated_memory_stats "
+        "set_per_process_memory_fraction"
+    )
+    nothing_held = "memory_allocated max_memory_allocated memory_reserved max_memory_reserved current_device"
+    things = "current_stream default_stream Stream ExternalStream Event stream device device_of StreamContext"
+    return [
+        *((torch.cuda, name, _do_nothing) for name in silent.split()),
+        *((torch.cuda, name, _give(0)) for name in nothing_held.split()),
+        *((torch.cuda, name, _Nothing) for name in things.split()),
+        (torch.cuda, "get_device_capability", _give(capability)),
+        (torch.cuda, "is_bf16_supported", _give(capability >= (8, 0))),
+        (*ranges_of_nvtx(), _Nothing()),
+        (torch.Tensor, "record_stream", _do_nothing),
+        (torch, "Generator", _Generator),
+        (torch, "set_default_device", lambda device: _set_default_device(_cpu_for(device))),
+    ]

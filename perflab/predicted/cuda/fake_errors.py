@@ -1,0 +1,193 @@
+"""Explains code that fake tensors cannot run: the operator, the line and the remedy.
+
+It looks at numbers, which fake tensors have none of, or it calls an operator that says nothing of its result's shape:
+one without a fake implementation, or with one that knows fewer dtypes than CUDA's kernel does.
+"""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+from perflab.torch_internals import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    OpOverload,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+from perflab.torch_internals.dispatch import schema_of
+
+_TORCH = Path(torch.__file__).parent
+_PERFLAB = Path(__file__).parents[2]
+_LAB = _PERFLAB / "lab"
+_STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib"))
+_INSTALLED = Path(sysconfig.get_path("purelib"))
+_TRITON = _TORCH.parent / "triton"
+
+_MACHINERY = (
+    *(
+        f"{_TORCH}/{name}"
+        for name in [
+            "_subclasses/",
+            "_dynamo/",
+            "_compile.py",
+            "_decomp/",
+            "_meta_registrations.py",
+            "_prims/",
+            "_prims_common/",
+            "_refs/",
+            "_ops.py",
+            "overrides.py",
+            "utils/_stats.py",
+            "utils/_python_dispatch.py",
+        ]
+    ),
+    f"{Path(__file__).parents[1]}/",
+)
+_HIGHER_ORDER = re.compile(r"no rule registered for HigherOrderOperator (\w+)")
+_WANTS_NUMBERS = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+)
+_SAYS_SO = (
+    ".numpy() is not supported for tensor subclasses",
+    "Cannot access data pointer of",
+    "unsupported format string passed to FakeTensor",
+    "Can't pickle local object 'WeakValueDictionary",
+    "Could not guard on data-dependent expression",
+    "Could not extract specialized integer from data-dependent expression",
+)
+"""What else is raised where numbers, or a place in memory, are asked for: ``numpy()``, ``data_ptr()``,
+``f"{loss:.2f}"``, ``torch.save``, and sizes that hang on values."""
+
+
+_NO_FAKE = (
+    re.compile(r'"\w+" not implemented for '),
+    re.compile(r"no fake impl registered"),
+    re.compile(r"Could not run '\S+' with arguments from the 'Meta' backend"),
+)
+"""What PyTorch says of an operator whose shapes it cannot tell, or not for such arguments."""
+
+
+@dataclass(frozen=True)
+class Unpredictable:
+    """An operator that fake tensors cannot run."""
+
+    where: str
+    """``train.py:17: `torch.histc(...)` ``; empty where no line is known."""
+    operator: str
+    """``aten::histc``."""
+    why: str
+
+
+def unpredictable(error: BaseException) -> Unpredictable | None:
+    """The operator without a fake implementation that ended a prediction."""
+    for one in _chain(error):
+        where = next(filter(None, map(_innermost_line, reversed(_chain(error)))), "")
+        if isinstance(one, UnsupportedOperatorException):
+            return Unpredictable(where, _named(one.func), "has no fake implementation")
+        if any(words.search(str(one)) for words in _NO_FAKE):
+            said = " ".join(str(one).split("\n")[0].split())
+            return Unpredictable(where, _named(_operator_of(one)), f"cannot tell its result's shape: {said}")
+    return None
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    chain: list[BaseException] = []
+    current: BaseException | None = error
+    while current is not None and all(current is not one for one in chain):
+        chain.append(current)
+        current = current.__cause__ or current.__context__
+    return chain
+
+
+def _operator_of(error: BaseException) -> object:
+    """What PyTorch's machinery had in its hands."""
+    found: object = None
+    entry = error.__traceback__
+    while entry is not None:
+        for name in ("func", "op"):
+            value = entry.tb_frame.f_locals.get(name)
+            if isinstance(value, OpOverload) and entry.tb_frame.f_code.co_filename.startswith(_MACHINERY):
+                found = value
+        entry = entry.tb_next
+    return found
+
+
+def _named(operator: object) -> str:
+    return str(schema_of(operator).name) if isinstance(operator, OpOverload) else "an operator"
+
+
+def what_needs_numbers(error: BaseException) -> str | None:
+    """Which line of the user's asked a fake tensor for its numbers: ``train.py:17: `loss.item()` ``.
+
+    None for any other error, and where no line is the user's. Of the traceback it is the innermost frame outside of
+    PyTorch, of the standard library and of this package, whose lab counts as a user. The path is relative to the
+    working directory where it lies below.
+    """
+    chain = _chain(error)
+    for depth, one in enumerate(chain, start=1):
+        if _is_about_numbers(one):
+            # PyTorch may have caught it in its own code, and raised another where the user's line is.
+            return next(filter(None, map(_innermost_line, reversed(chain[:depth]))), None)
+    return None
+
+
+def higher_order_operator(error: BaseException) -> str | None:
+    """The operator of higher order (``flex_attention``) that an error is about: what it does, the compiler settles."""
+    found = _HIGHER_ORDER.search(str(error)) if isinstance(error, NotImplementedError) else None
+    return found[1] if found is not None else None
+
+
+def without_machinery(error: BaseException) -> BaseException:
+    """The error, its traceback cut where what makes tensors fake begins: there a real tensor's would have ended."""
+    last, entry = None, error.__traceback__
+    while entry is not None:
+        filename = entry.tb_frame.f_code.co_filename
+        if _is_the_users(filename) or (last is not None and not filename.startswith(_MACHINERY)):
+            last = entry
+        elif last is not None and not _is_the_users_below(entry):
+            last.tb_next = None
+            break
+        entry = entry.tb_next
+    return error
+
+
+def _is_the_users_below(entry: TracebackType) -> bool:
+    below = entry.tb_next
+    while below is not None:
+        if _is_the_users(below.tb_frame.f_code.co_filename):
+            return True
+        below = below.tb_next
+    return False
+
+
+def _is_about_numbers(error: BaseException) -> bool:
+    return isinstance(error, _WANTS_NUMBERS) or any(words in str(error) for words in _SAYS_SO)
+
+
+def _innermost_line(error: BaseException) -> str | None:
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if _is_the_users(frame.filename):
+            path = Path(frame.filename)
+            if path.is_relative_to(Path.cwd()):
+                path = path.relative_to(Path.cwd())
+            return f"{path}:{frame.lineno}: `{frame.line}`" if frame.line else f"{path}:{frame.lineno}"
+    return None
+
+
+def _is_the_users(filename: str) -> bool:
+    path = Path(filename)
+    if filename.startswith("<") or path.is_relative_to(_TORCH) or path.is_relative_to(_TRITON):
+        return False
+    if path.is_relative_to(_PERFLAB):
+        return path.is_relative_to(_LAB)
+    return path.is_relative_to(_INSTALLED) or not path.is_relative_to(_STANDARD_LIBRARY)

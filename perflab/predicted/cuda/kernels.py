@@ -1,0 +1,237 @@
+"""Knows what a trace of operators does not show: temporary memory of CUDA kernels, and launches an operator.
+
+From PyTorch's sources; where a file is named, it is below ``aten/src/ATen/native``. Shapes: query ``(B, H, N, D)``, key
+``(B, G, M, D)``, value ``(B, G, M, Dv)``. Bytes are as they are asked for, unrounded, those of the worst moment. Left
+out: what depends on the number of multiprocessors (FlashAttention's split keys for a handful of queries, its
+deterministic backward), cuBLAS's workspace, and what sorting takes (``sort``, ``topk``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from perflab.predicted.cuda.devices import on_host
+from perflab.torch_internals.dispatch import aten
+
+_FLOAT32 = 4
+_INDEX = 8
+
+CHUNK = 65536
+"""Numbers that one block of a multi-tensor kernel takes (``cuda/MultiTensorApply.cuh``, ``kChunkSize``)."""
+MOST_TENSORS = (770, 448, 336, 252, 210)
+"""Of one launch, by how many lists there are: ``depth_to_max_tensors``, built for CUDA 13."""
+MOST_TENSORS_WITH_SCALARS = (672, 448, 336, 252, 210)
+MOST_BLOCKS = 2240
+
+
+def hidden_bytes(operator: str, arguments: Sequence[Any], keywords: Mapping[str, Any] | None = None) -> int | None:
+    """Memory that the operator's kernel takes and gives back within one call, beside its results.
+
+    ``operator`` is its name without the overload, ``aten::embedding_dense_backward``; ``arguments`` and ``keywords``
+    are what it was dispatched with. None where nothing is known of any, 0 where it takes none at these sizes.
+    """
+    rule = _HIDDEN.get(operator.removeprefix("aten::"))
+    return None if rule is None else rule(*arguments, **(keywords or {}))
+
+
+def launches(operator: str, arguments: Sequence[Any], keywords: Mapping[str, Any] | None = None) -> int:
+    """How many kernels the call launches. Views, which launch none, are not asked about; copies count as kernels.
+
+    1 where nothing else is known; 0 for what only takes memory, or works on the host.
+    """
+    name = operator.removeprefix("aten::")
+    if name.startswith("empty") or name in _LAUNCH_NOTHING:
+        return 0
+    if name.startswith(("_foreach_", "_fused_", "_amp_foreach_")) and arguments and _is_list(arguments[0]):
+        return _multi_tensor_launches(name, arguments)
+    rule = _LAUNCHES.get(name, 1)
+    return rule if isinstance(rule, int) else rule(*arguments, **(keywords or {}))
+
+
+def check_operators() -> None:
+    """That operators are still called as in these tables: renamed ones would take nothing in passing, and one launch.
+
+    Raises:
+        InternalsError: one of them is not there.
+    """
+    for name in sorted({*_HIDDEN, *_LAUNCHES, *_LAUNCH_NOTHING}):
+        aten(name, "know what its kernel takes in passing")
+
+
+def _round(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+def _copy_if_strided(tensor: torch.Tensor) -> int:
+    """What ``tensor.transpose(1, 2).contiguous()`` takes: kernels want ``(B, N, H, D)``."""
+    return 0 if tensor.transpose(1, 2).is_contiguous() else _bytes(tensor)
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _flash_backward(
+    grad: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    *_: Any,
+    **__: Any,
+) -> int:
+    """``mha_bwd`` in ``transformers/cuda/flash_attn/flash_api.cpp``: float32 dq, ``softmax_d``, dk and dv by head."""
+    batch, heads, length, size = query.shape
+    rounded_length, rounded_size = _round(length, 128), _round(size, 32 if size <= 128 else 64)
+    accumulated = batch * heads * rounded_length * (rounded_size + 1) * _FLOAT32
+    expanded = 2 * batch * key.shape[2] * heads * size * key.element_size() if key.shape[1] != heads else 0
+    return accumulated + expanded + _copy_if_strided(grad) + _copy_if_strided(out)
+
+
+def _cudnn_backward(
+    grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
+) -> int:
+    """An estimate, since cuDNN's workspace is its own affair: dq in float32 and a number a query, as others need."""
+    batch, heads, length, size = query.shape
+    return batch * heads * length * (size + 1) * _FLOAT32
+
+
+def _efficient_forward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> int:
+    """``mem_eff_attention/kernel_forward.h``, ``kNeedsOutputAccumulatorBuffer``: above 128, in half precision."""
+    if query.element_size() == _FLOAT32 or max(query.shape[-1], value.shape[-1]) <= 128:
+        return 0
+    batch, heads, length = query.shape[:3]
+    return int(batch * heads * length * value.shape[-1] * _FLOAT32)
+
+
+def _efficient_backward(
+    grad: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    *_: Any,
+    **__: Any,
+) -> int:
+    """Delta and ``workspace_size``.
+
+    ``transformers/cuda/attention_backward.cu`` and ``transformers/cuda/mem_eff_attention/kernel_backward.h``. Tiles are
+    those that ``kernels/cutlassB.h`` tries first on compute capability 8.0. In float32 delta is made of whole products
+    before the kernel runs.
+    """
+    batch, heads, length, size = query.shape
+    size_of_values = value.shape[-1]
+    largest = max(size, size_of_values)
+    half = query.element_size() < _FLOAT32
+    rows, columns = (64, 64) if largest <= 64 else ((128, 128) if half and largest <= 128 else (128, 64))
+    each = math.ceil(length / rows) * math.ceil(size / columns) * (16 + rows * columns * _FLOAT32)
+    if half and largest > 128:  # dk and dv do not stay in registers
+        splits = max(1, min(math.ceil(key.shape[2] / columns), 200 // (batch * heads)))
+        each += splits * columns * (_round(size, rows) + _round(size_of_values, rows)) * _FLOAT32
+    workspace = batch * heads * _round(each, 16)
+    delta = batch * heads * length * _FLOAT32
+    products = 0 if half else batch * heads * length * size_of_values * _FLOAT32
+    return max(delta + workspace, products + delta) + _copy_if_strided(grad)
+
+
+def _embedding_backward(grad: torch.Tensor, indices: torch.Tensor, num_weights: int, *rest: Any, **__: Any) -> int:
+    """Above 3072 tokens they are sorted, and summed in parts.
+
+    ``cuda/Embedding.cu`` and ``cuda/EmbeddingBackwardKernel.cu``. The parts are one row of float32 for every 10 tokens,
+    and one more for every row of the weight that may be met.
+    """
+    tokens = indices.numel()
+    if tokens <= 3072 and not (len(rest) > 1 and rest[1]):
+        return 0
+    segments = min(tokens, num_weights)
+    parts = tokens // 10 + segments
+    numbers = (3 * tokens + 2 * segments + parts) * indices.element_size()
+    return int(numbers + parts * grad.shape[-1] * max(grad.element_size(), _FLOAT32) + 2 * _INDEX)
+
+
+def _safe_softmax(scores: torch.Tensor, *_: Any, **__: Any) -> int:
+    """``transformers/attention.cpp``: a softmax, which entries are minus infinity, which rows have no other."""
+    return _bytes(scores) + scores.numel() + scores.numel() // max(1, scores.shape[-1])
+
+
+def _foreach_norm(tensors: Sequence[torch.Tensor], *_: Any, **__: Any) -> int:
+    """``cuda/ForeachReduceOp.cu``: a float32 for every chunk of the largest tensor, for every tensor."""
+    if not tensors or on_host(tensors[0]):
+        return 0
+    most = max(math.ceil(one.numel() / CHUNK) for one in tensors)
+    return len(tensors) * most * max(_FLOAT32, tensors[0].element_size())
+
+
+_HIDDEN: dict[str, Callable[..., int]] = {
+    "_scaled_dot_product_flash_attention_backward": _flash_backward,
+    "_scaled_dot_product_cudnn_attention_backward": _cudnn_backward,
+    "_scaled_dot_product_efficient_attention": _efficient_forward,
+    "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
+    "embedding_dense_backward": _embedding_backward,
+    "_safe_softmax": _safe_softmax,
+    "_foreach_norm": _foreach_norm,
+}
+
+
+def _flash_backward_launches(grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, *_: Any, **__: Any) -> int:
+    """``flash_bwd_launch_template.h``: the rows' products, dk and dv, dq converted; with grouped heads two sums."""
+    return 3 if key.shape[1] == query.shape[1] else 5
+
+
+def _efficient_backward_launches(grad: torch.Tensor, *_: Any, **__: Any) -> int:
+    """In float32 delta takes three kernels more: a product, a sum, a copy."""
+    return 4 if grad.element_size() == _FLOAT32 else 1
+
+
+def _embedding_backward_launches(grad: torch.Tensor, indices: torch.Tensor, *_: Any, **__: Any) -> int:
+    """Zeros and one kernel; above 3072 tokens about so many: a sort in passes, segments found, sums."""
+    return 2 if indices.numel() <= 3072 else 16
+
+
+def _multi_tensor_launches(name: str, arguments: Sequence[Any]) -> int:
+    tensors = [one for one in arguments[0] if isinstance(one, torch.Tensor)]
+    if tensors and all(on_host(one) for one in tensors):
+        return 0
+    lists = [one for one in arguments if _is_list(one) and one and isinstance(one[0], torch.Tensor)]
+    # An optimizer's step counters are a list that is not cut up with the others.
+    depth = len(lists) - name.startswith("_fused_") + (not name.endswith("_") and name != "_foreach_norm")
+    scalars = any(_is_list(one) and one and isinstance(one[0], int | float) for one in arguments)
+    count = _chunked_launches([one.numel() for one in tensors], depth, scalars)
+    return count + 1 if name == "_foreach_norm" else count
+
+
+def _chunked_launches(sizes: Sequence[int], depth: int, scalars: bool) -> int:
+    """``multi_tensor_apply``: a launch goes out when it has as many tensors, or as many chunks, as it can take."""
+    most_tensors = (MOST_TENSORS_WITH_SCALARS if scalars else MOST_TENSORS)[min(max(depth, 1), 5) - 1]
+    launched = tensors = blocks = 0
+    for size in sizes:
+        chunks = -(-size // CHUNK)
+        tensors += bool(chunks)
+        for chunk in range(1, chunks + 1):
+            blocks += 1
+            if blocks == MOST_BLOCKS or (tensors == most_tensors and chunk == chunks):
+                launched, blocks, tensors = launched + 1, 0, int(chunk < chunks)
+    return launched + bool(blocks)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple)
+
+
+_LAUNCH_NOTHING = frozenset(("new_empty", "new_empty_strided", "lift_fresh", "_local_scalar_dense", "record_stream"))
+
+_LAUNCHES: dict[str, int | Callable[..., int]] = {
+    "_scaled_dot_product_flash_attention_backward": _flash_backward_launches,
+    "_scaled_dot_product_efficient_attention_backward": _efficient_backward_launches,
+    "_scaled_dot_product_cudnn_attention_backward": 3,
+    "embedding_dense_backward": _embedding_backward_launches,
+    "_safe_softmax": 6,  # two scalars filled, softmax, eq, all, where
+    "native_layer_norm_backward": 2,  # the input's gradient; weight's and bias's (cuda/layer_norm_kernel.cu)
+    "_fused_rms_norm_backward": 2,
+    "nll_loss_backward": 2,  # zeros, then the targets (cuda/NLLLoss2d.cu, Loss.cu)
+}

@@ -1,0 +1,50 @@
+"""Replaces attributes and dictionary entries for a while, and restores them.
+
+Those with a private name come from ``perflab.torch_internals``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, MutableMapping
+from contextlib import contextmanager
+from typing import Any
+
+from perflab.internals import TORCH, missing
+
+_ABSENT = object()
+
+
+@contextmanager
+def attributes_replaced(replacements: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Within, each ``owner.name`` is the value given.
+
+    Raises:
+        InternalsError: an owner has no such name. Left alone, a prediction would be another device's, and not say so.
+    """
+    before: list[tuple[Any, str, Any]] = []
+    try:
+        for owner, name, value in replacements:
+            if not hasattr(owner, name):
+                raise missing(TORCH, f"{getattr(owner, '__name__', owner)}.{name}", "predict what a GPU would do")
+            # A class's own entry, so that what it inherits is not made its own on the way back.
+            old = vars(owner).get(name, _ABSENT) if isinstance(owner, type) else getattr(owner, name)
+            before.append((owner, name, old))
+            setattr(owner, name, value)
+        yield
+    finally:
+        for owner, name, old in reversed(before):
+            if old is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, old)
+
+
+@contextmanager
+def entry_replaced(table: MutableMapping[Any, Any], key: Any, value: Any) -> Iterator[None]:
+    """Within, ``table[key]`` is the value; ``KeyError`` where the table has no such key."""
+    old = table[key]
+    table[key] = value
+    try:
+        yield
+    finally:
+        table[key] = old

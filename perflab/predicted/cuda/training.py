@@ -1,0 +1,60 @@
+"""What a training step chooses by device: multi-tensor optimizers, clipping, gradient scaling.
+
+On CUDA an optimizer that is not told otherwise takes the ``_foreach_`` operators, for parameters that are plain tensors
+on a CUDA device (``torch/optim/optimizer.py``, ``_default_to_fused_or_foreach``). Fake tensors are neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.amp
+import torch.optim
+
+from perflab.predicted.cuda.patching import attributes_replaced
+from perflab.torch_internals import FakeTensor
+from perflab.torch_internals.patched import devices_of_foreach, initial_scale, steps_of_grad_scaler
+from perflab.torch_internals.tracing import foreach_types
+
+
+@contextmanager
+def cuda_training() -> Iterator[None]:
+    """Within, optimizers, ``clip_grad_norm_`` and ``GradScaler`` treat fake tensors on the CPU as tensors on CUDA."""
+    lists = foreach_types()
+    try:
+        for types in lists:
+            types.append(FakeTensor)
+        with attributes_replaced([*_supported_devices(), *_grad_scaler()]):
+            yield
+    finally:
+        for types in lists:
+            types.remove(FakeTensor)
+
+
+def _supported_devices() -> Iterator[tuple[Any, str, Any]]:
+    for owner, name in devices_of_foreach():
+        yield owner, name, _with_cpu(getattr(owner, name))
+
+
+def _with_cpu(usual: Callable[[], list[str]]) -> Callable[[], list[str]]:
+    return lambda: [*usual(), "cpu"]
+
+
+def _grad_scaler() -> list[tuple[Any, str, Any]]:
+    """``GradScaler`` of ``"cuda"`` is enabled, takes every step, and knows its scale only as it began."""
+    scaler: Any = torch.amp.GradScaler
+    initialise = scaler.__init__
+
+    def initialise_here(self: Any, device: str = "cuda", *arguments: Any, **keywords: Any) -> None:
+        initialise(self, "cpu" if device == "cuda" else device, *arguments, **keywords)
+
+    def step(self: Any, optimizer: torch.optim.Optimizer, state: Any, *arguments: Any, **keywords: Any) -> Any:
+        return optimizer.step(*arguments, **keywords)
+
+    def scale(self: Any) -> float:
+        return initial_scale(self)
+
+    return [(scaler, "__init__", initialise_here), (*steps_of_grad_scaler(), step), (scaler, "get_scale", scale)]

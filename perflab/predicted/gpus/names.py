@@ -1,0 +1,52 @@
+"""Finds a GPU by the name of its data sheet, or by CUDA's device name. Pure."""
+
+from __future__ import annotations
+
+import re
+from difflib import get_close_matches
+
+from perflab.predicted.gpus.data_sheets import GPUS, Gpu
+
+__all__ = ["GPUS", "Gpu", "gpu_by_device_name", "parse_gpu"]
+
+_BRANDS = ("nvidia", "tesla", "geforce")
+
+
+def _plain(text: str) -> str:
+    """Letters and digits alone, in lower case, without the maker's brands."""
+    words = [word for word in re.split(r"[^a-z0-9]+", text.lower()) if word]
+    while len(words) > 1 and words[0] in _BRANDS:
+        del words[0]
+    return "".join(words)
+
+
+def parse_gpu(text: str) -> Gpu:
+    """Read the name of a GPU: ``h100``, ``A100 80GB``, ``rtx_4090``, or what CUDA calls it: ``NVIDIA H100 80GB HBM3``.
+
+    Raises:
+        ValueError: no sheet of that name, with names like it and those that there are.
+    """
+    asked = _plain(text)
+    by_plain = {_plain(name): gpu for name, gpu in GPUS.items()}
+    gpu = by_plain.get(asked) or gpu_by_device_name(text)
+    if gpu is not None:
+        return gpu
+    if not asked:
+        raise ValueError(f"no GPU is named; known are {', '.join(GPUS)}")
+    begun = [gpu.name for plain, gpu in by_plain.items() if plain.startswith(asked)]
+    like = begun or [by_plain[plain].name for plain in get_close_matches(asked, by_plain, n=3, cutoff=0.6)]
+    meant = f"did you mean {' or '.join(like)}? Known" if like else "known"
+    raise ValueError(f"{text!r} is not a GPU that perflab has a data sheet of; {meant} are {', '.join(GPUS)}")
+
+
+def gpu_by_device_name(device_name: str) -> Gpu | None:
+    """The sheet of a GPU that was measured on, by what ``torch.cuda.get_device_name()`` said; None: there is none.
+
+    The whole name has to be one of a sheet's: an ``A10G`` is no A10, a ``4090 D`` or a laptop's no 4090, and a slice of
+    a GPU (``NVIDIA A100-SXM4-40GB MIG 1g.5gb``) is none.
+    """
+    asked = _plain(device_name)
+    for gpu in GPUS.values():
+        if any(_plain(name) == asked for name in (gpu.device_name, *gpu.other_device_names)):
+            return gpu
+    return None

@@ -1,0 +1,1 @@
+"""A prediction against its baseline: totals decide, rows tell what grew. Pure."""

@@ -1,0 +1,165 @@
+"""Describes what grew in a prediction: module, operator and amount; the cause first. Pure.
+
+One change of the code shows in many rows: an operator more, what backward does for it, a peak at another moment. The
+*cause* is told first: the first operator of forward that is called more often than it was, else the first that is
+larger. Nothing before it in time has changed, so it follows from no other row. Where no operator did more, something is
+kept that was let go, and the largest row of the peak says what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from perflab.predicted.judge.growth import Grown, Row
+from perflab.predicted.judge.row_names import Amounts
+from perflab.units import format_bytes, format_flops
+
+MOST = 5
+"""Rows of one kind that are told; the baselines' diff has them all."""
+_COSTS = ("flops", "bytes", "operators")
+"""As they stand in a cost's amounts."""
+_CALLS = _COSTS.index("operators")
+
+
+class _Said(NamedTuple):
+    """One sentence."""
+
+    text: str
+    is_cause: bool = False
+
+
+def explain_growth(grown: Grown, worse: Sequence[str]) -> list[str]:
+    """Sentences for what is known to have grown, those about the cause first.
+
+    Args:
+        grown: the rows.
+        worse: of ``memory``, ``saved``, ``flops``, ``bytes``, ``operators``.
+    """
+    cause = _cause(grown.costs.rows)
+    said: list[_Said] = []
+    if "memory" in worse:
+        said += _peak_said(grown.peak.rows, cause)
+    if "saved" in worse:
+        said += _saved_said(grown.saved.rows, cause)
+    said += _costs_said(grown.costs.rows, [_COSTS.index(name) for name in worse if name in _COSTS], cause)
+    told = [one.text for one in sorted(said, key=lambda one: not one.is_cause)]
+    told = [*_layers_said(grown, worse), *told]
+    return told or (["the totals grew, and no row did"] if worse else [])
+
+
+def _cause(costs: Sequence[Row]) -> Row | None:
+    """The row that all others may follow from; rows are in the order in which they came first."""
+
+    def rank(row: Row) -> int:
+        is_called_more = row.amounts[_CALLS] > 0
+        if row.key.group == "optimizer":
+            return 2 if is_called_more else 5
+        if row.key.group == "backward":
+            return 3 if is_called_more else 4
+        return 0 if is_called_more else 1
+
+    return min((row for row in costs if max(row.amounts) > 0), key=rank, default=None)
+
+
+def _is_of(row: Row, cause: Row | None) -> bool:
+    """Whether a row is about what the operator made that is the cause."""
+    return cause is not None and (row.key.module, row.key.operator) == (cause.key.module, cause.key.operator)
+
+
+def _layers_said(grown: Grown, worse: Sequence[str]) -> list[str]:
+    if not (grown.stacks and worse):
+        return []
+    changed = [f"{stack} has {now} layers instead of {before}" for stack, (before, now) in grown.stacks.items()]
+    peak, saved, costs = grown.peak.by_layers, grown.saved.by_layers, grown.costs.by_layers
+    told = [
+        *([f"{_signed(peak[0], format_bytes)} at the peak"] if any(peak[:1]) else []),
+        *([f"{_signed(saved[0], format_bytes)} saved for backward"] if any(saved[:1]) else []),
+        *(_costs_told(costs) if costs else []),
+        *([f"{costs[2]:+,} operators"] if any(costs[2:]) else []),
+    ]
+    return [": ".join(filter(None, [" and ".join(changed), ", ".join(told)]))]
+
+
+def _largest(rows: Sequence[Row], cause: Row | None) -> list[Row]:
+    """Rows that have more bytes, what the cause made before the rest."""
+    more = [row for row in rows if row.amounts[0] > 0]
+    return sorted(more, key=lambda row: (not _is_of(row, cause), -row.amounts[0]))
+
+
+def _peak_said(rows: Sequence[Row], cause: Row | None) -> list[_Said]:
+    more = _largest(rows, cause)
+    said = []
+    for row in more[:MOST]:
+        size_bytes, blocks = row.amounts
+        tensors = f"{blocks} more tensor{'s' * (blocks != 1)}" if blocks > 0 else "larger tensors"
+        what = f"{row.key.group} of {row.key.operator}" if row.key.operator else row.key.group
+        text = f"{_who(row)} keeps {tensors} at the peak: {what}, +{format_bytes(size_bytes)}{_at(row)}"
+        said.append(_Said(text, _is_of(row, cause)))
+    against: list[_Said] = []
+    less_bytes = -sum(row.amounts[0] for row in rows if row.amounts[0] < 0)
+    if more and less_bytes:
+        most = min(rows, key=lambda row: row.amounts[0])
+        what = " ".join(filter(None, [most.key.module, most.key.operator])) or most.key.group
+        against = [_Said(f"against that {format_bytes(less_bytes)} less at the peak, most of it {what}")]
+    return [*said, *_and_more(more), *against]
+
+
+def _saved_said(rows: Sequence[Row], cause: Row | None) -> list[_Said]:
+    more = _largest(rows, cause)
+    said = []
+    for row in more[:MOST]:
+        size_bytes, count = row.amounts
+        tensors = f"{count} more tensor{'s' * (count != 1)}" if count > 0 else "larger tensors"
+        what = " ".join(filter(None, [row.key.operator, row.shown]))
+        text = f"{_who(row)} saves {tensors} for backward: {what}, +{format_bytes(size_bytes)}{_at(row)}"
+        said.append(_Said(text, _is_of(row, cause)))
+    return [*said, *_and_more(more)]
+
+
+def _costs_said(rows: Sequence[Row], at: Sequence[int], cause: Row | None) -> list[_Said]:
+    """The cause, and rows with most of what got worse (``at`` those amounts); no quantity counts more than another."""
+    grown = {i: sum(max(0, row.amounts[i]) for row in rows) for i in at}
+    shares = [(max((row.amounts[i] / grown[i] for i in at if grown[i]), default=0.0), row) for row in rows]
+    more = [row for share, row in sorted(shares, key=lambda pair: (pair[1] is not cause, -pair[0])) if share > 0]
+    said = []
+    for row in more[:MOST]:
+        phase = f", {row.key.group}" if row.key.group else ""
+        calls = row.amounts[2]
+        many = f"{abs(calls):,} {'more' if calls > 0 else 'fewer'}" if calls else "larger"
+        instead = _instead_of(row, rows) if row is cause else ""
+        told = [f"{many} {row.key.operator}{instead}", *_costs_told(row.amounts)]
+        said.append(_Said(f"{_who(row)}{phase}: {', '.join(told)}{_at(row)}", row is cause))
+    return [*said, *_and_more(more)]
+
+
+def _instead_of(cause: Row, rows: Sequence[Row]) -> str:
+    """The operator that its module called before, where there is one."""
+    here = [row for row in rows if row.key[:2] == cause.key[:2] and row.amounts[_CALLS] < 0]
+    most = min(here, key=lambda row: row.amounts[_CALLS], default=None)
+    return f" instead of {-most.amounts[_CALLS]:,} {most.key.operator}" if most is not None else ""
+
+
+def _costs_told(amounts: Amounts) -> list[str]:
+    flops, bytes_moved, _ = amounts
+    return [
+        *([_signed(flops, format_flops)] if flops else []),
+        *([f"{_signed(bytes_moved, format_bytes)} moved"] if bytes_moved else []),
+    ]
+
+
+def _who(row: Row) -> str:
+    return row.key.module or "code outside of modules"
+
+
+def _at(row: Row) -> str:
+    return f" ({row.line})" if row.line else ""
+
+
+def _and_more(rows: Sequence[Row]) -> list[_Said]:
+    left = len(rows) - MOST
+    return [_Said(f"and {left} more row{'s' * (left != 1)} like these grew")] if left > 0 else []
+
+
+def _signed(amount: int, written: Callable[[int], str]) -> str:
+    return f"{'-' if amount < 0 else '+'}{written(abs(amount))}"

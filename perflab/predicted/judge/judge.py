@@ -1,0 +1,151 @@
+"""Judges a prediction against its baseline: totals decide, exactly. Pure.
+
+A prediction is arithmetic: there is no noise, and nothing to measure again. What fails a case is any growth of
+
+- ``memory``: its peak, and ``saved``: what is kept for backward, past the slack that memory is given (none by default);
+- ``flops``, and where counts are gated ``bytes`` moved and ``operators``: to the last one.
+
+Totals decide; what grew, ``growth`` tells from the rows. Only one version of PyTorch is compared with itself: the
+operators are its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from perflab.data import Parameters
+from perflab.predicted.judge.growth import find_growth
+from perflab.predicted.judge.growth_text import explain_growth
+from perflab.predicted.records import Cost, PeakPart, PredictedBaseline, Prediction, SavedTensors
+from perflab.records import Change, Judgement, Policy, Verdict
+
+_ALLOWING_SLACK = ("memory", "saved")
+_COUNTED = ("bytes", "operators")
+"""What ``--perf-counts`` is about: as many operators as before may well be other ones."""
+
+
+def judge_predicted(now: Prediction, baseline: PredictedBaseline | None, policy: Policy) -> Judgement:
+    """Compare a prediction with its baseline, or with none."""
+    if baseline is None:
+        return Judgement(verdict=Verdict.NEW, reasons=["no baseline yet"])
+    if now.torch != baseline.torch:
+        said = f"baseline from another PyTorch: torch {baseline.torch} then, {now.torch} now"
+        return Judgement(verdict=Verdict.INCOMPARABLE, reasons=[said])
+    totals = _totals(now, baseline)
+    gated = [name for name in totals if policy.gate_counts or name not in _COUNTED]
+    worse = [name for name in gated if _is_more(name, *totals[name], policy)]
+    fell = any(totals[name][1] < totals[name][0] for name in gated)
+    changes = {
+        name: Change(
+            before=before,
+            now=after,
+            ratio=after / before if before else 1.0 + after,
+            limit=1.0 + _slack(name, policy) if name in gated else None,
+        )
+        for name, (before, after) in totals.items()
+    }
+    return Judgement(
+        verdict=Verdict.REGRESSED if worse else Verdict.IMPROVED if fell else Verdict.OK,
+        memory=changes.pop("memory"),
+        counts=changes,
+        worse=worse,
+        reasons=explain_growth(find_growth(now, baseline), worse) if worse else [],
+    )
+
+
+def baseline_of(
+    prediction: Prediction,
+    *,
+    recorded: str,
+    parameters: Parameters | None = None,
+    commit: str | None = None,
+    reason: str | None = None,
+) -> PredictedBaseline:
+    """What of a prediction is stored: nothing that changes when a file is edited elsewhere, or operators change places.
+
+    Args:
+        prediction: what is to be the baseline.
+        recorded: date, ISO 8601.
+        parameters: the case's.
+        commit: the project's.
+        reason: why it is saved, if that was said.
+    """
+    return PredictedBaseline(
+        torch=prediction.torch,
+        recorded=recorded,
+        peak_bytes=prediction.peak_bytes,
+        held_bytes=prediction.held_bytes,
+        at_peak=_parts(prediction.at_peak),
+        costs=_costs(prediction.costs),
+        saved_bytes=prediction.saved_bytes,
+        roofline_ns=prediction.roofline_ns,
+        saved=_saved(prediction.saved),
+        layers=dict(sorted(prediction.layers.items())),
+        parameters=parameters or {},
+        commit=commit,
+        reason=reason,
+    )
+
+
+def _totals(now: Prediction, before: PredictedBaseline) -> dict[str, tuple[int, int]]:
+    """Each quantity before and now, in the order in which a person asks."""
+    return {
+        "memory": (before.peak_bytes, now.peak_bytes),
+        "saved": (before.saved_bytes, now.saved_bytes),
+        "flops": (before.flops, now.flops),
+        "bytes": (before.bytes_moved, now.bytes_moved),
+        "operators": (before.operators, now.operators),
+    }
+
+
+def _slack(name: str, policy: Policy) -> float:
+    return policy.memory_threshold if name in _ALLOWING_SLACK else 0.0
+
+
+def _is_more(name: str, before: int, now: int, policy: Policy) -> bool:
+    """Whole numbers as far as possible: FLOPs of large models are past what a float holds exactly."""
+    return now - before > before * _slack(name, policy)
+
+
+def _parts(parts: Iterable[PeakPart]) -> list[PeakPart]:
+    sums: dict[tuple[str, str, str], tuple[int, int]] = {}
+    for one in parts:
+        key = (one.kind, one.module, one.operator)
+        size_bytes, blocks = sums.get(key, (0, 0))
+        sums[key] = (size_bytes + one.size_bytes, blocks + one.blocks)
+    return [
+        PeakPart(kind=kind, module=module, operator=operator, size_bytes=size_bytes, blocks=blocks)
+        for (kind, module, operator), (size_bytes, blocks) in sorted(sums.items())
+    ]
+
+
+def _costs(costs: Iterable[Cost]) -> list[Cost]:
+    sums: dict[tuple[str, str, str], tuple[int, int, int]] = {}
+    for one in costs:
+        key = (one.phase, one.module, one.operator)
+        calls, flops, bytes_moved = sums.get(key, (0, 0, 0))
+        sums[key] = (calls + one.calls, flops + one.flops, bytes_moved + one.bytes_moved)
+    return [
+        Cost(phase=phase, module=module, operator=operator, calls=calls, flops=flops, bytes_moved=bytes_moved)
+        for (phase, module, operator), (calls, flops, bytes_moved) in sorted(sums.items())
+    ]
+
+
+def _saved(saved: Iterable[SavedTensors]) -> list[SavedTensors]:
+    sums: dict[tuple[str, str, tuple[int, ...], str], tuple[int, int]] = {}
+    for one in saved:
+        key = (one.module, one.operator, tuple(one.shape), one.dtype)
+        count, size_bytes = sums.get(key, (0, 0))
+        sums[key] = (count + one.count, size_bytes + one.size_bytes)
+    return [
+        SavedTensors(
+            module=module,
+            line="",
+            operator=operator,
+            shape=list(shape),
+            dtype=dtype,
+            count=count,
+            size_bytes=size_bytes,
+        )
+        for (module, operator, shape, dtype), (count, size_bytes) in sorted(sums.items())
+    ]

@@ -1,0 +1,1 @@
+"""Traces of models with many layers, from traces of few layers."""

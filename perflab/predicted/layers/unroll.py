@@ -1,0 +1,240 @@
+"""Computes the trace of a model with many layers from traces with few.
+
+Two traces of one call, the second with a layer more in each stack, say what a layer does and what a layer more changes
+(``sweeps``, ``find_patterns``). The whole is laid out from that; and before anything is believed of it, both traces
+are laid out in the same way and must come out as they were seen, event by event. What does not is refused.
+
+Nobody can see in a step from 3 layers to 4 what only begins to show with the fifth: a layer of another kind further up,
+a list that is cut into pieces once it is long. That the layers of a stack are built alike is the caller's to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from perflab.predicted.layers.find_patterns import find_patterns
+from perflab.predicted.layers.patterns import OWN, Did, Freed, Line, Made, NotPeriodic, Pattern, Tag, role_of
+from perflab.predicted.layers.same import same
+from perflab.predicted.layers.sweeps import READINGS, cut
+from perflab.predicted.trace.trace import Alloc, Event, Free, Layer, Op, Trace, Use
+
+__all__ = ["NotPeriodic", "same", "unroll"]
+
+
+def unroll(few: Trace, more: Trace, layers: Mapping[str, int]) -> Trace:
+    """The trace of the same call with ``layers[stack]`` layers in each stack.
+
+    Stacks that have one layer more in ``more`` are unrolled; those that have as many in both stay as they are. So
+    several stacks can be unrolled together, or one after another. Together, what grows outside of layers can be told
+    only if all are to have the same number of layers more. One after another takes four traces, with 3 and 4 layers of
+    the first stack and 3 and 4 of the second: unrolled by the first stack, they are the two for the second.
+
+    Args:
+        few: a trace with three layers or more in each stack that is unrolled.
+        more: the same call with one layer more in each of them.
+        layers: for each stack that is unrolled, how many layers are wanted.
+
+    Returns:
+        A trace whose blocks are numbered in the order in which they came to be.
+
+    Raises:
+        NotPeriodic: the layers do not repeat, or what they do cannot be told; the whole has to be traced.
+        ValueError: the stacks do not fit together, or fewer layers are wanted than were traced.
+    """
+    stacks, layers = _unrolled(few, more, layers), {**few.layers, **layers}
+    refusal: NotPeriodic | None = None
+    for reading in READINGS:
+        try:
+            cuts = [cut(trace, stacks, reading) for trace in (few, more)]
+            patterns, held_sweeps = find_patterns(*cuts), cuts[0].held_sweeps
+            for seen in (few, more):
+                difference = same(_laid_out(patterns, held_sweeps, few, more, seen.layers), seen)
+                if difference:
+                    raise NotPeriodic(
+                        f"laid out as they were understood, the layers are not as they were: {difference}"
+                    )
+            return _laid_out(patterns, held_sweeps, few, more, layers)
+        except NotPeriodic as found:
+            refusal = refusal or found
+    assert refusal is not None
+    raise refusal
+
+
+def _unrolled(few: Trace, more: Trace, layers: Mapping[str, int]) -> frozenset[str]:
+    """The stacks with a layer more, when all numbers fit together."""
+    grown_stacks = {stack for stack, number in more.layers.items() if number != few.layers.get(stack)}
+    if few.layers.keys() != more.layers.keys() or not grown_stacks <= layers.keys() <= more.layers.keys():
+        raise ValueError(
+            f"the traces have the stacks {sorted(few.layers)} and {sorted(more.layers)}, and layers are wanted of "
+            f"{sorted(layers)}; name the same in all three"
+        )
+    if not grown_stacks:
+        raise ValueError(f"both traces have the layers {dict(few.layers)}; trace one with one layer more")
+    for stack, number in few.layers.items():
+        grown, wanted = more.layers[stack] - number, layers.get(stack, number)
+        if grown not in (0, 1):
+            raise ValueError(f"{stack} has {number} and {number + grown} layers; trace it with one more, or as many")
+        if not grown and wanted != number:
+            raise ValueError(
+                f"{wanted} layers of {stack} are wanted, and both traces have {number}; give one with one more"
+            )
+        if grown and number < 3:
+            raise ValueError(f"{stack} was traced with {number} layers; trace it with 3: a first, one between, a last")
+        if wanted < number:
+            raise ValueError(f"{wanted} layers of {stack} are wanted, fewer than the {number} that were traced")
+    return frozenset(grown_stacks)
+
+
+def _laid_out(
+    patterns: Sequence[Pattern], held_sweeps: int, few: Trace, more: Trace, layers: Mapping[str, int]
+) -> Trace:
+    """What the patterns come to with so many layers."""
+    layout = _Layout(patterns, _layers_more(few, more, layers), layers)
+    for index in range(held_sweeps):
+        layout.lay_out(index)
+    held, layout.events = tuple(event for event in layout.events if isinstance(event, Alloc)), []
+    for index in range(held_sweeps, len(patterns)):
+        layout.lay_out(index)
+    return Trace(
+        held=held,
+        events=tuple(layout.events),
+        uses=layout.uses,
+        layers=dict(layers),
+        result_blocks=frozenset(layout.lasting),
+        parameters=_parameters(few, more, layers),
+    )
+
+
+class _Layout:
+    """A trace in the making, sweep by sweep. Blocks are numbered as they come."""
+
+    def __init__(self, patterns: Sequence[Pattern], extra: int | None, layers: Mapping[str, int]) -> None:
+        self.patterns = patterns
+        self.extra = extra
+        self.layers = layers
+        self.events: list[Event] = []
+        self.uses: dict[int, Use] = {}
+        self.lasting: list[int] = []
+        self.blocks = 0
+        self.freed: set[int] = set()
+        self.starts: list[list[int]] = [[] for _ in patterns]
+        """By sweep and visit, its first block."""
+        self.numbers = [pattern.course.numbers(self.last(pattern.course.stack)) for pattern in patterns]
+
+    def last(self, stack: str | None) -> int:
+        return self.layers[stack] - 1 if stack is not None else 0
+
+    def lay_out(self, sweep: int) -> None:
+        """All visits of a sweep."""
+        course, visits = self.patterns[sweep].course, self.patterns[sweep].visits
+        stack = course.stack
+        own_tag = Tag(stack, OWN) if stack is not None else None
+        for number in self.numbers[sweep]:
+            self.starts[sweep].append(self.blocks)
+            own = Layer(stack, number) if stack is not None else None
+            pattern = visits.get(course.pattern(number, self.last(stack)))
+            if pattern is None:
+                raise NotPeriodic(f"too few layers of {stack} were traced to see what one between others does")
+            for step in pattern:
+                layer = step.tag if not isinstance(step.tag, Tag) else own
+                if isinstance(step.tag, Tag) and step.tag != own_tag:
+                    layer = Layer(step.tag.stack, self.seen(step.tag.line, step.tag.stack, stack, number))
+                if isinstance(step, Did):
+                    self.events.append(self.did(step, layer))
+                elif isinstance(step, Made):
+                    self.events.append(self.made(step, layer))
+                else:
+                    self.events.append(Free(self.freed_block(step, stack, number), layer))
+
+    def seen(self, line: Line, stack: str | None, own_stack: str | None, own_number: int) -> int:
+        """The number of a stack's layer as a layer sees it, which may be another stack's."""
+        last = self.last(stack)
+        if line.of_number and stack != own_stack and last != self.last(own_stack):
+            raise NotPeriodic(f"layers of {own_stack} go with layers of {stack} one by one, and there are not as many")
+        return line.at(own_number, last)
+
+    def grown(self, value: int, growth: int) -> int:
+        """A value of ``more`` with as many layers as there are here."""
+        if not growth:
+            return value
+        if self.extra is None:
+            raise NotPeriodic("what grows outside of layers cannot be shared out between stacks that grow unlike")
+        if value + self.extra * growth < 0:
+            raise NotPeriodic("what shrinks with every layer would be less than nothing")
+        return value + self.extra * growth
+
+    def did(self, step: Did, layer: Layer | None) -> Op:
+        op = step.op
+        flops, bytes_moved, launches = op.flops, op.bytes_moved, op.launches
+        if step.growth is not None:
+            flops = self.grown(flops, step.growth[0])
+            bytes_moved = self.grown(bytes_moved, step.growth[1])
+            launches = self.grown(launches, step.growth[2])
+        return Op(op.name, op.place, flops, bytes_moved, op.dtype, launches, layer, op.is_causal)
+
+    def made(self, step: Made, layer: Layer | None) -> Alloc:
+        block, self.blocks = self.blocks, self.blocks + 1
+        use, alloc = step.use, step.alloc
+        if use is not None and use.saved is not None and step.shape_growth is not None:
+            shape = tuple(map(self.grown, use.saved.shape, step.shape_growth))
+            use = Use(use.kind, use.saved._replace(shape=shape))
+        if use is not None:
+            self.uses[block] = use
+        if step.lasting:
+            self.lasting.append(block)
+        return Alloc(block, self.grown(alloc.size_bytes, step.growth), alloc.place, alloc.operator, layer)
+
+    def freed_block(self, step: Freed, own_stack: str | None, own_number: int) -> int:
+        """The number of the block that goes: it must be there, and must not have gone before."""
+        number = self.seen(step.line, step.stack, own_stack, own_number)
+        target = step.targets.get(role_of(number, self.last(step.stack)))
+        tail = step.targets.get("tail")
+        if tail and number == self.numbers[tail[0]][-1]:
+            target = tail
+        if target is not None and number in self.numbers[target[0]]:
+            visit, starts = self.numbers[target[0]].index(number), self.starts[target[0]]
+            block = starts[visit] + target[1] if visit < len(starts) else self.blocks
+            if block < self.blocks and block not in self.freed:
+                self.freed.add(block)
+                return block
+        raise NotPeriodic(f"which block of {step.stack} {number} is freed in {own_stack} {own_number} cannot be told")
+
+
+def _layers_more(few: Trace, more: Trace, layers: Mapping[str, int]) -> int | None:
+    """By how many layers each stack that is unrolled is to be longer than in ``more``; None if they differ."""
+    wanted = {layers[stack] - number for stack, number in more.layers.items() if few.layers[stack] < number}
+    return wanted.pop() if len(wanted) == 1 else None
+
+
+def _parameters(few: Trace, more: Trace, layers: Mapping[str, int]) -> int:
+    """How many numbers the parameters are: affine in the layers.
+
+    Stacks that grow unlike share the growth by the bytes of the parameters that are held of each layer, which is exact
+    where all parameters have as many bytes a number.
+    """
+    growth = more.parameters - few.parameters
+    extra = _layers_more(few, more, layers)
+    if not growth or extra is not None:
+        return more.parameters + (extra or 0) * growth
+    before, now = _parameter_bytes(few), _parameter_bytes(more)
+    size_before, size_now = sum(before.values()), sum(now.values())
+    if few.parameters * size_now != more.parameters * size_before:
+        raise NotPeriodic("parameters of stacks that grow unlike have numbers of different sizes, or are not all held")
+    wanted = more.parameters
+    for stack, number in layers.items():
+        grown, rest = divmod((now.get(stack, 0) - before.get(stack, 0)) * more.parameters, size_now)
+        if rest:
+            raise NotPeriodic(f"how many parameters a layer of {stack} has cannot be told from its bytes")
+        wanted += grown * (number - more.layers[stack])
+    return wanted
+
+
+def _parameter_bytes(trace: Trace) -> dict[str | None, int]:
+    """Bytes of parameters by stack."""
+    found: dict[str | None, int] = {}
+    for made in trace.held:
+        use = trace.uses.get(made.block)
+        if use is not None and use.kind == "parameters":
+            stack = made.layer.stack if made.layer else None
+            found[stack] = found.get(stack, 0) + made.size_bytes
+    return found

@@ -1,0 +1,114 @@
+"""Finds the largest size that fits with few predictions. Pure.
+
+Peak memory grows with the size, close to a straight line (batch) or a parabola (context length in naive attention), in
+stairs (blocks are rounded, kernels change). So the next size to ask is where the curve through the known points meets
+the room, and nothing rests on the curve: the answer is proven by asking it and the size after it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+MOST = 2**24
+"""Where a search ends unless it is told: no context or batch is longer."""
+TRUSTED_CALLS = 10
+"""As often the curve may lead. A search that has not ended then is on stairs wider than the curve can tell."""
+_NONE: Mapping[int, int] = MappingProxyType({})
+
+
+def largest(
+    peak_bytes: Callable[[int], int],
+    room_bytes: int,
+    *,
+    start: int,
+    step: int = 1,
+    known: Mapping[int, int] = _NONE,
+    most: int = MOST,
+) -> int | None:
+    """The largest multiple of ``step`` whose peak fits into the room; None: not even ``step`` itself does.
+
+    It fits, and the next multiple does not: both were asked, or follow from a known larger size that fits, or a smaller
+    one that does not. ``most`` is never passed: an answer of ``most``, rounded down to a multiple, means "that, or
+    more". Where peaks are not quite monotone, the answer is one of the places where fitting ends.
+
+    Where two points of a line are known two calls are enough, where one is three; a parabola takes one more. It never
+    takes more than ``TRUSTED_CALLS`` beyond what halving everything up to ``most`` would.
+
+    Args:
+        peak_bytes: peak memory at a size, in bytes; not decreasing.
+        room_bytes: what it has to fit into, in bytes.
+        start: where to begin if nothing is known, such as the size that is run.
+        step: what sizes are multiples of.
+        known: peaks in bytes by size that are known already; they need not be multiples.
+        most: the largest size that is of interest.
+
+    Raises:
+        ValueError: ``start`` or ``step`` below 1, or ``most`` below ``step``.
+    """
+    if start < 1 or step < 1 or most < step:
+        raise ValueError(
+            f"the search starts at {start}, in steps of {step}, up to {most}; "
+            "start and step have to be at least 1, and most at least one step"
+        )
+    points = dict(known)
+    # In steps: `fits` does or is 0, `over` does not or is past the end.
+    end = most // step + 1
+    over = min([end, *(-(-size // step) for size, peak in points.items() if size > 0 and peak > room_bytes)])
+    settled = [min(size // step, end - 1) for size, peak in points.items() if peak <= room_bytes]
+    fits = max([0, *(number for number in settled if number < over)])
+    widths: list[int] = []
+    stride = 1
+    while over - fits > 1:
+        widths.append(over - fits)
+        at = _meeting(points, room_bytes) if points else float(start)
+        number = _next(at / step if at is not None else None, fits, over, end, stride)
+        if len(widths) > TRUSTED_CALLS or (len(widths) > 3 and over < end and 2 * widths[-1] > widths[-4]):
+            # Nor is it a guide where three calls did not even halve what is left.
+            number = (fits + over) // 2
+        size = number * step
+        points[size] = peak_bytes(size)
+        before = fits, over
+        if points[size] <= room_bytes:
+            fits = number
+        else:
+            over = number
+        # An answer is proven by asking beside it. Does the same side win again, the curve is a little off: go further.
+        beside = number - before[0] <= stride if fits == number else before[1] - number <= stride
+        stride = 2 * stride if beside else 1
+    return fits * step if fits else None
+
+
+def _next(at: float | None, fits: int, over: int, end: int, stride: int) -> int:
+    """Which number of steps to ask: where the curve meets the room, but ``stride`` away from what is settled."""
+    if at is None:  # No curve: double, or halve what is left.
+        return min(2 * fits + 1, end - 1) if over == end else (fits + over) // 2
+    guess = math.floor(min(at, float(end)))
+    nearest, farthest = min(fits + stride, over - 1), max(over - stride, fits + 1)
+    if over == end:
+        farthest = over - 1
+    if nearest > farthest:
+        return (fits + over) // 2
+    return min(max(guess, nearest), farthest)
+
+
+def _meeting(points: Mapping[int, int], room_bytes: int) -> float | None:
+    """The size at which the curve through the points nearest to the room has that peak; None if it never has."""
+    near = sorted(points.items(), key=lambda point: (abs(point[1] - room_bytes), point[0]))[:3]
+    if len(near) == 1:
+        ((size, peak),) = near
+        return size * room_bytes / peak if peak > 0 else None
+    # Newton's form around the nearest point: left = slope * x + bend * x * (x - second).
+    (origin, base), (second, peak), *rest = near
+    left, width = room_bytes - base, second - origin
+    slope, bend = (peak - base) / width, 0.0
+    for third, other in rest:
+        bend = ((other - base) / (third - origin) - slope) / (third - second)
+    if bend:
+        # The root next to the nearest point, in the form that does not cancel: 2c / (b + sqrt(b² + 4ac)).
+        linear = slope - bend * width
+        inside = linear * linear + 4.0 * bend * left
+        if inside >= 0.0 and linear + math.sqrt(inside) > 0.0:
+            return origin + 2.0 * left / (linear + math.sqrt(inside))
+    return origin + left / slope if slope > 0.0 else None

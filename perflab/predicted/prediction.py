@@ -1,0 +1,249 @@
+"""Makes one prediction: warm up, trace few layers or all, sum up.
+
+Called on fake tensors, as on CUDA; see ``fake`` and ``as_cuda``. Works on real tensors too, which is how it is held
+against what really happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from types import FunctionType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from perflab.predicted.cuda.fake import is_compiled
+from perflab.predicted.cuda.kernels import hidden_bytes, launches
+from perflab.predicted.gpus.names import Gpu
+from perflab.predicted.gpus.roofline import bound_ns, roofline_ns
+from perflab.predicted.layers.alike import Written
+from perflab.predicted.layers.same import same
+from perflab.predicted.layers.unroll import NotPeriodic, unroll
+from perflab.predicted.memory.account import Rounding, account_of, rounded_as_on_cuda
+from perflab.predicted.memory.replay import replay
+from perflab.predicted.records import Cost, Prediction
+from perflab.predicted.trace.live_before import holdings
+from perflab.predicted.trace.modules import FEW, ModuleBook, book_of
+from perflab.predicted.trace.operators import multiplies
+from perflab.predicted.trace.trace import Op, Trace
+from perflab.predicted.trace.tracer import Hidden, Run, trace
+from perflab.predicted.trace.watch import CalledOff, Watch, part_of
+from perflab.predicted.trace.watched import watched
+from perflab.reachable import reachable
+
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is to be predicted."""
+
+    run: Run
+    roots: tuple[Any, ...]
+    """What it has in its hands before it runs."""
+    spans: tuple[str, ...] = ()
+    """The phase of each span of one call."""
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A trace of the whole work, and how it was come by."""
+
+    trace: Trace
+    result: Any
+    """What a call of the work returned: with as many layers as were run."""
+    layers_run: list[int] = field(default_factory=list)
+    """How many layers were run, where the rest was unrolled."""
+    notes: list[str] = field(default_factory=list)
+
+
+class Proofs:
+    """For which models and calls the trace of all layers is known to be what few layers make of it, or not to be.
+
+    What code does in one layer far from both ends (``if i == 9``) no trace of a few shows. So the first call of a kind
+    is run whole beside that, and has to be the same, event by event. Of a kind are calls of the same functions on
+    modules of the same names and classes: other sizes and precisions are believed.
+    """
+
+    def __init__(self) -> None:
+        self.known: dict[Hashable, str | None] = {}
+        """By kind: None if it was right, else what was not."""
+        self.given_up: dict[Hashable, str] = {}
+        """By kind: why it was not run whole to the end, so that few layers are believed."""
+        self.written: Written = WeakKeyDictionary()
+        """What runs of few layers have left in models that several cases share."""
+
+    def kind(self, work: Work, book: ModuleBook, reached: Iterable[Any]) -> Hashable:
+        """What calls have in common that are proven together."""
+        codes = {one.__code__ for one in reached if isinstance(one, FunctionType)}
+        modules = tuple((book.of(module), type(module)) for module in book.modules)
+        return work.spans, modules, frozenset((code.co_filename, code.co_firstlineno) for code in codes)
+
+
+def traced(
+    work: Work, hidden: Hidden, *, proofs: Proofs | None = None, whole: bool = False, watch: Watch | None = None
+) -> Traced:
+    """Trace a call in its steady state: after one that is not looked at, in which optimizers make their state.
+
+    Where a stack of alike layers is long, it is cut to a few for that, twice, and the trace of all is made of the two;
+    it is run whole where that cannot be proven right, or ``whole`` is asked for.
+
+    Args:
+        work: what is called.
+        hidden: what operators take inside of themselves.
+        proofs: what is known of such calls; is added to. None: the layers are believed to be what they are built as.
+        whole: run every layer.
+        watch: is shown each operator; proving that layers are alike is a part by itself.
+
+    Raises:
+        Exception: whatever the work raises.
+        CalledOff: the watch has seen enough of the call itself. Where it has of the proof, that is a note.
+    """
+    reached = list(reachable(work.roots))
+    book = book_of(reached, None if proofs is None else proofs.written)
+    notes = [_COMPILED] if is_compiled(*(one for one in reached if isinstance(one, _CAN_BE_COMPILED))) else []
+    if book.long_stacks and not whole:
+        try:
+            result, more = _trace_cut(work, book, hidden, FEW + 1, watch, warm_up=True)
+            _, few = _trace_cut(work, book, hidden, FEW, watch, warm_up=False)
+            unrolled = Traced(unroll(few, more, book.layers), result, [FEW, FEW + 1], notes)
+            if proofs is None:
+                return unrolled
+            kind = proofs.kind(work, book, reached)
+            if kind not in proofs.known and kind not in proofs.given_up:
+                try:
+                    with part_of(watch, "every layer"):
+                        result, seen = _trace_whole(work, book, hidden, watch)
+                except CalledOff as end:
+                    proofs.given_up[kind] = f"{_UNPROVEN} {end}"
+                else:
+                    proofs.known[kind] = same(_without_launches(unrolled.trace), _without_launches(seen))
+                    if proofs.known[kind] is not None:
+                        return Traced(seen, result, [], [*notes, _UNLIKE])
+            if kind in proofs.given_up:
+                return replace(unrolled, notes=[*notes, proofs.given_up[kind]])
+            if proofs.known[kind] is None:
+                return unrolled
+            notes.append(_UNLIKE)
+        except NotPeriodic:
+            notes.append(_UNLIKE)
+        except _FAILS_WHEN_CUT as error:  # it depends on how many layers there are, or fails anyway
+            notes.append(f"every layer was run: with {FEW + 1} of them it ends in {type(error).__name__}")
+    result, found = _trace_whole(work, book, hidden, watch)
+    return Traced(found, result, [], notes)
+
+
+def _trace_whole(work: Work, book: ModuleBook, hidden: Hidden, watch: Watch | None) -> tuple[Any, Trace]:
+    """Every layer, under the names that the book gave them before anything ran: runs leave their traces in layers."""
+    with watched(watch):
+        result = work.run(_nothing)
+    return result, trace(work.run, work.spans, book, holdings(reachable(work.roots), book), hidden, watch)
+
+
+def _without_launches(found: Trace) -> Trace:
+    """Operators over lists launch in chunks, so their launches, an estimate anyway, are no straight line."""
+    events = tuple(replace(event, launches=0) if isinstance(event, Op) else event for event in found.events)
+    return replace(found, events=events)
+
+
+_FAILS_WHEN_CUT = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError)
+
+
+_UNLIKE = "every layer was run: they are built alike, and do not do alike"
+_UNPROVEN = "few layers were run, and that all do alike is not proven: running every one"
+_COMPILED = "torch.compile is not predicted: what it fuses counts as if it were not compiled"
+_CAN_BE_COMPILED = (torch.nn.Module, FunctionType)
+
+
+def predict(
+    work: Work,
+    gpu: Gpu | None,
+    hidden: Hidden,
+    *,
+    rounded: Rounding = rounded_as_on_cuda,
+    proofs: Proofs | None = None,
+    whole: bool = False,
+    watch: Watch | None = None,
+) -> tuple[Prediction, Traced]:
+    """Predict one call on a GPU; on none of them (``None``), memory and operators as they are here.
+
+    Raises:
+        Exception: whatever the work raises.
+        CalledOff: the watch has seen enough.
+    """
+    found = traced(work, hidden, proofs=proofs, whole=whole, watch=watch)
+    account = account_of(found.trace, rounded=rounded, roofline_ns=lambda op: roofline_ns(op, gpu) if gpu else None)
+    played = replay(found.trace) if gpu is not None else None
+    workspace_bytes = gpu.workspace_bytes * _threads_with_products(account.costs) if gpu is not None else 0
+    return (
+        Prediction(
+            gpu=gpu.name if gpu is not None else "cpu",
+            torch=torch.__version__.partition("+")[0],
+            peak_bytes=account.peak_bytes,
+            held_bytes=account.held_bytes,
+            composition=account.composition,
+            at_peak=account.at_peak,
+            costs=account.costs,
+            saved=account.saved,
+            parameters=found.trace.parameters,
+            layers=dict(found.trace.layers),
+            keeping_output_bytes=account.keeping_output_bytes,
+            workspace_bytes=workspace_bytes,
+            allocated_bytes=played.peak_allocated_bytes + workspace_bytes if played else 0,
+            reserved_bytes=played.peak_reserved_bytes + workspace_bytes if played else 0,
+            launches=account.launches,
+            bound_ns=_summed(found.trace, lambda op: bound_ns(op, gpu)) if gpu else None,
+            roofline_ns=sum(cost.roofline_ns for cost in account.costs) or None,
+            traced_layers=found.layers_run,
+            notes=[*found.notes, *_uncounted(account.costs)],
+        ),
+        found,
+    )
+
+
+def _trace_cut(
+    work: Work, book: ModuleBook, hidden: Hidden, count: int, watch: Watch | None, *, warm_up: bool
+) -> tuple[Any, Trace]:
+    with book.cut(count) as left_out:
+        result = None
+        if warm_up:
+            with watched(watch):
+                result = work.run(_nothing)
+        held = holdings(reachable(work.roots), book, left_out)
+        return result, trace(work.run, work.spans, book, held, hidden, watch)
+
+
+class OnCuda(Hidden):
+    """What CUDA's kernels take and launch inside of one operator."""
+
+    def bytes_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+        """Temporary memory of one call."""
+        return hidden_bytes(name, args, kwargs)
+
+    def launches_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """Kernels that one call launches."""
+        return launches(name, args, kwargs)
+
+
+ON_CUDA = OnCuda()
+
+
+def _nothing() -> None:
+    """Nobody wants to know when a span ends."""
+
+
+def _uncounted(costs: Sequence[Cost]) -> list[str]:
+    """What multiplies, and nobody has a formula of."""
+    names = dict.fromkeys(cost.operator for cost in costs if not cost.flops and multiplies(cost.operator))
+    return [f"FLOPs of {', '.join(names)} are not counted: time and FLOPs are too low"] if names else []
+
+
+def _threads_with_products(costs: Sequence[Cost]) -> int:
+    """cuBLAS has a workspace for each thread that multiplies, and on CUDA backward runs in one of autograd's."""
+    return len({cost.phase == "backward" for cost in costs if cost.flops})
+
+
+def _summed(trace: Trace, bound: Callable[[Op], float | None]) -> float | None:
+    return sum(bound(event) or 0.0 for event in trace.events if isinstance(event, Op)) or None

@@ -1,0 +1,191 @@
+"""Records of the predicted tier: what a case needs on a GPU, and its baseline.
+
+Module names have ``*`` in the place of a layer's number (``blocks.*.attention.q``), and what stands there is the sum
+over all layers. A module that is no layer's has its plain name, and what runs outside of every module the name ``""``.
+Memory is bytes as CUDA's caching allocator counts them, each block rounded up; times are nanoseconds.
+"""
+
+from __future__ import annotations
+
+from perflab.data import Data, Layers, Parameters, Positive
+from perflab.records import TierRecord
+
+KINDS = (
+    "parameters",
+    "gradients",
+    "optimizer state",
+    "buffers",
+    "inputs",
+    "activations",
+    "temporaries",
+)
+"""What a block of memory is for. ``activations`` were saved for a backward; ``temporaries`` are all that is left."""
+
+
+class Cost(Data, frozen=True):
+    """What one operator does in one module, summed over its calls."""
+
+    phase: str
+    """``forward``, ``backward``, ``optimizer``; ``""`` where the case has no phases and no backward runs."""
+    module: str
+    operator: str
+    """As the dispatcher names it: ``aten::mm``, ``mylib::op``."""
+    calls: int
+    flops: int = 0
+    """Multiplications and additions of matrix products and convolutions; what else computes counts by its bytes."""
+    bytes_moved: int = 0
+    """Read and written, each operand and result once."""
+    roofline_ns: float = 0.0
+    """Its roofline time on the named GPU."""
+    line: str = ""
+    """Where the code is that asked for most of it: ``train.py:12``. Not part of a baseline."""
+
+
+class PeakPart(Data, frozen=True):
+    """What is alive at the peak: all blocks of one kind that one operator of one module made."""
+
+    kind: str
+    module: str
+    operator: str
+    """``""`` of what was there before the call."""
+    size_bytes: int
+    blocks: int
+    line: str = ""
+
+
+class SavedTensors(Data, frozen=True):
+    """Tensors of one shape that one line of one module had autograd save for backward."""
+
+    module: str
+    line: str
+    operator: str
+    """What made them, where that was in this call."""
+    shape: list[int]
+    dtype: str
+    count: int
+    size_bytes: int
+    """Of all of them together, what only they keep alive: 0 for parameters and inputs, which are there anyway."""
+
+
+class Fit(Data, frozen=True):
+    """Whether a case has room on the named GPU, and what would change that."""
+
+    room_bytes: int
+    """What the GPU has for tensors."""
+    fits: bool
+    fits_on: list[str] = []
+    """Names of the GPUs that it fits on."""
+    rooms: dict[str, int] = {}
+    """What each GPU that is known has for tensors, by name: those that it does not fit on too."""
+    largest: dict[str, int | None] = {}
+    """By size, such as ``batch_size``: the largest that fits, all else equal; None: not even the smallest."""
+    remedies: dict[str, int] = {}
+    """Peak with each remedy the case knows of, such as ``checkpointing``; asked where it does not fit."""
+
+
+class Costed(Data, frozen=True):
+    """What has costs, and their sums."""
+
+    costs: list[Cost]
+    """In the order in which they came first."""
+
+    @property
+    def operators(self) -> int:
+        """Calls of operators that do work; views do none."""
+        return sum(cost.calls for cost in self.costs)
+
+    @property
+    def flops(self) -> int:
+        """Of all phases."""
+        return sum(cost.flops for cost in self.costs)
+
+    @property
+    def bytes_moved(self) -> int:
+        """Of all phases."""
+        return sum(cost.bytes_moved for cost in self.costs)
+
+
+class Prediction(Costed, frozen=True):
+    """What one call of a case needs on a GPU that is not here."""
+
+    gpu: str
+    """Name of the data sheet: ``h100``."""
+    torch: str
+    """Whose operators: without its local part, ``2.13.0``."""
+    peak_bytes: int
+    """What the case needs at its worst moment, as ``Memory.peak_bytes`` is measured."""
+    held_bytes: int
+    """Of that, what was there before the call."""
+    composition: dict[str, int]
+    """The peak by kind (``KINDS``)."""
+    at_peak: list[PeakPart]
+    """The same in detail, the largest first."""
+    saved: list[SavedTensors] = []
+    """The largest first."""
+    parameters: int = 0
+    """How many numbers are trained or frozen: of all parameters that the callable has in its hands."""
+    layers: dict[str, Layers] = {}
+    """How many ``*`` stands for: ``{"blocks": 32}``."""
+    keeping_output_bytes: int | None = None
+    """The peak in a script in which the result of the call before is still alive, where that is more."""
+    workspace_bytes: int = 0
+    """Estimate of what libraries (cuBLAS) hold beside that in the same allocator."""
+    allocated_bytes: int = 0
+    """Estimate of what ``torch.cuda.max_memory_allocated`` shows: workspaces too, and what is not cut off blocks."""
+    reserved_bytes: int = 0
+    """Estimate of what the caching allocator takes of the GPU for all that, fragmentation included."""
+    launches: int = 0
+    """Estimate of the kernels that are launched."""
+    bound_ns: Positive | None = None
+    """Lower bound: no shorter on that GPU, whatever its caches hold; None where nothing is known of its rates."""
+    roofline_ns: Positive | None = None
+    """The textbook's roofline, every operand and result through memory once; estimates are made from it."""
+    estimate_ns: Positive | None = None
+    """With an efficiency that was measured on such a GPU."""
+    estimate_from: str | None = None
+    """Which measurements that rests on, in words."""
+    traced_layers: list[int] = []
+    """How many layers were run, where the rest was extrapolated; empty: all were."""
+    fit: Fit | None = None
+    notes: list[str] = []
+    """What is to be known of the prediction, in sentences."""
+
+    @property
+    def saved_bytes(self) -> int:
+        """What is kept for backward and would not be there otherwise."""
+        return sum(one.size_bytes for one in self.saved)
+
+
+class PredictedBaseline(Costed, frozen=True):
+    """A prediction as it is stored: what is compared, and nothing that changes with an edit elsewhere in a file."""
+
+    torch: str
+    recorded: str
+    """Date, ISO 8601."""
+    peak_bytes: int
+    held_bytes: int
+    at_peak: list[PeakPart]
+    saved_bytes: int = 0
+    roofline_ns: Positive | None = None
+    """Not compared: with it, measured times of the same cases tell an efficiency."""
+    saved: list[SavedTensors] = []
+    layers: dict[str, Layers] = {}
+    parameters: Parameters = {}
+    """The case's, not the model's."""
+    commit: str | None = None
+    reason: str | None = None
+    """Why it was saved, if that was said."""
+
+
+class PredictedCase(TierRecord, frozen=True, tag="predicted"):
+    """A prediction beside what its baseline holds."""
+
+    now: Prediction
+    before: PredictedBaseline | None = None
+    parameters: Parameters = {}
+    """The case's."""
+
+    @property
+    def variant(self) -> str:
+        """The GPU: predictions for two GPUs stand beside each other."""
+        return self.now.gpu

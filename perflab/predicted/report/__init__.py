@@ -1,0 +1,1 @@
+"""Predictions as text: table, detail, failure. Pure."""

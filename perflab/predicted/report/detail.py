@@ -1,0 +1,157 @@
+"""One prediction in full: memory at the peak, tensors saved for backward, modules and operators. Pure.
+
+Where a run has several predicted cases, their table is enough; of one there is room for all that is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from perflab.predicted.records import Cost, Prediction
+from perflab.predicted.report.facts import intensity
+from perflab.predicted.report.table import wrapped, wrapped_facts
+from perflab.report.lines import shorten
+from perflab.units import format_bytes, format_ns, format_si
+
+MOST = 10
+"""Rows of a table; the file of ``--perf-json`` has them all."""
+_PHASES = {"forward": "fwd", "backward": "bwd", "optimizer": "opt"}
+_COLUMNS = (("calls", 7), ("FLOPs", 8), ("bytes", 10), ("FLOP/B", 7), ("time", 7))
+_PHASE_WIDTH = 5
+
+
+def prediction_detail(now: Prediction, width: int = 80) -> list[str]:
+    """All that is known of one prediction, as lines no longer than ``width`` (80 at least)."""
+    width = max(width, 80)
+    blocks = [_memory(now, width), _at_peak(now, width), _saved(now, width)]
+    if now.costs:
+        blocks.append(_work(now, "module", lambda cost: cost.module or "outside of modules", width))
+        blocks.append(_work(now, "operator", lambda cost: cost.operator, width))
+        blocks.append(_said_of_work(now, width))
+    return [line for block in blocks if block for line in ("", *block)]
+
+
+def _memory(now: Prediction, width: int) -> list[str]:
+    """The peak by kind, what a real process takes beyond it, and every card that has room."""
+    lines = [f"peak memory {format_bytes(now.peak_bytes)}, {format_bytes(now.held_bytes)} of it before the call"]
+    for kind, size in sorted(now.composition.items(), key=lambda pair: -pair[1]):
+        lines.append(f"{format_bytes(size):>10}{_share(size, now.peak_bytes):>7}  {kind}")
+    alive_bytes, fit = now.keeping_output_bytes or now.peak_bytes, now.fit
+    alive = format_bytes(alive_bytes)
+    facts = [
+        *([f"about {format_bytes(now.allocated_bytes)} allocated"] if now.allocated_bytes else []),
+        *([f"{format_bytes(now.workspace_bytes)} of that workspaces of cuBLAS"] if now.workspace_bytes else []),
+        *([f"about {format_bytes(now.reserved_bytes)} reserved"] if now.reserved_bytes else []),
+        *([f"{alive} with the last result alive"] if alive != format_bytes(now.peak_bytes) else []),
+    ]
+    lines += wrapped_facts(facts, width)
+    if fit is not None and fit.rooms:
+        by_room = sorted(fit.fits_on, key=lambda name: fit.rooms.get(name, 0))
+        told = [f"{name}\u00a0({format_bytes(fit.rooms[name])})" for name in by_room if name in fit.rooms]
+        lines += wrapped(f"fits {', '.join(told) or 'none of the cards that are known'}", width)
+    return lines
+
+
+def _at_peak(now: Prediction, width: int) -> list[str]:
+    most = now.at_peak[:MOST]
+    lines = [f"alive at the peak{_of(len(most), len(now.at_peak))}", "      size  share blocks  what"]
+    for part in most:
+        left = f"{format_bytes(part.size_bytes):>10}{_share(part.size_bytes, now.peak_bytes):>7}{part.blocks:>7,}"
+        what = f"{part.kind} of {part.module}" if part.module else part.kind
+        lines += _row(left, what, part.operator, part.line, width)
+    return lines
+
+
+def _saved(now: Prediction, width: int) -> list[str]:
+    """What to checkpoint first."""
+    kept = [one for one in now.saved if one.size_bytes]
+    if not kept:
+        return []
+    most = kept[:MOST]
+    total = format_bytes(now.saved_bytes)
+    lines = [f"saved for backward, {total} in all{_of(len(most), len(kept))}", "      size  count  what"]
+    for one in most:
+        left = f"{format_bytes(one.size_bytes):>10}{one.count:>7,}"
+        what = f"{one.module} ({', '.join(map(str, one.shape))}) {one.dtype}"
+        lines += _row(left, what.lstrip(), one.operator, one.line, width)
+    return lines
+
+
+def _row(left: str, what: str, operator: str, line: str, width: int) -> list[str]:
+    """Numbers and what they are of; what made it, and where, on the same line if there is room, else below."""
+    indent = " " * (len(left) + 2)
+    made = ", ".join(filter(None, [operator, line]))
+    joined = f"{left}  {what}{f', {made}' if made else ''}"
+    if len(joined) <= width:
+        return [joined]
+    room = width - len(indent)
+    told = [
+        line
+        for text in (what, made)
+        for line in wrapped(" ".join(shorten(word, room - 2) for word in text.split(" ")), room)
+    ]
+    return [f"{left}  {told[0]}", *(f"{indent}{text}" for text in told[1:])]
+
+
+def _work(now: Prediction, title: str, key: Callable[[Cost], str], width: int) -> list[str]:
+    """What each group of costs does, those with the most roofline time first; bytes decide where there is none."""
+    groups: dict[str, list[Cost]] = {}
+    for cost in now.costs:
+        groups.setdefault(key(cost), []).append(cost)
+    ordered = sorted(groups.items(), key=lambda pair: (-_time(pair[1]), -sum(one.bytes_moved for one in pair[1])))
+    most, rest = ordered[:MOST], ordered[MOST:]
+    if len(rest) == 1:
+        most, rest = ordered, []
+    phases = [phase for phase in _PHASES if any(cost.phase == phase for cost in now.costs)]
+    phases = phases if len(phases) > 1 else []
+    fixed = sum(size for _, size in _COLUMNS) + _PHASE_WIDTH * len(phases)
+    shown = [*most, *([(f"{len(rest)} more", [one for _, ones in rest for one in ones])] if rest else [])]
+    shown += [("all", list(now.costs))] if len(shown) > 1 else []
+    names = min(width - fixed, max(len(name) for name in [f"by {title}", *(name for name, _ in shown)]))
+    head = "".join(name.rjust(size) for name, size in _COLUMNS)
+    head += "".join(_PHASES[phase].rjust(_PHASE_WIDTH) for phase in phases)
+    return [
+        f"{f'by {title}'.ljust(names)}{head}",
+        *(f"{shorten(name, names).ljust(names)}{_numbers(costs, now.costs, phases)}" for name, costs in shown),
+    ]
+
+
+def _numbers(costs: Sequence[Cost], everything: Sequence[Cost], phases: Sequence[str]) -> str:
+    flops, bytes_moved = sum(one.flops for one in costs), sum(one.bytes_moved for one in costs)
+    whole = _time(everything)
+    cells = [
+        f"{sum(one.calls for one in costs):,}",
+        format_si(flops) if flops else "–",
+        format_bytes(bytes_moved),
+        intensity(flops, bytes_moved),
+        _share(_time(costs), whole),
+    ]
+    text = "".join(cell.rjust(size) for cell, (_, size) in zip(cells, _COLUMNS, strict=True))
+    parts = [_time([one for one in costs if one.phase == phase]) for phase in phases]
+    return text + "".join((_share(part, whole, 0) if part else "–").rjust(_PHASE_WIDTH) for part in parts)
+
+
+def _said_of_work(now: Prediction, width: int) -> list[str]:
+    """What the tables' words mean in this case."""
+    facts = [f"{stack}.* is {many} layers" for stack, many in now.layers.items() if f"{stack}.*" in _modules(now)]
+    if now.traced_layers:
+        facts.append(f"made of traces with {' and '.join(map(str, now.traced_layers))} of them")
+    if now.roofline_ns is not None:
+        facts.append(f"time is a share of the roofline's {format_ns(now.roofline_ns)}")
+    return wrapped_facts(facts, width) if facts else []
+
+
+def _modules(now: Prediction) -> str:
+    return " ".join(f"{cost.module} " for cost in now.costs)
+
+
+def _time(costs: Sequence[Cost]) -> float:
+    return sum(one.roofline_ns for one in costs)
+
+
+def _share(part: float, whole: float, digits: int = 1) -> str:
+    return f"{100 * part / whole:.{digits}f}%" if whole else "–"
+
+
+def _of(shown: int, there: int) -> str:
+    return f", the largest {shown} of {there}" if shown < there else ""

@@ -1,0 +1,219 @@
+"""Short facts about a prediction: what fills memory, what fits, what takes time. Pure.
+
+A fact that says nothing new is not said: a result that is small beside the peak, memory that the allocator keeps
+without need, a lower bound that everything in a cache makes meaningless.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from perflab.predicted.records import Fit, PeakPart, Prediction, SavedTensors
+from perflab.units import format_bytes, format_names, format_ns, format_si
+
+_LEAST_SHARE = 0.01
+"""Of the peak: a kind with less of it fills nothing."""
+_MOST_KINDS = 3
+_SHORT = {"optimizer state": "optimizer"}
+_NOTICED = 0.01
+"""Of the peak: a result that takes less changes nothing by being alive."""
+_FRAGMENTS = 0.1
+"""Of reserved memory: a cache keeps a few percent in any case."""
+_BOUND = 0.05
+"""Of the roofline time: a bound below it says only that most operands fit into the cache."""
+_LAUNCH_NS = 2_000.0
+"""What a host takes to queue a kernel, at the least: where a launch has less work than that, launches are the time."""
+_FEW_CARDS = 3
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A module that would leave little for backward if it were run again there."""
+
+    module: str
+    line: str
+    """Where it keeps most."""
+    frees_bytes: int
+    """At most: what it keeps, without one layer's, which is there again while that layer is run again."""
+
+
+def percent(share: float) -> str:
+    """``42%``."""
+    return f"{100 * share:.0f}%"
+
+
+def filled_by(now: Prediction) -> str | None:
+    """What fills the memory at the worst moment, and where most of the first is: ``42% activations (blocks.*)``."""
+    kinds = [(size, kind) for kind, size in now.composition.items() if size >= _LEAST_SHARE * now.peak_bytes]
+    kinds = sorted(kinds, key=lambda pair: -pair[0])[:_MOST_KINDS]
+    if not kinds or not now.peak_bytes:
+        return None
+    told = [f"{percent(size / now.peak_bytes)}\u00a0{_SHORT.get(kind, kind)}" for size, kind in kinds]
+    where = mostly_in([part for part in now.at_peak if part.kind == kinds[0][1]])
+    return ", ".join([told[0] + (f" ({where})" if where else ""), *told[1:]])
+
+
+def mostly_in(parts: Sequence[PeakPart | SavedTensors]) -> str:
+    """The innermost module that has at least half of the bytes, and its operator if one has; ``""``: none does."""
+    total = sum(part.size_bytes for part in parts)
+    module = _innermost(parts, total)
+    operators = Counter[str]()
+    for part in parts:
+        if _is_in(part.module, module):
+            operators[part.operator] += part.size_bytes
+    operator = next((name for name, size in operators.most_common(1) if total and 2 * size >= total), "")
+    return " ".join(filter(None, [module, operator]))
+
+
+def fit_facts(now: Prediction) -> list[str]:
+    """What would make a case fit, up to which sizes the GPU takes it, and which others do."""
+    fit = now.fit
+    if fit is None:
+        return []
+    facts = [_remedies(now, fit)] if not fit.fits and fit.remedies else []
+    largest = [f"{name} {size:,}" for name, size in fit.largest.items() if size is not None]
+    facts += [f"{now.gpu} takes {' or '.join(largest)}"] if largest else []
+    none = [name for name, size in fit.largest.items() if size is None]
+    facts += [f"not even the smallest {' or '.join(none)} fits {now.gpu}"] if none else []
+    return [*facts, _cards(fit)]
+
+
+def time_facts(now: Prediction) -> list[str]:
+    """Beside the roofline time: an estimate, the bound that holds, what it is bound by, launches."""
+    facts = [f"estimate {format_ns(now.estimate_ns)}"] if now.estimate_ns is not None else []
+    are_launches = now.launches * _LAUNCH_NS > (now.roofline_ns or math.inf)
+    if now.bound_ns is not None and not are_launches and now.bound_ns >= _BOUND * (now.roofline_ns or 0.0):
+        facts.append(f"at least {format_ns(now.bound_ns)}")
+    share = compute_bound(now)
+    if share is not None:
+        bound = f"{percent(share)} compute-bound" if share >= 0.5 else f"{percent(1 - share)} memory-bound"
+        facts.append(", ".join([bound, *([f"{intensity(now.flops, now.bytes_moved)} FLOP/B"] if now.flops else [])]))
+    if now.launches:
+        named = "1 launch" if now.launches == 1 else f"{now.launches:,} launches"
+        longer = f", which take{'s' if now.launches == 1 else ''} longer" if are_launches else ""
+        facts.append(f"{named}{longer}")
+    return facts
+
+
+def memory_facts(now: Prediction) -> list[str]:
+    """What a real process takes beyond the peak, where that is worth a thought."""
+    facts = []
+    room_bytes = now.fit.room_bytes if now.fit is not None else None
+    more = (now.keeping_output_bytes or 0) - now.peak_bytes
+    if now.keeping_output_bytes is not None and more > _NOTICED * now.peak_bytes:
+        past = room_bytes is not None and now.peak_bytes <= room_bytes < now.keeping_output_bytes
+        total = format_bytes(now.keeping_output_bytes) + (f", past {now.gpu}" if past else "")
+        facts.append(f"+{format_bytes(more)} if the last result is still alive: {total}")
+    fragments = now.reserved_bytes - now.allocated_bytes
+    past = room_bytes is not None and now.peak_bytes <= room_bytes < now.reserved_bytes
+    if now.reserved_bytes and (past or fragments > _FRAGMENTS * now.reserved_bytes):
+        shared = f", {percent(fragments / now.reserved_bytes)} of it fragments"
+        facts.append(f"about {format_bytes(now.reserved_bytes)} reserved{shared}{f', past {now.gpu}' if past else ''}")
+    return facts
+
+
+def compute_bound(now: Prediction) -> float | None:
+    """Which share of the roofline time is of operators whose arithmetic takes longer than their bytes.
+
+    What has no FLOPs takes its bytes at the memory's bandwidth, so the largest of it tells that. None: nothing does.
+    """
+    moving = max((one for one in now.costs if not one.flops), key=lambda one: one.bytes_moved, default=None)
+    total_ns = sum(one.roofline_ns for one in now.costs)
+    if moving is None or not moving.bytes_moved or not moving.roofline_ns or not total_ns:
+        return None
+    ns_per_byte = moving.roofline_ns / moving.bytes_moved
+    rounding = 1.001
+    return (
+        sum(
+            one.roofline_ns
+            for one in now.costs
+            if one.flops and one.roofline_ns > rounding * one.bytes_moved * ns_per_byte
+        )
+        / total_ns
+    )
+
+
+def intensity(flops: int, bytes_moved: int) -> str:
+    """FLOPs per byte: ``193``, ``4.2``, ``12.3 k``; ``–`` without either."""
+    if not flops or not bytes_moved:
+        return "–"
+    value = flops / bytes_moved
+    if value >= 9_999.5:
+        return format_si(value)
+    return f"{value:,.0f}" if value >= 9.95 else f"{value:.1f}"
+
+
+def first_to_checkpoint(now: Prediction) -> Checkpoint | None:
+    """The innermost module of repeated layers that keeps at least half of what is kept for backward.
+
+    None where that is not what fills the memory, and there is room.
+    """
+    is_short = now.fit is not None and not now.fit.fits
+    if not is_short and max(now.composition, key=lambda kind: now.composition[kind], default="") != "activations":
+        return None
+    layered = [one for one in now.saved if "*" in one.module and one.size_bytes]
+    module = _innermost(layered, now.saved_bytes)
+    if not module or "*" not in module:
+        return None
+    inside = [one for one in layered if _is_in(one.module, module)]
+    layers = max((many for stack, many in now.layers.items() if f"{module}.".startswith(f"{stack}.*.")), default=1)
+    kept_bytes = sum(one.size_bytes for one in inside)
+    frees_bytes = kept_bytes * (layers - 1) // layers
+    return Checkpoint(module, inside[0].line, frees_bytes) if frees_bytes else None
+
+
+def checkpoint_first(now: Prediction) -> str | None:
+    """What to checkpoint first, and what that frees at most; None where there is nothing to say."""
+    found = first_to_checkpoint(now)
+    if found is None:
+        return None
+    where = f"{found.module} ({found.line})" if found.line else found.module
+    freed = f"frees up to {format_bytes(found.frees_bytes)} of {format_bytes(now.peak_bytes)}"
+    return f"checkpoint first: {where}, {freed}"
+
+
+def _remedies(now: Prediction, fit: Fit) -> str:
+    told = {name: f"{name} ({format_bytes(peak)})" for name, peak in fit.remedies.items()}
+    enough = [told[name] for name, peak in fit.remedies.items() if peak + now.workspace_bytes <= fit.room_bytes]
+    others = [text for text in told.values() if text not in enough]
+    if not enough:
+        return f"would not fit with {' nor '.join(others)}"
+    return f"would fit with {', '.join(enough)}" + (f"; not with {', '.join(others)}" if others else "")
+
+
+def _cards(fit: Fit) -> str:
+    """On which GPUs it fits. It fits on all that have more room than one that it fits on."""
+    if not fit.fits_on:
+        largest = max(fit.rooms, key=lambda name: fit.rooms[name], default=None)
+        has = f": {largest} has {format_bytes(fit.rooms[largest])}" if largest is not None else ""
+        return f"no card holds it{has}"
+    if len(fit.fits_on) == len(fit.rooms):
+        return f"fits all {len(fit.rooms)} cards"
+    if len(fit.fits_on) <= _FEW_CARDS:
+        return f"fits only {', '.join(fit.fits_on)}"
+    if set(fit.fits_on) <= fit.rooms.keys():
+        smallest = min(fit.fits_on, key=lambda name: fit.rooms[name])
+        return f"fits {smallest} and larger"
+    return f"fits {format_names(fit.fits_on, 4)}"
+
+
+def _innermost(parts: Sequence[PeakPart | SavedTensors], total: int) -> str:
+    inside = Counter[str]()
+    for part in parts:
+        for module in _outer(part.module):
+            inside[module] += part.size_bytes
+    most = [module for module, size in inside.items() if size and 2 * size >= total]
+    return max(most, key=lambda module: (module.count("."), inside[module]), default="")
+
+
+def _outer(module: str) -> Iterator[str]:
+    """The module, and those that it is in."""
+    names = module.split(".") if module else []
+    return (".".join(names[:depth]) for depth in range(1, len(names) + 1))
+
+
+def _is_in(module: str, outer: str) -> bool:
+    return not outer or f"{module}.".startswith(f"{outer}.")

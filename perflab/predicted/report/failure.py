@@ -1,0 +1,84 @@
+"""The text of a failing prediction: before and now, what grew, and how to accept it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perflab.predicted.records import PredictedBaseline, PredictedCase, Prediction
+from perflab.predicted.report.facts import checkpoint_first, fit_facts
+from perflab.predicted.report.table import QUANTITIES, WIDTH, amount, signed, wrapped
+from perflab.records import Change, Verdict
+from perflab.report.escaping import lines_of
+from perflab.report.failing_table import Quantity, failing_table
+from perflab.report.lines import short_name, wrap_facts
+from perflab.results import Result
+from perflab.units import format_bytes, format_change, format_ns, format_percent
+
+
+def explain_prediction(result: Result, accept: str | None) -> str:
+    """The text of a failure. ``accept`` is the command that takes what was predicted as the new baseline."""
+    assert isinstance(result.outcome, PredictedCase)
+    case, judgement = result.outcome, result.judgement
+    name, regressed = short_name(result.case), result.judgement.verdict is Verdict.REGRESSED
+    if regressed:
+        told = ", ".join(QUANTITIES.get(one, one).replace(" ", "\u00a0") for one in judgement.worse)
+        lines = wrapped(f"{name} needs more on {case.now.gpu} than its baseline, as predicted: {told}", WIDTH)
+    else:
+        said = f"{name} could not be judged ({judgement.verdict}), and --perf-check=strict wants it to be"
+        lines = wrapped(said, WIDTH)
+    if judgement.memory is not None:
+        lines += _numbers({"memory": judgement.memory} | judgement.counts, judgement.worse, case)
+    if regressed:
+        lines += _saved_at(case.before)
+        lines += ["what grew:", *(text for reason in judgement.reasons for text in wrapped(f"- {reason}", WIDTH))]
+        lines += _no_room(case) if "memory" in judgement.worse else []
+    else:
+        lines += [text for reason in judgement.reasons for text in wrapped(f"why: {reason}", WIDTH)]
+    if accept is not None:
+        lines.append(f"if this is meant: {accept}")
+    return lines_of("\n".join(lines))
+
+
+def _numbers(changes: dict[str, Change], worse: Sequence[str], case: PredictedCase) -> list[str]:
+    rows: list[Quantity] = []
+    for name, change in changes.items():
+        before, now = int(change.before), int(change.now)
+        limit = "none" if change.limit is None else "exact"
+        if change.limit is not None and change.limit > 1.0:
+            limit = f"+{format_percent(change.limit - 1.0)}"
+        by = format_change(change.ratio) if before and now != before else ""
+        told = signed(name, now - before)
+        cells = (QUANTITIES[name], amount(name, before), amount(name, now), told, by, limit)
+        rows.append(Quantity(cells, failed=name in worse))
+    rows += _time_row(case.now, case.before)
+    return failing_table(("", "before", "now", "change", "", "limit"), rows)
+
+
+def _time_row(now: Prediction, before: PredictedBaseline | None) -> list[Quantity]:
+    """The roofline time: it follows from the rest, so nothing is judged by it."""
+    if now.roofline_ns is None or before is None or before.roofline_ns is None:
+        return []
+    more_ns = now.roofline_ns - before.roofline_ns
+    shown = f"{'-' if more_ns < 0 else '+'}{format_ns(abs(more_ns))}" if more_ns else "same"
+    by = format_change(now.roofline_ns / before.roofline_ns) if more_ns else ""
+    return [Quantity(("roofline time", format_ns(before.roofline_ns), format_ns(now.roofline_ns), shown, by, "none"))]
+
+
+def _saved_at(before: PredictedBaseline | None) -> list[str]:
+    if before is None or (before.commit is None and before.reason is None):
+        return []
+    commit = f" at {before.commit}" if before.commit is not None else ""
+    reason = f": {before.reason}" if before.reason is not None else ""
+    return wrapped(f"its baseline was saved {before.recorded[:10]}{commit}{reason}", WIDTH)
+
+
+def _no_room(case: PredictedCase) -> list[str]:
+    """That it does not fit, whether it did, and what would help."""
+    now, before = case.now, case.before
+    if now.fit is None or now.fit.fits:
+        return []
+    did = before is not None and before.peak_bytes + now.workspace_bytes <= now.fit.room_bytes
+    said = f"{'no longer fits' if did else 'does not fit'} {now.gpu}, which has {format_bytes(now.fit.room_bytes)}"
+    first = checkpoint_first(now)
+    facts = [text for line in wrap_facts(fit_facts(now), WIDTH) for text in wrapped(line, WIDTH)]
+    return [*wrapped(said, WIDTH), *facts, *(wrapped(first, WIDTH) if first is not None else [])]

@@ -1,0 +1,49 @@
+"""The tables of predictions in a run's report, one a GPU. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import PurePath
+
+from perflab.predicted.records import PredictedCase
+from perflab.predicted.report.detail import prediction_detail
+from perflab.predicted.report.table import by_gpu, prediction_head, prediction_notes, prediction_rows, prediction_table
+from perflab.report.lines import Line, wrap_facts
+from perflab.report.section import Section
+from perflab.report.view import View
+from perflab.results import Document, Result
+
+_DETAIL_WIDTH = 100
+"""Columns of what a page unfolds."""
+
+
+def lines(document: Document, results: Sequence[Result], width: int, view: View) -> list[Line]:
+    """Each GPU's table with its head, and all of a prediction where it is the run's only one."""
+    found: list[Line] = []
+    for cases in by_gpu(results).values():
+        found += map(Line, wrap_facts(_head(document, cases), width))
+        found += prediction_table(cases, width, brief=view.brief)
+        found += [] if view.brief else map(Line, _the_only_one(results, width))
+    return found
+
+
+def sections(document: Document, results: Sequence[Result], view: View) -> list[Section]:
+    """The same for a page."""
+    found = []
+    for cases in by_gpu(results).values():
+        rows, detail = prediction_rows(cases), _the_only_one(results, _DETAIL_WIDTH)
+        unfolded = {f"{rows[0].name}: in full": detail} if detail else {}
+        found.append(Section("case", rows, cases, [_head(document, cases)], prediction_notes(cases), unfolded=unfolded))
+    return found
+
+
+def _the_only_one(results: Sequence[Result], width: int) -> list[str]:
+    predicted = [result.outcome for result in results if isinstance(result.outcome, PredictedCase)]
+    return prediction_detail(predicted[0].now, width) if len(predicted) == 1 else []
+
+
+def _head(document: Document, cases: Sequence[Result]) -> list[str]:
+    """Facts of one GPU's predictions, the directory of their baselines (if any) last."""
+    gpus = by_gpu(cases)
+    folders = [PurePath(document.baselines, f"predicted-{gpu}") for gpu in gpus] if document.baselines else []
+    return [*prediction_head(cases), *(f"{folder.as_posix()}/" for folder in folders)]

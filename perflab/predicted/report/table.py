@@ -1,0 +1,225 @@
+"""The table of predictions for one GPU. Pure.
+
+A line has the numbers; below it stands what a person asks next: what fills the memory, what else fits, what the time is
+made of. What is the same for all cases is said once, above the table or below it. Sizes are exact; the time is the
+roofline's, no less than the bound beside it, and an estimate is called one.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
+
+from perflab.predicted.records import PredictedCase, Prediction
+from perflab.predicted.report.facts import (
+    checkpoint_first,
+    filled_by,
+    first_to_checkpoint,
+    fit_facts,
+    memory_facts,
+    time_facts,
+)
+from perflab.records import Change, Verdict
+from perflab.report.counts import changed
+from perflab.report.lines import Line, Row, names_of, shorten, shown_verdict, verdict_text, wrap_facts
+from perflab.results import Result
+from perflab.units import format_bytes, format_flops, format_names, format_ns, format_si
+
+WIDTH = 80
+QUANTITIES = {
+    "memory": "peak memory",
+    "saved": "saved for backward",
+    "flops": "FLOPs",
+    "bytes": "bytes moved",
+    "operators": "operators",
+}
+"""What is judged, as people call it."""
+_COLUMNS = (("params", 8), ("FLOPs", 8), ("peak", 10), ("roofline", 10), ("fits", 5))
+_PARAMETERS, _TIME, _FITS = "params", "roofline", "fits"
+_LEAST_NAME_WIDTH = 19
+"""What 80 columns leave beside the longest verdict."""
+_MOST_REASONS = 3
+_TIMELINE = "timeline: "
+_UNIT = re.compile(r"(?<=\d) (?=[KMGT]iB|B\b|[kMGT]?FLOP|[mµn]?s\b)")
+
+
+def by_gpu(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """Predicted cases by the GPU that was asked for: numbers of two GPUs never share a table."""
+    found: dict[str, list[Result]] = {}
+    for result in results:
+        if isinstance(result.outcome, PredictedCase):
+            found.setdefault(result.outcome.now.gpu, []).append(result)
+    return found
+
+
+def prediction_head(results: Sequence[Result]) -> list[str]:
+    """What all predictions of one GPU share: ``predicted for h100 (78.3 GiB), not run``, ``3.41B parameters``."""
+    predictions = _predictions(results)
+    rooms = [format_bytes(one.fit.room_bytes) for one in predictions if one.fit is not None]
+    room = f" ({rooms[0]})" if rooms else ""
+    versions = sorted({one.torch for one in predictions})
+    return [
+        f"predicted for {predictions[0].gpu}{room}, not run",
+        *([f"{short_count(predictions[0].parameters)} parameters"] if _one_model(predictions) else []),
+        f"torch {', '.join(versions)}",
+    ]
+
+
+def prediction_table(results: Sequence[Result], width: int = WIDTH, *, brief: bool = False) -> list[Line]:
+    """Predicted cases of one GPU as lines no longer than ``width`` (80 at least).
+
+    A ``brief`` table has no more below a case than what is not as it was, and no notes.
+    """
+    width = max(width, WIDTH)
+    found = prediction_rows(results, width - 2)
+    columns = [(title, size) for title, size in _COLUMNS if title in found[0].cells]
+    fixed = sum(size for _, size in columns) + 2 + max(len(row.verdict) for row in found)
+    room = max(_LEAST_NAME_WIDTH, width - fixed)
+    names = min(room, max(len(name) for name in ["case", *(row.name for row in found)]))
+    lines = [Line(f"{'case'.ljust(names)}{''.join(title.rjust(size) for title, size in columns)}  verdict")]
+    for row, result in zip(found, results, strict=True):
+        cells = "".join(row.cells[title].rjust(size) for title, size in columns)
+        lines.append(Line(f"{shorten(row.name, names).ljust(names)}{cells}  {row.verdict}", shown_verdict(result)))
+        details = _compared(result, width - 2) if brief else row.details
+        lines += [Line(f"  {text}") for text in details]
+    if brief:
+        return lines
+    return [*lines, *(Line(text) for note in prediction_notes(results) for text in wrapped(note, width))]
+
+
+def prediction_rows(results: Sequence[Result], width: int = 10_000) -> list[Row]:
+    """The table cell by cell. A column that no case has anything for is left out, and one that is the same for all."""
+    predictions = _predictions(results)
+    left_out = {
+        _PARAMETERS: _one_model(predictions),
+        _TIME: all(one.roofline_ns is None for one in predictions),
+        _FITS: all(one.fit is None for one in predictions),
+    }
+    return [
+        Row(
+            name,
+            {title: cell for title, cell in _cells(now).items() if not left_out.get(title, False)},
+            verdict_text(result),
+            _details(result, now, width),
+        )
+        for name, result, now in zip(names_of(results), results, predictions, strict=True)
+    ]
+
+
+def prediction_notes(results: Sequence[Result]) -> list[str]:
+    """What stands below the table: what to checkpoint first, what estimates rest on, and each note once."""
+    predictions = _predictions(results)
+    notes = Counter(note for one in predictions for note in dict.fromkeys(one.notes))
+    timelines = [note for note in notes if note.startswith(_TIMELINE)]
+    if len(timelines) > 1:  # each case has one of its own
+        for note in timelines:
+            del notes[note]
+    named = format_names([note.removeprefix(_TIMELINE) for note in timelines])
+    return [
+        *_to_checkpoint(results),
+        *(f"estimates are from {rests}" for rests in dict.fromkeys(one.estimate_from for one in predictions) if rests),
+        *(
+            f"note: {note}" if many == len(results) else f"note ({many} of {len(results)} cases): {note}"
+            for note, many in notes.items()
+        ),
+        *([f"note: timelines {named}"] if len(timelines) > 1 else []),
+    ]
+
+
+def change_fact(name: str, change: Change) -> str:
+    """``peak memory +1.25 GiB``."""
+    return f"{QUANTITIES[name]} {signed(name, int(change.now) - int(change.before))}"
+
+
+def amount(name: str, value: int) -> str:
+    """A quantity with its unit."""
+    if name == "operators":
+        return f"{value:,}"
+    return format_flops(value) if name == "flops" else format_bytes(value)
+
+
+def signed(name: str, difference: int) -> str:
+    """A difference of a quantity."""
+    return f"{'-' if difference < 0 else '+'}{amount(name, abs(difference))}" if difference else "same"
+
+
+def short_count(parameters: int) -> str:
+    """As models are named: ``3.41B``, ``124M``."""
+    return format_si(parameters).replace(" ", "").replace("G", "B")
+
+
+def wrapped(text: str, width: int, indent: str = "") -> list[str]:
+    """Text in lines no longer than ``width`` that part no number from its unit; those after the first are indented."""
+    kept = _UNIT.sub("\u00a0", text)
+    lines = textwrap.wrap(
+        kept,
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent or "  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line.replace("\u00a0", " ") for line in lines]
+
+
+def wrapped_facts(facts: Sequence[str], width: int) -> list[str]:
+    """Facts joined by dots; lines after the first are indented, and a fact that is longer than a line is broken."""
+    lines = wrap_facts(facts, width)
+    return [text for at, line in enumerate(lines) for text in wrapped(line, width, indent="  " if at else "")]
+
+
+def _predictions(results: Sequence[Result]) -> list[Prediction]:
+    return [result.outcome.now for result in results if isinstance(result.outcome, PredictedCase)]
+
+
+def _one_model(predictions: Sequence[Prediction]) -> bool:
+    """Whether all cases have the same number of parameters, which then is a fact and no column."""
+    return len({one.parameters for one in predictions}) == 1 and predictions[0].parameters > 0
+
+
+def _cells(now: Prediction) -> dict[str, str]:
+    fit = now.fit
+    return {
+        _PARAMETERS: short_count(now.parameters) if now.parameters else "–",
+        "FLOPs": format_si(now.flops) if now.flops else "–",
+        "peak": format_bytes(now.peak_bytes),
+        _TIME: format_ns(now.roofline_ns) if now.roofline_ns is not None else "–",
+        _FITS: "–" if fit is None else "yes" if fit.fits else "no",
+    }
+
+
+def _details(result: Result, now: Prediction, width: int) -> list[str]:
+    filled = filled_by(now)
+    return [
+        *_compared(result, width),
+        *(wrapped(f"peak: {filled}", width) if filled else []),
+        *wrapped_facts(fit_facts(now), width),
+        *wrapped_facts([*time_facts(now), *memory_facts(now)], width),
+    ]
+
+
+def _compared(result: Result, width: int) -> list[str]:
+    """What is not as it was, and why the verdict is no plain ok."""
+    judgement = result.judgement
+    if judgement.verdict is Verdict.NEW:  # that says it all
+        return []
+    changes: dict[str, Change] = {"memory": judgement.memory} if judgement.memory is not None else {}
+    lines = wrapped_facts([change_fact(*item) for item in changed(changes | judgement.counts).items()], width)
+    left = len(judgement.reasons) - _MOST_REASONS
+    told = judgement.reasons[:_MOST_REASONS] if left > 1 else judgement.reasons
+    lines += [text for reason in told for text in wrapped(reason, width)]
+    return lines + ([f"and {left} more, told where it failed"] if left > 1 else [])
+
+
+def _to_checkpoint(results: Sequence[Result]) -> list[str]:
+    """Each module once, with the case in which running it again would free most."""
+    predictions = _predictions(results)
+    most: dict[str, tuple[int, int, str]] = {}
+    for name, now in zip(names_of(results), predictions, strict=True):
+        found, said = first_to_checkpoint(now), checkpoint_first(now)
+        if found is not None:
+            one = (found.frees_bytes, now.peak_bytes, f"{said}{f' in {name}' if len(results) > 1 else ''}")
+            most[found.module] = max(one, most.get(found.module, one))
+    return [said for _, _, said in sorted(most.values(), reverse=True)]

@@ -1,0 +1,55 @@
+"""Estimates time from the share of the roofline that measured cases reached on the same GPU."""
+
+from __future__ import annotations
+
+import msgspec
+
+from perflab.measured.records import Entry
+from perflab.measured.store.times import BaselineStore
+from perflab.predicted.gpus.names import Gpu, gpu_by_device_name
+from perflab.predicted.gpus.roofline import efficiency, estimate_ns
+from perflab.predicted.records import Prediction
+from perflab.predicted.store.predictions import PredictedStore
+from perflab.store.case_files import module_of, name_of
+from perflab.units import format_percent
+
+
+def with_estimate(
+    prediction: Prediction, case: str, measured: BaselineStore, predicted: PredictedStore, gpu: Gpu
+) -> Prediction:
+    """The prediction with an estimate of its time, where cases have both a measured baseline and a predicted one.
+
+    Cases of the same test come first: a training step reaches another share than a forward pass does.
+    """
+    if prediction.roofline_ns is None:
+        return prediction
+    pairs = {
+        (module, name): (before.roofline_ns, entry.replicates[0].median_ns)
+        for module, name, entry in _measured_on(gpu, measured)
+        if (before := predicted.of_module(gpu.name, module).get(name)) is not None
+        and before.roofline_ns
+        and entry.replicates
+    }
+    test = (module_of(case), name_of(case).partition("[")[0])
+    alike = {key: pair for key, pair in pairs.items() if (key[0], key[1].partition("[")[0]) == test}
+    chosen = alike or pairs
+    reached = efficiency(list(chosen.values()))
+    if reached is None:
+        return prediction
+    which = "this test's" if alike else "other"
+    many = f"{reached.count} of {which} cases measured on {gpu.device_name}"
+    lowest, median, highest = map(format_percent, (reached.lowest, reached.median, reached.highest))
+    share = f"{median} of the roofline" + (f" ({lowest} to {highest})" if lowest != highest else "")
+    return msgspec.structs.replace(
+        prediction, estimate_ns=estimate_ns(prediction.roofline_ns, reached), estimate_from=f"{many}: {share}"
+    )
+
+
+def _measured_on(gpu: Gpu, measured: BaselineStore) -> list[tuple[str, str, Entry]]:
+    """Every case with a baseline from such a GPU: its module as files are named, its name, its entry."""
+    return [
+        (path.stem, name, entry)
+        for path in sorted(measured.directory.glob("cuda-*/*.json"))
+        for name, entry in measured.load(path).items()
+        if gpu_by_device_name(entry.environment.device_name) is gpu
+    ]

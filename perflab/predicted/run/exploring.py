@@ -1,0 +1,220 @@
+"""Explores what else fits: other GPUs, larger sizes, remedies."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from perflab.errors import UsageError
+from perflab.measure.workload import Step, Workload
+from perflab.predicted.gpus.names import GPUS, Gpu
+from perflab.predicted.gpus.roofline import room_bytes
+from perflab.predicted.memory.account import peak_of
+from perflab.predicted.memory.resized import Interpolated, Outline, outline_of
+from perflab.predicted.memory.search import largest
+from perflab.predicted.records import Fit, Prediction
+from perflab.predicted.trace.trace import Trace
+from perflab.predicted.trace.watch import Watch
+
+if TYPE_CHECKING:
+    from perflab.plugin.case.perf import CaseState
+    from perflab.predicted.prediction import Work
+
+STEPS_OF_A_SIZE = 16
+_Test = tuple[Any, ...]
+"""A test and its parameters, sizes left out."""
+_Sizes = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class Exploration:
+    """What ``perf.fits`` was given."""
+
+    build: Callable[..., Any]
+    sizes: dict[str, int]
+    remedies: dict[str, dict[str, Any]]
+
+
+def exploration_of(
+    build: Callable[..., Any], sizes: Mapping[str, int], remedies: Mapping[str, Mapping[str, Any]]
+) -> Exploration:
+    """What ``perf.fits`` was given, checked.
+
+    Raises:
+        UsageError: ``build`` cannot be called, a size is no positive int, or a remedy no mapping.
+    """
+    if not callable(build):
+        raise UsageError(
+            f"perf.fits() got {type(build).__name__!r}, which cannot be called",
+            "pass a function that makes the callable for given sizes: perf.fits(build, sizes={...})",
+        )
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise UsageError(f"perf.fits(sizes={{{name!r}: {size!r}}})", "give each size as an int, 1 or more")
+    if not sizes:
+        raise UsageError("perf.fits() without sizes", "name at least one: sizes={'batch_size': 4}")
+    for name, changes in remedies.items():
+        if not isinstance(changes, Mapping):
+            raise UsageError(
+                f"perf.fits(remedies={{{name!r}: {changes!r}}})",
+                "give what build takes besides, by name: remedies={'bf16': {'precision': 'bf16'}}",
+            )
+    return Exploration(build, dict(sizes), {name: dict(what) for name, what in remedies.items()})
+
+
+def fit_of(prediction: Prediction, gpu: Gpu) -> Fit:
+    """Whether a case fits the GPU, and which it fits: what it needs and libraries hold, beside the context."""
+    needed = prediction.peak_bytes + prediction.workspace_bytes
+    return Fit(
+        room_bytes=room_bytes(gpu),
+        fits=needed <= room_bytes(gpu),
+        fits_on=[other.name for other in GPUS.values() if needed <= room_bytes(other)],
+        rooms={other.name: room_bytes(other) for other in GPUS.values()},
+    )
+
+
+class Explorer:
+    """Asks for other sizes, and remembers what it was told: cases of one test ask for the same ones."""
+
+    def __init__(self) -> None:
+        self._outlines: dict[_Test, dict[_Sizes, Outline]] = {}
+        self._trusted: dict[tuple[_Test, str], int] = {}
+        """By test and size: from how many points a peak was reckoned that was traced too, and was right."""
+
+    def fit(self, prediction: Prediction, trace: Trace, state: CaseState, gpu: Gpu, watch: Watch | None = None) -> Fit:
+        """Which GPUs a case fits, the largest sizes that fit; and where it does not, what it would need otherwise.
+
+        Args:
+            prediction: of the case as it is.
+            trace: what it was made from.
+            state: the case, and how it is made otherwise.
+            gpu: what it is to fit.
+            watch: is shown each operator of other sizes.
+
+        Raises:
+            CalledOff: the watch has seen enough. What was traced by then is remembered.
+        """
+        exploration = state.exploration
+        if exploration is None:
+            return fit_of(prediction, gpu)
+        build, sizes = exploration.build, exploration.sizes
+        whole = not prediction.traced_layers  # where few layers did not tell, they do not at other sizes either
+        fit = fit_of(prediction, gpu)
+        others = sorted((name, value) for name, value in state.parameters.items() if name not in sizes)
+        test: _Test = (state.case.partition("[")[0], *others)
+        known = self._outlines.setdefault(test, {})
+        known[_key(sizes)] = outline_of(trace)
+        room_bytes = fit.room_bytes - prediction.workspace_bytes
+
+        def traced_of(arguments: Mapping[str, Any]) -> Trace:
+            return trace_of(functools.partial(build, **arguments), whole=whole, watch=watch)
+
+        def largest_of(name: str) -> int | None:
+            def outline_at(size: int) -> Outline:
+                asked = {**sizes, name: size}
+                if _key(asked) not in known:
+                    known[_key(asked)] = outline_of(traced_of(asked))
+                return known[_key(asked)]
+
+            same = {dict(key)[name]: one for key, one in known.items() if {**dict(key), name: 0} == {**sizes, name: 0}}
+            search = Search(outline_at, room_bytes, same, points=self._trusted.get((test, name)))
+            answer = search.largest(sizes[name])
+            if search.points is not None:
+                self._trusted[test, name] = search.points
+            return answer
+
+        remedies = {} if fit.fits else exploration.remedies
+        return msgspec.structs.replace(
+            fit,
+            largest={name: largest_of(name) for name in sizes},
+            remedies={name: peak_of(traced_of({**sizes, **changes})) for name, changes in remedies.items()},
+        )
+
+
+class Search:
+    """The largest size whose peak fits, with as few traces as will prove it.
+
+    Args:
+        outline_at: traces the call at a size.
+        room_bytes: what it has to fit into.
+        known: sizes that were traced.
+        points: from how many sizes a peak can be reckoned without being traced; None: it was not right yet.
+    """
+
+    def __init__(
+        self, outline_at: Callable[[int], Outline], room_bytes: int, known: Mapping[int, Outline], *, points: int | None
+    ) -> None:
+        self._outline_at = outline_at
+        self._room_bytes = room_bytes
+        self._traced = dict(known)
+        self.points = points
+
+    def largest(self, start: int) -> int | None:
+        """The largest size that fits, to one part in ``STEPS_OF_A_SIZE`` at least; None: not even one such part does.
+
+        It is reckoned from two sizes, from three where that was wrong (naive attention is no straight line), and then
+        traced. Where the call does other things at other sizes, it is found with traces alone.
+        """
+        for points in (2, 3) if self.points is None else (self.points,):
+            size = start
+            while len(self._traced) < points:
+                size += start
+                self._peak_at(size)
+            nearest = sorted(self._traced, key=lambda size: abs(self._peak_at(size) - self._room_bytes))[:points]
+            reckoned = Interpolated({size: self._traced[size] for size in sorted(nearest)})
+            if not reckoned.holds:
+                break
+            least = step_of(start)  # below that nobody asks: a sequence of one token is no sequence
+            roughly = largest(reckoned.peak_bytes, self._room_bytes, start=start)
+            answer = least if roughly is None else max(least, roughly // step_of(roughly) * step_of(roughly))
+            if self.points is not None or self._peak_at(answer) == reckoned.peak_bytes(answer):
+                self.points = points
+                return answer if reckoned.peak_bytes(answer) <= self._room_bytes else None
+        peaks = {size: one.peak_bytes() for size, one in self._traced.items()}
+        return largest(self._peak_at, self._room_bytes, start=start, step=step_of(start), known=peaks)
+
+    def _peak_at(self, size: int) -> int:
+        if size not in self._traced:
+            self._traced[size] = self._outline_at(size)
+        return self._traced[size].peak_bytes()
+
+
+def step_of(size: int) -> int:
+    """In which steps a size is told: a sixteenth of the power of two in it, so 64 for 1,024, and 1 up to 31."""
+    return max(1, (1 << (size.bit_length() - 1)) // STEPS_OF_A_SIZE)
+
+
+def _key(sizes: Mapping[str, int]) -> _Sizes:
+    return tuple(sorted(sizes.items()))
+
+
+def work_of(workload: Workload) -> Work:
+    """A workload as prediction takes it."""
+    from perflab.predicted.prediction import Work
+
+    return Work(workload.run, workload.roots, workload.spans)
+
+
+def trace_of(make: Callable[[], Any], *, whole: bool = False, watch: Watch | None = None) -> Trace:
+    """What one call does of what ``make`` makes: a callable, or the phases of a step; ``whole``: every layer run."""
+    from perflab.predicted.prediction import ON_CUDA, traced
+    from perflab.predicted.trace.watched import watched
+
+    with watched(watch):
+        workload = _workload(make())
+    return traced(work_of(workload), ON_CUDA, whole=whole, watch=watch).trace
+
+
+def _workload(made: Any) -> Workload:
+    if isinstance(made, dict):
+        return Step(**made)
+    if callable(made):
+        return Workload(made, (), {})
+    raise UsageError(
+        f"build of perf.fits() gave {type(made).__name__!r}",
+        "let it return a callable without arguments, or the phases of perf.step as a dict",
+    )

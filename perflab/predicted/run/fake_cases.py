@@ -1,0 +1,170 @@
+"""Runs predicted cases in pytest: fake tensors around set-up, body and teardown; errors in words.
+
+``--perf-predict`` makes a test's fixtures and body see fake tensors from the start. Without it a case that says before
+it builds anything that it does not fit (``perf.requires``) is predicted from there on, where there is no GPU: that is
+more than its costs. Nobody asked for it then, so what cannot be predicted is skipped, as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator
+from typing import Any, NoReturn
+
+import pytest
+
+from perflab.errors import PerflabError, PredictionError
+from perflab.plugin.case.perf import CaseState, NothingComparedError
+from perflab.plugin.case.raw_launches import line_of_launch
+from perflab.plugin.config.kinds import measures_elsewhere
+from perflab.plugin.config.settings import Settings
+from perflab.plugin.stash import FAKING
+from perflab.predicted.run.fixtures_anew import MadeAnew
+from perflab.predicted.run.predicting import Predictions
+
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
+_CANNOT = "cannot be predicted, "
+_REMEDY = (
+    "leave what looks at numbers out of the callable, or out of prediction: `if not perf.predicts: ...`; "
+    "what depends on numbers (a loop's length, an early exit) can be measured only"
+)
+_MEASURE_ONLY = "or leave this case to measuring: `if perf.predicts: pytest.skip(...)`"
+_REGISTER = (
+    "give an operator of your own its shapes (`@torch.library.register_fake`); one of PyTorch's, other arguments (such "
+    f"as a float's); {_MEASURE_ONLY}"
+)
+_REGISTER_KERNEL = (
+    "launch it in an operator with a fake implementation (`@torch.library.triton_op` or `custom_op`, and "
+    f"`register_fake`); {_MEASURE_ONLY}"
+)
+
+
+class PredictedCases:
+    """Hooks around the cases of this process."""
+
+    def __init__(self, settings: Settings, predictions: Predictions, key: pytest.StashKey[CaseState]) -> None:
+        self._settings = settings
+        self._predictions = predictions
+        self._key = key
+        self._made_anew = MadeAnew(predictions.fake)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+    ) -> Generator[None, Any, Any]:
+        """Note whether a fixture is made of fake tensors."""
+        self._made_anew.note(fixturedef, is_fake=request.config.stash.get(FAKING, False))
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None]:
+        """Fixtures see fake tensors too."""
+        state = item.stash.get(self._key, None)
+        if state is not None:
+            state.predicts = self._settings.predict and not measures_elsewhere(item)
+        self._made_anew.clear(item, is_fake=state is not None and state.predicts)
+        if state is None:
+            return (yield)
+        with self._fake_for(state):
+            try:
+                return (yield)
+            except Exception as error:
+                if not state.predicts:
+                    raise
+                self._tell(state, error)
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None]:
+        """So does the body; where it asks for numbers after the prediction, it ends there."""
+        state = item.stash.get(self._key, None)
+        if state is None:
+            return (yield)
+        with self._fake_for(state):
+            try:
+                outcome = yield
+            except Exception as error:
+                if not state.predicts:
+                    raise
+                self._end(state, error)
+                return None
+            kept = getattr(item, "_excinfo", None)  # where a unittest.TestCase keeps its failure until the report
+            if state.predicts and kept and isinstance(kept[0].value, Exception):
+                try:
+                    self._end(state, kept[0].value)
+                    kept.clear()
+                except (Exception, pytest.skip.Exception) as told:
+                    if told is not kept[0].value:
+                        kept[0] = pytest.ExceptionInfo.from_current()
+            return outcome
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None]:
+        """And fixtures' ends."""
+        state = item.stash.get(self._key, None)
+        with self._fake_for(state) if state is not None else contextlib.nullcontext():
+            return (yield)
+
+    def _fake_for(self, state: CaseState) -> contextlib.AbstractContextManager[None]:
+        return self._predictions.fake() if state.predicts else contextlib.nullcontext()
+
+    def _end(self, state: CaseState, error: Exception) -> None:
+        """A body that asks for numbers after the prediction has ended well: what follows is about these."""
+        ends_well = isinstance(error, NothingComparedError) or _is_of_fake_tensors(error)
+        if state.predicted is None or not ends_well:
+            self._tell(state, error)
+
+    def _tell(self, state: CaseState, error: Exception) -> NoReturn:
+        """Raise what a predicted case is to end with, which this error ended."""
+        from perflab.predicted.cuda.fake_errors import without_machinery
+
+        told = _in_words(error, state.case)
+        if state.instead_of is None:
+            raise without_machinery(told)
+        if isinstance(told, PerflabError):
+            said = told.problem.removeprefix(f"{state.case}: ").removeprefix(_CANNOT)
+        else:
+            said = f"{type(told).__name__}: {_first_line(told)}".removesuffix(": ")
+        raise pytest.skip.Exception(f"{state.instead_of}; {_CANNOT}{said}", _use_item_location=True)
+
+
+def _in_words(error: Exception, case: str) -> Exception:
+    """The error itself, or what it means where it is one of fake tensors."""
+    from perflab.predicted.cuda.fake_errors import higher_order_operator, unpredictable
+
+    launch = line_of_launch(error)
+    if launch is not None:
+        why = "launches a Triton kernel, which takes the addresses of its tensors, and fake ones have none"
+        return PredictionError(f"{case}: {_CANNOT}{launch} {why}", _REGISTER_KERNEL)
+    found = unpredictable(error)
+    if found is not None:
+        where = f"{found.where}: " if found.where else ""
+        return PredictionError(f"{case}: {_CANNOT}{where}{found.operator} {found.why}", _REGISTER)
+    needs_numbers, operator = _where_numbers_are_needed(error), higher_order_operator(error)
+    if needs_numbers is not None:
+        return PredictionError(f"{case}: {_CANNOT}{needs_numbers} needs numbers, and fake tensors have none", _REMEDY)
+    if operator is not None:
+        return PredictionError(
+            f"{case}: {_CANNOT}{operator} is made of a function when it is compiled, and has to run for that",
+            "leave this case to measuring: `if perf.predicts: pytest.skip(...)`",
+        )
+    return error
+
+
+def _is_of_fake_tensors(error: Exception) -> bool:
+    """Whether real tensors would not have ended in it."""
+    from perflab.predicted.cuda.fake_errors import unpredictable
+
+    found = _where_numbers_are_needed(error), unpredictable(error), line_of_launch(error)
+    return any(one is not None for one in found)
+
+
+def _where_numbers_are_needed(error: Exception) -> str | None:
+    """The line of the user's that asked for numbers, if that is what went wrong."""
+    from perflab.predicted.cuda.fake_errors import what_needs_numbers
+
+    return what_needs_numbers(error)
+
+
+def _first_line(error: Exception) -> str:
+    return " ".join(str(error).strip().partition("\n")[0].split())

@@ -1,0 +1,220 @@
+"""Predicts one case: traces its callable on fake tensors, judges it, fails its test.
+
+What a case's callable comes to, and how that stands beside its baseline. Around which tests tensors are fake, and what
+an error on them means, ``fake_cases.py`` knows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from perflab.errors import BaselineError, InternalsError, UsageError
+from perflab.measured.store.times import BaselineStore
+from perflab.plugin.case.progress import ProgressLine
+from perflab.plugin.case.verdicts import fails
+from perflab.plugin.config.accept_command import accept_command
+from perflab.plugin.config.settings import Settings
+from perflab.plugin.session.folder import file_name_for, own_folder
+from perflab.plugin.stash import FAKING
+from perflab.predicted.gpus.roofline import roofline_ns
+from perflab.predicted.judge.judge import judge_predicted
+from perflab.predicted.records import PredictedCase, Prediction
+from perflab.predicted.report.failure import explain_prediction
+from perflab.predicted.run.efficiency import with_estimate
+from perflab.predicted.run.exploring import Explorer, fit_of, work_of
+from perflab.predicted.run.tracing_time import Allowed, TracingTime
+from perflab.predicted.store.predictions import PredictedStore
+from perflab.predicted.trace.watch import CalledOff
+from perflab.reachable import reachable
+from perflab.records import Verdict
+from perflab.results import Result
+
+if TYPE_CHECKING:
+    from perflab.measure.workload import Workload
+    from perflab.plugin.case.perf import CaseState, Way
+    from perflab.plugin.case.requirements import Claim
+    from perflab.plugin.case.total_budget import TotalBudget
+    from perflab.predicted.prediction import Proofs
+    from perflab.predicted.trace.trace import Trace
+
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
+
+class Predictions:
+    """What all predictions of this process share."""
+
+    def __init__(self, config: pytest.Config, settings: Settings, progress: ProgressLine) -> None:
+        self._config = config
+        self._settings = settings
+        self._progress = progress
+        self._store = PredictedStore(settings.baselines)
+        self._measured = BaselineStore(settings.baselines)
+        self._proofs: Proofs | None = None
+        self._mode: Any = None
+        self._explorer = Explorer()
+
+    def check(self, cases: list[str]) -> None:
+        """Read the baselines that will be needed, while nothing is lost.
+
+        Raises:
+            BaselineError: a file is damaged or foreign.
+        """
+        for case in cases:
+            self._store.baseline(self._settings.gpu.name, case)
+
+    @contextlib.contextmanager
+    def fake(self) -> Iterator[None]:
+        """Tensors are fake within, and PyTorch does as it would on CUDA."""
+        from perflab.predicted.cuda.as_cuda import as_cuda
+        from perflab.predicted.cuda.fake import fake_tensors
+
+        was_faking, was_on = self._config.stash.get(FAKING, False), gc.isenabled()
+        with fake_tensors(self._mode) as self._mode, as_cuda(divmod(self._settings.gpu.architecture, 10)):
+            self._config.stash[FAKING] = True
+            gc.disable()  # millions of short-lived objects, and each pass looks at all of PyTorch's too
+            try:
+                yield
+            finally:
+                self._config.stash[FAKING] = was_faking
+                if was_on:
+                    gc.enable()
+
+    def from_here_on(self, state: CaseState, unmet: str, budget: TotalBudget) -> Way:
+        """Predict a case that does not fit, from where it says so.
+
+        Raises:
+            BaselineError: the file of its baseline, which nobody was known to need, is damaged or foreign.
+        """
+        self.check([state.case])
+        state.until_judged.enter_context(self.fake())
+        state.predicts, state.instead_of = True, unmet
+        return Predicted(state, self, budget)
+
+    def of(self, state: CaseState, workload: Workload, left_s: float | None) -> Any:
+        """Predict a case's callable, and return a fake result of its shape.
+
+        Args:
+            state: the case.
+            workload: what is predicted of it.
+            left_s: what the run has left of its total budget; None without one.
+
+        Raises:
+            UsageError: it calls no operator, or ``perf.fits`` was given what makes nothing to predict.
+            pytest.skip.Exception: tracing it takes longer than its budget, or than the run has left.
+        """
+        from perflab.predicted.memory.snapshot import write_snapshot
+        from perflab.predicted.prediction import ON_CUDA, Proofs, predict
+
+        gpu = self._settings.gpu
+        time = TracingTime(self._allowed(state, left_s), functools.partial(self._progress.show, doing="predicting"))
+        self._proofs = self._proofs or Proofs()
+        try:
+            now, traced = predict(work_of(workload), gpu, ON_CUDA, proofs=self._proofs, watch=time)
+        except CalledOff as end:
+            why_predicted = f"{state.instead_of}; cannot be predicted, " if state.instead_of is not None else ""
+            pytest.skip(f"{why_predicted}tracing {end}")
+        finally:
+            without_fake_gradients(workload.roots)
+        if not now.costs:
+            state.problem = "no work"
+            raise UsageError(
+                f"{state.case}: the callable calls no operator of PyTorch, so there is nothing to predict",
+                "predict one that does; leave this case to measuring: `if perf.predicts: pytest.skip(...)`",
+            )
+        if self._settings.snapshots:
+            folder = own_folder(self._config.rootpath) / "snapshots"
+            folder.mkdir(exist_ok=True)
+            path = write_snapshot(
+                traced.trace,
+                folder / file_name_for(f"{state.case}-predicted"),
+                workspace_bytes=now.workspace_bytes,
+                time_of=lambda op: roofline_ns(op, gpu) or 0.0,
+            )
+            now = msgspec.structs.replace(now, notes=[*now.notes, f"timeline: {path.name}"])
+        try:
+            now = with_estimate(now, state.case, self._measured, self._store, gpu)
+        except BaselineError as error:  # of a measured file, which this case has no need of
+            now = msgspec.structs.replace(now, notes=[*now.notes, f"no estimate: {error.problem}"])
+        now = self._explored(now, traced.trace, state, time)
+        self._progress.clear()
+        before = self._store.baseline(gpu.name, state.case)
+        state.predicted = PredictedCase(now=now, before=before, parameters=state.parameters)
+        return traced.result
+
+    def _allowed(self, state: CaseState, left_s: float | None) -> Allowed:
+        budget_s = state.settings.budget_s
+        return Allowed(budget_s, by_marker=budget_s != self._settings.budget_s, left_s=left_s)
+
+    def _explored(self, now: Prediction, trace: Trace, state: CaseState, time: TracingTime) -> Prediction:
+        """With what fits. What goes wrong while the case is made for other sizes takes nothing from what is known."""
+        gpu = self._settings.gpu
+        try:
+            with time.part("other sizes"):
+                return msgspec.structs.replace(now, fit=self._explorer.fit(now, trace, state, gpu, time))
+        except (InternalsError, UsageError):
+            raise
+        except CalledOff as end:
+            why = f"tracing them {end}"
+        except Exception as error:
+            said = " ".join(str(error).split("\n")[0].split())
+            why = f"build of perf.fits() raised {type(error).__name__}: {said}".removesuffix(": ")
+        notes = [*now.notes, f"no larger sizes are known: {why}"]
+        return msgspec.structs.replace(now, fit=fit_of(now, gpu), notes=notes)
+
+    def judged(self, state: CaseState) -> Result:
+        """A predicted case beside its baseline."""
+        assert state.predicted is not None
+        policy = state.settings.policy
+        judgement = judge_predicted(state.predicted.now, state.predicted.before, policy)
+        if state.settings.check == "off" and judgement.verdict not in (Verdict.NEW, Verdict.INCOMPARABLE):
+            judgement = msgspec.structs.replace(judgement, verdict=Verdict.UNCHECKED)
+        return Result(case=state.case, judgement=judgement, outcome=state.predicted, policy=policy)
+
+    def fail_if_worse(self, result: Result, settings: Settings) -> None:
+        """Fail the test of a case that grew."""
+        if fails(result.judgement, settings, saving=settings.update or settings.update_new):
+            accept = accept_command(self._config, result.case, result.judgement.verdict)
+            pytest.fail(explain_prediction(result, accept), pytrace=False)
+
+
+def without_fake_gradients(roots: tuple[Any, ...]) -> None:
+    """Take fake gradients off real parameters: a model of the whole session's is trained on by others."""
+    import torch
+
+    from perflab.torch_internals.fakes import is_fake
+
+    for one in reachable(roots):
+        if isinstance(one, torch.nn.Parameter) and not is_fake(one) and is_fake(one.grad):
+            one.grad = None
+
+
+class Predicted:
+    """The ``Way`` of a predicted case."""
+
+    def __init__(self, state: CaseState, predictions: Predictions, budget: TotalBudget) -> None:
+        self._state = state
+        self._predictions = predictions
+        self._budget = budget
+
+    def requires(self, claim: Claim) -> Way:
+        """Nothing of this machine; but a case that has to run before there is anything to predict is skipped."""
+        if claim.setup_calls or claim.setup_seconds:
+            pytest.skip("trains or compiles before it measures: that has to run, and cannot be predicted")
+        return self
+
+    def compare(self, base: Workload, candidate: Workload, budget_s: float | None, threshold: float | None) -> None:
+        """Nothing: nothing runs."""
+
+    def of(self, workload: Workload) -> Any:
+        """Predict the callable, in what the run has left."""
+        left_s = self._budget.left_s()
+        if left_s is not None and left_s <= 0:
+            self._state.skip_for_time()
+        return self._predictions.of(self._state, workload, left_s)

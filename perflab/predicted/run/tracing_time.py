@@ -1,0 +1,97 @@
+"""Limits how long a prediction may trace, and shows its progress."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from perflab.measure import clock
+from perflab.predicted.trace.watch import CalledOff
+
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
+SHOW_EVERY = 100
+"""Operators from one look at the progress line to the next: of fake tensors, some hundredths of a second."""
+MORE = 6
+"""Where a budget was too short, one so many times as long is named. How much is enough, nobody knows."""
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """What the prediction of a case may take."""
+
+    budget_s: float
+    """Of processor time, for each part: the case itself, running every layer once, other sizes."""
+    by_marker: bool
+    """Whether its marker says so, and not ``--perf-budget``."""
+    left_s: float | None
+    """Of the run, on the wall, for all parts together; None: as long as it takes."""
+
+
+@dataclass
+class _Part:
+    what: str
+    began_ns: int
+    budget_ns: float
+    operators: int = 0
+
+
+class TracingTime:
+    """A ``Watch`` over one case.
+
+    A budget is processor time: a prediction is exact, and what it tells must not depend on who else is on the machine.
+    What the run has left is time on the wall.
+
+    Args:
+        allowed: what the case may take.
+        show: is told how far it is.
+    """
+
+    def __init__(self, allowed: Allowed, show: Callable[[str], None]) -> None:
+        self._allowed = allowed
+        self._show = show
+        left_s = allowed.left_s
+        self._run_ends_ns = float("inf") if left_s is None else clock.read_ns() + left_s * 1e9
+        self._part = self._begun("")
+
+    def operator(self) -> None:
+        """Count an operator that is about to be called.
+
+        Raises:
+            CalledOff: the time is over.
+        """
+        part = self._part
+        spent_ns = clock.read_processor_ns() - part.began_ns
+        if clock.read_ns() >= self._run_ends_ns:
+            raise CalledOff(f"took longer than the run had left (--perf-total-budget){self._so_far()}")
+        if spent_ns >= part.budget_ns:
+            raise CalledOff(self._over())
+        part.operators += 1
+        if part.operators % SHOW_EVERY == 0:
+            self._show(
+                f"{part.what}{part.operators:,} operators, {spent_ns / 1e9:.0f} s of {part.budget_ns / 1e9:.0f} s"
+            )
+
+    @contextlib.contextmanager
+    def part(self, what: str) -> Iterator[None]:
+        """Within, something else is traced, with a budget of its own that is nothing off the one outside."""
+        outside, began_ns = self._part, clock.read_processor_ns()
+        self._part = self._begun(f"{what}: ")
+        try:
+            yield
+        finally:
+            outside.began_ns += clock.read_processor_ns() - began_ns
+            self._part = outside
+
+    def _begun(self, what: str) -> _Part:
+        return _Part(what, clock.read_processor_ns(), self._allowed.budget_s * 1e9)
+
+    def _so_far(self) -> str:
+        return f"; {self._part.operators:,} operators so far"
+
+    def _over(self) -> str:
+        given, more = (f"budget={many * self._allowed.budget_s:g}" for many in (1, MORE))
+        if self._allowed.by_marker:
+            return f"took longer than @pytest.mark.perf({given}){self._so_far()} (more: {more})"
+        return f"took longer than --perf-{given} s{self._so_far()} (more: --perf-{more})"

@@ -1,0 +1,1 @@
+"""Stored predictions: ``predicted-<gpu>/<test module>.json``."""

@@ -1,0 +1,180 @@
+"""One file of predicted baselines: JSON that is checked on reading, a row a line, fit for review as a diff.
+
+Most of a prediction are rows, a few hundred a case. Each stands as a short list on a line of its own, in an order that
+nothing but its names decides; what its places mean stands once, at the file's head. Rows are hardly indented: there are
+thousands in a file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from perflab.data import Amount, Data, Layers, Parameters, Positive, speakable_throughout
+from perflab.errors import BaselineError
+from perflab.predicted.records import Cost, PeakPart, PredictedBaseline, SavedTensors
+from perflab.store.json_files import PREDICTED, as_json, read_checked, write_text
+
+SCHEMA = 1
+WHAT = "predicted baseline"
+REMEDY = "restore it (git checkout), or delete it and predict anew with --perf-update-new"
+_ROWS = {
+    "at_peak": "kind, module, operator, bytes, blocks",
+    "costs": "phase, module, operator, calls, FLOPs, bytes moved",
+    "saved": "module, operator, shape, dtype, tensors, bytes",
+}
+"""What stands in a row, for whoever reads the file."""
+
+
+class _Part(NamedTuple):
+    kind: str
+    module: str
+    operator: str
+    size_bytes: Amount
+    blocks: Amount
+
+
+class _Cost(NamedTuple):
+    phase: str
+    module: str
+    operator: str
+    calls: Amount
+    flops: Amount
+    bytes_moved: Amount
+
+
+class _Saved(NamedTuple):
+    module: str
+    operator: str
+    shape: list[Amount]
+    dtype: str
+    tensors: Amount
+    size_bytes: Amount
+
+
+class _StoredCase(Data, frozen=True):
+    """A baseline as it stands in a file."""
+
+    torch: str
+    recorded: str
+    peak_bytes: Amount
+    held_bytes: Amount
+    at_peak: list[_Part]
+    costs: list[_Cost]
+    saved: list[_Saved]
+    saved_bytes: Amount
+    layers: dict[str, Layers] = {}
+    roofline_ns: Positive | None = None
+    parameters: Parameters = {}
+    commit: str | None = None
+    reason: str | None = None
+
+
+class _File(Data, frozen=True):
+    """One file. Cases are read one by one, so that an error can name its case."""
+
+    schema: int
+    gpu: str
+    rows: dict[str, str]
+    cases: dict[str, msgspec.Raw]
+
+
+def read_predicted(path: Path) -> dict[str, PredictedBaseline]:
+    """All baselines of a file, by the cases' names; none if there is no such file.
+
+    Raises:
+        BaselineError: the file cannot be read, is no JSON, is not one of ours, or is another GPU's.
+    """
+    file = read_checked(path, _File, SCHEMA, what=WHAT, remedy=REMEDY)
+    if file is None:
+        return {}
+    if path.parent.name != folder_of(file.gpu):
+        raise BaselineError(
+            f"{WHAT} file {path} is of {file.gpu}, and lies in {path.parent.name}/",
+            f"move it to {folder_of(file.gpu)}/, or delete it and predict anew with --perf-update-new",
+        )
+    found = {}
+    for name, raw in file.cases.items():
+        try:
+            found[name] = _baseline(msgspec.json.decode(raw, type=_StoredCase))
+        except msgspec.DecodeError as error:
+            raise BaselineError(f"{path} is not a perflab {WHAT} file: {name}: {error}", REMEDY) from error
+    return found
+
+
+def write_predicted(path: Path, gpu: str, cases: Mapping[str, PredictedBaseline]) -> None:
+    """Write the file whole.
+
+    Raises:
+        BaselineError: it cannot be written.
+    """
+    blocks = ",\n".join(f"    {as_json(name)}: {_block(cases[name])}" for name in sorted(cases))
+    rows = json.dumps(_ROWS, indent=4).replace("\n}", "\n  }")
+    head = f'{{\n  "schema": {SCHEMA},\n  "gpu": {as_json(gpu)},\n  "rows": {rows},\n  "cases": {{\n'
+    write_text(path, f"{head}{blocks}\n  }}\n}}\n")
+
+
+def folder_of(gpu: str) -> str:
+    """The folder of a GPU's baselines: ``predicted-h100``."""
+    return f"{PREDICTED}{gpu}"
+
+
+def _baseline(case: _StoredCase) -> PredictedBaseline:
+    return PredictedBaseline(
+        torch=case.torch,
+        recorded=case.recorded,
+        peak_bytes=case.peak_bytes,
+        held_bytes=case.held_bytes,
+        at_peak=[PeakPart(**row._asdict()) for row in case.at_peak],
+        costs=[Cost(**row._asdict()) for row in case.costs],
+        saved_bytes=case.saved_bytes,
+        saved=[_saved(row) for row in case.saved],
+        layers=case.layers,
+        roofline_ns=case.roofline_ns,
+        parameters=case.parameters,
+        commit=case.commit,
+        reason=case.reason,
+    )
+
+
+def _saved(row: _Saved) -> SavedTensors:
+    return SavedTensors(
+        module=row.module,
+        line="",
+        operator=row.operator,
+        shape=row.shape,
+        dtype=row.dtype,
+        count=row.tensors,
+        size_bytes=row.size_bytes,
+    )
+
+
+def _block(one: PredictedBaseline) -> str:
+    fields: dict[str, object] = {
+        "torch": one.torch,
+        "recorded": one.recorded,
+        "peak_bytes": one.peak_bytes,
+        "held_bytes": one.held_bytes,
+        "saved_bytes": one.saved_bytes,
+        **{
+            name: value
+            for name in ("layers", "roofline_ns", "parameters", "commit", "reason")
+            if (value := getattr(one, name))
+        },
+    }
+    rows: dict[str, list[tuple[object, ...]]] = {
+        "at_peak": [_Part(p.kind, p.module, p.operator, p.size_bytes, p.blocks) for p in one.at_peak],
+        "costs": [_Cost(c.phase, c.module, c.operator, c.calls, c.flops, c.bytes_moved) for c in one.costs],
+        "saved": [_Saved(s.module, s.operator, s.shape, s.dtype, s.count, s.size_bytes) for s in one.saved],
+    }
+    lines = [f'      "{name}": {as_json(value)}' for name, value in sorted(fields.items())]
+    return "{\n" + ",\n".join([*lines, *(f'      "{name}": {_lines(rows[name])}' for name in sorted(rows))]) + "\n    }"
+
+
+def _lines(rows: Iterable[tuple[object, ...]]) -> str:
+    written = [f"  {json.dumps(speakable_throughout(row), ensure_ascii=False, separators=(',', ':'))}" for row in rows]
+    return "[\n" + ",\n".join(written) + "\n      ]" if written else "[]"

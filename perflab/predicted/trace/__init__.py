@@ -1,0 +1,1 @@
+"""One call as a trace: operators and blocks of memory, with the module and line behind each."""

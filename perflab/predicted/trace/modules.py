@@ -1,0 +1,122 @@
+"""The modules that a callable reaches: their names, and repeated layers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+from perflab.predicted.layers.alike import Written, are_alike, common_modules, noting_what_is_written
+from perflab.predicted.trace.trace import Layer
+from perflab.torch_internals.tracing import children_of, set_children
+
+FEW = 3
+"""So many layers show the first, one between and the last; one more shows that what is between repeats."""
+NONE: frozenset[int] = frozenset()
+WORTH_CUTTING = 6
+"""Layers of a stack from which on it is run with fewer: twice with ``FEW`` or so is no more work then."""
+
+
+@dataclass
+class Stack:
+    """A container of alike layers."""
+
+    name: str
+    container: nn.Module
+    size: int
+
+
+@dataclass
+class ModuleBook:
+    """Names of modules, ``*`` in the place of a layer's number, and the layer that each belongs to."""
+
+    names: dict[int, tuple[str, Layer | None]] = field(default_factory=dict)
+    """By ``id``."""
+    stacks: list[Stack] = field(default_factory=list)
+    modules: list[nn.Module] = field(default_factory=list)
+    """All of them in the order of their parents, which also keeps the ids theirs."""
+    written: Written = field(default_factory=WeakKeyDictionary)
+    """What runs with fewer layers have set in those that they ran."""
+
+    @property
+    def layers(self) -> dict[str, int]:
+        """How many layers each stack has at the moment."""
+        return {stack.name: len(children_of(stack.container)) for stack in self.stacks}
+
+    @property
+    def long_stacks(self) -> dict[str, int]:
+        """Those that are worth cutting; events belong to layers of these alone."""
+        return {stack.name: stack.size for stack in self.stacks if stack.size >= WORTH_CUTTING}
+
+    def of(self, module: nn.Module) -> tuple[str, Layer | None]:
+        """A module's name and layer; one that was made meanwhile has its class's name."""
+        return self.names.get(id(module)) or (type(module).__name__, None)
+
+    @contextlib.contextmanager
+    def cut(self, count: int) -> Iterator[list[nn.Module]]:
+        """Leave of each long stack its first ``count`` layers for the length of the block; gives those left out."""
+        long = self.long_stacks
+        whole = [(stack.container, children_of(stack.container)) for stack in self.stacks if stack.name in long]
+        ran = [
+            module
+            for _, modules in whole
+            for layer in list(modules.values())[:count]
+            if layer is not None
+            for module in layer.modules()
+        ]
+        try:
+            for container, modules in whole:
+                set_children(container, dict(list(modules.items())[:count]))
+            with noting_what_is_written(ran, self.written):
+                yield [layer for _, modules in whole for layer in list(modules.values())[count:] if layer is not None]
+        finally:
+            for container, modules in whole:
+                set_children(container, modules)
+
+
+def book_of(found: Iterable[Any], written: Written | None = None) -> ModuleBook:
+    """The book of all modules among these objects. Names begin below the outermost one; of several, with its class.
+
+    Args:
+        found: objects that a callable reaches.
+        written: what earlier runs with fewer layers have set; is added to.
+    """
+    modules = [value for value in found if isinstance(value, nn.Module)]
+    inner = {id(child) for module in modules for child in module.modules() if child is not module}
+    roots = [module for module in modules if id(module) not in inner]
+    book = ModuleBook() if written is None else ModuleBook(written=written)
+    often = Counter(type(root).__name__ for root in roots)
+    seen: Counter[str] = Counter()
+    for root in roots:
+        name = type(root).__name__
+        seen[name] += 1
+        prefix = "" if len(roots) == 1 else name if often[name] == 1 else f"{name}{seen[name]}"
+        _enter(book, root, prefix, None)
+    return book
+
+
+def _enter(book: ModuleBook, module: nn.Module, name: str, layer: Layer | None, common: frozenset[int] = NONE) -> None:
+    """``common``: modules that all layers of a stack share; they are no layer's own."""
+    if id(module) in book.names:
+        return  # shared: the first place that it is met at names it
+    if id(module) in common:
+        layer = None
+    book.names[id(module)] = (name, layer)
+    book.modules.append(module)
+    children = [(key, child) for key, child in children_of(module).items() if child is not None]
+    layers = [child for _, child in children]
+    repeats = isinstance(module, nn.ModuleList | nn.Sequential) and len(layers) > 1 and layer is None
+    repeats = repeats and are_alike(layers, book.written)
+    is_long = repeats and len(layers) >= WORTH_CUTTING
+    if repeats:
+        book.stacks.append(Stack(name, module, len(layers)))
+    if is_long:
+        common = common | common_modules(layers)
+    for number, (key, child) in enumerate(children):
+        own = "*" if repeats else key
+        _enter(book, child, f"{name}.{own}" if name else own, Layer(name, number) if is_long else layer, common)

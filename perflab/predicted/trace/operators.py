@@ -1,0 +1,177 @@
+"""The cost of one operator call: FLOPs and bytes moved.
+
+FLOPs are those of ``torch.utils.flop_counter``: matrix products, convolutions and fused attention, a multiplication and
+an addition each, masks and causality not heeded; operators with a formula of their own (``register_flop_formula``)
+are counted by it. What else computes is bound by its bytes and counts none. Bytes are those of each operand and result
+once, an expanded tensor as what it is expanded from; of a table that rows are taken from, the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perflab.torch_internals import OpOverload, flop_registry, sdpa_backward_flop, sdpa_flop
+from perflab.torch_internals.dispatch import schema_of
+
+_MATMULS = (
+    "mm",
+    "addmm",
+    "bmm",
+    "baddbmm",
+    "convolution",
+    "_convolution",
+    "convolution_backward",
+    "addmv",
+    "mv",
+    "dot",
+)
+_NO_WORK = ("prim", "profiler")
+"""Questions, such as which device a tensor is on; and ranges."""
+_TAKES_ROWS = ("embedding", "index_select", "gather", "index", "_embedding_bag", "take_along_dim")
+_NO_LAUNCH = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")
+_FILLS = ("zero_", "fill_", "copy_", "_foreach_zero_", "_foreach_copy_", "normal_", "uniform_", "random_", "bernoulli_")
+_MULTIPLIES = ("addbmm", "addmv", "mv", "dot", "_cdist_forward", "_euclidean_dist", "cholesky", "_thnn_fused_lstm_cell")
+_CPU_FLASH = {
+    "_scaled_dot_product_flash_attention_for_cpu": sdpa_flop,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": sdpa_backward_flop,
+}
+"""PyTorch's counter has no formula of the operator that its CPU build takes for attention."""
+
+
+def is_operator(func: object) -> bool:
+    """Whether what a mode is asked to call is an operator that may do work, and none of higher order."""
+    return isinstance(func, OpOverload) and func.namespace not in _NO_WORK
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is known of an operator before it is called."""
+
+    name: str
+    """``aten::mm``."""
+    is_view: bool
+    """Its results are its arguments, seen otherwise."""
+    launches: bool
+    """Whether it does anything on the device; ``empty`` allocates only."""
+    writes: tuple[int, ...]
+    """Positions of arguments that it writes to."""
+    writes_by_name: tuple[str, ...]
+    only_fills: bool
+    """It does not read what it writes to in place."""
+    flops: Callable[..., Any] | None
+    is_product: bool
+    takes_rows: bool
+    is_convolution: bool
+    causal_at: int | None
+    """Position of ``is_causal`` among its arguments."""
+
+
+@cache
+def kind_of(func: OpOverload) -> Kind:
+    """What is known of an operator."""
+    schema = schema_of(func)
+    returned = [result.alias_info for result in schema.returns]
+    written = [
+        (position, argument)
+        for position, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    packet = func.overloadpacket
+    base = schema.name.split("::")[-1]
+    formula: Any = flop_registry.get(packet) or _CPU_FLASH.get(base)
+    return Kind(
+        name=schema.name,
+        is_view=bool(returned) and all(alias is not None and not alias.is_write for alias in returned),
+        launches=base not in _NO_LAUNCH,
+        writes=tuple(position for position, _ in written),
+        writes_by_name=tuple(argument.name for _, argument in written),
+        only_fills=base in _FILLS,
+        flops=formula,
+        is_product=formula is not None or base.rstrip("_") in _MATMULS,
+        takes_rows=base in _TAKES_ROWS,
+        is_convolution="convolution" in base,
+        causal_at=next((at for at, argument in enumerate(schema.arguments) if argument.name == "is_causal"), None),
+    )
+
+
+def flops_of(kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
+    """Multiplications and additions of one call."""
+    return 0 if kind.flops is None else int(kind.flops(*args, **kwargs, out_val=result))
+
+
+def bytes_of(kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
+    """Read and written in one call."""
+    if not kind.launches:
+        return 0
+    made = list(tensors_in(result))
+    written = [args[position] for position in kind.writes if position < len(args)]
+    written += [kwargs[name] for name in kind.writes_by_name if name in kwargs]
+    in_place = list(tensors_in(written))
+    known = {id(tensor) for tensor in in_place}
+    write_bytes = sum(map(_touched_bytes, [*in_place, *(tensor for tensor in made if id(tensor) not in known)]))
+    # What is written in place is read too, unless it is only filled; an ``out=`` is not.
+    operands = [one for position, one in enumerate(args) if not (kind.only_fills and position in kind.writes)]
+    operands += [one for name, one in kwargs.items() if name not in kind.writes_by_name]
+    read = [_touched_bytes(tensor) for tensor in tensors_in(operands)]
+    if kind.takes_rows:
+        read = [min(size, write_bytes) for size in read]
+    return write_bytes + sum(read)
+
+
+def dtype_of(kind: Kind, args: tuple[Any, ...], result: Any) -> str:
+    """In which an operator's products are computed; of another the dtype of what it makes."""
+    first = next(tensors_in(args if kind.is_product else result), None)
+    if first is None:
+        return ""
+    if kind.is_product and first.dtype is torch.float32:
+        # cuDNN has a switch of its own, which is on unless somebody turns it off.
+        in_tf32 = (
+            torch.backends.cudnn.allow_tf32
+            if kind.is_convolution
+            else torch.get_float32_matmul_precision() != "highest"
+        )
+        return "tf32" if in_tf32 else "float32"
+    return str(first.dtype).removeprefix("torch.")
+
+
+def is_causal_call(kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether fused attention is told that no query sees later keys."""
+    if kind.causal_at is None:
+        return False
+    return bool(args[kind.causal_at] if kind.causal_at < len(args) else kwargs.get("is_causal", False))
+
+
+def multiplies(name: str) -> bool:
+    """Whether an operator is known to be made of products, whether or not its FLOPs can be counted."""
+    base = name.removeprefix("aten::")
+    return base in _MULTIPLIES or base.startswith(("linalg_", "_linalg_", "_fft_", "mkldnn_rnn", "_cudnn_rnn"))
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors of an operator's arguments or results: themselves, or in lists and tuples, or by name."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from tensors_in(part)
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from tensors_in(part)
+
+
+def _touched_bytes(tensor: Tensor) -> int:
+    if tensor.layout is not torch.strided:
+        return int(tensor.numel()) * tensor.element_size()
+    count = tensor.element_size()
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        if stride:
+            count *= size
+        elif not size:
+            return 0
+    return count

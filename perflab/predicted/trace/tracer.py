@@ -1,0 +1,397 @@
+"""Traces a run: operators and blocks of memory, with the module and line that asked for each.
+
+The tracer stands below autograd, where each operator is dispatched, so it sees what backward calls too. It never looks
+at numbers, and does with fake tensors and real ones alike. Of a backward node it knows the forward's place by the
+sequence number that autograd gives both; a block is let go when its storage dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from perflab.predicted.cuda.devices import on_host
+from perflab.predicted.trace.live_before import Holding
+from perflab.predicted.trace.modules import ModuleBook
+from perflab.predicted.trace.operators import (
+    Kind,
+    bytes_of,
+    dtype_of,
+    flops_of,
+    is_causal_call,
+    is_operator,
+    kind_of,
+    tensors_in,
+)
+from perflab.predicted.trace.trace import Alloc, Event, Free, Layer, Op, Place, Saved, Trace, Use
+from perflab.predicted.trace.watch import Watch
+from perflab.torch_internals import TorchDispatchMode
+from perflab.torch_internals.dispatch import is_composite, without_torch_function
+from perflab.torch_internals.tracing import (
+    current_node,
+    is_in_backward,
+    last_sequence_number,
+    sequence_number,
+    storage_key,
+)
+
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
+_NOT_THE_CODE = tuple(
+    f"{folder}/"
+    for folder in (
+        Path(torch.__file__).parent,
+        *(Path(__file__).parents[2] / room for room in ("predicted", "measured", "plugin")),
+    )
+)
+Run = Callable[[Callable[[], None]], Any]
+"""Does the work once, calling what it is given at the end of each span, and returns the result."""
+
+
+def trace(
+    run: Run,
+    spans: tuple[str, ...],
+    book: ModuleBook,
+    held: Iterable[Holding],
+    hidden: Hidden,
+    watch: Watch | None = None,
+) -> Trace:
+    """Run once, and tell what that did.
+
+    Args:
+        run: the work.
+        spans: the phase of each span, in order; none where there are no phases.
+        book: names of the modules.
+        held: what is there before.
+        hidden: what operators take inside of themselves.
+        watch: is shown each operator.
+
+    Raises:
+        Exception: whatever ``run`` raises.
+        CalledOff: the watch has seen enough.
+    """
+    tracer = Tracer(book, held, spans, hidden, watch)
+    was_on = gc.isenabled()
+    gc.disable()  # cyclic garbage is let go at no particular moment
+    try:
+        with tracer.watching():
+            result = run(tracer.next_span)
+            tracer.ended()
+            del result
+        return tracer.trace()
+    finally:
+        if was_on:
+            gc.enable()
+
+
+class Hidden:
+    """What a device's kernels take and launch inside of one operator, as far as no trace shows it. Here: nothing."""
+
+    def bytes_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+        """Temporary memory of one call; None where it never takes any."""
+        return None
+
+    def launches_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """Kernels that one call launches."""
+        return 1
+
+
+class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees every operator of a run; see ``trace``."""
+
+    def __init__(
+        self,
+        book: ModuleBook,
+        held: Iterable[Holding],
+        spans: tuple[str, ...],
+        hidden: Hidden,
+        watch: Watch | None = None,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._book, self._hidden, self._watch = book, hidden, watch
+        self._spans, self._span = spans, 0
+        self._events: list[Event] = []
+        self._held: list[Alloc] = []
+        self._kinds: dict[int, str] = {}
+        self._saved: dict[int, Saved] = {}
+        self._layers: dict[int, Layer | None] = {}
+        self._owned: set[int] = set()
+        """Blocks that belong to a layer wherever they are used: parameters, and what is made of these alone."""
+        self._blocks: dict[int, tuple[int, weakref.ref[Any]]] = {}
+        self._next_block = 0
+        self._modules: list[tuple[int, str, Layer | None]] = []
+        self._places: dict[int, tuple[Place, Layer | None]] = {}
+        self._of_parameter: dict[int, tuple[str, Layer | None]] = {}
+        self._parameters: list[Tensor] = []
+        self._layer: Layer | None = None
+        self._ended_at: int | None = None
+        self._at_once: set[int] = set()
+        """Of the events, frees that have no order: autocast's cache goes in that of its addresses."""
+        self._hold(held)
+
+    # --- what is there before ----------------------------------------------------------------------------------
+
+    def _hold(self, held: Iterable[Holding]) -> None:
+        for one in held:
+            if one.kind == "parameters":
+                self._of_parameter[id(one.tensor)] = (one.module, one.layer)
+                self._parameters.append(one.tensor)
+            place = Place(module=one.module)
+            for block, size_bytes in self._new_blocks([one.tensor]):
+                self._held.append(Alloc(block, size_bytes, place, "", one.layer))
+                self._kinds[block] = one.kind
+                self._layers[block] = one.layer
+                if one.layer is not None:
+                    self._owned.add(block)
+
+    def _new_blocks(self, tensors: Iterable[Tensor]) -> Iterator[tuple[int, int]]:
+        for tensor in tensors:
+            if tensor.layout is not torch.strided:
+                continue
+            storage = tensor.untyped_storage()
+            if storage_key(storage) in self._blocks:
+                continue
+            size_bytes = storage.nbytes()
+            if size_bytes:
+                self._next_block += 1
+                key, block = storage_key(storage), self._next_block
+                self._blocks[key] = (block, weakref.ref(storage, lambda _, key=key: self._let_go(key)))  # type: ignore[misc]
+                yield block, size_bytes
+
+    def _block_of(self, tensor: Tensor) -> int | None:
+        if tensor.layout is not torch.strided:
+            return None
+        found = self._blocks.get(storage_key(tensor.untyped_storage()))
+        return found[0] if found is not None else None
+
+    def _let_go(self, key: int) -> None:
+        block, _ = self._blocks.pop(key)
+        # Inside of a model's forward or a backward a block goes when its turn has come; elsewhere many go at once.
+        in_turn = self._modules or is_in_backward()
+        if not in_turn:
+            self._at_once.add(len(self._events))
+        self._events.append(Free(block, self._layer if in_turn else self._layers[block]))
+
+    # --- while it runs -----------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """The run, and everything that is to be heard of it."""
+        hooks: list[Any] = [
+            nn.modules.module.register_module_forward_pre_hook(self._enter_module),
+            nn.modules.module.register_module_forward_hook(self._leave_module, always_call=True),
+        ]
+        for parameter in self._parameters:
+            if parameter.requires_grad:
+                hooks.append(parameter.register_post_accumulate_grad_hook(self._note_gradient))  # type: ignore[no-untyped-call]
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(self._note_saved, lambda tensor: tensor), self:
+                yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def next_span(self) -> None:
+        """A span has ended."""
+        self._span += 1
+        self._layer = None
+
+    def ended(self) -> None:
+        """The call has ended; what is let go from now on dies with its result."""
+        self._ended_at = len(self._events)
+        self._layer = None
+
+    def _enter_module(self, module: nn.Module, _: Any) -> None:
+        name, layer = self._book.of(module)
+        if self._modules and self._modules[-1][2] is not None:
+            layer = self._modules[-1][2]  # a module that layers share works for the one that called it
+        self._modules.append((id(module), name, layer))
+
+    def _leave_module(self, module: nn.Module, _args: Any, _result: Any) -> None:
+        while self._modules and self._modules.pop()[0] != id(module):
+            pass
+
+    def _note_gradient(self, parameter: Tensor) -> None:
+        block = self._block_of(parameter.grad) if parameter.grad is not None else None
+        if block is not None:
+            self._kinds[block] = "gradients"
+            self._owned.add(block)
+
+    def _note_saved(self, tensor: Tensor) -> Tensor:
+        block = self._block_of(tensor)
+        if block is not None and block not in self._saved:
+            place, _ = self._here()
+            self._saved[block] = Saved(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), place)
+        return tensor.detach()  # kept as it is, a result that its own node saves would keep the node: nothing would go
+
+    def _here(self) -> tuple[Place, Layer | None]:
+        """Where we are: in a module's forward, in a backward node, or outside of both."""
+        node: Any = current_node()
+        phase = self._spans[self._span] if self._span < len(self._spans) else "backward" if node is not None else ""
+        if self._modules:
+            _, module, layer = self._modules[-1]
+            return Place(phase, module, _line()), layer
+        if node is not None:
+            parameter = getattr(node, "variable", None)
+            if parameter is not None and id(parameter) in self._of_parameter:
+                module, layer = self._of_parameter[id(parameter)]
+                return Place(phase, module), layer
+            before = self._places.get(sequence_number(node))
+            if before is not None:
+                return Place(phase, before[0].module, before[0].line), before[1]
+            return Place(phase), None
+        return Place(phase, "", _line()), None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # Below, nobody's torch function has a say, and being asked at each look at a tensor would cost time.
+        with without_torch_function():
+            return self._dispatch(func, args, kwargs or {})
+
+    def _dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if not is_operator(func):
+            return func(*args, **kwargs)  # also FlexAttention's, which is of higher order
+        if _is_composite(func) and torch.is_inference_mode_enabled():
+            with self:
+                return func.decompose(*args, **kwargs)
+        if self._watch is not None:
+            self._watch.operator()
+        kind = kind_of(func)
+        result = func(*args, **kwargs)
+        place, layer = self._here()
+        if self._modules or not is_in_backward():
+            self._places.setdefault(last_sequence_number(), (place, layer))
+        first = next(tensors_in(args), None)
+        if kind.is_view or (first is not None and on_host(first)):
+            return result
+        made = list(self._new_blocks(tensors_in(result)))
+        if made or kind.writes or kind.writes_by_name:  # else it is a view by another name, such as _unsafe_view
+            self._record(kind, place, layer, args, kwargs, result, made)
+        return result
+
+    def _record(
+        self,
+        kind: Kind,
+        place: Place,
+        layer: Layer | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        made: list[tuple[int, int]],
+    ) -> None:
+        owners: dict[int, Layer | None] = {}
+        elsewhere = layer is None and not self._modules
+        if elsewhere:
+            owners, layer = self._owners(args, result), self._owner_of(args)
+        if kind.launches:
+            self._layer = layer
+            flops, moved = flops_of(kind, args, kwargs, result), bytes_of(kind, args, kwargs, result)
+            launches = self._hidden.launches_of(kind.name, args, kwargs)
+            dtype, is_causal = dtype_of(kind, args, result), is_causal_call(kind, args, kwargs)
+            self._events.append(Op(kind.name, place, flops, moved, dtype, launches, layer, is_causal))
+        for block, size_bytes in made:
+            self._layer = self._layers[block] = owners.get(block, layer)
+            if elsewhere and self._layer is not None:
+                self._owned.add(block)
+            self._events.append(Alloc(block, size_bytes, place, kind.name, self._layer))
+        inside = self._hidden.bytes_of(kind.name, args, kwargs) if kind.launches else None
+        if inside is not None:  # 0 too: a call is to do the same at each size
+            self._next_block += 1
+            self._layers[self._next_block] = layer
+            self._events.append(Alloc(self._next_block, inside, place, kind.name, layer))
+            self._events.append(Free(self._next_block, layer))
+
+    # --- whose parameters an optimizer works on -----------------------------------------------------------------
+
+    def _owner_of(self, args: tuple[Any, ...]) -> Layer | None:
+        """The layer of the one parameter that an operator outside of all modules works on; of many: none."""
+        if any(
+            isinstance(argument, list | tuple) and any(isinstance(one, Tensor) for one in argument) for argument in args
+        ):
+            return None
+        return next((self._layers.get(block) for block in self._owned_in(args)), None)
+
+    def _owned_in(self, value: Any) -> Iterator[int]:
+        for tensor in tensors_in(value):
+            block = self._block_of(tensor)
+            if block in self._owned:
+                yield block
+
+    def _owners(self, args: tuple[Any, ...], result: Any) -> dict[int, Layer | None]:
+        """Of an operator over lists: the layer of each result, which is that of the argument at its place."""
+        lists = [argument for argument in args if isinstance(argument, list | tuple)]
+        if not isinstance(result, list | tuple) or not lists:
+            return {}
+        owners: dict[int, Layer | None] = {}
+        for position, tensor in enumerate(result):
+            block = self._block_of(tensor) if isinstance(tensor, Tensor) else None
+            if block is None:
+                continue
+            column = [one[position] for one in lists if position < len(one) and isinstance(one[position], Tensor)]
+            owners[block] = next((self._layers.get(owned) for owned in self._owned_in(column)), None)
+        return owners
+
+    # --- what it was -------------------------------------------------------------------------------------------
+
+    def trace(self) -> Trace:
+        """Everything that was seen."""
+        end = len(self._events) if self._ended_at is None else self._ended_at
+        dropped = frozenset(event.block for event in self._events[end:] if isinstance(event, Free))
+        events = tuple(_in_order(self._events[:end], self._at_once))
+        blocks = [*self._held, *(event for event in events if isinstance(event, Alloc))]
+        uses = {one.block: Use(self._kind_of(one.block), self._saved_of(one.block)) for one in blocks}
+        return Trace(
+            held=tuple(self._held),
+            events=events,
+            uses=uses,
+            layers=self._book.layers,
+            result_blocks=dropped,
+            parameters=sum(parameter.numel() for parameter in self._parameters),
+        )
+
+    def _kind_of(self, block: int) -> str:
+        return self._kinds.get(block) or ("activations" if block in self._saved else "temporaries")
+
+    def _saved_of(self, block: int) -> Saved | None:
+        """What was saved of a block that nothing else keeps: one that was there before is there anyway."""
+        return None if self._kinds.get(block) else self._saved.get(block)
+
+
+def _in_order(events: list[Event], at_once: set[int]) -> Iterator[Event]:
+    """The same with frees that come at once in the order of their blocks."""
+    for together, group in groupby(enumerate(events), key=lambda one: one[0] in at_once):
+        found = [event for _, event in group]
+        yield from sorted(found, key=lambda event: event.block if isinstance(event, Free) else 0) if together else found
+
+
+_is_composite = cache(is_composite)
+
+
+def _line() -> str:
+    """The innermost line that is neither PyTorch's nor ours."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        shown = _shown(frame.f_code.co_filename)
+        if shown is not None:
+            return f"{shown}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+@cache
+def _shown(filename: str) -> str | None:
+    if filename.startswith(_NOT_THE_CODE) or filename.startswith("<"):
+        return None
+    with contextlib.suppress(ValueError):
+        return Path(filename).relative_to(Path.cwd()).as_posix()
+    return filename

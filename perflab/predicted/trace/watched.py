@@ -1,0 +1,32 @@
+"""Shows a watch the operators that no tracer sees, of warm-up and set-up."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from perflab.predicted.trace.operators import is_operator
+from perflab.predicted.trace.watch import Watch
+from perflab.torch_internals import TorchDispatchMode
+from perflab.torch_internals.dispatch import without_torch_function
+
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
+
+def watched(watch: Watch | None) -> AbstractContextManager[object]:
+    """Within, each operator is shown to the watch, if there is one."""
+    return _Watched(watch) if watch is not None else nullcontext()
+
+
+class _Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Passes every operator on."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._watch = watch
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if is_operator(func):  # C++ asks for a tensor's device where nothing may be raised
+            self._watch.operator()
+        with without_torch_function():  # below, nobody's torch function has a say, as in a trace
+            return func(*args, **(kwargs or {}))

@@ -1,0 +1,94 @@
+"""Building blocks of tables: lines, rows of cells, short names, verdicts. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from perflab.records import Verdict
+from perflab.report.tally import ACCEPTED, outcome
+from perflab.results import Result
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the table. ``verdict`` is set on the line that carries it, so that it may be coloured."""
+
+    text: str
+    verdict: Verdict | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A case in words, for tables that are no plain text. ``cells`` are by column; ``details`` say why."""
+
+    name: str
+    cells: dict[str, str]
+    verdict: str
+    details: list[str]
+
+
+def short_name(case: str) -> str:
+    """``tests/perf/test_x.py::TestY::test_step[small]`` -> ``step[small]``."""
+    return _parts(case)[-1].removeprefix("test_")
+
+
+def name_of(result: Result) -> str:
+    """The case's short name with its mode, unless that is the default: ``step[small] {cold}``."""
+    return short_name(result.identity)
+
+
+def _parts(case: str) -> list[str]:
+    """Folders, module, classes and function of a node id; a parameter may hold any of the separators."""
+    path, bracket, parameters = case.partition("[")
+    file, *names = path.split("::")
+    parts = [*file.removesuffix(".py").split("/"), *names]
+    parts[-1] += bracket + parameters
+    return parts
+
+
+def names_of(results: Sequence[Result]) -> list[str]:
+    """Short names; where two cases would read the same, as much of what stands before them as tells them apart."""
+    names = [name_of(result) for result in results]
+    for depth in range(2, max([len(_parts(result.case)) for result in results], default=0) + 1):
+        often = Counter(names)
+        if len(often) == len(names):
+            break
+        for index, result in enumerate(results):
+            if often[names[index]] > 1:
+                names[index] = ":".join([*_parts(result.case)[-depth:-1], name_of(result)])
+    return names
+
+
+def shorten(name: str, width: int) -> str:
+    """Cut in the middle: the end tells parameters, the beginning what it is."""
+    if len(name) <= width:
+        return name
+    tail = (width - 1) * 2 // 3
+    return name[: width - 1 - tail] + "…" + name[-tail:]
+
+
+def verdict_text(result: Result) -> str:
+    """The verdict as the table has it: what fails in capitals."""
+    verdict = result.judgement.verdict
+    if result.saved:
+        said = outcome(result)
+        return said if said == ACCEPTED else f"{said}, saved"
+    return verdict.upper() if verdict in (Verdict.REGRESSED, Verdict.FAILED, Verdict.OOM) else str(verdict)
+
+
+def shown_verdict(result: Result) -> Verdict:
+    """The verdict by which a line is coloured, and a row stands among others: an accepted change is as good as ok."""
+    return Verdict.OK if outcome(result) == ACCEPTED else result.judgement.verdict
+
+
+def wrap_facts(facts: Sequence[str], width: int) -> list[str]:
+    """Join facts by dots into lines no longer than ``width``, breaking only between facts."""
+    lines: list[str] = []
+    for fact in facts:
+        if lines and len(lines[-1]) + 3 + len(fact) <= width:
+            lines[-1] += f" · {fact}"
+        else:
+            lines.append(fact)
+    return lines

@@ -1,0 +1,83 @@
+"""Results: a case's outcome with its judgement; a document holds all results of a run."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+import msgspec
+
+from perflab.data import Data, Parameters
+from perflab.measured.records import Record
+from perflab.mode import DEFAULT, Mode, identity
+from perflab.records import Judgement, Policy
+from perflab.tiers import Outcome
+
+
+class Result(Data, frozen=True):
+    """What a session reports of a case. It crosses from worker to controller as plain data."""
+
+    case: str
+    judgement: Judgement
+    outcome: Outcome | None = None
+    """What the case came to, by tier; None where it came to nothing: skipped, or failed by itself."""
+    saved: bool = False
+    policy: Policy | None = None
+    """What the case was judged by; None where there was nothing to judge."""
+    failure: str | None = None
+    """What pytest shows of the test, if it failed."""
+    parameters: Parameters = {}
+    """The case's parameters, where there is no record that has them."""
+    side_by_side: str | None = None
+    """The parameter whose levels are to be shown against each other."""
+    study: str | None = None
+    """Title of the study that the case belongs to."""
+    columns: list[str] = []
+    """What the study's table is to show of the case; none: what there is."""
+    versus: str | None = None
+    """``parameter=level``: what the case is held against in the study's table."""
+    mode: Mode = DEFAULT
+    """How the case's calls are timed; the default of what is not measured."""
+
+    @property
+    def is_of_a_run(self) -> bool:
+        """Whether the case ran here, or was to run: it is of no tier that runs nothing."""
+        return self.outcome is None or self.outcome.runs
+
+    @property
+    def record(self) -> Record | None:
+        """The numbers of a case that ran, measured or compared; None of any other."""
+        return self.outcome if isinstance(self.outcome, Record) else None
+
+    @property
+    def identity(self) -> str:
+        """The name that the case's numbers are stored under: numbers of two modes are two cases'."""
+        return identity(self.case, self.mode)
+
+
+class Document(Data, frozen=True):
+    """What one run learned, as ``--perf-json`` writes it; or several parts of a run, merged."""
+
+    schema: Annotated[int, msgspec.Meta(ge=1)]
+    perflab: str
+    """Version that wrote it."""
+    created: Annotated[datetime, msgspec.Meta(tz=True)]
+    exitstatus: int
+    """pytest's."""
+    baselines: str | None
+    """Directory of the baselines, as it is shown; None where results were not compared with any."""
+    threshold: float
+    """Slowdown that counted, unless a case's marker said otherwise."""
+    results: list[Result]
+    command: str | None = None
+    """pytest's command, without the time that the run and each case were given; None of parts with different ones."""
+    total_budget_s: float | None = None
+    """What the run was given, in seconds; None: no limit."""
+    preface: list[str] = []
+    """What is to be known before the table, such as what else the results were compared with."""
+    collected: list[str] = []
+    """All perf cases that were found, chosen or not, in their order."""
+    findings: dict[str, list[str]] = {}
+    """By study, what the project's own code found in its results."""
+    other_failures: list[str] = []
+    """Node ids of what failed beside the perf cases' own results: plain tests, teardowns, files that do not import."""

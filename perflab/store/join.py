@@ -1,0 +1,67 @@
+"""Joins directories of baselines that the shards of a run wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from perflab.errors import BaselineError
+from perflab.store.json_files import check_writable
+
+if TYPE_CHECKING:
+    from perflab.tiers import Tier
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one tier joined: how many baselines, and what writes them into a directory and returns the files."""
+
+    entries: int
+    write: Callable[[Path], set[Path]]
+
+
+@dataclass(frozen=True)
+class Joined:
+    """What was written."""
+
+    entries: int
+    files: list[Path]
+
+
+def join_baselines(directories: Sequence[Path], output: Path, tiers: Mapping[str, Tier]) -> Joined:
+    """Join directories into ``output``; of a case that stands in several, the entry that was recorded last.
+
+    What ``output`` holds already takes part, and so do entries that a shard has from its checkout: an update in
+    another shard is later. All is read and checked before anything is written.
+
+    Args:
+        directories: those to join.
+        output: where to.
+        tiers: the tiers, by how the folders of their baselines begin.
+
+    Raises:
+        BaselineError: a directory is missing or holds no baselines, or a file is damaged or cannot be written.
+    """
+    found: dict[str, list[Path]] = {}
+    for directory in [output, *directories]:
+        paths = sorted(directory.glob("*/*.json"))
+        if not paths and directory is not output:
+            problem = "holds no baselines" if directory.is_dir() else "is no directory"
+            raise BaselineError(
+                f"{directory} {problem}", "name what --perf-baselines named: it holds <environment>/<test module>.json"
+            )
+        for path in paths:
+            prefix = max((one for one in tiers if path.parent.name.startswith(one)), key=len)
+            found.setdefault(prefix, []).append(path)
+    parts = [tiers[prefix].join(paths) for prefix, paths in found.items()]
+    check_writable(output)
+    files = {file for part in parts for file in part.write(output)}
+    return Joined(entries=sum(part.entries for part in parts), files=sorted(files))
+
+
+def case_at(path: Path, name: str) -> str:
+    """Not the node id of what stands in a file, but one with the same place in a store."""
+    return f"{unquote(path.stem)}.py::{name}"

@@ -1,0 +1,67 @@
+"""Locks a directory, so that one process writes at a time.
+
+Not filelock, as elsewhere: that leaves its file where it was, and these directories are committed. Not a file in
+the temporary folder either, which batch systems give each job of its own, and machines do not share.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from perflab.files import is_abandoned
+
+LOCK_NAME = ".lock"
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold the directory, which must exist, for the length of the block; waits for whoever has it.
+
+    Where the file system knows no locks the block runs without one.
+
+    Raises:
+        OSError: the lock file cannot be made.
+    """
+    path = directory / LOCK_NAME
+    handle = _acquire(path)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()  # while it is held: who waits for it finds it gone, and begins anew
+        os.close(handle)
+
+
+def forget_dead_lock(directory: Path) -> None:
+    """Take the lock file away that a killed process left, so that nobody commits it; one that is held stays."""
+    path = directory / LOCK_NAME
+    if path.is_file() and is_abandoned(path, young_s=0.0):
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def _acquire(path: Path) -> int:
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            _lock(handle)
+            if os.path.samestat(os.fstat(handle), os.stat(path)):
+                return handle
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)  # the file that was locked is not the one that others see by now
+
+
+def _lock(handle: int) -> None:
+    if sys.platform != "win32":
+        import fcntl
+
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)

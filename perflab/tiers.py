@@ -1,0 +1,118 @@
+"""The tiers: the ways in which a case comes to a verdict. A fifth one is a folder, and a line here.
+
+What is common asks a tier by the protocol ``Tier``, never by its name. This module loads the tiers' records alone;
+what runs, judges and shows cases is loaded with the first of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast, get_args
+
+from perflab.compared.records import ComparedCase
+from perflab.compiled.records import CompiledCase
+from perflab.measured.records import Record
+from perflab.predicted.records import PredictedCase
+
+if TYPE_CHECKING:
+    import pytest
+
+    from perflab.plugin.config.settings import Settings
+    from perflab.plugin.session.saving import Saving
+    from perflab.records import Environment, TierRecord
+    from perflab.report.lines import Line
+    from perflab.report.section import Section
+    from perflab.report.view import View
+    from perflab.results import Document, Result
+    from perflab.store.join import Part
+    from perflab.store.stale import StoredFile
+
+Outcome = Record | ComparedCase | PredictedCase | CompiledCase
+"""What a case came to, by tier, in the order of tables. A tier's name is its record's tag, and its folder's."""
+
+
+class Tier(Protocol):
+    """What a tier can be asked for; its module ``tier`` is one."""
+
+    FOLDER: str | None
+    """How the folders of its baselines begin; None: it stores none."""
+
+    def run(self, config: pytest.Config, settings: Settings, items: list[pytest.Item]) -> list[pytest.Item]:
+        """Make ready to run the cases that are this tier's; returns those that are not.
+
+        Raises:
+            PerflabError: the first thing found that would fail late.
+        """
+
+    def explain(self, result: Result, accept: str | None) -> str:
+        """The text that a failing test shows; ``accept`` is the command that accepts what changed."""
+
+    def lines(self, document: Document, results: Sequence[Result], width: int, view: View) -> list[Line]:
+        """The tables of these results, as text."""
+
+    def sections(self, document: Document, results: Sequence[Result], view: View) -> list[Section]:
+        """The same for a page."""
+
+    def notes(self, document: Document, results: Sequence[Result], width: int) -> list[str]:
+        """What the tables cannot show, as text below all of them."""
+
+    def data(self, document: Document, results: Sequence[Result]) -> dict[str, object]:
+        """What ``perflab report --format=json`` has of these results, by key."""
+
+    def save(self, saving: Saving) -> None:
+        """Save what the run was asked to save of this tier's results."""
+
+    def stored(self, directory: Path, environments: Sequence[Environment]) -> Iterator[StoredFile]:
+        """The tier's files in a directory of baselines, as far as a session in these environments may prune them."""
+
+    def join(self, paths: Sequence[Path]) -> Part:
+        """Join its files of several directories.
+
+        Raises:
+            BaselineError: a file is damaged or foreign.
+        """
+
+
+def names() -> list[str]:
+    """Every tier's name, in the order of tables."""
+    return [_name(record) for record in get_args(Outcome)]
+
+
+def tier(name: str) -> Tier:
+    """A tier by its name."""
+    return cast(Tier, import_module(f"perflab.{name}.tier"))
+
+
+def tiers() -> list[Tier]:
+    """All tiers, in the order of tables."""
+    return [tier(name) for name in names()]
+
+
+def by_folder() -> dict[str, Tier]:
+    """The tiers that store baselines, by how the folders of these begin; the longest beginning counts."""
+    return {one.FOLDER: one for one in tiers() if one.FOLDER is not None}
+
+
+def name_of(outcome: Outcome) -> str:
+    """The name of an outcome's tier."""
+    return _name(type(outcome))
+
+
+def by_table(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """Results by the tier whose tables show them, in the order of tables; what came to nothing is the first one's.
+
+    A record that derives from another tier's record stands in that tier's tables.
+    """
+    found: dict[str, list[Result]] = {}
+    for result in results:
+        kinds = [kind for kind in get_args(Outcome) if isinstance(result.outcome, kind)] or get_args(Outcome)
+        found.setdefault(_name(kinds[0]), []).append(result)
+    return {name: found[name] for name in names() if name in found}
+
+
+def _name(record: type[TierRecord]) -> str:
+    tag = record.__struct_config__.tag
+    assert isinstance(tag, str)
+    return tag

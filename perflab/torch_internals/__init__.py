@@ -1,0 +1,69 @@
+"""PyTorch's private and undocumented parts that perflab uses: all of them, and nothing else of perflab names any.
+
+Each says what it is for, what is public instead, and why that does not do. They were checked with PyTorch 2.13.0, by
+all tests; in the files of 2.11.0 and 2.12.0 each name was looked up, and nothing was run. A name that the installed
+version does not have is an ``InternalsError`` where it is needed; what is evidence alone is left out, and says so here.
+
+- here: classes, loaded when they are imported by name
+- ``dispatch``: operators, kernels registered for a while, modes
+- ``tracing``: where autograd is, storages, modules
+- ``fakes``: how fake tensors are made
+- ``patched``: attributes that a prediction replaces
+- ``compiler``: what ``torch.compile`` did
+- ``machine``: allocators, the profiler, valgrind, the processor
+
+Importing any of these modules loads no PyTorch; using what is in it does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from perflab.internals import TORCH, lookup
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload as OpOverload
+    from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutputException
+    from torch._subclasses.fake_tensor import DynamicOutputShapeException as DynamicOutputShapeException
+    from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+    from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+    from torch._subclasses.fake_tensor import UnsupportedFakeTensorException as UnsupportedFakeTensorException
+    from torch._subclasses.fake_tensor import UnsupportedOperatorException as UnsupportedOperatorException
+    from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+    from torch.utils.flop_counter import flop_registry as flop_registry
+    from torch.utils.flop_counter import sdpa_backward_flop as sdpa_backward_flop
+    from torch.utils.flop_counter import sdpa_flop as sdpa_flop
+    from torch.utils.weak import WeakTensorKeyDictionary as WeakTensorKeyDictionary
+
+_FAKE = "torch._subclasses.fake_tensor"
+_FLOPS = "torch.utils.flop_counter"
+
+_CLASSES = {
+    # What an operator is at the dispatcher. Its public face, torch.ops.aten.add.Tensor, has no name for its class.
+    "OpOverload": ("torch._ops", "tell operators from what is made of them"),
+    # "Extending PyTorch" documents the class under this private path; there is no other.
+    "TorchDispatchMode": ("torch.utils._python_dispatch", "see operators where they are dispatched"),
+    # Documented under this path too. The public meta device has shapes alone: a tensor's device is lost on it, and with
+    # it which kernels a CPU or CUDA would choose, and that scalars may stay on the CPU.
+    "FakeTensor": (_FAKE, "run code without its numbers"),
+    "FakeTensorMode": (_FAKE, "run code without its numbers"),
+    # What a fake tensor raises. Nothing public says why an operator cannot be run: they are RuntimeErrors to others.
+    "DataDependentOutputException": (_FAKE, "say which line needs numbers"),
+    "DynamicOutputShapeException": (_FAKE, "say which line needs numbers"),
+    "UnsupportedFakeTensorException": (_FAKE, "say which line needs numbers"),
+    "UnsupportedOperatorException": (_FAKE, "say which operator has no shapes"),
+    # Public is FlopCounterMode: it counts a whole call, not operator by operator with the module that asked.
+    "flop_registry": (_FLOPS, "know what an operator computes"),
+    "sdpa_flop": (_FLOPS, "know what attention on a CPU computes"),
+    "sdpa_backward_flop": (_FLOPS, "know what attention on a CPU computes"),
+    # weakref.WeakKeyDictionary compares keys, and tensors compare element by element.
+    "WeakTensorKeyDictionary": ("torch.utils.weak", "remember casts by tensor, as autocast does"),
+}
+"""By name, where it stands and what it is needed to do; above each why there is no public way."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _CLASSES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, to = _CLASSES[name]
+    return lookup(TORCH, f"{module}:{name}", to)

@@ -1,0 +1,245 @@
+"""Operators as the dispatcher knows them: their schemas, kernels that are registered for a while, and modes."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from perflab.internals import TORCH, attribute, lookup, needs
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+
+# --- operators ----------------------------------------------------------------------------------------------------
+
+
+def aten(name: str, to: str) -> Any:
+    """An operator by its name in ``torch.ops.aten``, with or without overload: ``_softmax.default``.
+
+    Those with an underscore are no function of ``torch``'s; the public functions choose among them by the device, which
+    is the choice that a prediction has to make itself.
+
+    Raises:
+        InternalsError: there is no such operator.
+    """
+    return lookup(TORCH, f"torch:ops.aten.{name}", to)
+
+
+def operator_or_none(namespace: str, packet: str, overload: str) -> Any:
+    """An operator that only some versions or builds have. ``torch.ops`` is public; asking it is not."""
+    import torch
+
+    return getattr(getattr(getattr(torch.ops, namespace), packet, None), overload, None)
+
+
+def schema_of(operator: OpOverload) -> Any:
+    """An operator's ``FunctionSchema``: name, arguments with defaults, what it writes to.
+
+    ``torch.library`` infers schemas of new operators; nothing public gives that of one that is there.
+    """
+    return attribute(TORCH, operator, "_schema", "know what an operator takes and writes")
+
+
+@needs(TORCH, "torch:_C._dispatch_has_kernel_for_dispatch_key", to="tell operators that are made of others")
+def is_composite(operator: OpOverload) -> bool:
+    """Whether an operator is made of others on every device. Public is nothing that tells one."""
+    import torch
+
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(operator._name, "CompositeImplicitAutograd"))
+
+
+# --- kernels ------------------------------------------------------------------------------------------------------
+
+
+@needs(TORCH, "torch.library:Library._destroy", to="take kernels back after a prediction")
+@contextmanager
+def kernels_registered(kernels: Iterable[tuple[str, Callable[..., Any], str]]) -> Iterator[None]:
+    """Within, the dispatcher has these kernels: name (``softmax.int``, ``vision::nms``), kernel, dispatch key.
+
+    ``torch.library.Library`` is public, and so is its ``impl``; ending one is not. What is registered otherwise stays
+    until the library is collected, at a moment of its own.
+    """
+    import torch.library
+
+    libraries: dict[str, Any] = {}
+    library: Any = torch.library.Library
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # "Overriding a previously registered kernel": until the end of this, yes
+            for name, kernel, key in kernels:
+                namespace = name.partition("::")[0] if "::" in name else "aten"
+                if namespace not in libraries:
+                    libraries[namespace] = library(namespace, "IMPL")
+                libraries[namespace].impl(name, kernel, key)
+        yield
+    finally:
+        for one in libraries.values():
+            one._destroy()
+
+
+@needs(TORCH, "torch:_C._dispatch_get_registrations_for_dispatch_key", to="know which operators CUDA's autocast casts")
+def registered_for(key: str) -> set[str]:
+    """The operators with a kernel of their own for a key, those of ``aten`` without their namespace.
+
+    A CPU build has CUDA's kernels of autocast too, all but usable. The documentation lists autocast's operators by the
+    names of functions, which are not the overloads.
+    """
+    import torch
+
+    return {name.removeprefix("aten::") for name in torch._C._dispatch_get_registrations_for_dispatch_key(key)}
+
+
+def below_cpu_autocast() -> AbstractContextManager[None]:
+    """Within, the dispatcher passes the CPU's autocast by.
+
+    ``torch.autocast(enabled=False)`` is public, and switches it off for everything below too: a kernel's own casts are
+    made above that, and its cache is emptied.
+    """
+    import torch
+
+    exclude = attribute(TORCH, torch._C, "_ExcludeDispatchKeyGuard", "run an operator below autocast")
+    guard: AbstractContextManager[None] = exclude(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU))
+    return guard
+
+
+def redispatch_as_cuda_autocast(operator: OpOverload, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+    """Run what an operator registered for CUDA's autocast. A call can be sent to a key by nothing that is public."""
+    import torch
+
+    return operator.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA), *arguments, **keywords)
+
+
+@needs(
+    TORCH,
+    "torch:_C._dispatch_key_parse",
+    "torch:_C._dispatch_key_for_device",
+    to="run a custom operator's own kernel",
+)
+def redispatch_to_device(
+    operator: OpOverload, device: str, arguments: Sequence[Any], keywords: Mapping[str, Any]
+) -> Any:
+    """Run an operator's kernel for a type of device, below modes and autograd.
+
+    ``torch.library`` gives no way to a kernel but the dispatcher's, which would ask the same mode again without end.
+    """
+    import torch
+
+    key = torch._C._dispatch_key_parse(torch._C._dispatch_key_for_device(device))
+    return operator.redispatch(torch._C.DispatchKeySet(key), *arguments, **keywords)
+
+
+# --- modes --------------------------------------------------------------------------------------------------------
+
+
+def without_torch_function() -> AbstractContextManager[object]:
+    """Within, no torch function has a say; ``torch.overrides`` has it for authors of subclasses, by this name only."""
+    import torch
+
+    to = "see operators without asking a user's tensors"
+    off: AbstractContextManager[object] = attribute(TORCH, torch._C, "DisableTorchFunction", to)()
+    return off
+
+
+@needs(
+    TORCH,
+    "torch.overrides:_pop_mode",
+    "torch.overrides:_push_mode",
+    "torch.overrides:_len_torch_function_stack",
+    "torch:_GLOBAL_DEVICE_CONTEXT",
+    to="redirect cuda below a test's own modes",
+)
+@contextmanager
+def function_mode_beneath(mode: Any) -> Iterator[None]:
+    """Within, a ``TorchFunctionMode`` is on, below those that are on already.
+
+    A test may leave them first, or long after. Who leaves a mode takes the topmost off, whichever that is (``with
+    torch.device(...)`` too). Only the default device's is below all others, and has to stay so. ``with mode:``, which
+    is public, puts it on top.
+    """
+    import torch
+
+    modes = _taken_off()
+    default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)  # it has none until one was set
+    _put_on([*(one for one in modes if one is default), mode, *(one for one in modes if one is not default)])
+    try:
+        yield
+    finally:
+        _put_on(one for one in _taken_off() if one is not mode)
+
+
+def _taken_off() -> list[Any]:
+    """All modes, the lowest first, none of which is on any more."""
+    import torch.overrides
+
+    overrides: Any = torch.overrides
+    return [overrides._pop_mode() for _ in range(overrides._len_torch_function_stack())][::-1]
+
+
+def _put_on(modes: Iterable[Any]) -> None:
+    import torch.overrides
+
+    overrides: Any = torch.overrides
+    for mode in modes:
+        overrides._push_mode(mode)
+
+
+@needs(
+    TORCH,
+    "torch:_C._len_torch_function_stack",
+    "torch:_C._is_torch_function_mode_enabled",
+    "torch:_C._get_function_stack_at",
+    to="answer for CUDA only where cuda is redirected",
+)
+def is_function_mode_on(kind: type) -> bool:
+    """Whether a torch function mode of that class deals with calls now. Public is only entering and leaving one."""
+    import torch
+
+    on: bool = torch._C._is_torch_function_mode_enabled()
+    count: int = torch._C._len_torch_function_stack()
+    return on and any(isinstance(torch._C._get_function_stack_at(at), kind) for at in range(count))
+
+
+_MODES = "torch.utils._python_dispatch"
+
+
+@needs(
+    TORCH,
+    f"{_MODES}:_get_current_dispatch_mode_stack",
+    f"{_MODES}:_is_in_torch_dispatch_mode",
+    f"{_MODES}:_is_in_non_infra_torch_dispatch_mode",
+    f"{_MODES}:_is_in_any_mode_without_ignore_compile_internals",
+    f"{_MODES}:set_is_in_mode_without_ignore_compile_internals",
+    f"{_MODES}:TorchDispatchMode.ignore_compile_internals",
+    to="tell the compiler which modes are on",
+)
+def say_which_modes_are_on() -> None:
+    """Set PyTorch's flags by the dispatch modes that are on.
+
+    Each mode puts back on leaving what it found on entering. If one that was on before is left within, the mode that
+    is left last puts back that one's flags: from then on Dynamo would believe in a mode, and compile all anew. Nothing
+    public knows of the flags.
+    """
+    modes: Any = importlib.import_module(_MODES)
+    on = modes._get_current_dispatch_mode_stack()
+    modes._is_in_torch_dispatch_mode = bool(on)
+    modes._is_in_non_infra_torch_dispatch_mode = any(not one.is_infra_mode() for one in on)
+    compiled = any(not one.ignore_compile_internals() for one in on)
+    modes._is_in_any_mode_without_ignore_compile_internals = compiled
+    modes.set_is_in_mode_without_ignore_compile_internals(compiled)
+
+
+# --- attention ----------------------------------------------------------------------------------------------------
+
+
+@needs(TORCH, "torch:_C._get_sdp_priority_order", to="know which attention CUDA would choose")
+def attention_priority() -> list[int]:
+    """The order of preference among ``SDPBackend``'s numbers, as ``sdpa_kernel(..., set_priority=True)`` sets it.
+
+    ``sdpa_kernel`` is public, and says nothing of what it has set.
+    """
+    import torch
+
+    return list(torch._C._get_sdp_priority_order())

@@ -1,0 +1,102 @@
+"""What PyTorch knows of the machine: its allocators' history, the profiler's events, valgrind, the processor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from perflab.internals import TORCH, attribute, lookup, needs
+
+if TYPE_CHECKING:
+    import torch
+
+_RECORD = "record CUDA's memory (memory_snapshot)"
+_CALLGRIND = "count instructions under callgrind"
+
+
+@needs(TORCH, "torch.cuda.memory:_record_memory_history", to=_RECORD)
+def record_cuda_memory(max_entries: int, device: torch.device) -> None:
+    """Begin a history of allocations. It has no other name: PyTorch documents it as it is, underscore and all."""
+    import torch
+
+    torch.cuda.memory._record_memory_history(max_entries=max_entries, device=device)
+
+
+@needs(TORCH, "torch.cuda.memory:_record_memory_history", to=_RECORD)
+def stop_recording_cuda_memory(device: torch.device) -> None:
+    """End it."""
+    import torch
+
+    torch.cuda.memory._record_memory_history(enabled=None, device=device)
+
+
+@needs(TORCH, "torch.cuda.memory:_dump_snapshot", to=_RECORD)
+def dump_cuda_memory(path: str) -> None:
+    """Write the history as PyTorch's viewer reads it. The public ``torch.cuda.memory_snapshot()`` has no history."""
+    import torch
+
+    torch.cuda.memory._dump_snapshot(path)  # type: ignore[no-untyped-call]
+
+
+def has_cuda_context(index: int) -> bool:
+    """Whether this process has used a CUDA device.
+
+    ``torch.cuda.is_initialized()`` says so of all devices together, and waiting for an unused one makes a context:
+    hundreds of megabytes. Where a version does not say, every device is waited for: no time is wrong.
+    """
+    import torch
+
+    ask: Any = getattr(torch._C, "_cuda_hasPrimaryContext", None)
+    return ask is None or bool(ask(index))
+
+
+def host_events(results: Any) -> list[Any]:
+    """The raw events of the host among a profiler's results; the device's own are left out.
+
+    ``profile.events()`` is public, and builds a tree of all events first, which takes longer than what was profiled.
+    """
+    cpu = lookup(TORCH, "torch.autograd:DeviceType.CPU", "read what the profiler saw")
+    return [event for event in results.events() if event.device_type() == cpu]
+
+
+def kineto_results(profiler: Any) -> Any:
+    """What ``torch.autograd.profiler.profile`` leaves behind, for ``host_events``."""
+    return attribute(TORCH, profiler, "kineto_results", "read what the profiler saw")
+
+
+def answers_to_valgrind() -> bool:
+    """Whether PyTorch was built with valgrind's requests; without the name it was not.
+
+    ``torch.utils.benchmark.Timer.collect_callgrind`` is public, and runs a string of code in a process of its own.
+    """
+    import torch
+
+    supported: Any = getattr(torch._C, "_valgrind_supported_platform", None)
+    return supported is not None and bool(supported())
+
+
+@needs(TORCH, "torch:_C._valgrind_toggle", to=_CALLGRIND)
+def toggle_callgrind() -> None:
+    """Have callgrind begin to count, or end."""
+    import torch
+
+    torch._C._valgrind_toggle()
+
+
+def processor_features() -> list[str]:
+    """Of AMX, bf16 and fp16, what PyTorch and oneDNN go by here.
+
+    Evidence, part of the name of an environment: a question that this version or build does not answer (one without
+    oneDNN) is a feature that is not named. ``torch.cpu.get_capabilities`` says what the processor has, not what oneDNN
+    goes by.
+    """
+    import torch
+
+    found: list[str] = []
+    for name in ("amx_fp16", "amx_tile", "avx512_bf16"):
+        found += [name] * bool(getattr(torch.cpu, f"_is_{name}_supported", bool)())
+    for name in ("bf16", "fp16"):
+        try:
+            found += [name] * bool(getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported")())
+        except (AttributeError, RuntimeError):
+            continue
+    return found

@@ -1,0 +1,88 @@
+"""Where autograd is while a run is traced, and what tensors, storages and modules are made of.
+
+Asked at each operator: so a name is looked for where it is used, which takes a fraction of a microsecond.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from perflab.internals import TORCH, attribute, lookup
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+_ORDER = "tell which forward a backward belongs to"
+
+
+def is_in_backward() -> bool:
+    """Whether this thread runs a backward. ``torch.autograd.graph`` has hooks for single nodes, not for all."""
+    import torch
+
+    return bool(attribute(TORCH, torch._C, "_current_graph_task_id", "tell whether a backward runs")() != -1)
+
+
+def current_node() -> Any:
+    """The backward node that runs, or None. ``Tensor.grad_fn`` gives a node, but not which one runs."""
+    import torch
+
+    return attribute(TORCH, torch._C, "_current_autograd_node", "tell which layer a backward is in")()
+
+
+def sequence_number(node: Any) -> int:
+    """The number that autograd gave a node, counted up with each; its public ``metadata`` is empty."""
+    number: int = attribute(TORCH, node, "_sequence_nr", _ORDER)()
+    return number
+
+
+def last_sequence_number() -> int:
+    """The number of the node that was made last. The profiler has it too, when all is over."""
+    import torch
+
+    return int(attribute(TORCH, torch.autograd, "_get_sequence_nr", _ORDER)()) - 1
+
+
+def storage_key(storage: torch.UntypedStorage) -> int:
+    """A storage's identity, by which ``copy.deepcopy`` goes too.
+
+    ``data_ptr()`` is public, and refused by fake tensors; the Python object is another one each time.
+    """
+    return int(attribute(TORCH, storage, "_cdata", "tell storages apart"))
+
+
+def is_view(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a view that autograd knows of. ``Tensor._base`` is the same, private alike."""
+    return bool(attribute(TORCH, tensor, "_is_view", "keep casts of whole parameters, as autocast does")())
+
+
+def sparse_values(tensor: torch.Tensor) -> torch.Tensor:
+    """The values of a sparse COO tensor; the public ``values()`` wants it coalesced, which computes another."""
+    values: torch.Tensor = attribute(TORCH, tensor, "_values", "look for NaN in a sparse result")()
+    return values
+
+
+def children_of(module: nn.Module) -> dict[str, Any]:
+    """A module's children by key, with those that are None. ``named_children()`` leaves these and repeated ones out."""
+    children: dict[str, Any] = attribute(TORCH, module, "_modules", "count a model's layers")
+    return children
+
+
+def set_children(module: nn.Module, children: dict[str, Any]) -> None:
+    """Give a module other children, and nothing else. The public ``del`` on a ``ModuleList`` renumbers what is left."""
+    children_of(module)
+    module._modules = children
+
+
+PARTS_OF_A_MODULE = frozenset(("_modules", "_parameters"))
+"""Of a module's ``vars()``, what it is made of: compared, whoever has set it. Public views leave out what is None."""
+
+
+def foreach_types() -> list[list[type]]:
+    """Each list that PyTorch asks whether a tensor's type may go into ``_foreach_`` operators.
+
+    ``foreach=True`` is public, but belongs to the one who writes the training step; what it is by default depends on
+    the type of the parameters and on their device.
+    """
+    owners = ("torch.utils._foreach_utils", "torch.optim.optimizer")
+    return [lookup(TORCH, f"{one}:_foreach_supported_types", "choose optimizers as on CUDA") for one in owners]

@@ -1,0 +1,88 @@
+"""Whose turn it is, how long turns are, and what a pair's turns say."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perflab.compared.interleave import (
+    BLOCKS,
+    LONG_NS,
+    MOST_SAMPLES,
+    Pace,
+    Shape,
+    log_ratio,
+    own_error,
+    places,
+    shape_of,
+)
+
+MS = 1_000_000
+
+
+@given(
+    st.lists(st.sampled_from(["head", "base", "twin"]), min_size=2, unique=True),
+    st.integers(1, 9),
+    st.lists(st.integers(0, 7), max_size=3, unique=True),
+    st.integers(),
+)
+def test_each_block_is_an_order_and_its_reverse_on_one_core(
+    sides: list[str], blocks: int, cores: list[int], seed: int
+) -> None:
+    found = list(places(sides, blocks, cores, random.Random(seed)))
+    for block in range(blocks):
+        turns = [place for place in found if place.block == block]
+        order = [place.side for place in turns]
+        assert order == order[::-1]
+        assert sorted(order[: len(sides)]) == sorted(sides)
+        assert {place.core for place in turns} == ({cores[block % len(cores)]} if cores else {None})
+    assert len(found) == 2 * len(sides) * blocks
+
+
+def test_either_side_begins() -> None:
+    draw = random.Random(0)
+    first = [next(places(["head", "base"], 1, [], draw)).side for _ in range(100)]
+    assert 30 < first.count("head") < 70
+
+
+def test_short_samples_share_a_turn_and_the_first_of_them_is_thrown_away() -> None:
+    shape = shape_of([Pace(10, 1 * MS), Pace(10, 1 * MS)], 100 * MS, least_blocks=2, hands_back=False)
+    assert shape == Shape(repetitions=10, samples=4, rewarm=True, blocks=5)
+    assert shape_of([Pace(1, 0.0)], MS, least_blocks=1, hands_back=False).samples == MOST_SAMPLES
+    assert shape_of([Pace(1, MS)], 1e12, least_blocks=1, hands_back=False).blocks == BLOCKS
+
+
+def test_both_sides_have_as_many_calls_in_a_sample_and_the_slower_one_says_how_long_it_is() -> None:
+    shape = shape_of([Pace(100, 1 * MS), Pace(1, 2 * MS)], 10_000 * MS, least_blocks=1, hands_back=False)
+    assert (shape.repetitions, shape.samples) == (100, 1)
+    assert shape.blocks == 10_000 // (4 * 200)
+
+
+def test_long_samples_need_no_rewarming_unless_memory_was_handed_back() -> None:
+    paces = [Pace(1, LONG_NS), Pace(1, LONG_NS)]
+    assert shape_of(paces, MS, least_blocks=2, hands_back=False) == Shape(1, 1, rewarm=False, blocks=2)
+    assert shape_of(paces, MS, least_blocks=1, hands_back=True) == Shape(1, 1, rewarm=True, blocks=1)
+
+
+def test_a_pair_is_the_median_of_its_blocks_and_one_ruined_turn_does_not_move_it() -> None:
+    old, new = [100.0] * 10, [110.0] * 10
+    assert log_ratio(new, old) == pytest.approx(math.log(1.1))
+    assert own_error(new, old) == 0.0
+    assert log_ratio([990.0, *new[1:]], old) == pytest.approx(math.log(1.1))
+
+
+def test_what_slows_down_evenly_within_blocks_cancels() -> None:
+    # A B B A in four moments, each a hundredth slower than the one before.
+    assert log_ratio([1.00, 1.03], [1.01, 1.02]) == pytest.approx(0.0, abs=1e-3)
+
+
+def test_blocks_that_disagree_leave_a_pair_uncertain_and_without_a_whole_block_there_is_none() -> None:
+    old = [100.0] * 8
+    assert own_error([90.0, 90.0, 110.0, 110.0, 130.0, 130.0, 70.0, 70.0], old) > 0.1
+    assert log_ratio([100.0], old) is None
+    assert log_ratio([], old) is None
+    assert own_error([], old) == 0.0

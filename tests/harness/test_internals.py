@@ -1,0 +1,324 @@
+"""PyTorch's and Triton's private parts: what is not there is an error that names it, and the versions are declared."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+import tomllib
+import types
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from perflab import internals, torch_internals
+from perflab.errors import InternalsError
+from perflab.internals import TORCH, TRITON, version_warnings
+from perflab.predicted.cuda import kernels
+from perflab.predicted.cuda.as_cuda import as_cuda
+from perflab.predicted.cuda.attention import Asked, backend
+from perflab.predicted.cuda.composites import cuda_composites
+from perflab.predicted.cuda.devices import cuda_means_cpu
+from perflab.predicted.cuda.fake import fake_tensors
+from perflab.predicted.cuda.patching import attributes_replaced, entry_replaced
+from perflab.predicted.cuda.training import cuda_training
+from perflab.torch_internals import compiler, dispatch, fakes, machine, patched, tracing
+
+ROOT = Path(__file__).parents[2]
+FAKE = importlib.import_module("torch._subclasses.fake_tensor")
+MODES = importlib.import_module("torch.utils._python_dispatch")
+
+
+def grad_fn() -> Any:
+    return (torch.ones(2, requires_grad=True) * 2).grad_fn
+
+
+def enter(manager: AbstractContextManager[Any]) -> None:
+    with manager:
+        pass
+
+
+def add() -> Any:
+    return torch.ops.aten.add.Tensor
+
+
+# What asks for a name, the name, and where it stands. One of each kind; names that one decorator lists are one kind.
+GONE: list[tuple[str, str, Callable[[], object]]] = [
+    ("torch._C", "_current_graph_task_id", tracing.is_in_backward),
+    ("torch._C", "_current_autograd_node", tracing.current_node),
+    ("torch.autograd", "_get_sequence_nr", tracing.last_sequence_number),
+    ("torch.optim.optimizer", "_foreach_supported_types", lambda: enter(cuda_training())),
+    ("torch.utils._foreach_utils", "_get_foreach_kernels_supported_devices", lambda: enter(cuda_training())),
+    ("torch.amp.GradScaler", "_maybe_opt_step", lambda: enter(cuda_training())),
+    ("torch._C", "_dispatch_has_kernel_for_dispatch_key", lambda: dispatch.is_composite(add())),
+    ("torch.library.Library", "_destroy", lambda: enter(dispatch.kernels_registered([]))),
+    ("torch._C", "_dispatch_get_registrations_for_dispatch_key", lambda: dispatch.registered_for("AutocastCUDA")),
+    ("torch._C", "_ExcludeDispatchKeyGuard", dispatch.below_cpu_autocast),
+    ("torch._C", "_dispatch_key_parse", lambda: dispatch.redispatch_to_device(add(), "cpu", (), {})),
+    ("torch._C", "DisableTorchFunction", dispatch.without_torch_function),
+    ("torch.overrides", "_pop_mode", lambda: enter(cuda_means_cpu((8, 0)))),
+    ("torch", "_GLOBAL_DEVICE_CONTEXT", lambda: enter(cuda_means_cpu((8, 0)))),
+    ("torch.autograd", "_engine_run_backward", lambda: enter(cuda_means_cpu((8, 0)))),
+    ("torch.cuda.nvtx", "_nvtx", lambda: enter(cuda_means_cpu((8, 0)))),
+    ("torch.cuda", "synchronize", lambda: enter(cuda_means_cpu((8, 0)))),
+    ("torch._subclasses.fake_tensor.FakeTensor", "device", lambda: enter(cuda_means_cpu((8, 0)))),
+    ("torch._C", "_get_function_stack_at", lambda: dispatch.is_function_mode_on(object)),
+    ("torch.utils._python_dispatch", "_is_in_torch_dispatch_mode", dispatch.say_which_modes_are_on),
+    ("torch._C", "_get_sdp_priority_order", lambda: backend(asked(), (8, 0))),
+    ("torch._subclasses.fake_impls", "op_implementations_dict", lambda: enter(cuda_composites((8, 0)))),
+    ("torch._subclasses.fake_tensor.FakeTensorMode", "cache_clear", fakes.forget_shapes),
+    ("torch._functorch.config", "fake_tensor_allow_unsafe_data_ptr_access", lambda: enter(fake_tensors())),
+    ("torch.nn.init", "_no_grad_trunc_normal_", lambda: enter(fake_tensors())),
+    ("torch.amp.autocast_mode", "_cast", lambda: enter(as_cuda())),
+    ("torch._library.custom_ops", "_cast", lambda: enter(as_cuda())),
+    ("torch.cuda.memory", "_record_memory_history", lambda: machine.record_cuda_memory(1, torch.device("cpu"))),
+    ("torch.cuda.memory", "_dump_snapshot", lambda: machine.dump_cuda_memory("nowhere")),
+    ("torch.autograd", "DeviceType", lambda: machine.host_events(None)),
+    ("torch._C", "_valgrind_toggle", machine.toggle_callgrind),
+    ("torch._subclasses.fake_tensor", "FakeTensor", lambda: torch_internals.FakeTensor),
+    ("torch._ops", "OpOverload", lambda: torch_internals.OpOverload),
+]
+
+
+def asked() -> Asked:
+    query = torch.ones(1, 1, 8, 8)
+    return Asked(query, query, query, None, 0.0, False, False)
+
+
+def owner_of(path: str) -> Any:
+    """``torch.amp.GradScaler``: the longest part that is a module, and names within it."""
+    names = path.split(".")
+    for end in range(len(names), 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(names[:end]))
+        except ModuleNotFoundError:
+            continue
+        for name in names[end:]:
+            found = getattr(found, name)
+        return found
+    raise AssertionError(path)
+
+
+@pytest.mark.parametrize(("place", "name", "use"), GONE, ids=[f"{place}.{name}" for place, name, _ in GONE])
+def test_a_name_that_is_gone_from_pytorch_is_an_error_that_names_it(
+    place: str, name: str, use: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = metadata.version("torch")
+    monkeypatch.delattr(owner_of(place), name)
+    with pytest.raises(InternalsError) as caught:
+        use()
+    monkeypatch.undo()
+    assert re.match(
+        rf"torch {re.escape(version)} has no (property )?\S*{name}\S*, which perflab needs to \w+", caught.value.problem
+    )
+    assert caught.value.remedy == "install a version that perflab was checked with: pip install 'torch>=2.11,<2.14'"
+    enter(as_cuda())  # nothing is left half patched
+
+
+def test_names_of_objects_at_hand_are_errors_too() -> None:
+    nothing: Any = types.SimpleNamespace()
+    for use in (
+        lambda: tracing.sequence_number(nothing),
+        lambda: tracing.storage_key(nothing),
+        lambda: tracing.is_view(nothing),
+        lambda: tracing.sparse_values(nothing),
+        lambda: tracing.children_of(nothing),
+        lambda: dispatch.schema_of(nothing),
+        lambda: fakes.forget_real_tensor(nothing, torch.ones(1)),
+        lambda: machine.kineto_results(nothing),
+        lambda: patched.initial_scale(nothing),
+    ):
+        with pytest.raises(InternalsError, match=r"has no SimpleNamespace\.\w+, which perflab needs to"):
+            use()
+
+
+def test_a_result_is_not_free_of_nan_because_nobody_could_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    from perflab.plugin.case.returned import holds_nan
+
+    def is_gone(*_: object) -> object:
+        raise internals.missing(TORCH, "Tensor._values", "look for NaN in a sparse result")
+
+    monkeypatch.setattr(tracing, "sparse_values", is_gone)
+    with pytest.raises(InternalsError, match=r"has no Tensor\._values, which perflab needs to look for NaN"):
+        holds_nan([torch.ones(1).to_sparse()])
+
+
+def test_where_nobody_can_tell_which_gpus_are_in_use_all_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "_cuda_hasPrimaryContext"
+    monkeypatch.delattr(torch._C, name, raising=False)
+    assert [machine.has_cuda_context(index) for index in range(2)] == [True, True]
+    monkeypatch.setattr(torch._C, name, [False, True].__getitem__, raising=False)
+    assert [machine.has_cuda_context(index) for index in range(2)] == [False, True]
+
+
+def test_dynamo_without_counters_is_an_error_and_without_frames_it_counts_no_breaks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    utils, convert = types.ModuleType("torch._dynamo.utils"), types.ModuleType("torch._dynamo.convert_frame")
+    for module in (utils, convert):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    with pytest.raises(InternalsError, match=r"has no torch\._dynamo\.utils\.counters, which perflab needs to count"):
+        compiler.dynamo_counters()
+    vars(utils)["counters"] = {}
+    assert compiler.dynamo_counters() == compiler.DynamoCounters(0, 0, None)
+
+
+def test_a_patch_that_finds_nothing_raises_and_puts_back_what_it_had_replaced() -> None:
+    owner = types.SimpleNamespace(there=1)
+    patches = [(owner, "there", 2), (owner, "gone", 3)]
+    with (
+        pytest.raises(InternalsError, match=r"has no .*\.gone, which perflab needs to predict"),
+        attributes_replaced(patches),
+    ):
+        pass
+    assert vars(owner) == {"there": 1}
+    with pytest.raises(KeyError), entry_replaced({}, "gone", 1):
+        pass
+
+
+def test_an_operator_with_another_name_is_an_error_before_a_prediction(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(kernels._LAUNCHES, "_safe_softmax_v2", 6)
+    with pytest.raises(InternalsError, match=r"has no torch\.ops\.aten\._safe_softmax_v2, which"), as_cuda():
+        pass
+
+
+def test_a_shape_rule_that_is_gone_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InternalsError, match=r"has no rule for aten\.add\.Tensor in torch\._subclasses\.fake_impls"):
+        fakes.shape_rule_replaced_in(add())
+
+
+def test_an_operator_that_cuda_casts_by_a_rule_of_its_own_is_refused_where_it_is_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from perflab.predicted.cuda import autocast
+
+    monkeypatch.setattr(autocast, "PROMOTE", tuple(name for name in autocast.PROMOTE if name != "dot"))
+    vector = torch.ones(2)
+    with autocast.cuda_autocast():
+        torch.dot(vector, vector)
+        with (
+            torch.autocast("cuda"),
+            pytest.raises(InternalsError, match="has no rule that perflab knows for aten::dot under CUDA's autocast"),
+        ):
+            torch.dot(vector, vector)
+
+
+# Triton.
+
+TRITON_GONE = [
+    ("triton.runtime.jit", "create_function_from_signature"),
+    ("triton.runtime.jit.JITFunction", "_pack_args"),
+    ("triton.compiler", "make_backend"),
+    ("triton.compiler", "ASTSource"),
+    ("triton.backends.compiler", "GPUTarget"),
+    ("triton.runtime.cache", "get_cache_manager"),
+    ("triton.backends", "backends"),
+]
+
+
+@pytest.mark.parametrize(("place", "name"), TRITON_GONE)
+def test_a_name_that_is_gone_from_triton_is_an_error_and_no_kernel_that_does_not_compile(
+    place: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    from perflab.compiled.compiler.compile import _ptxas_version, compile_example
+    from perflab.compiled.compiler.example import KernelExample
+
+    def nothing() -> None:
+        pass
+
+    jit = importlib.import_module("triton.runtime.jit")
+    _ptxas_version.cache_clear()
+    example = KernelExample("nothing", jit.JITFunction(nothing), {})
+    monkeypatch.delattr(owner_of(place), name)
+    with pytest.raises(InternalsError) as caught:
+        compile_example("tests", example, 80)
+    monkeypatch.undo()
+    assert re.match(rf"triton \S+ has no {re.escape(place)}\.{name}, which perflab needs to \w+", caught.value.problem)
+    assert caught.value.remedy.endswith("pip install 'triton>=3.6,<3.10'")
+
+
+def test_an_interpreter_without_what_runs_kernels_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    from perflab import triton_internals
+
+    name = "triton.runtime.interpreter"
+    monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    for use in (
+        triton_internals.interpreter_has_run,
+        lambda: enter(triton_internals.interpreter_replaced(nullcontext)),
+    ):
+        with pytest.raises(InternalsError, match=r"has no triton\.runtime\.interpreter\.InterpretedFunction"):
+            use()
+
+
+def test_an_assembler_without_a_name_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    from perflab import triton_internals
+
+    monkeypatch.delattr(owner_of("triton.backends.nvidia.compiler"), "get_ptxas")
+    with pytest.raises(InternalsError, match=r"has no triton\.backends\.nvidia\.compiler\.get_ptxas, which perflab"):
+        triton_internals.assembler_path(80)
+
+
+def test_metadata_without_tensor_memory_is_an_error() -> None:
+    from perflab import triton_internals
+
+    with pytest.raises(InternalsError, match=r"has no SimpleNamespace\.tmem_size, which perflab needs"):
+        triton_internals.tensor_columns(types.SimpleNamespace())
+    assert triton_internals.tensor_columns(types.SimpleNamespace(tmem_size=None)) == 0
+
+
+# Versions.
+
+
+def test_the_declared_ranges_are_the_checked_ones() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = {
+        *project["dependencies"],
+        *(one.partition(";")[0] for one in project["optional-dependencies"]["triton"]),
+    }
+    assert {TORCH.requirement, TRITON.requirement} <= declared
+
+
+def test_what_is_pinned_is_in_the_checked_range() -> None:
+    pins = dict(
+        line.split("==") for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").split() if "==" in line
+    )
+    assert TORCH.covers(pins["torch"])
+    assert TRITON.covers(pins["triton"])
+
+
+@pytest.mark.parametrize(
+    ("version", "is_in"),
+    [
+        ("2.11.0", True),
+        ("2.13.1+cu130", True),
+        ("2.13.0a0+git123", True),
+        ("2.14.0", False),
+        ("2.14.0a0+git123", False),
+        ("2.10.1", False),
+        ("2.9.0", False),
+        ("3.0.0", False),
+        ("unknown", False),
+    ],
+)
+def test_a_version_is_in_the_range_or_not(version: str, is_in: bool) -> None:
+    assert TORCH.covers(version) == is_in
+
+
+def test_a_version_that_was_not_checked_is_a_warning_with_the_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert version_warnings(TORCH, TRITON) == []
+    assert version_warnings(replace(TORCH, package="no-such-package")) == []
+    monkeypatch.setattr(metadata, "version", {"torch": "2.14.1", "triton": "3.9.0"}.__getitem__)
+    assert version_warnings(TORCH, TRITON) == [
+        "warning: torch 2.14.1 is outside of torch>=2.11,<2.14, the range that perflab was checked with: predictions, "
+        "counts and compiled kernels rest on its internals"
+    ]
