@@ -209,7 +209,7 @@ def test_strict_wants_every_case_to_be_compared(repository: Project) -> None:
     repository.test_file.write_text(TWO_CASES.replace("test_steady", "test_new"))
     result = repository.run("--perf-against=HEAD", "--perf-check=strict", "-k", "new")
     result.assert_outcomes(failed=1, deselected=1)
-    result.stdout.fnmatch_lines(["*new could not be judged (new), and --perf-check=strict wants it to be*"])
+    result.stdout.fnmatch_lines(["*new could not be judged (new), and --perf-check wants it to be*"])
 
 
 def test_workers_are_not_used_and_change_nothing(repository: Project, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,9 +48,9 @@ def _headline(result: Result) -> str:
         missed = {"time": judgement.no_times} if judgement.no_times is not None else {}
         missed |= {listed([*map(in_words, quantities)]): reason for reason, quantities in reasons_of(judgement)}
         said = ", ".join(f"its {what} could not be judged ({reason})" for what, reason in missed.items())
-        return f"{name}: {said}, and --perf-check=strict wants it to be"
+        return f"{name}: {said}, and --perf-check wants it to be"
     if judgement.verdict is not Verdict.REGRESSED:
-        return f"{name} could not be judged ({judgement.verdict}), and --perf-check=strict wants it to be"
+        return f"{name} could not be judged ({judgement.verdict}), and --perf-check wants it to be"
     if result.record is not None and result.record.out_of_memory is not None:
         return f"{name} ran out of memory, and its baseline did not"
     if not judgement.worse and judgement.reasons:

@@ -85,8 +85,6 @@ def judged(state: CaseState, baselines: Baselines) -> Judged:
     if settings.check == "exact":
         baseline = msgspec.structs.replace(baseline, times=None)
     judgement = _judgement(record, baseline, settings)
-    if settings.check == "exact":
-        judgement = msgspec.structs.replace(judgement, no_times=None)  # nobody asked for a verdict on them
     if settings.check == "off" and judgement.verdict not in (Verdict.OOM, Verdict.NEW, Verdict.INCOMPARABLE):
         judgement = msgspec.structs.replace(judgement, verdict=Verdict.UNCHECKED, suspect=False)
     return Judged(state, record, baseline, judgement)
@@ -95,6 +93,8 @@ def judged(state: CaseState, baselines: Baselines) -> Judged:
 def _judgement(record: Record, baseline: Baseline, settings: Settings) -> Judgement:
     """The judge's; but nobody can call faster what leaves work to threads."""
     judgement = judge(record, baseline, settings.policy)
+    if settings.check == "exact":
+        judgement = msgspec.structs.replace(judgement, no_times=None)  # nobody asked for a verdict on them
     ran_on = record.measurement.ran_on if record.measurement is not None else []
     if judgement.verdict is not Verdict.IMPROVED or not ran_on:
         return judgement

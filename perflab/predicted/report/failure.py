@@ -24,7 +24,7 @@ def explain_prediction(result: Result, accept: str | None) -> str:
         told = ", ".join(QUANTITIES.get(one, one).replace(" ", "\u00a0") for one in judgement.worse)
         lines = wrapped(f"{name} needs more on {case.now.gpu} than its baseline, as predicted: {told}", WIDTH)
     else:
-        said = f"{name} could not be judged ({judgement.verdict}), and --perf-check=strict wants it to be"
+        said = f"{name} could not be judged ({judgement.verdict}), and --perf-check wants it to be"
         lines = wrapped(said, WIDTH)
     if judgement.memory is not None:
         lines += _numbers({"memory": judgement.memory} | judgement.counts, judgement.worse, case)
