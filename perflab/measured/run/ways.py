@@ -40,6 +40,8 @@ __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 NO_WORK = 1.25
 """A callable no slower than this many empty calls does nothing that could be measured."""
+LOOKS_LIKE_NONE = 4.0
+"""One slower than this many cannot be one, however fast the core was before."""
 
 
 class Replicate:
@@ -102,7 +104,7 @@ class Replicate:
             measured = None
         if measured is None:
             self._skip_out_of_memory()
-        if not workload.phases and _does_nothing(measured.measurement, self._device):
+        if not workload.phases and _does_nothing(measured.measurement, workload, self._device):
             state.problem = "no work"
             raise UsageError(
                 f"{state.case}: the measured callable does no work, it is as fast as an empty one",
@@ -303,7 +305,8 @@ def needs_of(claim: Claim, state: CaseState, device: torch.device, left_s: float
     )
 
 
-def _does_nothing(measurement: Measurement, device: torch.device) -> bool:
+def _does_nothing(measurement: Measurement, workload: Workload, device: torch.device) -> bool:
+    """Whether a call is no more than an empty one. What may be is timed beside one, since cores change their speed."""
     fastest = min(per_call_ns(measurement.samples_ns, measurement.repetitions))
     if measurement.memory is not None and measurement.memory.growth_bytes:
         return False
@@ -311,7 +314,11 @@ def _does_nothing(measurement: Measurement, device: torch.device) -> bool:
         return fastest <= NO_WORK * measurement.empty_call_ns
     if measurement.repetitions == 1:
         return False
-    stopwatch = stopwatch_for(device)
-    empty = Workload(lambda: None, (), {})
-    readings = [stopwatch.time(empty, measurement.repetitions).total_ns for _ in range(3)]
-    return fastest <= NO_WORK * min(readings) / measurement.repetitions
+    stopwatch, empty = stopwatch_for(device), Workload(lambda: None, (), {})
+    if fastest > LOOKS_LIKE_NONE * stopwatch.time(empty, measurement.repetitions).total_ns / measurement.repetitions:
+        return False
+    turns = [
+        (stopwatch.time(empty, measurement.repetitions), stopwatch.time(workload, measurement.repetitions))
+        for _ in range(5)
+    ]
+    return min(work.total_ns for _, work in turns) <= NO_WORK * min(nothing.total_ns for nothing, _ in turns)
