@@ -1,7 +1,7 @@
 """The tiers: the ways in which a case comes to a verdict. A fifth one is a folder, and a line here.
 
-What is common asks a tier by the protocol ``Tier``, never by its name. This module loads the tiers' records alone;
-what runs, judges and shows cases is loaded with the first of them.
+What runs, saves, prunes, joins and shows cases asks a tier by the protocol ``Tier``. This module loads the
+tiers' records alone; what runs, judges and shows cases is loaded with the first of them.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class PerfCases(Protocol):
-    """The perf cases of this process: ``measured.run.cases.Cases``, or ``untimed.UntimedCases``."""
+    """The perf cases of this process: ``measured.run.cases.Cases``, or ``plugin.case.untimed.UntimedCases``."""
 
     def perf_for(self, item: pytest.Item, device: torch.device | str) -> Perf:
         """The ``perf`` fixture's value for a test."""

@@ -1,4 +1,4 @@
-"""DESIGN.md's "The house", held against every file: who may import whom, and who may load torch when.
+"""DESIGN.md's "Layout", held against every file: who may import whom, and who may load torch when.
 
 A new room takes one line in ``ROOMS``; a room that is not in it fails.
 """

@@ -1,6 +1,7 @@
 """The ``perf`` fixture: ``Perf`` checks what a case says and keeps it in the case's state.
 
-A ``Way`` handles the callable: most are in ``measured/run/ways.py``. ``measured/run/cases.py`` judges the result.
+A ``Way`` handles the callable: most are in ``measured/run/ways.py``. ``measured/run/verdict.py`` and
+``predicted/run/predicting.py`` judge the result.
 """
 
 from __future__ import annotations

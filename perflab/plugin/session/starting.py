@@ -5,8 +5,6 @@ Loading this module is the step from nothing to everything; a run without perf c
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from perflab.data import speakable, to_plain
@@ -29,9 +27,6 @@ from perflab.plugin.session.collected import collection_of
 from perflab.plugin.session.workers import tell
 from perflab.plugin.stash import CASES, settings_of
 from perflab.tiers import names, tier
-
-if TYPE_CHECKING:
-    pass
 
 
 def start(config: pytest.Config, items: list[pytest.Item], job_path: str | None) -> None:

@@ -1,9 +1,9 @@
 """Makes a CPU build of PyTorch choose as CUDA does: operators, dtypes and memory.
 
-``as_cuda`` puts together what stands in files of its own: autocast's lists (``cuda_autocast``), operators that are made
-of others on one device only (``cuda_composites``, ``cuda_attention``), what a training step chooses
-(``cuda_training``), and the name of the device (``cuda_devices``). What a kernel takes in passing is
-``cuda_kernels``.
+``as_cuda`` puts together what stands in files of its own: autocast's lists (``autocast``), operators that are made
+of others on one device only (``composites``, ``attention``), what a training step chooses
+(``training``), and the name of the device (``devices``). What a kernel takes in passing is
+``kernels``.
 """
 
 from __future__ import annotations

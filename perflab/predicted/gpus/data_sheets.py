@@ -1,6 +1,6 @@
 """Data sheets: memory, bandwidth and arithmetic of each GPU, with sources. Pure data.
 
-Which GPU somebody means stands in ``gpus``.
+Which GPU somebody means stands in ``names.py``.
 
 Rates are **dense**: many of NVIDIA's sheets print the rate with 2:4 sparsity, twice that, which no operator of
 PyTorch's reaches on ordinary tensors. They are of products with float32 accumulation, which is what PyTorch asks cuBLAS
