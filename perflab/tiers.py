@@ -100,16 +100,23 @@ def name_of(outcome: Outcome) -> str:
     return _name(type(outcome))
 
 
-def by_table(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """Results by the tier whose tables show them, in the order of tables; what came to nothing is the first one's.
+def tier_of(result: Result) -> Tier:
+    """The tier that shows and explains a result."""
+    return tier(_shown_by(result))
 
-    A record that derives from another tier's record stands in that tier's tables.
-    """
+
+def by_table(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """Results by the tier whose tables show them, in the order of tables."""
     found: dict[str, list[Result]] = {}
     for result in results:
-        kinds = [kind for kind in get_args(Outcome) if isinstance(result.outcome, kind)] or get_args(Outcome)
-        found.setdefault(_name(kinds[0]), []).append(result)
+        found.setdefault(_shown_by(result), []).append(result)
     return {name: found[name] for name in names() if name in found}
+
+
+def _shown_by(result: Result) -> str:
+    """A tier's name: the first one's for no outcome, the other one's for a record that derives from its record."""
+    kinds = [kind for kind in get_args(Outcome) if isinstance(result.outcome, kind)] or get_args(Outcome)
+    return _name(kinds[0])
 
 
 def _name(record: type[TierRecord]) -> str:

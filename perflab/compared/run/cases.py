@@ -19,12 +19,11 @@ from perflab.data import to_plain
 from perflab.environment import differences
 from perflab.errors import PerflabError
 from perflab.measure.devices import resolve_device
-from perflab.measured.report.failure import explain
 from perflab.measured.run.cuda_graphs import no_graph_for
 from perflab.plugin.case.device_lock import device_turn
 from perflab.plugin.case.progress import ProgressLine
 from perflab.plugin.case.total_budget import TotalBudget
-from perflab.plugin.case.verdicts import fails
+from perflab.plugin.case.verdicts import failure_of
 from perflab.plugin.config.marker import for_case
 from perflab.plugin.config.settings import Settings
 from perflab.plugin.noting import NOTES, AllNotes
@@ -104,8 +103,9 @@ class Against:
         if result.failure is not None:
             pytest.fail(result.failure, pytrace=False)
         judgement = result.judgement
-        if fails(judgement, settings, saving=False):
-            pytest.fail(explain(result, settings.memory_threshold, accept=None), pytrace=False)
+        failure = failure_of(self._config, result, settings)
+        if failure is not None:
+            pytest.fail(failure, pytrace=False)
         if judgement.verdict in (Verdict.SKIPPED, Verdict.OOM):
             pytest.skip("; ".join(judgement.reasons) or "out of memory")
 

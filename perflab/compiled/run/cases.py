@@ -17,7 +17,6 @@ import pytest
 from perflab.compiled.compiler.pool import CompilerPool
 from perflab.compiled.compiler.registration import load_examples
 from perflab.compiled.records import CompiledCase, CompiledKernel, KernelResources
-from perflab.compiled.report import explain_kernel
 from perflab.compiled.run.kernels import HOW_TO_REGISTER, Choice, choices_of, is_broken, outcome, result_of
 from perflab.compiled.store import KernelStore
 from perflab.data import to_plain
@@ -26,14 +25,13 @@ from perflab.plugin.case.device_lock import machine_turn
 from perflab.plugin.case.progress import ProgressLine
 from perflab.plugin.case.requirements import no_time_left
 from perflab.plugin.case.total_budget import TotalBudget
-from perflab.plugin.case.verdicts import fails, unmeasured
-from perflab.plugin.config.accept_command import accept_command
+from perflab.plugin.case.verdicts import failure_of, unless_unchecked, unmeasured
 from perflab.plugin.config.kinds import COMPILED_FIXTURE as FIXTURE
 from perflab.plugin.config.kinds import is_compiled_case
 from perflab.plugin.config.marker import for_case
 from perflab.plugin.config.settings import Settings
 from perflab.plugin.stash import COMPILED, is_worker, settings_of
-from perflab.records import Shortage, Verdict
+from perflab.records import Shortage
 from perflab.results import Result
 from perflab.store.json_files import check_writable
 
@@ -186,15 +184,13 @@ class CompiledCases:
     def _conclude(self, item: pytest.Item, result: Result) -> None:
         settings = self._settings
         broken = is_broken(_of(result).now)
-        verdict = result.judgement.verdict
-        if settings.check == "off" and not broken and verdict not in (Verdict.NEW, Verdict.INCOMPARABLE):
-            judgement = msgspec.structs.replace(result.judgement, verdict=Verdict.UNCHECKED)
+        if not broken:
+            judgement = unless_unchecked(result.judgement, settings)
             result = item.stash[RESULT] = msgspec.structs.replace(result, judgement=judgement)
         item.stash[_JUDGED] = True
-        saving = settings.update or settings.update_new
-        if broken or fails(result.judgement, settings, saving=saving):
-            accept = None if broken else accept_command(self._config, result.case, verdict)
-            pytest.fail(explain_kernel(result, accept), pytrace=False)
+        failure = failure_of(self._config, result, settings, broken=broken)
+        if failure is not None:
+            pytest.fail(failure, pytrace=False)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(

@@ -11,12 +11,11 @@ from perflab.measure.measurement import replicate_of
 from perflab.measured.judge.counts import exactly_worse
 from perflab.measured.judge.judge import judge
 from perflab.measured.records import Baseline, Record
-from perflab.measured.report.failure import explain
 from perflab.measured.store.baselines import Baselines
 from perflab.mode import identity
+from perflab.plugin.case import verdicts
 from perflab.plugin.case.perf import CaseState
-from perflab.plugin.case.verdicts import fails
-from perflab.plugin.config.accept_command import accept_command
+from perflab.plugin.case.verdicts import unless_unchecked
 from perflab.plugin.config.settings import Settings
 from perflab.records import Judgement, Verdict
 from perflab.results import Result
@@ -85,8 +84,7 @@ def judged(state: CaseState, baselines: Baselines) -> Judged:
     if settings.check == "exact":
         baseline = msgspec.structs.replace(baseline, times=None)
     judgement = _judgement(record, baseline, settings)
-    if settings.check == "off" and judgement.verdict not in (Verdict.OOM, Verdict.NEW, Verdict.INCOMPARABLE):
-        judgement = msgspec.structs.replace(judgement, verdict=Verdict.UNCHECKED, suspect=False)
+    judgement = unless_unchecked(judgement, settings)
     return Judged(state, record, baseline, judgement)
 
 
@@ -107,12 +105,11 @@ def _judgement(record: Record, baseline: Baseline, settings: Settings) -> Judgem
 def failure_of(config: pytest.Config, one: Judged) -> str | None:
     """What the test of a case fails with; None if it passes."""
     settings, judgement = one.settings, one.judgement
-    if not fails(judgement, settings, saving=settings.update or settings.update_new):
-        return None
     drifted = any(drift.decides for drift in judgement.drift.values())
     by_turns = one.record.paired is not None and "latency" in judgement.worse
     missing = judgement.no_times is not None or any(missed.can_be_saved for missed in judgement.not_compared)
-    saves = Verdict.NEW if missing and judgement.verdict is Verdict.OK else judgement.verdict
-    accept = accept_command(config, one.case, saves, moves_anchor=drifted or by_turns)
-    result = settings.told_in(Result(case=one.case, outcome=one.record, judgement=judgement))
-    return explain(result, settings.memory_threshold, accept)
+    saves = Verdict.NEW if missing and judgement.verdict is Verdict.OK else None
+    result = Result(case=one.case, outcome=one.record, judgement=judgement, policy=settings.policy)
+    return verdicts.failure_of(
+        config, settings.told_in(result), settings, saves=saves, moves_anchor=drifted or by_turns
+    )

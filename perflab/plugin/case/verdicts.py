@@ -6,9 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
+from perflab.data import changed
+from perflab.plugin.config.accept_command import accept_command
 from perflab.plugin.config.settings import Settings
 from perflab.records import Judgement, Shortage, Verdict
 from perflab.results import Result
+from perflab.tiers import tier_of
 
 
 def fails(judgement: Judgement, settings: Settings, *, saving: bool) -> bool:
@@ -30,6 +33,41 @@ def fails(judgement: Judgement, settings: Settings, *, saving: bool) -> bool:
     missed = any(not (saving and one.can_be_saved) for one in judgement.not_compared)
     without_times = judgement.no_times is not None and not saving
     return settings.check == "strict" and (unjudged or missed or without_times)
+
+
+def unless_unchecked(judgement: Judgement, settings: Settings) -> Judgement:
+    """The judgement as ``--perf-check=off`` has it: no verdict, unless there was nothing to compare with."""
+    if settings.check != "off" or judgement.verdict in (Verdict.OOM, Verdict.NEW, Verdict.INCOMPARABLE):
+        return judgement
+    return changed(judgement, verdict=Verdict.UNCHECKED, suspect=False)
+
+
+def failure_of(
+    config: pytest.Config,
+    result: Result,
+    settings: Settings,
+    *,
+    saves: Verdict | None = None,
+    moves_anchor: bool = False,
+    broken: bool = False,
+) -> str | None:
+    """What the test of a case fails with, in the words of its tier; None if it passes.
+
+    Args:
+        config: the session's configuration.
+        result: the case.
+        settings: its own.
+        saves: the verdict that accepting it is about, if not its own.
+        moves_anchor: accepting it has to move its anchor.
+        broken: whether it cannot run at all, which no option lets pass, and nothing accepts.
+    """
+    saving = settings.update or settings.update_new
+    if not broken and not fails(result.judgement, settings, saving=saving):
+        return None
+    can_be_accepted = not broken and settings.against is None
+    verdict = saves or result.judgement.verdict
+    accept = accept_command(config, result.case, verdict, moves_anchor=moves_anchor) if can_be_accepted else None
+    return tier_of(result).explain(result, accept)
 
 
 def unmeasured(

@@ -18,22 +18,19 @@ import pytest
 from perflab.errors import BaselineError, InternalsError, UsageError
 from perflab.measured.store.times import BaselineStore
 from perflab.plugin.case.progress import ProgressLine
-from perflab.plugin.case.verdicts import fails
-from perflab.plugin.config.accept_command import accept_command
+from perflab.plugin.case.verdicts import failure_of, unless_unchecked
 from perflab.plugin.config.settings import Settings
 from perflab.plugin.session.folder import file_name_for, own_folder
 from perflab.plugin.stash import FAKING
 from perflab.predicted.gpus.roofline import roofline_ns
 from perflab.predicted.judge.judge import judge_predicted
 from perflab.predicted.records import PredictedCase, Prediction
-from perflab.predicted.report.failure import explain_prediction
 from perflab.predicted.run.efficiency import with_estimate
 from perflab.predicted.run.exploring import Explorer, fit_of, work_of
 from perflab.predicted.run.tracing_time import Allowed, TracingTime
 from perflab.predicted.store.predictions import PredictedStore
 from perflab.predicted.trace.watch import CalledOff
 from perflab.reachable import reachable
-from perflab.records import Verdict
 from perflab.results import Result
 
 if TYPE_CHECKING:
@@ -173,15 +170,14 @@ class Predictions:
         assert state.predicted is not None
         policy = state.settings.policy
         judgement = judge_predicted(state.predicted.now, state.predicted.before, policy)
-        if state.settings.check == "off" and judgement.verdict not in (Verdict.NEW, Verdict.INCOMPARABLE):
-            judgement = msgspec.structs.replace(judgement, verdict=Verdict.UNCHECKED)
+        judgement = unless_unchecked(judgement, state.settings)
         return Result(case=state.case, judgement=judgement, outcome=state.predicted, policy=policy)
 
     def fail_if_worse(self, result: Result, settings: Settings) -> None:
         """Fail the test of a case that grew."""
-        if fails(result.judgement, settings, saving=settings.update or settings.update_new):
-            accept = accept_command(self._config, result.case, result.judgement.verdict)
-            pytest.fail(explain_prediction(result, accept), pytrace=False)
+        failure = failure_of(self._config, result, settings)
+        if failure is not None:
+            pytest.fail(failure, pytrace=False)
 
 
 def without_fake_gradients(roots: tuple[Any, ...]) -> None:
