@@ -7,6 +7,7 @@ there are any, ``session/starting.py`` reads the settings and loads what runs th
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Generator
 
@@ -30,17 +31,22 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.add_hookspecs(hooks)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """In a side's process: end with the session; have an installed version's modules found before others are."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None]:
+    """Begin a dry run anew, before output is captured, which a wrapper of pytest's begins.
+
+    In a side's process: end with the session; have an installed version's modules found before others are.
+    """
+    if getattr(early_config.known_args_namespace, "perf_dry_run", None) is not None:
+        from perflab.predicted.dry_run.start import enter
+
+        enter(early_config)
     path = getattr(early_config.known_args_namespace, "perf_replicate", None)
     if path is not None:
         from perflab.plugin.case.fresh_process import read_job
 
         serve = read_job(path).serve
         if serve is not None:
-            import os
-
             from perflab.compared.sides.lifeline import end_with_session
             from perflab.compared.sides.process import SOCKET_VARIABLE
 
@@ -49,6 +55,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
             from perflab.compared.run.serving import TakenFrom
 
             sys.meta_path.insert(0, TakenFrom(serve.first))
+    return (yield)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -81,6 +88,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if (config.getoption("perf_against") or config.getini("perf_against")) and hasattr(config.option, "numprocesses"):
         # Sides take turns on the machine, one case at a time: workers would only be in each other's way.
         config.option.numprocesses, config.option.dist, config.option.tx = 0, "no", []
+    if os.environ.get("PERFLAB_DRY_RUN"):
+        from perflab.predicted.dry_run.session import begin
+
+        begin(config)
     if _job_path(config):
         return
     notes = noting.take_notes(config)

@@ -45,7 +45,7 @@ from perflab.plugin.config.settings import Settings
 from perflab.plugin.session.announcing import predicts_by_itself
 from perflab.plugin.session.folder import baselines_of
 from perflab.plugin.stash import CASES, PerfCases, worker_number
-from perflab.predicted.run.fake_cases import PredictedCases
+from perflab.predicted.run.fake_cases import PREDICTED, PredictedCases
 from perflab.predicted.run.predicting import Predicted, Predictions
 from perflab.records import Judgement, Verdict
 from perflab.results import Result
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from perflab.compared.run.serving import Server
 
 JUDGED = pytest.StashKey[Judged]()
-PREDICTED = pytest.StashKey[Result]()
 
 
 class Cases:
@@ -99,7 +98,9 @@ class Cases:
             self._case_settings[item.nodeid] = for_case(self._settings, item)
         self._budget.cases = len(items)
         self._budget.processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-        device = resolve_device("cpu" if self._settings.predict else self._settings.device)
+        device = resolve_device(
+            "cpu" if self._settings.predict and not self._settings.dry_run else self._settings.device
+        )
         if self._job is not None:
             return
         self._by_itself = predicts_by_itself(self._settings)

@@ -350,8 +350,11 @@ class Perf:
 
     @property
     def predicts(self) -> bool:
-        """Whether the case is being predicted. Its tensors are then fake: they have shapes and no values."""
-        return self._state.predicts
+        """Whether the case is being predicted on fake tensors, which have shapes and no values.
+
+        In a dry run it is not: tensors are on CUDA, and whatever kernels would have written reads as zero.
+        """
+        return self._state.predicts and not self._state.settings.dry_run
 
     def _refuse_second(self) -> None:
         if self._state.has_measured:

@@ -28,7 +28,7 @@ class RunMode(StrEnum):
 RAN, NOT_COMPILED = "ran", "not compiled"
 """What became of a case that was not measured."""
 
-_MEASURING = ("perf", "perf_only", "perf_update", "perf_update_new", "perf_against", "perf_predict")
+_MEASURING = ("perf", "perf_only", "perf_update", "perf_update_new", "perf_against", "perf_predict", "perf_dry_run")
 """Flags that make no sense where nothing is measured, or predicted."""
 _NOT_MEASURING = {"perf_skip": RunMode.SKIP, "perf_disable": RunMode.ONCE}
 

@@ -61,6 +61,8 @@ class Settings:
     """Whether cases are predicted instead of measured."""
     gpu: Gpu
     """What they are predicted for."""
+    dry_run: bool
+    """Whether they run on CUDA with nothing computed, instead of on fake tensors."""
     snapshots: bool
     """Whether the memory timeline of each prediction is written to a file."""
     kernels: tuple[str, ...]
@@ -199,10 +201,17 @@ def read_settings(config: pytest.Config) -> Settings:
             "--perf-against and --perf-update: a comparison in turns uses no baselines, and saves none",
             "save baselines in a run of its own",
         )
+    dry_run = bool(raw["perf_dry_run"][0])
     predict = value("perf_predict", parse_flag)
+    if dry_run and predict:
+        raise SettingError(
+            "--perf-dry-run and --perf-predict: a case is run on CUDA that computes nothing, or on fake tensors",
+            "leave one of them out; a dry run needs PyTorch's CUDA build, and knows more",
+        )
+    predict = predict or dry_run
     if against is not None and predict:
         raise SettingError(
-            "--perf-against and --perf-predict: turns are taken by what runs, and nothing does",
+            f"--perf-against and {'--perf-dry-run' if dry_run else '--perf-predict'}: turns are timed, and nothing is",
             "leave one of them out; predictions are compared with their baselines, exactly",
         )
     reason = value("perf_reason", _parse_reason)
@@ -237,7 +246,8 @@ def read_settings(config: pytest.Config) -> Settings:
         archs=value("perf_arch", parse_architectures),
         json=path("perf_json") if raw["perf_json"][0] else None,
         predict=predict,
-        gpu=value("perf_gpu", parse_gpu),
+        gpu=value("perf_dry_run" if dry_run and raw["perf_dry_run"][0] != "on" else "perf_gpu", parse_gpu),
+        dry_run=dry_run,
         snapshots=value("perf_snapshots", parse_flag),
         against=against,
         against_threshold=value("perf_against_threshold", parse_fraction),

@@ -46,7 +46,9 @@ def _ways(config: pytest.Config, items: Sequence[pytest.Item], marked: Sequence[
     if settings.against is not None:  # what is compiled does not depend on the machine, and is skipped
         return []
     cases = format_count(len(others), "case")
-    if settings.predict:
+    if settings.dry_run:
+        said = [f"{cases} run dry on {settings.gpu.name}: CUDA without a GPU, nothing is computed"] if others else []
+    elif settings.predict:
         said = [f"{cases} predicted for {settings.gpu.name} (--perf-gpu), not run"] if others else []
     else:
         said = [f"{cases} measured"] if others and compiled else []

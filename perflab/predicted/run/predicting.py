@@ -24,14 +24,16 @@ from perflab.plugin.session.folder import file_name_for, own_folder
 from perflab.plugin.stash import FAKING
 from perflab.predicted.gpus.roofline import roofline_ns
 from perflab.predicted.judge.judge import judge_predicted
-from perflab.predicted.records import PredictedCase, Prediction
+from perflab.predicted.records import PredictedCase, Prediction, place_of
 from perflab.predicted.run.efficiency import with_estimate
 from perflab.predicted.run.exploring import Explorer, fit_of, work_of
 from perflab.predicted.run.tracing_time import Allowed, TracingTime
 from perflab.predicted.store.predictions import PredictedStore
 from perflab.predicted.trace.watch import CalledOff
 from perflab.reachable import reachable
+from perflab.records import Judgement, Verdict
 from perflab.results import Result
+from perflab.units import format_bytes
 
 if TYPE_CHECKING:
     from perflab.measure.workload import Workload
@@ -50,6 +52,7 @@ class Predictions:
     def __init__(self, config: pytest.Config, settings: Settings, progress: ProgressLine) -> None:
         self._config = config
         self._settings = settings
+        self._place = place_of(settings.gpu.name, dry_run=settings.dry_run)
         self._progress = progress
         self._store = PredictedStore(settings.baselines)
         self._measured = BaselineStore(settings.baselines)
@@ -64,11 +67,14 @@ class Predictions:
             BaselineError: a file is damaged or foreign.
         """
         for case in cases:
-            self._store.baseline(self._settings.gpu.name, case)
+            self._store.baseline(self._place, case)
 
     @contextlib.contextmanager
     def fake(self) -> Iterator[None]:
-        """Tensors are fake within, and PyTorch does as it would on CUDA."""
+        """Tensors are fake within, and PyTorch does as it would on CUDA. In a dry run it is on CUDA."""
+        if self._settings.dry_run:
+            yield
+            return
         from perflab.predicted.cuda.as_cuda import as_cuda
         from perflab.predicted.cuda.fake import fake_tensors
 
@@ -113,13 +119,18 @@ class Predictions:
         time = TracingTime(self._allowed(state, left_s), functools.partial(self._progress.show, doing="predicting"))
         self._proofs = self._proofs or Proofs()
         try:
-            now, traced = predict(work_of(workload), gpu, ON_CUDA, proofs=self._proofs, watch=time)
+            if self._settings.dry_run:
+                from perflab.predicted.dry_run.case import run_dry
+
+                now, traced = run_dry(work_of(workload), gpu, time)
+            else:
+                now, traced = predict(work_of(workload), gpu, ON_CUDA, proofs=self._proofs, watch=time)
         except CalledOff as end:
             why_predicted = f"{state.instead_of}; cannot be predicted, " if state.instead_of is not None else ""
             pytest.skip(f"{why_predicted}tracing {end}")
         finally:
             without_fake_gradients(workload.roots)
-        if not now.costs:
+        if not now.costs and not (now.dry_run is not None and now.launches):
             state.problem = "no work"
             raise UsageError(
                 f"{state.case}: the callable calls no operator of PyTorch, so there is nothing to predict",
@@ -141,7 +152,7 @@ class Predictions:
             now = msgspec.structs.replace(now, notes=[*now.notes, f"no estimate: {error.problem}"])
         now = self._explored(now, traced.trace, state, time)
         self._progress.clear()
-        before = self._store.baseline(gpu.name, state.case)
+        before = self._store.baseline(self._place, state.case)
         state.predicted = PredictedCase(now=now, before=before, parameters=state.parameters)
         return traced.result
 
@@ -152,6 +163,8 @@ class Predictions:
     def _explored(self, now: Prediction, trace: Trace, state: CaseState, time: TracingTime) -> Prediction:
         """With what fits. What goes wrong while the case is made for other sizes takes nothing from what is known."""
         gpu = self._settings.gpu
+        if self._settings.dry_run:  # other sizes would be run one by one
+            return msgspec.structs.replace(now, fit=fit_of(now, gpu))
         try:
             with time.part("other sizes"):
                 return msgspec.structs.replace(now, fit=self._explorer.fit(now, trace, state, gpu, time))
@@ -164,6 +177,15 @@ class Predictions:
             why = f"build of perf.fits() raised {type(error).__name__}: {said}".removesuffix(": ")
         notes = [*now.notes, f"no larger sizes are known: {why}"]
         return msgspec.structs.replace(now, fit=fit_of(now, gpu), notes=notes)
+
+    def out_of_memory(self, state: CaseState, error: Exception) -> Result:
+        """A dry run that the GPU has no room for: worse, if it has a baseline."""
+        before = self._store.baseline(self._place, state.case)
+        said = f"out of memory on {self._settings.gpu.name}: {str(error).partition(' Of the allocated ')[0]}"
+        if before is not None:
+            said = f"{said} It needed {format_bytes(before.peak_bytes)} when its baseline was saved."
+        judgement = Judgement(verdict=Verdict.OOM if before is None else Verdict.REGRESSED, reasons=[said])
+        return Result(case=state.case, judgement=judgement, policy=state.settings.policy)
 
     def judged(self, state: CaseState) -> Result:
         """A predicted case beside its baseline."""
@@ -201,7 +223,7 @@ class Predicted:
 
     def requires(self, claim: Claim) -> Way:
         """Nothing of this machine; but a case that has to run before there is anything to predict is skipped."""
-        if claim.setup_calls or claim.setup_seconds:
+        if (claim.setup_calls or claim.setup_seconds) and not self._state.settings.dry_run:
             pytest.skip("trains or compiles before it measures: that has to run, and cannot be predicted")
         return self
 
