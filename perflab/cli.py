@@ -20,8 +20,7 @@ from perflab.compiled.compiler.architectures import parse_architectures
 from perflab.doctor.checkup import checkup
 from perflab.documents import PASSED, merge, only_cases, read_document, write_document
 from perflab.errors import PerflabError, UsageError
-from perflab.measured.report.columns_option import parse_columns, parse_sort
-from perflab.measured.report.side_by_side import parameter_names, side_by_side
+from perflab.measured.report.side_by_side import side_by_side
 from perflab.report.escaping import for_reading, lines_of, one_line
 from perflab.report.lines import short_name
 from perflab.report.markdown import markdown
@@ -33,8 +32,8 @@ from perflab.report.summary import (
     summary,
     unseen_failures,
 )
-from perflab.report.view import COLLECTED, DEFAULT_COLUMNS, DEFAULT_VIEW, View
-from perflab.results import Document
+from perflab.report.view import COLLECTED, DEFAULT_COLUMNS, DEFAULT_VIEW, View, parse_columns, parse_sort
+from perflab.results import Document, parameter_names
 from perflab.store.join import join_baselines
 from perflab.tiers import by_folder, by_table, tier
 from perflab.units import format_names

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, cast, get_args
 
 from perflab.compared.records import ComparedCase
 from perflab.compiled.records import CompiledCase
-from perflab.measured.records import Record
+from perflab.measured.records import MeasuredCase
 from perflab.predicted.records import PredictedCase
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from perflab.store.join import Part
     from perflab.store.stale import StoredFile
 
-Outcome = Record | ComparedCase | PredictedCase | CompiledCase
+Outcome = MeasuredCase | ComparedCase | PredictedCase | CompiledCase
 """What a case came to, by tier, in the order of tables. A tier's name is its record's tag, and its folder's."""
 
 

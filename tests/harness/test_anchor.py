@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from perflab.measure.records import OutOfMemory, Replicate
 from perflab.measured.judge.anchor import ACCEPTED_KEPT, is_past_anchor, is_past_memory_anchor
-from perflab.measured.records import Baseline, Entry, Exact, OutOfMemory, Replicate
+from perflab.measured.records import Baseline, Entry, Exact
 from perflab.measured.report.failure import explain
 from perflab.measured.report.table import table
 from perflab.records import Judgement, Policy, Verdict

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from perflab.measure.records import Replicate
 from perflab.measured.judge.doubts import KEPT_CORE, SHARING_AT_MOST
 from perflab.measured.judge.interference import NEIGHBOURS_CORES, disturbances, is_witnessed
-from perflab.measured.records import Replicate
 from perflab.records import Judgement, Policy, Verdict
 from tests.harness.make import MS, cuda_environment, entry, environment, judge, quiet, record, replicate
 

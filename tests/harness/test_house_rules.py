@@ -42,7 +42,8 @@ class Room:
 
 
 TIERS = ("measured", "compared", "predicted", "compiled")
-_GROUND = "child data mode records errors units environment files reading documents reachable results tiers"
+_BARE = "child data mode records errors units environment files reading reachable git measure.records"
+_GROUND = f"{_BARE} documents results tiers"
 _PRIVATE = "internals torch_internals triton_internals"
 _RECORDS = " ".join(f"{tier}.records" for tier in TIERS)
 _PLUGIN = "plugin plugin.options plugin.noting plugin.stash plugin.config plugin.case plugin.session"
@@ -58,7 +59,7 @@ def tier_rooms(tier: str, own: str, others: str = "") -> dict[str, Room]:
     """The rooms that each tier has. ``own``: what else it is made of; ``others``: rooms of other tiers it needs."""
     mine = " ".join(f"{tier}.{room}" for room in ("records", "judge", "store", "report", "section", *own.split()))
     return {
-        f"{tier}.records": Room(below="data records measured.records", packages="msgspec"),
+        f"{tier}.records": Room(below="data records measure.records measured.records", packages="msgspec"),
         f"{tier}.judge": Room(below=f"{_GROUND} {mine} {others}", packages="msgspec"),
         f"{tier}.store": Room(below=f"{_GROUND} store {mine} {others}", packages="msgspec"),
         f"{tier}.report": Room(below=f"{_GROUND} report {mine} {others}"),
@@ -84,10 +85,11 @@ ROOMS = {
         below=f"{_RECORDS} data records environment report results store plugin.config plugin.session",
         packages="pytest",
     ),
-    "results": Room(below="data mode records measured.records tiers", packages="msgspec"),
+    "results": Room(below="data mode records measure.records tiers", packages="msgspec"),
     "reachable": Room(torch=When.CALLED),
     "child": Room(),
     "errors": Room(),
+    "git": Room(below="errors"),
     "units": Room(),
     # What is not public of PyTorch and Triton: one place each.
     "internals": Room(below="errors"),
@@ -98,7 +100,8 @@ ROOMS = {
     "reading": Room(below="errors", packages="msgspec"),
     "documents": Room(below="data results errors files reading", packages="msgspec"),
     # What tiers share: the engine of those that run, stored files, tables.
-    "measure": Room(below=f"{_GROUND} {_PRIVATE} measured.records", packages="pynvml", torch=When.CALLED),
+    "measure.records": Room(below="data records", packages="msgspec"),
+    "measure": Room(below=f"{_BARE} {_PRIVATE}", packages="pynvml msgspec", torch=When.CALLED),
     "store": Room(below=_GROUND, packages="msgspec"),
     "report": Room(below=_GROUND),
     "correctness": Room(below=f"{_GROUND} {_PRIVATE}", packages="syrupy", torch=When.IMPORTED),
@@ -189,8 +192,9 @@ def room_of(module: str) -> str:
     The package's own ``__init__`` is ``perflab``.
     """
     parts = module.split(".")
-    if len(parts) > 2 and parts[1] in (*TIERS, "plugin"):
-        return ".".join(parts[1:3])
+    narrow = ".".join(parts[1:3])
+    if len(parts) > 2 and (parts[1] in (*TIERS, "plugin") or narrow in ROOMS):
+        return narrow
     return parts[1] if len(parts) > 1 else parts[0]
 
 

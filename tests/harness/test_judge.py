@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perflab.measure.records import OutOfMemory, Record, Replicate
 from perflab.measured.judge.exact import CUDA_ROUNDING_BYTES
-from perflab.measured.records import Anchor, OutOfMemory, Record, Replicate
+from perflab.measured.records import Anchor, MeasuredCase
 from perflab.measured.report.failure import explain
 from perflab.records import Judgement, Policy, Verdict
 from tests.harness.make import (
@@ -512,7 +513,7 @@ def test_latency_that_nobody_can_judge_does_not_hide_a_memory_regression() -> No
 
 
 def ran_out(asked_bytes: int | None = 20 * 2**30) -> Record:
-    return Record(case="t.py::t", environment=environment(), out_of_memory=OutOfMemory(asked_bytes=asked_bytes))
+    return MeasuredCase(case="t.py::t", environment=environment(), out_of_memory=OutOfMemory(asked_bytes=asked_bytes))
 
 
 def test_out_of_memory_without_a_baseline_is_a_verdict_of_its_own_with_the_size_asked_for() -> None:

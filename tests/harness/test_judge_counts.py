@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from perflab.measure.records import Replicate
 from perflab.measured.judge.counts import exactly_worse
-from perflab.measured.records import Entry, Replicate
+from perflab.measured.records import Entry
 from perflab.measured.report.failure import explain
 from perflab.measured.report.table import table
 from perflab.records import Judgement, Policy, Uncompared, Verdict

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
 from perflab.compiled.records import CompiledCase
-from perflab.measured.records import Evidence, Measurement, OutOfMemory, Record, Replicate
+from perflab.measure.records import Evidence, Measurement, OutOfMemory, Record, Replicate
+from perflab.measured.records import MeasuredCase
 from perflab.measured.report.failure import explain
 from perflab.measured.report.table import table
 from perflab.records import Change, Judgement, Policy, Verdict
@@ -76,7 +77,7 @@ def slower_step() -> Result:
 def a_whole_run() -> list[Result]:
     """One of each verdict."""
     prefix = "tests/perf/test_transformer.py::test_"
-    out = Record(case="x", environment=environment(), out_of_memory=OutOfMemory(asked_bytes=2**34))
+    out = MeasuredCase(case="x", environment=environment(), out_of_memory=OutOfMemory(asked_bytes=2**34))
     tokens = record(replicate(812.4 * MS, peak_bytes=2**30), work={"tokens": 512, "flops": 1.3e11})
     elsewhere = judge(record(), entry(environment=environment(torch="2.12.0")), Policy())
     return [
@@ -409,7 +410,7 @@ def test_memory_where_there_was_none_before_is_said_to_be_more() -> None:
 
 
 def test_running_out_of_memory_is_said_with_the_size_asked_for() -> None:
-    out = Record(case=CASE, environment=environment(), out_of_memory=OutOfMemory(asked_bytes=20 * 2**30))
+    out = MeasuredCase(case=CASE, environment=environment(), out_of_memory=OutOfMemory(asked_bytes=20 * 2**30))
     text = explain(judged(out), 0.0, ACCEPT)
     assert text.startswith("step[small-128-fp32] ran out of memory, and its baseline did not\n")
     assert "why: out of memory: 20.0 GiB asked for" in text

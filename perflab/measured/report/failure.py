@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from statistics import median
 
-from perflab.measured.records import Paired, Record
+from perflab.measure.records import Paired, Record
 from perflab.measured.report.not_compared import in_words, listed, reasons_of
 from perflab.records import Change, Judgement, Verdict
 from perflab.report.counts import changed, count_row

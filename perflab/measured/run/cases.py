@@ -28,7 +28,7 @@ from perflab.measured.run.cuda_graphs import no_graph_for
 from perflab.measured.run.device_turns import CaseTurns
 from perflab.measured.run.held_reports import HeldBack
 from perflab.measured.run.recheck import SecondLooks, needs_second_look
-from perflab.measured.run.verdict import Judged, failure_of, judged
+from perflab.measured.run.verdict import Judged, baselines_of, failure_of, judged
 from perflab.measured.run.ways import Here, InTurns, Replicate, UnderCallgrind
 from perflab.mode import identity
 from perflab.plugin.case.device_lock import device_turn
@@ -43,7 +43,6 @@ from perflab.plugin.config.kinds import is_compiled_case, measures_elsewhere
 from perflab.plugin.config.marker import for_case
 from perflab.plugin.config.settings import Settings
 from perflab.plugin.session.announcing import predicts_by_itself
-from perflab.plugin.session.folder import baselines_of
 from perflab.plugin.stash import CASES, PerfCases, worker_number
 from perflab.predicted.run.fake_cases import PredictedCases
 from perflab.predicted.run.predicting import Predicted, Predictions

@@ -11,8 +11,8 @@ from perflab.errors import FreshProcessError
 from perflab.measure.devices import available_bytes, release_memory
 from perflab.measure.limits import CALLS_AT_LEAST
 from perflab.measure.measurement import replicate_of
+from perflab.measure.records import Record, Replicate
 from perflab.measured.judge.interference import disturbances
-from perflab.measured.records import Record, Replicate
 from perflab.measured.run.verdict import Judged
 from perflab.plugin.case.fresh_process import measure_fresh
 from perflab.plugin.case.progress import ProgressLine

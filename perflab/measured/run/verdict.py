@@ -8,15 +8,17 @@ import msgspec
 import pytest
 
 from perflab.measure.measurement import replicate_of
+from perflab.measure.records import Record
 from perflab.measured.judge.counts import exactly_worse
 from perflab.measured.judge.judge import judge
-from perflab.measured.records import Baseline, Record
+from perflab.measured.records import Baseline, MeasuredCase
 from perflab.measured.store.baselines import Baselines
 from perflab.mode import identity
 from perflab.plugin.case import verdicts
 from perflab.plugin.case.perf import CaseState
 from perflab.plugin.case.verdicts import unless_unchecked
 from perflab.plugin.config.settings import Settings
+from perflab.plugin.session.folder import OWN_TIMES
 from perflab.records import Judgement, Verdict
 from perflab.results import Result
 from perflab.units import format_names
@@ -27,7 +29,7 @@ class Judged:
     """A case of this session, its baseline, and what is thought of it so far."""
 
     state: CaseState
-    record: Record
+    record: MeasuredCase
     baseline: Baseline
     judgement: Judgement
 
@@ -41,7 +43,7 @@ class Judged:
         """The case's own."""
         return self.state.settings
 
-    def anew(self, record: Record) -> Judged:
+    def anew(self, record: MeasuredCase) -> Judged:
         """The same with a record that knows more, judged again."""
         return replace(self, record=record, judgement=_judgement(record, self.baseline, self.settings))
 
@@ -62,11 +64,16 @@ class Judged:
         return replace(self, judgement=judgement)
 
 
+def baselines_of(config: pytest.Config, settings: Settings) -> Baselines:
+    """What is stored of this project's measured cases, committed or not."""
+    return Baselines(settings.baselines, config.rootpath / OWN_TIMES)
+
+
 def judged(state: CaseState, baselines: Baselines) -> Judged:
     """A case that has measured, or ran out of memory, beside its baseline."""
     assert state.environment is not None
     settings = state.settings
-    record = Record(
+    record = MeasuredCase(
         case=state.case,
         device=str(state.device),
         environment=state.environment,

@@ -17,9 +17,9 @@ from perflab.measure.devices import available_bytes, current_device, release_mem
 from perflab.measure.forks import calling
 from perflab.measure.limits import as_out_of_memory
 from perflab.measure.measurement import Measured, measure, stopwatch_for
+from perflab.measure.records import Measurement, per_call_ns
 from perflab.measure.sampling import Progress
 from perflab.measure.workload import Workload
-from perflab.measured.records import Measurement, per_call_ns
 from perflab.measured.run.between_samples import BetweenSamples
 from perflab.measured.run.callgrind import COUNT, count_under_callgrind, run_counted
 from perflab.measured.run.cuda_graphs import no_graph_for

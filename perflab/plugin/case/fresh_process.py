@@ -18,7 +18,7 @@ import pytest
 from perflab.child import Ended, end_with_parent, run_child
 from perflab.data import Data, to_json
 from perflab.errors import FreshProcessError
-from perflab.measured.records import Measurement, OutOfMemory
+from perflab.measure.records import Measurement, OutOfMemory
 from perflab.plugin.case.hanging import patience_of, suspended
 from perflab.plugin.config.kinds import is_compiled_case, is_perf_case
 from perflab.plugin.options import REPLICATE_OPTION

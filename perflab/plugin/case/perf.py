@@ -20,8 +20,8 @@ from perflab.measure.compiling import CompilerState, compiler_state
 from perflab.measure.devices import as_dtype
 from perflab.measure.forks import calling
 from perflab.measure.matmul_rate import matmul_flops_per_second, precision_of_products
+from perflab.measure.records import Measurement, OutOfMemory, Quote
 from perflab.measure.workload import Step, Workload
-from perflab.measured.records import Measurement, OutOfMemory, Quote
 from perflab.plugin.case.facts import checked_facts, positive
 from perflab.plugin.case.requirements import Claim, no_time_left
 from perflab.plugin.case.returned import refuse_unfinished

@@ -17,12 +17,11 @@ from perflab.errors import SettingError
 from perflab.measure.devices import DEVICE_CHOICES
 from perflab.measure.limits import patience_s
 from perflab.measure.sampling import OVERRUN, Plan
-from perflab.measured.report.columns_option import parse_columns, parse_sort
 from perflab.mode import DEFAULT, Mode
 from perflab.plugin.options import OPTIONS, Option
 from perflab.predicted.gpus.names import Gpu, parse_gpu
 from perflab.records import Policy
-from perflab.report.view import DEFAULT_VIEW, View
+from perflab.report.view import DEFAULT_VIEW, View, parse_columns, parse_sort
 from perflab.results import Result
 from perflab.units import format_ns, parse_duration_ns, parse_fraction, parse_seconds
 

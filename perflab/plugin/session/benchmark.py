@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perflab.measured.records import Measurement, Record, per_call_ns
+from perflab.measure.records import Measurement, Record, per_call_ns
 from perflab.mode import without_mode
 from perflab.results import Result
 

@@ -19,7 +19,6 @@ import perflab
 from perflab.data import speakable
 from perflab.documents import SCHEMA, in_order, write_document
 from perflab.errors import BaselineError, PerflabError
-from perflab.measured.report.side_by_side import parameter_names
 from perflab.plugin.case.total_budget import TotalBudget
 from perflab.plugin.config.accept_command import command_without_limits
 from perflab.plugin.config.settings import Settings
@@ -33,7 +32,7 @@ from perflab.plugin.stash import AGAINST
 from perflab.records import Judgement, Verdict
 from perflab.report.escaping import lines_of, one_line
 from perflab.report.summary import summary
-from perflab.results import Document, Result
+from perflab.results import Document, Result, parameter_names
 from perflab.store.stale import Collection
 
 _COLOURS = {
