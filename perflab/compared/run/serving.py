@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 from perflab.compared.sides.imports import copies
+from perflab.compared.sides.lifeline import end_with_session
 from perflab.compared.sides.messages import (
     PROTOCOL,
     Bye,
@@ -39,7 +40,7 @@ from perflab.compared.sides.messages import (
 from perflab.compared.sides.process import SOCKET_VARIABLE
 from perflab.errors import UsageError
 from perflab.measure.turns import Turns
-from perflab.plugin.case.fresh_process import Serve
+from perflab.plugin.case.fresh_process import Job, Serve
 from perflab.plugin.case.perf import STATE, CaseState
 
 if TYPE_CHECKING:
@@ -47,6 +48,28 @@ if TYPE_CHECKING:
 
     from perflab.measure.counts import CallCounter
     from perflab.measure.workload import Workload
+    from perflab.plugin.config.settings import Settings
+
+
+def begin(serve: Serve) -> None:
+    """End with the session; have an installed version's modules found before others are."""
+    end_with_session(int(os.environ[SOCKET_VARIABLE]))
+    if serve.first:
+        sys.meta_path.insert(0, TakenFrom(serve.first))
+
+
+def run_side(config: pytest.Config, settings: Settings, items: list[pytest.Item], job: Job) -> None:
+    """Measure these cases when they are asked for; serving nothing is an answer too.
+
+    Raises:
+        PerflabError: the first thing found that would fail late.
+    """
+    from perflab.measured.run.cases import run
+
+    assert job.serve is not None
+    server = Server(job.serve, config.rootpath)
+    config.pluginmanager.register(server, "perflab-server")
+    run(config, settings, items, job, server)
 
 
 class Server:

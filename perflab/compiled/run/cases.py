@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import wait
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -18,6 +18,7 @@ from perflab.compiled.compiler.pool import CompilerPool
 from perflab.compiled.compiler.registration import load_examples
 from perflab.compiled.records import CompiledCase, CompiledKernel, KernelResources
 from perflab.compiled.run.kernels import HOW_TO_REGISTER, Choice, choices_of, is_broken, outcome, result_of
+from perflab.compiled.settings import Compiling
 from perflab.compiled.store import KernelStore
 from perflab.data import to_plain
 from perflab.errors import KernelError, PerflabError, UsageError
@@ -26,17 +27,18 @@ from perflab.plugin.case.progress import ProgressLine
 from perflab.plugin.case.requirements import no_time_left
 from perflab.plugin.case.total_budget import TotalBudget
 from perflab.plugin.case.verdicts import failure_of, unless_unchecked, unmeasured
-from perflab.plugin.config.kinds import COMPILED_FIXTURE as FIXTURE
-from perflab.plugin.config.kinds import is_compiled_case
+from perflab.plugin.config.kinds import tier_asked_by
 from perflab.plugin.config.marker import for_case
 from perflab.plugin.config.settings import Settings
-from perflab.plugin.stash import COMPILED, is_worker, settings_of
+from perflab.plugin.stash import is_worker, settings_of
 from perflab.records import Shortage
 from perflab.results import Result
 from perflab.store.json_files import check_writable
 
 CHOICES = pytest.StashKey[list[Choice]]()
 RESULT = pytest.StashKey[Result]()
+FIXTURE = "compiled_kernel"
+_NAME = "perflab-compiled"
 _JUDGED = pytest.StashKey[bool]()
 _SHORT_OF = pytest.StashKey[Sequence[Shortage]]()
 
@@ -60,7 +62,7 @@ def _choices(config: pytest.Config) -> list[Choice]:
         PerflabError: nothing is registered, or a registration or a setting cannot be used.
     """
     if CHOICES not in config.stash:
-        settings = settings_of(config)
+        settings = settings_of(config).part(Compiling)
         if not settings.kernels:
             raise KernelError("a test asks for compiled_kernel, and no kernels are registered", HOW_TO_REGISTER)
         config.stash[CHOICES] = choices_of(
@@ -72,6 +74,22 @@ def _choices(config: pytest.Config) -> list[Choice]:
             }
         )
     return config.stash[CHOICES]
+
+
+def kernel_for(request: pytest.FixtureRequest) -> KernelResources:
+    """The ``compiled_kernel`` fixture's value.
+
+    Raises:
+        UsageError: the compiling side was not loaded, since nobody could know that the test compiles.
+    """
+    cases = request.config.pluginmanager.getplugin(_NAME)
+    if not isinstance(cases, CompiledCases):
+        raise UsageError(
+            f"{request.node.nodeid} got the compiled_kernel fixture by getfixturevalue(), which pytest cannot foresee",
+            "name compiled_kernel among the test's arguments",
+        )
+    kernel: Any = cases.kernel_for(request.node, request.param)
+    return cast("KernelResources", kernel)  # where it does not compile, the body that would see None does not run
 
 
 class CompiledCases:
@@ -100,7 +118,7 @@ class CompiledCases:
                 self._waiting[choice] = None
         if self._settings.update or self._settings.update_new:
             check_writable(self._settings.baselines)
-        for registration in self._settings.kernels:
+        for registration in self._settings.part(Compiling).kernels:
             self._store.check(registration)
 
     def kernel_for(self, item: pytest.Item, choice: object) -> KernelResources | None:
@@ -221,9 +239,9 @@ def run(config: pytest.Config, settings: Settings, items: list[pytest.Item]) -> 
     Raises:
         PerflabError: the first thing found that would fail late.
     """
-    own = [item for item in items if is_compiled_case(item)]
+    own = [item for item in items if tier_asked_by(item) == "compiled"]
     if own:
         cases = CompiledCases(config, settings)
-        config.pluginmanager.register(cases, COMPILED)
+        config.pluginmanager.register(cases, _NAME)
         cases.check(own)
-    return [item for item in items if not is_compiled_case(item)]
+    return [item for item in items if item not in own]

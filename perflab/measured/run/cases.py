@@ -39,13 +39,13 @@ from perflab.plugin.case.progress import ProgressLine
 from perflab.plugin.case.subtests import Phases, is_of_a_subtest
 from perflab.plugin.case.total_budget import TotalBudget
 from perflab.plugin.case.verdicts import unmeasured
-from perflab.plugin.config.kinds import is_compiled_case, measures_elsewhere
+from perflab.plugin.config.kinds import measures_elsewhere, tier_asked_by
 from perflab.plugin.config.marker import for_case
 from perflab.plugin.config.settings import Settings
-from perflab.plugin.session.announcing import predicts_by_itself
 from perflab.plugin.stash import CASES, PerfCases, worker_number
 from perflab.predicted.run.fake_cases import PredictedCases
 from perflab.predicted.run.predicting import Predicted, Predictions
+from perflab.predicted.settings import predicts_by_itself
 from perflab.records import Judgement, Verdict
 from perflab.results import Result
 from perflab.store.json_files import check_writable
@@ -163,7 +163,7 @@ class Cases:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None]:
         """Give a perf case its state before anything else happens to it."""
-        if item.get_closest_marker("perf") is not None and not is_compiled_case(item):
+        if item.get_closest_marker("perf") is not None and tier_asked_by(item) is None:
             self._begin(item)
         return (yield)
 
@@ -214,7 +214,7 @@ class Cases:
                 pytest.skip("out of memory")
             if getattr(item, "_excinfo", None) or state.subtest_failures:
                 return outcome  # a unittest.TestCase keeps its failure to itself until the report
-            if state.predicted is not None:
+            if state.outcome is not None:
                 item.stash[PREDICTED] = self._predictions.judged(state)
                 self._predictions.fail_if_worse(item.stash[PREDICTED], settings=state.settings)
             elif state.measurement is not None:
@@ -333,32 +333,22 @@ def _said_of(item: pytest.Item, state: CaseState, report: pytest.TestReport) -> 
     return unmeasured(state.case, state.problem, report, state.short_of)
 
 
-def run(config: pytest.Config, settings: Settings, items: list[pytest.Item]) -> None:
+def run(
+    config: pytest.Config, settings: Settings, items: list[pytest.Item], job: Job | None, server: Server | None = None
+) -> None:
     """Measure these cases in this process.
 
-    Raises:
-        PerflabError: the first thing found that would fail late.
-    """
-    _register(config, Cases(config, settings, None), items)
-
-
-def run_job(config: pytest.Config, settings: Settings, items: list[pytest.Item], job: Job) -> None:
-    """Measure these cases in this process, for another one.
+    Args:
+        config: the session's configuration.
+        settings: the run's.
+        items: the cases.
+        job: in a fresh process, what it is to do.
+        server: in a side's process, who asks for its turns.
 
     Raises:
         PerflabError: the first thing found that would fail late.
     """
-    server = None
-    if job.serve is not None:
-        from perflab.compared.run.serving import Server
-
-        server = Server(job.serve, config.rootpath)
-        config.pluginmanager.register(server, "perflab-server")
-    _register(config, Cases(config, settings, job, server), items)
-
-
-def _register(config: pytest.Config, cases: Cases, items: list[pytest.Item]) -> None:
-    config.stash[CASES] = cases
+    cases = config.stash[CASES] = Cases(config, settings, job, server)
     config.pluginmanager.register(cases, "perflab-cases")
     config.pluginmanager.register(_Late(cases), "perflab-late")
     cases.check(items)

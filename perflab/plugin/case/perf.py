@@ -1,7 +1,6 @@
 """The ``perf`` fixture: ``Perf`` checks what a case says and keeps it in the case's state.
 
-A ``Way`` handles the callable: most are in ``measured/run/ways.py``. ``measured/run/verdict.py`` and
-``predicted/run/predicting.py`` judge the result.
+A ``Way`` handles the callable, and the tier that it is of judges the result.
 """
 
 from __future__ import annotations
@@ -25,10 +24,9 @@ from perflab.measure.workload import Step, Workload
 from perflab.plugin.case.facts import checked_facts, positive
 from perflab.plugin.case.requirements import Claim, no_time_left
 from perflab.plugin.case.returned import refuse_unfinished
+from perflab.plugin.case.sizes import Exploration, exploration_of
 from perflab.plugin.config.settings import Settings
-from perflab.predicted.records import PredictedCase
-from perflab.predicted.run.exploring import Exploration, exploration_of
-from perflab.records import Environment, Shortage
+from perflab.records import Environment, Shortage, TierRecord
 
 if TYPE_CHECKING:
     import torch
@@ -70,8 +68,8 @@ class CaseState:
     """What it would have been skipped for, where nobody asked for a prediction."""
     exploration: Exploration | None = None
     """How it is made for other sizes."""
-    predicted: PredictedCase | None = None
-    """What the case needs on a GPU that is not here, where it was predicted."""
+    outcome: TierRecord | None = None
+    """What it came to, where it was not measured."""
     until_judged: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     """Keeps its tensors fake until it is judged, where it says in its body that it is to be predicted."""
 
@@ -87,7 +85,7 @@ class CaseState:
     @property
     def has_measured(self) -> bool:
         """Whether the case has had its one measurement, prediction or call, whatever came of it."""
-        return self.done or any((self.measurement, self.out_of_memory, self.predicted))
+        return self.done or any((self.measurement, self.out_of_memory, self.outcome))
 
     def seconds_of_a_call(self, claim: Claim, device: torch.device) -> float | None:
         """What the case says that one call takes; of operations, by the device's rate, which its record then has."""

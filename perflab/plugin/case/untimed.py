@@ -1,6 +1,6 @@
 """Perf cases in a run that measures nothing: each runs once, as a plain test.
 
-Replaces ``measured/run/cases.py`` there: reads no baseline, judges nothing, and lets cases run in parallel under
+Replaces what the tiers have for them: reads no baseline, judges nothing, and lets cases run in parallel under
 pytest-xdist. A case that is wrong by itself (NaN, nothing measured, perf called twice) fails all the same.
 """
 
@@ -19,9 +19,9 @@ from perflab.plugin.case.perf import STATE, CaseState, NothingComparedError, Per
 from perflab.plugin.case.raw_launches import kernels_have_a_gpu
 from perflab.plugin.case.requirements import Claim, Needs
 from perflab.plugin.case.returned import refuse_nan, refuse_unfinished
-from perflab.plugin.config.kinds import is_compiled_case, measures_elsewhere
+from perflab.plugin.config.kinds import measures_elsewhere, tier_asked_by
 from perflab.plugin.config.marker import for_case
-from perflab.plugin.config.run_mode import NOT_COMPILED, RAN
+from perflab.plugin.config.run_mode import RAN
 from perflab.plugin.config.settings import Settings
 from perflab.plugin.noting import UNTIMED
 from perflab.plugin.stash import RUNS_ONCE
@@ -99,7 +99,7 @@ class UntimedCases:
         """
         for item in items:
             self._case_settings[item.nodeid] = for_case(self._settings, item)
-        if not all(map(is_compiled_case, items)):
+        if not all(map(tier_asked_by, items)):
             resolve_device(self._settings.device)
 
     def perf_for(self, item: pytest.Item, device: torch.device | str) -> Perf:
@@ -113,11 +113,11 @@ class UntimedCases:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Give a case its state; skip a compiled one, which would take its time."""
+        """Give a case its state; skip one with a tier's own fixture, which would take its time."""
         if item.nodeid not in self._case_settings:
             return
-        if is_compiled_case(item):
-            pytest.skip("not compiled in a run that does not measure: pytest -m perf, or --perf")
+        if (own := tier_asked_by(item)) is not None:
+            pytest.skip(f"not {own} in a run that does not measure: pytest -m perf, or --perf")
         item.stash[STATE] = CaseState(item.nodeid, self._case_settings[item.nodeid])
         item.stash[RUNS_ONCE] = True
 
@@ -154,6 +154,6 @@ class UntimedCases:
         state = item.stash.get(STATE, None)
         if report.when == "call" and state is not None and state.done:
             setattr(report, UNTIMED, RAN)
-        elif report.when == "setup" and item.nodeid in self._case_settings and is_compiled_case(item):
-            setattr(report, UNTIMED, NOT_COMPILED)
+        elif report.when == "setup" and item.nodeid in self._case_settings and (own := tier_asked_by(item)) is not None:
+            setattr(report, UNTIMED, f"not {own}")
         return report

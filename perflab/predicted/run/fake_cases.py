@@ -54,7 +54,7 @@ class PredictedCases:
         self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
     ) -> Generator[None, Any, Any]:
         """Note whether a fixture is made of fake tensors."""
-        self._made_anew.note(fixturedef, is_fake=request.config.stash.get(FAKING, False))
+        self._made_anew.note(fixturedef, is_fake=request.config.stash.get(FAKING, None) is not None)
         return (yield)
 
     @pytest.hookimpl(wrapper=True, trylast=True)
@@ -111,7 +111,7 @@ class PredictedCases:
     def _end(self, state: CaseState, error: Exception) -> None:
         """A body that asks for numbers after the prediction has ended well: what follows is about these."""
         ends_well = isinstance(error, NothingComparedError) or _is_of_fake_tensors(error)
-        if state.predicted is None or not ends_well:
+        if state.outcome is None or not ends_well:
             self._tell(state, error)
 
     def _tell(self, state: CaseState, error: Exception) -> NoReturn:

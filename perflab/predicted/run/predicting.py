@@ -27,13 +27,20 @@ from perflab.predicted.judge.judge import judge_predicted
 from perflab.predicted.records import PredictedCase, Prediction
 from perflab.predicted.run.efficiency import with_estimate
 from perflab.predicted.run.exploring import Explorer, fit_of, work_of
+from perflab.predicted.run.memory_snapshot import record_predicted
 from perflab.predicted.run.tracing_time import Allowed, TracingTime
+from perflab.predicted.settings import Predicting
 from perflab.predicted.store.predictions import PredictedStore
 from perflab.predicted.trace.watch import CalledOff
 from perflab.reachable import reachable
 from perflab.results import Result
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+
+    from perflab.measure.memory_snapshot import MemorySnapshot
     from perflab.measure.workload import Workload
     from perflab.plugin.case.perf import CaseState, Way
     from perflab.plugin.case.requirements import Claim
@@ -55,6 +62,7 @@ class Predictions:
         self._measured = BaselineStore(settings.baselines)
         self._proofs: Proofs | None = None
         self._mode: Any = None
+        self._gpu = settings.part(Predicting).gpu
         self._explorer = Explorer()
 
     def check(self, cases: list[str]) -> None:
@@ -64,7 +72,7 @@ class Predictions:
             BaselineError: a file is damaged or foreign.
         """
         for case in cases:
-            self._store.baseline(self._settings.gpu.name, case)
+            self._store.baseline(self._gpu.name, case)
 
     @contextlib.contextmanager
     def fake(self) -> Iterator[None]:
@@ -72,9 +80,9 @@ class Predictions:
         from perflab.predicted.cuda.as_cuda import as_cuda
         from perflab.predicted.cuda.fake import fake_tensors
 
-        was_faking, was_on = self._config.stash.get(FAKING, False), gc.isenabled()
-        with fake_tensors(self._mode) as self._mode, as_cuda(divmod(self._settings.gpu.architecture, 10)):
-            self._config.stash[FAKING] = True
+        was_faking, was_on = self._config.stash.get(FAKING, None), gc.isenabled()
+        with fake_tensors(self._mode) as self._mode, as_cuda(divmod(self._gpu.architecture, 10)):
+            self._config.stash[FAKING] = self
             gc.disable()  # millions of short-lived objects, and each pass looks at all of PyTorch's too
             try:
                 yield
@@ -82,6 +90,16 @@ class Predictions:
                 self._config.stash[FAKING] = was_faking
                 if was_on:
                     gc.enable()
+
+    def device(self) -> torch.device:
+        """What stands for the GPU, in user code."""
+        import torch
+
+        return torch.device("cuda", 0)
+
+    def record_memory(self, path: Path) -> contextlib.AbstractContextManager[MemorySnapshot]:
+        """The predicted history of a block."""
+        return record_predicted(path, self._gpu)
 
     def from_here_on(self, state: CaseState, unmet: str, budget: TotalBudget) -> Way:
         """Predict a case that does not fit, from where it says so.
@@ -109,7 +127,7 @@ class Predictions:
         from perflab.predicted.memory.snapshot import write_snapshot
         from perflab.predicted.prediction import ON_CUDA, Proofs, predict
 
-        gpu = self._settings.gpu
+        gpu = self._gpu
         time = TracingTime(self._allowed(state, left_s), functools.partial(self._progress.show, doing="predicting"))
         self._proofs = self._proofs or Proofs()
         try:
@@ -125,7 +143,7 @@ class Predictions:
                 f"{state.case}: the callable calls no operator of PyTorch, so there is nothing to predict",
                 "predict one that does; leave this case to measuring: `if perf.predicts: pytest.skip(...)`",
             )
-        if self._settings.snapshots:
+        if self._settings.part(Predicting).snapshots:
             folder = own_folder(self._config.rootpath) / "snapshots"
             folder.mkdir(exist_ok=True)
             path = write_snapshot(
@@ -142,7 +160,7 @@ class Predictions:
         now = self._explored(now, traced.trace, state, time)
         self._progress.clear()
         before = self._store.baseline(gpu.name, state.case)
-        state.predicted = PredictedCase(now=now, before=before, parameters=state.parameters)
+        state.outcome = PredictedCase(now=now, before=before, parameters=state.parameters)
         return traced.result
 
     def _allowed(self, state: CaseState, left_s: float | None) -> Allowed:
@@ -151,7 +169,7 @@ class Predictions:
 
     def _explored(self, now: Prediction, trace: Trace, state: CaseState, time: TracingTime) -> Prediction:
         """With what fits. What goes wrong while the case is made for other sizes takes nothing from what is known."""
-        gpu = self._settings.gpu
+        gpu = self._gpu
         try:
             with time.part("other sizes"):
                 return msgspec.structs.replace(now, fit=self._explorer.fit(now, trace, state, gpu, time))
@@ -167,11 +185,11 @@ class Predictions:
 
     def judged(self, state: CaseState) -> Result:
         """A predicted case beside its baseline."""
-        assert state.predicted is not None
+        assert isinstance(state.outcome, PredictedCase)
         policy = state.settings.policy
-        judgement = judge_predicted(state.predicted.now, state.predicted.before, policy)
+        judgement = judge_predicted(state.outcome.now, state.outcome.before, policy)
         judgement = unless_unchecked(judgement, state.settings)
-        return Result(case=state.case, judgement=judgement, outcome=state.predicted, policy=policy)
+        return Result(case=state.case, judgement=judgement, outcome=state.outcome, policy=policy)
 
     def fail_if_worse(self, result: Result, settings: Settings) -> None:
         """Fail the test of a case that grew."""

@@ -1,0 +1,48 @@
+"""What a run is asked of predictions, and says of them before the first test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perflab.plugin.config.settings import Given, Settings, parse_flag
+from perflab.predicted.gpus.names import Gpu, parse_gpu
+from perflab.units import format_count
+
+
+@dataclass(frozen=True)
+class Predicting:
+    """The predicted tier's part of the settings."""
+
+    gpu: Gpu
+    """What cases are predicted for."""
+    snapshots: bool
+    """Whether the memory timeline of each prediction is written to a file."""
+
+
+def read(given: Given) -> Predicting:
+    """Read its options.
+
+    Raises:
+        SettingError: a value that cannot be used.
+    """
+    return Predicting(gpu=given.value("perf_gpu", parse_gpu), snapshots=given.value("perf_snapshots", parse_flag))
+
+
+def predicts_by_itself(settings: Settings) -> bool:
+    """Whether a case that does not fit this machine is predicted, though nobody asked: for want of a GPU.
+
+    A CPU that was asked for by name is what is to be measured.
+    """
+    from perflab.measure.devices import resolve_device
+
+    return not settings.predict and settings.device == "auto" and resolve_device("auto").type == "cpu"
+
+
+def announce(settings: Settings, cases: int) -> list[str]:
+    """What becomes of so many cases: all of them are predicted, or what is too much for this machine."""
+    gpu = settings.part(Predicting).gpu.name
+    if settings.predict:
+        return [f"perf: {format_count(cases, 'case')} predicted for {gpu} (--perf-gpu), not run"]
+    if predicts_by_itself(settings):
+        return [f"perf: no GPU here; what is too much for this machine is predicted for {gpu}, not run"]
+    return []
