@@ -20,13 +20,7 @@ from perflab.errors import PerflabError, UsageError
 from perflab.report.escaping import for_reading, lines_of, one_line
 from perflab.report.lines import short_name
 from perflab.report.markdown import markdown
-from perflab.report.summary import (
-    ending,
-    findings_left_out,
-    measured_elsewhere,
-    other_failures,
-    unseen_failures,
-)
+from perflab.report.summary import ending, findings_left_out, measured_elsewhere, other_failures, unseen_failures
 from perflab.report.terminal import show
 from perflab.report.view import COLLECTED, DEFAULT_COLUMNS, View, parse_columns, parse_sort
 from perflab.results import Document, parameter_names

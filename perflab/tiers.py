@@ -7,9 +7,10 @@ tiers' records alone; what runs, judges and shows cases is loaded with the first
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from importlib import import_module
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast, get_args
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from perflab.compared.records import ComparedCase
 from perflab.compiled.records import CompiledCase
@@ -41,10 +42,14 @@ Outcome = MeasuredCase | ComparedCase | PredictedCase | CompiledCase
 class Tier:
     """What a tier can be asked for; its module ``tier`` has one, ``TIER``. What it leaves out, it has nothing of."""
 
-    folder: str | None = None
-    """How the folders of its baselines begin; None: it stores none."""
-    unit = "case"
-    """What one test is called that asks for its fixture."""
+    def __init__(self, folder: str | None = None, unit: str = "case", **functions: str | Callable[..., Any]) -> None:
+        """``folder``: how those of its baselines begin, if any; ``unit``: what a test with its fixture is called.
+
+        ``functions``: what it has of the methods below; a text says where one is that is loaded when it is called.
+        """
+        self.folder, self.unit = folder, unit
+        for name, function in functions.items():
+            setattr(self, name, partial(_call, function) if isinstance(function, str) else function)
 
     def commands(self) -> dict[str, Callable[[argparse.ArgumentParser], Run]]:
         """Its commands of ``perflab``, by name."""
@@ -73,13 +78,7 @@ class Tier:
     def run(
         self, config: pytest.Config, settings: Settings, items: list[pytest.Item], job: Job | None
     ) -> list[pytest.Item]:
-        """Make ready to run the cases that are this tier's; returns those that are not.
-
-        Args:
-            config: the session's configuration.
-            settings: the run's.
-            items: cases that no tier after this one has taken.
-            job: in a fresh process, what it is to do.
+        """Make ready to run those of the cases that are this tier's; returns the others. ``job``: a fresh process's.
 
         Raises:
             PerflabError: the first thing found that would fail late.
@@ -130,6 +129,10 @@ class Tier:
         raise NotImplementedError
 
 
+def _call(place: str, *arguments: Any) -> Any:
+    return resolve_name(place)(*arguments)
+
+
 def names() -> list[str]:
     """Every tier's name, in the order of tables."""
     return [_name(record) for record in get_args(Outcome)]
@@ -137,7 +140,7 @@ def names() -> list[str]:
 
 def tier(name: str) -> Tier:
     """A tier by its name."""
-    return cast(Tier, import_module(f"perflab.{name}.tier").TIER)
+    return cast(Tier, resolve_name(f"perflab.{name}.tier:TIER"))
 
 
 def tiers() -> list[Tier]:

@@ -8,44 +8,42 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from perflab.tiers import Tier
+from perflab.units import parse_fraction
 
 if TYPE_CHECKING:
     import pytest
 
+    from perflab.compared.judge.paired import PairedPolicy
     from perflab.plugin.case.fresh_process import Job
     from perflab.plugin.config.settings import Given, Settings
 
 
-class Compared(Tier):
-    """Takes all cases that measure, under ``--perf-against``."""
+def settings(given: Given) -> PairedPolicy:
+    """The change that counts."""
+    from perflab.compared.judge.paired import PairedPolicy
 
-    def settings(self, given: Given) -> object:
-        """The change that counts."""
-        from perflab.compared.settings import read
-
-        return read(given)
-
-    def begin(self, job: Job) -> None:
-        """In a side's process: end with the session; have an installed version's modules found before others are."""
-        if job.serve is not None:
-            from perflab.compared.run.serving import begin
-
-            begin(job.serve)
-
-    def run(
-        self, config: pytest.Config, settings: Settings, items: list[pytest.Item], job: Job | None
-    ) -> list[pytest.Item]:
-        """Compare them; in a side's process, measure when asked."""
-        if job is not None and job.serve is not None:
-            from perflab.compared.run.serving import run_side
-
-            run_side(config, settings, items, job)
-            return []
-        if job is not None or settings.against is None or not items:
-            return items
-        from perflab.compared.run.cases import run
-
-        return run(config, settings, items)
+    return PairedPolicy(threshold=given.value("perf_against_threshold", parse_fraction))
 
 
-TIER = Compared()
+def begin(job: Job) -> None:
+    """In a side's process: end with the session; have an installed version's modules found before others are."""
+    if job.serve is not None:
+        from perflab.compared.run.serving import begin
+
+        begin(job.serve)
+
+
+def run(config: pytest.Config, settings: Settings, items: list[pytest.Item], job: Job | None) -> list[pytest.Item]:
+    """Compare all cases that measure, under ``--perf-against``; in a side's process, measure when asked."""
+    if job is not None and job.serve is not None:
+        from perflab.compared.run.serving import run_side
+
+        return run_side(config, settings, items, job)
+    if job is not None or settings.against is None or not items:
+        return items
+    from perflab.compared.run.cases import run
+
+    return run(config, settings, items)
+
+
+TIER = Tier(settings=settings, begin=begin, run=run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 from perflab.compiled.compiler.architectures import parse_architectures
@@ -12,6 +13,11 @@ from perflab.errors import UsageError
 from perflab.report.escaping import lines_of
 from perflab.report.terminal import progress, show
 from perflab.tiers import Run
+
+
+def commands() -> dict[str, Callable[[argparse.ArgumentParser], Run]]:
+    """What this tier adds to ``perflab``."""
+    return {"kernels": kernels_command}
 
 
 def kernels_command(parser: argparse.ArgumentParser) -> Run:

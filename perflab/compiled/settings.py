@@ -19,11 +19,7 @@ class Compiling:
 
 
 def read(given: Given) -> Compiling:
-    """Read its options.
-
-    Raises:
-        SettingError: a value that cannot be used.
-    """
+    """Read its options."""
     return Compiling(
         kernels=tuple(given.text("perf_kernels").replace(",", " ").split()),
         archs=given.value("perf_arch", parse_architectures),

@@ -8,6 +8,7 @@ import pytest
 
 if TYPE_CHECKING:
     import contextlib
+    from collections.abc import Callable
     from pathlib import Path
 
     import torch
@@ -15,16 +16,6 @@ if TYPE_CHECKING:
     from perflab.measure.memory_snapshot import MemorySnapshot
     from perflab.plugin.case.perf import Perf
     from perflab.plugin.config.settings import Settings
-
-
-class PerfCases(Protocol):
-    """The perf cases of this process: those that are measured or predicted, or ``plugin.case.untimed.UntimedCases``."""
-
-    def perf_for(self, item: pytest.Item, device: torch.device | str) -> Perf:
-        """The ``perf`` fixture's value for a test."""
-
-    def skip_if_late(self, item: pytest.Item) -> None:
-        """Skip a case that would begin when the run's time is long over."""
 
 
 class Faking(Protocol):
@@ -38,8 +29,8 @@ class Faking(Protocol):
 
 
 _SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
-CASES: pytest.StashKey[PerfCases] = pytest.StashKey()
-"""Once a perf case is selected."""
+PERF_FOR: pytest.StashKey[Callable[[pytest.Item, torch.device], Perf]] = pytest.StashKey()
+"""Gives the ``perf`` fixture's value, once a perf case is selected."""
 
 RUNS_ONCE: pytest.StashKey[bool] = pytest.StashKey()
 """On a test: it is a perf case of a run that times nothing."""

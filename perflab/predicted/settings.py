@@ -20,11 +20,7 @@ class Predicting:
 
 
 def read(given: Given) -> Predicting:
-    """Read its options.
-
-    Raises:
-        SettingError: a value that cannot be used.
-    """
+    """Read its options."""
     return Predicting(gpu=given.value("perf_gpu", parse_gpu), snapshots=given.value("perf_snapshots", parse_flag))
 
 

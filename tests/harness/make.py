@@ -9,7 +9,7 @@ from typing import Any
 from perflab.compiled.records import CompiledKernel, KernelBaseline, KernelResources
 from perflab.documents import SCHEMA
 from perflab.measure.records import Memory, Record, Replicate
-from perflab.measured.judge import judge as gate
+from perflab.measured.judge import judge as judging
 from perflab.measured.judge.anchor import exact_successor, times_successor
 from perflab.measured.records import Baseline, Entry, MeasuredCase
 from perflab.measured.store.exact import split
@@ -79,8 +79,8 @@ def entry(replicates: Sequence[Replicate] | None = None, **changes: Any) -> Entr
 def judge(record: Record, saved: Entry | Baseline | None, policy: Policy) -> Judgement:
     """A case beside what was saved of it: an entry is stored as saving does it, exact quantities apart from times."""
     if saved is None:
-        return gate.judge(record, Baseline(), policy)
-    return gate.judge(record, split(saved) if isinstance(saved, Entry) else saved, policy)
+        return judging.judge(record, Baseline(), policy)
+    return judging.judge(record, split(saved) if isinstance(saved, Entry) else saved, policy)
 
 
 def successor(old: Entry | Baseline | None, new: Entry, policy: Policy, reason: str | None) -> Baseline:

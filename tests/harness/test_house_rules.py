@@ -6,6 +6,7 @@ A new room takes one line in ``ROOMS``; a room that is not in it fails.
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import re
 import subprocess
@@ -13,9 +14,13 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
+
+from perflab.tiers import Tier, tier
 
 HOUSE = Path(__file__).parents[2] / "perflab"
 FILES = sorted(path.relative_to(HOUSE).as_posix() for path in HOUSE.rglob("*.py"))
@@ -57,16 +62,13 @@ _PYTEST = "pytest _pytest pluggy msgspec filelock xdist pytest_benchmark syrupy"
 
 def tier_rooms(tier: str, own: str, others: str = "") -> dict[str, Room]:
     """The rooms that each tier has. ``own``: what else it is made of; ``others``: rooms of other tiers it needs."""
-    mine = " ".join(
-        f"{tier}.{room}" for room in ("records", "settings", "judge", "store", "report", "section", *own.split())
-    )
+    mine = " ".join(f"{tier}.{room}" for room in ("records", "settings", "judge", "store", "report", *own.split()))
     return {
         f"{tier}.records": Room(below="data records measure.records measured.records", packages="msgspec"),
         f"{tier}.settings": Room(below=f"{_GROUND} measure plugin.config {mine}"),
         f"{tier}.judge": Room(below=f"{_GROUND} {mine} {others}", packages="msgspec"),
         f"{tier}.store": Room(below=f"{_GROUND} store {mine} {others}", packages="msgspec"),
         f"{tier}.report": Room(below=f"{_GROUND} report {mine} {others}"),
-        f"{tier}.section": Room(below=f"{_GROUND} report {mine}"),
         f"{tier}.run": Room(
             below=f"perflab {_GROUND} {_PRIVATE} measure store report {mine} {others} {_PLUGIN}",
             packages=_PYTEST,
@@ -298,6 +300,21 @@ def test_common_files_hold_no_tiers_name(file: str) -> None:
     tree = ast.parse((HOUSE / file).read_text(encoding="utf-8"))
     found = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)} & {*TIERS}
     assert bool(found) is (file in TIERS_AS_TEXT)
+
+
+@pytest.mark.parametrize("name", TIERS)
+def test_what_a_tier_says_that_it_has_is_there_and_takes_what_the_protocol_gives(name: str) -> None:
+    own = {what: one for what, one in vars(tier(name)).items() if what not in ("folder", "unit")}
+    for what, one in own.items():
+        function = one
+        if isinstance(one, partial):
+            place = str(one.args[0])
+            assert place.startswith(f"perflab.{name}.")
+            function = resolve_name(place)
+        wanted = list(inspect.signature(getattr(Tier, what)).parameters)[1:]
+        taken = inspect.signature(function).parameters.values()
+        assert [parameter.name for parameter in taken][: len(wanted)] == wanted, what
+        assert all(parameter.default is not parameter.empty for parameter in list(taken)[len(wanted) :]), what
 
 
 @pytest.mark.parametrize("file", FILES)

@@ -318,7 +318,7 @@ def test_a_vague_interval_that_does_not_reach_to_no_change_at_all_is_known_and_s
     case = record(fresh[0], fresh=fresh)
     judgement = judge(case, entry(before), POLICY)
     assert judgement.verdict is Verdict.REGRESSED
-    assert "unknown" not in explain(result(outcome=case, judgement=judgement), POLICY.memory_threshold, None)
+    assert "unknown" not in explain(result(outcome=case, judgement=judgement), None)
 
 
 @given(st.lists(WILD, min_size=1, max_size=4), st.lists(WILD, max_size=4), st.lists(WILD, max_size=3))
@@ -330,7 +330,7 @@ def test_no_reading_is_too_wild_to_be_judged(
     judgement = judge(case, baseline, POLICY)
     if judgement.latency is not None and judgement.latency.is_vague:
         assert judgement.verdict in (Verdict.OK, Verdict.INCONCLUSIVE) or judgement.suspect
-    explain(result(outcome=case, judgement=judgement), POLICY.memory_threshold, None)
+    explain(result(outcome=case, judgement=judgement), None)
     successor(baseline, entry(fresh or before), POLICY, None)
 
 

@@ -14,7 +14,6 @@ from perflab.compared.comparison import BASE, HEAD, Compared, Comparison, Limits
 from perflab.compared.judge.paired import PairedPolicy
 from perflab.compared.run.conclusions import conclude, without_numbers
 from perflab.compared.run.start_sides import turns_ns, two_sides, witness_of_host
-from perflab.compared.settings import Comparing
 from perflab.compared.sides.process import ANSWER_WITHIN_S
 from perflab.data import to_plain
 from perflab.environment import differences
@@ -120,7 +119,7 @@ class Against:
         assert against is not None
         files = sorted({item.nodeid.split("::")[0] for item in items})
         cases = [item.nodeid for item in items if item.nodeid not in self._left_out]
-        policy = PairedPolicy(threshold=self._settings.part(Comparing).threshold)
+        policy = self._settings.part(PairedPolicy)
         found = Comparison()
         device = str(self._device)
         self._progress.begin("")

@@ -40,6 +40,7 @@ from perflab.compared.sides.messages import (
 from perflab.compared.sides.process import SOCKET_VARIABLE
 from perflab.errors import UsageError
 from perflab.measure.turns import Turns
+from perflab.measured.run.state import Learned
 from perflab.plugin.case.fresh_process import Job, Serve
 from perflab.plugin.case.perf import STATE, CaseState
 
@@ -58,8 +59,8 @@ def begin(serve: Serve) -> None:
         sys.meta_path.insert(0, TakenFrom(serve.first))
 
 
-def run_side(config: pytest.Config, settings: Settings, items: list[pytest.Item], job: Job) -> None:
-    """Measure these cases when they are asked for; serving nothing is an answer too.
+def run_side(config: pytest.Config, settings: Settings, items: list[pytest.Item], job: Job) -> list[pytest.Item]:
+    """Measure these cases when they are asked for; serving nothing is an answer too. Leaves none.
 
     Raises:
         PerflabError: the first thing found that would fail late.
@@ -69,7 +70,7 @@ def run_side(config: pytest.Config, settings: Settings, items: list[pytest.Item]
     assert job.serve is not None
     server = Server(job.serve, config.rootpath)
     config.pluginmanager.register(server, "perflab-server")
-    run(config, settings, items, job, server)
+    return run(config, settings, items, job, server)
 
 
 class Server:
@@ -88,7 +89,8 @@ class Server:
 
     def measure(self, state: CaseState, workload: Workload, device: torch.device, counter: CallCounter | None) -> Any:
         """Serve one case until it is finished; returns what the workload returned in its last call."""
-        assert state.environment is not None
+        environment = state.part(Learned).environment
+        assert environment is not None
         if self._was_ready:
             raise UsageError(
                 f"{state.case}: perf was called twice in one case", "measure one thing a test; parametrize for several"
@@ -98,7 +100,7 @@ class Server:
             ready = Ready(
                 case=state.case,
                 device=str(device),
-                environment=state.environment,
+                environment=environment,
                 parameters=state.parameters,
                 phases=list(workload.phases),
                 strays=self._strays(),
@@ -146,7 +148,7 @@ class Server:
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             outcome, text = self._outcome
             state = item.stash.get(STATE, None)
-            out_of_memory = state.out_of_memory if state is not None else None
+            out_of_memory = state.part(Learned).out_of_memory if state is not None else None
             self._say(
                 Ended(
                     case=item.nodeid,

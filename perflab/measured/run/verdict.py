@@ -12,6 +12,7 @@ from perflab.measure.records import Record
 from perflab.measured.judge.counts import exactly_worse
 from perflab.measured.judge.judge import judge
 from perflab.measured.records import Baseline, MeasuredCase
+from perflab.measured.run.state import Learned
 from perflab.measured.store.baselines import Baselines
 from perflab.mode import identity
 from perflab.plugin.case import verdicts
@@ -43,11 +44,16 @@ class Judged:
         """The case's own."""
         return self.state.settings
 
+    @property
+    def result(self) -> Result:
+        """What is reported of it."""
+        return Result(case=self.case, outcome=self.record, judgement=self.judgement, policy=self.settings.policy)
+
     def anew(self, record: MeasuredCase) -> Judged:
         """The same with a record that knows more, judged again."""
         return replace(self, record=record, judgement=_judgement(record, self.baseline, self.settings))
 
-    def not_looked_at_again(self, reason: str) -> Judged:
+    def not_rechecked(self, reason: str) -> Judged:
         """The end of a suspect that cannot be measured again.
 
         Memory and counts are exact: they need no second reading to be believed. Time does, be it shorter or longer.
@@ -71,23 +77,23 @@ def baselines_of(config: pytest.Config, settings: Settings) -> Baselines:
 
 def judged(state: CaseState, baselines: Baselines) -> Judged:
     """A case that has measured, or ran out of memory, beside its baseline."""
-    assert state.environment is not None
-    settings = state.settings
+    settings, learned = state.settings, state.part(Learned)
+    assert learned.environment is not None
     record = MeasuredCase(
         case=state.case,
         device=str(state.device),
-        environment=state.environment,
+        environment=learned.environment,
         parameters=state.parameters,
         work=state.work,
         matmul_flops_per_second=state.matmul_flops_per_second,
         matmul_precision=state.matmul_precision,
         quotes=state.quotes,
         facts=state.facts,
-        measurement=state.measurement,
-        summary=replicate_of(state.measurement) if state.measurement is not None else None,
-        out_of_memory=state.out_of_memory,
+        measurement=learned.measurement,
+        summary=replicate_of(learned.measurement) if learned.measurement is not None else None,
+        out_of_memory=learned.out_of_memory,
     )
-    baseline = baselines.of(identity(state.case, settings.mode), state.environment)
+    baseline = baselines.of(identity(state.case, settings.mode), learned.environment)
     if settings.check == "exact":
         baseline = msgspec.structs.replace(baseline, times=None)
     judgement = _judgement(record, baseline, settings)
@@ -116,7 +122,6 @@ def failure_of(config: pytest.Config, one: Judged) -> str | None:
     by_turns = one.record.paired is not None and "latency" in judgement.worse
     missing = judgement.no_times is not None or any(missed.can_be_saved for missed in judgement.not_compared)
     saves = Verdict.NEW if missing and judgement.verdict is Verdict.OK else None
-    result = Result(case=one.case, outcome=one.record, judgement=judgement, policy=settings.policy)
     return verdicts.failure_of(
-        config, settings.told_in(result), settings, saves=saves, moves_anchor=drifted or by_turns
+        config, settings.told_in(one.result), settings, saves=saves, moves_anchor=drifted or by_turns
     )

@@ -11,7 +11,7 @@ import pytest
 
 from perflab.errors import UsageError
 from perflab.measure.devices import current_device, resolve_device
-from perflab.plugin.stash import CASES, FAKING, RUNS_ONCE, settings_of, worker_number
+from perflab.plugin.stash import FAKING, PERF_FOR, RUNS_ONCE, settings_of, worker_number
 
 if TYPE_CHECKING:
     import torch
@@ -27,13 +27,13 @@ def perf_for(request: pytest.FixtureRequest, device: torch.device) -> Perf:
     Raises:
         UsageError: the measuring side was not loaded, since nobody could know that the test measures.
     """
-    cases = request.config.stash.get(CASES, None)
-    if cases is None:
+    found = request.config.stash.get(PERF_FOR, None)
+    if found is None:
         raise UsageError(
             f"{request.node.nodeid} got the perf fixture by getfixturevalue(), which pytest cannot foresee",
             "name perf among the test's arguments, or mark the test @pytest.mark.perf",
         )
-    return cases.perf_for(request.node, device)
+    return found(request.node, device)
 
 
 def device_of(config: pytest.Config) -> torch.device:

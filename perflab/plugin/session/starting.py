@@ -25,7 +25,7 @@ from perflab.plugin.noting import NOTES, AllNotes
 from perflab.plugin.session.announcing import announcement
 from perflab.plugin.session.collected import collection_of
 from perflab.plugin.session.workers import tell
-from perflab.plugin.stash import CASES, settings_of
+from perflab.plugin.stash import PERF_FOR, settings_of
 from perflab.tiers import tiers
 
 
@@ -90,7 +90,8 @@ def _run_once(config: pytest.Config, settings: Settings, selected: list[pytest.I
     from perflab.plugin.case.untimed import UntimedCases
 
     watch(config, None)
-    cases = config.stash[CASES] = UntimedCases(settings)
+    cases = UntimedCases(settings)
+    config.stash[PERF_FOR] = cases.perf_for
     config.pluginmanager.register(cases, "perflab-untimed")
     cases.check(selected)
 

@@ -20,7 +20,7 @@ from perflab.plugin.config.kinds import measures_elsewhere
 from perflab.plugin.config.settings import Settings
 from perflab.plugin.stash import FAKING
 from perflab.predicted.run.fixtures_anew import MadeAnew
-from perflab.predicted.run.predicting import Predictions
+from perflab.predicted.run.predicting import Instead, Predictions
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
@@ -119,13 +119,14 @@ class PredictedCases:
         from perflab.predicted.cuda.fake_errors import without_machinery
 
         told = _in_words(error, state.case)
-        if state.instead_of is None:
+        unmet = state.part(Instead).of
+        if unmet is None:
             raise without_machinery(told)
         if isinstance(told, PerflabError):
             said = told.problem.removeprefix(f"{state.case}: ").removeprefix(_CANNOT)
         else:
             said = f"{type(told).__name__}: {_first_line(told)}".removesuffix(": ")
-        raise pytest.skip.Exception(f"{state.instead_of}; {_CANNOT}{said}", _use_item_location=True)
+        raise pytest.skip.Exception(f"{unmet}; {_CANNOT}{said}", _use_item_location=True)
 
 
 def _in_words(error: Exception, case: str) -> Exception:

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import gc
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -49,6 +50,16 @@ if TYPE_CHECKING:
     from perflab.predicted.trace.trace import Trace
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
+
+@dataclass
+class Instead:
+    """A case's part of the predicted tier, where it is predicted though nobody asked."""
+
+    of: str | None = None
+    """What it would have been skipped for."""
+    until_judged: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    """Keeps its tensors fake until it is judged: it says in its body that it is to be predicted."""
 
 
 class Predictions:
@@ -108,8 +119,8 @@ class Predictions:
             BaselineError: the file of its baseline, which nobody was known to need, is damaged or foreign.
         """
         self.check([state.case])
-        state.until_judged.enter_context(self.fake())
-        state.predicts, state.instead_of = True, unmet
+        state.part(Instead).until_judged.enter_context(self.fake())
+        state.predicts, state.part(Instead).of = True, unmet
         return Predicted(state, self, budget)
 
     def of(self, state: CaseState, workload: Workload, left_s: float | None) -> Any:
@@ -133,7 +144,8 @@ class Predictions:
         try:
             now, traced = predict(work_of(workload), gpu, ON_CUDA, proofs=self._proofs, watch=time)
         except CalledOff as end:
-            why_predicted = f"{state.instead_of}; cannot be predicted, " if state.instead_of is not None else ""
+            unmet = state.part(Instead).of
+            why_predicted = f"{unmet}; cannot be predicted, " if unmet is not None else ""
             pytest.skip(f"{why_predicted}tracing {end}")
         finally:
             without_fake_gradients(workload.roots)
@@ -160,7 +172,7 @@ class Predictions:
         now = self._explored(now, traced.trace, state, time)
         self._progress.clear()
         before = self._store.baseline(gpu.name, state.case)
-        state.outcome = PredictedCase(now=now, before=before, parameters=state.parameters)
+        state.done, state.outcome = True, PredictedCase(now=now, before=before, parameters=state.parameters)
         return traced.result
 
     def _allowed(self, state: CaseState, left_s: float | None) -> Allowed:
@@ -209,13 +221,13 @@ def without_fake_gradients(roots: tuple[Any, ...]) -> None:
             one.grad = None
 
 
+@dataclass
 class Predicted:
     """The ``Way`` of a predicted case."""
 
-    def __init__(self, state: CaseState, predictions: Predictions, budget: TotalBudget) -> None:
-        self._state = state
-        self._predictions = predictions
-        self._budget = budget
+    state: CaseState
+    predictions: Predictions
+    budget: TotalBudget
 
     def requires(self, claim: Claim) -> Way:
         """Nothing of this machine; but a case that has to run before there is anything to predict is skipped."""
@@ -228,7 +240,7 @@ class Predicted:
 
     def of(self, workload: Workload) -> Any:
         """Predict the callable, in what the run has left."""
-        left_s = self._budget.left_s()
+        left_s = self.budget.left_s()
         if left_s is not None and left_s <= 0:
-            self._state.skip_for_time()
-        return self._predictions.of(self._state, workload, left_s)
+            self.state.skip_for_time()
+        return self.predictions.of(self.state, workload, left_s)
