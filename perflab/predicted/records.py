@@ -7,6 +7,8 @@ Memory is bytes as CUDA's caching allocator counts them, each block rounded up; 
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from perflab.data import Data, Layers, Parameters, Positive
 from perflab.records import TierRecord
 
@@ -252,6 +254,8 @@ class PredictedBaseline(Costed, frozen=True):
 
 class PredictedCase(TierRecord, frozen=True, tag="predicted"):
     """A prediction beside what its baseline holds."""
+
+    stands_in: ClassVar[bool] = True
 
     now: Prediction
     before: PredictedBaseline | None = None

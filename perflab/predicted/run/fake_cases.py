@@ -22,8 +22,7 @@ from perflab.plugin.config.settings import Settings
 from perflab.plugin.stash import FAKING
 from perflab.predicted.dry_run.values import VALUES, ValuesRead
 from perflab.predicted.run.fixtures_anew import MadeAnew
-from perflab.predicted.run.predicting import Predictions
-from perflab.results import Result
+from perflab.predicted.run.predicting import Instead, Predictions
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
@@ -43,10 +42,6 @@ _REGISTER_KERNEL = (
 )
 
 
-PREDICTED = pytest.StashKey[Result]()
-"""On a test: what its prediction came to."""
-
-
 class PredictedCases:
     """Hooks around the cases of this process."""
 
@@ -61,7 +56,7 @@ class PredictedCases:
         self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
     ) -> Generator[None, Any, Any]:
         """Note whether a fixture is made of fake tensors."""
-        self._made_anew.note(fixturedef, is_fake=request.config.stash.get(FAKING, False))
+        self._made_anew.note(fixturedef, is_fake=request.config.stash.get(FAKING, None) is not None)
         return (yield)
 
     @pytest.hookimpl(wrapper=True, trylast=True)
@@ -118,7 +113,7 @@ class PredictedCases:
     def _end(self, item: pytest.Item, state: CaseState, error: Exception) -> None:
         """A body that asks for numbers after the prediction has ended well: what follows is about these."""
         ends_well = isinstance(error, NothingComparedError) or _is_of_fake_tensors(error) or _reads_zero(item, error)
-        if state.predicted is None or not ends_well:
+        if state.outcome is None or not ends_well:
             self._tell(item, state, error)
 
     def _tell(self, item: pytest.Item, state: CaseState, error: Exception) -> NoReturn:
@@ -127,17 +122,17 @@ class PredictedCases:
 
         if self._settings.dry_run:
             if as_out_of_memory(error) is not None:
-                item.stash[PREDICTED] = self._predictions.out_of_memory(state, error)
-                pytest.skip(item.stash[PREDICTED].judgement.reasons[0])
+                self._predictions.out_of_memory(state, error)
             raise error
         told = _in_words(error, state.case)
-        if state.instead_of is None:
+        unmet = state.part(Instead).of
+        if unmet is None:
             raise without_machinery(told)
         if isinstance(told, PerflabError):
             said = told.problem.removeprefix(f"{state.case}: ").removeprefix(_CANNOT)
         else:
             said = f"{type(told).__name__}: {_first_line(told)}".removesuffix(": ")
-        raise pytest.skip.Exception(f"{state.instead_of}; {_CANNOT}{said}", _use_item_location=True)
+        raise pytest.skip.Exception(f"{unmet}; {_CANNOT}{said}", _use_item_location=True)
 
 
 def _reads_zero(item: pytest.Item, error: Exception) -> bool:
