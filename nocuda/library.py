@@ -56,6 +56,13 @@ class Counts:
     """Of each device, the most memory that was taken of it."""
 
 
+def read_counts(path: Path) -> Counts:
+    """What a process wrote, as it ended, to ``NOCUDA_REPORT`` with its number."""
+    read = json.loads(path.read_text())
+    copies = {way: (calls, size) for way, (calls, size) in read.pop("copies").items()}
+    return Counts(copies=copies, **read)
+
+
 class Library:
     """The library of this process."""
 
@@ -85,9 +92,7 @@ class Library:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "counts.json"
             self._c.nocuda_write(os.fsencode(path))
-            read = json.loads(path.read_text())
-        copies = {way: (calls, size) for way, (calls, size) in read.pop("copies").items()}
-        return Counts(copies=copies, **read)
+            return read_counts(path)
 
     @contextmanager
     def observing(self, mask: Seen, observer: Observer) -> Iterator[None]:

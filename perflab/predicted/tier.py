@@ -7,6 +7,7 @@ from perflab.tiers import Tier
 
 TIER = Tier(
     folder="predicted-",
+    commands="perflab.predicted.dry_run.command:commands",
     settings="perflab.predicted.settings:read",
     announce="perflab.predicted.settings:announce",
     explain="perflab.predicted.report.failure:explain_prediction",

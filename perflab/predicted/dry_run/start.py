@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import pytest
 
-from perflab.errors import DeviceError, PerflabError, SettingError, UsageError
+from perflab.errors import DeviceError, SettingError, UsageError
 from perflab.plugin.config.early_errors import refusing
 from perflab.predicted.gpus.names import Gpu, parse_gpu
 
@@ -85,16 +85,3 @@ def gpu_named(text: str, otherwise: str | None) -> Gpu:
         return parse_gpu((otherwise or "h100") if text == HERE else text)
     except ValueError as error:
         raise SettingError(f"{OPTION}: {error}", f"name one of them: {OPTION}=h100") from error
-
-
-def run_command(command: Sequence[str], gpu: Gpu, devices: int) -> int:
-    """Replace this process by a command that runs dry; returns only where it cannot be started: 127.
-
-    Raises:
-        PerflabError: this machine cannot do it.
-    """
-    environment = environment_of(gpu, devices)
-    try:
-        os.execvpe(command[0], list(command), environment)
-    except OSError as error:
-        raise PerflabError(f"{command[0]}: {error.strerror}", "name a program that can be started") from error

@@ -1,0 +1,107 @@
+"""``perflab dry-run -- COMMAND``: any command on CUDA without a GPU."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from perflab.errors import UsageError
+from perflab.predicted.dry_run.traffic import short_name
+from perflab.predicted.gpus.names import parse_gpu
+from perflab.tiers import Run
+from perflab.units import format_bytes, format_count
+
+if TYPE_CHECKING:
+    from nocuda.library import Counts
+
+_MOST = 10
+"""Kernels that are listed."""
+_WAYS = ("host to device", "device to host")
+
+
+def commands() -> dict[str, Callable[[argparse.ArgumentParser], Run]]:
+    """What this tier adds to ``perflab``."""
+    return {"dry-run": dry_run_command}
+
+
+def dry_run_command(parser: argparse.ArgumentParser) -> Run:
+    """Run a command on CUDA without a GPU: PyTorch's CUDA build works unchanged, and nothing is computed.
+
+    Memory, kernel launches, host waits, copies and errors are real; every number reads as zero. For pytest it is what
+    --perf-dry-run is. For any other command the counts of its processes follow its output. Exits with its status.
+    """
+    parser.add_argument("--gpu", default="h100", metavar="NAME", help="which GPU (default: h100)")
+    parser.add_argument("--gpus", type=int, default=1, metavar="N", help="how many of them (default: 1)")
+    parser.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command and its arguments")
+
+    def run(given: argparse.Namespace) -> int:
+        from perflab.predicted.dry_run.start import environment_of  # it loads pytest
+
+        command = given.argv[1:] if given.argv[:1] == ["--"] else given.argv
+        if not command:
+            raise UsageError("no command is given", "perflab dry-run -- python train.py")
+        if given.gpus < 1:
+            raise UsageError(f"--gpus={given.gpus}", "give how many, 1 or more")
+        try:
+            gpu = parse_gpu(given.gpu)
+        except ValueError as error:
+            raise UsageError(f"--gpu: {error}", "name one of them: --gpu=h100") from error
+        return _run(command, environment_of(gpu, given.gpus))
+
+    return run
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "counts"
+        try:
+            status = subprocess.run(command, env={**environment, "NOCUDA_REPORT": str(report)}).returncode
+        except OSError as error:
+            raise UsageError(f"{command[0]}: {error.strerror}", "name a program that can be started") from error
+        if not _is_pytest(command):
+            from nocuda.library import read_counts
+
+            found = [read_counts(path) for path in sorted(Path(folder).iterdir())]
+            print("\n".join(_told(found)), file=sys.stderr)
+    if status < 0:
+        print(f"perflab dry-run: {command[0]} was ended by signal {-status}", file=sys.stderr)
+    return status if status >= 0 else 128 - status
+
+
+def _is_pytest(command: Sequence[str]) -> bool:
+    names = [os.path.basename(one) for one in command[:3]]
+    return "pytest" in names[0] or (names[0].startswith("python") and names[1:] == ["-m", "pytest"])
+
+
+def _told(processes: Sequence[Counts]) -> list[str]:
+    """What the processes that opened CUDA did, together."""
+    from nocuda.library import demangled
+
+    if not processes:
+        return ["dry run: no process opened CUDA"]
+    peaks = [max(sizes) for sizes in zip(*(one.peak_bytes for one in processes), strict=True)]
+    shown = [f"cuda:{number} {format_bytes(size)}" for number, size in enumerate(peaks) if size]
+    launches, replayed = sum(one.launches for one in processes), sum(one.replayed for one in processes)
+    lines = [
+        f"dry run: {len(processes)} process{'es' * (len(processes) != 1)} opened CUDA; nothing was computed",
+        f"  most memory taken of a device by one process: {', '.join(shown) or 'none'}, beside its context",
+        f"  {launches:,} launches" + (f", {replayed:,} of them in graphs" if replayed else ""),
+        f"  {format_count(sum(one.synchronisations for one in processes), 'wait')} of the host for the device",
+    ]
+    for way in _WAYS:
+        calls = sum(one.copies[way][0] for one in processes)
+        size = sum(one.copies[way][1] for one in processes)
+        lines += [f"  {format_bytes(size)} copied {way}, {format_count(calls, 'time')}"] if calls else []
+    kernels: Counter[str] = Counter()
+    for one in processes:
+        for name, many in one.kernels.items():
+            kernels[short_name(demangled(name))] += many
+    lines += [f"  {many:>7,}  {name}" for name, many in kernels.most_common(_MOST)]
+    return lines + ([f"           and {len(kernels) - _MOST} more kernels"] if len(kernels) > _MOST else [])
