@@ -18,6 +18,7 @@ cudaError_t nocuda_launch(Kernel *kernel, cudaStream_t stream, dim3 grid, dim3 b
     if (nocuda_is_captured(stream, kernel->name)) return cudaSuccess;
     atomic_fetch_add_explicit(&kernel->launches, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&nocuda_launch_count, 1, memory_order_relaxed);
+    nocuda_work++;
     nocuda_tell(SEEN_LAUNCH, kernel->name, 0, -1, nocuda_current);
     return cudaSuccess;
 }
