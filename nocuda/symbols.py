@@ -66,7 +66,7 @@ _NUMBERS = {
 }
 """Functions that answer by pointers to the host's memory: which of their arguments, counted from 0. They answer 0."""
 _SIZES = re.compile(r"(buffer|workspace|space)_?size", re.IGNORECASE)
-"""Functions that say how large a workspace is to be, and are not among these: they fail, since their answer is not known."""
+"""Functions that say how large a workspace is to be: those that are not among the above fail."""
 _BY_NAME = (
     *("cuCtxSetLimit", "cuFuncSetCacheConfig", "cuStreamWriteValue32"),
     *("cuTensorMapEncodeIm2col", "cuTensorMapEncodeTiled"),
