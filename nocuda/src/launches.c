@@ -154,7 +154,8 @@ CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *count, CUfunction func
 CUresult cuOccupancyMaxActiveClusters(int *count, CUfunction function, const CUlaunchConfig *c) { COUNT; *count = 16; return CUDA_SUCCESS; }
 
 static CUresult launch_by_driver(CUfunction function, dim3 grid, dim3 block, unsigned shared, CUstream stream, int callback) {
-    return (CUresult)nocuda_launch(nocuda_kernel(function, NULL), stream, grid, block, shared, callback);
+    cudaError_t error = nocuda_launch(nocuda_kernel(function, NULL), stream, grid, block, shared, callback);
+    return error == cudaErrorInvalidConfiguration ? CUDA_ERROR_INVALID_VALUE : (CUresult)error; /* the driver's has no word for it */
 }
 CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                         unsigned shared, CUstream stream, void **arguments, void **extra) {
