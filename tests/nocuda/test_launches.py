@@ -28,7 +28,8 @@ def kernels_of(work: object) -> list[str]:
 def test_an_operators_kernel_has_its_name() -> None:
     a = torch.zeros(8, device="cuda")
     (kernel,) = kernels_of(lambda: a + a)
-    assert kernel.startswith("void at::native::vectorized_elementwise_kernel<") and "CUDAFunctor_add<float>" in kernel
+    assert kernel.startswith("void at::native::vectorized_elementwise_kernel<")
+    assert "CUDAFunctor_add<float>" in kernel
     assert kernels_of(lambda: torch.mm(a[None], a[:, None])) in (
         ["cublasSgemm_v2"],
         ["cublasGemmEx"],
@@ -85,8 +86,11 @@ def test_attention_has_the_backend_that_the_gpu_can_run() -> None:
     )
     (ampere,) = said_by(code, Gpu(name="NVIDIA A100-SXM4-80GB", capability=80, multiprocessors=108))
     (turing,) = said_by(code, Gpu(name="Tesla T4", capability=75, multiprocessors=40, total_bytes=16 << 30))
-    assert ampere.startswith("(8, 0) ") and "flash_fwd" in ampere
-    assert turing.startswith("(7, 5) ") and "fmha_cutlassF" in turing and "sm75" in turing
+    assert ampere.startswith("(8, 0) ")
+    assert "flash_fwd" in ampere
+    assert turing.startswith("(7, 5) ")
+    assert "fmha_cutlassF" in turing
+    assert "sm75" in turing
     q = torch.zeros(1, 2, 64, 64, device="cuda", dtype=torch.float16)
     for backend, kernel in {SDPBackend.FLASH_ATTENTION: "flash_fwd", SDPBackend.EFFICIENT_ATTENTION: "fmha_"}.items():
         with sdpa_kernel(backend):
@@ -134,7 +138,8 @@ def test_triton_compiles_with_its_own_assembler_and_launches(tmp_path: Path) -> 
     run = f"import runpy; runpy.run_path({str(path)!r})"
     lines = said_by(run, TRITON_CACHE_DIR=str(tmp_path / "cache"))
     assert (lines[0], lines[2:]) == ("1 90 True", ["0", "1"])
-    assert lines[1].startswith("out of resource: shared memory, Required: ") and "Hardware limit: 232448" in lines[1]
+    assert lines[1].startswith("out of resource: shared memory, Required: ")
+    assert "Hardware limit: 232448" in lines[1]
 
 
 COMPILED = """
@@ -164,7 +169,8 @@ def test_inductor_compiles_and_replays_graphs(tmp_path: Path) -> None:
     path.write_text(COMPILED)
     run = f"import runpy; runpy.run_path({str(path)!r})"
     lines = said_by(run, TORCHINDUCTOR_CACHE_DIR=str(tmp_path), TORCHINDUCTOR_COMPILE_THREADS="1")
-    assert "triton_per_fused_gelu" in lines[0] and "cublas" in lines[0]
+    assert "triton_per_fused_gelu" in lines[0]
+    assert "cublas" in lines[0]
     launches, replayed, graphs = map(int, lines[1].split())
     assert (replayed, graphs) == (2, 1)
     assert launches >= replayed
@@ -185,7 +191,7 @@ def test_inductor_compiles_and_replays_graphs(tmp_path: Path) -> None:
 def test_a_launch_that_no_gpu_would_take_is_refused(
     grid: tuple[int, int, int], block: tuple[int, int, int], shared: int, said: int
 ) -> None:
-    """1: an invalid value, which is all that the driver says of it. The runtime's words come from an extension's test."""
+    """1: an invalid value, which is all that the driver says of it; for the runtime see test_extensions.py."""
     c = ctypes.CDLL(os.environ["NOCUDA_LIBRARY"])
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     assert c.cuModuleLoadData(ctypes.byref(module), b"") == 0

@@ -19,7 +19,8 @@ pytestmark = needs_nocuda
 def test_several_devices_have_memory_of_their_own() -> None:
     lines = said_by(
         "import torch, pynvml\n"
-        "print(torch.cuda.device_count(), torch.cuda.get_device_name(3), torch.cuda.get_device_properties(3).total_memory)\n"
+        "last = torch.cuda.get_device_properties(3)\n"
+        "print(torch.cuda.device_count(), last.name, last.total_memory)\n"
         "x = torch.ones(1 << 20, device='cuda:2')\n"
         "print([torch.cuda.memory_allocated(i) >> 20 for i in range(4)])\n"
         "y = x.to('cuda:1'); print(y.device, torch.cuda.can_device_access_peer(0, 1))\n"
@@ -88,7 +89,8 @@ def test_ranges_stand_in_the_trace_around_what_was_called_in_them(tmp_path: Path
     lines = (tmp_path / "trace").read_text().splitlines()
     first = lines.index("nvtxRangePush outer")
     assert lines[first + 1] == "nvtxMark here"
-    assert lines[first + 2].startswith("launch ") and "CUDAFunctorOnSelf_add" in lines[first + 2]
+    assert lines[first + 2].startswith("launch ")
+    assert "CUDAFunctorOnSelf_add" in lines[first + 2]
     assert lines[first + 3 : first + 6] == ["nvtxRangePop", "nvtxRangeStart apart", "nvtxRangeEnd 1"]
 
 
