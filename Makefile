@@ -2,15 +2,19 @@
 #   make perf    environment, install, the main job; ends with the result table
 #   make test    environment, install, all tests
 # And the studies of the model lab, in less than ten minutes: make studies
+# What needs CUDA and no numbers, on a machine without a GPU: make cuda
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+CUDA_VENV ?= .venv-cuda
+CUDA_BIN := $(CUDA_VENV)/bin
+CUDA_INSTALLED := $(CUDA_VENV)/.installed
 MODEL ?= small
 # Every group of cases is measured in turn; what does not fit into so many seconds is counted, with the command that runs it.
 SECONDS ?= 155
 
-.PHONY: perf gate predict studies kernels startup attack map test correctness check format clean
+.PHONY: perf gate predict studies kernels startup attack map test cuda correctness check format clean
 
 perf: $(INSTALLED)
 	$(BIN)/pytest -m perf --model=$(MODEL) --perf-total-budget=$(SECONDS) tests/perf --ignore=tests/perf/test_kernels_compiled.py --ignore=tests/perf/studies
@@ -60,6 +64,12 @@ check: $(INSTALLED)
 	$(BIN)/mypy
 	$(MAKE) test
 
+# CUDA's host side without a GPU (nocuda/README.md), in an environment of its own with PyTorch's CUDA build: its own tests,
+# and those that need a CUDA device and none of the numbers that it would compute. Two minutes after installing.
+# One process for each kind: a session that has opened CUDA cannot be forked, and stories fork.
+cuda: $(CUDA_INSTALLED)
+	$(CUDA_BIN)/python -m nocuda run -- $(CUDA_BIN)/pytest tests/nocuda
+
 format: $(INSTALLED)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -71,5 +81,13 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $(INSTALLED)
 
+# Of NVIDIA's packages none is needed: nocuda stands in for the libraries, and triton has the headers and ptxas. `===` in
+# the file keeps pip from taking a CPU build that it may know of. A driver's machine needs no such environment.
+$(CUDA_INSTALLED): pyproject.toml requirements-cuda.txt
+	test -x $(CUDA_BIN)/python || $(PYTHON) -m venv $(CUDA_VENV)
+	$(CUDA_BIN)/python -m pip install --quiet --no-deps --requirement requirements-cuda.txt
+	$(CUDA_BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $(CUDA_INSTALLED)
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .perflab
+	rm -rf $(VENV) $(CUDA_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .perflab

@@ -72,7 +72,8 @@ def _key(torch: Torch, include: Path, libraries: Sequence[Path]) -> str:
     digest = hashlib.sha256()
     for path in sorted(_SOURCES.iterdir()):
         digest.update(path.read_bytes())
-    digest.update((Path(__file__).parent / "symbols.py").read_bytes())
+    for module in ("build.py", "symbols.py"):
+        digest.update((Path(__file__).parent / module).read_bytes())
     for path in (*libraries, include / "cuda.h"):
         state = path.stat()
         digest.update(f"{path} {state.st_size} {state.st_mtime_ns}\n".encode())
@@ -101,10 +102,13 @@ def _build_into(folder: Path, include: Path, libraries: Sequence[Path]) -> None:
         _compile(compiler, "-shared", "-o", str(library), "-Wl,-soname,libnocuda.so", *linked, "-ldl", "-lpthread")
         for name in sorted(sonames(libraries)):
             link = ["-Wl,--no-as-needed", f"-L{made}", "-lnocuda", "-Wl,-rpath,$ORIGIN", "-Wl,--disable-new-dtags"]
+            if name.startswith("libcudart."):  # what nvcc links asks for its version, and the loader warns without it
+                (made / "version").write_text(f"{name} {{ }};\n")
+                link.append(f"-Wl,--version-script={made / 'version'}")
             _compile(compiler, "-shared", "-o", str(made / name), f"-Wl,-soname,{name}", *link)
         (made / "libcuda.so").symlink_to("libcuda.so.1")  # what triton's launchers are linked with
-        for leftover in (*objects, generated):
-            leftover.unlink()
+        for leftover in (*objects, generated, made / "version"):
+            leftover.unlink(missing_ok=True)
         if folder.exists():
             folder.rename(made.with_name(f"{made.name}-old"))
         made.rename(folder)

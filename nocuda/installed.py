@@ -19,6 +19,8 @@ TESTED = {"2.13": ("13.0",)}
 
 _DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/nvidia0", "/dev/nvhost-ctrl", "/dev/dxg")
 _DRIVER_LIBRARIES = ("cuda", "nvidia-ml")
+_find_library = ctypes.util.find_library
+_find_spec = importlib.util.find_spec
 _INSTALL = (
     "install it into a virtual environment of its own: pip install --index-url "
     "https://download.pytorch.org/whl/cu130 torch (on a machine without a GPU its NVIDIA packages can be left out)"
@@ -54,7 +56,7 @@ def refuse_a_real_driver() -> None:
         )
     found = next((path for path in _DRIVER_FILES if os.path.exists(path)), None)
     for name in () if found else _DRIVER_LIBRARIES:
-        found = ctypes.util.find_library(name) or found
+        found = _find_library(name) or found
     if found:
         raise NocudaError(
             f"a real NVIDIA driver is here ({found}), and nothing shall stand in its place",
@@ -68,7 +70,7 @@ def torch_here() -> Torch:
     Raises:
         NocudaError: there is none, or it is a build without CUDA.
     """
-    spec = importlib.util.find_spec("torch")
+    spec = _find_spec("torch")
     if spec is None or spec.origin is None:
         raise NocudaError("PyTorch is not installed", _INSTALL)
     folder = Path(spec.origin).parent
@@ -90,7 +92,7 @@ def headers() -> Path:
     Raises:
         NocudaError: triton is not installed, or has none.
     """
-    spec = importlib.util.find_spec("triton")
+    spec = _find_spec("triton")
     folder = Path(spec.origin).parent / "backends" / "nvidia" / "include" if spec and spec.origin else None
     wanted = ("cuda.h", "cuda_runtime_api.h", "cupti.h")
     if folder is None or not all((folder / one).is_file() for one in wanted):

@@ -55,9 +55,9 @@ def environment(
     found = dict(os.environ if base is None else base)
     # By name they are the libraries that PyTorch is linked with: the loader takes what is loaded already, wherever
     # PyTorch would look first, and whether NVIDIA's own packages are installed there or not.
-    preloaded = [*map(str, built.stand_ins), *filter(None, [found.get("LD_PRELOAD")])]
+    preloaded = [*map(str, built.stand_ins), *filter(None, found.get("LD_PRELOAD", "").split(":"))]
     return found | {
-        "LD_PRELOAD": ":".join(preloaded),
+        "LD_PRELOAD": ":".join(dict.fromkeys(preloaded)),  # once, where a process that has it starts another
         "NOCUDA_GPU": said,
         "NVTX_INJECTION64_PATH": str(built.library),
         "TRITON_LIBCUDA_PATH": str(built.folder),

@@ -48,6 +48,7 @@ void nocuda_setup_devices(void) {
     if (visible) { /* all are alike, so only their number matters; what comes after an invalid one is not there */
         int seen = 0;
         for (const char *at = visible; *at && *at != '-'; at++) {
+            if (*at >= '0' && *at <= '9' && atoi(at) >= gpu->devices) break;
             seen++;
             at = strchr(at, ',');
             if (!at) break;

@@ -45,6 +45,8 @@ CUresult cuGetProcAddress(const char *symbol, void **function, int version, cuui
 /* A CUDA runtime that is linked into an extension asks for tables of functions that nobody documents. */
 CUresult cuGetExportTable(const void **table, const CUuuid *id) {
     COUNT;
+    static _Atomic int told;
+    if (told++) return CUDA_ERROR_NOT_SUPPORTED;
     nocuda_tell(SEEN_UNKNOWN, __func__, 0, -1, -1);
     fprintf(stderr, "nocuda: a library with a CUDA runtime of its own cannot run here: link it with the shared one "
                     "(nvcc --cudart=shared; torch.utils.cpp_extension does)\n");

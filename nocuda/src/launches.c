@@ -18,6 +18,7 @@ cudaError_t nocuda_launch(Kernel *kernel, cudaStream_t stream, dim3 grid, dim3 b
     if (nocuda_is_captured(stream, kernel->name)) return cudaSuccess;
     atomic_fetch_add_explicit(&kernel->launches, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&nocuda_launch_count, 1, memory_order_relaxed);
+    nocuda_work++;
     nocuda_tell(SEEN_LAUNCH, kernel->name, 0, -1, nocuda_current);
     return cudaSuccess;
 }
@@ -153,7 +154,8 @@ CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *count, CUfunction func
 CUresult cuOccupancyMaxActiveClusters(int *count, CUfunction function, const CUlaunchConfig *c) { COUNT; *count = 16; return CUDA_SUCCESS; }
 
 static CUresult launch_by_driver(CUfunction function, dim3 grid, dim3 block, unsigned shared, CUstream stream, int callback) {
-    return (CUresult)nocuda_launch(nocuda_kernel(function, NULL), stream, grid, block, shared, callback);
+    cudaError_t error = nocuda_launch(nocuda_kernel(function, NULL), stream, grid, block, shared, callback);
+    return error == cudaErrorInvalidConfiguration ? CUDA_ERROR_INVALID_VALUE : (CUresult)error; /* the driver's has no word for it */
 }
 CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                         unsigned shared, CUstream stream, void **arguments, void **extra) {

@@ -6,6 +6,7 @@
 static int make(void **handle) { *handle = calloc(1, 4096); return 0; }
 #define MAKES(name) int name(void **handle) { COUNT; return make(handle); }
 #define FREES(name) int name(void *handle) { COUNT; free(handle); return 0; }
+int nocuda_make(Counter *counter, void **made) { nocuda_count(counter); *made = calloc(1, 64); return 0; }
 
 /* ---- on which stream a library's handle queues -------------------------------------------------------------------- */
 #define MAX_HANDLES 1024
@@ -19,6 +20,14 @@ int nocuda_set_stream(Counter *counter, void *handle, void *stream) {
             break;
         }
     }
+    return 0;
+}
+/* The next handle may have the same address, and queues on the default stream until it is told otherwise. */
+int nocuda_free(Counter *counter, void *made) {
+    nocuda_count(counter);
+    for (int i = 0; i < MAX_HANDLES && handles[i].handle; i++)
+        if (handles[i].handle == made) handles[i].stream = NULL;
+    free(made);
     return 0;
 }
 static void *stream_of(void *handle) {
@@ -111,6 +120,74 @@ int cudnnBackendGetAttribute(void *descriptor, int name, int type, int64_t asked
 int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(void *h, int m, int o, void *x, void *z, void *y, void *s, void *a, size_t *bytes) { COUNT; *bytes = 0; return 0; }
 int cudnnGetBatchNormalizationBackwardExWorkspaceSize(void *h, int m, int o, void *x, void *y, void *dy, void *dz, void *dx, void *s, void *a, size_t *bytes) { COUNT; *bytes = 0; return 0; }
 int cudnnGetBatchNormalizationTrainingExReserveSpaceSize(void *h, int m, int o, void *a, void *x, size_t *bytes) { COUNT; *bytes = 0; return 0; }
+
+/* Where a recurrent network's parameters are: PyTorch makes its parameters of them. First the matrices of all layers, each
+   layer's for the input and then for the hidden state, gate by gate; then the biases. A bidirectional layer counts as two. */
+typedef struct { int type, count, sizes[8], strides[8]; } TensorDescriptor;
+typedef struct { int gates, directions, type, input, hidden, output, layers; bool biases, projects; } Rnn;
+enum { DATA_DOUBLE = 1, DATA_HALF = 2, DATA_BFLOAT16 = 9, DOUBLE_BIAS = 2, BIDIRECTIONAL = 1 };
+int cudnnSetTensorNdDescriptor(TensorDescriptor *d, int type, int count, const int *sizes, const int *strides) {
+    COUNT;
+    *d = (TensorDescriptor){.type = type, .count = count < 8 ? count : 8};
+    memcpy(d->sizes, sizes, (size_t)d->count * sizeof *sizes);
+    memcpy(d->strides, strides, (size_t)d->count * sizeof *strides);
+    return 0;
+}
+int cudnnGetTensorNdDescriptor(const TensorDescriptor *d, int asked, int *type, int *count, int *sizes, int *strides) {
+    COUNT;
+    int given = d->count < asked ? d->count : asked;
+    *type = d->type;
+    *count = d->count;
+    memcpy(sizes, d->sizes, (size_t)given * sizeof *sizes);
+    memcpy(strides, d->strides, (size_t)given * sizeof *strides);
+    return 0;
+}
+FREES(cudnnDestroyTensorDescriptor)
+int cudnnSetRNNDescriptor_v8(Rnn *rnn, int algorithm, int cell, int bias, int direction, int input_mode, int type, int precision,
+                             int math, int input, int hidden, int projected, int layers, void *dropout, unsigned flags) {
+    COUNT;
+    static const int gates[] = {1, 1, 4, 3}; /* ReLU, tanh, LSTM, GRU */
+    bool projects = projected > 0 && projected < hidden;
+    *rnn = (Rnn){gates[cell & 3], direction == BIDIRECTIONAL ? 2 : 1, type, input, hidden, projects ? projected : hidden,
+                 layers, bias == DOUBLE_BIAS, projects};
+    return 0;
+}
+FREES(cudnnDestroyRNNDescriptor)
+static size_t element_of(const Rnn *rnn) {
+    return rnn->type == DATA_DOUBLE ? 8 : rnn->type == DATA_HALF || rnn->type == DATA_BFLOAT16 ? 2 : 4;
+}
+static size_t columns_of(const Rnn *rnn, int layer, int matrix) {
+    if (matrix == 2 * rnn->gates) return (size_t)rnn->hidden; /* the projection's */
+    if (matrix >= rnn->gates) return (size_t)rnn->output;
+    return (size_t)(layer < rnn->directions ? rnn->input : rnn->output * rnn->directions);
+}
+static size_t rows_of(const Rnn *rnn, int matrix) { return (size_t)(matrix == 2 * rnn->gates ? rnn->output : rnn->hidden); }
+/* How many numbers come before this layer's matrix; before layer `layers`: all. */
+static size_t matrices_before(const Rnn *rnn, int layer, int matrix) {
+    size_t numbers = 0;
+    for (int l = 0; l <= layer && l < rnn->layers * rnn->directions; l++)
+        for (int m = 0; m < 2 * rnn->gates + rnn->projects && (l < layer || m < matrix); m++)
+            numbers += rows_of(rnn, m) * columns_of(rnn, l, m);
+    return numbers;
+}
+int cudnnGetRNNWeightSpaceSize(void *handle, const Rnn *rnn, size_t *bytes) {
+    COUNT;
+    size_t layers = (size_t)(rnn->layers * rnn->directions), biases = rnn->biases ? 2u * (size_t)(rnn->gates * rnn->hidden) : 0;
+    *bytes = element_of(rnn) * (matrices_before(rnn, (int)layers, 0) + layers * biases);
+    return 0;
+}
+int cudnnGetRNNWeightParams(void *handle, const Rnn *rnn, int layer, size_t bytes, char *start, int matrix, TensorDescriptor *m,
+                            char **matrix_at, TensorDescriptor *b, char **bias_at) {
+    COUNT; /* the caller asks for the matrix or for the bias */
+    int layers = rnn->layers * rnn->directions, rows = (int)rows_of(rnn, matrix), columns = (int)columns_of(rnn, layer, matrix);
+    if (m) *m = (TensorDescriptor){rnn->type, 3, {1, rows, columns}, {rows * columns, columns, 1}};
+    if (matrix_at) *matrix_at = start + element_of(rnn) * matrices_before(rnn, layer, matrix);
+    bool has_bias = rnn->biases && matrix < 2 * rnn->gates;
+    if (b) *b = (TensorDescriptor){rnn->type, has_bias ? 3 : 0, {1, rows, 1}, {rows, 1, 1}};
+    size_t before = (size_t)((layer * 2 * rnn->gates + matrix) * rnn->hidden);
+    if (bias_at) *bias_at = has_bias ? start + element_of(rnn) * (matrices_before(rnn, layers, 0) + before) : NULL;
+    return 0;
+}
 
 /* ---- cuFFT, nvrtc, NCCL ----------------------------------------------------------------------------------------------- */
 int cufftCreate(int *plan) { COUNT; *plan = 1; return 0; }

@@ -241,9 +241,67 @@ CUresult cuMemGetAddressRange(CUdeviceptr *start, size_t *size, CUdeviceptr poin
 }
 
 /* ---- copies ------------------------------------------------------------------------------------------------------ */
+/* PyTorch's allocator gives the same addresses to other tensors, and what a kernel would have written there must not read
+   as what was sent before: sizes are made of such numbers. So only what was sent as a whole can be read back, and parts of
+   it as long as nothing was launched. */
+typedef struct Sent {
+    uintptr_t start;
+    size_t size;
+    unsigned long work;
+    struct Sent *next;
+} Sent;
+enum { SENT_BUCKETS = 16384, LAST_SENT = 64 };
+static Sent *sent[SENT_BUCKETS], last_sent[LAST_SENT];
+static unsigned sends;
+
+static Sent **sent_at(uintptr_t start) {
+    Sent **link = &sent[(unsigned)((start >> 4) * 2654435761u) % SENT_BUCKETS];
+    while (*link && (*link)->start != start) link = &(*link)->next;
+    return link;
+}
+static void remember(const void *pointer, size_t size) {
+    pthread_mutex_lock(&lock);
+    Sent **link = sent_at((uintptr_t)pointer);
+    if (!*link) *link = calloc(1, sizeof **link);
+    (*link)->start = (uintptr_t)pointer;
+    (*link)->size = size;
+    last_sent[sends++ % LAST_SENT] = (Sent){(uintptr_t)pointer, size, nocuda_work, NULL};
+    pthread_mutex_unlock(&lock);
+}
+static void forget(const void *pointer) {
+    pthread_mutex_lock(&lock);
+    Sent *one = *sent_at((uintptr_t)pointer);
+    if (one) one->size = 0;
+    for (int i = 0; i < LAST_SENT; i++)
+        if (last_sent[i].start == (uintptr_t)pointer) last_sent[i].size = 0;
+    pthread_mutex_unlock(&lock);
+}
+static bool is_as_sent(const void *pointer, size_t size) {
+    uintptr_t at = (uintptr_t)pointer;
+    pthread_mutex_lock(&lock);
+    Sent *one = *sent_at(at);
+    bool found = one && one->size == size;
+    for (int i = 0; i < LAST_SENT && !found; i++) {
+        const Sent *last = &last_sent[i];
+        found = last->work == nocuda_work && at >= last->start && at + size <= last->start + last->size;
+    }
+    pthread_mutex_unlock(&lock);
+    return found;
+}
 static void move(void *to, const void *from, size_t bytes) {
-    if (bytes <= COPIED) memcpy(to, from, bytes);
-    else if (nocuda_device_of(to) < 0) memset(to, 0, bytes);
+    bool from_device = nocuda_device_of(from) >= 0, to_device = nocuda_device_of(to) >= 0;
+    if (bytes <= COPIED && (!from_device || is_as_sent(from, bytes))) {
+        memcpy(to, from, bytes);
+        if (to_device) remember(to, bytes);
+    } else if (to_device) forget(to);
+    else memset(to, 0, bytes);
+}
+static void fill(void *pointer, int value, size_t bytes) {
+    if (!value || bytes > COPIED) forget(pointer);
+    else {
+        memset(pointer, value, bytes);
+        remember(pointer, bytes);
+    }
 }
 /* A copy to or from memory of the host that is not pinned makes the host wait, `Async` or not. */
 static cudaError_t copy(const char *name, void *to, const void *from, size_t bytes, cudaStream_t stream, bool waits) {
@@ -277,20 +335,19 @@ cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_
     COUNT;
     nocuda_tell(SEEN_COPY, __func__, width * rows, nocuda_device_of(from), nocuda_device_of(to));
     if (!nocuda_is_captured(stream, __func__) && width * rows <= COPIED)
-        for (size_t row = 0; row < rows; row++)
-            memcpy((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width);
+        for (size_t row = 0; row < rows; row++) move((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width);
     return cudaSuccess;
 }
 cudaError_t cudaMemset(void *pointer, int value, size_t bytes) {
     COUNT;
-    if (bytes <= COPIED) memset(pointer, value, bytes);
+    fill(pointer, value, bytes);
     return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void *pointer, int value, size_t bytes, cudaStream_t stream) {
     COUNT;
     nocuda_profile_call(4 /* cudaMemsetAsync */);
     nocuda_trace("cudaMemsetAsync %zu stream %p", bytes, (void *)stream);
-    if (!nocuda_is_captured(stream, __func__) && bytes <= COPIED) memset(pointer, value, bytes);
+    if (!nocuda_is_captured(stream, __func__)) fill(pointer, value, bytes);
     return cudaSuccess;
 }
 CUresult cuMemsetD8Async(CUdeviceptr pointer, unsigned char value, size_t bytes, CUstream stream) {
@@ -299,8 +356,12 @@ CUresult cuMemsetD8Async(CUdeviceptr pointer, unsigned char value, size_t bytes,
 }
 CUresult cuMemsetD32Async(CUdeviceptr pointer, unsigned value, size_t words, CUstream stream) {
     COUNT;
-    if (!nocuda_is_captured(stream, __func__) && words * 4 <= COPIED)
+    if (nocuda_is_captured(stream, __func__)) return CUDA_SUCCESS;
+    if (!value || words * 4 > COPIED) forget((void *)pointer);
+    else {
         for (size_t i = 0; i < words; i++) ((unsigned *)pointer)[i] = value;
+        remember((void *)pointer, words * 4);
+    }
     return CUDA_SUCCESS;
 }
 cudaError_t cudaMemcpyToSymbol(const void *symbol, const void *from, size_t bytes, size_t offset, enum cudaMemcpyKind kind) {

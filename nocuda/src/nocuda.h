@@ -42,6 +42,7 @@ typedef struct Kernel {
 } Kernel;
 Kernel *nocuda_kernel(const void *handle, const char *name);
 extern _Atomic unsigned long nocuda_launch_count, nocuda_replayed_launches;
+extern _Atomic unsigned long nocuda_work; /* as the launches, and never set to zero */
 
 /* ---- devices.c ------------------------------------------------------------------------------------------------- */
 typedef struct Block {

@@ -38,6 +38,7 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, void **handle) {
     }
     return NVML_NOT_FOUND;
 }
+int nvmlDeviceGetIndex(void *handle, unsigned *index) { COUNT; *index = (unsigned)number_of(handle); return 0; }
 int nvmlDeviceGetUUID(void *handle, char *text, unsigned size) { COUNT; uuid_text(number_of(handle), text, size); return 0; }
 int nvmlDeviceGetName(void *handle, char *text, unsigned size) { COUNT; snprintf(text, size, "%s", nocuda_gpu.name); return 0; }
 int nvmlSystemGetDriverVersion(char *text, unsigned size) { COUNT; snprintf(text, size, "nocuda"); return 0; }

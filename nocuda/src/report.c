@@ -13,7 +13,7 @@ static FILE *trace_file;
 static _Atomic unsigned observed; /* mask of Seen */
 static Observer observer;
 static __thread bool telling; /* an observer runs Python, which may call CUDA */
-_Atomic unsigned long nocuda_launch_count, nocuda_replayed_launches;
+_Atomic unsigned long nocuda_launch_count, nocuda_replayed_launches, nocuda_work;
 static _Atomic unsigned long seen_calls[16], seen_bytes[16];
 
 #define BUCKETS 65536

@@ -167,6 +167,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
     nocuda_profile_call(5 /* cudaGraphLaunch */);
     nocuda_launch_count += executable->nodes;
     nocuda_replayed_launches += executable->nodes;
+    nocuda_work++;
     nocuda_trace("cudaGraphLaunch nodes %lu stream %p", executable->nodes, (void *)stream);
     return cudaSuccess;
 }

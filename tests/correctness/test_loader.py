@@ -69,6 +69,7 @@ def test_the_global_generator_is_neither_asked_nor_moved() -> None:
     assert torch.equal(batches, first(3))
 
 
+@pytest.mark.gpu_numbers
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="copies ahead of use are made on CUDA")
 def test_batches_that_are_kept_are_not_written_over_by_later_ones_while_the_gpu_is_behind() -> None:
     loader = TextLoader(TEXT, batch_size=64, seq_len=1024, device="cuda")

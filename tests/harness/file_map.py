@@ -1,4 +1,4 @@
-"""docs/files.md: every module of the package with its first line. ``make map`` writes it anew."""
+"""docs/files.md: every module of the packages with its first line. ``make map`` writes it anew."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ PAGE = ROOT / "docs" / "files.md"
 _HEAD = """\
 # Files
 
-Every module of the package, with the first line of its docstring. Written by `make map`.
+Every module of the packages, with the first line of its docstring. Written by `make map`.
 """
 
 
 def drawn() -> str:
     """The page as it should be."""
     lines = [_HEAD]
-    packages = sorted(path.parent for path in (ROOT / "perflab").rglob("__init__.py"))
+    packages = [path.parent for name in ("perflab", "nocuda") for path in sorted((ROOT / name).rglob("__init__.py"))]
     for package in packages:
         name = package.relative_to(ROOT).as_posix()
         lines += [f"## {name}/\n", f"{_first_line(package / '__init__.py')}\n"]

@@ -24,6 +24,9 @@ from perflab.tiers import Tier, tier
 
 HOUSE = Path(__file__).parents[2] / "perflab"
 FILES = sorted(path.relative_to(HOUSE).as_posix() for path in HOUSE.rglob("*.py"))
+BESIDE = HOUSE.with_name("nocuda")
+FILES_BESIDE = sorted(path.relative_to(BESIDE).as_posix() for path in BESIDE.rglob("*.py"))
+"""``nocuda`` stands beside the package: it imports nothing of it, and nothing but the standard library."""
 HEAVY = ("torch", "triton", "numpy", "rich")
 """What nobody pays for who has only installed the plugin."""
 
@@ -261,6 +264,10 @@ def _when_run(parent: ast.AST, field: str) -> When:
 
 def offences(source: str, module: str, is_package: bool = False) -> list[str]:
     """What a file does that its room may not."""
+    if module.split(".")[0] == "nocuda":
+        ours = {"nocuda", *sys.stdlib_module_names}
+        foreign = [one for one in imports_in(source, module, is_package) if one.module.split(".")[0] not in ours]
+        return [f"{module}, line {one.line}: imports {one.module}, which nocuda may not" for one in foreign]
     name = room_of(module)
     if name not in ROOMS:
         return [f"{module}: {name!r} is a room that ROOMS does not know; add a line for it"]
@@ -277,6 +284,9 @@ def offences(source: str, module: str, is_package: bool = False) -> list[str]:
         elif package in ("torch", "triton"):
             if imported.when > room.torch:
                 found.append(f"{where}; in {name} torch may be loaded: {room.torch.name.lower()}")
+        elif package == "nocuda":
+            if imported.when > When.CALLED:
+                found.append(f"{where}; nocuda is imported where it is called, inside of functions")
         elif package not in sys.stdlib_module_names and package not in room.packages.split():
             found.append(f"{where}, which {name} may not depend on")
     return found
@@ -317,9 +327,16 @@ def test_what_a_tier_says_that_it_has_is_there_and_takes_what_the_protocol_gives
         assert all(parameter.default is not parameter.empty for parameter in list(taken)[len(wanted) :]), what
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_a_module_begins_with_a_docstring(file: str) -> None:
-    assert ast.get_docstring(ast.parse((HOUSE / file).read_text(encoding="utf-8")))
+@pytest.mark.parametrize("file", FILES_BESIDE)
+def test_nocuda_imports_nothing_of_ours_and_nothing_that_is_installed(file: str) -> None:
+    source = (BESIDE / file).read_text(encoding="utf-8")
+    module = ".".join(["nocuda", *Path(file).with_suffix("").parts]).removesuffix(".__init__")
+    assert offences(source, module, is_package=file.endswith("__init__.py")) == []
+
+
+@pytest.mark.parametrize("path", [HOUSE / file for file in FILES] + [BESIDE / file for file in FILES_BESIDE], ids=str)
+def test_a_module_begins_with_a_docstring(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
 
 
 @pytest.mark.parametrize(
@@ -345,6 +362,11 @@ def test_a_module_begins_with_a_docstring(file: str) -> None:
         ("perflab.lab.models.build", "from perflab.errors import PerflabError"),
         ("perflab.lab.models.build", "import numpy"),
         ("perflab.lab.models.build", "import pytest"),
+        ("perflab.measure.clock", "import nocuda"),
+        ("perflab.measure.clock", "try:\n    from nocuda import is_active\nexcept ImportError:\n    pass"),
+        ("nocuda.build", "def f():\n    from perflab import units"),
+        ("nocuda.build", "def f():\n    import torch"),
+        ("nocuda.build", "import msgspec"),
         ("perflab.attic.old", "import os"),
         ("perflab.plugin.case.perf", "from perflab.attic import old"),
     ],
@@ -359,6 +381,8 @@ def test_the_rules_would_catch(module: str, source: str) -> None:
         ("perflab.compared.rounds", "from perflab.measured.judge.robust import compare"),
         ("perflab.measure.clock", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
         ("perflab.measure.clock", "def f():\n    import torch"),
+        ("perflab.measure.clock", "def f():\n    import nocuda"),
+        ("nocuda.build", "import subprocess\nfrom nocuda.errors import NocudaError\nfrom . import errors"),
         ("perflab.measure.clock", "from . import sampling"),
         ("perflab.lab.models.build", "import torch\nimport triton.language as tl\nfrom perflab.lab import attention"),
         ("perflab.plugin.session.results", "import perflab\nimport pytest\nfrom perflab.store import stale"),

@@ -1,0 +1,142 @@
+"""Several devices, other processes, and the tools that look at a process from beside it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from nocuda import Gpu, library
+
+from .active import child, needs_nocuda, said_by
+
+pytestmark = needs_nocuda
+
+
+def test_several_devices_have_memory_of_their_own() -> None:
+    lines = said_by(
+        "import torch, pynvml\n"
+        "last = torch.cuda.get_device_properties(3)\n"
+        "print(torch.cuda.device_count(), last.name, last.total_memory)\n"
+        "x = torch.ones(1 << 20, device='cuda:2')\n"
+        "print([torch.cuda.memory_allocated(i) >> 20 for i in range(4)])\n"
+        "y = x.to('cuda:1'); print(y.device, torch.cuda.can_device_access_peer(0, 1))\n"
+        "with torch.cuda.device(3): print(torch.zeros(1, device='cuda').device)\n"
+        "print(len({torch.cuda.get_device_properties(i).uuid for i in range(4)}))\n"
+        "pynvml.nvmlInit(); print(pynvml.nvmlDeviceGetCount())\n",
+        Gpu(name="NVIDIA L4", devices=4, capability=89, total_bytes=24 << 30),
+    )
+    assert lines == [f"4 NVIDIA L4 {24 << 30}", "[0, 0, 4, 0]", "cuda:1 True", "cuda:3", "4", "4"]
+
+
+@pytest.mark.parametrize(
+    ("visible", "count"), [("2", 1), ("1,3", 2), ("", 0), ("-1", 0), ("0,9,1", 1), ("9", 0), ("GPU-6e6f,1", 2)]
+)
+def test_visible_devices_are_those_that_are_named(visible: str, count: int) -> None:
+    """In C: what comes after one that is not there is not seen."""
+    code = (
+        "import ctypes, os\nc = ctypes.CDLL(os.environ['NOCUDA_LIBRARY'])\nn = ctypes.c_int()\n"
+        "c.cudaGetDeviceCount(ctypes.byref(n))\nprint(n.value)"
+    )
+    assert said_by(code, Gpu(devices=4), CUDA_VISIBLE_DEVICES=visible) == [str(count)]
+
+
+def test_nvml_knows_the_same_device() -> None:
+    pynvml = pytest.importorskip("pynvml")
+    pynvml.nvmlInit()
+    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    assert pynvml.nvmlDeviceGetName(handle) == torch.cuda.get_device_name(0)
+    assert pynvml.nvmlDeviceGetUUID(handle) == f"GPU-{torch.cuda.get_device_properties(0).uuid}"
+    again = pynvml.nvmlDeviceGetHandleByUUID(pynvml.nvmlDeviceGetUUID(handle))
+    assert pynvml.nvmlDeviceGetIndex(again) == 0
+    held = torch.empty(50 << 20, dtype=torch.uint8, device="cuda")
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    free, total = torch.cuda.mem_get_info()
+    assert (memory.free, memory.total, memory.used) == (free, total, total - free)
+    assert pynvml.nvmlDeviceGetComputeRunningProcesses(handle) == []
+    assert torch.cuda.temperature() == 40
+    del held
+
+
+def test_the_profiler_has_a_record_of_each_launch() -> None:
+    a = torch.zeros(32, 32, device="cuda")
+    library().reset()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
+        for _ in range(3):
+            (a @ a).relu_()
+        torch.cuda.synchronize()
+    kernels = [one for one in profiled.events() if one.device_type == torch.autograd.DeviceType.CUDA]
+    assert len(kernels) == library().launches == 6
+    assert sum("clamp_min" in one.name or "relu" in one.name or "launch_clamp" in one.name for one in kernels) == 3
+    by_operator = {one.key: one for one in profiled.key_averages()}
+    assert by_operator["cudaLaunchKernel"].count >= 3
+    assert by_operator["aten::mm"].self_device_time_total > 0
+
+
+def test_ranges_stand_in_the_trace_around_what_was_called_in_them(tmp_path: Path) -> None:
+    said_by(
+        "import torch\n"
+        "x = torch.zeros(8, device='cuda')\n"
+        "with torch.cuda.nvtx.range('outer'):\n"
+        "    torch.cuda.nvtx.mark('here')\n"
+        "    x.add_(1)\n"
+        "handle = torch.cuda.nvtx.range_start('apart'); torch.cuda.nvtx.range_end(handle)\n",
+        NOCUDA_TRACE=str(tmp_path / "trace"),
+    )
+    lines = (tmp_path / "trace").read_text().splitlines()
+    first = lines.index("nvtxRangePush outer")
+    assert lines[first + 1] == "nvtxMark here"
+    assert lines[first + 2].startswith("launch ")
+    assert "CUDAFunctorOnSelf_add" in lines[first + 2]
+    assert lines[first + 3 : first + 6] == ["nvtxRangePop", "nvtxRangeStart apart", "nvtxRangeEnd 1"]
+
+
+def test_a_fork_after_cuda_was_opened_is_pytorchs_own_error() -> None:
+    done = child(
+        "import os, sys, torch\n"
+        "torch.zeros(1, device='cuda')\n"
+        "if os.fork() == 0:\n"
+        "    try: torch.zeros(1, device='cuda')\n"
+        "    except RuntimeError as error: print(error, flush=True)\n"
+        "    os._exit(0)\n"
+        "os.wait()\n"
+    )
+    assert "Cannot re-initialize CUDA in forked subprocess" in done.stdout, done.stderr
+
+
+LOADER = """
+import sys, torch
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, i):
+        return torch.full((4,), float(i))
+
+def main():
+    torch.zeros(1, device="cuda")
+    for context in ("fork", "spawn"):
+        loader = torch.utils.data.DataLoader(
+            Rows(), batch_size=4, num_workers=1, pin_memory=True, multiprocessing_context=context
+        )
+        print(context, [(batch.is_pinned(), batch.cuda(non_blocking=True)[0, 0].item()) for batch in loader])
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_a_loaders_workers_send_pinned_batches(tmp_path: Path) -> None:
+    path = tmp_path / "loader.py"
+    path.write_text(LOADER)
+    code = f"import os, sys; os.execv(sys.executable, [sys.executable, {str(path)!r}])"
+    assert said_by(code) == ["fork [(True, 0.0), (True, 4.0)]", "spawn [(True, 0.0), (True, 4.0)]"]
+
+
+def test_the_children_of_a_process_have_the_library_too() -> None:
+    code = "import os; print(os.environ['NOCUDA_LIBRARY'], 'libnocuda.so' in open('/proc/self/maps').read())"
+    found = said_by(f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}])")
+    assert found == [f"{os.environ['NOCUDA_LIBRARY']} True"]
