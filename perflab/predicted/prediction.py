@@ -15,7 +15,8 @@ from weakref import WeakKeyDictionary
 import torch
 
 from perflab.predicted.cuda.fake import is_compiled
-from perflab.predicted.cuda.kernels import hidden_bytes, launches
+from perflab.predicted.cuda.kernels import H100, hidden_blocks, launches, results_on_host
+from perflab.predicted.cuda.reductions import Processor, processor
 from perflab.predicted.gpus.names import Gpu
 from perflab.predicted.gpus.roofline import bound_ns, roofline_ns
 from perflab.predicted.layers.alike import Written
@@ -173,10 +174,12 @@ def predict(
         Exception: whatever the work raises.
         CalledOff: the watch has seen enough.
     """
+    if gpu is not None and isinstance(hidden, OnCuda):
+        hidden = hidden.on(gpu)
     found = traced(work, hidden, proofs=proofs, whole=whole, watch=watch)
     account = account_of(found.trace, rounded=rounded, roofline_ns=lambda op: roofline_ns(op, gpu) if gpu else None)
-    played = replay(found.trace) if gpu is not None else None
     workspace_bytes = gpu.workspace_bytes * _threads_with_products(account.costs) if gpu is not None else 0
+    played = replay(found.trace, workspace_bytes=workspace_bytes) if gpu is not None else None
     return (
         Prediction(
             gpu=gpu.name if gpu is not None else "cpu",
@@ -191,8 +194,8 @@ def predict(
             layers=dict(found.trace.layers),
             keeping_output_bytes=account.keeping_output_bytes,
             workspace_bytes=workspace_bytes,
-            allocated_bytes=played.peak_allocated_bytes + workspace_bytes if played else 0,
-            reserved_bytes=played.peak_reserved_bytes + workspace_bytes if played else 0,
+            allocated_bytes=played.peak_allocated_bytes if played else 0,
+            reserved_bytes=played.peak_reserved_bytes if played else 0,
             launches=account.launches,
             bound_ns=_summed(found.trace, lambda op: bound_ns(op, gpu)) if gpu else None,
             roofline_ns=sum(cost.roofline_ns for cost in account.costs) or None,
@@ -216,11 +219,26 @@ def _trace_cut(
 
 
 class OnCuda(Hidden):
-    """What CUDA's kernels take and launch inside of one operator."""
+    """What CUDA's kernels take and launch inside of one operator.
 
-    def bytes_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+    Args:
+        gpu: as many multiprocessors divide a sum; by default an H100's.
+    """
+
+    def __init__(self, gpu: Processor = H100) -> None:
+        self._gpu = gpu
+
+    def on(self, gpu: Gpu) -> OnCuda:
+        """The same on a GPU."""
+        return OnCuda(processor(gpu.sms, gpu.architecture))
+
+    def blocks_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
         """Temporary memory of one call."""
-        return hidden_bytes(name, args, kwargs)
+        return hidden_blocks(name, args, kwargs, self._gpu)
+
+    def on_host(self, name: str) -> tuple[int, ...]:
+        """Positions of results that are in the host's memory."""
+        return results_on_host(name)
 
     def launches_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """Kernels that one call launches."""

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from perflab.predicted.cuda.as_cuda import as_cuda
 from perflab.predicted.cuda.fake import fake_tensors
-from perflab.predicted.cuda.kernels import CHUNK, MOST_BLOCKS, MOST_TENSORS, hidden_bytes, launches
+from perflab.predicted.cuda.kernels import CHUNK, MOST_BLOCKS, MOST_TENSORS, hidden_blocks, hidden_bytes, launches
+from perflab.predicted.cuda.reductions import processor
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
@@ -59,7 +60,7 @@ def test_efficient_attention_in_float32_has_products_or_a_workspace_whichever_is
     workspace = 2 * 4 * (256 // 64) * (16 + 64 * 64 * 4)
     assert workspace > 2 * 4 * 256 * 64 * 4
     assert hidden_bytes(f"{EFFICIENT}_backward", [grad, query, key, value, None, out]) == delta + workspace
-    assert launches(f"{EFFICIENT}_backward", [grad]) == 4
+    assert launches(f"{EFFICIENT}_backward", [grad]) == 5
 
 
 def test_efficient_attention_in_half_precision_keeps_the_output_in_float32_above_128() -> None:
@@ -124,6 +125,42 @@ def test_counting_steps_on_the_host_launches_nothing() -> None:
         step = optimizer.state[weight]["step"]
         assert launches("aten::_foreach_add_", [[step], 1]) == 0
         assert launches("aten::_foreach_add_", [[weight], 1]) == 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims", "dtype", "blocks"),
+    [
+        # 4 results a thread, 32 threads across, 4 down: 512 numbers a thread, so 32 blocks for 20 groups of results.
+        ((4, 512, 2560), (0, 1), FP32, (4 * 2560 * 32 * 128, 4 * 20)),
+        ((4, 512, 64), (0, 1), FP32, (4 * 64 * 16 * 64, 4 * 1)),
+        ((4, 512, 2560), (2,), FP32, (0, 0)),
+        ((4, 512, 2560), (0, 1), BF16, (4 * 2560 * 32 * 128, 4 * 20)),  # summed in float32
+        ((1 << 24,), (), FP32, (4 * 528, 4)),
+    ],
+)
+def test_a_sum_of_many_numbers_is_staged_by_block(
+    shape: tuple[int, ...], dims: tuple[int, ...], dtype: torch.dtype, blocks: tuple[int, int]
+) -> None:
+    assert hidden_blocks("aten::sum", [meta(*shape, dtype=dtype), list(dims), True]) == blocks
+
+
+def test_a_smaller_gpu_divides_a_sum_among_fewer_blocks() -> None:
+    given = [meta(4, 512, 2560), [0, 1], True]
+    t4 = hidden_blocks("aten::sum", given, gpu=processor(40, 75))
+    assert t4 == (4 * 2560 * 16 * 128, 4 * 20)
+
+
+def test_a_softmaxs_gradient_is_a_product_first() -> None:
+    scores = meta(2, 4, 8, 16)
+    assert hidden_blocks("aten::_softmax_backward_data", [scores, scores, -1, FP32]) == (1024 * 4,)
+    assert launches("aten::_softmax_backward_data", [scores, scores, -1, FP32]) == 2
+
+
+def test_what_is_joined_in_more_than_four_dimensions_is_copied_one_by_one() -> None:
+    assert launches("aten::cat", [[meta(2, 3)] * 3]) == 1
+    assert launches("aten::stack", [[meta(2, 3, 4, 5)] * 3, -1]) == 3
+    assert launches("aten::constant_pad_nd", [meta(2, 3), [0, 1], 0.0]) == 2
+    assert launches("aten::constant_pad_nd", [meta(2, 3), [0, -1], 0.0]) == 1
 
 
 def test_a_softmax_that_is_safe_of_empty_rows_holds_a_second_one() -> None:

@@ -324,8 +324,8 @@ def test_the_first_call_is_not_looked_at() -> None:
 
 def test_what_a_kernel_takes_inside_comes_and_goes_with_its_call() -> None:
     class Taking(Hidden):
-        def bytes_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
-            return 1000 if name == "aten::mul" else None
+        def blocks_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
+            return (1000, 0) if name == "aten::mul" else ()
 
         def launches_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
             return 3
@@ -335,6 +335,7 @@ def test_what_a_kernel_takes_inside_comes_and_goes_with_its_call() -> None:
     assert [(alloc.operator, alloc.size_bytes) for alloc in allocs(trace)] == [
         ("aten::mul", 32),
         ("aten::mul", 1000),
+        ("aten::mul", 0),
         ("aten::add", 32),
     ]
     assert exact(trace).peak_bytes == 32 + 32 + 1000

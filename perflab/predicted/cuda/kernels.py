@@ -2,8 +2,8 @@
 
 From PyTorch's sources; where a file is named, it is below ``aten/src/ATen/native``. Shapes: query ``(B, H, N, D)``, key
 ``(B, G, M, D)``, value ``(B, G, M, Dv)``. Bytes are as they are asked for, unrounded, those of the worst moment. Left
-out: what depends on the number of multiprocessors (FlashAttention's split keys for a handful of queries, its
-deterministic backward), cuBLAS's workspace, and what sorting takes (``sort``, ``topk``).
+out: FlashAttention's split keys for a handful of queries and its deterministic backward, cuBLAS's workspace, and what
+sorting takes (``sort``, ``topk``).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from perflab.predicted.cuda.devices import on_host
+from perflab.predicted.cuda.reductions import Processor, processor, staging
 from perflab.torch_internals.dispatch import aten
 
 _FLOAT32 = 4
@@ -28,14 +29,38 @@ MOST_TENSORS_WITH_SCALARS = (672, 448, 336, 252, 210)
 MOST_BLOCKS = 2240
 
 
-def hidden_bytes(operator: str, arguments: Sequence[Any], keywords: Mapping[str, Any] | None = None) -> int | None:
-    """Memory that the operator's kernel takes and gives back within one call, beside its results.
+H100 = processor(132, 90)
+
+
+def hidden_blocks(
+    operator: str, arguments: Sequence[Any], keywords: Mapping[str, Any] | None = None, gpu: Processor = H100
+) -> tuple[int, ...]:
+    """Blocks that the operator's kernel takes and gives back within one call, beside its results, in their order.
 
     ``operator`` is its name without the overload, ``aten::embedding_dense_backward``; ``arguments`` and ``keywords``
-    are what it was dispatched with. None where nothing is known of any, 0 where it takes none at these sizes.
+    are what it was dispatched with. Of an operator there are as many at each size: those that it does not take then
+    have 0 bytes. None of them where nothing is known of any.
     """
-    rule = _HIDDEN.get(operator.removeprefix("aten::"))
-    return None if rule is None else rule(*arguments, **(keywords or {}))
+    name, keywords = operator.removeprefix("aten::"), keywords or {}
+    reduces = _REDUCTIONS.get(name)
+    if reduces is not None:
+        return _reduction(reduces, gpu, *arguments, **keywords)
+    rule = _HIDDEN.get(name)
+    found = () if rule is None else rule(*arguments, **keywords)
+    return found if isinstance(found, tuple) else (found,)
+
+
+def hidden_bytes(
+    operator: str, arguments: Sequence[Any], keywords: Mapping[str, Any] | None = None, gpu: Processor = H100
+) -> int | None:
+    """The sum of the hidden blocks; None where nothing is known of any, 0 where it takes none at these sizes."""
+    blocks = hidden_blocks(operator, arguments, keywords, gpu)
+    return sum(blocks) if blocks else None
+
+
+def results_on_host(operator: str) -> tuple[int, ...]:
+    """Positions of results that are in the host's memory although the operator works on the GPU."""
+    return _ON_HOST.get(operator.removeprefix("aten::"), ())
 
 
 def launches(operator: str, arguments: Sequence[Any], keywords: Mapping[str, Any] | None = None) -> int:
@@ -58,7 +83,7 @@ def check_operators() -> None:
     Raises:
         InternalsError: one of them is not there.
     """
-    for name in sorted({*_HIDDEN, *_LAUNCHES, *_LAUNCH_NOTHING}):
+    for name in sorted({*_HIDDEN, *_REDUCTIONS, *_ON_HOST, *_LAUNCHES, *_LAUNCH_NOTHING}):
         aten(name, "know what its kernel takes in passing")
 
 
@@ -167,15 +192,42 @@ def _foreach_norm(tensors: Sequence[torch.Tensor], *_: Any, **__: Any) -> int:
     return len(tensors) * most * max(_FLOAT32, tensors[0].element_size())
 
 
-_HIDDEN: dict[str, Callable[..., int]] = {
+def _softmax_backward(grad: torch.Tensor, *_: Any, **__: Any) -> int:
+    """``cuda/SoftMax.cu``, ``softmax_backward_cuda_out``: the gradient times the result, before the kernel."""
+    return _bytes(grad)
+
+
+def _reduction(
+    dims_at: int | None, gpu: Processor, tensor: torch.Tensor, *arguments: Any, **keywords: Any
+) -> tuple[int, ...]:
+    """Of an operator whose argument ``dims_at``, after the tensor, names the dimensions; None: it has none such."""
+    dtype = keywords.get("dtype") or next((one for one in arguments if isinstance(one, torch.dtype)), None)
+    if dtype is None:
+        dtype = tensor.dtype if tensor.dtype.is_floating_point else torch.int64
+    dims = keywords.get("dim")
+    if dims is None and dims_at is not None and dims_at < len(arguments):
+        dims = arguments[dims_at]
+    if on_host(tensor):
+        return 0, 0
+    return staging(tensor, [dims] if isinstance(dims, int) else dims or None, dtype, gpu)
+
+
+_REDUCTIONS: dict[str, int | None] = {"sum": 0, "mean": 0, "linalg_vector_norm": 1}
+"""Through ``cuda/Reduce.cuh``, with where the dimensions stand behind the tensor."""
+
+_HIDDEN: dict[str, Callable[..., int | tuple[int, ...]]] = {
     "_scaled_dot_product_flash_attention_backward": _flash_backward,
     "_scaled_dot_product_cudnn_attention_backward": _cudnn_backward,
     "_scaled_dot_product_efficient_attention": _efficient_forward,
     "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
     "embedding_dense_backward": _embedding_backward,
     "_safe_softmax": _safe_softmax,
+    "_softmax_backward_data": _softmax_backward,
     "_foreach_norm": _foreach_norm,
 }
+
+_ON_HOST = {"_scaled_dot_product_efficient_attention": (2, 3)}
+"""Seed and offset (``transformers/cuda/attention.cu``): on the GPU they are while a CUDA graph is captured."""
 
 
 def _flash_backward_launches(grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, *_: Any, **__: Any) -> int:
@@ -184,13 +236,32 @@ def _flash_backward_launches(grad: torch.Tensor, query: torch.Tensor, key: torch
 
 
 def _efficient_backward_launches(grad: torch.Tensor, *_: Any, **__: Any) -> int:
-    """In float32 delta takes three kernels more: a product, a sum, a copy."""
-    return 4 if grad.element_size() == _FLOAT32 else 1
+    """In float32 four more: a product, a sum and a copy for delta, and a workspace of zeros."""
+    return 5 if grad.element_size() == _FLOAT32 else 1
 
 
 def _embedding_backward_launches(grad: torch.Tensor, indices: torch.Tensor, *_: Any, **__: Any) -> int:
     """Zeros and one kernel; above 3072 tokens about so many: a sort in passes, segments found, sums."""
-    return 2 if indices.numel() <= 3072 else 16
+    return 2 if indices.numel() <= 3072 else 15
+
+
+def _cat_launches(tensors: Sequence[torch.Tensor], *_: Any, more_dims: int = 0, **__: Any) -> int:
+    """``cuda/Shape.cu``, ``cat_out_cuda``: up to four dimensions 128 tensors at once, else a copy for each of them."""
+    tensors = [one for one in tensors if one.numel()]
+    if not tensors:
+        return 0
+    together = 128 if tensors[0].dim() + more_dims <= 4 and len({one.dtype for one in tensors}) == 1 else 1
+    return math.ceil(len(tensors) / together)
+
+
+def _stack_launches(tensors: Sequence[torch.Tensor], *_: Any, **__: Any) -> int:
+    """A ``cat`` of tensors that each have one dimension more."""
+    return _cat_launches(tensors, more_dims=1)
+
+
+def _pad_launches(tensor: torch.Tensor, pad: Sequence[int], *_: Any, **__: Any) -> int:
+    """``PadNd.cpp``: filled, then copied into; where it only cuts off, a copy."""
+    return 2 if any(one > 0 for one in pad) else 1
 
 
 def _multi_tensor_launches(name: str, arguments: Sequence[Any]) -> int:
@@ -230,8 +301,13 @@ _LAUNCHES: dict[str, int | Callable[..., int]] = {
     "_scaled_dot_product_efficient_attention_backward": _efficient_backward_launches,
     "_scaled_dot_product_cudnn_attention_backward": 3,
     "embedding_dense_backward": _embedding_backward_launches,
+    "_softmax_backward_data": 2,  # a product before it
+    "cat": _cat_launches,
+    "stack": _stack_launches,
+    "constant_pad_nd": _pad_launches,
     "_safe_softmax": 6,  # two scalars filled, softmax, eq, all, where
     "native_layer_norm_backward": 2,  # the input's gradient; weight's and bias's (cuda/layer_norm_kernel.cu)
     "_fused_rms_norm_backward": 2,
+    "masked_fill": 2,  # a copy, then filled in place (Indexing.cu)
     "nll_loss_backward": 2,  # zeros, then the targets (cuda/NLLLoss2d.cu, Loss.cu)
 }

@@ -85,9 +85,9 @@ class RealKernels(Hidden):
         torch.cuda.reset_peak_memory_stats()
         self._launched = self._library.launches
 
-    def bytes_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
-        """Temporary memory of the call that has just been made."""
-        return torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated() or None
+    def blocks_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
+        """Temporary memory of the call that has just been made, as one block."""
+        return (torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated(),)
 
     def launches_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """Kernels that it launched."""

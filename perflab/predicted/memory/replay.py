@@ -2,11 +2,12 @@
 
 An estimate, and it is to be called one. What is exact is what the allocator does with a sequence of requests; that the
 requests are these, and in this order, is the assumption. Left out: other streams, CUDA graphs' pools, what runs before
-the first call (drawing the weights, a first optimizer step), what libraries allocate beside ``workspace_bytes``, and
-settings (``PYTORCH_ALLOC_CONF``; ``expandable_segments`` is off by default, as here).
+the first call (drawing the weights), what libraries allocate beside ``workspace_bytes``, and settings
+(``PYTORCH_ALLOC_CONF``; ``expandable_segments`` is off by default, as here).
 
-A training loop makes the same call again and again. So the trace is replayed twice: the first round sets the cache up,
-the second finds it as every later one does. Both count.
+A training loop makes the same call again and again. So the trace is replayed several times: the first round is the
+loop's first call (``first_call``), which shapes the cache, the last one finds it as every later one does. What is
+reserved never shrinks between them.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from perflab.predicted.memory.caching_allocator import CachingAllocator, CardFullError, Segment
+from perflab.predicted.memory.first_call import FirstCall, first_call
 from perflab.predicted.trace.trace import Alloc, Free, Place, Trace
 
-WORKSPACE = -1
-"""The block that stands for what libraries hold."""
+WORKSPACE, WORKSPACE_OF_BACKWARD = WORKSPACES = (-1, -2)
+"""The blocks that stand for what libraries hold, of each thread that multiplies."""
+ROUNDS = 3
+"""In the first call of a loop state comes to be, in the second all of it is there, the third finds that one's cache."""
 
 
 class Entry(NamedTuple):
@@ -43,17 +47,18 @@ class Replay:
     """What became of it. Bytes as ``torch.cuda.memory_stats`` counts them."""
 
     peak_allocated_bytes: int
-    """``max_memory_allocated``: blocks rounded up, and with what is not cut off, up to 1 MiB of a large one."""
+    """``max_memory_allocated`` of the last round: blocks rounded up, and what is not cut off of large ones, up to 1 MiB
+    of each."""
     peak_reserved_bytes: int
     """``max_memory_reserved``."""
     reserved_at_peak_bytes: int
-    """Reserved when the most was allocated, the first time."""
+    """Reserved when the most was allocated in the last round, the first time."""
     addresses: Mapping[int, int]
     """Where each block was in the last round."""
     out_of_memory: Alloc | None
-    """What no room was found for; ``block`` is ``WORKSPACE`` if it was that. None: all found room."""
+    """What no room was found for; ``block`` is one of ``WORKSPACES`` if it was that. None: all found room."""
     round: int
-    """The last round: 2, or where it ran out of memory 1 or 2; 0 before the call."""
+    """The last round: ``ROUNDS``, or in which it ran out of memory; 0 before the call."""
     log: tuple[Entry, ...]
     """What happened in that round."""
     segments: tuple[Segment, ...]
@@ -72,22 +77,28 @@ def replay(
 ) -> Replay:
     """Estimate what PyTorch's allocator reserves for a call that is made again and again.
 
-    First come ``trace.held``, in order, and the workspace. Between the rounds what outlives the call dies, but for
-    blocks that take the place of held ones that the call let go (new gradients for old ones: the same size and kind).
+    First comes what ``trace.held`` has when nothing was called yet, in order. Between the rounds what outlives the call
+    dies, but for blocks that take the place of held ones that the call let go (new gradients for old ones: the same
+    size and kind).
 
     Args:
         trace: the call.
         capacity_bytes: what the GPU has for PyTorch; None: no end of it.
-        workspace_bytes: what libraries allocate once and keep, such as cuBLAS; it is counted.
-        keep_result: the first call's result is still alive while the second runs, as with ``out = step()`` in a loop.
+        workspace_bytes: what libraries allocate once and keep, such as cuBLAS; it is counted. Each thread that
+            multiplies has its share, asked for by its first product.
+        keep_result: a call's result is still alive while the next one runs, as with ``out = step()`` in a loop.
     """
-    player = _Player(trace, capacity_bytes)
+    first = first_call(trace)
+    player = _Player(trace, capacity_bytes, first, workspace_bytes)
     try:
-        for block in (*trace.held, Alloc(WORKSPACE, workspace_bytes, Place(), "workspace")):
+        for block in first.held:
             player.alloc(block)
-        player.play()
-        player.settle(trace.result_blocks if keep_result else frozenset())
-        player.play()
+        if not first.products:
+            player.alloc(Alloc(WORKSPACE, workspace_bytes, Place(), "workspace"))
+        player.play_first()
+        for _ in range(ROUNDS - 1):
+            player.settle(trace.result_blocks if keep_result else frozenset())
+            player.play()
     except CardFullError as full:
         player.log.append(Entry("oom", 0, full.asked_bytes, player.event, player.asking))
         return player.outcome(player.asking)
@@ -95,23 +106,25 @@ def replay(
 
 
 class _Player:
-    def __init__(self, trace: Trace, capacity_bytes: int | None) -> None:
+    def __init__(self, trace: Trace, capacity_bytes: int | None, first: FirstCall, workspace_bytes: int) -> None:
         self.trace = trace
+        self.first = first
+        self.workspace_bytes = workspace_bytes
         self.allocator = CachingAllocator(capacity_bytes, self._segment)
         self.event = -1
         self.asking: Alloc | None = None
         self.log: list[Entry] = []
         self.round = 0
+        self.peak = 0
         self.reserved_at_peak = 0
         self.live: dict[int, tuple[int, Alloc]] = {}
         self.addresses: dict[int, int] = {}
 
     def alloc(self, block: Alloc) -> None:
         self.asking = block
-        before = self.allocator.peak_allocated_bytes
         address = self.allocator.malloc(block.size_bytes)
-        if self.allocator.peak_allocated_bytes > before:
-            self.reserved_at_peak = self.allocator.reserved_bytes
+        if self.allocator.allocated_bytes > self.peak:
+            self.peak, self.reserved_at_peak = self.allocator.allocated_bytes, self.allocator.reserved_bytes
         self.asking = None
         self.live[block.block] = address, block
         self.addresses[block.block] = address
@@ -125,9 +138,8 @@ class _Player:
             self.log.append(Entry("free", address, block.size_bytes, self.event, block))
 
     def play(self) -> None:
-        """The events of one call."""
-        self.round += 1
-        self.log.clear()
+        """The events of one call that is not the first."""
+        self._begin_round()
         for number, event in enumerate(self.trace.events):
             self.event = number
             if isinstance(event, Alloc):
@@ -135,11 +147,37 @@ class _Player:
             elif isinstance(event, Free):
                 self.free(event.block)
 
+    def play_first(self) -> None:
+        """The events of the first call."""
+        self._begin_round()
+        first = self.first
+        for number, event in enumerate((*self.trace.events, None)):
+            self.event = min(number, len(self.trace.events) - 1)
+            for block in first.state if number == first.state_at else ():
+                self.alloc(block)
+            if isinstance(event, Alloc):
+                self.alloc(event)
+            elif isinstance(event, Free):
+                if (gradient := first.adopted.get(event.block)) is not None:
+                    address, _ = self.live.pop(event.block)
+                    self.live[gradient.block] = address, gradient
+                    self.addresses[gradient.block] = address
+                elif event.block in self.live:
+                    self.free(event.block)
+            if number in first.products:
+                share = self.workspace_bytes // len(first.products)
+                self.alloc(Alloc(WORKSPACES[first.products.index(number)], share, Place(), "workspace"))
+
+    def _begin_round(self) -> None:
+        self.round += 1
+        self.log.clear()
+        self.peak, self.reserved_at_peak = self.allocator.allocated_bytes, self.allocator.reserved_bytes
+
     def settle(self, kept: frozenset[int]) -> None:
         """From the end of a call to where the next begins: what is held is there, and what is not has gone."""
         self.event = -1
         self.log.clear()
-        held = {block.block for block in self.trace.held} | {WORKSPACE}
+        held = {block.block for block in self.trace.held} | {*WORKSPACES}
         heirs: dict[tuple[int, str], deque[int]] = defaultdict(deque)
         for number, (_, block) in self.live.items():
             if number not in held and number not in self.trace.result_blocks:
@@ -154,7 +192,7 @@ class _Player:
                     missing.append(block)
         for number in [number for number in self.live if number not in held]:
             if number in kept:  # it has a number of its own from now on, out of the next call's way
-                self.live[WORKSPACE - 1 - number] = self.live.pop(number)
+                self.live[WORKSPACES[-1] - 1 - number] = self.live.pop(number)
             else:
                 self.free(number)
         for block in missing:
@@ -162,7 +200,7 @@ class _Player:
 
     def outcome(self, out_of_memory: Alloc | None) -> Replay:
         return Replay(
-            peak_allocated_bytes=self.allocator.peak_allocated_bytes,
+            peak_allocated_bytes=self.peak,
             peak_reserved_bytes=self.allocator.peak_reserved_bytes,
             reserved_at_peak_bytes=self.reserved_at_peak,
             addresses=self.addresses,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from perflab.predicted.memory.caching_allocator import BlockState, Segment, round_size
-from perflab.predicted.memory.replay import WORKSPACE, Replay, replay
+from perflab.predicted.memory.replay import WORKSPACES, Replay, replay
 from perflab.predicted.trace.trace import Alloc, Op, Trace
 
 PROTOCOL = 4
@@ -206,7 +206,7 @@ class _Snapshot:
         return f"{name} ({block.place.phase})" if block.place.phase else name
 
     def _kind(self, block: Alloc) -> str:
-        if block.block == WORKSPACE:
+        if block.block in WORKSPACES:
             return "workspace"
         use = self.trace.uses.get(block.block)
         return use.kind if use else "unknown"

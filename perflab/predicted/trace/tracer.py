@@ -96,9 +96,13 @@ class Hidden:
     def before(self) -> None:
         """An operator is about to run."""
 
-    def bytes_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
-        """Temporary memory of one call; None where it never takes any."""
-        return None
+    def blocks_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
+        """Sizes of the blocks that one call takes and gives back; as many at each size, with 0 for none."""
+        return ()
+
+    def on_host(self, name: str) -> tuple[int, ...]:
+        """Positions of results that are not in the device's memory."""
+        return ()
 
     def launches_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """Kernels that one call launches."""
@@ -281,7 +285,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         first = next(tensors_in(args), None)
         if kind.is_view or (first is not None and self._is_elsewhere(first) and not self._is_here(result)):
             return result
-        made = list(self._new_blocks(tensors_in(result)))
+        elsewhere = self._hidden.on_host(kind.name)
+        there = [one for at, one in enumerate(result) if at not in elsewhere] if elsewhere else result
+        made = list(self._new_blocks(tensors_in(there)))
         if made or kind.writes or kind.writes_by_name:  # else it is a view by another name, such as _unsafe_view
             self._record(kind, place, layer, args, kwargs, result, made)
         return result
@@ -311,12 +317,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if elsewhere and self._layer is not None:
                 self._owned.add(block)
             self._events.append(Alloc(block, size_bytes, place, kind.name, self._layer))
-        inside = self._hidden.bytes_of(kind.name, args, kwargs) if kind.launches else None
-        if inside is not None:  # 0 too: a call is to do the same at each size
-            self._next_block += 1
+        inside: list[int] = []
+        for size_bytes in self._hidden.blocks_of(kind.name, args, kwargs) if kind.launches else ():
+            self._next_block += 1  # of none too: a call is to do the same at each size
+            inside.append(self._next_block)
             self._layers[self._next_block] = layer
-            self._events.append(Alloc(self._next_block, inside, place, kind.name, layer))
-            self._events.append(Free(self._next_block, layer))
+            self._events.append(Alloc(self._next_block, size_bytes, place, kind.name, layer))
+        self._events.extend(Free(block, layer) for block in reversed(inside))
 
     # --- whose parameters an optimizer works on -----------------------------------------------------------------
 
