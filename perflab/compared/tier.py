@@ -8,21 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from perflab.tiers import Tier
-from perflab.units import parse_fraction
 
 if TYPE_CHECKING:
     import pytest
 
-    from perflab.compared.judge.paired import PairedPolicy
     from perflab.plugin.case.fresh_process import Job
-    from perflab.plugin.config.settings import Given, Settings
-
-
-def settings(given: Given) -> PairedPolicy:
-    """The change that counts."""
-    from perflab.compared.judge.paired import PairedPolicy
-
-    return PairedPolicy(threshold=given.value("perf_against_threshold", parse_fraction))
+    from perflab.plugin.config.settings import Settings
 
 
 def begin(job: Job) -> None:
@@ -46,4 +37,4 @@ def run(config: pytest.Config, settings: Settings, items: list[pytest.Item], job
     return run(config, settings, items)
 
 
-TIER = Tier(settings=settings, begin=begin, run=run)
+TIER = Tier(begin=begin, run=run)

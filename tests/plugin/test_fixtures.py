@@ -108,3 +108,20 @@ def test_perf_returns_what_the_callable_returned(pytester: pytest.Pytester) -> N
     result = pytester.runpytest_inprocess("-m", "perf", "--perf-budget=300ms")
     result.assert_outcomes(passed=2, failed=1)
     result.stdout.fnmatch_lines(["*perf.work(tokens=0)*", "*give a positive number of units in one call*"])
+
+
+def test_settings_are_read_alike_whether_all_tiers_have_them_or_one(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("""
+        import copy
+        from perflab import settings_of
+
+        def test_settings(pytestconfig):
+            settings = settings_of(pytestconfig)
+            assert (settings.predict, settings.against, settings.against_threshold) == (False, None, 0.02)
+            assert (settings.gpu.name, settings.snapshots) == ("a100-40gb", False)
+            assert (settings.kernels, settings.archs) == (("a.b:C",), (90, 100))
+            assert not hasattr(settings, "gpus")
+            assert copy.copy(settings) == settings
+    """)
+    result = pytester.runpytest("--perf-gpu=a100-40gb", "--perf-kernels=a.b:C", "--perf-arch=90,100")
+    result.assert_outcomes(passed=1)

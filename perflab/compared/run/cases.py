@@ -119,7 +119,7 @@ class Against:
         assert against is not None
         files = sorted({item.nodeid.split("::")[0] for item in items})
         cases = [item.nodeid for item in items if item.nodeid not in self._left_out]
-        policy = self._settings.part(PairedPolicy)
+        policy = PairedPolicy(threshold=self._settings.against_threshold)
         found = Comparison()
         device = str(self._device)
         self._progress.begin("")

@@ -67,6 +67,7 @@ class Settings:
     """How long a case may go without a sign of life; None: as long as its kind may take."""
     against: str | None = None
     """The other side of a paired comparison: a commit, branch, tag or directory."""
+    against_threshold: float = 0.02
     view: View = DEFAULT_VIEW
     """How the table of measured cases is shown."""
     side_by_side: str | None = None
@@ -93,6 +94,13 @@ class Settings:
     def part(self, kind: type[Part]) -> Part:
         """A tier's own settings."""
         return next(one for one in self.parts if isinstance(one, kind))
+
+    def __getattr__(self, name: str) -> Any:
+        """A tier's own setting too is read as one of these: ``settings.gpu``."""
+        for one in () if name.startswith("__") or name == "parts" else self.parts:
+            if hasattr(one, name):
+                return getattr(one, name)
+        raise AttributeError(name)
 
     @property
     def policy(self) -> Policy:
@@ -266,6 +274,7 @@ def read_settings(config: pytest.Config) -> Settings:
         dry_run=dry_run,
         parts=tuple(one.settings(given) for one in tiers()),
         against=against,
+        against_threshold=value("perf_against_threshold", parse_fraction),
         view=View(
             value("perf_columns", parse_columns, "name some of them, with commas between"),
             value("perf_sort", parse_sort, "name one of them, with - before it for the largest first"),
