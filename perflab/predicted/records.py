@@ -129,6 +129,20 @@ class Traffic(Data, frozen=True):
     size_bytes: int = 0
 
 
+class Race(Data, frozen=True):
+    """Two streams that use one tensor with no order between: what it then holds is chance."""
+
+    what: str
+    """``access``: the second use does not wait for the first; ``freed``: the memory is given back before it."""
+    first: str
+    """``aten::mul on stream 1``."""
+    first_lines: list[str]
+    """The user's lines, the innermost first."""
+    second: str
+    """Empty where it was freed."""
+    second_lines: list[str]
+
+
 class DryRun(Data, frozen=True):
     """What PyTorch did on CUDA in one call in which nothing was computed. Exact, but for the host's time."""
 
@@ -140,6 +154,8 @@ class DryRun(Data, frozen=True):
     """Launches in replayed CUDA graphs."""
     traffic: list[Traffic] = []
     """The most frequent first."""
+    races: list[Race] = []
+    """In the order in which they were found."""
     host_ns: float = 0.0
     """What the host took to issue the call. A GPU that is faster than that waits for it."""
 

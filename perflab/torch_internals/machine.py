@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from perflab.internals import TORCH, attribute, lookup, needs
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
 
 _RECORD = "record CUDA's memory (memory_snapshot)"
 _CALLGRIND = "count instructions under callgrind"
+_STREAMS = "follow streams and events (dry runs)"
 
 
 @needs(TORCH, "torch.cuda.memory:_record_memory_history", to=_RECORD)
@@ -100,3 +102,17 @@ def processor_features() -> list[str]:
         except (AttributeError, RuntimeError):
             continue
     return found
+
+
+@needs(TORCH, "torch.cuda._gpu_trace:register_callback_for_event_record", to=_STREAMS)
+def watch_streams(callbacks: Mapping[str, Callable[..., None]]) -> None:
+    """Be told of events, streams and memory from now on, as ``torch.cuda._sanitizer`` is; it cannot be taken back.
+
+    Args:
+        callbacks: by what is registered, ``event_record``: called with addresses. What they raise ends nothing.
+    """
+    import torch
+
+    attribute(TORCH, torch._C, "_activate_gpu_trace", _STREAMS)()
+    for name, callback in callbacks.items():
+        lookup(TORCH, f"torch.cuda._gpu_trace:register_callback_for_{name}", _STREAMS)(callback)

@@ -12,10 +12,11 @@ import torch
 
 from nocuda import Library, Seen, library
 from nocuda.library import demangled
+from perflab.predicted.dry_run.races import finding_races
 from perflab.predicted.dry_run.traffic import TrafficNotes, short_name
 from perflab.predicted.gpus.names import Gpu
 from perflab.predicted.prediction import Traced, Work, predict
-from perflab.predicted.records import DryRun, Prediction
+from perflab.predicted.records import DryRun, Prediction, Race
 from perflab.predicted.trace.tracer import Hidden
 from perflab.predicted.trace.watch import Watch
 from perflab.predicted.trace.watched import watched
@@ -23,6 +24,8 @@ from perflab.predicted.trace.watched import watched
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 _TIMED = 3
+_IN_A_LOOP = 2
+"""Calls in which races are looked for: one may race with the call before."""
 _UNEXPLAINED = 0.001
 """Share of what is allocated that no operator explains, and that is not worth a note."""
 
@@ -54,11 +57,16 @@ def run_dry(work: Work, gpu: Gpu, watch: Watch | None = None) -> tuple[Predictio
     if abs(unexplained) > _UNEXPLAINED * allocated:
         said = f"{unexplained:+,} B of what is allocated follow from no operator: a library's own, or not let go"
         now = msgspec.structs.replace(now, notes=[*now.notes, said])
+    races: list[Race] = []
+    with finding_races(races):
+        for _ in range(_IN_A_LOOP):
+            work.run(_nothing)
     seen = DryRun(
         asked_bytes=stats["requested_bytes.all.peak"],
         kernels=dict(kernels.most_common()),
         replayed=counts.replayed,
         traffic=notes.traffic(),
+        races=races,
         host_ns=float(host_ns),
     )
     now = msgspec.structs.replace(

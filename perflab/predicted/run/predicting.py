@@ -25,6 +25,7 @@ from perflab.plugin.session.folder import file_name_for, own_folder
 from perflab.plugin.stash import FAKING
 from perflab.predicted.gpus.roofline import roofline_ns
 from perflab.predicted.judge.judge import judge_predicted
+from perflab.predicted.judge.races import explain_races, unless_races
 from perflab.predicted.records import PredictedCase, Prediction, place_of
 from perflab.predicted.run.efficiency import with_estimate
 from perflab.predicted.run.exploring import Explorer, fit_of, work_of
@@ -225,11 +226,15 @@ class Predictions:
         assert isinstance(state.outcome, PredictedCase)
         policy = state.settings.policy
         judgement = judge_predicted(state.outcome.now, state.outcome.before, policy)
+        judgement = unless_races(judgement, state.outcome.now)
         judgement = unless_unchecked(judgement, state.settings)
         return Result(case=state.case, judgement=judgement, outcome=state.outcome, policy=policy)
 
     def fail_if_worse(self, result: Result, settings: Settings) -> None:
         """Fail the test of a case that grew."""
+        if result.judgement.verdict is Verdict.FAILED and isinstance(result.outcome, PredictedCase):
+            dry_run = result.outcome.now.dry_run
+            pytest.fail(explain_races(result.case, dry_run.races if dry_run is not None else []), pytrace=False)
         failure = failure_of(self._config, result, settings)
         if failure is not None:
             pytest.fail(failure, pytrace=False)

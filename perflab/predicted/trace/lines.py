@@ -9,13 +9,16 @@ from pathlib import Path
 from types import FrameType
 
 
-def line_of(frame: FrameType | None) -> str:
-    """The innermost line, from a frame on, that is neither PyTorch's nor ours: ``train.py:12``; or ``""``."""
+def line_of(frame: FrameType | None, *, only: bool = False) -> str:
+    """The innermost line, from a frame on, that is neither PyTorch's nor ours: ``train.py:12``; or ``""``.
+
+    ``only``: look at that frame alone.
+    """
     while frame is not None:
         shown = _shown(frame.f_code.co_filename)
         if shown is not None:
             return f"{shown}:{frame.f_lineno}"
-        frame = frame.f_back
+        frame = None if only else frame.f_back
     return ""
 
 
@@ -35,5 +38,5 @@ def _not_the_code() -> tuple[str, ...]:
     assert spec is not None
     assert spec.origin is not None
     package = Path(__file__).parents[2]
-    ours = (*(package / one for one in ("predicted", "measured", "plugin")), package.parent / "nocuda")
+    ours = (*(package / one for one in ("predicted", "measured", "measure", "plugin")), package.parent / "nocuda")
     return tuple(f"{folder}/" for folder in (Path(spec.origin).parent, *ours))
