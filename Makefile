@@ -41,7 +41,7 @@ attack: $(INSTALLED)
 
 # Stories start hundreds of processes: without compiled modules on disk each compiles all of perflab, half a second of work.
 test: $(INSTALLED)
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2 --dist worksteal tests/harness tests/plugin tests/correctness
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2 --dist worksteal tests/harness tests/plugin tests/correctness tests/nocuda
 
 # Memory and counts of the lab's own cases against baselines/: one operator more in the model fails on every machine. Memory
 # and allocations are gated with the threads and instruction set that they were saved with; the run says where they were not.
