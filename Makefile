@@ -41,7 +41,7 @@ attack: $(INSTALLED)
 
 # Stories start hundreds of processes: without compiled modules on disk each compiles all of perflab, half a second of work.
 test: $(INSTALLED)
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2 --dist worksteal tests/harness tests/plugin tests/correctness
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2 --dist worksteal tests/harness tests/plugin tests/correctness tests/nocuda
 
 # Memory and counts of the lab's own cases against baselines/: one operator more in the model fails on every machine. Memory
 # and allocations are gated with the threads and instruction set that they were saved with; the run says where they were not.
@@ -65,10 +65,18 @@ check: $(INSTALLED)
 	$(MAKE) test
 
 # CUDA's host side without a GPU (nocuda/README.md), in an environment of its own with PyTorch's CUDA build: its own tests,
-# and those that need a CUDA device and none of the numbers that it would compute. Two minutes after installing.
-# One process for each kind: a session that has opened CUDA cannot be forked, and stories fork.
+# then those that need a CUDA device and none of the numbers that it would compute, then perf cases, whose times are the
+# host's and are saved nowhere that counts. Two to three minutes after installing.
+NOCUDA = $(CUDA_BIN)/python -m nocuda run -- $(CUDA_BIN)/pytest
 cuda: $(CUDA_INSTALLED)
-	$(CUDA_BIN)/python -m nocuda run -- $(CUDA_BIN)/pytest tests/nocuda
+	$(NOCUDA) tests/nocuda
+	$(NOCUDA) -rs -k "small and fp32 or on_a_gpu or pytorch_s_allocator or while_the_gpu_is_behind or against_real or gpu_state or graph or devices" \
+		tests/correctness/test_predicted_on_cuda.py tests/correctness/test_model_cost.py tests/correctness/test_loader.py \
+		tests/harness/test_caching_allocator.py tests/harness/test_gpu_state.py tests/harness/test_cuda_graph.py \
+		tests/harness/test_graph_pools.py tests/harness/test_devices.py \
+		$(wildcard tests/correctness/test_predicted_against_real.py)
+	$(NOCUDA) -m perf --perf-device=cuda --perf-check=off --model=tiny --context-length=128 --perf-budget=1 \
+		-k "tiny-128-bf16 and not compiled and not flex" tests/perf/test_transformer.py
 
 format: $(INSTALLED)
 	$(BIN)/ruff format .

@@ -36,7 +36,17 @@ def compiled(folder: Path, *names: str) -> ctypes.CDLL:
     (folder / "counted.c").write_text(COUNTED)
     include = Path(symbols.__file__).parent / "src"
     sources = [str(folder / "stubs.c"), str(folder / "counted.c")]
-    command = [compiler, "-shared", "-fPIC", "-w", f"-I{include}", "-o", str(folder / "stubs.so"), *sources]
+    command = [
+        compiler,
+        "-shared",
+        "-fPIC",
+        "-w",
+        "-Wl,-Bsymbolic",
+        f"-I{include}",
+        "-o",
+        str(folder / "stubs.so"),
+        *sources,
+    ]
     subprocess.run(command, check=True)
     library = ctypes.CDLL(str(folder / "stubs.so"))
     library.last_said.restype = ctypes.c_char_p
