@@ -64,7 +64,8 @@ class Library:
         self._c.nocuda_launches.restype = ctypes.c_ulong
         self._c.nocuda_calls.restype = ctypes.c_ulong
         self._c.nocuda_observe.argtypes = [ctypes.c_uint, _CObserver]
-        self._observer: object = None
+        self._observers: tuple[tuple[Seen, Observer], ...] = ()
+        self._function: object = None
 
     @property
     def launches(self) -> int:
@@ -91,15 +92,26 @@ class Library:
     @contextmanager
     def observing(self, mask: Seen, observer: Observer) -> Iterator[None]:
         """Tell ``observer`` of what happens within, from whatever thread it happens in. What it raises is lost."""
-        function = _CObserver(
-            lambda what, name, size, source, target: observer(Seen(what), name.decode(), size, source, target)
-        )
-        self._c.nocuda_observe(mask, function)
-        self._observer = function  # C has its address
+        before = self._observers
+        self._observe((*before, (mask, observer)))
         try:
             yield
         finally:
-            self._c.nocuda_observe(0, _CObserver())
+            self._observe(before)
+
+    def _observe(self, observers: tuple[tuple[Seen, Observer], ...]) -> None:
+        def tell(what: int, name: bytes, size: int, source: int, target: int) -> None:
+            seen = Seen(what)
+            for mask, observer in observers:
+                if seen & mask:
+                    observer(seen, name.decode(), size, source, target)
+
+        masks = Seen(0)
+        for mask, _ in observers:
+            masks |= mask
+        function = _CObserver(tell) if observers else _CObserver()
+        self._c.nocuda_observe(int(masks), function)
+        self._observers, self._function = observers, function  # C has the function's address
 
 
 @functools.cache

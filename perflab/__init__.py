@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from perflab.correctness import Budget, verify
     from perflab.documents import read_document
     from perflab.errors import PerflabError
-    from perflab.measured.records import Measurement, OutOfMemory, Record, Replicate
+    from perflab.measure.records import Measurement, OutOfMemory, Record, Replicate
     from perflab.plugin.case.perf import Perf
     from perflab.plugin.config.settings import Settings
     from perflab.plugin.session.folder import own_folder
@@ -63,13 +63,13 @@ _HOMES = {
     "Judgement": "perflab.records",
     "KernelExample": "perflab.compiled.compiler.example",
     "KernelResources": "perflab.compiled.records",
-    "Measurement": "perflab.measured.records",
-    "OutOfMemory": "perflab.measured.records",
+    "Measurement": "perflab.measure.records",
+    "OutOfMemory": "perflab.measure.records",
     "Perf": "perflab.plugin.case.perf",
     "PerflabError": "perflab.errors",
     "Prediction": "perflab.predicted.records",
-    "Record": "perflab.measured.records",
-    "Replicate": "perflab.measured.records",
+    "Record": "perflab.measure.records",
+    "Replicate": "perflab.measure.records",
     "Result": "perflab.results",
     "Settings": "perflab.plugin.config.settings",
     "Verdict": "perflab.records",

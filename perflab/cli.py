@@ -1,46 +1,33 @@
-"""The ``perflab`` command: merges, reports, compiles kernels and checks the machine, without a test run.
+"""The ``perflab`` command: merges, reports and checks the machine, without a test run; and what tiers do beside it.
 
 A command is a function that declares its arguments on a parser and returns what runs them; its docstring is its
-help. One more is one more function, and a line in ``COMMANDS``. Nothing here loads torch.
+help. One more is one more function, and a line in ``COMMANDS``, or a tier's own. Nothing here loads torch.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shlex
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from perflab.attention.command import attention_command
-from perflab.compiled.compiler.architectures import parse_architectures
 from perflab.doctor.checkup import checkup
 from perflab.documents import PASSED, merge, only_cases, read_document, write_document
 from perflab.errors import PerflabError, UsageError
-from perflab.measured.report.columns_option import parse_columns, parse_sort
-from perflab.measured.report.side_by_side import parameter_names, side_by_side
 from perflab.report.escaping import for_reading, lines_of, one_line
 from perflab.report.lines import short_name
 from perflab.report.markdown import markdown
-from perflab.report.summary import (
-    ending,
-    findings_left_out,
-    measured_elsewhere,
-    other_failures,
-    summary,
-    unseen_failures,
-)
-from perflab.report.view import COLLECTED, DEFAULT_COLUMNS, DEFAULT_VIEW, View
-from perflab.results import Document
+from perflab.report.summary import ending, findings_left_out, measured_elsewhere, other_failures, unseen_failures
+from perflab.report.terminal import show
+from perflab.report.view import COLLECTED, DEFAULT_COLUMNS, View, parse_columns, parse_sort
+from perflab.results import Document, parameter_names
 from perflab.store.join import join_baselines
-from perflab.tiers import by_folder, by_table, tier
+from perflab.tiers import Run, by_folder, by_table, tier, tiers
 from perflab.units import format_names
 
-Run = Callable[[argparse.Namespace], int]
-"""Runs a command; returns its exit status."""
 _Parsed = TypeVar("_Parsed")
 BAD_INPUT, INTERRUPTED = 2, 130
 
@@ -81,7 +68,7 @@ def merge_command(parser: argparse.ArgumentParser) -> Run:
         merged = for_reading(merged)
         endings = [f"{path}: {text}" for path, part in zip(given.paths, parts, strict=True) for text in ending(part)]
         others = [*other_failures(merged), *measured_elsewhere(parts, merged), *findings_left_out(parts, merged)]
-        _show(merged, [*endings, *others, f"wrote {output}"])
+        show(merged, [*endings, *others, f"wrote {output}"])
         return 0 if merged.exitstatus == PASSED else 1
 
     return run
@@ -122,7 +109,7 @@ def report_command(parser: argparse.ArgumentParser) -> Run:
         document, parameter = read_document(given.file), given.side_by_side
         if given.case is not None:
             document = _of_cases(document, given.case, given.file)
-        if parameter is not None and not side_by_side(document.results, parameter):
+        if parameter is not None and not any(one.sets_beside(document.results, parameter) for one in tiers()):
             known = ", ".join(parameter_names(document.results)) or "none"
             raise UsageError(
                 f"--side-by-side={parameter}: nothing to compare in {given.file}",
@@ -135,7 +122,7 @@ def report_command(parser: argparse.ArgumentParser) -> Run:
             data = {key: one for part in found for key, one in part.items()}
             print(json.dumps(data or {"studies": []}, indent=1, ensure_ascii=False, allow_nan=False))
         else:
-            _show(document, unseen_failures(for_reading(document)), parameter=parameter, view=view)
+            show(document, unseen_failures(for_reading(document)), parameter=parameter, view=view)
         return 0
 
     return run
@@ -186,57 +173,10 @@ def doctor_command(parser: argparse.ArgumentParser) -> Run:
     return run
 
 
-def kernels_command(parser: argparse.ArgumentParser) -> Run:
-    """Compile Triton kernels ahead of time, without a GPU, and compare their resources with the baselines.
-
-    Compares registers, spills, shared memory, tensor-core instructions and occupancy of every registered kernel on
-    every architecture. Exits with 1 if a kernel does not compile, cannot run, or got worse.
-    """
-    parser.add_argument(
-        "registrations",
-        nargs="*",
-        metavar="REGISTRATION",
-        help="package.module:ATTRIBUTE with the examples (default: perf_kernels of pytest's ini file)",
-    )
-    parser.add_argument("--arch", metavar="N[,N...]", help="architectures (default: perf_arch of the ini file)")
-    parser.add_argument("--update", action="store_true", help="save the results as new baselines")
-    parser.add_argument("--reason", metavar="TEXT", help="why the change is intended; stored in the baselines")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all results to this JSON file")
-
-    def run(given: argparse.Namespace) -> int:
-        from perflab.compiled.run.command import compile_kernels  # it loads pytest, to read the ini file
-
-        if given.reason is not None and not given.update:
-            raise UsageError("--reason without --update", "a reason is one for saving: add --update")
-        try:
-            archs = parse_architectures(given.arch) if given.arch is not None else None
-        except ValueError as error:
-            raise UsageError(f"--arch: {error}", "give their numbers, such as --arch=80,90") from error
-        chosen = [*given.registrations, *([f"--arch={given.arch}"] if given.arch is not None else [])]
-        found = compile_kernels(
-            given.registrations,
-            archs,
-            update=given.update,
-            reason=given.reason,
-            command=["perflab", "kernels", *chosen],
-            say=_progress,
-        )
-        for text in [result.failure for result in found.document.results if result.failure]:
-            print(f"{lines_of(text)}\n")
-        notes = list(found.notes)
-        if given.json is not None:
-            write_document(found.document, given.json)
-            notes.append(f"wrote {given.json}")
-        _show(found.document, notes, accept=shlex.join(["perflab", "kernels", *chosen, "--update"]))
-        return found.document.exitstatus
-
-    return run
-
-
 COMMANDS: dict[str, Callable[[argparse.ArgumentParser], Run]] = {
     "attention": attention_command,
     "doctor": doctor_command,
-    "kernels": kernels_command,
+    **{name: command for one in tiers() for name, command in one.commands().items()},
     "merge": merge_command,
     "report": report_command,
 }
@@ -297,22 +237,3 @@ def _parsed(option: str, text: str, parse: Callable[[str], _Parsed]) -> _Parsed:
         return parse(text)
     except ValueError as error:
         raise UsageError(f"{option}: {error}", "see docs/reference.md, under Columns") from error
-
-
-def _show(
-    document: Document,
-    notes: Sequence[str],
-    *,
-    accept: str | None = None,
-    parameter: str | None = None,
-    view: View = DEFAULT_VIEW,
-) -> None:
-    width = max(80, shutil.get_terminal_size((80, 24)).columns)
-    for line in summary(document, width, notes, accept=accept, parameter=parameter, view=view):
-        print(line.text)
-
-
-def _progress(text: str) -> None:
-    """One line that is written over, and none in a log."""
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)

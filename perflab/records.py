@@ -191,6 +191,8 @@ class TierRecord(Data, frozen=True):
 
     runs: ClassVar[bool] = False
     """Whether the case ran on this machine, so that there are times."""
+    stands_in: ClassVar[bool] = False
+    """Whether it stands in for a run, though nothing ran."""
 
     @property
     def variant(self) -> str:

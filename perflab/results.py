@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Annotated
 
 import msgspec
 
 from perflab.data import Data, Parameters
-from perflab.measured.records import Record
+from perflab.measure.records import Record
 from perflab.mode import DEFAULT, Mode, identity
 from perflab.records import Judgement, Policy
 from perflab.tiers import Outcome
@@ -53,6 +54,16 @@ class Result(Data, frozen=True):
     def identity(self) -> str:
         """The name that the case's numbers are stored under: numbers of two modes are two cases'."""
         return identity(self.case, self.mode)
+
+
+def parameters_of(result: Result) -> Parameters:
+    """A case's parameters, also where nothing was measured."""
+    return result.record.parameters if result.record is not None else result.parameters
+
+
+def parameter_names(results: Iterable[Result]) -> list[str]:
+    """All parameters that cases have, as they come."""
+    return list(dict.fromkeys(name for result in results for name in parameters_of(result)))
 
 
 class Document(Data, frozen=True):

@@ -1,25 +1,29 @@
 """The tiers: the ways in which a case comes to a verdict. A fifth one is a folder, and a line here.
 
-What runs, saves, prunes, joins and shows cases asks a tier by the protocol ``Tier``. This module loads the
+What runs, saves, prunes, joins and shows cases asks a tier by the protocol of ``Tier``. This module loads the
 tiers' records alone; what runs, judges and shows cases is loaded with the first of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from importlib import import_module
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast, get_args
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from perflab.compared.records import ComparedCase
 from perflab.compiled.records import CompiledCase
-from perflab.measured.records import Record
+from perflab.measured.records import MeasuredCase
 from perflab.predicted.records import PredictedCase
 
 if TYPE_CHECKING:
+    import argparse
+
     import pytest
 
-    from perflab.plugin.config.settings import Settings
+    from perflab.plugin.case.fresh_process import Job
+    from perflab.plugin.config.settings import Given, Settings
     from perflab.plugin.session.saving import Saving
     from perflab.records import Environment, TierRecord
     from perflab.report.lines import Line
@@ -29,43 +33,92 @@ if TYPE_CHECKING:
     from perflab.store.join import Part
     from perflab.store.stale import StoredFile
 
-Outcome = Record | ComparedCase | PredictedCase | CompiledCase
+Run = Callable[["argparse.Namespace"], int]
+"""Runs a command of ``perflab``; returns its exit status."""
+Outcome = MeasuredCase | ComparedCase | PredictedCase | CompiledCase
 """What a case came to, by tier, in the order of tables. A tier's name is its record's tag, and its folder's."""
 
 
-class Tier(Protocol):
-    """What a tier can be asked for; its module ``tier`` is one."""
+class Tier:
+    """What a tier can be asked for; its module ``tier`` has one, ``TIER``. What it leaves out, it has nothing of."""
 
-    FOLDER: str | None
-    """How the folders of its baselines begin; None: it stores none."""
+    def __init__(self, folder: str | None = None, unit: str = "case", **functions: str | Callable[..., Any]) -> None:
+        """``folder``: how those of its baselines begin, if any; ``unit``: what a test with its fixture is called.
 
-    def run(self, config: pytest.Config, settings: Settings, items: list[pytest.Item]) -> list[pytest.Item]:
-        """Make ready to run the cases that are this tier's; returns those that are not.
+        ``functions``: what it has of the methods below; a text says where one is that is loaded when it is called.
+        """
+        self.folder, self.unit = folder, unit
+        for name, function in functions.items():
+            setattr(self, name, partial(_call, function) if isinstance(function, str) else function)
+
+    def commands(self) -> dict[str, Callable[[argparse.ArgumentParser], Run]]:
+        """Its commands of ``perflab``, by name."""
+        return {}
+
+    # --- a run's cases --------------------------------------------------------------------------------------
+
+    def settings(self, given: Given) -> object:
+        """Its own settings, read and checked; the type says whose they are.
+
+        Raises:
+            SettingError: a value that cannot be used.
+        """
+        return None
+
+    def begin(self, job: Job) -> None:
+        """Prepare a fresh process for its job, before anything of the user's is imported."""
+
+    def spread(self, metafunc: pytest.Metafunc) -> None:
+        """Parametrize a test that asks for its fixture."""
+
+    def announce(self, settings: Settings, cases: int) -> list[str]:
+        """What it does with so many cases that ask for no tier's fixture, said before the first test."""
+        return []
+
+    def run(
+        self, config: pytest.Config, settings: Settings, items: list[pytest.Item], job: Job | None
+    ) -> list[pytest.Item]:
+        """Make ready to run those of the cases that are this tier's; returns the others. ``job``: a fresh process's.
 
         Raises:
             PerflabError: the first thing found that would fail late.
         """
+        return items
+
+    # --- its results ----------------------------------------------------------------------------------------
 
     def explain(self, result: Result, accept: str | None) -> str:
         """The text that a failing test shows; ``accept`` is the command that accepts what changed."""
+        raise NotImplementedError
 
     def lines(self, document: Document, results: Sequence[Result], width: int, view: View) -> list[Line]:
         """The tables of these results, as text."""
+        raise NotImplementedError
 
     def sections(self, document: Document, results: Sequence[Result], view: View) -> list[Section]:
         """The same for a page."""
+        raise NotImplementedError
 
     def notes(self, document: Document, results: Sequence[Result], width: int) -> list[str]:
         """What the tables cannot show, as text below all of them."""
+        return []
 
     def data(self, document: Document, results: Sequence[Result]) -> dict[str, object]:
         """What ``perflab report --format=json`` has of these results, by key."""
+        return {}
+
+    def sets_beside(self, results: Sequence[Result], parameter: str) -> bool:
+        """Whether a table shows levels of this parameter side by side."""
+        return False
+
+    # --- what is stored -------------------------------------------------------------------------------------
 
     def save(self, saving: Saving) -> None:
         """Save what the run was asked to save of this tier's results."""
 
     def stored(self, directory: Path, environments: Sequence[Environment]) -> Iterator[StoredFile]:
         """The tier's files in a directory of baselines, as far as a session in these environments may prune them."""
+        return iter(())
 
     def join(self, paths: Sequence[Path]) -> Part:
         """Join its files of several directories.
@@ -73,6 +126,11 @@ class Tier(Protocol):
         Raises:
             BaselineError: a file is damaged or foreign.
         """
+        raise NotImplementedError
+
+
+def _call(place: str, *arguments: Any) -> Any:
+    return resolve_name(place)(*arguments)
 
 
 def names() -> list[str]:
@@ -82,7 +140,7 @@ def names() -> list[str]:
 
 def tier(name: str) -> Tier:
     """A tier by its name."""
-    return cast(Tier, import_module(f"perflab.{name}.tier"))
+    return cast(Tier, resolve_name(f"perflab.{name}.tier:TIER"))
 
 
 def tiers() -> list[Tier]:
@@ -92,7 +150,7 @@ def tiers() -> list[Tier]:
 
 def by_folder() -> dict[str, Tier]:
     """The tiers that store baselines, by how the folders of these begin; the longest beginning counts."""
-    return {one.FOLDER: one for one in tiers() if one.FOLDER is not None}
+    return {one.folder: one for one in tiers() if one.folder is not None}
 
 
 def name_of(outcome: Outcome) -> str:

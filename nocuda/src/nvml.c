@@ -18,6 +18,7 @@ static void uuid_text(int device, char *text, unsigned size) {
              u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14], u[15]);
 }
 int nvmlInit_v2(void) { COUNT; return 0; }
+int nvmlInit(void) { COUNT; return 0; } /* by which PyTorch counts devices without opening CUDA */
 int nvmlInitWithFlags(unsigned flags) { COUNT; return 0; }
 int nvmlShutdown(void) { COUNT; return 0; }
 const char *nvmlErrorString(int error) { COUNT; return error ? "nocuda: an NVML error" : "The operation was successful"; }

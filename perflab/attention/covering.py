@@ -97,17 +97,19 @@ class _Search:
             return row
         name, later = order[0], order[1:]
 
+        before = [item for item in row.items() if self._position[item[0]] < self._position[name]]
+        after = [item for item in row.items() if self._position[item[0]] > self._position[name]]
+
         def preference(level: Level) -> tuple[int, int]:
-            gain = sum(self._pair(name, level, *other) in open_pairs for other in row.items())
-            return -gain, self._used.get((name, level), 0)
+            item = (name, level)
+            gain = 0
+            if open_pairs:
+                gain = len([1 for other in before if (other, item) in open_pairs])
+                gain += len([1 for other in after if (item, other) in open_pairs])
+            return -gain, self._used.get(item, 0)
 
         for level in sorted(self._factors[name], key=preference):
             longer = row | {name: level}
             if self._valid(longer) and (complete := self._complete(longer, later, open_pairs)) is not None:
                 return complete
         return None
-
-    def _pair(self, a: str, one: Level, b: str, other: Level) -> Pair:
-        if self._position[a] < self._position[b]:
-            return (a, one), (b, other)
-        return (b, other), (a, one)

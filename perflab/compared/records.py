@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from perflab.measured.records import Record
+from perflab.measured.records import MeasuredCase
 
 
-class ComparedCase(Record, frozen=True, tag="compared"):
+class ComparedCase(MeasuredCase, frozen=True, tag="compared"):
     """What one case learned in an A/B comparison: the head's measurement, and the ratios of all pairs."""

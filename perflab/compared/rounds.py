@@ -30,7 +30,7 @@ from perflab.compared.sides.messages import (
 from perflab.compared.sides.process import ANSWER_WITHIN_S, SideProcess, Start
 from perflab.environment import core_numbers
 from perflab.errors import RivalError, SideEndedError
-from perflab.measured.records import Evidence, Memory
+from perflab.measure.records import Evidence, Memory
 from perflab.mode import Mode
 
 LEAST_BLOCKS = 2

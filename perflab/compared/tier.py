@@ -1,52 +1,49 @@
-"""The compared tier (A/B), behind the protocol of ``tiers.py``: base and head interleaved, nothing stored."""
+"""The compared tier (A/B), behind the protocol of ``tiers.py``: base and head interleaved, nothing stored.
+
+Its record derives from the measured tier's, which shows and explains it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perflab.measured.tier import explain, lines, notes, sections
-from perflab.store.join import Part
+from perflab.tiers import Tier
+from perflab.units import parse_fraction
 
 if TYPE_CHECKING:
     import pytest
 
-    from perflab.plugin.config.settings import Settings
-    from perflab.plugin.session.saving import Saving
-    from perflab.records import Environment
-    from perflab.results import Document, Result
-    from perflab.store.stale import StoredFile
-
-__all__ = ["FOLDER", "data", "explain", "join", "lines", "notes", "run", "save", "sections", "stored"]
-
-FOLDER: str | None = None
-"""How the folders of its baselines begin."""
+    from perflab.compared.judge.paired import PairedPolicy
+    from perflab.plugin.case.fresh_process import Job
+    from perflab.plugin.config.settings import Given, Settings
 
 
-def run(config: pytest.Config, settings: Settings, items: list[pytest.Item]) -> list[pytest.Item]:
-    """Under ``--perf-against``, compare the cases that measure."""
-    if settings.against is None or not items:
+def settings(given: Given) -> PairedPolicy:
+    """The change that counts."""
+    from perflab.compared.judge.paired import PairedPolicy
+
+    return PairedPolicy(threshold=given.value("perf_against_threshold", parse_fraction))
+
+
+def begin(job: Job) -> None:
+    """In a side's process: end with the session; have an installed version's modules found before others are."""
+    if job.serve is not None:
+        from perflab.compared.run.serving import begin
+
+        begin(job.serve)
+
+
+def run(config: pytest.Config, settings: Settings, items: list[pytest.Item], job: Job | None) -> list[pytest.Item]:
+    """Compare all cases that measure, under ``--perf-against``; in a side's process, measure when asked."""
+    if job is not None and job.serve is not None:
+        from perflab.compared.run.serving import run_side
+
+        return run_side(config, settings, items, job)
+    if job is not None or settings.against is None or not items:
         return items
     from perflab.compared.run.cases import run
 
     return run(config, settings, items)
 
 
-def data(document: Document, results: Sequence[Result]) -> dict[str, object]:
-    """Nothing yet."""
-    return {}
-
-
-def save(saving: Saving) -> None:
-    """Nothing is stored."""
-
-
-def stored(directory: Path, environments: Sequence[Environment]) -> Iterator[StoredFile]:
-    """None."""
-    return iter(())
-
-
-def join(paths: Sequence[Path]) -> Part:
-    """None."""
-    return Part(0, lambda output: set())
+TIER = Tier(settings=settings, begin=begin, run=run)

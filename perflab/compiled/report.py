@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from pathlib import PurePath
 
 from perflab.compiled.records import CompiledCase, CompiledKernel, KernelResources
 from perflab.records import Verdict
@@ -11,7 +12,9 @@ from perflab.report.counts import changed, count_fact, count_row
 from perflab.report.escaping import lines_of
 from perflab.report.failing_table import WIDTH, Quantity, failing_table, wrapped
 from perflab.report.lines import Line, Row, shown_verdict, verdict_text, wrap_facts
-from perflab.results import Result
+from perflab.report.section import Section
+from perflab.report.view import View
+from perflab.results import Document, Result
 from perflab.units import format_bytes
 
 _COLUMNS = (("regs", 5), ("spills", 7), ("shared", 9), ("warps", 6), ("limited by", 12), ("tensor cores", 13))
@@ -161,3 +164,23 @@ def _limits_passed(result: Result) -> dict[str, str]:
         "shared memory": no_room,
     }
     return {name: limit for one in result.judgement.worse for name, limit in passed.get(one, {}).items()}
+
+
+def lines(document: Document, results: Sequence[Result], width: int, view: View) -> list[Line]:
+    """The table with its head."""
+    return [*map(Line, wrap_facts(_head(document, results), width)), *kernel_table(results, width)]
+
+
+def sections(document: Document, results: Sequence[Result], view: View) -> list[Section]:
+    """The same for a page."""
+    return [Section("kernel", kernel_rows(results), list(results), [_head(document, results)])]
+
+
+def _head(document: Document, results: Sequence[Result]) -> list[str]:
+    """Facts of what compiled the kernels, the directory of their baselines (if any) last."""
+    tritons = {result.outcome.now.triton for result in results if isinstance(result.outcome, CompiledCase)}
+    folders = sorted(tritons) if document.baselines is not None else []
+    return [
+        *compilers(results),
+        *(f"{PurePath(document.baselines or '', f'triton-{version}').as_posix()}/" for version in folders),
+    ]

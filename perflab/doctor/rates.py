@@ -27,10 +27,11 @@ from perflab.compared.judge.paired import (
 )
 from perflab.doctor.trials import REPLICATES, Benchmarked, Line, Pair, Parent, Session
 from perflab.doctor.workloads import MIXED
+from perflab.measure.records import Paired, Replicate
 from perflab.measured.judge.exact import judge_memory, peaks_of
 from perflab.measured.judge.judge import judge
 from perflab.measured.judge.unsettled import turns_policy
-from perflab.measured.records import Entry, Paired, Record, Replicate
+from perflab.measured.records import Entry, MeasuredCase
 from perflab.measured.run.remeasure import cleared
 from perflab.measured.store.exact import split
 from perflab.records import Environment, Policy, Verdict
@@ -211,7 +212,7 @@ def stored_rate(lines: Sequence[Line], slowdown: float, *, settle: bool = False)
         for name, replicates in session.replicates.items():
             entry = Entry(environment=_HERE, recorded="", replicates=saved.replicates[name][:REPLICATES])
             here, *fresh = [_slower(replicate, slowdown) for replicate in replicates]
-            record = Record(case=name, environment=_HERE, summary=here)
+            record = MeasuredCase(case=name, environment=_HERE, summary=here)
             judgement = judge(record, split(entry), Policy())
             if judgement.suspect:
                 for taken in range(1, len(fresh) + 1):

@@ -26,7 +26,7 @@ from perflab.data import Data
 from perflab.doctor.workloads import KINDS, MIXED, name_of
 from perflab.errors import RivalError
 from perflab.measure.measurement import replicate_of
-from perflab.measured.records import Replicate
+from perflab.measure.records import Replicate
 from perflab.plugin.case.fresh_process import Job, JobResult, Serve
 from perflab.plugin.options import REPLICATE_OPTION
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from perflab.environment import core_numbers
 from perflab.measure.gpu_state import gpu_reader
-from perflab.measured.records import Evidence, GpuState
+from perflab.measure.records import Evidence, GpuState
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from perflab.measured.records import GpuState
+from perflab.measure.records import GpuState
 
 if TYPE_CHECKING:
     import torch

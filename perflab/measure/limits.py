@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from perflab.measure.records import OutOfMemory
 from perflab.measure.sampling import OVERRUN
-from perflab.measured.records import OutOfMemory
 from perflab.units import BYTES_PER
 
 _ASKED = re.compile(r"[Tt]ried to allocate ([0-9.]+) ?(bytes|[KMGT]iB|B)\b")

@@ -20,10 +20,10 @@ from perflab.measure.devices import current_device
 from perflab.measure.evidence import Witness
 from perflab.measure.memory import MEMORY_CALLS, measure_memory
 from perflab.measure.nvtx import nvtx_range
+from perflab.measure.records import Measurement, Replicate, per_call_ns, summarize
 from perflab.measure.sampling import Plan, Progress, collect, warm_up
 from perflab.measure.span import check_agreement
 from perflab.measure.statistics import relative_half_width
-from perflab.measured.records import Measurement, Replicate, per_call_ns, summarize
 from perflab.mode import DEFAULT, Mode
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from perflab.measure.devices import collector_off, release_memory, synchronize
 from perflab.measure.graph_pools import free_bytes_in, replayed_pools
 from perflab.measure.live_tensors import held_bytes
-from perflab.measured.records import Memory
+from perflab.measure.records import Memory
 from perflab.torch_internals.machine import host_events, kineto_results
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from perflab.measure.clock import Sample
 from perflab.measure.devices import current_device, release_memory
 from perflab.measure.measurement import collector_at_ease, stopwatch_for
 from perflab.measure.memory import measure_memory
+from perflab.measure.records import Memory
 from perflab.measure.sampling import Plan, Warmup, warm_up
 from perflab.measure.span import Reading, check_agreement
-from perflab.measured.records import Memory
 from perflab.mode import DEFAULT, Mode
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ there are any, ``session/starting.py`` reads the settings and loads what runs th
 
 from __future__ import annotations
 
-import sys
+import os
 from collections.abc import Generator
 
 import pytest
 
-from perflab.plugin import noting, options  # no names of theirs: pytest looks into each that stands here
+from perflab.plugin import fixtures, noting, options  # no names of theirs: pytest looks into each that stands here
 from perflab.plugin.fixtures import autocast, compiled_kernel, device, memory_snapshot, nvtx_range, perf, sync, warmup
 
 __all__ = ["autocast", "compiled_kernel", "device", "memory_snapshot", "nvtx_range", "perf", "sync", "warmup"]
@@ -30,25 +30,22 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.add_hookspecs(hooks)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """In a side's process: end with the session; have an installed version's modules found before others are."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None]:
+    """Begin a dry run anew, before output is captured, which a wrapper of pytest's begins.
+
+    In a fresh process that measures for another one: prepare it, before anything of the user's is imported.
+    """
+    if getattr(early_config.known_args_namespace, "perf_dry_run", None) is not None:
+        from perflab.predicted.dry_run.start import enter
+
+        enter(early_config)
     path = getattr(early_config.known_args_namespace, "perf_replicate", None)
     if path is not None:
-        from perflab.plugin.case.fresh_process import read_job
+        from perflab.plugin.case.fresh_process import begin
 
-        serve = read_job(path).serve
-        if serve is not None:
-            import os
-
-            from perflab.compared.sides.lifeline import end_with_session
-            from perflab.compared.sides.process import SOCKET_VARIABLE
-
-            end_with_session(int(os.environ[SOCKET_VARIABLE]))
-        if serve is not None and serve.first:
-            from perflab.compared.run.serving import TakenFrom
-
-            sys.meta_path.insert(0, TakenFrom(serve.first))
+        begin(path)
+    return (yield)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -81,6 +78,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if (config.getoption("perf_against") or config.getini("perf_against")) and hasattr(config.option, "numprocesses"):
         # Sides take turns on the machine, one case at a time: workers would only be in each other's way.
         config.option.numprocesses, config.option.dist, config.option.tx = 0, "no", []
+    if os.environ.get("PERFLAB_DRY_RUN"):
+        from perflab.predicted.dry_run.session import begin
+
+        begin(config)
     if _job_path(config):
         return
     notes = noting.take_notes(config)
@@ -89,11 +90,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make a test that asks for ``compiled_kernel`` a case for every registered kernel and architecture."""
-    if "compiled_kernel" in metafunc.fixturenames:
-        from perflab.compiled.run.cases import spread
+    """Have the tier whose fixture a test asks for make it a case for each of what that gives."""
+    for name in fixtures.TIER_OF:
+        if name in metafunc.fixturenames:
+            from perflab.tiers import tier
 
-        spread(metafunc)
+            tier(fixtures.TIER_OF[name]).spread(metafunc)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -101,7 +103,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Mark tests that use a fixture of ours and note all tests, before ``-m`` chooses; then order the cases."""
     for item in items:
         names = getattr(item, "fixturenames", ())
-        if ("perf" in names or "compiled_kernel" in names) and item.get_closest_marker("perf") is None:
+        if any(name in names for name in ("perf", *fixtures.TIER_OF)) and item.get_closest_marker("perf") is None:
             item.add_marker("perf")
     if noting.NOTES in config.stash:
         config.stash[noting.NOTES].items = list(items)

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from perflab.measure.sampling import Warmup
     from perflab.plugin.case.perf import Perf
 
+TIER_OF = {"compiled_kernel": "compiled"}
+"""Fixtures that make a test a case of one tier."""
+
 
 @pytest.fixture
 def perf(request: pytest.FixtureRequest, device: torch.device) -> Perf:
@@ -56,7 +59,7 @@ def compiled_kernel(request: pytest.FixtureRequest) -> KernelResources:
         def test_kernel(compiled_kernel):
             assert compiled_kernel.registers <= 168
     """
-    from perflab.plugin.case.tools import kernel_for
+    from perflab.compiled.run.cases import kernel_for
 
     return kernel_for(request)
 

@@ -21,6 +21,8 @@ class Option(NamedTuple):
     choices: tuple[str, ...] = ()
     variable: str | None = None
     """Environment variable that counts where the command line is silent."""
+    const: str | None = None
+    """The value of the option without one; None: it needs one."""
     measures: bool = True
     """Whether giving it on the command line has cases measured that are mixed with other tests."""
 
@@ -90,6 +92,15 @@ OPTIONS = (
     ),
     Option("--perf-predict", "false", "predict each case for --perf-gpu on fake tensors; nothing runs", flag=True),
     Option("--perf-gpu", "h100", "GPU to predict for: h100, a100-40gb, rtx4090, ...", metavar="NAME"),
+    Option(
+        "--perf-dry-run",
+        "",
+        "run on CUDA without a GPU, with nothing computed: real memory, launches and host waits on that GPU "
+        "(default: that of --perf-gpu); needs PyTorch's CUDA build",
+        metavar="GPU",
+        const="on",
+        variable="PERFLAB_DRY_RUN",
+    ),
     Option(
         "--perf-snapshots", "false", "write the memory timeline of each prediction to .perflab/snapshots/", flag=True
     ),
@@ -191,6 +202,7 @@ def add_options(parser: pytest.Parser) -> None:
                 help=shown,
                 metavar=option.metavar,
                 choices=option.choices or None,
+                **({"nargs": "?", "const": option.const} if option.const is not None else {}),
             )
         parser.addini(option.dest, shown.replace("%%", "%"), type="string", default=None)
     suite = parser.getgroup("perflab attention suite", "correctness of attention kernels (perflab)")

@@ -7,37 +7,36 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 
 if TYPE_CHECKING:
+    import contextlib
+    from collections.abc import Callable
+    from pathlib import Path
+
     import torch
 
+    from perflab.measure.memory_snapshot import MemorySnapshot
     from perflab.plugin.case.perf import Perf
     from perflab.plugin.config.settings import Settings
 
 
-class PerfCases(Protocol):
-    """The perf cases of this process: ``measured.run.cases.Cases``, or ``plugin.case.untimed.UntimedCases``."""
+class Faking(Protocol):
+    """What fixtures give while tensors are fake."""
 
-    def perf_for(self, item: pytest.Item, device: torch.device | str) -> Perf:
-        """The ``perf`` fixture's value for a test."""
+    def device(self) -> torch.device:
+        """The device that stands for the one that is not here."""
 
-    def skip_if_late(self, item: pytest.Item) -> None:
-        """Skip a case that would begin when the run's time is long over."""
+    def record_memory(self, path: Path) -> contextlib.AbstractContextManager[MemorySnapshot]:
+        """The ``memory_snapshot`` of a block, in this file."""
 
 
 _SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
-CASES: pytest.StashKey[PerfCases] = pytest.StashKey()
-"""Once a perf case is selected."""
+PERF_FOR: pytest.StashKey[Callable[[pytest.Item, torch.device], Perf]] = pytest.StashKey()
+"""Gives the ``perf`` fixture's value, once a perf case is selected."""
 
 RUNS_ONCE: pytest.StashKey[bool] = pytest.StashKey()
 """On a test: it is a perf case of a run that times nothing."""
 
-FAKING: pytest.StashKey[bool] = pytest.StashKey()
-"""Whether tensors are fake at the moment, since a case is being predicted."""
-
-AGAINST = "perflab-against"
-"""Name under which the comparison with another version is registered as a plugin."""
-
-COMPILED = "perflab-compiled"
-"""Name under which the compiled cases are registered as a plugin."""
+FAKING: pytest.StashKey[Faking | None] = pytest.StashKey()
+"""While tensors are fake, since nothing is to run: who made them so."""
 
 
 def settings_of(config: pytest.Config) -> Settings:

@@ -7,6 +7,8 @@ Memory is bytes as CUDA's caching allocator counts them, each block rounded up; 
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from perflab.data import Data, Layers, Parameters, Positive
 from perflab.records import TierRecord
 
@@ -20,6 +22,10 @@ KINDS = (
     "temporaries",
 )
 """What a block of memory is for. ``activations`` were saved for a backward; ``temporaries`` are all that is left."""
+
+
+WAIT, TO_DEVICE, TO_HOST = "wait", "to the device", "to the host"
+"""What a dry run sees between host and device."""
 
 
 class Cost(Data, frozen=True):
@@ -105,6 +111,47 @@ class Costed(Data, frozen=True):
         return sum(cost.bytes_moved for cost in self.costs)
 
 
+def place_of(gpu: str, *, dry_run: bool) -> str:
+    """What a GPU's predictions are stored under: ``h100``; those of dry runs apart, ``h100-dry-run``."""
+    return f"{gpu}-dry-run" if dry_run else gpu
+
+
+class Traffic(Data, frozen=True):
+    """What crossed between host and device, or made the host wait for it, by the line that asked for it."""
+
+    what: str
+    """``wait``, ``to the device``, ``to the host``."""
+    line: str
+    """``train.py:12``; ``backward`` in autograd's own thread."""
+    function: str
+    """Of CUDA: ``cudaMemcpyAsync``."""
+    calls: int
+    size_bytes: int = 0
+
+
+class DryRun(Data, frozen=True):
+    """What PyTorch did on CUDA in one call in which nothing was computed. Exact, but for the host's time."""
+
+    asked_bytes: int
+    """What tensors were asked for at the worst moment, before the allocator rounds."""
+    kernels: dict[str, int]
+    """Launches by kernel, the most frequent first; those in replayed graphs are not among them."""
+    replayed: int = 0
+    """Launches in replayed CUDA graphs."""
+    traffic: list[Traffic] = []
+    """The most frequent first."""
+    host_ns: float = 0.0
+    """What the host took to issue the call. A GPU that is faster than that waits for it."""
+
+    def calls_of(self, what: str) -> int:
+        """How often that happened."""
+        return sum(one.calls for one in self.traffic if one.what == what)
+
+    def bytes_of(self, what: str) -> int:
+        """How much went that way."""
+        return sum(one.size_bytes for one in self.traffic if one.what == what)
+
+
 class Prediction(Costed, frozen=True):
     """What one call of a case needs on a GPU that is not here."""
 
@@ -149,6 +196,30 @@ class Prediction(Costed, frozen=True):
     fit: Fit | None = None
     notes: list[str] = []
     """What is to be known of the prediction, in sentences."""
+    dry_run: DryRun | None = None
+    """Where it ran on CUDA with nothing computed. Then ``allocated_bytes``, ``reserved_bytes`` and ``launches`` are
+    what PyTorch's own allocator and launches came to, and no estimates; None: it was traced on fake tensors."""
+
+    @property
+    def real(self) -> dict[str, int]:
+        """What a dry run counted and is gated; nothing of a trace on fake tensors."""
+        dry = self.dry_run
+        if dry is None:
+            return {}
+        return {
+            "asked": dry.asked_bytes,
+            "allocated": self.allocated_bytes,
+            "reserved": self.reserved_bytes,
+            "launches": self.launches,
+            "waits": dry.calls_of(WAIT),
+            "to_device": dry.bytes_of(TO_DEVICE),
+            "to_host": dry.bytes_of(TO_HOST),
+        }
+
+    @property
+    def place(self) -> str:
+        """What it is stored under."""
+        return place_of(self.gpu, dry_run=self.dry_run is not None)
 
     @property
     def saved_bytes(self) -> int:
@@ -172,6 +243,10 @@ class PredictedBaseline(Costed, frozen=True):
     layers: dict[str, Layers] = {}
     parameters: Parameters = {}
     """The case's, not the model's."""
+    real: dict[str, int] = {}
+    """What a dry run counted, by quantity (``Prediction.real``)."""
+    kernels: dict[str, int] = {}
+    """Its launches by kernel."""
     commit: str | None = None
     reason: str | None = None
     """Why it was saved, if that was said."""
@@ -179,6 +254,8 @@ class PredictedBaseline(Costed, frozen=True):
 
 class PredictedCase(TierRecord, frozen=True, tag="predicted"):
     """A prediction beside what its baseline holds."""
+
+    stands_in: ClassVar[bool] = True
 
     now: Prediction
     before: PredictedBaseline | None = None

@@ -10,10 +10,7 @@ from perflab.records import Verdict
 from perflab.report.escaping import code, escape, for_reading, longest_run
 from perflab.report.lines import Row, shown_verdict
 from perflab.report.not_run import not_run
-from perflab.report.summary import (
-    hint,
-    unseen_failures,
-)
+from perflab.report.summary import hint, unseen_failures
 from perflab.report.tally import tally
 from perflab.report.view import DEFAULT_VIEW, View
 from perflab.results import Document, Result

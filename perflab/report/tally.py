@@ -35,11 +35,12 @@ def counted(results: Sequence[Result]) -> list[str]:
     A run that has predicted and measured nothing says that too, and one that only compiled needs no such words.
     """
     ways = {way_of(result) for result in results}
-    if len(ways - {_NO_WAY}) <= 1 and "predicted" not in ways:
+    stand_in = any(result.outcome is not None and result.outcome.stands_in for result in results)
+    if len(ways - {_NO_WAY}) <= 1 and not stand_in:
         return _said("", results)
     said = [part for way in names() for part in _said(f"{way} ", [one for one in results if way_of(one) == way])]
-    none = [] if "measured" in ways else ["0 measured"]
-    return [*said, *(none if "predicted" in ways else []), *_said("", [one for one in results if not way_of(one)])]
+    none = [f"0 {names()[0]}"] if stand_in and names()[0] not in ways else []
+    return [*said, *none, *_said("", [one for one in results if not way_of(one)])]
 
 
 def tally(results: Sequence[Result]) -> str:

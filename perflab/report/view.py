@@ -1,11 +1,45 @@
-"""How a run is shown: columns, order, and how much."""
+"""How a run is shown: columns, order, and how much; and how the options that say so are read."""
 
 from __future__ import annotations
 
+import difflib
+import textwrap
+from collections.abc import Collection
 from dataclasses import dataclass
 
 DEFAULT_COLUMNS = "median,spread,vs_base,peak"
 COLLECTED = "collected"
+PHASES = ("forward", "backward", "optimizer")
+COUNTS = (
+    "operators",
+    "allocations",
+    "kernel_launches",
+    "host_syncs",
+    "graph_breaks",
+    "recompiles",
+    "instructions",
+    "callgrind_instructions",
+)
+STATISTICS = ("median", "min", "max", "mean", "std", "iqr")
+STANDARD = (
+    *STATISTICS,
+    "ops",
+    "rounds",
+    "iterations",
+    "warmup",
+    "spread",
+    "vs_base",
+    "first",
+    *PHASES,
+    "peak",
+    "MFU",
+    "quoted",
+    *COUNTS,
+)
+"""Names that no fact can have. Rates are named by their unit of work (``tokens/s``), and no fact's name has a slash."""
+COLUMNS = tuple(name for name in STANDARD if name != "quoted")
+"""What the table may have; a study's table also has what its cases noted, and what they quote."""
+ORDERS = (COLLECTED, "name", "fullname", *COLUMNS)
 
 
 @dataclass(frozen=True)
@@ -24,3 +58,31 @@ class View:
 
 
 DEFAULT_VIEW = View()
+
+
+def parse_columns(text: str) -> tuple[str, ...]:
+    """Read ``"min, max, mean"``.
+
+    Raises:
+        ValueError: a name that is no column, with one that is like it.
+    """
+    return tuple(dict.fromkeys(_known(name.strip().replace(" ", "_"), COLUMNS) for name in text.split(",")))
+
+
+def parse_sort(text: str) -> str:
+    """Read ``"mean"`` or ``"-mean"``.
+
+    Raises:
+        ValueError: nothing that cases are sorted by, with one that is like it.
+    """
+    name = text.strip()
+    return "-" * name.startswith("-") + _known(name.removeprefix("-").replace(" ", "_"), ORDERS)
+
+
+def _known(name: str, names: Collection[str]) -> str:
+    if name not in names:
+        close = difflib.get_close_matches(name, names, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        listed = textwrap.fill(", ".join(names), 100, initial_indent="     ", subsequent_indent="     ")
+        raise ValueError(f"{name!r} is none of these{hint}\n{listed}")
+    return name

@@ -10,8 +10,9 @@ from torch import Tensor
 from perflab import Result, Verdict
 from perflab.lab.attention import attention
 from perflab.measure.memory import measure_memory
+from perflab.measure.records import OutOfMemory
 from perflab.measure.workload import Workload
-from perflab.measured.records import OutOfMemory, Record
+from perflab.measured.records import MeasuredCase
 from tests.harness.make import environment, record, result
 from tests.perf.attention_cases import GRIDS, Shape, grid, memory_bytes, published
 from tests.perf.growth import fit, growth_findings
@@ -96,7 +97,7 @@ def measured(impl: str, tokens: int, peak: int | None, saved: int | None) -> Res
     case = f"tests/perf/test_attention_memory.py::test_attention_memory[{impl}-{tokens}]"
     parameters = {"impl": impl, "seq_len": tokens}
     if peak is None:
-        lost = Record(
+        lost = MeasuredCase(
             case=case, environment=environment(), parameters=parameters, out_of_memory=OutOfMemory(asked_bytes=2**40)
         )
         return result(case, Verdict.OOM, outcome=lost)

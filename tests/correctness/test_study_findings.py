@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from perflab import Judgement, Result, Verdict
-from perflab.measured.records import Measurement
+from perflab.measure.records import Measurement
 from perflab.plugin.case.facts import checked_facts
 from tests.harness.make import MS, record, replicate, result
 from tests.perf.choice import check_choices, context_lengths, model_names

@@ -8,9 +8,10 @@ from typing import Any
 
 from perflab.compiled.records import CompiledKernel, KernelBaseline, KernelResources
 from perflab.documents import SCHEMA
-from perflab.measured.judge import judge as gate
+from perflab.measure.records import Memory, Record, Replicate
+from perflab.measured.judge import judge as judging
 from perflab.measured.judge.anchor import exact_successor, times_successor
-from perflab.measured.records import Baseline, Entry, Memory, Record, Replicate
+from perflab.measured.records import Baseline, Entry, MeasuredCase
 from perflab.measured.store.exact import split
 from perflab.measured.store.times import BaselineStore
 from perflab.predicted.judge.judge import baseline_of, judge_predicted
@@ -78,8 +79,8 @@ def entry(replicates: Sequence[Replicate] | None = None, **changes: Any) -> Entr
 def judge(record: Record, saved: Entry | Baseline | None, policy: Policy) -> Judgement:
     """A case beside what was saved of it: an entry is stored as saving does it, exact quantities apart from times."""
     if saved is None:
-        return gate.judge(record, Baseline(), policy)
-    return gate.judge(record, split(saved) if isinstance(saved, Entry) else saved, policy)
+        return judging.judge(record, Baseline(), policy)
+    return judging.judge(record, split(saved) if isinstance(saved, Entry) else saved, policy)
 
 
 def successor(old: Entry | Baseline | None, new: Entry, policy: Policy, reason: str | None) -> Baseline:
@@ -110,7 +111,7 @@ def record(summary: Replicate | None = None, **changes: Any) -> Record:
         "environment": environment(),
         "summary": summary if summary is not None else replicate(),
     }
-    return Record(**{**fields, **changes})
+    return MeasuredCase(**{**fields, **changes})
 
 
 def result(case: str = CASE, verdict: Verdict = Verdict.OK, **changes: Any) -> Result:

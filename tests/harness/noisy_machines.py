@@ -20,7 +20,7 @@ from itertools import islice
 
 import msgspec
 
-from perflab.measured.records import Replicate
+from perflab.measure.records import Replicate
 from perflab.measured.run.remeasure import cleared, processes_wanted
 from perflab.records import Policy, Verdict
 from tests.harness.make import MS, entry, judge, record, replicate

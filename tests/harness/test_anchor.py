@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from perflab.measure.records import OutOfMemory, Replicate
 from perflab.measured.judge.anchor import ACCEPTED_KEPT, is_past_anchor, is_past_memory_anchor
-from perflab.measured.records import Baseline, Entry, Exact, OutOfMemory, Replicate
+from perflab.measured.records import Baseline, Entry, Exact
 from perflab.measured.report.failure import explain
 from perflab.measured.report.table import table
 from perflab.records import Judgement, Policy, Verdict
@@ -169,7 +170,7 @@ def test_memory_that_adds_up_on_a_gpu_below_the_allocators_rounding_is_seen() ->
     held = saved_replicates(*peaks, environment=gpu)
     judgement = judge(record(peaks[-1][0], fresh=peaks[-1], environment=gpu), held, POLICY)
     assert judgement.worse == ["memory"]
-    text = explain(result(outcome=record(peaks[-1][0], environment=gpu), judgement=judgement), 0.0, "accept")
+    text = explain(result(outcome=record(peaks[-1][0], environment=gpu), judgement=judgement), "accept")
     assert " ".join(text.split()).startswith(
         "step[small-128-fp32] needs more memory than its anchor of 2026-08-01 by +800 B, in 2 accepted steps, none of "
         "which passed the limit before"
@@ -192,14 +193,14 @@ def test_a_case_that_is_ok_against_its_baseline_and_not_against_its_anchor_has_r
     assert drift.steps == 3
     drifted = result(judgement=judgement)
     sentence = "slower than its anchor of 2026-08-01 by +9.3%, in 3 accepted steps, none of which passed the limit"
-    text = explain(drifted, 0.0, "accept")
+    text = explain(drifted, "accept")
     assert f"is {sentence} " in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 80
     assert sentence in " ".join(" ".join(line.text for line in table([drifted])).split())
 
 
 def test_one_step_is_told_as_one() -> None:
-    text = " ".join(explain(result(judgement=judged(107, saved(100, 103))), 0.0, "accept").split())
+    text = " ".join(explain(result(judgement=judged(107, saved(100, 103))), "accept").split())
     assert "in 1 accepted step, which did not pass the limit" in text
 
 
@@ -216,7 +217,7 @@ def test_a_step_past_the_limit_is_told_against_the_baseline() -> None:
     judgement = judged(130, saved(100, 103))
     assert judgement.verdict is Verdict.REGRESSED
     assert not judgement.drift["latency"].decides
-    assert "slower than its baseline" in explain(result(judgement=judgement), 0.0, "accept")
+    assert "slower than its baseline" in explain(result(judgement=judgement), "accept")
 
 
 def test_a_suspect_of_drift_is_measured_again_like_any_other() -> None:

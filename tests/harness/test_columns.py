@@ -11,14 +11,13 @@ from pytest_benchmark.stats import Stats
 
 from perflab.cli import main
 from perflab.documents import write_document
-from perflab.measured.records import Measurement, summarize
-from perflab.measured.report.columns import named
-from perflab.measured.report.columns_option import COLUMNS, ORDERS, ordered, parse_columns, parse_sort
+from perflab.measure.records import Measurement, summarize
+from perflab.measured.report.columns import named, ordered
 from perflab.measured.report.table import table
 from perflab.plugin.options import OPTIONS
 from perflab.records import Change, Judgement, Verdict
 from perflab.report.markdown import markdown
-from perflab.report.view import DEFAULT_COLUMNS, View
+from perflab.report.view import COLUMNS, DEFAULT_COLUMNS, ORDERS, View, parse_columns, parse_sort
 from perflab.results import Result
 from tests.harness.make import MS, document, memory, record, result
 

@@ -18,8 +18,9 @@ from perflab.compiled.store import KernelStore, case_of
 from perflab.data import changed
 from perflab.documents import read_document, write_document
 from perflab.errors import BaselineError, DocumentError
+from perflab.measure.records import Evidence, Measurement, Quote
 from perflab.measured.judge.judge import judge
-from perflab.measured.records import Accepted, Anchor, Evidence, Measurement, MemoryAnchor, Quote
+from perflab.measured.records import Accepted, Anchor, MemoryAnchor
 from perflab.measured.store.baselines import Baselines
 from perflab.measured.store.exact import ExactStore, split
 from perflab.measured.store.times import BaselineStore

@@ -14,7 +14,7 @@ from perflab.doctor.rates import Rate, benchmark_rate, memory_rate, paired_rate,
 from perflab.doctor.table import gate_table
 from perflab.doctor.trials import Benchmarked, Line, Pair, Parent, Session, append, read
 from perflab.errors import UsageError
-from perflab.measured.records import Memory
+from perflab.measure.records import Memory
 from tests.harness.make import MS, replicate
 
 NAMES = ("one", "two")

@@ -54,7 +54,7 @@ def test_no_text_acts_on_a_terminal_or_begins_a_line(text: str) -> None:
     run = hostile(text)
     assert sum(MARK in one for one in texts_of(run)) > 60
     lines = [line.text for line in summary(run, notes=[f"note {text}".replace("\n", " ")])]
-    lines += [line for result in run.results for line in explain(result, 0.0, None).split("\n")]
+    lines += [line for result in run.results for line in explain(result, None).split("\n")]
     assert sum(MARK in line for line in lines) > 15
     assert [line for line in lines if not is_plain(line)] == []
     without_findings = summary(changed(run, findings={}))  # which have lines of their own

@@ -21,7 +21,7 @@ from perflab.measure.evidence import (
     read_linux_host,
 )
 from perflab.measure.measurement import replicate_of
-from perflab.measured.records import Evidence, GpuState, Measurement
+from perflab.measure.records import Evidence, GpuState, Measurement
 from tests.harness.make import MS
 
 TICK_NS = 10 * MS

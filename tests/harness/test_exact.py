@@ -9,7 +9,7 @@ import pytest
 from perflab.data import changed
 from perflab.environment import exact_environment, exact_slug
 from perflab.errors import BaselineError
-from perflab.measured.judge import judge as gate
+from perflab.measured.judge import judge as judging
 from perflab.measured.records import Baseline, Entry, Exact, MemoryAnchor
 from perflab.measured.report.not_compared import what_was_compared
 from perflab.measured.store.baselines import Baselines
@@ -32,7 +32,7 @@ def judged(stored: Exact, *, peak_bytes: int = 100, operators: int = 12, allocat
     """A case on a machine whose times are unknown, beside what is stored."""
     counts = {"operators": operators, "allocations": allocations}
     here = replicate(peak_bytes=peak_bytes, counts=counts)
-    return gate.judge(record(here, fresh=[here]), Baseline(exact=stored), POLICY)
+    return judging.judge(record(here, fresh=[here]), Baseline(exact=stored), POLICY)
 
 
 def test_without_times_memory_and_counts_are_judged_and_that_is_said() -> None:
@@ -69,7 +69,7 @@ def test_the_gpus_model_and_the_cuda_build_decide_and_its_driver_does_not() -> N
         "cores": "ok",
     }.items():
         other = exact(cuda_environment(**{field: 64 if field == "cores" else "other"}), peak_bytes=[100_000], counts={})
-        assert gate.judge(case, Baseline(exact=other), POLICY).verdict == verdict, field
+        assert judging.judge(case, Baseline(exact=other), POLICY).verdict == verdict, field
 
 
 @pytest.mark.parametrize("field", ["cores", "device_name", "machine", "triton"])
@@ -119,7 +119,7 @@ def test_where_nothing_at_all_could_be_compared_the_case_is_incomparable() -> No
 
 def test_times_that_were_compared_speak_for_no_memory_that_was_not() -> None:
     here = replicate(peak_bytes=164, counts={"operators": 12})
-    judgement = gate.judge(record(here), Baseline(times=entry()), POLICY)
+    judgement = judging.judge(record(here), Baseline(times=entry()), POLICY)
     assert judgement.verdict is Verdict.OK
     assert judgement.not_compared == [
         Uncompared("memory", "no baseline yet", can_be_saved=True),
@@ -129,13 +129,13 @@ def test_times_that_were_compared_speak_for_no_memory_that_was_not() -> None:
 
 def test_a_peak_that_was_not_measured_here_is_not_compared() -> None:
     here = replicate(counts={"operators": 12, "allocations": 7})
-    judgement = gate.judge(record(here), Baseline(exact=exact()), POLICY)
+    judgement = judging.judge(record(here), Baseline(exact=exact()), POLICY)
     assert judgement.not_compared == [Uncompared("memory", "not measured here")]
 
 
 def test_counts_that_are_not_to_be_gated_are_not_missed() -> None:
     here, ungated = replicate(peak_bytes=100, counts={"allocations": 9}), Policy(gate_counts=False)
-    judgement = gate.judge(record(here), Baseline(exact=exact(environment(threads=8))), ungated)
+    judgement = judging.judge(record(here), Baseline(exact=exact(environment(threads=8))), ungated)
     assert (judgement.verdict, judgement.not_compared) == (Verdict.OK, [])
 
 
@@ -245,10 +245,10 @@ def test_exact_quantities_of_older_files_gate_and_their_times_do_not(older: Path
     assert baseline.exact is not None
     assert baseline.exact.memory_anchor is not None
     slow = replicate(200 * MS, peak_bytes=100, counts={"operators": 12})
-    judgement = gate.judge(record(slow, environment=here), baseline, changed(POLICY, memory_threshold=0.2))
+    judgement = judging.judge(record(slow, environment=here), baseline, changed(POLICY, memory_threshold=0.2))
     assert (judgement.verdict, judgement.latency) == (Verdict.OK, None)
     more = replicate(100 * MS, peak_bytes=100, counts={"operators": 13})
-    worse = gate.judge(record(more, environment=here), baseline, POLICY).worse
+    worse = judging.judge(record(more, environment=here), baseline, POLICY).worse
     assert worse == ["memory", "counts"], "its anchor of 90 bytes counts too"
 
 

@@ -11,8 +11,8 @@ import torch
 
 from perflab.documents import read_document, write_document
 from perflab.errors import UsageError
-from perflab.measured.report.columns import STANDARD
 from perflab.plugin.case.facts import checked_facts, positive
+from perflab.report.view import STANDARD
 from tests.harness.make import document, record, result
 
 

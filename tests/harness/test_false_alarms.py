@@ -9,7 +9,7 @@ from collections import Counter
 import msgspec
 import pytest
 
-from perflab.measured.records import Replicate
+from perflab.measure.records import Replicate
 from perflab.records import Policy, Verdict
 from tests.harness import noisy_machines
 from tests.harness.make import MS, entry, judge, record, replicate

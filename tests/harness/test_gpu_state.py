@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from perflab.measure.gpu_state import count_others, gpu_reader
-from perflab.measured.records import GpuState
+from perflab.measure.records import GpuState
 
 GPU = torch.device("cuda", 0)
 UUID = "8a3c1f0e-0000-1111-2222-333344445555"

@@ -6,6 +6,7 @@ A new room takes one line in ``ROOMS``; a room that is not in it fails.
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import re
 import subprocess
@@ -13,9 +14,13 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
+
+from perflab.tiers import Tier, tier
 
 HOUSE = Path(__file__).parents[2] / "perflab"
 FILES = sorted(path.relative_to(HOUSE).as_posix() for path in HOUSE.rglob("*.py"))
@@ -42,7 +47,8 @@ class Room:
 
 
 TIERS = ("measured", "compared", "predicted", "compiled")
-_GROUND = "child data mode records errors units environment files reading documents reachable results tiers"
+_BARE = "child data mode records errors units environment files reading reachable git measure.records"
+_GROUND = f"{_BARE} documents results tiers"
 _PRIVATE = "internals torch_internals triton_internals"
 _RECORDS = " ".join(f"{tier}.records" for tier in TIERS)
 _PLUGIN = "plugin plugin.options plugin.noting plugin.stash plugin.config plugin.case plugin.session"
@@ -56,20 +62,20 @@ _PYTEST = "pytest _pytest pluggy msgspec filelock xdist pytest_benchmark syrupy"
 
 def tier_rooms(tier: str, own: str, others: str = "") -> dict[str, Room]:
     """The rooms that each tier has. ``own``: what else it is made of; ``others``: rooms of other tiers it needs."""
-    mine = " ".join(f"{tier}.{room}" for room in ("records", "judge", "store", "report", "section", *own.split()))
+    mine = " ".join(f"{tier}.{room}" for room in ("records", "settings", "judge", "store", "report", *own.split()))
     return {
-        f"{tier}.records": Room(below="data records measured.records", packages="msgspec"),
+        f"{tier}.records": Room(below="data records measure.records measured.records", packages="msgspec"),
+        f"{tier}.settings": Room(below=f"{_GROUND} measure plugin.config {mine}"),
         f"{tier}.judge": Room(below=f"{_GROUND} {mine} {others}", packages="msgspec"),
         f"{tier}.store": Room(below=f"{_GROUND} store {mine} {others}", packages="msgspec"),
         f"{tier}.report": Room(below=f"{_GROUND} report {mine} {others}"),
-        f"{tier}.section": Room(below=f"{_GROUND} report {mine}"),
         f"{tier}.run": Room(
             below=f"perflab {_GROUND} {_PRIVATE} measure store report {mine} {others} {_PLUGIN}",
             packages=_PYTEST,
             torch=When.CALLED,
         ),
         f"{tier}.tier": Room(
-            below=f"{_GROUND} store report {mine} {tier}.run {others} {_PLUGIN}", packages="pytest", torch=When.NEVER
+            below=f"{_GROUND} store report {mine} {tier}.run {tier}.command {others} {_PLUGIN}", packages="pytest"
         ),
         tier: Room(),
     }
@@ -81,13 +87,14 @@ ROOMS = {
     "mode": Room(below="data"),
     "records": Room(below="data"),
     "tiers": Room(
-        below=f"{_RECORDS} data records environment report results store plugin.config plugin.session",
+        below=f"{_RECORDS} records report results store plugin.config plugin.case plugin.session",
         packages="pytest",
     ),
-    "results": Room(below="data mode records measured.records tiers", packages="msgspec"),
+    "results": Room(below="data mode records measure.records tiers", packages="msgspec"),
     "reachable": Room(torch=When.CALLED),
     "child": Room(),
     "errors": Room(),
+    "git": Room(below="errors"),
     "units": Room(),
     # What is not public of PyTorch and Triton: one place each.
     "internals": Room(below="errors"),
@@ -98,12 +105,13 @@ ROOMS = {
     "reading": Room(below="errors", packages="msgspec"),
     "documents": Room(below="data results errors files reading", packages="msgspec"),
     # What tiers share: the engine of those that run, stored files, tables.
-    "measure": Room(below=f"{_GROUND} {_PRIVATE} measured.records", packages="pynvml", torch=When.CALLED),
+    "measure.records": Room(below="data records", packages="msgspec"),
+    "measure": Room(below=f"{_BARE} {_PRIVATE}", packages="pynvml msgspec", torch=When.CALLED),
     "store": Room(below=_GROUND, packages="msgspec"),
     "report": Room(below=_GROUND),
     "correctness": Room(below=f"{_GROUND} {_PRIVATE}", packages="syrupy", torch=When.IMPORTED),
     # The tiers. A measured case may turn into a prediction, and be settled by turns with its baseline's commit.
-    **tier_rooms("measured", "run", f"compared.judge {_COMPARED} predicted.run"),
+    **tier_rooms("measured", "run", f"{_COMPARED} predicted.settings predicted.run"),
     **tier_rooms("compared", "sides interleave callables rounds comparison", _MEASURED),
     **tier_rooms("predicted", "cuda trace layers memory gpus prediction", "measured.records measured.store"),
     **tier_rooms("compiled", "compiler"),
@@ -114,9 +122,6 @@ ROOMS = {
     ),
     "compared.rounds": Room(below=f"{_GROUND} compared.sides compared.interleave {_MEASURED}"),
     "compared.comparison": Room(below=f"{_GROUND} compared.sides compared.rounds compared.judge"),
-    "compared.tier": Room(
-        below=f"{_GROUND} store report compared.run measured.tier {_PLUGIN}", packages="pytest", torch=When.NEVER
-    ),
     "predicted.cuda": Room(below=f"{_GROUND} {_PRIVATE}", torch=When.IMPORTED),
     "predicted.trace": Room(below=f"{_GROUND} {_PRIVATE} predicted.cuda predicted.layers", torch=When.IMPORTED),
     "predicted.layers": Room(below=f"{_GROUND} {_PRIVATE} predicted.trace", torch=When.IMPORTED),
@@ -127,37 +132,39 @@ ROOMS = {
         " predicted.gpus",
         torch=When.IMPORTED,
     ),
+    "compiled.command": Room(below=f"{_GROUND} report compiled.compiler compiled.run"),
     "compiled.compiler": Room(below=f"{_GROUND} {_PRIVATE} compiled.records", packages="msgspec", torch=When.CALLED),
     # pytest's side. What every run loads stands beside its folders.
     "plugin": Room(
-        below=f"errors attention {_PLUGIN} plugin.fixtures plugin.hooks compared.sides compared.run compiled.run",
+        below=f"errors attention tiers {_PLUGIN} plugin.fixtures plugin.hooks",
         packages=_PYTEST,
     ),
     "plugin.options": Room(packages="pytest"),
     "plugin.hooks": Room(below="results", packages="pytest"),
     "plugin.noting": Room(below=_PLUGIN, packages="pytest"),
-    "plugin.stash": Room(below=_PLUGIN, packages="pytest", torch=When.CALLED),
-    "plugin.fixtures": Room(below="measure plugin.case compiled.records", packages="pytest", torch=When.CALLED),
+    "plugin.stash": Room(below=f"measure {_PLUGIN}", packages="pytest", torch=When.CALLED),
+    "plugin.fixtures": Room(
+        below="measure plugin.case compiled.records compiled.run", packages="pytest", torch=When.CALLED
+    ),
     "plugin.config": Room(
-        below=f"{_GROUND} measure report {_PLUGIN} measured.report predicted.gpus compiled.compiler",
+        below=f"{_GROUND} measure report {_PLUGIN} plugin.fixtures",
         packages=_PYTEST,
         torch=When.CALLED,
     ),
     "plugin.case": Room(
-        below=f"{_GROUND} {_PRIVATE} {_RECORDS} measure report {_PLUGIN} measured.report compared.callables"
-        " predicted.run compiled.run",
+        below=f"{_GROUND} {_PRIVATE} measure report {_PLUGIN} compared.callables",
         packages=_PYTEST,
         torch=When.CALLED,
     ),
     "plugin.session": Room(
-        below=f"perflab {_GROUND} {_PRIVATE} measure store report {_PLUGIN} {_MEASURED} compared.sides",
+        below=f"perflab {_GROUND} {_PRIVATE} measure store report {_PLUGIN}",
         packages=_PYTEST,
         torch=When.CALLED,
     ),
     # The top.
     "doctor": Room(below=f"{_GROUND} measure {_PLUGIN} {_MEASURED} {_COMPARED}", packages="msgspec"),
     "cli": Room(
-        below=f"{_GROUND} attention doctor store report measured.report compiled.compiler compiled.run",
+        below=f"{_GROUND} attention doctor store report",
         packages="msgspec",
     ),
     "__main__": Room(below="cli"),
@@ -172,6 +179,21 @@ ROOMS = {
     "lab": Room(torch=When.IMPORTED),
     "attention": Room(below="errors correctness lab measure plugin.stash", packages="pytest", torch=When.IMPORTED),
 }
+
+
+NAMES_TIERS = {
+    "tiers": "their records, for the union of outcomes",
+    "perflab": "the public face: names of every tier's",
+    "plugin.fixtures": "every run declares all fixtures, and loads no tier for it",
+    "plugin.case": "perf.compare, which takes two callables and no second version",
+    "doctor": "it tries the gate of measured and compared cases",
+}
+"""Common rooms that import a tier by its name, and why; others ask ``tiers``."""
+TIERS_AS_TEXT = {
+    "plugin/fixtures.py": "of which tier a fixture makes a test a case",
+    "documents.py": "keys of schema 1",
+}
+"""Common files that hold a tier's name as a text."""
 
 
 @dataclass(frozen=True)
@@ -189,8 +211,9 @@ def room_of(module: str) -> str:
     The package's own ``__init__`` is ``perflab``.
     """
     parts = module.split(".")
-    if len(parts) > 2 and parts[1] in (*TIERS, "plugin"):
-        return ".".join(parts[1:3])
+    narrow = ".".join(parts[1:3])
+    if len(parts) > 2 and (parts[1] in (*TIERS, "plugin") or narrow in ROOMS):
+        return narrow
     return parts[1] if len(parts) > 1 else parts[0]
 
 
@@ -263,6 +286,35 @@ def offences(source: str, module: str, is_package: bool = False) -> list[str]:
 def test_a_file_imports_only_what_its_room_may(file: str) -> None:
     source = (HOUSE / file).read_text(encoding="utf-8")
     assert offences(source, module_of(file), is_package=file.endswith("__init__.py")) == []
+
+
+def test_common_rooms_import_no_tier_by_its_name() -> None:
+    common = {name: room.below.split() for name, room in ROOMS.items() if name.split(".")[0] not in TIERS}
+    assert {name for name, below in common.items() if any(one.split(".")[0] in TIERS for one in below)} == {
+        *NAMES_TIERS
+    }
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if file.split("/")[0] not in (*TIERS, "lab", "attention")])
+def test_common_files_hold_no_tiers_name(file: str) -> None:
+    tree = ast.parse((HOUSE / file).read_text(encoding="utf-8"))
+    found = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)} & {*TIERS}
+    assert bool(found) is (file in TIERS_AS_TEXT)
+
+
+@pytest.mark.parametrize("name", TIERS)
+def test_what_a_tier_says_that_it_has_is_there_and_takes_what_the_protocol_gives(name: str) -> None:
+    own = {what: one for what, one in vars(tier(name)).items() if what not in ("folder", "unit")}
+    for what, one in own.items():
+        function = one
+        if isinstance(one, partial):
+            place = str(one.args[0])
+            assert place.startswith(f"perflab.{name}.")
+            function = resolve_name(place)
+        wanted = list(inspect.signature(getattr(Tier, what)).parameters)[1:]
+        taken = inspect.signature(function).parameters.values()
+        assert [parameter.name for parameter in taken][: len(wanted)] == wanted, what
+        assert all(parameter.default is not parameter.empty for parameter in list(taken)[len(wanted) :]), what
 
 
 @pytest.mark.parametrize("file", FILES)

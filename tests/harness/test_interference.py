@@ -1,63 +1,156 @@
-"""Cases that were measured beside others are marked in every table, whatever their verdict."""
+"""What counts as a disturbance, and that a slowdown beside one is nobody's fault yet."""
 
 from __future__ import annotations
 
-import re
+from typing import Any
 
 import pytest
 
-from perflab.measured.records import Entry
+from perflab.measure.records import Replicate
+from perflab.measured.judge.doubts import KEPT_CORE, SHARING_AT_MOST
+from perflab.measured.judge.interference import NEIGHBOURS_CORES, disturbances, is_witnessed
 from perflab.records import Judgement, Policy, Verdict
-from perflab.report.markdown import markdown
-from perflab.report.summary import summary
-from perflab.results import Result
-from tests.harness.make import document, entry, judge, quiet, record, replicate, result
+from tests.harness.make import MS, cuda_environment, entry, environment, judge, quiet, record, replicate
 
-BESIDE = "other processes used 1.6 cores meanwhile"
-VERDICTS = (Verdict.OK, Verdict.IMPROVED, Verdict.NEW, Verdict.INCONCLUSIVE, Verdict.REGRESSED, Verdict.UNCHECKED)
+SLOW = 130 * MS
+CALM = {"neighbours_cores": 0.02, "steal_share": 0.0}
 
 
-def one(name: str, verdict: Verdict = Verdict.OK, busy: bool = True, **changes: object) -> Result:
-    case = f"t.py::test_attend[{name}]"
-    judgement = Judgement(verdict=verdict, beside=[BESIDE] if busy else [])
-    return result(case, outcome=record(case=case, parameters={"impl": name}), judgement=judgement, **changes)
+def told(now: dict[str, Any], before: dict[str, Any] | None = None, cores: int = 2) -> list[str]:
+    """What disturbed replicates with the figures ``now``, against a baseline with those of ``before``."""
+    return disturbances(quiet(SLOW, **now), quiet(100 * MS, **(before or {})), environment(cores=cores))
 
 
-@pytest.mark.parametrize("saved", [None, entry(), entry(quiet(100e6, neighbours_cores=1.6))])
-def test_the_judge_tells_it_whatever_it_is_compared_with(saved: Entry | None) -> None:
-    assert judge(record(replicate(neighbours_cores=1.6)), saved, Policy()).beside == [BESIDE]
-    assert judge(record(replicate(neighbours_cores=0.0)), saved, Policy()).beside == []
+def judged(fresh: list[Replicate], before: list[Replicate] | None = None, **changes: Any) -> Judgement:
+    machine = environment(**changes)
+    return judge(record(fresh[0], fresh=fresh, environment=machine), entry(before, environment=machine), Policy())
 
 
-def lines(*results: Result) -> list[str]:
-    return [line.text for line in summary(document(*results))]
+# --- neighbours --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("verdict", VERDICTS)
-def test_a_disturbed_row_names_what_disturbed_it(verdict: Verdict) -> None:
-    run = [one("flash", verdict), one("naive", verdict, busy=False)]
-    assert lines(*run).count(f"  disturbed: {BESIDE}") == 1
-    assert markdown(document(*run)).count(f"<br>disturbed: {BESIDE}") == 1
+def test_neighbours_are_told_in_cores() -> None:
+    assert told({"neighbours_cores": 0.52}) == ["other processes used 0.5 cores meanwhile"]
 
 
-def test_side_by_side_and_studies_mark_it_at_its_name() -> None:
-    run = [
-        one("flash", side_by_side="impl", study="attention"),
-        one("naive", busy=False, side_by_side="impl", study="attention"),
+@pytest.mark.parametrize("cores", [None, 0.0, NEIGHBOURS_CORES])
+def test_a_machines_own_housekeeping_is_no_disturbance(cores: float | None) -> None:
+    assert told({"neighbours_cores": cores}) == []
+
+
+def test_neighbours_that_the_baseline_had_as_well_are_none_and_more_of_them_are() -> None:
+    assert told({"neighbours_cores": 1.1}, {"neighbours_cores": 1.0}) == []
+    assert told({"neighbours_cores": 1.3}, {"neighbours_cores": 1.0}) == [
+        "other processes used 1.3 cores meanwhile (in the baseline 1.0)"
     ]
-    text = lines(*run)
-    assert sum(line.startswith("  flash * ") for line in text) == 1
-    assert sum(line.startswith("flash * ") for line in text) == 1
-    assert not any("naive *" in line for line in text)
-    assert text.count("* disturbed while it was measured") == 1
-    assert not any("* disturbed" in line for line in lines(*run[1:]))
-    assert len(re.findall(r"flash .?\*", markdown(document(*run)))) == 2
-    assert "disturbed while it was measured" in markdown(document(*run))
 
 
-def test_what_was_accepted_is_counted_as_that_and_stands_among_what_is_well() -> None:
-    run = [one("a", Verdict.OK, busy=False), one("b", Verdict.REGRESSED, busy=False, saved=True)]
-    assert lines(*run)[-1].startswith("1 ok · 1 accepted")
-    text = markdown(document(*run))
-    assert "perflab: 1 ok · 1 accepted" in text
-    assert text.index("attend[a]") < text.index("attend[b]")
+def test_neighbours_count_where_they_leave_less_than_half_of_the_cores() -> None:
+    one_thread = {"neighbours_cores": 1.0, "cores_busy": 1.0}
+    assert told(one_thread, cores=2) != []
+    assert told(one_thread, cores=16) == []
+    assert told({**one_thread, "cores_busy": 15.5}, cores=16) != []
+    assert told({"neighbours_cores": 1.0}, cores=16) != []  # how many cores the case needs is not known
+
+
+def test_one_disturbed_process_of_three_is_no_disturbance_of_all() -> None:
+    fresh = [*quiet(SLOW, **CALM)[:2], replicate(SLOW, neighbours_cores=1.0, steal_share=0.3)]
+    assert disturbances(fresh, quiet(100 * MS), environment()) == []
+
+
+# --- stolen time, the GPU ----------------------------------------------------------------------------------------
+
+
+def test_stolen_time_is_told_as_a_share() -> None:
+    assert told({"steal_share": 0.12}) == ["the hypervisor kept 12% of the CPU time for other machines (steal)"]
+    assert told({"steal_share": 0.12}, {"steal_share": 0.11}) == []
+    assert told({"steal_share": 0.01}) == []
+
+
+def test_heat_and_its_brake_are_told_with_the_temperature_and_a_power_cap_is_the_works_own() -> None:
+    hot = {"throttle": ["hardware slowdown", "hardware thermal slowdown", "power cap"], "temperature_c": 91}
+    assert told(hot) == ["the GPU slowed itself down at 91 °C (hardware slowdown, hardware thermal slowdown)"]
+    assert told(hot, hot) == []
+    assert told({"throttle": ["idle", "power cap", "application clocks"], "temperature_c": 60}) == []
+    assert told({"throttle": ["power brake"]}) == ["the GPU slowed itself down (power brake)"]
+
+
+def test_other_processes_on_the_gpu_are_counted() -> None:
+    assert told({"gpu_neighbours": 1}) == ["another process was on this GPU meanwhile"]
+    assert told({"gpu_neighbours": 3}, {"gpu_neighbours": 1}) == [
+        "3 other processes were on this GPU meanwhile (in the baseline 1)"
+    ]
+    assert told({"gpu_neighbours": 1}, {"gpu_neighbours": 1}) == []
+
+
+def test_silence_means_calm_only_where_the_figures_are_known() -> None:
+    on_gpu = {**CALM, "gpu_neighbours": 0, "temperature_c": 50}
+    assert is_witnessed(quiet(SLOW, **CALM), environment())
+    assert not is_witnessed(quiet(SLOW), environment())
+    assert not is_witnessed([*quiet(SLOW, **CALM), replicate()], environment())
+    assert not is_witnessed(quiet(SLOW, **CALM), cuda_environment())
+    assert is_witnessed(quiet(SLOW, **on_gpu), cuda_environment())
+
+
+# --- the judge ---------------------------------------------------------------------------------------------------
+
+
+def test_a_slowdown_on_a_calm_machine_has_regressed_and_is_known_to_be_undisturbed() -> None:
+    judgement = judged(quiet(SLOW, **CALM), quiet(100 * MS, **CALM))
+    assert judgement.verdict is Verdict.REGRESSED
+    assert judgement.disturbed == []
+
+
+def test_a_slowdown_beside_neighbours_is_inconclusive_and_names_them() -> None:
+    judgement = judged(quiet(SLOW, neighbours_cores=0.5, steal_share=0.0), quiet(100 * MS, **CALM))
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert judgement.reasons == ["other processes used 0.5 cores meanwhile"]
+    assert judgement.disturbed == judgement.reasons
+
+
+def test_a_baseline_without_evidence_counts_as_undisturbed() -> None:
+    assert judged(quiet(SLOW, neighbours_cores=0.5)).verdict is Verdict.INCONCLUSIVE
+    assert judged(quiet(SLOW, **CALM)).verdict is Verdict.REGRESSED
+
+
+def test_replicates_without_evidence_are_judged_as_ever_and_nobody_says_that_they_were_calm() -> None:
+    judgement = judged(quiet(SLOW))
+    assert judgement.verdict is Verdict.REGRESSED
+    assert judgement.disturbed is None
+
+
+def test_a_case_that_is_no_slower_beside_neighbours_is_ok() -> None:
+    assert judged(quiet(100 * MS, neighbours_cores=1.0)).verdict is Verdict.OK
+
+
+def test_memory_does_not_depend_on_neighbours() -> None:
+    fresh = quiet(100 * MS, peak_bytes=2**21, neighbours_cores=1.0)
+    assert judged(fresh, quiet(100 * MS, peak_bytes=2**20)).verdict is Verdict.REGRESSED
+
+
+@pytest.mark.parametrize(
+    ("ratio", "cores_busy", "verdict"),
+    [
+        (1.1 * SHARING_AT_MOST, 1.0, Verdict.REGRESSED),
+        (0.9 * SHARING_AT_MOST, 1.0, Verdict.INCONCLUSIVE),
+        (1.1 * SHARING_AT_MOST, 0.9 * KEPT_CORE, Verdict.INCONCLUSIVE),  # it was pushed aside
+        (1.1 * SHARING_AT_MOST, 1.9, Verdict.INCONCLUSIVE),  # threads that wait for each other
+        (1.1 * SHARING_AT_MOST, None, Verdict.INCONCLUSIVE),
+    ],
+)
+def test_a_slowdown_beyond_what_neighbours_do_to_a_thread_that_keeps_its_core_is_the_codes(
+    ratio: float, cores_busy: float | None, verdict: Verdict
+) -> None:
+    fresh = quiet(ratio * 100 * MS, neighbours_cores=1.0, cores_busy=cores_busy)
+    before = quiet(100 * MS, cores_busy=None if cores_busy is None else max(1.0, cores_busy))
+    judgement = judged(fresh, before)
+    assert judgement.verdict is verdict
+    assert judgement.disturbed == ["other processes used 1.0 cores meanwhile"]
+
+
+def test_on_a_gpu_any_slowdown_may_be_another_processes() -> None:
+    fresh = quiet(900 * MS, gpu_neighbours=1, cores_busy=1.0)
+    machine = cuda_environment()
+    baseline = entry(quiet(100 * MS, cores_busy=1.0), environment=machine)
+    judgement = judge(record(fresh[0], fresh=fresh, environment=machine), baseline, Policy())
+    assert judgement.verdict is Verdict.INCONCLUSIVE

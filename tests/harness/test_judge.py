@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perflab.measure.records import OutOfMemory, Record, Replicate
 from perflab.measured.judge.exact import CUDA_ROUNDING_BYTES
-from perflab.measured.records import Anchor, OutOfMemory, Record, Replicate
+from perflab.measured.records import Anchor, MeasuredCase
 from perflab.measured.report.failure import explain
 from perflab.records import Judgement, Policy, Verdict
 from tests.harness.make import (
@@ -317,7 +318,7 @@ def test_a_vague_interval_that_does_not_reach_to_no_change_at_all_is_known_and_s
     case = record(fresh[0], fresh=fresh)
     judgement = judge(case, entry(before), POLICY)
     assert judgement.verdict is Verdict.REGRESSED
-    assert "unknown" not in explain(result(outcome=case, judgement=judgement), POLICY.memory_threshold, None)
+    assert "unknown" not in explain(result(outcome=case, judgement=judgement), None)
 
 
 @given(st.lists(WILD, min_size=1, max_size=4), st.lists(WILD, max_size=4), st.lists(WILD, max_size=3))
@@ -329,7 +330,7 @@ def test_no_reading_is_too_wild_to_be_judged(
     judgement = judge(case, baseline, POLICY)
     if judgement.latency is not None and judgement.latency.is_vague:
         assert judgement.verdict in (Verdict.OK, Verdict.INCONCLUSIVE) or judgement.suspect
-    explain(result(outcome=case, judgement=judgement), POLICY.memory_threshold, None)
+    explain(result(outcome=case, judgement=judgement), None)
     successor(baseline, entry(fresh or before), POLICY, None)
 
 
@@ -512,7 +513,7 @@ def test_latency_that_nobody_can_judge_does_not_hide_a_memory_regression() -> No
 
 
 def ran_out(asked_bytes: int | None = 20 * 2**30) -> Record:
-    return Record(case="t.py::t", environment=environment(), out_of_memory=OutOfMemory(asked_bytes=asked_bytes))
+    return MeasuredCase(case="t.py::t", environment=environment(), out_of_memory=OutOfMemory(asked_bytes=asked_bytes))
 
 
 def test_out_of_memory_without_a_baseline_is_a_verdict_of_its_own_with_the_size_asked_for() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from perflab.measure.records import Replicate
 from perflab.measured.judge.counts import exactly_worse
-from perflab.measured.records import Entry, Replicate
+from perflab.measured.records import Entry
 from perflab.measured.report.failure import explain
 from perflab.measured.report.table import table
 from perflab.records import Judgement, Policy, Uncompared, Verdict
@@ -34,7 +35,7 @@ def test_one_operator_more_has_regressed_at_once_and_nothing_is_said_of_time() -
     assert judgement.worse == ["counts"]
     assert not judgement.suspect
     assert (judgement.counts["operators"].before, judgement.counts["operators"].now) == (112, 113)
-    text = explain(Result(case=CASE, outcome=record(), judgement=judgement), 0.0, "accept")
+    text = explain(Result(case=CASE, outcome=record(), judgement=judgement), "accept")
     assert text.splitlines()[0] == "step[small-128-fp32] does more in a call than its baseline"
     assert "slower" not in text
 
@@ -100,7 +101,7 @@ def test_a_slow_case_that_also_does_more_is_measured_again_and_both_are_named() 
     again = record(now(130 * MS, operators=113), fresh=quiet(130 * MS, counts={"operators": 113}))
     judgement = judge(again, before(operators=112), POLICY)
     assert judgement.worse == ["latency", "counts"]
-    text = explain(Result(case=CASE, outcome=again, judgement=judgement), 0.0, "accept")
+    text = explain(Result(case=CASE, outcome=again, judgement=judgement), "accept")
     assert "is slower and does more in a call than its baseline" in text
 
 
@@ -128,7 +129,7 @@ def test_a_failure_has_a_row_for_each_count_that_changed() -> None:
         before(operators=112, host_syncs=2, allocations=7),
         POLICY,
     )
-    rows = explain(Result(case=CASE, outcome=record(), judgement=judgement), 0.0, "accept").splitlines()
+    rows = explain(Result(case=CASE, outcome=record(), judgement=judgement), "accept").splitlines()
     assert [row.split() for row in (rows[2], rows[4])] == [
         ["operators", "112", "118", "+6", "exact", "exact", "failed"],
         ["host", "syncs", "2", "0", "-2", "exact", "exact"],
@@ -151,7 +152,7 @@ def test_many_more_instructions_are_believed_once_fresh_processes_say_so() -> No
     again = record(now(instructions=1_100_000), fresh=quiet(100 * MS, counts={"instructions": 1_100_500}))
     judgement = judge(again, before(instructions=1_000_000), POLICY)
     assert judgement.worse == ["counts"]
-    text = explain(Result(case=CASE, outcome=again, judgement=judgement), 0.0, "accept")
+    text = explain(Result(case=CASE, outcome=again, judgement=judgement), "accept")
     row = ["instructions", "1,000,000", "1,100,500", "+10.1%", "–", "+1%", "failed"]
     assert row in [line.split() for line in text.split("\n")]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from perflab.measure.limits import as_out_of_memory
-from perflab.measured.records import OutOfMemory
+from perflab.measure.records import OutOfMemory
 
 GIB = 2**30
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import structs
 
 from perflab.data import Parameters
-from perflab.measured.records import Quote
+from perflab.measure.records import Quote
 from perflab.records import Change, Judgement, Verdict
 from perflab.report.lines import short_name
 from perflab.report.summary import LONG, summary

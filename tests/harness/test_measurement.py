@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from perflab.measure.measurement import Measured, measure, replicate_of
+from perflab.measure.records import Measurement
 from perflab.measure.sampling import Plan
 from perflab.measure.workload import Step, Workload
-from perflab.measured.records import Measurement
 from tests.harness.make import MS
 from tests.harness.virtual_clock import VirtualClock
 

@@ -15,8 +15,8 @@ from torch import nn
 
 from perflab.measure.memory import cpu_allocations, measure_memory
 from perflab.measure.memory_snapshot import record_memory
+from perflab.measure.records import Memory
 from perflab.measure.workload import Step, Workload
-from perflab.measured.records import Memory
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
 from perflab.compiled.records import CompiledCase
-from perflab.measured.records import Evidence, Measurement, OutOfMemory, Record, Replicate
+from perflab.measure.records import Evidence, Measurement, OutOfMemory, Record, Replicate
+from perflab.measured.records import MeasuredCase
 from perflab.measured.report.failure import explain
 from perflab.measured.report.table import table
 from perflab.records import Change, Judgement, Policy, Verdict
@@ -76,7 +77,7 @@ def slower_step() -> Result:
 def a_whole_run() -> list[Result]:
     """One of each verdict."""
     prefix = "tests/perf/test_transformer.py::test_"
-    out = Record(case="x", environment=environment(), out_of_memory=OutOfMemory(asked_bytes=2**34))
+    out = MeasuredCase(case="x", environment=environment(), out_of_memory=OutOfMemory(asked_bytes=2**34))
     tokens = record(replicate(812.4 * MS, peak_bytes=2**30), work={"tokens": 512, "flops": 1.3e11})
     elsewhere = judge(record(), entry(environment=environment(torch="2.12.0")), Policy())
     return [
@@ -296,11 +297,11 @@ def test_facts_are_joined_into_lines_that_fit_and_lose_nothing(facts: list[str],
 
 
 def test_a_whole_failure_reads_well(snapshot: SnapshotAssertion) -> None:
-    assert explain(slower_step(), 0.0, ACCEPT) == snapshot
+    assert explain(slower_step(), ACCEPT) == snapshot
 
 
 def test_a_slower_case_says_what_a_person_would_ask_next() -> None:
-    text = explain(slower_step(), 0.0, ACCEPT).splitlines()
+    text = explain(slower_step(), ACCEPT).splitlines()
     assert text[0] == "step[small-128-fp32] is slower than its baseline"
     header, latency, peak = text[1:4]
     assert header.endswith("  limit")
@@ -312,7 +313,7 @@ def test_a_slower_case_says_what_a_person_would_ask_next() -> None:
 
 
 def test_no_line_of_a_failures_table_is_longer_than_80_columns_and_all_end_alike_before_the_mark() -> None:
-    rows = explain(slower_step(), 0.0, ACCEPT).splitlines()[1:4]
+    rows = explain(slower_step(), ACCEPT).splitlines()[1:4]
     assert len({len(row.removesuffix("  failed")) for row in rows}) == 1
     assert max(map(len, rows)) <= 80
 
@@ -326,14 +327,14 @@ def test_what_failed_stands_first_and_is_marked_and_what_got_better_is_not() -> 
 
 def test_a_case_that_strict_checking_fails_has_no_row_that_failed() -> None:
     unsure = Judgement(verdict=Verdict.INCONCLUSIVE, latency=Change(before=1e6, now=2e6, ratio=2.0, limit=1.05))
-    assert "failed" not in explain(Result(case=CASE, judgement=unsure), 0.0, None)
+    assert "failed" not in explain(Result(case=CASE, judgement=unsure), None)
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.18, 9.75), (0.5, float("inf")), (None, None)])
 def test_an_interval_that_says_nothing_is_no_figure(low: float | None, high: float | None) -> None:
     vague = Change(before=1e6, now=2e6, ratio=2.0, low=low, high=high, limit=1.05)
     unsure = Judgement(verdict=Verdict.INCONCLUSIVE, latency=vague)
-    row = explain(Result(case=CASE, judgement=unsure), 0.0, None).splitlines()[2]
+    row = explain(Result(case=CASE, judgement=unsure), None).splitlines()[2]
     assert re.fullmatch(r"latency +1\.00 ms +2\.00 ms +\+100\.0% +can't tell +\+5%", row)
 
 
@@ -341,7 +342,7 @@ def test_a_ratio_that_no_code_has_prints_no_long_number() -> None:
     far = Change(before=1.0, now=1e15, ratio=1e15, low=1e14, high=1e16, limit=1e9)
     judgement = Judgement(verdict=Verdict.REGRESSED, latency=far, worse=["latency"])
     shown = Result(case=CASE, outcome=record(), judgement=judgement)
-    text = "\n".join([explain(shown, 0.0, None), *lines(shown)])
+    text = "\n".join([explain(shown, None), *lines(shown)])
     assert "x1.00e+15" in text
     assert max(map(len, re.findall(r"[\d,]+", text))) <= 5
     assert max(map(len, text.splitlines()[1:])) <= 80
@@ -349,7 +350,7 @@ def test_a_ratio_that_no_code_has_prints_no_long_number() -> None:
 
 def looked_at_again(fresh: list[Replicate], **changes: object) -> str:
     now = record(fresh[0], fresh=fresh, **changes)
-    text = explain(judged(now, peak_bytes=2**20), 0.0, ACCEPT)
+    text = explain(judged(now, peak_bytes=2**20), ACCEPT)
     assert max(len(line) for line in text.splitlines()[1:-1]) <= 80  # between headline and command
     return " ".join(text.split())
 
@@ -375,8 +376,9 @@ def test_a_disturbance_is_told_once_as_the_reason_or_beside_the_evidence() -> No
 
 def failure(now: Record, before_bytes: int, threshold: float = 0.0) -> str:
     baseline = entry(quiet(100 * MS, peak_bytes=before_bytes), environment=now.environment)
-    judgement = judge(now, baseline, Policy(memory_threshold=threshold))
-    return explain(Result(case=CASE, outcome=now, judgement=judgement), threshold, ACCEPT)
+    policy = Policy(memory_threshold=threshold)
+    judgement = judge(now, baseline, policy)
+    return explain(Result(case=CASE, outcome=now, judgement=judgement, policy=policy), ACCEPT)
 
 
 def hungrier(peak_bytes: int, median_ns: float = 100 * MS, **changes: object) -> Record:
@@ -409,8 +411,8 @@ def test_memory_where_there_was_none_before_is_said_to_be_more() -> None:
 
 
 def test_running_out_of_memory_is_said_with_the_size_asked_for() -> None:
-    out = Record(case=CASE, environment=environment(), out_of_memory=OutOfMemory(asked_bytes=20 * 2**30))
-    text = explain(judged(out), 0.0, ACCEPT)
+    out = MeasuredCase(case=CASE, environment=environment(), out_of_memory=OutOfMemory(asked_bytes=20 * 2**30))
+    text = explain(judged(out), ACCEPT)
     assert text.startswith("step[small-128-fp32] ran out of memory, and its baseline did not\n")
     assert "why: out of memory: 20.0 GiB asked for" in text
     assert text.endswith(f"if this is meant: {ACCEPT}")
@@ -419,7 +421,7 @@ def test_running_out_of_memory_is_said_with_the_size_asked_for() -> None:
 @pytest.mark.parametrize("verdict", [Verdict.NEW, Verdict.INCOMPARABLE, Verdict.INCONCLUSIVE])
 def test_a_case_that_strict_checking_fails_says_that_it_was_not_judged_and_why(verdict: Verdict) -> None:
     unjudged = result(judgement=Judgement(verdict=verdict, reasons=["for this reason"]))
-    text = explain(unjudged, 0.0, ACCEPT)
+    text = explain(unjudged, ACCEPT)
     assert f"could not be judged ({verdict}), and --perf-check wants it to be" in text
     assert "why: for this reason" in text
 
@@ -432,4 +434,4 @@ def test_a_step_of_one_phase_has_no_place_within_it() -> None:
     shown = slower_step()
     phases = {"backward": shown.judgement.phases["backward"]}
     judgement = Judgement(verdict=Verdict.REGRESSED, latency=shown.judgement.latency, phases=phases)
-    assert "where:" not in explain(Result(case=CASE, outcome=shown.record, judgement=judgement), 0.0, ACCEPT)
+    assert "where:" not in explain(Result(case=CASE, outcome=shown.record, judgement=judgement), ACCEPT)

@@ -9,7 +9,8 @@ import pytest
 
 from perflab.cli import main
 from perflab.documents import write_document
-from perflab.measured.records import OutOfMemory, Quote, Record
+from perflab.measure.records import OutOfMemory, Quote
+from perflab.measured.records import MeasuredCase
 from perflab.measured.report.side_by_side import side_by_side, side_by_side_lines
 from perflab.records import Judgement, Verdict
 from perflab.report.markdown import markdown
@@ -37,7 +38,7 @@ def skipped(impl: str, reason: str, length: int = 128) -> Result:
 
 def out_of_memory(impl: str) -> Result:
     node = f"tests/perf/test_x.py::test_attention[{impl}-128]"
-    found = Record(
+    found = MeasuredCase(
         case=node,
         environment=environment(),
         parameters={"impl": impl, "seq_len": 128},

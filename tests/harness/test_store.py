@@ -14,7 +14,8 @@ import pytest
 from perflab.data import Parameters
 from perflab.environment import slug
 from perflab.errors import BaselineError
-from perflab.measured.records import Accepted, Anchor, Entry, Memory, MemoryAnchor, OutOfMemory
+from perflab.measure.records import Memory, OutOfMemory
+from perflab.measured.records import Accepted, Anchor, Entry, MemoryAnchor
 from perflab.measured.store.times import BaselineStore
 from perflab.records import Environment
 from perflab.store.case_files import module_of, paths_of

@@ -15,8 +15,9 @@ from msgspec import structs
 from perflab.cli import main
 from perflab.data import changed
 from perflab.documents import merge, read_document, write_document
-from perflab.measured.records import OutOfMemory, Quote, Record
-from perflab.measured.report.columns import STANDARD, named
+from perflab.measure.records import OutOfMemory, Quote
+from perflab.measured.records import MeasuredCase
+from perflab.measured.report.columns import named
 from perflab.measured.report.doubts import beyond_the_rate
 from perflab.measured.report.side_by_side import side_by_side, side_by_side_lines
 from perflab.measured.report.studies import Study, studies
@@ -25,7 +26,7 @@ from perflab.mode import Mode
 from perflab.records import Judgement, Verdict
 from perflab.report.markdown import markdown
 from perflab.report.summary import summary
-from perflab.report.view import View
+from perflab.report.view import STANDARD, View
 from perflab.results import Document, Result
 from tests.harness.make import MS, cuda_environment, document, environment, record, replicate, result
 
@@ -50,7 +51,7 @@ def skipped(switch: str, reason: str) -> Result:
 
 def out_of_memory(switch: str) -> Result:
     node = f"tests/perf/test_x.py::test_step[small-{switch}-fp32]"
-    found = Record(case=node, environment=environment(), out_of_memory=OutOfMemory(asked_bytes=2**34))
+    found = MeasuredCase(case=node, environment=environment(), out_of_memory=OutOfMemory(asked_bytes=2**34))
     return Result(case=node, outcome=found, judgement=Judgement(verdict=Verdict.OOM), study=STUDY)
 
 

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perflab.data import changed
+from perflab.measure.records import Paired, Record
 from perflab.measured.judge.unsettled import LOOKS, as_ratios
-from perflab.measured.records import Anchor, Paired, Record
+from perflab.measured.records import Anchor
 from perflab.records import Judgement, Policy, Verdict
 from tests.harness.make import MS, entry, judge, quiet, record, replicate
 

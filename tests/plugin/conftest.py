@@ -199,6 +199,13 @@ def python() -> Iterator[str]:
         yield launcher
 
 
+@pytest.fixture(scope="session")
+def python_with_compiler() -> Iterator[str]:
+    """The same with what fake tensors import, which takes most of the time of a story of predictions."""
+    with warm_python(compiler=True) as launcher:
+        yield launcher
+
+
 @pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, python: str) -> Project:
     # A story starts many processes; those of other plugins' imports would be most of its time.

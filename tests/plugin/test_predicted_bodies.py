@@ -9,6 +9,11 @@ import pytest
 from tests.plugin.conftest import run_pytest
 
 
+@pytest.fixture
+def python(python_with_compiler: str) -> str:
+    return python_with_compiler
+
+
 @pytest.fixture(autouse=True)
 def bare(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")

@@ -53,6 +53,11 @@ def test_net(perf, device):
 """
 
 
+@pytest.fixture
+def python(python_with_compiler: str) -> str:
+    return python_with_compiler
+
+
 class Predicted:
     """A project of one small model, which nothing here ever runs."""
 

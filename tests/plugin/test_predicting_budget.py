@@ -56,6 +56,11 @@ def steps(layers, device, forward_s=0.0, backward_s=0.0, rows=4):
 """
 
 
+@pytest.fixture
+def python(python_with_compiler: str) -> str:
+    return python_with_compiler
+
+
 class Budgeted:
     """A project whose cases take as long to trace as they say."""
 

@@ -89,6 +89,11 @@ SAID_FIRST = "perf: no GPU here; what is too much for this machine is predicted 
 TOO_MUCH = ("test_large.py::test_too_large", "test_large.py::test_too_long")
 
 
+@pytest.fixture
+def python(python_with_compiler: str) -> str:
+    return python_with_compiler
+
+
 @pytest.fixture(autouse=True)
 def large(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")

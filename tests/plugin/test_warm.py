@@ -87,6 +87,16 @@ def test_a_warm_process_differs_from_pythons_own_in_what_is_imported_alone(pytho
     assert warm["number"] != again["number"], "each has a seed of its own"
 
 
+def test_one_with_the_compiler_has_that_and_triton_alone_imported_too(
+    python_with_compiler: str, tmp_path: Path
+) -> None:
+    own, warm = (run(which, tmp_path) for which in (sys.executable, python_with_compiler))
+    assert {name.split(".")[0] for name in warm["told"].pop("ours")} <= {"triton"}
+    assert not own["told"].pop("ours")
+    assert (warm["warm"], warm["told"], warm["ended"]) == (True, own["told"], own["ended"])
+    assert run(python_with_compiler, tmp_path, TRITON_INTERPRET="2")["warm"] is False, "Triton heeds it when imported"
+
+
 def test_a_warm_process_that_is_killed_by_a_signal_says_so(python: str, tmp_path: Path) -> None:
     for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV):
         assert run(python, tmp_path, f"os.kill(os.getpid(), {int(number)})")["ended"]["status"] == -number

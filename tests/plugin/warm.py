@@ -18,14 +18,16 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.plugin.warm_launcher import START
+from tests.plugin.warm_launcher import COMPILER_START, START
 
 HERE = Path(__file__).parent
 
 
 @contextlib.contextmanager
-def warm_python() -> Iterator[str]:
+def warm_python(compiler: bool = False) -> Iterator[str]:
     """The path of an executable that runs modules and xdist's workers warm while the block lasts.
+
+    ``compiler``: with PyTorch's compiler, and Triton with it, imported too; the first fake tensor would do it.
 
     It is Python itself where forking is not safe. Variables that are heeded when Python starts are this process's; a
     command with others is given to Python.
@@ -36,7 +38,9 @@ def warm_python() -> Iterator[str]:
     environment = {
         name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
     }
-    heeded = {name: value for name, value in environment.items() if name.startswith(START)}
+    start = COMPILER_START if compiler else START
+    heeded = {name: value for name, value in environment.items() if name.startswith(start)}
+    modules = ["torch", "torch._dynamo"] if compiler else ["torch"]
     with tempfile.TemporaryDirectory(prefix="perflab-") as name:  # a socket's path must be short
         folder = Path(name)
         address = folder / "socket"
@@ -45,7 +49,7 @@ def warm_python() -> Iterator[str]:
             listener.bind(str(address))
             listener.listen(64)
             server = subprocess.Popen(
-                [sys.executable, str(HERE / "warm_server.py"), str(listener.fileno()), str(ours)],
+                [sys.executable, str(HERE / "warm_server.py"), str(listener.fileno()), str(ours), *modules],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -55,7 +59,8 @@ def warm_python() -> Iterator[str]:
         os.close(ours)
         launcher = folder / "python"
         words = [sys.executable, "-IS", str(HERE / "warm_launcher.py"), sys.executable, str(launcher), str(address)]
-        launcher.write_text(f'#!/bin/sh\nexec {shlex.join([*words, json.dumps(heeded)])} "$@"\n')
+        words += [json.dumps(start), json.dumps(heeded)]
+        launcher.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
         launcher.chmod(0o755)
         try:
             yield str(launcher)

@@ -27,12 +27,15 @@ START = (
     "CUDA_",
 )
 """Variables that begin so are heeded when Python starts or PyTorch is imported: too late in a warm process."""
+COMPILER_START = (*START, "TRITON_")
+"""The same where PyTorch's compiler has been imported, which imports Triton."""
 
 
 def main() -> int:
     """Have the command run; the status that it ended with."""
-    python, executable, address, started_with, *arguments = sys.argv[1:]
-    heeded = {name: value for name, value in os.environ.items() if name.startswith(START) and name != "PYTHONPATH"}
+    python, executable, address, start, started_with, *arguments = sys.argv[1:]
+    begin = tuple(json.loads(start))
+    heeded = {name: value for name, value in os.environ.items() if name.startswith(begin) and name != "PYTHONPATH"}
     is_module = bool(arguments) and arguments[0].startswith("-m")
     is_code = len(arguments) == 3 and arguments[:2] == ["-u", "-c"]
     if not (is_module or is_code) or heeded != json.loads(started_with):

@@ -170,8 +170,8 @@ def end(status: object) -> NoReturn:
 if __name__ == "__main__":
     del sys.path[0]  # this file's folder
     gc.disable()
-    importlib.import_module("torch")
-    importlib.import_module("pytest")
+    for module in (*sys.argv[3:], "pytest"):
+        importlib.import_module(module)
     gc.collect()
     gc.freeze()  # the collector of a fork would copy every page that it looks at
     gc.enable()

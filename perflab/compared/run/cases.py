@@ -27,7 +27,6 @@ from perflab.plugin.case.verdicts import failure_of
 from perflab.plugin.config.marker import for_case
 from perflab.plugin.config.settings import Settings
 from perflab.plugin.noting import NOTES, AllNotes
-from perflab.plugin.stash import AGAINST
 from perflab.records import Verdict
 from perflab.results import Result
 from perflab.units import format_names
@@ -39,6 +38,9 @@ class Against:
     def __init__(self, config: pytest.Config, settings: Settings) -> None:
         self._config = config
         self._settings = settings
+        notes = config.stash[NOTES]
+        assert isinstance(notes, AllNotes), "a comparison runs where results meet"
+        self._collected = notes.collect()
         self._progress = ProgressLine(config)
         self._results: dict[str, Result] = {}
         self._case_settings: dict[str, Settings] = {}
@@ -46,6 +48,7 @@ class Against:
         """Cases that are not compared, and why."""
         self._budget = TotalBudget(settings.total_budget_s)
         self.notes: list[str] = []
+        self._collected.preface = self.notes
         """What is said above the table: who was compared with whom, and what only the other side has."""
 
     def check(self, items: list[pytest.Item]) -> None:
@@ -116,7 +119,7 @@ class Against:
         assert against is not None
         files = sorted({item.nodeid.split("::")[0] for item in items})
         cases = [item.nodeid for item in items if item.nodeid not in self._left_out]
-        policy = PairedPolicy(threshold=self._settings.against_threshold)
+        policy = self._settings.part(PairedPolicy)
         found = Comparison()
         device = str(self._device)
         self._progress.begin("")
@@ -125,7 +128,7 @@ class Against:
             device_turn(device, self._progress.show),
             two_sides(self._config, against, files, device, self._progress.show) as (starts, base),
         ):
-            self.notes = [f"this side: {starts.head.label} · against: {base.label}"]
+            self.notes[:] = [f"this side: {starts.head.label} · against: {base.label}"]
             budgets = {case: turns_ns(self._case_settings[case]) for case in cases}
             patience_s = max((self._case_settings[case].patience_s() for case in cases), default=ANSWER_WITHIN_S)
             try:
@@ -145,12 +148,9 @@ class Against:
 
     def _keep(self, concluded: Mapping[str, Result], measured: Sequence[str]) -> None:
         """Journal how cases stand, for who looks after this process was killed; what is reported later replaces it."""
-        notes = self._config.stash[NOTES]
-        assert isinstance(notes, AllNotes), "a comparison runs where results meet"
-        collected = notes.collect()
         for case in measured:
             if case in concluded:
-                collected.keep(self._case_settings[case].told_in(concluded[case]))
+                self._collected.keep(self._case_settings[case].told_in(concluded[case]))
 
     def _say(self, case: str, what: str) -> None:
         self._progress.label(case)
@@ -194,6 +194,6 @@ def run(config: pytest.Config, settings: Settings, items: list[pytest.Item]) -> 
         PerflabError: the first thing found that would fail late.
     """
     against = Against(config, settings)
-    config.pluginmanager.register(against, AGAINST)
+    config.pluginmanager.register(against, "perflab-against")
     against.check([item for item in items if "perf" in getattr(item, "fixturenames", ())])
     return []

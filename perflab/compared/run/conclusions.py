@@ -14,12 +14,12 @@ from perflab.compared.rounds import CaseTurns
 from perflab.compared.sides.checkout import Tree
 from perflab.compared.sides.messages import Ended
 from perflab.measure.measurement import replicate_of
+from perflab.measure.records import Evidence, Measurement, Paired, Replicate
 from perflab.measured.judge.counts import judge_counts, values_of, verdict_on
 from perflab.measured.judge.exact import judge_memory, peaks_of
 from perflab.measured.judge.finding import worst_of
 from perflab.measured.judge.interference import disturbances, is_witnessed
 from perflab.measured.judge.unsettled import as_ratios
-from perflab.measured.records import Evidence, Measurement, Paired, Replicate
 from perflab.plugin.config.settings import Settings
 from perflab.records import Change, Judgement, Verdict
 from perflab.results import Result

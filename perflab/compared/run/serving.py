@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 from perflab.compared.sides.imports import copies
+from perflab.compared.sides.lifeline import end_with_session
 from perflab.compared.sides.messages import (
     PROTOCOL,
     Bye,
@@ -39,7 +40,8 @@ from perflab.compared.sides.messages import (
 from perflab.compared.sides.process import SOCKET_VARIABLE
 from perflab.errors import UsageError
 from perflab.measure.turns import Turns
-from perflab.plugin.case.fresh_process import Serve
+from perflab.measured.run.state import Learned
+from perflab.plugin.case.fresh_process import Job, Serve
 from perflab.plugin.case.perf import STATE, CaseState
 
 if TYPE_CHECKING:
@@ -47,6 +49,28 @@ if TYPE_CHECKING:
 
     from perflab.measure.counts import CallCounter
     from perflab.measure.workload import Workload
+    from perflab.plugin.config.settings import Settings
+
+
+def begin(serve: Serve) -> None:
+    """End with the session; have an installed version's modules found before others are."""
+    end_with_session(int(os.environ[SOCKET_VARIABLE]))
+    if serve.first:
+        sys.meta_path.insert(0, TakenFrom(serve.first))
+
+
+def run_side(config: pytest.Config, settings: Settings, items: list[pytest.Item], job: Job) -> list[pytest.Item]:
+    """Measure these cases when they are asked for; serving nothing is an answer too. Leaves none.
+
+    Raises:
+        PerflabError: the first thing found that would fail late.
+    """
+    from perflab.measured.run.cases import run
+
+    assert job.serve is not None
+    server = Server(job.serve, config.rootpath)
+    config.pluginmanager.register(server, "perflab-server")
+    return run(config, settings, items, job, server)
 
 
 class Server:
@@ -65,7 +89,8 @@ class Server:
 
     def measure(self, state: CaseState, workload: Workload, device: torch.device, counter: CallCounter | None) -> Any:
         """Serve one case until it is finished; returns what the workload returned in its last call."""
-        assert state.environment is not None
+        environment = state.part(Learned).environment
+        assert environment is not None
         if self._was_ready:
             raise UsageError(
                 f"{state.case}: perf was called twice in one case", "measure one thing a test; parametrize for several"
@@ -75,7 +100,7 @@ class Server:
             ready = Ready(
                 case=state.case,
                 device=str(device),
-                environment=state.environment,
+                environment=environment,
                 parameters=state.parameters,
                 phases=list(workload.phases),
                 strays=self._strays(),
@@ -123,7 +148,7 @@ class Server:
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             outcome, text = self._outcome
             state = item.stash.get(STATE, None)
-            out_of_memory = state.out_of_memory if state is not None else None
+            out_of_memory = state.part(Learned).out_of_memory if state is not None else None
             self._say(
                 Ended(
                     case=item.nodeid,

@@ -18,7 +18,7 @@ from perflab.compared.sides.checkout import Tree, head_label, other_side
 from perflab.compared.sides.imports import import_path
 from perflab.compared.sides.process import Start
 from perflab.measure.evidence import Witness
-from perflab.measured.records import Evidence
+from perflab.measure.records import Evidence
 from perflab.plugin.case.fresh_process import Job, Serve, repeated_arguments
 from perflab.plugin.config.command_line import without_positionals
 from perflab.plugin.config.settings import Settings

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from perflab.compared.sides.git import commit_named, run_git, top_of
 from perflab.errors import RivalError
+from perflab.git import commit_named, run_git, top_of
 
 _KEPT = 3
 """Worktrees of a repository that stay in the cache."""

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 import msgspec
 
 from perflab.data import Data, Parameters
-from perflab.measured.records import Memory, OutOfMemory
+from perflab.measure.records import Memory, OutOfMemory
 from perflab.mode import DEFAULT, Mode
 from perflab.records import Environment
 

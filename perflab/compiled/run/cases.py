@@ -7,9 +7,9 @@ judged after its body.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from concurrent.futures import wait
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -18,27 +18,27 @@ from perflab.compiled.compiler.pool import CompilerPool
 from perflab.compiled.compiler.registration import load_examples
 from perflab.compiled.records import CompiledCase, CompiledKernel, KernelResources
 from perflab.compiled.run.kernels import HOW_TO_REGISTER, Choice, choices_of, is_broken, outcome, result_of
+from perflab.compiled.settings import Compiling
 from perflab.compiled.store import KernelStore
 from perflab.data import to_plain
 from perflab.errors import KernelError, PerflabError, UsageError
 from perflab.plugin.case.device_lock import machine_turn
+from perflab.plugin.case.perf import CaseState
 from perflab.plugin.case.progress import ProgressLine
 from perflab.plugin.case.requirements import no_time_left
 from perflab.plugin.case.total_budget import TotalBudget
 from perflab.plugin.case.verdicts import failure_of, unless_unchecked, unmeasured
-from perflab.plugin.config.kinds import COMPILED_FIXTURE as FIXTURE
-from perflab.plugin.config.kinds import is_compiled_case
+from perflab.plugin.config.kinds import tier_asked_by
 from perflab.plugin.config.marker import for_case
 from perflab.plugin.config.settings import Settings
-from perflab.plugin.stash import COMPILED, is_worker, settings_of
-from perflab.records import Shortage
+from perflab.plugin.stash import is_worker, settings_of
 from perflab.results import Result
 from perflab.store.json_files import check_writable
 
 CHOICES = pytest.StashKey[list[Choice]]()
-RESULT = pytest.StashKey[Result]()
-_JUDGED = pytest.StashKey[bool]()
-_SHORT_OF = pytest.StashKey[Sequence[Shortage]]()
+FIXTURE = "compiled_kernel"
+_NAME = "perflab-compiled"
+_STATE = pytest.StashKey[CaseState]()
 
 
 def spread(metafunc: pytest.Metafunc) -> None:
@@ -60,7 +60,7 @@ def _choices(config: pytest.Config) -> list[Choice]:
         PerflabError: nothing is registered, or a registration or a setting cannot be used.
     """
     if CHOICES not in config.stash:
-        settings = settings_of(config)
+        settings = settings_of(config).part(Compiling)
         if not settings.kernels:
             raise KernelError("a test asks for compiled_kernel, and no kernels are registered", HOW_TO_REGISTER)
         config.stash[CHOICES] = choices_of(
@@ -72,6 +72,22 @@ def _choices(config: pytest.Config) -> list[Choice]:
             }
         )
     return config.stash[CHOICES]
+
+
+def kernel_for(request: pytest.FixtureRequest) -> KernelResources:
+    """The ``compiled_kernel`` fixture's value.
+
+    Raises:
+        UsageError: the compiling side was not loaded, since nobody could know that the test compiles.
+    """
+    cases = request.config.pluginmanager.getplugin(_NAME)
+    if not isinstance(cases, CompiledCases):
+        raise UsageError(
+            f"{request.node.nodeid} got the compiled_kernel fixture by getfixturevalue(), which pytest cannot foresee",
+            "name compiled_kernel among the test's arguments",
+        )
+    kernel: Any = cases.kernel_for(request.node, request.param)
+    return cast("KernelResources", kernel)  # where it does not compile, the body that would see None does not run
 
 
 class CompiledCases:
@@ -100,7 +116,7 @@ class CompiledCases:
                 self._waiting[choice] = None
         if self._settings.update or self._settings.update_new:
             check_writable(self._settings.baselines)
-        for registration in self._settings.kernels:
+        for registration in self._settings.part(Compiling).kernels:
             self._store.check(registration)
 
     def kernel_for(self, item: pytest.Item, choice: object) -> KernelResources | None:
@@ -116,11 +132,11 @@ class CompiledCases:
             self._compile([choice] if is_worker(self._config) else [*{choice: None, **self._waiting}])
         found = self._found.get(choice)
         if found is None:
-            item.stash[_SHORT_OF] = [no_time_left(0.0, self._settings.total_budget_s)]
+            item.stash[_STATE].short_of = [no_time_left(0.0, self._settings.total_budget_s)]
             pytest.skip(f"not compiled: {self._settings.time_is_over}")
         if isinstance(found, KernelError):
             raise found
-        item.stash[RESULT] = result_of(item.nodeid, found, self._store)
+        item.stash[_STATE].result = result_of(item.nodeid, found, self._store)
         return found.resources
 
     def _compile(self, choices: list[Choice]) -> None:
@@ -161,33 +177,33 @@ class CompiledCases:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """A test that is run again begins anew."""
-        if RESULT in item.stash:
-            del item.stash[RESULT]
-        item.stash[_JUDGED] = False
-        item.stash[_SHORT_OF] = []
-        if self._settings.against is not None and FIXTURE in getattr(item, "fixturenames", ()):
+        if FIXTURE not in getattr(item, "fixturenames", ()):
+            return
+        item.stash[_STATE] = CaseState(item.nodeid, self._settings)
+        if self._settings.against is not None:
             pytest.skip("compiled kernels are compared with their baselines, not in turns")
-        if self._settings.predict and FIXTURE in getattr(item, "fixturenames", ()):
+        if self._settings.predict:
             pytest.skip("compiled, not predicted: leave --perf-predict out, or call `perflab kernels`")
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
         """Run the test's body, then judge its kernel; one that does not compile has no body to run."""
-        result = item.stash.get(RESULT, None)
-        if result is not None and _of(result).now.resources is None:
-            self._conclude(item, result)
+        state = item.stash.get(_STATE, None)
+        result = state.result if state is not None else None
+        if state is not None and result is not None and _of(result).now.resources is None:
+            self._conclude(state, result)
         outcome = yield
-        if result is not None:
-            self._conclude(item, result)
+        if state is not None and result is not None:
+            self._conclude(state, result)
         return outcome
 
-    def _conclude(self, item: pytest.Item, result: Result) -> None:
+    def _conclude(self, state: CaseState, result: Result) -> None:
         settings = self._settings
         broken = is_broken(_of(result).now)
         if not broken:
             judgement = unless_unchecked(result.judgement, settings)
-            result = item.stash[RESULT] = msgspec.structs.replace(result, judgement=judgement)
-        item.stash[_JUDGED] = True
+            result = state.result = msgspec.structs.replace(result, judgement=judgement)
+        state.done = True
         failure = failure_of(self._config, result, settings, broken=broken)
         if failure is not None:
             pytest.fail(failure, pytrace=False)
@@ -200,9 +216,10 @@ class CompiledCases:
         report = yield
         if report.when == "teardown" or FIXTURE not in getattr(item, "fixturenames", ()):
             return report
-        result = item.stash.get(RESULT, None)
-        if result is None or not item.stash.get(_JUDGED, False):
-            unjudged = unmeasured(item.nodeid, None, report, item.stash[_SHORT_OF])
+        state = item.stash[_STATE]
+        result = state.result
+        if result is None or not state.done:
+            unjudged = unmeasured(item.nodeid, None, report, state.short_of)
             compiled = result.outcome if result is not None else None
             result = msgspec.structs.replace(unjudged, outcome=compiled) if unjudged is not None else None
         if result is not None:
@@ -215,15 +232,15 @@ def _of(result: Result) -> CompiledCase:
     return result.outcome
 
 
-def run(config: pytest.Config, settings: Settings, items: list[pytest.Item]) -> list[pytest.Item]:
-    """Compile for the cases that ask for a kernel; returns the others.
+def run(config: pytest.Config, settings: Settings, items: list[pytest.Item], job: object) -> list[pytest.Item]:
+    """Compile for the cases that ask for a kernel, of which no job has any; returns the others.
 
     Raises:
         PerflabError: the first thing found that would fail late.
     """
-    own = [item for item in items if is_compiled_case(item)]
+    own = [item for item in items if tier_asked_by(item) == "compiled"]
     if own:
         cases = CompiledCases(config, settings)
-        config.pluginmanager.register(cases, COMPILED)
+        config.pluginmanager.register(cases, _NAME)
         cases.check(own)
-    return [item for item in items if not is_compiled_case(item)]
+    return [item for item in items if item not in own]

@@ -26,6 +26,7 @@ from perflab.compiled.run.kernels import (
     result_of,
     save_kernels,
 )
+from perflab.compiled.settings import Compiling
 from perflab.compiled.store import KernelStore, case_of
 from perflab.documents import FAILED, PASSED, SCHEMA
 from perflab.errors import KernelError
@@ -75,8 +76,8 @@ def compile_kernels(
     """
     project = read_project()
     sys.path[:] = list(dict.fromkeys([os.getcwd(), str(project.root), *project.import_path]))
-    settings = project.settings
-    registered = list(dict.fromkeys(registrations or settings.kernels))
+    settings, own = project.settings, project.settings.part(Compiling)
+    registered = list(dict.fromkeys(registrations or own.kernels))
     if not registered:
         raise KernelError("no kernels are registered here", f"{HOW_TO_REGISTER}; or perflab kernels REGISTRATION")
     store = KernelStore(settings.baselines)
@@ -86,7 +87,7 @@ def compile_kernels(
         check_writable(settings.baselines)
     with machine_turn(say), CompilerPool(patience_s=settings.timeout_s) as pool:  # no compiler beside a measurement
         pool.start()
-        names = {registration: pool.names(registration, archs or settings.archs) for registration in registered}
+        names = {registration: pool.names(registration, archs or own.archs) for registration in registered}
         found = _compile(pool, choices_of(names), say)
     results = [result_of(f"{one.registration}::{case_of(one.name, one.arch)}", kernel, store) for one, kernel in found]
     accept = shlex.join([*command, "--update"])

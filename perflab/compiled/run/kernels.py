@@ -13,8 +13,10 @@ from perflab.compiled.judge import can_be_saved, judge_compiled
 from perflab.compiled.records import CompiledCase, CompiledKernel, KernelBaseline
 from perflab.compiled.store import KernelStore, case_of
 from perflab.errors import KernelError
+from perflab.plugin.session.saving import Saving
 from perflab.records import Verdict
 from perflab.results import Result
+from perflab.units import format_count
 
 HOW_TO_REGISTER = (
     "name what holds the examples, as package.module:ATTRIBUTE: perf_kernels in pytest's ini file, or --perf-kernels"
@@ -115,3 +117,24 @@ def outcome(future: Future[CompiledKernel]) -> CompiledKernel | KernelError:
         return future.result()
     except KernelError as error:
         return error
+
+
+def save(saving: Saving) -> None:
+    """Save the kernels that the run was asked to save.
+
+    Raises:
+        BaselineError: a file cannot be read first, or cannot be written.
+    """
+    settings = saving.settings
+    chosen = [
+        result
+        for result in saving.results.values()
+        if is_to_be_saved(result, update=settings.update, update_new=settings.update_new)
+    ]
+    if not chosen:
+        return
+    saving.chosen += len(chosen)
+    store = KernelStore(settings.baselines)
+    paths = save_kernels(store, chosen, commit=saving.commit, reason=settings.reason)
+    saving.mark(result.case for result in chosen)
+    saving.say(format_count(len(chosen), "compiled kernel"), paths)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from perflab.measured.records import Replicate
+from perflab.measure.records import Replicate
 from perflab.records import Change, Judgement, Uncompared, Verdict
 
 SLACK = {"instructions": 0.01, "callgrind_instructions": 0.01}

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from perflab.measure.records import Replicate
 from perflab.measured.judge.interference import disturbances, disturbances_before
-from perflab.measured.records import Replicate
 from perflab.records import Change, Environment, Policy
 from perflab.units import format_change, format_interval, format_ns, format_percent
 

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from perflab.environment import differing, exact_environment
+from perflab.measure.records import Record, Replicate
 from perflab.measured.judge.counts import SLACK, judge_counts, values_of
 from perflab.measured.judge.finding import NOT_COMPARED, Finding, worse_of_two
-from perflab.measured.records import Entry, Exact, Record, Replicate
+from perflab.measured.records import Entry, Exact
 from perflab.records import Change, Drift, Environment, ExactEnvironment, Policy, Uncompared, Verdict
 
 DECIDES = ("device", "device_name", "system", "torch", "cuda")

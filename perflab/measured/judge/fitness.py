@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from perflab.measure.records import Replicate
 from perflab.measured.judge.doubts import SEEN_AT_LEAST
 from perflab.measured.judge.interference import disturbances
 from perflab.measured.judge.judge import latency_change
-from perflab.measured.records import Replicate
 from perflab.records import Environment, Policy
 from perflab.units import format_percent
 

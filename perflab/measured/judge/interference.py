@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from statistics import median
 
-from perflab.measured.records import Replicate
+from perflab.measure.records import Replicate
 from perflab.records import Environment
 from perflab.units import format_percent
 

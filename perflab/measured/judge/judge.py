@@ -38,6 +38,7 @@ from statistics import median
 import msgspec
 
 from perflab.environment import differences, stands_for_itself
+from perflab.measure.records import Record, Replicate
 from perflab.measured.judge.counts import exactly_worse, verdict_on
 from perflab.measured.judge.doubts import TOO_NOISY, Sides, difference_doubts, evidence_against, hidden, single_process
 from perflab.measured.judge.exact import Comparable, comparable, judge_exact
@@ -45,7 +46,7 @@ from perflab.measured.judge.finding import NOT_COMPARED, Finding, worse_of_two, 
 from perflab.measured.judge.interference import disturbances, is_witnessed
 from perflab.measured.judge.robust import compare, robust_spread
 from perflab.measured.judge.unsettled import after_turns, is_unsettled
-from perflab.measured.records import Baseline, Entry, Record, Replicate
+from perflab.measured.records import Baseline, Entry
 from perflab.records import Change, Drift, Judgement, Policy, Verdict
 from perflab.units import format_bytes, format_change, format_percent
 

@@ -11,7 +11,7 @@ from statistics import median
 
 from perflab.data import changed
 from perflab.measured.judge.judge import judge
-from perflab.measured.records import Baseline, Entry, Record
+from perflab.measured.records import Baseline, Entry, MeasuredCase
 from perflab.records import Policy, Verdict
 from perflab.units import format_ns
 
@@ -97,5 +97,5 @@ def _agrees(old: Entry, new: Entry, policy: Policy) -> bool:
     time_alone = changed(policy, gate_counts=False)
     replicates = new.replicates
     several = replicates if len(replicates) > 1 else []
-    record = Record(case="", environment=new.environment, summary=replicates[0], fresh=several)
+    record = MeasuredCase(case="", environment=new.environment, summary=replicates[0], fresh=several)
     return judge(record, Baseline(times=old), time_alone).verdict is Verdict.OK

@@ -10,9 +10,9 @@ import math
 from collections.abc import Sequence
 
 from perflab.compared.judge.paired import PairedCase, PairedFinding, PairedPolicy, latency_findings
+from perflab.measure.records import Paired, Replicate
 from perflab.measured.judge.finding import Finding
 from perflab.measured.judge.robust import ratio_of
-from perflab.measured.records import Paired, Replicate
 from perflab.records import Policy, Verdict
 from perflab.units import format_change
 

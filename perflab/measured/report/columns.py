@@ -6,47 +6,20 @@ stands here; a fact's is the ending of its name.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from perflab.measured.records import Measurement, Record, Replicate
+from perflab.measure.records import Measurement, Record, Replicate
 from perflab.measured.report.matmul_rate import share_of_rate
 from perflab.measured.report.samples import interquartile_range_ns, slowest_ns
+from perflab.report.view import COLLECTED, PHASES, STANDARD, STATISTICS, View
 from perflab.results import Result
 from perflab.units import format_bytes, format_change, format_ns, format_percent, format_ratio, format_si
 
 Value = str | int | float | bool | None
-PHASES = ("forward", "backward", "optimizer")
-COUNTS = (
-    "operators",
-    "allocations",
-    "kernel_launches",
-    "host_syncs",
-    "graph_breaks",
-    "recompiles",
-    "instructions",
-    "callgrind_instructions",
-)
-_STATISTICS = ("median", "min", "max", "mean", "std", "iqr")
-STANDARD = (
-    *_STATISTICS,
-    "ops",
-    "rounds",
-    "iterations",
-    "warmup",
-    "spread",
-    "vs_base",
-    "first",
-    *PHASES,
-    "peak",
-    "MFU",
-    "quoted",
-    *COUNTS,
-)
-"""Names that no fact can have. Rates are named by their unit of work (``tokens/s``), and no fact's name has a slash."""
 NOTHING = "–"
 
-_TIMES = (*_STATISTICS, "first", *PHASES)
+_TIMES = (*STATISTICS, "first", *PHASES)
 _COMPARED_TIMES = ("median", "min", "max", "mean", "first", *PHASES)
 _UNITS = {"peak": "bytes", "MFU": "share", "spread": "share", "vs_base": "ratio", "ops": "per second"}
 _WRITTEN: dict[str, Callable[[float], str]] = {
@@ -227,3 +200,32 @@ def _grown(ratio: float) -> str:
     if abs(percent) < 0.05:
         return "0%"
     return f"{percent:+.0f}%" if abs(percent) >= 9.95 else f"{percent:+.1f}%"
+
+
+def columns_of(view: View) -> list[Column]:
+    """The view's columns, in their order."""
+    return [named(name) for name in view.columns]
+
+
+def ordered(results: Sequence[Result], view: View) -> list[Result]:
+    """The results in the view's order; those with nothing in its column stand last, as they were collected."""
+    by, down = view.sort.removeprefix("-"), view.sort.startswith("-")
+    if by == COLLECTED:
+        return list(reversed(results)) if down else list(results)
+    if by == "fullname":
+        return sorted(results, key=lambda result: result.case, reverse=down)
+    if by == "name":
+        return sorted(results, key=lambda result: _function(result.case), reverse=down)
+    values = [(named(by).value(result), result) for result in results]
+    known = [(value, result) for value, result in values if isinstance(value, int | float)]
+    known.sort(key=lambda pair: pair[0], reverse=down)
+    return [
+        *(result for _, result in known),
+        *(result for value, result in values if not isinstance(value, int | float)),
+    ]
+
+
+def _function(case: str) -> str:
+    """``tests/test_x.py::TestY::test_step[small]`` -> ``test_step[small]``; parameters may hold any separator."""
+    path, bracket, parameters = case.partition("[")
+    return path.rpartition("::")[2] + bracket + parameters

@@ -5,9 +5,9 @@ from __future__ import annotations
 import textwrap
 from statistics import median
 
-from perflab.measured.records import Paired, Record
+from perflab.measure.records import Paired, Record
 from perflab.measured.report.not_compared import in_words, listed, reasons_of
-from perflab.records import Change, Judgement, Verdict
+from perflab.records import Change, Judgement, Policy, Verdict
 from perflab.report.counts import changed, count_row
 from perflab.report.drift import headline
 from perflab.report.escaping import result_for_reading
@@ -22,7 +22,7 @@ UNCHANGED = 0.02
 """A phase that moved less than this is called unchanged."""
 
 
-def explain(result: Result, memory_threshold: float, accept: str | None) -> str:
+def explain(result: Result, accept: str | None) -> str:
     """The text of a failure. ``accept`` is the command that takes the numbers as the new baseline, if there is one."""
     result = result_for_reading(result)
     judgement, record = result.judgement, result.record
@@ -30,7 +30,7 @@ def explain(result: Result, memory_threshold: float, accept: str | None) -> str:
     lines = wrapped(_headline(result), indent="  ") if drifted else [_headline(result)]
     counts = changed(judgement.counts)
     if judgement.latency is not None or judgement.memory is not None or counts:
-        lines += _numbers(judgement, counts, memory_threshold)
+        lines += _numbers(judgement, counts, (result.policy or Policy()).memory_threshold)
     lines += _evidence(record, judgement)
     where = _where(judgement.phases)
     if where:

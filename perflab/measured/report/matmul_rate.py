@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from perflab.data import changed
 from perflab.environment import slug
-from perflab.measured.records import Record
+from perflab.measure.records import Record
 from perflab.results import Result
 
 _Key = tuple[str, str | None]

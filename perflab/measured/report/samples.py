@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import median
 
-from perflab.measured.records import Measurement, per_call_ns
+from perflab.measure.records import Measurement, per_call_ns
 
 
 def slowest_ns(measurement: Measurement) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 
 from perflab.environment import slug
-from perflab.measured.report.columns_option import ordered
+from perflab.measured.report.columns import ordered
 from perflab.measured.report.doubts import beyond_the_rate, noisy_baselines
 from perflab.measured.report.not_compared import what_was_compared
 from perflab.measured.report.side_by_side import (

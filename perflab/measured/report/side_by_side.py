@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from perflab.data import Parameters
-from perflab.measured.records import Record
+from perflab.measure.records import Record
 from perflab.measured.report.columns import is_of_a_phase, named, shown_ns
 from perflab.measured.report.matmul_rate import share_of_rate, with_best_rates
 from perflab.measured.report.table import marked, said_instead
 from perflab.records import Environment
 from perflab.report.escaping import escape
 from perflab.report.lines import Line, short_name, wrap_facts
-from perflab.results import Result
+from perflab.results import Result, parameters_of
 from perflab.units import format_bytes, format_multiple, format_ns, format_rate
 
 _COLUMNS = ("median", "spread", "ratio", "rate", "matmul", "peak")
@@ -63,11 +63,6 @@ class _Key:
     environment: Environment | None
 
 
-def parameters_of(result: Result) -> Parameters:
-    """A case's parameters, also where nothing was measured."""
-    return result.record.parameters if result.record is not None else result.parameters
-
-
 def side_by_side(results: Sequence[Result], parameter: str | None = None) -> list[Group]:
     """The groups of ``parameter``, or of what each case asks for, in the order of the cases.
 
@@ -106,11 +101,6 @@ def in_brief(groups: Sequence[Group]) -> tuple[list[Group], list[Group]]:
     shown = [group for group in groups if any(group is one for one in last.values())]
     left_out = [group for group in groups if all(group is not one for one in last.values())]
     return [replace(group, levels=[replace(level, phases=[]) for level in group.levels]) for group in shown], left_out
-
-
-def parameter_names(results: Sequence[Result]) -> list[str]:
-    """All parameters that cases have, as they come."""
-    return list(dict.fromkeys(name for result in results for name in parameters_of(result)))
 
 
 def side_by_side_lines(groups: Sequence[Group], width: int = 80) -> list[Line]:

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from perflab.environment import slug
-from perflab.measured.report.columns import STANDARD, Column, Value, is_of_a_phase, named, quoted
+from perflab.measured.report.columns import Column, Value, is_of_a_phase, named, quoted
 from perflab.measured.report.matmul_rate import with_best_rates
-from perflab.measured.report.side_by_side import parameters_of
 from perflab.measured.report.table import marked, said_instead
 from perflab.records import Environment
 from perflab.report.lines import names_of
-from perflab.results import Result
+from perflab.report.view import STANDARD
+from perflab.results import Result, parameters_of
 
 _MORE = "…"
 

@@ -11,9 +11,8 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from perflab.measured.records import Record, Replicate
-from perflab.measured.report.columns import Column
-from perflab.measured.report.columns_option import columns_of, ordered
+from perflab.measure.records import Record, Replicate
+from perflab.measured.report.columns import Column, columns_of, ordered
 from perflab.records import Verdict
 from perflab.report.counts import changed, count_fact
 from perflab.report.drift import drift_sentences

@@ -1,7 +1,7 @@
 """Runs measured cases in pytest: checks before the first test, measures, judges, reports.
 
 It hands each case its ``Perf``, judges the case when its body has ended, fails the test that got worse, and hangs the
-result on the test's own report as plain data. A case that needs a second look waits for it: ``held_back``.
+result on the test's own report as plain data. A case that needs a re-check waits for it: ``held_reports.py``.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from perflab.measure.sampling import Progress
 from perflab.measured.run.callgrind import check_callgrind
 from perflab.measured.run.cuda_graphs import no_graph_for
 from perflab.measured.run.device_turns import CaseTurns
-from perflab.measured.run.held_reports import HeldBack
-from perflab.measured.run.recheck import SecondLooks, needs_second_look
-from perflab.measured.run.verdict import Judged, failure_of, judged
-from perflab.measured.run.ways import Here, InTurns, Replicate, UnderCallgrind
+from perflab.measured.run.held_reports import HeldReports
+from perflab.measured.run.recheck import Recheck, needs_recheck
+from perflab.measured.run.state import Learned
+from perflab.measured.run.verdict import Judged, baselines_of, failure_of, judged
+from perflab.measured.run.ways import Callgrind, Local, Replicate, Served
 from perflab.mode import identity
 from perflab.plugin.case.device_lock import device_turn
 from perflab.plugin.case.fresh_process import Job, JobResult, report_result
@@ -39,14 +40,13 @@ from perflab.plugin.case.progress import ProgressLine
 from perflab.plugin.case.subtests import Phases, is_of_a_subtest
 from perflab.plugin.case.total_budget import TotalBudget
 from perflab.plugin.case.verdicts import unmeasured
-from perflab.plugin.config.kinds import is_compiled_case, measures_elsewhere
+from perflab.plugin.config.kinds import measures_elsewhere, tier_asked_by
 from perflab.plugin.config.marker import for_case
 from perflab.plugin.config.settings import Settings
-from perflab.plugin.session.announcing import predicts_by_itself
-from perflab.plugin.session.folder import baselines_of
-from perflab.plugin.stash import CASES, PerfCases, worker_number
+from perflab.plugin.stash import PERF_FOR, worker_number
 from perflab.predicted.run.fake_cases import PredictedCases
-from perflab.predicted.run.predicting import Predicted, Predictions
+from perflab.predicted.run.predicting import Instead, Predicted, Predictions
+from perflab.predicted.settings import predicts_by_itself
 from perflab.records import Judgement, Verdict
 from perflab.results import Result
 from perflab.store.json_files import check_writable
@@ -55,9 +55,6 @@ if TYPE_CHECKING:
     import torch
 
     from perflab.compared.run.serving import Server
-
-JUDGED = pytest.StashKey[Judged]()
-PREDICTED = pytest.StashKey[Result]()
 
 
 class Cases:
@@ -74,18 +71,16 @@ class Cases:
         self._progress = ProgressLine(config)
         self._case_settings: dict[str, Settings] = {}
         self._budget = TotalBudget(settings.total_budget_s)
-        self._looks = SecondLooks(config, settings.baselines, self._progress, self._budget, self._turn)
-        self._held_back = HeldBack(config, self._looks, self._keep, self._attach)
+        self._recheck = Recheck(config, settings.baselines, self._progress, self._budget, self._turn)
+        self._held_reports = HeldReports(config, self._recheck, self._keep, self._attach)
         self._predictions = Predictions(config, settings, self._progress)
         self._by_itself = False
         self._turns = CaseTurns(self._device_to_take, self._turn)
         config.pluginmanager.register(Phases(), "perflab-phases")
         if job is None:
-            config.pluginmanager.register(self._held_back, "perflab-held-back")
+            config.pluginmanager.register(self._held_reports, "perflab-held-reports")
             config.pluginmanager.register(PredictedCases(settings, self._predictions, STATE), "perflab-predicted")
-            config.pluginmanager.register(
-                self._turns, "perflab-turns"
-            )  # whoever started a fresh process has its device
+            config.pluginmanager.register(self._turns, "perflab-turns")  # who starts a fresh process has its device
 
     # --- before anything runs -------------------------------------------------------------------------------
 
@@ -99,7 +94,9 @@ class Cases:
             self._case_settings[item.nodeid] = for_case(self._settings, item)
         self._budget.cases = len(items)
         self._budget.processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-        device = resolve_device("cpu" if self._settings.predict else self._settings.device)
+        device = resolve_device(
+            "cpu" if self._settings.predict and not self._settings.dry_run else self._settings.device
+        )
         if self._job is not None:
             return
         self._by_itself = predicts_by_itself(self._settings)
@@ -118,15 +115,16 @@ class Cases:
                 item.add_marker(pytest.mark.skip(reason=unmet))
             self._baselines.of(identity(item.nodeid, settings.mode), environment)
 
-    def perf_for(self, item: pytest.Item, device: torch.device | str) -> Perf:
+    def perf_for(self, item: pytest.Item, device: torch.device) -> Perf:
         """The ``perf`` fixture's value for a test."""
         state = item.stash[STATE]
-        item.addfinalizer(state.until_judged.close)  # also where a fixture said so, and the body never ran
+        # Also where a fixture said so, and the body never ran.
+        item.addfinalizer(state.part(Instead).until_judged.close)
         device = state.device = device_of(item, device)
         if not state.predicts:
             if self._job is None:
                 self._turns.hold(device)  # a device fixture of the project's may give another
-            state.environment = current_environment(device, self._settings.machine)
+            state.part(Learned).environment = current_environment(device, self._settings.machine)
         way = self._way(state, device, self._progress.for_case(item))
         return Perf(state, device, way, partial(expect, self._config, state.settings))
 
@@ -137,11 +135,11 @@ class Cases:
         if job is None:
             instead = self._predictions if self._by_itself else None
             saves = settings.update or settings.update_new
-            return Here(state, device, progress, self._config, self._budget, instead=instead, saves=saves)
+            return Local(state, device, progress, self._config, self._budget, instead=instead, saves=saves)
         if self._server is not None:
-            return InTurns(state, device, progress, self._config, self._budget, self._server)
+            return Served(state, device, progress, self._config, self._budget, self._server)
         if job.under_callgrind:
-            return UnderCallgrind(state, device, progress, self._config)
+            return Callgrind(state, device, progress, self._config)
         return Replicate(state, device, progress, self._config, job.budget_s)
 
     @contextlib.contextmanager
@@ -164,21 +162,14 @@ class Cases:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None]:
         """Give a perf case its state before anything else happens to it."""
-        if item.get_closest_marker("perf") is not None and not is_compiled_case(item):
+        if item.get_closest_marker("perf") is not None and tier_asked_by(item) is None:
             self._begin(item)
         return (yield)
 
     def _begin(self, item: pytest.Item) -> None:
-        if JUDGED in item.stash:  # the test is run again
-            del item.stash[JUDGED]
-        if PREDICTED in item.stash:
-            del item.stash[PREDICTED]
         settings = self._case_settings.get(item.nodeid) or for_case(self._settings, item)
-        item.stash[STATE] = CaseState(
-            item.nodeid,
-            settings,
-            parameters=_parameters(item),
-        )
+        state = item.stash[STATE] = CaseState(item.nodeid, settings, parameters=_parameters(item))
+        state.part(Learned)  # from now on
 
     def skip_if_late(self, item: pytest.Item) -> None:
         """Skip a case that would begin when the run's time is long over.
@@ -196,29 +187,30 @@ class Cases:
         state = item.stash.get(STATE, None)
         if state is None:
             return (yield)
-        with state.until_judged:
+        learned = state.part(Learned)
+        with state.part(Instead).until_judged:
             try:
                 outcome = yield
             except pytest.skip.Exception:
-                if state.out_of_memory is None:
+                if learned.out_of_memory is None:
                     raise
                 self._conclude(item, state)
                 raise
             except NothingComparedError:
                 outcome = None
             except Exception as error:
-                state.out_of_memory = as_out_of_memory(error) if state.environment is not None else None
-                if state.out_of_memory is None:
+                learned.out_of_memory = as_out_of_memory(error) if learned.environment is not None else None
+                if learned.out_of_memory is None:
                     raise
-            if state.out_of_memory is not None:  # outside of perf(): while the model was built, say
+            if learned.out_of_memory is not None:  # outside of perf(): while the model was built, say
                 self._conclude(item, state)
                 pytest.skip("out of memory")
             if getattr(item, "_excinfo", None) or state.subtest_failures:
                 return outcome  # a unittest.TestCase keeps its failure to itself until the report
-            if state.predicted is not None:
-                item.stash[PREDICTED] = self._predictions.judged(state)
-                self._predictions.fail_if_worse(item.stash[PREDICTED], settings=state.settings)
-            elif state.measurement is not None:
+            if state.outcome is not None:
+                state.result = self._predictions.judged(state)
+                self._predictions.fail_if_worse(state.result, settings=state.settings)
+            elif learned.measurement is not None:
                 self._conclude(item, state)
             elif not (state.done or measures_elsewhere(item)):
                 state.problem = "no work"
@@ -249,7 +241,7 @@ class Cases:
         return report
 
     def _attach(self, item: pytest.Item, report: pytest.TestReport) -> None:
-        result = _result_of(item, item.stash[STATE], report)
+        result = _result_of(item.stash[STATE], report)
         if result is not None:
             report.perflab = to_plain(result)  # type: ignore[attr-defined]
 
@@ -271,25 +263,24 @@ class Cases:
         if self._job is not None:
             if self._server is not None:
                 return  # it says itself how a case ended
-            if state.measurement is not None or state.out_of_memory is not None:
-                report_result(
-                    self._job,
-                    JobResult(case=state.case, measurement=state.measurement, out_of_memory=state.out_of_memory),
-                )
+            learned = state.part(Learned)
+            if learned.measurement is not None or learned.out_of_memory is not None:
+                found = JobResult(case=state.case, measurement=learned.measurement, out_of_memory=learned.out_of_memory)
+                report_result(self._job, found)
             return
         one = judged(state, self._baselines)
-        if needs_second_look(one):
-            if self._held_back.hold(item, one):
+        if needs_recheck(one):
+            if self._held_reports.hold(item, one):
                 return
             with suspended(self._config):
-                one = self._looks.at_once(one)
+                one = self._recheck.at_once(one)
         self._keep(item, one)
         failure = failure_of(self._config, one)
         if failure is not None:
             pytest.fail(failure, pytrace=False)
 
     def _keep(self, item: pytest.Item, one: Judged) -> None:
-        item.stash[JUDGED] = one
+        item.stash[STATE].result = one.result
 
 
 def _parameters(item: pytest.Item) -> Parameters:
@@ -305,9 +296,9 @@ def _is_plain(value: Any) -> bool:
     return type(value) in (str, int, bool, type(None))
 
 
-def _result_of(item: pytest.Item, state: CaseState, report: pytest.TestReport) -> Result | None:
+def _result_of(state: CaseState, report: pytest.TestReport) -> Result | None:
     """What the report says of the case; None while it says nothing final."""
-    result = _said_of(item, state, report)
+    result = _said_of(state, report)
     if result is None:
         return None
     wanted = state.settings.side_by_side
@@ -319,50 +310,33 @@ def _result_of(item: pytest.Item, state: CaseState, report: pytest.TestReport) -
     return state.settings.told_in(result)
 
 
-def _said_of(item: pytest.Item, state: CaseState, report: pytest.TestReport) -> Result | None:
+def _said_of(state: CaseState, report: pytest.TestReport) -> Result | None:
     if report.when == "teardown":
         return None
     if state.subtest_failures:
         failed = Judgement(verdict=Verdict.FAILED, reasons=[state.problem or "a subtest failed"])
         return Result(case=state.case, judgement=failed, failure="\n\n".join(state.subtest_failures))
-    predicted = item.stash.get(PREDICTED, None)
-    if predicted is not None and not (report.failed and predicted.judgement.verdict is Verdict.OK):
-        return predicted
-    one = item.stash.get(JUDGED, None)
-    if one is not None and not (report.failed and one.judgement.verdict is Verdict.OK):
-        return Result(case=state.case, outcome=one.record, judgement=one.judgement, policy=state.settings.policy)
+    result = state.result
+    if result is not None and not (report.failed and result.judgement.verdict is Verdict.OK):
+        return result
     return unmeasured(state.case, state.problem, report, state.short_of)
 
 
-def run(config: pytest.Config, settings: Settings, items: list[pytest.Item]) -> None:
-    """Measure these cases in this process.
+def run(
+    config: pytest.Config, settings: Settings, items: list[pytest.Item], job: Job | None, server: Server | None = None
+) -> list[pytest.Item]:
+    """Measure these cases in this process; leaves none. ``server``: in a side's process, who asks for its turns.
 
     Raises:
         PerflabError: the first thing found that would fail late.
     """
-    _register(config, Cases(config, settings, None), items)
-
-
-def run_job(config: pytest.Config, settings: Settings, items: list[pytest.Item], job: Job) -> None:
-    """Measure these cases in this process, for another one.
-
-    Raises:
-        PerflabError: the first thing found that would fail late.
-    """
-    server = None
-    if job.serve is not None:
-        from perflab.compared.run.serving import Server
-
-        server = Server(job.serve, config.rootpath)
-        config.pluginmanager.register(server, "perflab-server")
-    _register(config, Cases(config, settings, job, server), items)
-
-
-def _register(config: pytest.Config, cases: Cases, items: list[pytest.Item]) -> None:
-    config.stash[CASES] = cases
-    config.pluginmanager.register(cases, "perflab-cases")
-    config.pluginmanager.register(_Late(cases), "perflab-late")
-    cases.check(items)
+    if items or server is not None:
+        cases = Cases(config, settings, job, server)
+        config.stash[PERF_FOR] = cases.perf_for
+        config.pluginmanager.register(cases, "perflab-cases")
+        config.pluginmanager.register(_Late(cases), "perflab-late")
+        cases.check(items)
+    return []
 
 
 class _Late:
@@ -372,7 +346,7 @@ class _Late:
     in teardown.
     """
 
-    def __init__(self, cases: PerfCases) -> None:
+    def __init__(self, cases: Cases) -> None:
         self._cases = cases
 
     @pytest.hookimpl(tryfirst=True)

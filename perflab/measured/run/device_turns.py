@@ -51,7 +51,7 @@ class CaseTurns:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self) -> Generator[None, object, object]:
-        """Keep it until the case is judged: a second look at once needs it too."""
+        """Keep it until the case is judged: a re-check at once needs it too."""
         try:
             return (yield)
         finally:

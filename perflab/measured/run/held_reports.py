@@ -1,6 +1,6 @@
 """Holds the reports of cases that need a re-check, until all tests have run.
 
-A test's call phase is over by then, and its fixtures are gone; a second look needs neither, since other processes take
+A test's call phase is over by then, and its fixtures are gone; a re-check needs neither, since other processes take
 it. So no case waits for its first measurement because another one looks slow.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import pytest
 from _pytest.runner import runtestprotocol
 
-from perflab.measured.run.recheck import SecondLooks, left_alone
+from perflab.measured.run.recheck import Recheck, without_recheck
 from perflab.measured.run.verdict import Judged, failure_of
 from perflab.plugin.case.subtests import is_of_a_subtest
 from perflab.plugin.stash import is_worker
@@ -32,12 +32,12 @@ class _Held:
     reports: list[pytest.TestReport] = field(default_factory=list)
 
 
-class HeldBack:
-    """Runs the perf cases of this process, and keeps back the reports of those that need a second look.
+class HeldReports:
+    """Runs the perf cases of this process, and keeps back the reports of those that need a re-check.
 
     Args:
         config: the session's configuration.
-        looks: takes the second looks.
+        recheck: measures them again.
         conclude: takes what a case came to, before its reports are given out.
         attach: hangs a case's result on its report.
     """
@@ -45,12 +45,12 @@ class HeldBack:
     def __init__(
         self,
         config: pytest.Config,
-        looks: SecondLooks,
+        recheck: Recheck,
         conclude: Callable[[pytest.Item, Judged], None],
         attach: Callable[[pytest.Item, pytest.TestReport], None],
     ) -> None:
         self._config = config
-        self._looks = looks
+        self._recheck = recheck
         self._conclude = conclude
         self._attach = attach
         self._running: pytest.Item | None = None
@@ -114,28 +114,28 @@ class HeldBack:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
-        """Take the second looks once all tests have run; if the run ends before, give the reports out all the same."""
+        """Re-check once all tests have run; if the run ends before, give the reports out all the same."""
         try:
             outcome = yield
             _stop_if_asked(session)  # a worker of pytest-xdist leaves its loop without a word
-            self._look_again(session)
+            self._check_again(session)
         finally:
             for held in self._held:
-                self._give_out(held, left_alone(held.judged, _ENDED))
+                self._give_out(held, without_recheck(held.judged, _ENDED))
         return outcome
 
     def reports_as_they_are(self) -> list[pytest.TestReport]:
         """What is known of the tests that wait, where the process ends before they are looked at again."""
         found = []
         for held in self._held:
-            self._conclude(held.item, left_alone(held.judged, _ENDED))
+            self._conclude(held.item, without_recheck(held.judged, _ENDED))
             for report in held.reports:
                 if report.when == "call":
                     self._attach(held.item, report)
                     found.append(report)
         return found
 
-    def _look_again(self, session: pytest.Session) -> None:
+    def _check_again(self, session: pytest.Session) -> None:
         held = list(self._held)
 
         def done(place: int, judged: Judged) -> None:
@@ -143,7 +143,7 @@ class HeldBack:
             self._give_out(held[place], judged)
             _stop_if_asked(session)
 
-        self._looks.after_all([one.judged for one in held], done)
+        self._recheck.after_all([one.judged for one in held], done)
 
     def _give_out(self, held: _Held, judged: Judged) -> None:
         item = held.item
@@ -186,7 +186,7 @@ def _stop_if_asked(session: pytest.Session) -> None:
 def _is_run_by_another(item: pytest.Item) -> bool:
     """Whether a plugin has its own way to run the test, such as again if it fails: its protocol needs the verdict."""
     for one in item.ihook.pytest_runtest_protocol.get_hookimpls():
-        if one.hookwrapper or one.wrapper or isinstance(one.plugin, HeldBack):
+        if one.hookwrapper or one.wrapper or isinstance(one.plugin, HeldReports):
             continue
         if one.function.__module__ not in _STAND_ASIDE:
             return True

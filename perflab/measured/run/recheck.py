@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from perflab.measured.judge.counts import exactly_worse
-from perflab.measured.run.remeasure import Suspects
+from perflab.measured.run.remeasure import Remeasuring
 from perflab.measured.run.settle import Settling, may_settle
 from perflab.measured.run.verdict import Judged
 from perflab.plugin.case.progress import ProgressLine
@@ -30,7 +30,7 @@ Turn = Callable[["torch.device"], contextlib.AbstractContextManager[object]]
 """Holds the device, so that nobody else measures on it."""
 
 
-def needs_second_look(one: Judged) -> bool:
+def needs_recheck(one: Judged) -> bool:
     """Whether measuring the case again may change what is thought of it."""
     if one.settings.check == "off" or one.settings.update:
         return False
@@ -40,7 +40,7 @@ def needs_second_look(one: Judged) -> bool:
 def size_of(judgement: Judgement) -> tuple[bool, float]:
     """How large a suspicion or a doubt is, for sorting.
 
-    What fails without a second look needs it most: memory, and exact counts. Then the latency counts, as a share of
+    What fails without a re-check needs it most: memory, and exact counts. Then the latency counts, as a share of
     its limit.
     """
     change = judgement.latency
@@ -48,22 +48,22 @@ def size_of(judgement: Judgement) -> tuple[bool, float]:
     return bool(exactly_worse(judgement)), over
 
 
-def left_alone(one: Judged, reason: str) -> Judged:
-    """The case with what its first reading says, where it gets no second look."""
+def without_recheck(one: Judged, reason: str) -> Judged:
+    """The case with what its first reading says, where it is not re-checked."""
     if one.judgement.suspect:
-        return one.not_looked_at_again(reason)
+        return one.not_rechecked(reason)
     if one.judgement.verdict is not Verdict.INCONCLUSIVE:  # others owe no explanation
         return one
     return replace(one, judgement=msgspec.structs.replace(one.judgement, reasons=[*one.judgement.reasons, reason]))
 
 
-class SecondLooks:
-    """Looks at cases again; knows of the looks before what these were of use for."""
+class Recheck:
+    """Re-checks cases; knows what re-checks were of use for so far."""
 
     def __init__(
         self, config: pytest.Config, baselines: Path, progress: ProgressLine, budget: TotalBudget, turn: Turn
     ) -> None:
-        self._suspects = Suspects(config, progress, budget)
+        self._remeasuring = Remeasuring(config, progress, budget)
         self._settling = Settling(config, baselines, progress, budget)
         self._progress = progress
         self._turn = turn
@@ -71,7 +71,7 @@ class SecondLooks:
     def at_once(self, one: Judged) -> Judged:
         """Look at one case, whose test has the device."""
         if one.judgement.suspect:
-            one = self._suspects.look_again(one, settles=self._settling.has_code(one))
+            one = self._remeasuring.again(one, settles=self._settling.has_code(one))
         return self._settling.settle(one) if may_settle(one) else one
 
     def after_all(self, cases: Sequence[Judged], done: Callable[[int, Judged], None]) -> None:
@@ -85,7 +85,7 @@ class SecondLooks:
         waiting = len(suspects)
         for place, suspect in largest_first(suspects):
             with self._looking_at(suspect):
-                one = self._suspects.look_again(suspect, waiting, settles=self._settling.has_code(suspect))
+                one = self._remeasuring.again(suspect, waiting, settles=self._settling.has_code(suspect))
             waiting -= 1
             if may_settle(one):
                 unsettled[place] = one

@@ -11,8 +11,8 @@ from perflab.errors import FreshProcessError
 from perflab.measure.devices import available_bytes, release_memory
 from perflab.measure.limits import CALLS_AT_LEAST
 from perflab.measure.measurement import replicate_of
+from perflab.measure.records import Record, Replicate
 from perflab.measured.judge.interference import disturbances
-from perflab.measured.records import Record, Replicate
 from perflab.measured.run.verdict import Judged
 from perflab.plugin.case.fresh_process import measure_fresh
 from perflab.plugin.case.progress import ProgressLine
@@ -27,7 +27,7 @@ PROCESS_BYTES = 1 << 30
 """Room that a process needs beside the case's own tensors: an interpreter and PyTorch."""
 PROCESS_S = 3.0
 """What a process takes before it measures: an interpreter, PyTorch, collecting its test."""
-IMPROVEMENT_LOOKS = 3
+IMPROVEMENT_FACTOR = 3
 """How many times as many fresh processes have to agree about an improvement that no turns settle. Of code that runs at
 one of two speeds, which a process keeps, all of a baseline's three are slow and all of ten later ones fast in less than
 one of a thousand cases, whatever the share of slow ones: p³(1 - p)¹⁰ is 0.0009 at most."""
@@ -35,8 +35,8 @@ FURTHER_PROCESSES = 3
 """How many more fresh processes a suspect may take in place of disturbed ones. Neighbours that stay longer, stay."""
 
 
-class Suspects:
-    """Looks at suspects again, one after another, and learns whether waiting for a calm moment is of use."""
+class Remeasuring:
+    """Measures suspects again, one after another, and learns whether waiting for a calm moment is of use."""
 
     def __init__(self, config: pytest.Config, progress: ProgressLine, budget: TotalBudget) -> None:
         self._config = config
@@ -45,7 +45,7 @@ class Suspects:
         self._neighbours_pass = True
         """Whether waiting for a calm moment was of use to the last suspect; if not, the next one does not wait."""
 
-    def look_again(self, one: Judged, among: int = 1, *, settles: bool = False) -> Judged:
+    def again(self, one: Judged, among: int = 1, *, settles: bool = False) -> Judged:
         """Measure a suspect in fresh processes, and stop early at the first that clears it.
 
         One that was disturbed is taken again, so that a neighbour who passes by hides no slowdown.
@@ -71,7 +71,7 @@ class Suspects:
             if isinstance(found, str):
                 if len(calm) + len(disturbed) >= wanted:
                     break  # what there is will do
-                return one.not_looked_at_again(found)
+                return one.not_rechecked(found)
             # What disturbs a process makes it slower: one that is not slow, or only hungrier, needs no excuse.
             latency = one.judgement.latency
             is_slow = latency is not None and found.median_ns > slow * latency.before
@@ -115,7 +115,7 @@ def _least_s(record: Record) -> float:
 def processes_wanted(judgement: Judgement, replicates: int, *, settles: bool) -> int:
     """How many fresh processes have to agree about a suspect."""
     if looks_faster(judgement):
-        return replicates if settles else IMPROVEMENT_LOOKS * replicates
+        return replicates if settles else IMPROVEMENT_FACTOR * replicates
     return replicates if "latency" in judgement.worse else 1
 
 

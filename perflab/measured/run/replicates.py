@@ -8,8 +8,8 @@ import pytest
 
 from perflab.errors import FreshProcessError
 from perflab.measure.measurement import replicate_of
+from perflab.measure.records import Record, Replicate
 from perflab.measured.judge.fitness import Fitness, calmest, fitness
-from perflab.measured.records import Record, Replicate
 from perflab.measured.run.remeasure import FURTHER_PROCESSES, PROCESS_S
 from perflab.plugin.case.device_lock import device_turn
 from perflab.plugin.case.fresh_process import JobResult, measure_fresh

@@ -6,16 +6,18 @@ from dataclasses import replace
 
 from perflab.data import changed
 from perflab.errors import BaselineError
+from perflab.measure.records import Record, Replicate
 from perflab.measured.judge.fitness import Fitness, fitness
 from perflab.measured.judge.local_history import Reading
-from perflab.measured.records import Entry, Record, Replicate
+from perflab.measured.records import Entry, MeasuredCase
 from perflab.measured.run.history_notes import history_notes
 from perflab.measured.run.replicates import Replicates, noisy_notes
 from perflab.measured.run.succession import Succession
+from perflab.measured.run.verdict import baselines_of
 from perflab.measured.store.baselines import Baselines
 from perflab.measured.store.exact import split
 from perflab.measured.store.other_environments import beside_others
-from perflab.plugin.session.folder import baselines_of, own_folder
+from perflab.plugin.session.folder import own_folder
 from perflab.plugin.session.saving import Saving
 from perflab.records import Policy, Verdict
 from perflab.report.lines import short_name
@@ -41,7 +43,7 @@ def save(saving: Saving) -> None:
 
 
 def _measured(saving: Saving) -> dict[str, Record]:
-    return {case: one.outcome for case, one in saving.results.items() if type(one.outcome) is Record}
+    return {case: one.outcome for case, one in saving.results.items() if type(one.outcome) is MeasuredCase}
 
 
 def _save_what_was_asked(saving: Saving, baselines: Baselines, refused: dict[str, Entry]) -> None:

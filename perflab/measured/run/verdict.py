@@ -8,15 +8,18 @@ import msgspec
 import pytest
 
 from perflab.measure.measurement import replicate_of
+from perflab.measure.records import Record
 from perflab.measured.judge.counts import exactly_worse
 from perflab.measured.judge.judge import judge
-from perflab.measured.records import Baseline, Record
+from perflab.measured.records import Baseline, MeasuredCase
+from perflab.measured.run.state import Learned
 from perflab.measured.store.baselines import Baselines
 from perflab.mode import identity
 from perflab.plugin.case import verdicts
 from perflab.plugin.case.perf import CaseState
 from perflab.plugin.case.verdicts import unless_unchecked
 from perflab.plugin.config.settings import Settings
+from perflab.plugin.session.folder import OWN_TIMES
 from perflab.records import Judgement, Verdict
 from perflab.results import Result
 from perflab.units import format_names
@@ -27,7 +30,7 @@ class Judged:
     """A case of this session, its baseline, and what is thought of it so far."""
 
     state: CaseState
-    record: Record
+    record: MeasuredCase
     baseline: Baseline
     judgement: Judgement
 
@@ -41,11 +44,16 @@ class Judged:
         """The case's own."""
         return self.state.settings
 
-    def anew(self, record: Record) -> Judged:
+    @property
+    def result(self) -> Result:
+        """What is reported of it."""
+        return Result(case=self.case, outcome=self.record, judgement=self.judgement, policy=self.settings.policy)
+
+    def anew(self, record: MeasuredCase) -> Judged:
         """The same with a record that knows more, judged again."""
         return replace(self, record=record, judgement=_judgement(record, self.baseline, self.settings))
 
-    def not_looked_at_again(self, reason: str) -> Judged:
+    def not_rechecked(self, reason: str) -> Judged:
         """The end of a suspect that cannot be measured again.
 
         Memory and counts are exact: they need no second reading to be believed. Time does, be it shorter or longer.
@@ -62,25 +70,30 @@ class Judged:
         return replace(self, judgement=judgement)
 
 
+def baselines_of(config: pytest.Config, settings: Settings) -> Baselines:
+    """What is stored of this project's measured cases, committed or not."""
+    return Baselines(settings.baselines, config.rootpath / OWN_TIMES)
+
+
 def judged(state: CaseState, baselines: Baselines) -> Judged:
     """A case that has measured, or ran out of memory, beside its baseline."""
-    assert state.environment is not None
-    settings = state.settings
-    record = Record(
+    settings, learned = state.settings, state.part(Learned)
+    assert learned.environment is not None
+    record = MeasuredCase(
         case=state.case,
         device=str(state.device),
-        environment=state.environment,
+        environment=learned.environment,
         parameters=state.parameters,
         work=state.work,
         matmul_flops_per_second=state.matmul_flops_per_second,
         matmul_precision=state.matmul_precision,
         quotes=state.quotes,
         facts=state.facts,
-        measurement=state.measurement,
-        summary=replicate_of(state.measurement) if state.measurement is not None else None,
-        out_of_memory=state.out_of_memory,
+        measurement=learned.measurement,
+        summary=replicate_of(learned.measurement) if learned.measurement is not None else None,
+        out_of_memory=learned.out_of_memory,
     )
-    baseline = baselines.of(identity(state.case, settings.mode), state.environment)
+    baseline = baselines.of(identity(state.case, settings.mode), learned.environment)
     if settings.check == "exact":
         baseline = msgspec.structs.replace(baseline, times=None)
     judgement = _judgement(record, baseline, settings)
@@ -109,7 +122,6 @@ def failure_of(config: pytest.Config, one: Judged) -> str | None:
     by_turns = one.record.paired is not None and "latency" in judgement.worse
     missing = judgement.no_times is not None or any(missed.can_be_saved for missed in judgement.not_compared)
     saves = Verdict.NEW if missing and judgement.verdict is Verdict.OK else None
-    result = Result(case=one.case, outcome=one.record, judgement=judgement, policy=settings.policy)
     return verdicts.failure_of(
-        config, settings.told_in(result), settings, saves=saves, moves_anchor=drifted or by_turns
+        config, settings.told_in(one.result), settings, saves=saves, moves_anchor=drifted or by_turns
     )

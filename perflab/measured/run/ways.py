@@ -1,10 +1,11 @@
-"""How a measured case's callable is dealt with, one ``Way`` each: here, as a replicate, in turns, under callgrind.
+"""How a measured case's callable is dealt with, one ``Way`` each: local, replicate, served, callgrind.
 
 A way takes the case's one measurement and leaves it in the case's state, or skips the case.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
@@ -17,12 +18,13 @@ from perflab.measure.devices import available_bytes, current_device, release_mem
 from perflab.measure.forks import calling
 from perflab.measure.limits import as_out_of_memory
 from perflab.measure.measurement import Measured, measure, stopwatch_for
+from perflab.measure.records import Measurement, per_call_ns
 from perflab.measure.sampling import Progress
 from perflab.measure.workload import Workload
-from perflab.measured.records import Measurement, per_call_ns
 from perflab.measured.run.between_samples import BetweenSamples
 from perflab.measured.run.callgrind import COUNT, count_under_callgrind, run_counted
 from perflab.measured.run.cuda_graphs import no_graph_for
+from perflab.measured.run.state import Learned
 from perflab.plugin.case.fresh_process import measure_fresh
 from perflab.plugin.case.perf import CaseState, Way
 from perflab.plugin.case.raw_launches import only_compiled_kernels
@@ -44,25 +46,17 @@ LOOKS_LIKE_NONE = 4.0
 """One slower than this many cannot be one, however fast the core was before."""
 
 
-class Replicate:
-    """Measures in this process, a fresh one, whatever the case says that it needs: who asked for it has decided."""
+@dataclass
+class Measuring:
+    """What all ways share: each takes the case's one measurement in this process."""
 
-    def __init__(
-        self,
-        state: CaseState,
-        device: torch.device,
-        progress: Progress,
-        config: pytest.Config,
-        budget_s: float | None = None,
-    ) -> None:
-        self._state = state
-        self._device = device
-        self._progress = progress
-        self._config = config
-        self._budget_s = budget_s
+    state: CaseState
+    device: torch.device
+    progress: Progress
+    config: pytest.Config
 
     def requires(self, claim: Claim) -> Way:
-        """Nothing that it could lack."""
+        """Nothing that it could lack: who asked for it has decided."""
         return self
 
     def of(self, workload: Workload) -> Any:
@@ -72,9 +66,9 @@ class Replicate:
             UsageError: the callable does no work, or returned NaN; no graph can hold it; or its clock is not to be
                 believed.
         """
-        with only_compiled_kernels(self._state.case):
+        with only_compiled_kernels(self.state.case):
             self._skip_without_graph()
-            release_memory(self._device)
+            release_memory(self.device)
             return self._measured(workload)
 
     def compare(
@@ -85,12 +79,12 @@ class Replicate:
 
     def _skip_without_graph(self) -> None:
         """Skip a case that asks for a CUDA graph elsewhere: a project's device fixture may give another device."""
-        unmet = no_graph_for(self._state.case, self._state.settings, self._device)
+        unmet = no_graph_for(self.state.case, self.state.settings, self.device)
         if unmet is not None:
             pytest.skip(unmet)
 
     def _measured(self, workload: Workload) -> Any:
-        state = self._state
+        state = self.state
         try:
             measured = self._measure(workload)
             if measured is not None:
@@ -98,13 +92,12 @@ class Replicate:
         except (CaptureError, ClockError) as error:
             raise self._not_measured(error) from error
         except Exception as error:
-            state.out_of_memory = as_out_of_memory(error)
-            if state.out_of_memory is None:
+            if not self._ran_out(error):
                 raise
             measured = None
         if measured is None:
             self._skip_out_of_memory()
-        if not workload.phases and _does_nothing(measured.measurement, workload, self._device):
+        if not workload.phases and _does_nothing(measured.measurement, workload, self.device):
             state.problem = "no work"
             raise UsageError(
                 f"{state.case}: the measured callable does no work, it is as fast as an empty one",
@@ -115,79 +108,91 @@ class Replicate:
                 f"{state.case}: the clock did not move while it was measured", "measure more work in a call"
             )
         counts = {**measured.measurement.counts, **self._counted_apart(measured.measurement)}
-        state.measurement = msgspec.structs.replace(measured.measurement, counts=counts, ran_on=list(state.ran_on))
+        ran_on = list(self._learned.ran_on)
+        self._learned.measurement = msgspec.structs.replace(measured.measurement, counts=counts, ran_on=ran_on)
+        state.done = True
         return measured.result
 
     def _measure(self, workload: Workload) -> Measured | None:
         """The measurement; None where a process of its own ran out of memory."""
         return measure(
             workload,
-            self._device,
-            self._state.settings.plan_within(self._share_s()),
-            BetweenSamples(self._progress, self._state.ran_on),
-            label=self._state.case,
+            self.device,
+            self.state.settings.plan_within(self._share_s()),
+            BetweenSamples(self.progress, self._learned.ran_on),
+            label=self.state.case,
             counter=self._counter(),
-            mode=self._state.settings.mode,
+            mode=self.state.settings.mode,
         )
 
     def _counted_apart(self, measurement: Measurement) -> dict[str, int]:
         """What is counted in a process of its own, unless a fresh one that measured has done so."""
-        settings = self._state.settings
+        settings = self.state.settings
         if settings.counts == "off" or settings.instructions != "callgrind" or COUNT in measurement.counts:
             return {}
-        self._progress("instructions, under callgrind")
-        return {COUNT: count_under_callgrind(self._config, self._state.case, str(self._device))}
+        self.progress("instructions, under callgrind")
+        return {COUNT: count_under_callgrind(self.config, self.state.case, str(self.device))}
 
     def _share_s(self) -> float | None:
         """What the case may take of the run's time; None: its own budget alone."""
-        return self._budget_s
+        return None
+
+    @property
+    def _learned(self) -> Learned:
+        return self.state.part(Learned)
+
+    def _ran_out(self, error: Exception) -> bool:
+        """Note whether the error says that memory ran out."""
+        self._learned.out_of_memory = as_out_of_memory(error)
+        return self._learned.out_of_memory is not None
 
     def _skip_out_of_memory(self) -> NoReturn:
-        release_memory(self._device)  # the error, and the frames it held, are gone by now
+        self.state.done = True
+        release_memory(self.device)  # the error, and the frames it held, are gone by now
         pytest.skip("out of memory")
 
     def _not_measured(self, error: CaptureError | ClockError) -> UsageError:
-        self._state.problem = "no CUDA graph" if isinstance(error, CaptureError) else "the clocks disagree"
-        return UsageError(f"{self._state.case}: {error.problem}", error.remedy)
+        self.state.problem = "no CUDA graph" if isinstance(error, CaptureError) else "the clocks disagree"
+        return UsageError(f"{self.state.case}: {error.problem}", error.remedy)
 
     def _counter(self) -> CallCounter | None:
-        settings = self._state.settings
+        settings = self.state.settings
         if settings.counts == "off":
             return None
-        return CallCounter(self._device, self._state.compiler, instructions=settings.instructions == "auto")
+        return CallCounter(self.device, self._learned.compiler, instructions=settings.instructions == "auto")
 
 
-class Here(Replicate):
+@dataclass
+class Replicate(Measuring):
+    """Measures in this process, a fresh one, within the time that who started it has left."""
+
+    budget_s: float | None
+
+    def _share_s(self) -> float | None:
+        return self.budget_s
+
+
+@dataclass
+class Local(Measuring):
     """Measures in the session's own process, if there is room and time, or in a fresh one where the case asks."""
 
-    def __init__(
-        self,
-        state: CaseState,
-        device: torch.device,
-        progress: Progress,
-        config: pytest.Config,
-        budget: TotalBudget,
-        *,
-        instead: Predictions | None,
-        saves: bool,
-    ) -> None:
-        """``instead``: predicts a case that does not fit; ``saves``: what is saved has its whole budget."""
-        super().__init__(state, device, progress, config)
-        self._budget = budget
-        self._instead = instead
-        self._saves = saves
+    budget: TotalBudget
+    instead: Predictions | None
+    """Predicts a case that does not fit."""
+    saves: bool
+    """What is saved has its whole budget."""
 
     def requires(self, claim: Claim) -> Way:
         """Skip the case, or have it predicted from here on, if it does not fit."""
-        needs = needs_of(claim, self._state, self._device, self._budget.left_s())
+        needs = needs_of(claim, self.state, self.device, self.budget.left_s())
         if needs.is_only_late:
-            self._state.skip_for_time()
-        self._state.short_of, unmet = needs.short_of(), needs.unmet()
+            self.state.skip_for_time()
+        self.state.short_of, unmet = needs.short_of(), needs.unmet()
         if unmet is None:
             return self
-        if self._instead is None or not needs.can_be_predicted:
+        if self.instead is None or not needs.can_be_predicted:
             pytest.skip(unmet)
-        return self._instead.from_here_on(self._state, unmet, self._budget)
+        return self.instead.from_here_on(self.state, unmet, self.budget)
 
     def of(self, workload: Workload) -> Any:
         """Measure, unless nothing is left of the run's time."""
@@ -204,7 +209,7 @@ class Here(Replicate):
         """
         self._skip_if_late()
         self._skip_without_graph()
-        state, settings, share_s = self._state, self._state.settings, self._share_s()
+        state, settings, share_s = self.state, self.state.settings, self._share_s()
         wanted_s = settings.budget_s if budget_s is None else budget_s
         limits = Limits(
             budget_ns=1e9 * (wanted_s if share_s is None else min(wanted_s, share_s)),
@@ -214,79 +219,69 @@ class Here(Replicate):
         )
         with only_compiled_kernels(state.case):
             for workload in (base, candidate):
-                with calling(workload), current_device(self._device):
+                with calling(workload), current_device(self.device):
                     refuse_unfinished(state, workload.run())
-            release_memory(self._device)
+            release_memory(self.device)
             try:
-                return in_turns(base, candidate, self._device, limits, self._progress)
+                return in_turns(base, candidate, self.device, limits, self.progress)
             except (CaptureError, ClockError) as error:
                 raise self._not_measured(error) from error
 
     def _skip_if_late(self) -> None:
-        left_s = self._budget.left_s()
+        left_s = self.budget.left_s()
         if left_s is not None and left_s <= 0:
-            self._state.skip_for_time()
+            self.state.skip_for_time()
 
     def _measure(self, workload: Workload) -> Measured | None:
-        state = self._state
+        state = self.state
         if not state.settings.fresh_process:
             measured = super()._measure(workload)
         else:
-            self._progress("in a fresh process")
-            found = measure_fresh(self._config, [state.case], str(self._device), self._share_s())[state.case]
-            state.out_of_memory = found.out_of_memory
+            self.progress("in a fresh process")
+            found = measure_fresh(self.config, [state.case], str(self.device), self._share_s())[state.case]
+            self._learned.out_of_memory = found.out_of_memory
             measured = None if found.measurement is None else Measured(found.measurement, workload.run())
         return measured
 
     def _share_s(self) -> float | None:
-        return None if self._saves else self._budget.case_share_s()
+        return None if self.saves else self.budget.case_share_s()
 
 
-class InTurns(Replicate):
+@dataclass
+class Served(Measuring):
     """Measures when the session asks for it, in turns with another process that holds as much memory."""
 
-    def __init__(
-        self,
-        state: CaseState,
-        device: torch.device,
-        progress: Progress,
-        config: pytest.Config,
-        budget: TotalBudget,
-        server: Server,
-    ) -> None:
-        super().__init__(state, device, progress, config)
-        self._budget = budget
-        self._server = server
+    budget: TotalBudget
+    server: Server
 
     def requires(self, claim: Claim) -> Way:
         """Skip the case if not all sides fit at once."""
-        needs = needs_of(claim, self._state, self._device, self._budget.left_s(), sides=self._server.sides)
-        self._state.short_of, unmet = needs.short_of(), needs.unmet()
+        needs = needs_of(claim, self.state, self.device, self.budget.left_s(), sides=self.server.sides)
+        self.state.short_of, unmet = needs.short_of(), needs.unmet()
         if unmet is not None:
             pytest.skip(unmet)
         return self
 
     def _measured(self, workload: Workload) -> Any:
         try:
-            result = self._server.measure(self._state, workload, self._device, self._counter())
-            self._state.done = True
-            refuse_nan(self._state, result)
+            result = self.server.measure(self.state, workload, self.device, self._counter())
+            self.state.done = True
+            refuse_nan(self.state, result)
         except (CaptureError, ClockError) as error:
             raise self._not_measured(error) from error
         except Exception as error:
-            self._state.out_of_memory = as_out_of_memory(error)
-            if self._state.out_of_memory is None:
+            if not self._ran_out(error):
                 raise
         else:
             return result
         self._skip_out_of_memory()
 
 
-class UnderCallgrind(Replicate):
+class Callgrind(Measuring):
     """Calls the callable a few times, under a simulated processor that counts the last call's instructions."""
 
     def _measured(self, workload: Workload) -> Any:
-        self._state.done = True
+        self.state.done = True
         return run_counted(workload)
 
 

@@ -15,9 +15,10 @@ from msgspec import UNSET, Meta, UnsetType, structs
 from perflab.data import Amount, Data, Parameters, changed, to_plain
 from perflab.environment import EXACT, differing, exact_environment, exact_slug
 from perflab.errors import BaselineError
+from perflab.measure.records import Replicate
 from perflab.measured.judge.counts import SLACK, values_of
 from perflab.measured.judge.exact import DECIDES
-from perflab.measured.records import Accepted, Baseline, Entry, Exact, MemoryAnchor, Replicate
+from perflab.measured.records import Accepted, Baseline, Entry, Exact, MemoryAnchor
 from perflab.records import Environment, ExactEnvironment
 from perflab.store.case_files import CaseFiles, module_of, name_of
 from perflab.store.json_files import as_json, named, read_checked, writable, write_text

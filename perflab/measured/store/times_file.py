@@ -11,7 +11,8 @@ from pathlib import Path
 from perflab.data import Data, Parameters, to_plain
 from perflab.environment import slug
 from perflab.errors import BaselineError
-from perflab.measured.records import Accepted, Anchor, Entry, MemoryAnchor, OutOfMemory, Replicate
+from perflab.measure.records import OutOfMemory, Replicate
+from perflab.measured.records import Accepted, Anchor, Entry, MemoryAnchor
 from perflab.records import Environment
 from perflab.store.json_files import as_json, named, read_checked, writable, write_text
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from perflab.data import Parameters, speakable
 from perflab.errors import UsageError
-from perflab.measured.report.columns import STANDARD
+from perflab.report.view import STANDARD
 
 _WANTED = "note a str, an int, a float, a bool or None; of a tensor of one element its .item()"
 _MOST = 1e30

@@ -18,10 +18,11 @@ import pytest
 from perflab.child import Ended, end_with_parent, run_child
 from perflab.data import Data, to_json
 from perflab.errors import FreshProcessError
-from perflab.measured.records import Measurement, OutOfMemory
+from perflab.measure.records import Measurement, OutOfMemory
 from perflab.plugin.case.hanging import patience_of, suspended
-from perflab.plugin.config.kinds import is_compiled_case, is_perf_case
+from perflab.plugin.config.kinds import is_perf_case, tier_asked_by
 from perflab.plugin.options import REPLICATE_OPTION
+from perflab.tiers import tiers
 from perflab.units import format_ns
 
 _SILENCED = {
@@ -91,6 +92,13 @@ def read_job(path: str) -> Job:
     return msgspec.json.decode(Path(path).read_bytes(), type=Job)
 
 
+def begin(path: str) -> None:
+    """Have the tiers prepare this process for its job, before anything of the user's is imported."""
+    job = read_job(path)
+    for one in tiers():
+        one.begin(job)
+
+
 def report_result(job: Job, result: JobResult) -> None:
     """Append a case's result to the job's, at once, so that a later crash loses nothing."""
     assert job.results is not None
@@ -126,7 +134,7 @@ class FreshProcess:
         yield
         wanted = self._cases
         if wanted is None:
-            items[:] = [item for item in items if is_perf_case(item) and not is_compiled_case(item)]
+            items[:] = [item for item in items if is_perf_case(item) and tier_asked_by(item) is None]
             return
         items.sort(key=lambda item: wanted.index(item.nodeid) if item.nodeid in wanted else len(wanted))
         items[:] = [item for item in items if item.nodeid in wanted]

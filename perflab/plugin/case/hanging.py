@@ -186,8 +186,8 @@ class Watch:
                 judgement = Judgement(verdict=Verdict.FAILED, reasons=[self._problem])
                 report: Any = pytest.TestReport(item.nodeid, item.location, {}, "failed", text, "call")
                 report.perflab = to_plain(Result(case=item.nodeid, judgement=judgement))
-                held_back = self._config.pluginmanager.getplugin("perflab-held-back")
-                waiting = held_back.reports_as_they_are() if held_back is not None else []
+                held = self._config.pluginmanager.getplugin("perflab-held-reports")
+                waiting = held.reports_as_they_are() if held is not None else []
                 said += notes.collect().keep_at_the_end([*waiting, report])
         finally:
             os.write(self._stderr, ("\n".join(said) + "\n").encode("utf-8", "replace"))

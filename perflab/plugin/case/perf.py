@@ -1,39 +1,39 @@
 """The ``perf`` fixture: ``Perf`` checks what a case says and keeps it in the case's state.
 
-A ``Way`` handles the callable: most are in ``measured/run/ways.py``. ``measured/run/verdict.py`` and
-``predicted/run/predicting.py`` judge the result.
+A ``Way`` handles the callable, and the tier that it is of judges the result.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 import pytest
 
 from perflab.compared.callables import Comparison, checked
 from perflab.data import Parameters
 from perflab.errors import UsageError
-from perflab.measure.compiling import CompilerState, compiler_state
 from perflab.measure.devices import as_dtype
 from perflab.measure.forks import calling
 from perflab.measure.matmul_rate import matmul_flops_per_second, precision_of_products
+from perflab.measure.records import Quote
 from perflab.measure.workload import Step, Workload
-from perflab.measured.records import Measurement, OutOfMemory, Quote
 from perflab.plugin.case.facts import checked_facts, positive
 from perflab.plugin.case.requirements import Claim, no_time_left
 from perflab.plugin.case.returned import refuse_unfinished
+from perflab.plugin.case.sizes import Exploration, exploration_of
 from perflab.plugin.config.settings import Settings
-from perflab.predicted.records import PredictedCase
-from perflab.predicted.run.exploring import Exploration, exploration_of
-from perflab.records import Environment, Shortage
+from perflab.records import Shortage, TierRecord
+from perflab.results import Result
 
 if TYPE_CHECKING:
     import torch
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
+
+Part = TypeVar("Part")
 
 
 @dataclass
@@ -42,18 +42,13 @@ class CaseState:
 
     case: str
     settings: Settings
-    environment: Environment | None = None
     device: torch.device | None = None
-    measurement: Measurement | None = None
-    out_of_memory: OutOfMemory | None = None
     work: dict[str, float] = field(default_factory=dict)
     parameters: Parameters = field(default_factory=dict)
     matmul_flops_per_second: float | None = None
     matmul_precision: str | None = None
     quotes: list[Quote] = field(default_factory=list)
     facts: Parameters = field(default_factory=dict)
-    ran_on: dict[str, None] = field(default_factory=dict)
-    """Threads that ran on when a call had returned."""
     short_of: list[Shortage] = field(default_factory=list)
     """What there is too little of, where the case does not fit."""
     problem: str | None = None
@@ -61,19 +56,24 @@ class CaseState:
     subtest_failures: list[str] = field(default_factory=list)
     """What pytest said of subtests that failed, by which the whole test has."""
     done: bool = False
-    """Whether its callable has run, and nothing of that is kept here."""
-    compiler: CompilerState = field(default_factory=compiler_state)
-    """What torch.compile had done before the case was set up."""
+    """Whether it has had its one measurement, prediction or call, whatever came of it."""
     predicts: bool = False
     """Whether the case is predicted, so that its tensors are fake."""
-    instead_of: str | None = None
-    """What it would have been skipped for, where nobody asked for a prediction."""
     exploration: Exploration | None = None
     """How it is made for other sizes."""
-    predicted: PredictedCase | None = None
-    """What the case needs on a GPU that is not here, where it was predicted."""
-    until_judged: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    """Keeps its tensors fake until it is judged, where it says in its body that it is to be predicted."""
+    outcome: TierRecord | None = None
+    """What it came to, where it was not measured."""
+    result: Result | None = None
+    """That, judged, once its body has ended."""
+    parts: dict[type, Any] = field(default_factory=dict)
+    """What tiers know of it besides, by type."""
+
+    def part(self, kind: type[Part]) -> Part:
+        """A tier's own part, made when it is first asked for."""
+        if kind not in self.parts:
+            self.parts[kind] = kind()
+        part: Part = self.parts[kind]
+        return part
 
     def skip_for_time(self) -> NoReturn:
         """Skip the case: nothing is left of the run's time.
@@ -83,11 +83,6 @@ class CaseState:
         """
         self.short_of = [no_time_left(self.settings.budget_s, self.settings.total_budget_s)]
         pytest.skip(self.settings.time_is_over)
-
-    @property
-    def has_measured(self) -> bool:
-        """Whether the case has had its one measurement, prediction or call, whatever came of it."""
-        return self.done or any((self.measurement, self.out_of_memory, self.predicted))
 
     def seconds_of_a_call(self, claim: Claim, device: torch.device) -> float | None:
         """What the case says that one call takes; of operations, by the device's rate, which its record then has."""
@@ -350,11 +345,14 @@ class Perf:
 
     @property
     def predicts(self) -> bool:
-        """Whether the case is being predicted. Its tensors are then fake: they have shapes and no values."""
-        return self._state.predicts
+        """Whether the case is being predicted on fake tensors, which have shapes and no values.
+
+        In a dry run it is not: tensors are on CUDA, and whatever kernels would have written reads as zero.
+        """
+        return self._state.predicts and not self._state.settings.dry_run
 
     def _refuse_second(self) -> None:
-        if self._state.has_measured:
+        if self._state.done:
             raise UsageError(
                 f"{self._state.case}: perf was called twice in one case",
                 "measure one thing a test; parametrize for several",

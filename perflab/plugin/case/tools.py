@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from perflab.errors import UsageError
 from perflab.measure.devices import current_device, resolve_device
-from perflab.plugin.stash import CASES, COMPILED, FAKING, RUNS_ONCE, settings_of, worker_number
+from perflab.plugin.stash import FAKING, PERF_FOR, RUNS_ONCE, settings_of, worker_number
 
 if TYPE_CHECKING:
     import torch
 
-    from perflab.compiled.records import KernelResources
     from perflab.measure.memory_snapshot import MemorySnapshot
     from perflab.measure.sampling import Warmup
     from perflab.plugin.case.perf import Perf
@@ -28,39 +27,20 @@ def perf_for(request: pytest.FixtureRequest, device: torch.device) -> Perf:
     Raises:
         UsageError: the measuring side was not loaded, since nobody could know that the test measures.
     """
-    cases = request.config.stash.get(CASES, None)
-    if cases is None:
+    found = request.config.stash.get(PERF_FOR, None)
+    if found is None:
         raise UsageError(
             f"{request.node.nodeid} got the perf fixture by getfixturevalue(), which pytest cannot foresee",
             "name perf among the test's arguments, or mark the test @pytest.mark.perf",
         )
-    return cases.perf_for(request.node, device)
-
-
-def kernel_for(request: pytest.FixtureRequest) -> KernelResources:
-    """The ``compiled_kernel`` fixture's value.
-
-    Raises:
-        UsageError: the compiling side was not loaded, as for ``perf``.
-    """
-    from perflab.compiled.run.cases import CompiledCases
-
-    cases = request.config.pluginmanager.getplugin(COMPILED)
-    if not isinstance(cases, CompiledCases):
-        raise UsageError(
-            f"{request.node.nodeid} got the compiled_kernel fixture by getfixturevalue(), which pytest cannot foresee",
-            "name compiled_kernel among the test's arguments",
-        )
-    kernel: Any = cases.kernel_for(request.node, request.param)
-    return cast("KernelResources", kernel)  # where it does not compile, the body that would see None does not run
+    return found(request.node, device)
 
 
 def device_of(config: pytest.Config) -> torch.device:
     """The session's device; for a case that is being predicted the one that stands for its GPU."""
-    if config.stash.get(FAKING, False):
-        import torch
-
-        return torch.device("cuda", 0)
+    faking = config.stash.get(FAKING, None)
+    if faking is not None:
+        return faking.device()
     return resolve_device(settings_of(config).device, worker_number(config))
 
 
@@ -74,7 +54,7 @@ def warmup_on(request: pytest.FixtureRequest, device: torch.device) -> Callable[
 
     def warm(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Warmup:
         workload = Workload(fn, args, kwargs)
-        if request.config.stash.get(FAKING, False) or request.node.stash.get(RUNS_ONCE, False):
+        if request.config.stash.get(FAKING, None) or request.node.stash.get(RUNS_ONCE, False):
             workload.run()
             return Warmup(calls=1, settled=None, repetitions=1)
         stopwatch = stopwatch_for(device)
@@ -94,10 +74,7 @@ def snapshots_of(
     def snapshot(name: str = "snapshot") -> contextlib.AbstractContextManager[MemorySnapshot]:
         folder = own_folder(request.config.rootpath) / "snapshots"
         path = folder / file_name_for(f"{request.node.nodeid}-{name}")
-        if request.config.stash.get(FAKING, False):
-            from perflab.predicted.run.memory_snapshot import record_predicted
-
-            return record_predicted(path, settings_of(request.config).gpu)
-        return record_memory(path, device)
+        faking = request.config.stash.get(FAKING, None)
+        return record_memory(path, device) if faking is None else faking.record_memory(path)
 
     return snapshot

@@ -1,12 +1,13 @@
 """Perf cases in a run that measures nothing: each runs once, as a plain test.
 
-Replaces ``measured/run/cases.py`` there: reads no baseline, judges nothing, and lets cases run in parallel under
+Replaces what the tiers have for them: reads no baseline, judges nothing, and lets cases run in parallel under
 pytest-xdist. A case that is wrong by itself (NaN, nothing measured, perf called twice) fails all the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,9 +20,9 @@ from perflab.plugin.case.perf import STATE, CaseState, NothingComparedError, Per
 from perflab.plugin.case.raw_launches import kernels_have_a_gpu
 from perflab.plugin.case.requirements import Claim, Needs
 from perflab.plugin.case.returned import refuse_nan, refuse_unfinished
-from perflab.plugin.config.kinds import is_compiled_case, measures_elsewhere
+from perflab.plugin.config.kinds import measures_elsewhere, tier_asked_by
 from perflab.plugin.config.marker import for_case
-from perflab.plugin.config.run_mode import NOT_COMPILED, RAN
+from perflab.plugin.config.run_mode import RAN
 from perflab.plugin.config.settings import Settings
 from perflab.plugin.noting import UNTIMED
 from perflab.plugin.stash import RUNS_ONCE
@@ -34,12 +35,12 @@ if TYPE_CHECKING:
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 
+@dataclass
 class Once:
     """Calls a case's callable once."""
 
-    def __init__(self, state: CaseState, device: torch.device) -> None:
-        self._state = state
-        self._device = device
+    state: CaseState
+    device: torch.device
 
     def of(self, workload: Workload) -> Any:
         """Run it, and return what it returned.
@@ -47,38 +48,38 @@ class Once:
         Raises:
             UsageError: it returned NaN.
         """
-        self._state.done = True
+        self.state.done = True
         result = self._run(workload)
-        refuse_nan(self._state, result)
+        refuse_nan(self.state, result)
         return result
 
     def compare(self, base: Workload, candidate: Workload, budget_s: float | None, threshold: float | None) -> None:
         """Run the base once; there is nothing to compare."""
         with calling(base):
-            refuse_unfinished(self._state, self._run(base))
+            refuse_unfinished(self.state, self._run(base))
 
     def _run(self, workload: Workload) -> Any:
-        with current_device(self._device), kernels_have_a_gpu(self._state.case):
+        with current_device(self.device), kernels_have_a_gpu(self.state.case):
             result = workload.run()
-            synchronize(self._device)  # an error of a kernel is this test's
+            synchronize(self.device)  # an error of a kernel is this test's
         return result
 
     def requires(self, claim: Claim) -> Way:
         """Skip the case if there is no room, or if set-up and one call take longer than a case is given."""
-        call_s = self._state.seconds_of_a_call(claim, self._device)
+        call_s = self.state.seconds_of_a_call(claim, self.device)
         needs = Needs(
             memory_bytes=claim.memory_bytes,
-            free_bytes=available_bytes(self._device),
+            free_bytes=available_bytes(self.device),
             call_s=(1 + claim.setup_calls) * (call_s or 0.0) + claim.setup_seconds,
             setup_calls=0,
             setup_s=0.0,
-            budget_s=self._state.settings.budget_s,
-            budget_by=self._state.settings.budget_by,
+            budget_s=self.state.settings.budget_s,
+            budget_by=self.state.settings.budget_by,
             left_s=None,
             total_s=None,
             calls=1,
         )
-        self._state.short_of, unmet = needs.short_of(), needs.unmet()
+        self.state.short_of, unmet = needs.short_of(), needs.unmet()
         if unmet is not None:
             pytest.skip(unmet)
         return self
@@ -99,25 +100,22 @@ class UntimedCases:
         """
         for item in items:
             self._case_settings[item.nodeid] = for_case(self._settings, item)
-        if not all(map(is_compiled_case, items)):
+        if not all(map(tier_asked_by, items)):
             resolve_device(self._settings.device)
 
-    def perf_for(self, item: pytest.Item, device: torch.device | str) -> Perf:
+    def perf_for(self, item: pytest.Item, device: torch.device) -> Perf:
         """The ``perf`` fixture's value for a test."""
         state = item.stash[STATE]
         device = state.device = device_of(item, device)
         return Perf(state, device, Once(state, device))
 
-    def skip_if_late(self, item: pytest.Item) -> None:
-        """Nothing is late where nothing is timed."""
-
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Give a case its state; skip a compiled one, which would take its time."""
+        """Give a case its state; skip one with a tier's own fixture, which would take its time."""
         if item.nodeid not in self._case_settings:
             return
-        if is_compiled_case(item):
-            pytest.skip("not compiled in a run that does not measure: pytest -m perf, or --perf")
+        if (own := tier_asked_by(item)) is not None:
+            pytest.skip(f"not {own} in a run that does not measure: pytest -m perf, or --perf")
         item.stash[STATE] = CaseState(item.nodeid, self._case_settings[item.nodeid])
         item.stash[RUNS_ONCE] = True
 
@@ -154,6 +152,6 @@ class UntimedCases:
         state = item.stash.get(STATE, None)
         if report.when == "call" and state is not None and state.done:
             setattr(report, UNTIMED, RAN)
-        elif report.when == "setup" and item.nodeid in self._case_settings and is_compiled_case(item):
-            setattr(report, UNTIMED, NOT_COMPILED)
+        elif report.when == "setup" and item.nodeid in self._case_settings and (own := tier_asked_by(item)) is not None:
+            setattr(report, UNTIMED, f"not {own}")
         return report

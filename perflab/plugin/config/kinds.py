@@ -1,12 +1,11 @@
-"""Tells perf cases from other tests, and cases that compile from cases that measure."""
+"""Tells perf cases from other tests, and cases that ask for a tier's own fixture from those that any run may time."""
 
 from __future__ import annotations
 
 import pytest
 
 from perflab.errors import SettingError
-
-COMPILED_FIXTURE = "compiled_kernel"
+from perflab.plugin.fixtures import TIER_OF
 
 
 def is_perf_case(item: pytest.Item) -> bool:
@@ -14,19 +13,20 @@ def is_perf_case(item: pytest.Item) -> bool:
     return item.get_closest_marker("perf") is not None
 
 
-def is_compiled_case(item: pytest.Item) -> bool:
-    """Whether a test asks for a compiled kernel.
+def tier_asked_by(item: pytest.Item) -> str | None:
+    """The tier whose own fixture a test asks for: it is no case that a run times.
 
     Raises:
         SettingError: it asks for a measurement too.
     """
     fixtures = getattr(item, "fixturenames", ())
-    if COMPILED_FIXTURE in fixtures and "perf" in fixtures:
+    own = next((name for name in TIER_OF if name in fixtures), None)
+    if own is not None and "perf" in fixtures:
         raise SettingError(
-            f"{item.nodeid} asks for both perf and {COMPILED_FIXTURE}",
+            f"{item.nodeid} asks for both perf and {own}",
             "measure in one test, and gate what compiles in another",
         )
-    return COMPILED_FIXTURE in fixtures
+    return TIER_OF[own] if own is not None else None
 
 
 def measures_elsewhere(item: pytest.Item) -> bool:

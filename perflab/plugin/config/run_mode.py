@@ -7,6 +7,7 @@ the measuring rooms is loaded here.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
@@ -14,6 +15,7 @@ import pytest
 
 from perflab.errors import SettingError, UsageError
 from perflab.plugin.options import OPTIONS
+from perflab.tiers import tier
 
 
 class RunMode(StrEnum):
@@ -25,10 +27,10 @@ class RunMode(StrEnum):
     SKIP = "skip"
 
 
-RAN, NOT_COMPILED = "ran", "not compiled"
-"""What became of a case that was not measured."""
+RAN = "ran"
+"""What became of a case that was not measured; of one with a tier's own fixture ``not`` and the tier's name."""
 
-_MEASURING = ("perf", "perf_only", "perf_update", "perf_update_new", "perf_against", "perf_predict")
+_MEASURING = ("perf", "perf_only", "perf_update", "perf_update_new", "perf_against", "perf_predict", "perf_dry_run")
 """Flags that make no sense where nothing is measured, or predicted."""
 _NOT_MEASURING = {"perf_skip": RunMode.SKIP, "perf_disable": RunMode.ONCE}
 
@@ -116,11 +118,12 @@ def untimed_line(config: pytest.Config, untimed: Mapping[str, str]) -> str:
 
     ``untimed``: what became of each case that was not measured, in any process.
     """
-    found = list(untimed.values())
-    ran, kernels = found.count(RAN), found.count(NOT_COMPILED)
+    found = Counter(untimed.values())
+    ran = found.pop(RAN, 0)
     said = [f"{ran} case{'s' * (ran != 1)} ran once, untimed"] if ran else []
-    if kernels:
-        said.append(f"{kernels} kernel{'s were' if kernels != 1 else ' was'} not compiled")
+    for what, count in found.items():
+        unit = tier(what.removeprefix("not ")).unit
+        said.append(f"{count} {unit}{'s were' if count != 1 else ' was'} {what}")
     return f"perf: {'; '.join(said)} ({_how_to_measure(config)})"
 
 

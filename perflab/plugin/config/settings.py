@@ -7,25 +7,25 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import pytest
 from msgspec import structs
 
-from perflab.compiled.compiler.architectures import parse_architectures
 from perflab.errors import SettingError
 from perflab.measure.devices import DEVICE_CHOICES
 from perflab.measure.limits import patience_s
 from perflab.measure.sampling import OVERRUN, Plan
-from perflab.measured.report.columns_option import parse_columns, parse_sort
 from perflab.mode import DEFAULT, Mode
 from perflab.plugin.options import OPTIONS, Option
-from perflab.predicted.gpus.names import Gpu, parse_gpu
 from perflab.records import Policy
-from perflab.report.view import DEFAULT_VIEW, View
+from perflab.report.view import DEFAULT_VIEW, View, parse_columns, parse_sort
 from perflab.results import Result
+from perflab.tiers import tiers
 from perflab.units import format_ns, parse_duration_ns, parse_fraction, parse_seconds
 
+Part = TypeVar("Part")
+_Value = TypeVar("_Value")
 _MACHINE = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,38}[a-z0-9])?")
 """It is part of a folder's name."""
 
@@ -59,19 +59,14 @@ class Settings:
     json: Path | None
     predict: bool
     """Whether cases are predicted instead of measured."""
-    gpu: Gpu
-    """What they are predicted for."""
-    snapshots: bool
-    """Whether the memory timeline of each prediction is written to a file."""
-    kernels: tuple[str, ...]
-    """Where kernels are registered: ``package.module:attribute``."""
-    archs: tuple[int, ...]
-    """What they are compiled for: 90 is sm_90."""
+    dry_run: bool
+    """Whether what is predicted runs on CUDA with nothing computed, instead of on fake tensors."""
+    parts: tuple[object, ...]
+    """What tiers were asked for besides, one of a type."""
     timeout_s: float | None = None
     """How long a case may go without a sign of life; None: as long as its kind may take."""
     against: str | None = None
     """The other side of a paired comparison: a commit, branch, tag or directory."""
-    against_threshold: float = 0.02
     view: View = DEFAULT_VIEW
     """How the table of measured cases is shown."""
     side_by_side: str | None = None
@@ -94,6 +89,10 @@ class Settings:
     """Whether a result may hold NaN. Only the marker sets it."""
     fresh_process: bool = False
     """Whether the case is measured in a process of its own. Only the marker sets it."""
+
+    def part(self, kind: type[Part]) -> Part:
+        """A tier's own settings."""
+        return next(one for one in self.parts if isinstance(one, kind))
 
     @property
     def policy(self) -> Policy:
@@ -161,34 +160,56 @@ def _raw(config: pytest.Config, option: Option) -> tuple[str, str]:
     return (option.default, option.name)
 
 
+class Given:
+    """What a run was given: each option as text, and where that came from."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._raw = {option.dest: _raw(config, option) for option in OPTIONS}
+
+    def text(self, dest: str) -> str:
+        """As it was given."""
+        return self._raw[dest][0]
+
+    def origin(self, dest: str) -> str:
+        """The option, ini key or variable that it came from."""
+        return self._raw[dest][1]
+
+    def value(
+        self, dest: str, parse: Callable[[str], _Value], remedy: str = "see `pytest --help`, under perflab"
+    ) -> _Value:
+        """As ``parse`` reads it.
+
+        Raises:
+            SettingError: it cannot, naming the option or ini key that holds it.
+        """
+        text, origin = self._raw[dest]
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise SettingError(f"{origin}: {error}", remedy) from error
+
+    def path(self, dest: str) -> Path:
+        """A path: one of an ini file is relative to that, one of the command line to where it was given."""
+        text, origin = self._raw[dest]
+        of_ini = origin.startswith("ini") or not self._config.getoption(dest, None)
+        return (self._config.rootpath if of_ini else self._config.invocation_params.dir) / text
+
+    def choice(self, dest: str) -> Any:
+        """One of the option's choices."""
+        known = next(option.choices for option in OPTIONS if option.dest == dest)
+        return self.value(dest, lambda text: parse_choice(text, known))
+
+
 def read_settings(config: pytest.Config) -> Settings:
     """Read and check every option.
 
     Raises:
         SettingError: a value that cannot be used, naming the option or ini key that holds it.
     """
-    raw = {option.dest: _raw(config, option) for option in OPTIONS}
-
-    def value(dest: str, parse: Callable[[str], Any], remedy: str = "see `pytest --help`, under perflab") -> Any:
-        text, origin = raw[dest]
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise SettingError(f"{origin}: {error}", remedy) from error
-
-    def path(dest: str) -> Path:
-        text, origin = raw[dest]
-        return (
-            config.rootpath
-            if origin.startswith("ini") or not config.getoption(dest, None)
-            else config.invocation_params.dir
-        ) / text
-
-    def choice(dest: str) -> Any:
-        known = next(option.choices for option in OPTIONS if option.dest == dest)
-        return value(dest, lambda text: parse_choice(text, known))
-
-    against = raw["perf_against"][0] or None
+    given = Given(config)
+    value, path, choice = given.value, given.path, given.choice
+    against = given.text("perf_against") or None
     if against is None and config.getoption("perf_against", None) is not None:
         raise SettingError(
             "--perf-against is given, and empty", "name a commit, branch, tag or directory; is the variable set?"
@@ -199,16 +220,23 @@ def read_settings(config: pytest.Config) -> Settings:
             "--perf-against and --perf-update: a comparison in turns uses no baselines, and saves none",
             "save baselines in a run of its own",
         )
+    dry_run = bool(given.text("perf_dry_run"))
     predict = value("perf_predict", parse_flag)
+    if dry_run and predict:
+        raise SettingError(
+            "--perf-dry-run and --perf-predict: a case is run on CUDA that computes nothing, or on fake tensors",
+            "leave one of them out; a dry run needs PyTorch's CUDA build, and knows more",
+        )
+    predict = predict or dry_run
     if against is not None and predict:
         raise SettingError(
-            "--perf-against and --perf-predict: turns are taken by what runs, and nothing does",
+            f"--perf-against and {'--perf-dry-run' if dry_run else '--perf-predict'}: turns are timed, and nothing is",
             "leave one of them out; predictions are compared with their baselines, exactly",
         )
     reason = value("perf_reason", _parse_reason)
     if reason is not None and not (update or update_new):
         raise SettingError(
-            f"{raw['perf_reason'][1]}: {reason!r} is a reason for saving, and nothing is saved in this run",
+            f"{given.origin('perf_reason')}: {reason!r} is a reason for saving, and nothing is saved in this run",
             "give it together with --perf-update or --perf-update-new, or leave it out",
         )
     return Settings(
@@ -233,19 +261,16 @@ def read_settings(config: pytest.Config) -> Settings:
         timeout_s=value("perf_timeout", parse_timeout),
         settle=choice("perf_settle"),
         replicates=value("perf_replicates", _parse_count),
-        kernels=tuple(raw["perf_kernels"][0].replace(",", " ").split()),
-        archs=value("perf_arch", parse_architectures),
-        json=path("perf_json") if raw["perf_json"][0] else None,
+        json=path("perf_json") if given.text("perf_json") else None,
         predict=predict,
-        gpu=value("perf_gpu", parse_gpu),
-        snapshots=value("perf_snapshots", parse_flag),
+        dry_run=dry_run,
+        parts=tuple(one.settings(given) for one in tiers()),
         against=against,
-        against_threshold=value("perf_against_threshold", parse_fraction),
         view=View(
             value("perf_columns", parse_columns, "name some of them, with commas between"),
             value("perf_sort", parse_sort, "name one of them, with - before it for the largest first"),
         ),
-        side_by_side=raw["perf_side_by_side"][0].strip() or None,
+        side_by_side=given.text("perf_side_by_side").strip() or None,
     )
 
 

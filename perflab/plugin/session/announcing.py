@@ -1,27 +1,18 @@
-"""Announces before the first test which cases are measured, compiled or predicted, and for which GPU."""
+"""Announces before the first test what becomes of the perf cases, by tier."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
 
 from perflab.internals import TORCH, TRITON, version_warnings
-from perflab.plugin.config.kinds import is_compiled_case, is_perf_case, measures_elsewhere
+from perflab.plugin.config.kinds import is_perf_case, measures_elsewhere, tier_asked_by
 from perflab.plugin.config.run_mode import RunMode, mode_of
-from perflab.plugin.config.settings import Settings
 from perflab.plugin.stash import settings_of
+from perflab.tiers import tier, tiers
 from perflab.units import format_count
-
-
-def predicts_by_itself(settings: Settings) -> bool:
-    """Whether a case that does not fit this machine is predicted, though nobody asked: for want of a GPU.
-
-    A CPU that was asked for by name is what is to be measured.
-    """
-    from perflab.measure.devices import resolve_device
-
-    return not settings.predict and settings.device == "auto" and resolve_device("auto").type == "cpu"
 
 
 def announcement(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
@@ -41,19 +32,13 @@ def announcement(config: pytest.Config, items: Sequence[pytest.Item]) -> list[st
 
 def _ways(config: pytest.Config, items: Sequence[pytest.Item], marked: Sequence[pytest.Item]) -> list[str]:
     settings = settings_of(config)
-    compiled = [item for item in marked if is_compiled_case(item)]
-    others = [item for item in marked if item not in compiled and not measures_elsewhere(item)]
-    if settings.against is not None:  # what is compiled does not depend on the machine, and is skipped
+    own = Counter(name for item in marked if (name := tier_asked_by(item)) is not None)
+    others = sum(tier_asked_by(item) is None and not measures_elsewhere(item) for item in marked)
+    if settings.against is not None:  # what has a fixture of its own does not depend on the machine, and is skipped
         return []
-    cases = format_count(len(others), "case")
-    if settings.predict:
-        said = [f"{cases} predicted for {settings.gpu.name} (--perf-gpu), not run"] if others else []
-    else:
-        said = [f"{cases} measured"] if others and compiled else []
-        said += [f"{format_count(len(compiled), 'kernel')} compiled"] if compiled else []
+    said = []
+    if not settings.predict:  # there that is skipped too
+        said += [f"{format_count(others, 'case')} measured"] if others and own else []
+        said += [f"{format_count(count, tier(name).unit)} {name}" for name, count in own.items()]
     lines = [f"perf: {', '.join(said)}"] if said else []
-    if others and predicts_by_itself(settings):
-        lines.append(
-            f"perf: no GPU here; what is too much for this machine is predicted for {settings.gpu.name}, not run"
-        )
-    return lines
+    return [*lines, *(line for one in tiers() if others for line in one.announce(settings, others))]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from perflab.measured.records import Measurement, Record, per_call_ns
+from perflab.measure.records import Measurement, Record, per_call_ns
 from perflab.mode import without_mode
 from perflab.results import Result
 
@@ -50,13 +51,8 @@ def _extra_info(record: Record, measurement: Measurement, result: Result) -> dic
     }
     if memory is not None:
         info["peak_bytes"] = memory.peak_bytes
-    if measurement.counts:
-        info["counts"] = dict(measurement.counts)
-    if record.work:
-        info["work"] = dict(record.work)
-    if record.facts:
-        info["facts"] = dict(record.facts)
-    return info
+    more: dict[str, Mapping[str, Any]] = {"counts": measurement.counts, "work": record.work, "facts": record.facts}
+    return info | {name: dict(known) for name, known in more.items() if known}
 
 
 def spare_second_table(config: pytest.Config) -> None:

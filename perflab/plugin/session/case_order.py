@@ -13,7 +13,7 @@ from itertools import chain, zip_longest
 import pytest
 
 from perflab.errors import SettingError
-from perflab.plugin.config.kinds import is_compiled_case, is_perf_case
+from perflab.plugin.config.kinds import is_perf_case, tier_asked_by
 from perflab.plugin.config.run_mode import RunMode, mode_of
 from perflab.plugin.config.settings import Settings
 from perflab.plugin.noting import NOTES
@@ -61,12 +61,12 @@ def take_turns(config: pytest.Config, items: list[pytest.Item]) -> None:
     ):
         return
     notes.shown = [item.nodeid for item in cases]
-    measured = [item for item in cases if not is_compiled_case(item)]
+    measured = [item for item in cases if tier_asked_by(item) is None]
     ordered = []
     for last in (False, True):
         turn = [item for item in measured if (_marked(item, "last", False) is True) is last]
         ordered += [turn[place] for place in in_rounds([_step(item, settings) for item in turn])]
-    ordered += [item for item in cases if is_compiled_case(item)]
+    ordered += [item for item in cases if tier_asked_by(item) is not None]
     for place, item in zip(places, ordered, strict=True):
         items[place] = item
     reporter = config.pluginmanager.getplugin("terminalreporter")

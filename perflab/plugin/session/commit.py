@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from perflab.compared.sides.git import ask_git, commit_named, top_of
+from perflab.git import ask_git, commit_named, top_of
 
 _DIRTY = "+dirty"
 

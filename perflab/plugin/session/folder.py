@@ -6,12 +6,8 @@ import hashlib
 import re
 from pathlib import Path
 
-import pytest
-
 from perflab.data import speakable
 from perflab.files import write_whole
-from perflab.measured.store.baselines import Baselines
-from perflab.plugin.config.settings import Settings
 
 _LONGEST_NAME = 120
 """File systems take 255 bytes, endings included."""
@@ -41,11 +37,6 @@ def own_folder(root: Path) -> Path:
         if not path.is_file() or path.stat().st_size == 0:  # whoever wrote it before was killed, or the disk was full
             write_whole(path, text.encode("utf-8"))
     return folder
-
-
-def baselines_of(config: pytest.Config, settings: Settings) -> Baselines:
-    """What is stored of this project's measured cases, committed or not."""
-    return Baselines(settings.baselines, config.rootpath / OWN_TIMES)
 
 
 def file_name_for(text: str) -> str:

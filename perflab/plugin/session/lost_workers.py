@@ -1,6 +1,6 @@
 """Under pytest-xdist: reports the cases of a worker that crashed or was interrupted.
 
-Cases that waited for a second look in a worker that crashed are reported as failed; those of an interrupted one a
+Cases that waited for a re-check in a worker that crashed are reported as failed; those of an interrupted one a
 worker reports as it ends, when nobody listens any more. A worker that breaks with an internal error ends with the tests
 that it had, and pytest-xdist takes what is left for the whole run.
 """

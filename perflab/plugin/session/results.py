@@ -19,7 +19,6 @@ import perflab
 from perflab.data import speakable
 from perflab.documents import SCHEMA, in_order, write_document
 from perflab.errors import BaselineError, PerflabError
-from perflab.measured.report.side_by_side import parameter_names
 from perflab.plugin.case.total_budget import TotalBudget
 from perflab.plugin.config.accept_command import command_without_limits
 from perflab.plugin.config.settings import Settings
@@ -29,11 +28,10 @@ from perflab.plugin.session.findings import findings_of
 from perflab.plugin.session.journal import Journal
 from perflab.plugin.session.prune import Stale
 from perflab.plugin.session.saving import Saving, shown
-from perflab.plugin.stash import AGAINST
 from perflab.records import Judgement, Verdict
 from perflab.report.escaping import lines_of, one_line
 from perflab.report.summary import summary
-from perflab.results import Document, Result
+from perflab.results import Document, Result, parameter_names
 from perflab.store.stale import Collection
 
 _COLOURS = {
@@ -59,6 +57,8 @@ class Collected:
         self._notes: list[str] = []
         self._stale: list[str] = []
         self._findings: dict[str, list[str]] = {}
+        self.preface: list[str] | None = None
+        """What is said above the table of a run that is compared with something else than baselines."""
         self._budget = TotalBudget(settings.total_budget_s)
 
     def take(self, report: pytest.TestReport) -> None:
@@ -206,13 +206,12 @@ class Collected:
         self._notes.append(f"wrote {shown(self._settings.json, self._config)}")
 
     def _document(self, exitstatus: int) -> Document:
-        against = self._config.pluginmanager.getplugin(AGAINST)
         return Document(
             schema=SCHEMA,
             perflab=perflab.__version__,
             created=datetime.now(UTC),
             exitstatus=exitstatus,
-            baselines=None if against is not None else shown(self._settings.baselines, self._config),
+            baselines=None if self.preface is not None else shown(self._settings.baselines, self._config),
             threshold=self._settings.threshold,
             results=list(self._results.values()),
             collected=self._noted.cases,
@@ -220,5 +219,5 @@ class Collected:
             total_budget_s=self._settings.total_budget_s,
             findings=self._findings,
             other_failures=list(self._noted.failures),
-            preface=against.notes if against is not None else [],
+            preface=self.preface or [],
         )

@@ -16,7 +16,7 @@ from perflab.plugin.config.settings import Settings
 from perflab.plugin.session.commit import current_commit
 from perflab.records import Verdict
 from perflab.results import Result
-from perflab.tiers import names, tier
+from perflab.tiers import tiers
 
 _HAS_NOTHING_SAVED = (Verdict.NEW, Verdict.INCOMPARABLE, Verdict.OOM)
 
@@ -69,8 +69,8 @@ class Saving:
             BaselineError: a file cannot be read first, or cannot be written.
             KeyboardInterrupt: while replicates were measured; what there was is saved.
         """
-        for name in reversed(names()):  # what measures further replicates comes last
-            tier(name).save(self)
+        for one in reversed(tiers()):  # what measures further replicates comes last
+            one.save(self)
         if self.settings.reason is not None and not self.chosen:
             self.notes.append("nothing was saved, so the reason given stands nowhere")
 

@@ -25,8 +25,8 @@ from perflab.plugin.noting import NOTES, AllNotes
 from perflab.plugin.session.announcing import announcement
 from perflab.plugin.session.collected import collection_of
 from perflab.plugin.session.workers import tell
-from perflab.plugin.stash import CASES, settings_of
-from perflab.tiers import names, tier
+from perflab.plugin.stash import PERF_FOR, settings_of
+from perflab.tiers import tiers
 
 
 def start(config: pytest.Config, items: list[pytest.Item], job_path: str | None) -> None:
@@ -47,10 +47,8 @@ def start(config: pytest.Config, items: list[pytest.Item], job_path: str | None)
     if job_path is not None:
         job = read_job(job_path)
         if selected or job.serve is not None:  # serving nothing is an answer too
-            from perflab.measured.run.cases import run_job
-
             watch(config, job)
-            run_job(config, settings, selected, job)
+            _offer(config, settings, selected, job)
         return
     refuse_contradictions(config)  # also those of ini keys
     if not selected and not config.option.collectonly:
@@ -67,9 +65,13 @@ def start(config: pytest.Config, items: list[pytest.Item], job_path: str | None)
         _run_once(config, settings, selected)
         return
     watch(config, None)
-    for one in reversed(names()):  # the first one takes what the others leave
-        if selected:
-            selected = tier(one).run(config, settings, selected)
+    _offer(config, settings, selected, None)
+
+
+def _offer(config: pytest.Config, settings: Settings, selected: list[pytest.Item], job: Job | None) -> None:
+    """Offer the cases to the tiers: the first one takes what the others leave."""
+    for one in reversed(tiers()):
+        selected = one.run(config, settings, selected, job)
 
 
 def _refuse_names_that_are_no_text(selected: list[pytest.Item]) -> None:
@@ -88,7 +90,8 @@ def _run_once(config: pytest.Config, settings: Settings, selected: list[pytest.I
     from perflab.plugin.case.untimed import UntimedCases
 
     watch(config, None)
-    cases = config.stash[CASES] = UntimedCases(settings)
+    cases = UntimedCases(settings)
+    config.stash[PERF_FOR] = cases.perf_for
     config.pluginmanager.register(cases, "perflab-untimed")
     cases.check(selected)
 

@@ -3,7 +3,9 @@
 A prediction is arithmetic: there is no noise, and nothing to measure again. What fails a case is any growth of
 
 - ``memory``: its peak, and ``saved``: what is kept for backward, past the slack that memory is given (none by default);
-- ``flops``, and where counts are gated ``bytes`` moved and ``operators``: to the last one.
+- ``flops``, and where counts are gated ``bytes`` moved and ``operators``: to the last one;
+- of dry runs, memory that was asked for, allocated and reserved, with the same slack; and where counts are gated
+  launches, waits of the host and bytes copied between host and device.
 
 Totals decide; what grew, ``growth`` tells from the rows. Only one version of PyTorch is compared with itself: the
 operators are its own.
@@ -14,13 +16,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from perflab.data import Parameters
+from perflab.predicted.judge.dry_run_text import explain_dry_run
 from perflab.predicted.judge.growth import find_growth
 from perflab.predicted.judge.growth_text import explain_growth
 from perflab.predicted.records import Cost, PeakPart, PredictedBaseline, Prediction, SavedTensors
 from perflab.records import Change, Judgement, Policy, Verdict
 
-_ALLOWING_SLACK = ("memory", "saved")
-_COUNTED = ("bytes", "operators")
+_ALLOWING_SLACK = ("memory", "saved", "asked", "allocated", "reserved")
+_COUNTED = ("bytes", "operators", "launches", "waits", "to_device", "to_host")
 """What ``--perf-counts`` is about: as many operators as before may well be other ones."""
 
 
@@ -49,7 +52,9 @@ def judge_predicted(now: Prediction, baseline: PredictedBaseline | None, policy:
         memory=changes.pop("memory"),
         counts=changes,
         worse=worse,
-        reasons=explain_growth(find_growth(now, baseline), worse) if worse else [],
+        reasons=[*explain_growth(find_growth(now, baseline), worse), *explain_dry_run(now, baseline, worse)]
+        if worse
+        else [],
     )
 
 
@@ -82,6 +87,8 @@ def baseline_of(
         saved=_saved(prediction.saved),
         layers=dict(sorted(prediction.layers.items())),
         parameters=parameters or {},
+        real=prediction.real,
+        kernels=dict(sorted(prediction.dry_run.kernels.items())) if prediction.dry_run is not None else {},
         commit=commit,
         reason=reason,
     )
@@ -95,6 +102,7 @@ def _totals(now: Prediction, before: PredictedBaseline) -> dict[str, tuple[int, 
         "flops": (before.flops, now.flops),
         "bytes": (before.bytes_moved, now.bytes_moved),
         "operators": (before.operators, now.operators),
+        **{name: (before.real[name], value) for name, value in now.real.items() if name in before.real},
     }
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from perflab.predicted.records import Cost, Prediction
+from perflab.predicted.records import Cost, DryRun, Prediction
 from perflab.predicted.report.facts import intensity
 from perflab.predicted.report.table import wrapped, wrapped_facts
 from perflab.report.lines import shorten
@@ -28,6 +28,8 @@ def prediction_detail(now: Prediction, width: int = 80) -> list[str]:
         blocks.append(_work(now, "module", lambda cost: cost.module or "outside of modules", width))
         blocks.append(_work(now, "operator", lambda cost: cost.operator, width))
         blocks.append(_said_of_work(now, width))
+    if now.dry_run is not None:
+        blocks += [_kernels(now.dry_run, width), _traffic(now.dry_run, width)]
     return [line for block in blocks if block for line in ("", *block)]
 
 
@@ -75,6 +77,24 @@ def _saved(now: Prediction, width: int) -> list[str]:
         what = f"{one.module} ({', '.join(map(str, one.shape))}) {one.dtype}"
         lines += _row(left, what.lstrip(), one.operator, one.line, width)
     return lines
+
+
+def _kernels(dry: DryRun, width: int) -> list[str]:
+    """Launches by kernel."""
+    most = list(dry.kernels.items())[:MOST]
+    total = sum(dry.kernels.values())
+    lines = [f"launches by kernel, {total:,} in all{_of(len(most), len(dry.kernels))}", "  count  kernel"]
+    return [*lines, *(f"{many:>7,}  {shorten(name, width - 9)}" for name, many in most)] if most else []
+
+
+def _traffic(dry: DryRun, width: int) -> list[str]:
+    """Where the host waits, and what is copied to and fro."""
+    most = dry.traffic[:MOST]
+    lines = [f"between host and device{_of(len(most), len(dry.traffic))}", "  calls      size  what"]
+    for one in most:
+        size = format_bytes(one.size_bytes) if one.size_bytes else "–"
+        lines += _row(f"{one.calls:>7,}{size:>10}", one.what, one.function, one.line, width)
+    return lines if most else []
 
 
 def _row(left: str, what: str, operator: str, line: str, width: int) -> list[str]:

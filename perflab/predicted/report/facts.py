@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from perflab.predicted.records import Fit, PeakPart, Prediction, SavedTensors
-from perflab.units import format_bytes, format_names, format_ns, format_si
+from perflab.predicted.records import TO_DEVICE, TO_HOST, WAIT, Fit, PeakPart, Prediction, SavedTensors, Traffic
+from perflab.units import format_bytes, format_count, format_names, format_ns, format_si
 
 _LEAST_SHARE = 0.01
 """Of the peak: a kind with less of it fills nothing."""
@@ -111,8 +111,34 @@ def memory_facts(now: Prediction) -> list[str]:
     past = room_bytes is not None and now.peak_bytes <= room_bytes < now.reserved_bytes
     if now.reserved_bytes and (past or fragments > _FRAGMENTS * now.reserved_bytes):
         shared = f", {percent(fragments / now.reserved_bytes)} of it fragments"
-        facts.append(f"about {format_bytes(now.reserved_bytes)} reserved{shared}{f', past {now.gpu}' if past else ''}")
+        about = "" if now.dry_run is not None else "about "
+        facts.append(f"{about}{format_bytes(now.reserved_bytes)} reserved{shared}{f', past {now.gpu}' if past else ''}")
     return facts
+
+
+def dry_run_facts(now: Prediction) -> list[str]:
+    """What only a dry run knows: allocator, the host's time, where it waits for the device, what is copied."""
+    dry = now.dry_run
+    if dry is None:
+        return []
+    facts = [f"{format_bytes(now.allocated_bytes)} allocated"]
+    if dry.replayed:
+        facts.append(f"{dry.replayed:,} of them in graphs")
+    facts.append(f"the host issues it in {format_ns(dry.host_ns)}")
+    waits = [one for one in dry.traffic if one.what == WAIT]
+    if waits:
+        facts.append(f"{format_count(dry.calls_of(WAIT), 'wait')} for the device ({_lines(waits)})")
+    for way in (TO_DEVICE, TO_HOST):
+        copies = [one for one in dry.traffic if one.what == way]
+        if copies:
+            facts.append(f"{format_bytes(dry.bytes_of(way))} {way} ({_lines(copies)})")
+    return facts
+
+
+def _lines(traffic: Sequence[Traffic]) -> str:
+    """The lines of most calls: ``4× train.py:12, train.py:14``."""
+    told = [f"{one.calls}× {one.line}" if one.calls > 1 else one.line for one in traffic]
+    return format_names(told, _FEW_CARDS)
 
 
 def compute_bound(now: Prediction) -> float | None:

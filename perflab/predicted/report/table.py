@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from perflab.predicted.records import PredictedCase, Prediction
 from perflab.predicted.report.facts import (
     checkpoint_first,
+    dry_run_facts,
     filled_by,
     first_to_checkpoint,
     fit_facts,
@@ -34,7 +35,15 @@ QUANTITIES = {
     "flops": "FLOPs",
     "bytes": "bytes moved",
     "operators": "operators",
+    "asked": "memory asked for",
+    "allocated": "allocated",
+    "reserved": "reserved",
+    "launches": "launches",
+    "waits": "waits of the host",
+    "to_device": "copied to the device",
+    "to_host": "copied to the host",
 }
+_COUNTS = ("operators", "launches", "waits")
 """What is judged, as people call it."""
 _COLUMNS = (("params", 8), ("FLOPs", 8), ("peak", 10), ("roofline", 10), ("fits", 5))
 _PARAMETERS, _TIME, _FITS = "params", "roofline", "fits"
@@ -46,11 +55,11 @@ _UNIT = re.compile(r"(?<=\d) (?=[KMGT]iB|B\b|[kMGT]?FLOP|[mµn]?s\b)")
 
 
 def by_gpu(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """Predicted cases by the GPU that was asked for: numbers of two GPUs never share a table."""
+    """Predicted cases by the GPU that was asked for, dry runs apart: numbers of two never share a table."""
     found: dict[str, list[Result]] = {}
     for result in results:
         if isinstance(result.outcome, PredictedCase):
-            found.setdefault(result.outcome.now.gpu, []).append(result)
+            found.setdefault(result.outcome.now.place, []).append(result)
     return found
 
 
@@ -61,7 +70,9 @@ def prediction_head(results: Sequence[Result]) -> list[str]:
     room = f" ({rooms[0]})" if rooms else ""
     versions = sorted({one.torch for one in predictions})
     return [
-        f"predicted for {predictions[0].gpu}{room}, not run",
+        f"dry run on {predictions[0].gpu}{room}: CUDA without a GPU, nothing computed"
+        if predictions[0].dry_run is not None
+        else f"predicted for {predictions[0].gpu}{room}, not run",
         *([f"{short_count(predictions[0].parameters)} parameters"] if _one_model(predictions) else []),
         f"torch {', '.join(versions)}",
     ]
@@ -135,7 +146,7 @@ def change_fact(name: str, change: Change) -> str:
 
 def amount(name: str, value: int) -> str:
     """A quantity with its unit."""
-    if name == "operators":
+    if name in _COUNTS:
         return f"{value:,}"
     return format_flops(value) if name == "flops" else format_bytes(value)
 
@@ -196,7 +207,7 @@ def _details(result: Result, now: Prediction, width: int) -> list[str]:
         *_compared(result, width),
         *(wrapped(f"peak: {filled}", width) if filled else []),
         *wrapped_facts(fit_facts(now), width),
-        *wrapped_facts([*time_facts(now), *memory_facts(now)], width),
+        *wrapped_facts([*time_facts(now), *memory_facts(now), *dry_run_facts(now)], width),
     ]
 
 

@@ -14,13 +14,15 @@ from typing import Any, NoReturn
 import pytest
 
 from perflab.errors import PerflabError, PredictionError
+from perflab.measure.limits import as_out_of_memory
 from perflab.plugin.case.perf import CaseState, NothingComparedError
 from perflab.plugin.case.raw_launches import line_of_launch
 from perflab.plugin.config.kinds import measures_elsewhere
 from perflab.plugin.config.settings import Settings
 from perflab.plugin.stash import FAKING
+from perflab.predicted.dry_run.values import VALUES, ValuesRead
 from perflab.predicted.run.fixtures_anew import MadeAnew
-from perflab.predicted.run.predicting import Predictions
+from perflab.predicted.run.predicting import Instead, Predictions
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
@@ -54,7 +56,7 @@ class PredictedCases:
         self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
     ) -> Generator[None, Any, Any]:
         """Note whether a fixture is made of fake tensors."""
-        self._made_anew.note(fixturedef, is_fake=request.config.stash.get(FAKING, False))
+        self._made_anew.note(fixturedef, is_fake=request.config.stash.get(FAKING, None) is not None)
         return (yield)
 
     @pytest.hookimpl(wrapper=True, trylast=True)
@@ -72,7 +74,7 @@ class PredictedCases:
             except Exception as error:
                 if not state.predicts:
                     raise
-                self._tell(state, error)
+                self._tell(item, state, error)
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None]:
@@ -86,12 +88,12 @@ class PredictedCases:
             except Exception as error:
                 if not state.predicts:
                     raise
-                self._end(state, error)
+                self._end(item, state, error)
                 return None
             kept = getattr(item, "_excinfo", None)  # where a unittest.TestCase keeps its failure until the report
             if state.predicts and kept and isinstance(kept[0].value, Exception):
                 try:
-                    self._end(state, kept[0].value)
+                    self._end(item, state, kept[0].value)
                     kept.clear()
                 except (Exception, pytest.skip.Exception) as told:
                     if told is not kept[0].value:
@@ -108,24 +110,35 @@ class PredictedCases:
     def _fake_for(self, state: CaseState) -> contextlib.AbstractContextManager[None]:
         return self._predictions.fake() if state.predicts else contextlib.nullcontext()
 
-    def _end(self, state: CaseState, error: Exception) -> None:
+    def _end(self, item: pytest.Item, state: CaseState, error: Exception) -> None:
         """A body that asks for numbers after the prediction has ended well: what follows is about these."""
-        ends_well = isinstance(error, NothingComparedError) or _is_of_fake_tensors(error)
-        if state.predicted is None or not ends_well:
-            self._tell(state, error)
+        ends_well = isinstance(error, NothingComparedError) or _is_of_fake_tensors(error) or _reads_zero(item, error)
+        if state.outcome is None or not ends_well:
+            self._tell(item, state, error)
 
-    def _tell(self, state: CaseState, error: Exception) -> NoReturn:
+    def _tell(self, item: pytest.Item, state: CaseState, error: Exception) -> NoReturn:
         """Raise what a predicted case is to end with, which this error ended."""
         from perflab.predicted.cuda.fake_errors import without_machinery
 
+        if self._settings.dry_run:
+            if as_out_of_memory(error) is not None:
+                self._predictions.out_of_memory(state, error)
+            raise error
         told = _in_words(error, state.case)
-        if state.instead_of is None:
+        unmet = state.part(Instead).of
+        if unmet is None:
             raise without_machinery(told)
         if isinstance(told, PerflabError):
             said = told.problem.removeprefix(f"{state.case}: ").removeprefix(_CANNOT)
         else:
             said = f"{type(told).__name__}: {_first_line(told)}".removesuffix(": ")
-        raise pytest.skip.Exception(f"{state.instead_of}; {_CANNOT}{said}", _use_item_location=True)
+        raise pytest.skip.Exception(f"{unmet}; {_CANNOT}{said}", _use_item_location=True)
+
+
+def _reads_zero(item: pytest.Item, error: Exception) -> bool:
+    """Whether a dry run's test ends in a statement about values, which nothing has computed."""
+    values = item.config.pluginmanager.getplugin(VALUES)
+    return isinstance(values, ValuesRead) and values.line is not None and isinstance(error, AssertionError)
 
 
 def _in_words(error: Exception, case: str) -> Exception:

@@ -10,7 +10,8 @@ import contextlib
 import functools
 import gc
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 import pytest
@@ -24,16 +25,25 @@ from perflab.plugin.session.folder import file_name_for, own_folder
 from perflab.plugin.stash import FAKING
 from perflab.predicted.gpus.roofline import roofline_ns
 from perflab.predicted.judge.judge import judge_predicted
-from perflab.predicted.records import PredictedCase, Prediction
+from perflab.predicted.records import PredictedCase, Prediction, place_of
 from perflab.predicted.run.efficiency import with_estimate
 from perflab.predicted.run.exploring import Explorer, fit_of, work_of
+from perflab.predicted.run.memory_snapshot import record_predicted
 from perflab.predicted.run.tracing_time import Allowed, TracingTime
+from perflab.predicted.settings import Predicting
 from perflab.predicted.store.predictions import PredictedStore
 from perflab.predicted.trace.watch import CalledOff
 from perflab.reachable import reachable
+from perflab.records import Judgement, Verdict
 from perflab.results import Result
+from perflab.units import format_bytes
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+
+    from perflab.measure.memory_snapshot import MemorySnapshot
     from perflab.measure.workload import Workload
     from perflab.plugin.case.perf import CaseState, Way
     from perflab.plugin.case.requirements import Claim
@@ -42,6 +52,16 @@ if TYPE_CHECKING:
     from perflab.predicted.trace.trace import Trace
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
+
+@dataclass
+class Instead:
+    """A case's part of the predicted tier, where it is predicted though nobody asked."""
+
+    of: str | None = None
+    """What it would have been skipped for."""
+    until_judged: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    """Keeps its tensors fake until it is judged: it says in its body that it is to be predicted."""
 
 
 class Predictions:
@@ -55,6 +75,8 @@ class Predictions:
         self._measured = BaselineStore(settings.baselines)
         self._proofs: Proofs | None = None
         self._mode: Any = None
+        self._gpu = settings.part(Predicting).gpu
+        self._place = place_of(self._gpu.name, dry_run=settings.dry_run)
         self._explorer = Explorer()
 
     def check(self, cases: list[str]) -> None:
@@ -64,17 +86,20 @@ class Predictions:
             BaselineError: a file is damaged or foreign.
         """
         for case in cases:
-            self._store.baseline(self._settings.gpu.name, case)
+            self._store.baseline(self._place, case)
 
     @contextlib.contextmanager
     def fake(self) -> Iterator[None]:
-        """Tensors are fake within, and PyTorch does as it would on CUDA."""
+        """Tensors are fake within, and PyTorch does as it would on CUDA. In a dry run it is on CUDA."""
+        if self._settings.dry_run:
+            yield
+            return
         from perflab.predicted.cuda.as_cuda import as_cuda
         from perflab.predicted.cuda.fake import fake_tensors
 
-        was_faking, was_on = self._config.stash.get(FAKING, False), gc.isenabled()
-        with fake_tensors(self._mode) as self._mode, as_cuda(divmod(self._settings.gpu.architecture, 10)):
-            self._config.stash[FAKING] = True
+        was_faking, was_on = self._config.stash.get(FAKING, None), gc.isenabled()
+        with fake_tensors(self._mode) as self._mode, as_cuda(divmod(self._gpu.architecture, 10)):
+            self._config.stash[FAKING] = self
             gc.disable()  # millions of short-lived objects, and each pass looks at all of PyTorch's too
             try:
                 yield
@@ -83,6 +108,16 @@ class Predictions:
                 if was_on:
                     gc.enable()
 
+    def device(self) -> torch.device:
+        """What stands for the GPU, in user code."""
+        import torch
+
+        return torch.device("cuda", 0)
+
+    def record_memory(self, path: Path) -> contextlib.AbstractContextManager[MemorySnapshot]:
+        """The predicted history of a block."""
+        return record_predicted(path, self._gpu)
+
     def from_here_on(self, state: CaseState, unmet: str, budget: TotalBudget) -> Way:
         """Predict a case that does not fit, from where it says so.
 
@@ -90,8 +125,8 @@ class Predictions:
             BaselineError: the file of its baseline, which nobody was known to need, is damaged or foreign.
         """
         self.check([state.case])
-        state.until_judged.enter_context(self.fake())
-        state.predicts, state.instead_of = True, unmet
+        state.part(Instead).until_judged.enter_context(self.fake())
+        state.predicts, state.part(Instead).of = True, unmet
         return Predicted(state, self, budget)
 
     def of(self, state: CaseState, workload: Workload, left_s: float | None) -> Any:
@@ -109,23 +144,29 @@ class Predictions:
         from perflab.predicted.memory.snapshot import write_snapshot
         from perflab.predicted.prediction import ON_CUDA, Proofs, predict
 
-        gpu = self._settings.gpu
+        gpu = self._gpu
         time = TracingTime(self._allowed(state, left_s), functools.partial(self._progress.show, doing="predicting"))
         self._proofs = self._proofs or Proofs()
         try:
-            now, traced = predict(work_of(workload), gpu, ON_CUDA, proofs=self._proofs, watch=time)
+            if self._settings.dry_run:
+                from perflab.predicted.dry_run.case import run_dry
+
+                now, traced = run_dry(work_of(workload), gpu, time)
+            else:
+                now, traced = predict(work_of(workload), gpu, ON_CUDA, proofs=self._proofs, watch=time)
         except CalledOff as end:
-            why_predicted = f"{state.instead_of}; cannot be predicted, " if state.instead_of is not None else ""
+            unmet = state.part(Instead).of
+            why_predicted = f"{unmet}; cannot be predicted, " if unmet is not None else ""
             pytest.skip(f"{why_predicted}tracing {end}")
         finally:
             without_fake_gradients(workload.roots)
-        if not now.costs:
+        if not now.costs and not (now.dry_run is not None and now.launches):
             state.problem = "no work"
             raise UsageError(
                 f"{state.case}: the callable calls no operator of PyTorch, so there is nothing to predict",
                 "predict one that does; leave this case to measuring: `if perf.predicts: pytest.skip(...)`",
             )
-        if self._settings.snapshots:
+        if self._settings.part(Predicting).snapshots:
             folder = own_folder(self._config.rootpath) / "snapshots"
             folder.mkdir(exist_ok=True)
             path = write_snapshot(
@@ -141,8 +182,8 @@ class Predictions:
             now = msgspec.structs.replace(now, notes=[*now.notes, f"no estimate: {error.problem}"])
         now = self._explored(now, traced.trace, state, time)
         self._progress.clear()
-        before = self._store.baseline(gpu.name, state.case)
-        state.predicted = PredictedCase(now=now, before=before, parameters=state.parameters)
+        before = self._store.baseline(self._place, state.case)
+        state.done, state.outcome = True, PredictedCase(now=now, before=before, parameters=state.parameters)
         return traced.result
 
     def _allowed(self, state: CaseState, left_s: float | None) -> Allowed:
@@ -151,7 +192,9 @@ class Predictions:
 
     def _explored(self, now: Prediction, trace: Trace, state: CaseState, time: TracingTime) -> Prediction:
         """With what fits. What goes wrong while the case is made for other sizes takes nothing from what is known."""
-        gpu = self._settings.gpu
+        gpu = self._gpu
+        if self._settings.dry_run:  # other sizes would be run one by one
+            return msgspec.structs.replace(now, fit=fit_of(now, gpu))
         try:
             with time.part("other sizes"):
                 return msgspec.structs.replace(now, fit=self._explorer.fit(now, trace, state, gpu, time))
@@ -165,13 +208,25 @@ class Predictions:
         notes = [*now.notes, f"no larger sizes are known: {why}"]
         return msgspec.structs.replace(now, fit=fit_of(now, gpu), notes=notes)
 
+    def out_of_memory(self, state: CaseState, error: Exception) -> NoReturn:
+        """End a dry run that the GPU has no room for: failed, if it has a baseline."""
+        before = self._store.baseline(self._place, state.case)
+        said = f"out of memory on {self._gpu.name}: {str(error).partition(' Of the allocated ')[0]}"
+        if before is not None:
+            said = f"{said} It needed {format_bytes(before.peak_bytes)} when its baseline was saved."
+        judgement = Judgement(verdict=Verdict.OOM if before is None else Verdict.REGRESSED, reasons=[said])
+        state.result = Result(case=state.case, judgement=judgement, policy=state.settings.policy)
+        if before is not None and state.settings.check != "off":
+            pytest.fail(f"{state.case}: {said}", pytrace=False)
+        pytest.skip(said)
+
     def judged(self, state: CaseState) -> Result:
         """A predicted case beside its baseline."""
-        assert state.predicted is not None
+        assert isinstance(state.outcome, PredictedCase)
         policy = state.settings.policy
-        judgement = judge_predicted(state.predicted.now, state.predicted.before, policy)
+        judgement = judge_predicted(state.outcome.now, state.outcome.before, policy)
         judgement = unless_unchecked(judgement, state.settings)
-        return Result(case=state.case, judgement=judgement, outcome=state.predicted, policy=policy)
+        return Result(case=state.case, judgement=judgement, outcome=state.outcome, policy=policy)
 
     def fail_if_worse(self, result: Result, settings: Settings) -> None:
         """Fail the test of a case that grew."""
@@ -191,17 +246,17 @@ def without_fake_gradients(roots: tuple[Any, ...]) -> None:
             one.grad = None
 
 
+@dataclass
 class Predicted:
     """The ``Way`` of a predicted case."""
 
-    def __init__(self, state: CaseState, predictions: Predictions, budget: TotalBudget) -> None:
-        self._state = state
-        self._predictions = predictions
-        self._budget = budget
+    state: CaseState
+    predictions: Predictions
+    budget: TotalBudget
 
     def requires(self, claim: Claim) -> Way:
         """Nothing of this machine; but a case that has to run before there is anything to predict is skipped."""
-        if claim.setup_calls or claim.setup_seconds:
+        if (claim.setup_calls or claim.setup_seconds) and not self.state.settings.dry_run:
             pytest.skip("trains or compiles before it measures: that has to run, and cannot be predicted")
         return self
 
@@ -210,7 +265,7 @@ class Predicted:
 
     def of(self, workload: Workload) -> Any:
         """Predict the callable, in what the run has left."""
-        left_s = self._budget.left_s()
+        left_s = self.budget.left_s()
         if left_s is not None and left_s <= 0:
-            self._state.skip_for_time()
-        return self._predictions.of(self._state, workload, left_s)
+            self.state.skip_for_time()
+        return self.predictions.of(self.state, workload, left_s)

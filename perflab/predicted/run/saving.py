@@ -19,7 +19,7 @@ def save(saving: Saving) -> None:
     for case, result in saving.results.items():
         if isinstance(result.outcome, PredictedCase) and saving.asks_for(result):
             now = result.outcome.now
-            by_gpu.setdefault(now.gpu, {})[case] = baseline_of(
+            by_gpu.setdefault(now.place, {})[case] = baseline_of(
                 now,
                 recorded=saving.now,
                 parameters=result.outcome.parameters,

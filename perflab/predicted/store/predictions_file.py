@@ -70,6 +70,8 @@ class _StoredCase(Data, frozen=True):
     layers: dict[str, Layers] = {}
     roofline_ns: Positive | None = None
     parameters: Parameters = {}
+    real: dict[str, Amount] = {}
+    kernels: dict[str, Amount] = {}
     commit: str | None = None
     reason: str | None = None
 
@@ -136,6 +138,8 @@ def _baseline(case: _StoredCase) -> PredictedBaseline:
         layers=case.layers,
         roofline_ns=case.roofline_ns,
         parameters=case.parameters,
+        real=case.real,
+        kernels=case.kernels,
         commit=case.commit,
         reason=case.reason,
     )
@@ -162,7 +166,7 @@ def _block(one: PredictedBaseline) -> str:
         "saved_bytes": one.saved_bytes,
         **{
             name: value
-            for name in ("layers", "roofline_ns", "parameters", "commit", "reason")
+            for name in ("layers", "roofline_ns", "parameters", "real", "kernels", "commit", "reason")
             if (value := getattr(one, name))
         },
     }

@@ -12,8 +12,8 @@ from perflab.store.json_files import PREDICTED
 from perflab.store.stale import Stored, StoredFile
 
 
-def stored(directory: Path) -> Iterator[StoredFile]:
-    """All files, of every GPU."""
+def stored(directory: Path, environments: object = None) -> Iterator[StoredFile]:
+    """All files, of every GPU: predictions belong to no machine."""
     store = PredictedStore(directory)
     for path in store.paths():
         yield StoredFile(path, store, lambda path=path: _entries(store, path))  # type: ignore[misc]

@@ -14,14 +14,13 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from itertools import groupby
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from perflab.predicted.cuda.devices import on_host
+from perflab.predicted.trace.lines import line_of
 from perflab.predicted.trace.live_before import Holding
 from perflab.predicted.trace.modules import ModuleBook
 from perflab.predicted.trace.operators import (
@@ -48,13 +47,6 @@ from perflab.torch_internals.tracing import (
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
-_NOT_THE_CODE = tuple(
-    f"{folder}/"
-    for folder in (
-        Path(torch.__file__).parent,
-        *(Path(__file__).parents[2] / room for room in ("predicted", "measured", "plugin")),
-    )
-)
 Run = Callable[[Callable[[], None]], Any]
 """Does the work once, calling what it is given at the end of each span, and returns the result."""
 
@@ -97,6 +89,12 @@ def trace(
 
 class Hidden:
     """What a device's kernels take and launch inside of one operator, as far as no trace shows it. Here: nothing."""
+
+    device_type: str | None = None
+    """Whose memory is traced; None: all that there is, wherever it is."""
+
+    def before(self) -> None:
+        """An operator is about to run."""
 
     def blocks_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
         """Sizes of the blocks that one call takes and gives back; as many at each size, with 0 for none."""
@@ -161,7 +159,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _new_blocks(self, tensors: Iterable[Tensor]) -> Iterator[tuple[int, int]]:
         for tensor in tensors:
-            if tensor.layout is not torch.strided:
+            if tensor.layout is not torch.strided or self._is_elsewhere(tensor):
                 continue
             storage = tensor.untyped_storage()
             if storage_key(storage) in self._blocks:
@@ -172,6 +170,14 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 key, block = storage_key(storage), self._next_block
                 self._blocks[key] = (block, weakref.ref(storage, lambda _, key=key: self._let_go(key)))  # type: ignore[misc]
                 yield block, size_bytes
+
+    def _is_elsewhere(self, tensor: Tensor) -> bool:
+        wanted = self._hidden.device_type
+        return on_host(tensor) or (wanted is not None and tensor.device.type != wanted)
+
+    def _is_here(self, result: Any) -> bool:
+        """Whether a copy from elsewhere has come here. Fake tensors of the host stay there."""
+        return self._hidden.device_type is not None and not all(map(self._is_elsewhere, tensors_in(result)))
 
     def _block_of(self, tensor: Tensor) -> int | None:
         if tensor.layout is not torch.strided:
@@ -271,12 +277,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._watch is not None:
             self._watch.operator()
         kind = kind_of(func)
+        self._hidden.before()
         result = func(*args, **kwargs)
         place, layer = self._here()
         if self._modules or not is_in_backward():
             self._places.setdefault(last_sequence_number(), (place, layer))
         first = next(tensors_in(args), None)
-        if kind.is_view or (first is not None and on_host(first)):
+        if kind.is_view or (first is not None and self._is_elsewhere(first) and not self._is_here(result)):
             return result
         elsewhere = self._hidden.on_host(kind.name)
         there = [one for at, one in enumerate(result) if at not in elsewhere] if elsewhere else result
@@ -385,20 +392,4 @@ _is_composite = cache(is_composite)
 
 
 def _line() -> str:
-    """The innermost line that is neither PyTorch's nor ours."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        shown = _shown(frame.f_code.co_filename)
-        if shown is not None:
-            return f"{shown}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""
-
-
-@cache
-def _shown(filename: str) -> str | None:
-    if filename.startswith(_NOT_THE_CODE) or filename.startswith("<"):
-        return None
-    with contextlib.suppress(ValueError):
-        return Path(filename).relative_to(Path.cwd()).as_posix()
-    return filename
+    return line_of(sys._getframe(2))

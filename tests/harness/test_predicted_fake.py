@@ -150,7 +150,7 @@ def test_a_line_that_needs_numbers_is_named(ask: Callable[[Tensor], Any], monkey
     said = what_is_said(ask)
     assert said is not None
     place, _, line = said.partition(": ")
-    assert place == f"tests/harness/test_predict_fake.py:{ask.__code__.co_firstlineno}"
+    assert place == f"tests/harness/test_predicted_fake.py:{ask.__code__.co_firstlineno}"
     assert line.startswith("`lambda rows:")
 
 

@@ -17,7 +17,7 @@ from perflab.records import Policy, Verdict
 from .faulty import build
 from .traced import line_with
 
-FAULTY = __file__.replace("test_predict_blame", "faulty")
+FAULTY = __file__.replace("test_predicted_blame", "faulty")
 
 
 @functools.cache

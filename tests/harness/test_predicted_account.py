@@ -161,5 +161,5 @@ def test_what_is_saved_is_named_with_the_whole_block_that_a_view_keeps() -> None
     half = rows["", "aten::addmm", (16, 32)]  # of what the first product made, all of which it keeps
     assert (half.dtype, half.count, half.size_bytes) == ("float32", 1, 16 * 64 * 4)
     assert ("outer", "aten::mul", (16, 32)) in rows
-    assert all(row.line.startswith("tests/harness/test_predict_account.py:") for row in rows.values())
+    assert all(row.line.startswith("tests/harness/test_predicted_account.py:") for row in rows.values())
     assert not any(row.shape == [32, 8] for row in rows.values())  # the weight is there anyway

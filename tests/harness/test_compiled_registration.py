@@ -61,7 +61,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
     """Write the module ``registered``."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "registered", raising=False)
-    head = "from tests.harness.test_static_registration import example\n"
+    head = "from tests.harness.test_compiled_registration import example\n"
     return lambda text: (tmp_path / "registered.py").write_text(head + text, encoding="utf-8") and None
 
 

@@ -75,7 +75,7 @@ def test_each_operator_has_its_phase_its_module_and_its_line() -> None:
     ]
     own = line_with("# the net's own line", __file__)
     assert [op.place.line for op in ops(trace) if op.name.startswith("aten::tanh")] == [own, own]
-    assert lines_of(trace) == {"tests/harness/test_predict_tracer.py"}
+    assert lines_of(trace) == {"tests/harness/test_predicted_tracer.py"}
 
 
 def test_a_fake_run_and_a_real_one_leave_the_same_trace() -> None:

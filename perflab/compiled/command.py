@@ -1,0 +1,67 @@
+"""``perflab kernels``: its arguments; ``run/command.py`` does it."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+from perflab.compiled.compiler.architectures import parse_architectures
+from perflab.documents import write_document
+from perflab.errors import UsageError
+from perflab.report.escaping import lines_of
+from perflab.report.terminal import progress, show
+from perflab.tiers import Run
+
+
+def commands() -> dict[str, Callable[[argparse.ArgumentParser], Run]]:
+    """What this tier adds to ``perflab``."""
+    return {"kernels": kernels_command}
+
+
+def kernels_command(parser: argparse.ArgumentParser) -> Run:
+    """Compile Triton kernels ahead of time, without a GPU, and compare their resources with the baselines.
+
+    Compares registers, spills, shared memory, tensor-core instructions and occupancy of every registered kernel on
+    every architecture. Exits with 1 if a kernel does not compile, cannot run, or got worse.
+    """
+    parser.add_argument(
+        "registrations",
+        nargs="*",
+        metavar="REGISTRATION",
+        help="package.module:ATTRIBUTE with the examples (default: perf_kernels of pytest's ini file)",
+    )
+    parser.add_argument("--arch", metavar="N[,N...]", help="architectures (default: perf_arch of the ini file)")
+    parser.add_argument("--update", action="store_true", help="save the results as new baselines")
+    parser.add_argument("--reason", metavar="TEXT", help="why the change is intended; stored in the baselines")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all results to this JSON file")
+
+    def run(given: argparse.Namespace) -> int:
+        from perflab.compiled.run.command import compile_kernels  # it loads pytest, to read the ini file
+
+        if given.reason is not None and not given.update:
+            raise UsageError("--reason without --update", "a reason is one for saving: add --update")
+        try:
+            archs = parse_architectures(given.arch) if given.arch is not None else None
+        except ValueError as error:
+            raise UsageError(f"--arch: {error}", "give their numbers, such as --arch=80,90") from error
+        chosen = [*given.registrations, *([f"--arch={given.arch}"] if given.arch is not None else [])]
+        found = compile_kernels(
+            given.registrations,
+            archs,
+            update=given.update,
+            reason=given.reason,
+            command=["perflab", "kernels", *chosen],
+            say=progress,
+        )
+        for text in [result.failure for result in found.document.results if result.failure]:
+            print(f"{lines_of(text)}\n")
+        notes = list(found.notes)
+        if given.json is not None:
+            write_document(found.document, given.json)
+            notes.append(f"wrote {given.json}")
+        show(found.document, notes, accept=shlex.join(["perflab", "kernels", *chosen, "--update"]))
+        return found.document.exitstatus
+
+    return run

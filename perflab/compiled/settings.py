@@ -1,0 +1,26 @@
+"""What a run is asked of compiled kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perflab.compiled.compiler.architectures import parse_architectures
+from perflab.plugin.config.settings import Given
+
+
+@dataclass(frozen=True)
+class Compiling:
+    """The compiled tier's part of the settings."""
+
+    kernels: tuple[str, ...]
+    """Where kernels are registered: ``package.module:attribute``."""
+    archs: tuple[int, ...]
+    """What they are compiled for: 90 is sm_90."""
+
+
+def read(given: Given) -> Compiling:
+    """Read its options."""
+    return Compiling(
+        kernels=tuple(given.text("perf_kernels").replace(",", " ").split()),
+        archs=given.value("perf_arch", parse_architectures),
+    )

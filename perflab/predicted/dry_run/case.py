@@ -1,0 +1,106 @@
+"""Runs a case dry: memory, launches and waits of a call in its steady state, with a trace that explains them."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from time import perf_counter_ns
+from typing import Any
+
+import msgspec
+import torch
+
+from nocuda import Library, Seen, library
+from nocuda.library import demangled
+from perflab.predicted.dry_run.traffic import TrafficNotes, short_name
+from perflab.predicted.gpus.names import Gpu
+from perflab.predicted.prediction import Traced, Work, predict
+from perflab.predicted.records import DryRun, Prediction
+from perflab.predicted.trace.tracer import Hidden
+from perflab.predicted.trace.watch import Watch
+from perflab.predicted.trace.watched import watched
+
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
+_TIMED = 3
+_UNEXPLAINED = 0.001
+"""Share of what is allocated that no operator explains, and that is not worth a note."""
+
+
+def run_dry(work: Work, gpu: Gpu, watch: Watch | None = None) -> tuple[Prediction, Traced]:
+    """Run a call on CUDA that computes nothing: first to its steady state, then to count, to time, and to trace.
+
+    Raises:
+        Exception: whatever the work raises, out of memory too.
+        CalledOff: the watch has seen enough.
+    """
+    lib = library()
+    with watched(watch):
+        work.run(_nothing)  # libraries make their handles and workspaces, optimizers their state
+    gc.collect()
+    torch.cuda.reset_peak_memory_stats()
+    lib.reset()
+    notes = TrafficNotes()
+    with lib.observing(Seen.SYNCHRONISATION | Seen.COPY, notes.note):
+        work.run(_nothing)
+    counts, stats = lib.counts(), torch.cuda.memory_stats()
+    kernels: Counter[str] = Counter()
+    for name, launches in counts.kernels.items():
+        kernels[short_name(demangled(name))] += launches
+    host_ns = min(_timed(work) for _ in range(_TIMED))
+    now, traced = predict(work, gpu, RealKernels(lib), whole=True, watch=watch)
+    allocated = stats["allocated_bytes.all.peak"]
+    unexplained = allocated - now.allocated_bytes
+    if abs(unexplained) > _UNEXPLAINED * allocated:
+        said = f"{unexplained:+,} B of what is allocated follow from no operator: a library's own, or not let go"
+        now = msgspec.structs.replace(now, notes=[*now.notes, said])
+    seen = DryRun(
+        asked_bytes=stats["requested_bytes.all.peak"],
+        kernels=dict(kernels.most_common()),
+        replayed=counts.replayed,
+        traffic=notes.traffic(),
+        host_ns=float(host_ns),
+    )
+    now = msgspec.structs.replace(
+        now,
+        allocated_bytes=allocated,
+        reserved_bytes=stats["reserved_bytes.all.peak"],
+        launches=counts.launches,
+        dry_run=seen,
+    )
+    return now, traced
+
+
+class RealKernels(Hidden):
+    """What each operator's kernels took and launched just now."""
+
+    device_type = "cuda"
+
+    def __init__(self, lib: Library) -> None:
+        self._library = lib
+        self._launched = 0
+
+    def before(self) -> None:
+        """An operator is about to run."""
+        torch.cuda.reset_peak_memory_stats()
+        self._launched = self._library.launches
+
+    def blocks_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
+        """Temporary memory of the call that has just been made, as one block."""
+        taken = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
+        return (taken,) if taken else ()
+
+    def launches_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """Kernels that it launched."""
+        return self._library.launches - self._launched
+
+
+def _timed(work: Work) -> int:
+    """What the host takes to issue a call; nothing waits for a GPU."""
+    start = perf_counter_ns()
+    work.run(_nothing)
+    return perf_counter_ns() - start
+
+
+def _nothing() -> None:
+    """Nobody wants to know when a span ends."""

@@ -1,0 +1,126 @@
+"""Runs each test of a dry run in a fork of this process: a case starts with an empty allocator, and a crash is its own.
+
+What stands in for CUDA is C, and so are PyTorch's extensions: what ends the process there ends one test, which fails
+and says how. CUDA is opened in the fork; where the collecting process has opened it already, forks cannot have it, so
+tests run in that process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import functools
+import importlib
+import os
+import pickle
+import signal
+import sys
+import tempfile
+from typing import IO, Any
+
+import pytest
+from _pytest.runner import runtestprotocol
+
+from perflab.data import to_plain
+from perflab.plugin.case.verdicts import unmeasured
+from perflab.plugin.config.kinds import is_perf_case
+
+
+class Forked:
+    """Hook that runs tests in forks."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+        """Run one test in a fork, and log what it reports."""
+        if not _can_fork():
+            return None
+        if is_perf_case(item):
+            _load()
+        hooks = item.ihook
+        hooks.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        for report in self._run(item):
+            hooks.pytest_runtest_logreport(report=report)
+        hooks.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
+
+    def _run(self, item: pytest.Item) -> list[pytest.TestReport]:
+        with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as trace:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            child = os.fork()
+            if child == 0:
+                self._in_the_fork(item, answer, trace)
+            _, status = os.waitpid(child, 0)
+            answer.seek(0)
+            said = answer.read()
+            if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0 and said:
+                return [self._report(one) for one in pickle.loads(said)]
+            trace.seek(0)
+            return [_crashed(item, status, trace.read().decode(errors="replace"))]
+
+    def _in_the_fork(self, item: pytest.Item, answer: IO[bytes], trace: IO[bytes]) -> None:
+        """Run the test to the end of its fixtures, write its reports, and leave at once."""
+        status = 1
+        with contextlib.suppress(BaseException):
+            import torch
+
+            torch.set_num_threads(1)  # the pool of threads is not in a fork, and waiting for it would never end
+            faulthandler.enable(trace)
+            reports = runtestprotocol(item, log=False, nextitem=None)
+            hook = self._config.hook
+            plain = [hook.pytest_report_to_serializable(config=self._config, report=one) for one in reports]
+            answer.write(pickle.dumps(plain))
+            answer.flush()
+            status = 0
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+    def _report(self, plain: Any) -> pytest.TestReport:
+        report = self._config.hook.pytest_report_from_serializable(config=self._config, data=plain)
+        assert isinstance(report, pytest.TestReport)
+        return report
+
+
+def _can_fork() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is None or not (torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork())
+
+
+@functools.cache
+def _load() -> None:
+    """What every case would load in its fork, for seconds: a dispatch mode takes all of the compiler along."""
+    for module in ("torch._dynamo", "perflab.predicted.dry_run.case"):
+        importlib.import_module(module)
+
+
+def _crashed(item: pytest.Item, status: int, trace: str) -> pytest.TestReport:
+    """The report of a test whose process ended before it did."""
+    if os.WIFSIGNALED(status):
+        how = f"its process was ended by {signal.Signals(os.WTERMSIG(status)).name}"
+    else:
+        how = f"its process ended with status {os.WEXITSTATUS(status)} before it did"
+    text = f"{item.nodeid}: {how}, in a dry run\n{_of_the_test(trace)}".rstrip()
+    report = pytest.TestReport(
+        nodeid=item.nodeid,
+        location=item.location,
+        keywords={name: 1 for name in item.keywords},
+        outcome="failed",
+        longrepr=text,
+        when="call",
+    )
+    result = unmeasured(item.nodeid, how, report) if is_perf_case(item) else None
+    if result is not None:
+        report.perflab = to_plain(result)  # type: ignore[attr-defined]
+    return report
+
+
+def _of_the_test(trace: str) -> str:
+    """Of what ``faulthandler`` wrote, the thread that crashed, without frames that all tests have."""
+    _, _, thread = trace.partition("Current thread")
+    frames = [line for line in thread.splitlines()[1:] if line.startswith("  File ")]
+    others = ("/_pytest/", "/pluggy/", "/perflab/", "/pytest/", "<frozen ")
+    return "\n".join(line for line in frames if not any(one in line for one in others))

@@ -1,0 +1,39 @@
+"""Finds the line of the user's code that asked for something."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from functools import cache
+from pathlib import Path
+from types import FrameType
+
+
+def line_of(frame: FrameType | None) -> str:
+    """The innermost line, from a frame on, that is neither PyTorch's nor ours: ``train.py:12``; or ``""``."""
+    while frame is not None:
+        shown = _shown(frame.f_code.co_filename)
+        if shown is not None:
+            return f"{shown}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+@cache
+def _shown(filename: str) -> str | None:
+    if filename.startswith(_not_the_code()) or filename.startswith("<"):
+        return None
+    with contextlib.suppress(ValueError):
+        return Path(filename).relative_to(Path.cwd()).as_posix()
+    return filename
+
+
+@cache
+def _not_the_code() -> tuple[str, ...]:
+    """Folders of PyTorch and of this package, whose lab counts as a user."""
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None
+    assert spec.origin is not None
+    package = Path(__file__).parents[2]
+    ours = (*(package / one for one in ("predicted", "measured", "plugin")), package.parent / "nocuda")
+    return tuple(f"{folder}/" for folder in (Path(spec.origin).parent, *ours))

@@ -1,0 +1,31 @@
+"""Prints a run, and how far one is, for commands."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+
+from perflab.report.summary import summary
+from perflab.report.view import DEFAULT_VIEW, View
+from perflab.results import Document
+
+
+def show(
+    document: Document,
+    notes: Sequence[str],
+    *,
+    accept: str | None = None,
+    parameter: str | None = None,
+    view: View = DEFAULT_VIEW,
+) -> None:
+    """Print a run as text; see ``summary``."""
+    width = max(80, shutil.get_terminal_size((80, 24)).columns)
+    for line in summary(document, width, notes, accept=accept, parameter=parameter, view=view):
+        print(line.text)
+
+
+def progress(text: str) -> None:
+    """One line that is written over, and none in a log."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
