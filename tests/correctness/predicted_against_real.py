@@ -24,6 +24,7 @@ from perflab.predicted.gpus.names import Gpu, parse_gpu
 from perflab.predicted.memory.account import account_of
 from perflab.predicted.prediction import ON_CUDA, Work, predict
 from perflab.predicted.trace.operators import is_operator, kind_of, tensors_in
+from perflab.predicted.trace.trace import Op
 from perflab.torch_internals import TorchDispatchMode
 
 from .predicted import BUILDS, on_a_gpu, setup_of, work
@@ -32,6 +33,8 @@ MODELS = ("tiny", "2.7B")
 MODES = tuple(BUILDS)
 PRECISIONS = ("fp32", "bf16")
 ATTENTION = ("naive", "sdpa", "triton")
+OPAQUE = ("aten::_scaled_dot_product_cudnn_attention_backward",)
+"""cuDNN's: ``nocuda`` knows neither its kernels nor what its engine takes, beside what its frontend asks for."""
 BATCH_SIZE = 4
 CONTEXT_LENGTH = 512
 CALLS = 4
@@ -67,6 +70,7 @@ class Figures(NamedTuple):
     reserved_bytes: int
     """``max_memory_reserved``."""
     launches: int
+    """Kernels, and copies on the device. cuDNN's are one a call here: how many it launches, no host side tells."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,8 @@ def predicted_figures(make: Callable[[], Work], gpu: Gpu) -> Figures:
     with on_a_gpu(divmod(gpu.architecture, 10)):
         now, found = predict(make(), gpu, ON_CUDA)
     asked = account_of(found.trace, rounded=lambda size_bytes: size_bytes).peak_bytes + now.workspace_bytes
-    return Figures(asked, now.allocated_bytes, now.reserved_bytes, now.launches)
+    within = sum(op.launches - 1 for op in found.trace.events if isinstance(op, Op) and op.name in OPAQUE)
+    return Figures(asked, now.allocated_bytes, now.reserved_bytes, now.launches - within)
 
 
 def real_figures(make: Callable[[], Work], calls: int = CALLS) -> Figures:

@@ -95,7 +95,8 @@ class RealKernels(Hidden):
 
     def blocks_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
         """Temporary memory of the call that has just been made, as one block."""
-        return (torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated(),)
+        taken = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
+        return (taken,) if taken else ()
 
     def launches_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """Kernels that it launched."""

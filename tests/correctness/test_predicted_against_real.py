@@ -1,0 +1,90 @@
+"""Predictions of CUDA held to PyTorch's real CUDA build: its allocator and its launches, on a machine without a GPU.
+
+    python -m nocuda run -- python -m pytest tests/correctness/test_predicted_against_real.py
+
+The bounds are those that docs/predicted-against-real.md states. Shapes: tokens (B, T).
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from nocuda.launch import is_active
+from perflab.predicted.cuda.kernels import hidden_blocks
+
+pytestmark = [
+    pytest.mark.correctness,
+    pytest.mark.skipif(not is_active(), reason="no nocuda: python -m nocuda run -- python -m pytest ..."),
+]
+
+ALLOCATED_WITHIN = 0.001
+RESERVED_WITHIN = 0.02
+LAUNCHES_WITHIN = 0.02
+"""An operator of one's own counts as one launch, and those over lists as if their launches grew with the layers."""
+TRITON = "perflab.flash_attention_backward.default"
+
+
+@pytest.mark.parametrize("attention", ["naive", "sdpa", "triton"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("mode", ["forward", "forward_backward", "train_step"])
+@pytest.mark.parametrize("model", ["tiny", "2.7B"])
+def test_a_call_takes_what_was_predicted(model: str, mode: str, precision: str, attention: str) -> None:
+    from .predicted_against_real import Case, compared
+
+    case = Case(model, mode, precision, attention)
+    seen = compared(str(case), case.work)
+    assert seen.predicted.asked_bytes == seen.real.asked_bytes
+    assert abs(seen.off("allocated_bytes")) <= ALLOCATED_WITHIN
+    assert abs(seen.off("reserved_bytes")) <= RESERVED_WITHIN
+    assert abs(seen.off("launches")) <= LAUNCHES_WITHIN
+    if model == "tiny" and attention != "triton":  # every layer is traced
+        assert seen.predicted.launches == seen.real.launches
+
+
+@pytest.mark.parametrize("attention", ["naive", "sdpa", "triton"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_each_operator_launches_and_takes_what_is_said_of_it(precision: str, attention: str) -> None:
+    from .predicted_against_real import OPAQUE, Case, operators
+
+    found = operators(Case("tiny", "train_step", precision, attention).work().run)
+    unknown = {TRITON, *(f"{name.replace('::', '.')}.default" for name in OPAQUE)}
+    assert found.calls > 100
+    assert [one for one in found.differences if one.operator not in unknown] == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_reductions_take_the_staging_buffers_that_are_computed(seed: int) -> None:
+    """Sums, means and norms of random shapes and layouts; strides of 0, whose order has ties, are left out."""
+    draw = random.Random(seed)
+    staged = 0
+    for _ in range(150):
+        dims = draw.randint(1, 4)
+        shape = [max(1, int(2 ** draw.uniform(0, (24, 12, 8, 6)[dims - 1]))) for _ in range(dims)]
+        if draw.random() < 0.5:
+            shape = [max(8, size // 8 * 8) for size in shape]
+        tensor = torch.empty(shape, device="cuda", dtype=draw.choice([torch.float32, torch.bfloat16, torch.float16]))
+        if draw.random() < 0.4:
+            tensor = tensor.permute(draw.sample(range(dims), dims))
+        if draw.random() < 0.2 and tensor.shape[0] > 3:
+            tensor = tensor[1:]
+        over = draw.sample(range(dims), draw.randint(1, dims))
+        name, arguments = draw.choice(
+            [
+                ("sum.dim_IntList", (tensor, over)),
+                ("mean.dim", (tensor, over)),
+                ("linalg_vector_norm.default", (tensor, 2, over)),
+            ]
+        )
+        operator, _, overload = name.partition(".")
+        torch.cuda.reset_peak_memory_stats()
+        result = getattr(getattr(torch.ops.aten, operator), overload)(*arguments)
+        stats = torch.cuda.memory_stats()
+        real = stats["requested_bytes.all.peak"] - stats["requested_bytes.all.current"]
+        said = sum(hidden_blocks(f"aten::{operator}", arguments))
+        assert said == real, (name, tensor.dtype, tensor.shape, tensor.stride(), over)
+        staged += said > 0
+        del result
+    assert staged > 5
