@@ -17,7 +17,7 @@ LOWER_PRECISION = _names(
     conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm
     baddbmm bmm chain_matmul linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell
     rnn_tanh_cell rnn_relu_cell _scaled_dot_product_flash_attention scaled_dot_product_attention cudnn_convolution
-    cudnn_convolution_transpose
+    cudnn_convolution_transpose _cudnn_rnn
     """
 )
 """Computed in autocast's dtype."""
