@@ -69,7 +69,7 @@ check: $(INSTALLED)
 # host's and are saved nowhere that counts. Two to three minutes after installing.
 NOCUDA = $(CUDA_BIN)/python -m nocuda run -- $(CUDA_BIN)/pytest
 cuda: $(CUDA_INSTALLED)
-	$(NOCUDA) tests/nocuda
+	$(NOCUDA) tests/nocuda tests/plugin/test_dry_run.py
 	$(NOCUDA) -rs -k "small and fp32 or on_a_gpu or pytorch_s_allocator or while_the_gpu_is_behind or against_real or gpu_state or graph or devices" \
 		tests/correctness/test_predicted_on_cuda.py tests/correctness/test_model_cost.py tests/correctness/test_loader.py \
 		tests/harness/test_caching_allocator.py tests/harness/test_gpu_state.py tests/harness/test_cuda_graph.py \
