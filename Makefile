@@ -77,6 +77,8 @@ cuda: $(CUDA_INSTALLED)
 		$(wildcard tests/correctness/test_predicted_against_real.py)
 	$(NOCUDA) -m perf --perf-device=cuda --perf-check=off --model=tiny --context-length=128 --perf-budget=1 \
 		-k "tiny-128-bf16 and not compiled and not flex" tests/perf/test_transformer.py
+	$(CUDA_BIN)/pytest -m perf --perf-dry-run=h100 --perf-check=strict --model=tiny,2.7B --context-length=128,512 \
+		-k "tiny-128 or (step and 2.7B-512)" tests/perf/test_transformer.py
 
 format: $(INSTALLED)
 	$(BIN)/ruff format .
