@@ -26,7 +26,7 @@ __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 _TIMED = 3
 _IN_A_LOOP = 2
 """Calls in which races are looked for: one may race with the call before."""
-_UNEXPLAINED = 0.001
+_UNEXPLAINED = 0.01
 """Share of what is allocated that no operator explains, and that is not worth a note."""
 
 
@@ -54,8 +54,8 @@ def run_dry(work: Work, gpu: Gpu, watch: Watch | None = None) -> tuple[Predictio
     now, traced = predict(work, gpu, RealKernels(lib), whole=True, watch=watch)
     allocated = stats["allocated_bytes.all.peak"]
     unexplained = allocated - now.allocated_bytes
-    if abs(unexplained) > _UNEXPLAINED * allocated:
-        said = f"{unexplained:+,} B of what is allocated follow from no operator: a library's own, or not let go"
+    if unexplained > _UNEXPLAINED * allocated:
+        said = f"{unexplained:,} B of what is allocated follow from no operator: a library's own, or not let go"
         now = msgspec.structs.replace(now, notes=[*now.notes, said])
     races: list[Race] = []
     with finding_races(races):

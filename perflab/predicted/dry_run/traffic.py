@@ -47,31 +47,41 @@ class TrafficNotes:
         ]
 
 
-_SCOPES = ("at", "native", "c10", "std", "cuda", "detail", "cub", "thrust", "at_cuda_detail", "internal")
+_SCOPES = [
+    "at",
+    "native",
+    "c10",
+    "std",
+    "cuda",
+    "detail",
+    "cub",
+    "thrust",
+    "at_cuda_detail",
+    "internal",
+    "binary_internal",
+    "memory",
+]
 _NAMESPACES = re.compile(rf"\b(?:{'|'.join(_SCOPES)})::|\(anonymous namespace\)::")
-_LAMBDAS = re.compile(r"\{lambda\([^{}]*\)#\d+\}")
+_LAMBDAS = re.compile(r"\{lambda\(([^{}()]*)\)#\d+\}")
+_PARENTHESES = re.compile(r"\([^()]*\)")
+_SAME_FOR_ALL = re.compile(r", (?:array<char\*, \d+>|TrivialOffsetCalculator<[^<>]*>|(?:Load|Store)\w+<\d+>)")
+"""Template arguments that say how a kernel loads and stores."""
 _MOST = 120
 
 
 def short_name(kernel: str) -> str:
-    """A kernel's name without namespaces, arguments and where its lambdas stand; cut in its middle where it is long.
+    """A kernel's name without namespaces and arguments; a lambda is named for its function and what it takes.
 
-    ``void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, ...>(int, ...)`` becomes
-    ``vectorized_elementwise_kernel<4, FillFunctor<float>, ...>``.
+    ``void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, std::array<char*, 1ul> >(int,
+    ...)`` becomes ``vectorized_elementwise_kernel<4, FillFunctor<float>>``. Cut in its middle where it is long.
     """
-    name = _without_arguments(kernel.removeprefix("void "))
-    name = _LAMBDAS.sub("λ", _NAMESPACES.sub("", name))
-    name = re.sub(r"(?:operator\(\)|\w+)\([^()]*\)(?: const)?::(?=λ)", "", name)
-    if len(name) <= _MOST:
-        return name
-    return f"{name[: _MOST - 41]}…{name[-40:]}"
-
-
-def _without_arguments(name: str) -> str:
-    """Up to the parenthesis of its own arguments: the first one outside of its template's."""
-    depth = 0
-    for at, letter in enumerate(name):
-        depth += (letter == "<") - (letter == ">")
-        if letter == "(" and depth == 0 and not name.startswith("(anonymous namespace)", at):
-            return name[:at]
-    return name
+    name = _NAMESPACES.sub("", kernel.removeprefix("void "))
+    name = _LAMBDAS.sub(r"{\1}", name)
+    while _PARENTHESES.search(name):
+        name = _PARENTHESES.sub("", name)
+    name = name.replace("operator const::", "").replace("operator::", "").replace(" const::", "::")
+    name = name.replace("::{}", "").replace("::{", "{").replace(" >", ">")
+    name = re.sub(r"\b(\d+)ul?\b", r"\1", name)
+    name = _SAME_FOR_ALL.sub("", name)
+    name = re.sub(r"gpu_kernel_impl(?:_nocast)?<(.*)>\{int\}", r"\1", name)
+    return name if len(name) <= _MOST else f"{name[: _MOST - 41]}…{name[-40:]}"

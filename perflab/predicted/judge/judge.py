@@ -52,7 +52,10 @@ def judge_predicted(now: Prediction, baseline: PredictedBaseline | None, policy:
         memory=changes.pop("memory"),
         counts=changes,
         worse=worse,
-        reasons=[*explain_growth(find_growth(now, baseline), worse), *explain_dry_run(now, baseline, worse)]
+        reasons=[
+            *explain_growth(find_growth(now, baseline), [one for one in worse if one not in now.real]),
+            *explain_dry_run(now, baseline, worse),
+        ]
         if worse
         else [],
     )

@@ -40,10 +40,11 @@ def _memory(now: Prediction, width: int) -> list[str]:
         lines.append(f"{format_bytes(size):>10}{_share(size, now.peak_bytes):>7}  {kind}")
     alive_bytes, fit = now.keeping_output_bytes or now.peak_bytes, now.fit
     alive = format_bytes(alive_bytes)
+    about = "about " if now.dry_run is None else ""
     facts = [
-        *([f"about {format_bytes(now.allocated_bytes)} allocated"] if now.allocated_bytes else []),
+        *([f"{about}{format_bytes(now.allocated_bytes)} allocated"] if now.allocated_bytes else []),
         *([f"{format_bytes(now.workspace_bytes)} of that workspaces of cuBLAS"] if now.workspace_bytes else []),
-        *([f"about {format_bytes(now.reserved_bytes)} reserved"] if now.reserved_bytes else []),
+        *([f"{about}{format_bytes(now.reserved_bytes)} reserved"] if now.reserved_bytes else []),
         *([f"{alive} with the last result alive"] if alive != format_bytes(now.peak_bytes) else []),
     ]
     lines += wrapped_facts(facts, width)

@@ -124,10 +124,11 @@ def dry_run_facts(now: Prediction) -> list[str]:
     facts = [f"{format_bytes(now.allocated_bytes)} allocated"]
     if dry.replayed:
         facts.append(f"{dry.replayed:,} of them in graphs")
-    facts.append(f"the host issues it in {format_ns(dry.host_ns)}")
-    waits = [one for one in dry.traffic if one.what == WAIT]
-    if waits:
-        facts.append(f"{format_count(dry.calls_of(WAIT), 'wait')} for the device ({_lines(waits)})")
+    waits = now.roofline_ns is not None and dry.host_ns > now.roofline_ns
+    facts.append(f"the host issues it in {format_ns(dry.host_ns)}{', and the GPU waits for it' if waits else ''}")
+    for_device = [one for one in dry.traffic if one.what == WAIT]
+    if for_device:
+        facts.append(f"{format_count(dry.calls_of(WAIT), 'wait')} for the device ({_lines(for_device)})")
     for way in (TO_DEVICE, TO_HOST):
         copies = [one for one in dry.traffic if one.what == way]
         if copies:

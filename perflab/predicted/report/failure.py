@@ -22,7 +22,8 @@ def explain_prediction(result: Result, accept: str | None) -> str:
     name, regressed = short_name(result.case), result.judgement.verdict is Verdict.REGRESSED
     if regressed:
         told = ", ".join(QUANTITIES.get(one, one).replace(" ", "\u00a0") for one in judgement.worse)
-        lines = wrapped(f"{name} needs more on {case.now.gpu} than its baseline, as predicted: {told}", WIDTH)
+        how = "as predicted" if case.now.dry_run is None else "in a dry run"
+        lines = wrapped(f"{name} needs more on {case.now.gpu} than its baseline, {how}: {told}", WIDTH)
     else:
         said = f"{name} could not be judged ({judgement.verdict}), and --perf-check wants it to be"
         lines = wrapped(said, WIDTH)

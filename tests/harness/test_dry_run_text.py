@@ -1,0 +1,140 @@
+"""How dry runs name kernels and races, and what fails a case."""
+
+from __future__ import annotations
+
+import pytest
+
+from perflab.predicted.dry_run.traffic import short_name
+from perflab.predicted.judge.dry_run_text import explain_dry_run
+from perflab.predicted.judge.judge import baseline_of, judge_predicted
+from perflab.predicted.judge.races import explain_races, unless_races
+from perflab.predicted.records import DryRun, Prediction, Race, Traffic
+from perflab.records import Policy, Verdict
+
+POLICY = Policy(threshold=0.05, memory_threshold=0.0, floor_ns=2000.0)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "name"),
+    [
+        (
+            "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, std::array<char*, 1ul> >"
+            "(int, at::native::FillFunctor<float>, std::array<char*, 1ul>)",
+            "vectorized_elementwise_kernel<4, FillFunctor<float>>",
+        ),
+        (
+            "void at::native::elementwise_kernel<128, 4, at::native::gpu_kernel_impl_nocast<at::native::"
+            "direct_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda()#3}::operator()() const::{lambda()#12}::"
+            "operator()() const::{lambda(c10::BFloat16)#1}>(at::TensorIteratorBase&)::{lambda(int)#1}>(int)",
+            "elementwise_kernel<128, 4, direct_copy_kernel_cuda{BFloat16}>",
+        ),
+        (
+            "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float, false>(int, float*)",
+            "vectorized_layer_norm_kernel<float, float, false>",
+        ),
+        ("cublasGemmEx", "cublasGemmEx"),
+        ("_my_triton_kernel", "_my_triton_kernel"),
+        ("k" * 200, "k" * 79 + "…" + "k" * 40),
+    ],
+)
+def test_a_kernel_is_named_by_what_tells_it_from_others(kernel: str, name: str) -> None:
+    assert short_name(kernel) == name
+
+
+def prediction(*traffic: Traffic, races: tuple[Race, ...] = (), reserved: int = 100, **kernels: int) -> Prediction:
+    dry = DryRun(asked_bytes=80, kernels=kernels, traffic=list(traffic), races=list(races), host_ns=1e6)
+    return Prediction(
+        gpu="h100",
+        torch="2.13.0",
+        peak_bytes=90,
+        held_bytes=10,
+        composition={"inputs": 90},
+        at_peak=[],
+        costs=[],
+        allocated_bytes=95,
+        reserved_bytes=reserved,
+        launches=sum(kernels.values()),
+        dry_run=dry,
+    )
+
+
+def test_dry_runs_are_stored_apart() -> None:
+    assert prediction().place == "h100-dry-run"
+
+
+def test_the_same_is_ok_and_less_is_improved() -> None:
+    baseline = baseline_of(prediction(add=3), recorded="2026-01-01")
+    assert judge_predicted(prediction(add=3), baseline, POLICY).verdict is Verdict.OK
+    assert judge_predicted(prediction(add=2), baseline, POLICY).verdict is Verdict.IMPROVED
+
+
+@pytest.mark.parametrize(
+    ("now", "worse", "said"),
+    [
+        (prediction(add=3, copy=1), ["launches"], ["launches of copy: 0 -> 1"]),
+        (prediction(add=3, reserved=101), ["reserved"], []),
+        (
+            prediction(Traffic(what="wait", line="a.py:3", function="cudaStreamSynchronize", calls=2), add=3),
+            ["waits"],
+            ["a.py:3: the host waits for the device, 2 times (cudaStreamSynchronize)"],
+        ),
+        (
+            prediction(Traffic("to the device", "a.py:4", "cudaMemcpyAsync", 1, 2048), add=3),
+            ["to_device"],
+            ["a.py:4: 2.00 KiB to the device, 1 time (cudaMemcpyAsync)"],
+        ),
+    ],
+)
+def test_each_quantity_is_exact_and_its_cause_is_named(now: Prediction, worse: list[str], said: list[str]) -> None:
+    baseline = baseline_of(prediction(add=3), recorded="2026-01-01")
+    judgement = judge_predicted(now, baseline, POLICY)
+    assert (judgement.verdict, judgement.worse) == (Verdict.REGRESSED, worse)
+    assert explain_dry_run(now, baseline, judgement.worse) == said
+    assert judgement.reasons == said
+
+
+def test_counts_that_are_not_gated_are_shown_only() -> None:
+    baseline = baseline_of(prediction(add=3), recorded="2026-01-01")
+    shown = Policy(threshold=0.05, memory_threshold=0.0, floor_ns=2000.0, gate_counts=False)
+    judgement = judge_predicted(prediction(add=4), baseline, shown)
+    assert (judgement.verdict, judgement.counts["launches"].now) == (Verdict.OK, 4)
+
+
+def test_only_the_first_kernels_and_lines_are_told() -> None:
+    baseline = baseline_of(prediction(), recorded="2026-01-01")
+    now = prediction(**{f"k{i}": i for i in range(1, 9)})
+    said = explain_dry_run(now, baseline, ["launches"])
+    assert said[0] == "launches of k8: 0 -> 8"
+    assert said[5:] == ["and 3 more"]
+
+
+def test_a_prediction_is_not_held_to_what_only_a_dry_run_knows() -> None:
+    baseline = baseline_of(prediction(add=3), recorded="2026-01-01")
+    from msgspec.structs import replace
+
+    fake = replace(prediction(add=9), dry_run=None)
+    assert judge_predicted(fake, baseline, POLICY).verdict is Verdict.OK
+    assert explain_dry_run(fake, baseline, ["launches"]) == []
+
+
+USE = Race("access", "aten::mul on stream 0", ["a.py:1", "t.py:9"], "aten::add on stream 1", ["a.py:2", "t.py:9"])
+FREE = Race("freed", "aten::add on stream 1", ["a.py:2"], "", ["a.py:3"])
+
+
+def test_a_race_fails_whatever_the_case_needs() -> None:
+    now = prediction(add=1, races=(USE, FREE))
+    judgement = unless_races(judge_predicted(now, None, POLICY), now)
+    assert judgement.verdict is Verdict.FAILED
+    assert judgement.reasons == [
+        "aten::add on stream 1 (a.py:2) does not wait for aten::mul on stream 0 (a.py:1), and one of them writes",
+        "a tensor is freed at a.py:3 while aten::add on stream 1 may still use it (a.py:2)",
+    ]
+    text = explain_races("t.py::test_it", [USE, FREE])
+    assert "a.py:2 <- t.py:9" in text
+    assert "record_stream(stream)" in text
+
+
+def test_without_a_race_the_judgement_stays() -> None:
+    now = prediction(add=1)
+    judgement = judge_predicted(now, None, POLICY)
+    assert unless_races(judgement, now) is judgement
