@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,6 +28,11 @@ class DynamoCounters:
 def dynamo_is_loaded() -> bool:
     """Whether there may be compiled code. Asking ``torch.compiler`` for its stance would load all of it."""
     return "torch._dynamo" in sys.modules
+
+
+def load_compiler() -> None:
+    """Load what a dispatch mode takes along when it first calls an operator: seconds, which forks then do not spend."""
+    importlib.import_module("torch._dynamo")
 
 
 def dynamo_counters() -> DynamoCounters | None:

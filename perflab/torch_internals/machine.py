@@ -116,3 +116,11 @@ def watch_streams(callbacks: Mapping[str, Callable[..., None]]) -> None:
     attribute(TORCH, torch._C, "_activate_gpu_trace", _STREAMS)()
     for name, callback in callbacks.items():
         lookup(TORCH, f"torch.cuda._gpu_trace:register_callback_for_{name}", _STREAMS)(callback)
+
+
+def can_open_cuda_in_a_fork() -> bool:
+    """Whether this process has left CUDA alone. ``torch.cuda.is_initialized()`` is public, and knows half of it."""
+    import torch
+
+    forked = attribute(TORCH, torch.cuda, "_is_in_bad_fork", "run tests in forks (dry runs)")
+    return not (torch.cuda.is_initialized() or forked())  # type: ignore[no-untyped-call]

@@ -116,7 +116,7 @@ ROOMS = {
     # The tiers. A measured case may turn into a prediction, and be settled by turns with its baseline's commit.
     **tier_rooms("measured", "run", f"{_COMPARED} predicted.settings predicted.run"),
     **tier_rooms("compared", "sides interleave callables rounds comparison", _MEASURED),
-    **tier_rooms("predicted", "cuda trace layers memory gpus prediction", "measured.records measured.store"),
+    **tier_rooms("predicted", "cuda trace layers memory gpus prediction dry_run", "measured.records measured.store"),
     **tier_rooms("compiled", "compiler"),
     "compared.sides": Room(below=f"{_GROUND} measured.records compared.records", packages="msgspec filelock"),
     "compared.interleave": Room(below="measured.judge"),
@@ -130,6 +130,11 @@ ROOMS = {
     "predicted.layers": Room(below=f"{_GROUND} {_PRIVATE} predicted.trace", torch=When.IMPORTED),
     "predicted.memory": Room(below=f"{_GROUND} predicted.records predicted.trace", torch=When.IMPORTED),
     "predicted.gpus": Room(below=f"{_GROUND} predicted.trace", torch=When.IMPORTED),
+    "predicted.dry_run": Room(
+        below=f"{_GROUND} {_PRIVATE} predicted.records predicted.trace predicted.gpus predicted.prediction {_PLUGIN}",
+        packages="pytest _pytest msgspec nocuda",
+        torch=When.IMPORTED,
+    ),
     "predicted.prediction": Room(
         below=f"{_GROUND} predicted.records predicted.cuda predicted.trace predicted.layers predicted.memory"
         " predicted.gpus",
@@ -139,7 +144,7 @@ ROOMS = {
     "compiled.compiler": Room(below=f"{_GROUND} {_PRIVATE} compiled.records", packages="msgspec", torch=When.CALLED),
     # pytest's side. What every run loads stands beside its folders.
     "plugin": Room(
-        below=f"errors attention tiers {_PLUGIN} plugin.fixtures plugin.hooks",
+        below=f"errors attention tiers {_PLUGIN} plugin.fixtures plugin.hooks predicted.dry_run",
         packages=_PYTEST,
     ),
     "plugin.options": Room(packages="pytest"),
@@ -187,6 +192,7 @@ ROOMS = {
 NAMES_TIERS = {
     "tiers": "their records, for the union of outcomes",
     "perflab": "the public face: names of every tier's",
+    "plugin": "an option that begins the process anew is read before anything is loaded",
     "plugin.fixtures": "every run declares all fixtures, and loads no tier for it",
     "plugin.case": "perf.compare, which takes two callables and no second version",
     "doctor": "it tries the gate of measured and compared cases",

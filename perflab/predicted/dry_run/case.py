@@ -5,13 +5,11 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from time import perf_counter_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
 
-from nocuda import Library, Seen, library
-from nocuda.library import demangled
 from perflab.predicted.dry_run.races import finding_races
 from perflab.predicted.dry_run.traffic import TrafficNotes, short_name
 from perflab.predicted.gpus.names import Gpu
@@ -20,6 +18,9 @@ from perflab.predicted.records import DryRun, Prediction, Race
 from perflab.predicted.trace.tracer import Hidden
 from perflab.predicted.trace.watch import Watch
 from perflab.predicted.trace.watched import watched
+
+if TYPE_CHECKING:
+    from nocuda import Library
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
@@ -37,6 +38,9 @@ def run_dry(work: Work, gpu: Gpu, watch: Watch | None = None) -> tuple[Predictio
         Exception: whatever the work raises, out of memory too.
         CalledOff: the watch has seen enough.
     """
+    from nocuda import Seen, library
+    from nocuda.library import demangled
+
     lib = library()
     with watched(watch):
         work.run(_nothing)  # libraries make their handles and workspaces, optimizers their state

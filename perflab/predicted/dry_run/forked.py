@@ -24,6 +24,8 @@ from _pytest.runner import runtestprotocol
 from perflab.data import to_plain
 from perflab.plugin.case.verdicts import unmeasured
 from perflab.plugin.config.kinds import is_perf_case
+from perflab.torch_internals.compiler import load_compiler
+from perflab.torch_internals.machine import can_open_cuda_in_a_fork
 
 
 class Forked:
@@ -86,15 +88,14 @@ class Forked:
 
 
 def _can_fork() -> bool:
-    torch = sys.modules.get("torch")
-    return torch is None or not (torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork())
+    return "torch" not in sys.modules or can_open_cuda_in_a_fork()
 
 
 @functools.cache
 def _load() -> None:
     """What every case would load in its fork, for seconds: a dispatch mode takes all of the compiler along."""
-    for module in ("torch._dynamo", "perflab.predicted.dry_run.case"):
-        importlib.import_module(module)
+    importlib.import_module("perflab.predicted.dry_run.case")
+    load_compiler()
 
 
 def _crashed(item: pytest.Item, status: int, trace: str) -> pytest.TestReport:

@@ -55,8 +55,8 @@ def enter(config: pytest.Config) -> None:
     Raises:
         pytest.UsageError: an unknown GPU, pytest that a program called, or a machine that cannot do it.
     """
-    given = config.known_args_namespace.perf_dry_run
-    if given is None or is_dry_run() or hasattr(config, "workerinput"):
+    given = config.known_args_namespace.perf_dry_run or config.getini("perf_dry_run")
+    if is_dry_run() or hasattr(config, "workerinput"):
         return
     arguments = [str(one) for one in config.invocation_params.args]
     with refusing(config):
