@@ -16,7 +16,6 @@ from itertools import pairwise
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed._tools.mem_tracker import MemTracker
 
 from perflab.lab.train.skipping import Watch, WatchOnDevice, WatchOnHost
 from perflab.measure.live_tensors import held_bytes
@@ -84,6 +83,9 @@ def predicted(mode: str, setup: Setup) -> Account:
 
 def real(mode: str, setup: Setup) -> Real:
     """Two calls under PyTorch's profiler, then one under each tracker."""
+    # Not at the head of the file: each worker of pytest-xdist collects it, and this import takes three seconds.
+    from torch.distributed._tools.mem_tracker import MemTracker
+
     workload = workload_of(mode, setup)
     memory, result = measure_memory(workload, CPU)
     del result
