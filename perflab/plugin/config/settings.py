@@ -238,7 +238,7 @@ def read_settings(config: pytest.Config) -> Settings:
     predict = predict or dry_run
     if against is not None and predict:
         raise SettingError(
-            f"--perf-against and {'--perf-dry-run' if dry_run else '--perf-predict'}: turns are timed, and nothing is",
+            f"--perf-against and {'--perf-dry-run' if dry_run else '--perf-predict'}: turns are taken by what runs, and nothing does",
             "leave one of them out; predictions are compared with their baselines, exactly",
         )
     reason = value("perf_reason", _parse_reason)
