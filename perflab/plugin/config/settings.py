@@ -237,8 +237,9 @@ def read_settings(config: pytest.Config) -> Settings:
         )
     predict = predict or dry_run
     if against is not None and predict:
+        other = "--perf-dry-run" if dry_run else "--perf-predict"
         raise SettingError(
-            f"--perf-against and {'--perf-dry-run' if dry_run else '--perf-predict'}: turns are taken by what runs, and nothing does",
+            f"--perf-against and {other}: turns are taken by what runs, and nothing does",
             "leave one of them out; predictions are compared with their baselines, exactly",
         )
     reason = value("perf_reason", _parse_reason)
