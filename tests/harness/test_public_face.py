@@ -17,8 +17,10 @@ ROOT = Path(__file__).parents[2]
 PUBLIC = ("perflab.attention", "perflab.correctness", "perflab.instruments", "perflab.lab", "perflab.units")
 OWN = ("tests.correctness", "tests.perf")
 INSIDE = {
+    "predicted_against_real.py": "the insides of predicting, beside PyTorch's CUDA build",
     "predicted.py": "what those that begin with test_predicted share",
     "test_attention_needs.py": "what cases say they need, against the harness's own measurement of memory",
+    "test_predicted_against_real.py": "the insides of predicting, beside PyTorch's CUDA build",
     "test_predicted_cost.py": "the insides of predicting, on the lab's models",
     "test_predicted_layers.py": "the insides of predicting, on the lab's models",
     "test_predicted_memory.py": "the insides of predicting, on the lab's models",

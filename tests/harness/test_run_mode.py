@@ -53,7 +53,10 @@ def test_cases_alone_are_measured(pytester: pytest.Pytester) -> None:
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
-def test_every_option_that_has_to_do_with_measuring_measures(pytester: pytest.Pytester, option: Any) -> None:
+def test_every_option_that_has_to_do_with_measuring_measures(
+    pytester: pytest.Pytester, option: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PERFLAB_DRY_RUN", "h100")  # as in the process that --perf-dry-run begins anew
     name = option.name.removeprefix("--perf-")
     value = [option.name] if option.flag else [f"{option.name}={(option.choices or ('1',))[0]}"]
     wanted = SKIP if name == "skip" else ONCE if name in ASIDE else MEASURE

@@ -252,6 +252,26 @@ def test_workers_run_dry_too(project: Project, first: tuple[str, dict[str, Any]]
 
 
 @needs_nocuda
+def test_workers_share_several_gpus_and_each_case_tells_its_own(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import pytest, torch\n"
+        "@pytest.mark.parametrize('mib', [4, 8, 16, 32])\n"
+        "def test_it(perf, device, mib):\n"
+        "    x = torch.zeros(mib << 20, dtype=torch.uint8, device=device)\n"
+        "    perf(lambda: x + 1)\n"
+        "    print('ran on', device)\n"
+    )
+    perflab = str(Path(sys.executable).with_name("perflab"))
+    pytest_dry = [perflab, "dry-run", "--gpus=2", "--", sys.executable, "-m", "pytest"]
+    done = started(tmp_path, *pytest_dry, "-p", "no:cacheprovider", "-n2", "-rP", "--perf-json=out.json")
+    results = json.loads((tmp_path / "out.json").read_text())["results"]
+    outcomes = [one["outcome"] for one in results]
+    allocated = {one["parameters"]["mib"]: one["now"]["allocated_bytes"] >> 20 for one in outcomes}
+    assert allocated == {4: 8, 8: 16, 16: 32, 32: 64}
+    assert {"ran on cuda:0", "ran on cuda:1"} <= set(done.stdout.splitlines())
+
+
+@needs_nocuda
 def test_what_no_longer_fits_has_failed(project: Project, first: object) -> None:
     project.run("--perf-dry-run=a100-80gb", "--perf-update-new", "-k", "test_too_large", LARGE="1")
     said, results = project.run("--perf-dry-run=a100-80gb", "-k", "test_too_large", LARGE="200")
@@ -308,6 +328,13 @@ def test_a_dry_run_is_no_other_kind_of_run(tmp_path: Path, other: str) -> None:
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert f"{other.partition('=')[0]}" in done.stderr
     assert "leave one of them out" in done.stderr
+
+
+def test_the_variable_alone_makes_no_dry_run(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("def test_it(): pass\n")
+    done = pytest_in(tmp_path, PERFLAB_DRY_RUN="h100")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "PERFLAB_DRY_RUN is set, and this process is no dry run" in done.stderr
 
 
 def test_a_program_that_calls_pytest_is_not_begun_anew(tmp_path: Path) -> None:

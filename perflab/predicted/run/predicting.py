@@ -17,6 +17,7 @@ import msgspec
 import pytest
 
 from perflab.errors import BaselineError, InternalsError, UsageError
+from perflab.measure.devices import current_device
 from perflab.measured.store.times import BaselineStore
 from perflab.plugin.case.progress import ProgressLine
 from perflab.plugin.case.verdicts import failure_of, unless_unchecked
@@ -152,7 +153,9 @@ class Predictions:
             if self._settings.dry_run:
                 from perflab.predicted.dry_run.case import run_dry
 
-                now, traced = run_dry(work_of(workload), gpu, time)
+                assert state.device is not None
+                with current_device(state.device):
+                    now, traced = run_dry(work_of(workload), gpu, time)
             else:
                 now, traced = predict(work_of(workload), gpu, ON_CUDA, proofs=self._proofs, watch=time)
         except CalledOff as end:
