@@ -36,7 +36,8 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
 
     In a fresh process that measures for another one: prepare it, before anything of the user's is imported.
     """
-    if getattr(early_config.known_args_namespace, "perf_dry_run", None) or early_config.getini("perf_dry_run"):
+    asked = getattr(early_config.known_args_namespace, "perf_dry_run", None)
+    if asked is not None or early_config.getini("perf_dry_run"):
         from perflab.predicted.dry_run.start import enter
 
         enter(early_config)

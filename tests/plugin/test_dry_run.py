@@ -87,6 +87,13 @@ def test_streams_that_race(perf):
 def test_values():
     assert torch.ones(3).cuda().exp().sum().item() > 4
 
+@pytest.fixture
+def mean(device):
+    return torch.ones(3, device=device).mean().item()
+
+def test_values_of_a_fixture(mean):
+    assert mean < 5
+
 def test_zeros_are_equal():
     assert torch.allclose(torch.ones(3).cuda().exp(), torch.zeros(3).cuda())
 
@@ -208,6 +215,7 @@ class TestFirst:
         ("name", "outcome"),
         [
             ("test_values", "SKIPPED"),
+            ("test_values_of_a_fixture", "SKIPPED"),
             ("test_zeros_are_equal", "SKIPPED"),
             ("test_against_a_reference", "SKIPPED"),
             ("test_shapes", "PASSED"),
@@ -308,6 +316,7 @@ def test_any_command_runs_dry(tmp_path: Path) -> None:
     ("options", "said", "remedy"),
     [
         (["--perf-dry-run=h101"], "'h101' is not a GPU that perflab has a data sheet of", "--perf-dry-run=h100"),
+        (["--perf-dry-run="], "no GPU is named", "--perf-dry-run=h100"),
         (["--perf-dry-run"], "is a build without CUDA", "install it into a virtual environment of its own"),
     ],
 )

@@ -55,7 +55,8 @@ def enter(config: pytest.Config) -> None:
     Raises:
         pytest.UsageError: an unknown GPU, pytest that a program called, or a machine that cannot do it.
     """
-    given = config.known_args_namespace.perf_dry_run or config.getini("perf_dry_run")
+    given = config.known_args_namespace.perf_dry_run
+    given = config.getini("perf_dry_run") if given is None else given
     if is_dry_run() or hasattr(config, "workerinput"):
         return
     arguments = [str(one) for one in config.invocation_params.args]

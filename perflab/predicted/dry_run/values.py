@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Generator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -29,12 +30,16 @@ class ValuesRead:
         self.line: str | None = None
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self) -> Generator[None]:
+        """Note what fixtures read: the body may rest on it."""
+        self.line = None
+        with self._watching():
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None]:
         """Note what the body reads. A perf case is judged by what it needs, whatever it reads."""
-        import nocuda
-
-        self.line = None
-        with nocuda.library().observing(nocuda.Seen.COPY, self._note):
+        with self._watching():
             if is_perf_case(item):
                 return (yield)
             try:
@@ -45,6 +50,11 @@ class ValuesRead:
         if self.line is not None:
             pytest.skip(f"dry run: {self.line} reads values of CUDA tensors, and nothing is computed")
         return outcome
+
+    def _watching(self) -> AbstractContextManager[None]:
+        import nocuda
+
+        return nocuda.library().observing(nocuda.Seen.COPY, self._note)
 
     def _note(self, what: Seen, function: str, size_bytes: int, source: int, target: int) -> None:
         if self.line is not None or not source >= 0 > target:
