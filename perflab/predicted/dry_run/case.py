@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections import Counter
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ import msgspec
 import torch
 
 from perflab.predicted.dry_run.races import finding_races
-from perflab.predicted.dry_run.traffic import TrafficNotes, short_name
+from perflab.predicted.dry_run.traffic import TrafficNotes, by_name
 from perflab.predicted.gpus.names import Gpu
 from perflab.predicted.prediction import Traced, Work, predict
 from perflab.predicted.records import DryRun, Prediction, Race
@@ -39,7 +38,6 @@ def run_dry(work: Work, gpu: Gpu, watch: Watch | None = None) -> tuple[Predictio
         CalledOff: the watch has seen enough.
     """
     from nocuda import Seen, library
-    from nocuda.library import demangled
 
     lib = library()
     with watched(watch):
@@ -51,9 +49,6 @@ def run_dry(work: Work, gpu: Gpu, watch: Watch | None = None) -> tuple[Predictio
     with lib.observing(Seen.SYNCHRONISATION | Seen.COPY, notes.note):
         work.run(_nothing)
     counts, stats = lib.counts(), torch.cuda.memory_stats()
-    kernels: Counter[str] = Counter()
-    for name, launches in counts.kernels.items():
-        kernels[short_name(demangled(name))] += launches
     host_ns = min(_timed(work) for _ in range(_TIMED))
     now, traced = predict(work, gpu, RealKernels(lib), whole=True, watch=watch)
     allocated = stats["allocated_bytes.all.peak"]
@@ -67,7 +62,7 @@ def run_dry(work: Work, gpu: Gpu, watch: Watch | None = None) -> tuple[Predictio
             work.run(_nothing)
     seen = DryRun(
         asked_bytes=stats["requested_bytes.all.peak"],
-        kernels=dict(kernels.most_common()),
+        kernels=dict(by_name(counts).most_common()),
         replayed=counts.replayed,
         traffic=notes.traffic(),
         races=races,

@@ -9,11 +9,12 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perflab.errors import UsageError
-from perflab.predicted.dry_run.traffic import short_name
+from perflab.predicted.dry_run.traffic import by_name
 from perflab.predicted.gpus.names import parse_gpu
 from perflab.tiers import Run
 from perflab.units import format_bytes, format_count
@@ -82,11 +83,10 @@ def _is_pytest(command: Sequence[str]) -> bool:
 
 def _told(processes: Sequence[Counts]) -> list[str]:
     """What the processes that opened CUDA did, together."""
-    from nocuda.library import demangled
-
     if not processes:
         return ["dry run: no process opened CUDA"]
-    peaks = [max(sizes) for sizes in zip(*(one.peak_bytes for one in processes), strict=True)]
+    # Each process may see other devices (CUDA_VISIBLE_DEVICES).
+    peaks = [max(sizes) for sizes in zip_longest(*(one.peak_bytes for one in processes), fillvalue=0)]
     shown = [f"cuda:{number} {format_bytes(size)}" for number, size in enumerate(peaks) if size]
     launches, replayed = sum(one.launches for one in processes), sum(one.replayed for one in processes)
     lines = [
@@ -99,9 +99,6 @@ def _told(processes: Sequence[Counts]) -> list[str]:
         calls = sum(one.copies[way][0] for one in processes)
         size = sum(one.copies[way][1] for one in processes)
         lines += [f"  {format_bytes(size)} copied {way}, {format_count(calls, 'time')}"] if calls else []
-    kernels: Counter[str] = Counter()
-    for one in processes:
-        for name, many in one.kernels.items():
-            kernels[short_name(demangled(name))] += many
+    kernels = sum((by_name(one) for one in processes), Counter[str]())
     lines += [f"  {many:>7,}  {name}" for name, many in kernels.most_common(_MOST)]
     return lines + ([f"           and {len(kernels) - _MOST} more kernels"] if len(kernels) > _MOST else [])

@@ -12,6 +12,7 @@ from perflab.predicted.trace.lines import line_of
 
 if TYPE_CHECKING:
     from nocuda import Seen
+    from nocuda.library import Counts
 
 _BACKWARD = "backward"
 """In the place of a line: autograd's own thread has no Python of the user's."""
@@ -67,6 +68,16 @@ _PARENTHESES = re.compile(r"\([^()]*\)")
 _SAME_FOR_ALL = re.compile(r", (?:array<char\*, \d+>|TrivialOffsetCalculator<[^<>]*>|(?:Load|Store)\w+<\d+>)")
 """Template arguments that say how a kernel loads and stores."""
 _MOST = 120
+
+
+def by_name(counts: Counts) -> Counter[str]:
+    """Launches by kernel's short name."""
+    from nocuda.library import demangled
+
+    found: Counter[str] = Counter()
+    for kernel, launches in counts.kernels.items():
+        found[short_name(demangled(kernel))] += launches
+    return found
 
 
 def short_name(kernel: str) -> str:
