@@ -60,6 +60,12 @@ def host_events(results: Any) -> list[Any]:
     return [event for event in results.events() if event.device_type() == cpu]
 
 
+def device_events(results: Any) -> list[Any]:
+    """The raw events of the device: kernels, copies, fills, and ranges of the host as it sees them."""
+    cuda = lookup(TORCH, "torch.autograd:DeviceType.CUDA", "read what the profiler saw")
+    return [event for event in results.events() if event.device_type() == cuda]
+
+
 def kineto_results(profiler: Any) -> Any:
     """What ``torch.autograd.profiler.profile`` leaves behind, for ``host_events``."""
     return attribute(TORCH, profiler, "kineto_results", "read what the profiler saw")

@@ -50,7 +50,10 @@ class Room:
 
 
 TIERS = ("measured", "compared", "predicted", "compiled")
-_BARE = "child data mode records errors units environment files reading reachable git measure.records"
+_BARE = (
+    "child data mode records errors units environment files reading reachable git kernel_names user_lines"
+    " measure.records profiles.records"
+)
 _GROUND = f"{_BARE} documents results tiers"
 _PRIVATE = "internals torch_internals triton_internals"
 _RECORDS = " ".join(f"{tier}.records" for tier in TIERS)
@@ -105,11 +108,15 @@ ROOMS = {
     "triton_internals": Room(below="internals", torch=When.CALLED),
     "environment": Room(below="records errors units torch_internals", packages="msgspec", torch=When.CALLED),
     "files": Room(),
+    "kernel_names": Room(),
+    "user_lines": Room(),
     "reading": Room(below="errors", packages="msgspec"),
     "documents": Room(below="data results errors files reading", packages="msgspec"),
     # What tiers share: the engine of those that run, stored files, tables.
-    "measure.records": Room(below="data records", packages="msgspec"),
-    "measure": Room(below=f"{_BARE} {_PRIVATE}", packages="pynvml msgspec", torch=When.CALLED),
+    "measure.records": Room(below="data records profiles.records", packages="msgspec"),
+    "measure": Room(below=f"{_BARE} {_PRIVATE} profiles", packages="pynvml msgspec", torch=When.CALLED),
+    "profiles.records": Room(below="data", packages="msgspec"),
+    "profiles": Room(below=f"{_BARE} {_PRIVATE} measure", packages="msgspec", torch=When.CALLED),
     "store": Room(below=_GROUND, packages="msgspec"),
     "report": Room(below=_GROUND),
     "correctness": Room(below=f"{_GROUND} {_PRIVATE}", packages="syrupy", torch=When.IMPORTED),
@@ -201,6 +208,7 @@ NAMES_TIERS = {
 TIERS_AS_TEXT = {
     "plugin/fixtures.py": "of which tier a fixture makes a test a case",
     "documents.py": "keys of schema 1",
+    "user_lines.py": "folders whose frames are none of the user's",
 }
 """Common files that hold a tier's name as a text."""
 

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from perflab.predicted.dry_run.order import Access, Order
 from perflab.predicted.records import Race
-from perflab.predicted.trace.lines import line_of
 from perflab.predicted.trace.operators import is_operator, kind_of, tensors_in
 from perflab.torch_internals import TorchDispatchMode
 from perflab.torch_internals.dispatch import without_torch_function
 from perflab.torch_internals.machine import watch_streams
+from perflab.user_lines import line_of
 
 _DEPTH = 4
 """Lines of a stack."""

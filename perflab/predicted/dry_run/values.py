@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from perflab.plugin.config.kinds import is_perf_case
-from perflab.predicted.trace.lines import line_of
+from perflab.user_lines import line_of
 
 if TYPE_CHECKING:
     from nocuda import Seen

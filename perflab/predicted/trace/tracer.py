@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from perflab.predicted.cuda.devices import on_host
-from perflab.predicted.trace.lines import line_of
 from perflab.predicted.trace.live_before import Holding
 from perflab.predicted.trace.modules import ModuleBook
 from perflab.predicted.trace.operators import (
@@ -44,6 +43,7 @@ from perflab.torch_internals.tracing import (
     sequence_number,
     storage_key,
 )
+from perflab.user_lines import line_of
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 

@@ -37,6 +37,6 @@ def _not_the_code() -> tuple[str, ...]:
     spec = importlib.util.find_spec("torch")
     assert spec is not None
     assert spec.origin is not None
-    package = Path(__file__).parents[2]
-    ours = (*(package / one for one in ("predicted", "measured", "measure", "plugin")), package.parent / "nocuda")
-    return tuple(f"{folder}/" for folder in (Path(spec.origin).parent, *ours))
+    package = Path(__file__).parent
+    rooms = (package / one for one in ("predicted", "measured", "measure", "profiles", "plugin"))
+    return tuple(f"{folder}/" for folder in (Path(spec.origin).parent, *rooms, package.parent / "nocuda"))

@@ -1,0 +1,44 @@
+"""Names of CUDA kernels as people read them. Pure; imports nothing of ours."""
+
+from __future__ import annotations
+
+import re
+
+_SCOPES = [
+    "at",
+    "native",
+    "c10",
+    "std",
+    "cuda",
+    "detail",
+    "cub",
+    "thrust",
+    "at_cuda_detail",
+    "internal",
+    "binary_internal",
+    "memory",
+]
+_NAMESPACES = re.compile(rf"\b(?:{'|'.join(_SCOPES)})::|\(anonymous namespace\)::")
+_LAMBDAS = re.compile(r"\{lambda\(([^{}()]*)\)#\d+\}")
+_PARENTHESES = re.compile(r"\([^()]*\)")
+_SAME_FOR_ALL = re.compile(r", (?:array<char\*, \d+>|TrivialOffsetCalculator<[^<>]*>|(?:Load|Store)\w+<\d+>)")
+"""Template arguments that say how a kernel loads and stores."""
+_MOST = 120
+
+
+def kernel_name(kernel: str) -> str:
+    """A kernel's name without namespaces and arguments; a lambda is named for its function and what it takes.
+
+    ``void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, std::array<char*, 1ul> >(int,
+    ...)`` becomes ``vectorized_elementwise_kernel<4, FillFunctor<float>>``. Cut in its middle where it is long.
+    """
+    name = _NAMESPACES.sub("", kernel.removeprefix("void "))
+    name = _LAMBDAS.sub(r"{\1}", name)
+    while _PARENTHESES.search(name):
+        name = _PARENTHESES.sub("", name)
+    name = name.replace("operator const::", "").replace("operator::", "").replace(" const::", "::")
+    name = name.replace("::{}", "").replace("::{", "{").replace(" >", ">")
+    name = re.sub(r"\b(\d+)ul?\b", r"\1", name)
+    name = _SAME_FOR_ALL.sub("", name)
+    name = re.sub(r"gpu_kernel_impl(?:_nocast)?<(.*)>\{int\}", r"\1", name)
+    return name if len(name) <= _MOST else f"{name[: _MOST - 41]}…{name[-40:]}"

@@ -1,0 +1,93 @@
+"""Which category an operator's own time belongs to: by the operator, its phase and what runs beside it. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from perflab.profiles.events import NODE, Call
+from perflab.profiles.placed import Placed
+
+_PRODUCTS = re.compile(
+    r"aten::(_?addmm.*|mm|bmm|baddbmm|addbmm|addmv_?|mv|dot|vdot|linear|matmul|einsum|_scaled_mm.*|_int_mm|_grouped_mm"
+    r"|conv\w*|_conv\w*|convolution.*|mkldnn_\w*|cudnn_conv\w*|slow_conv\w*|thnn_conv\w*|linalg_\w+)|mkldnn::\w+"
+)
+_BATCHED = re.compile(r"aten::(bmm|baddbmm)")
+_SOFTMAX = re.compile(r"aten::_(safe_)?softmax(_backward_data)?")
+_ATTENTION = re.compile(
+    r"\w+::_?(scaled_dot_product|flash_attention|efficient_attention|cudnn_attention|flex_attention).*"
+)
+_COPIES = re.compile(
+    r"aten::(copy_|_to_copy|to|clone|contiguous|cat|stack|_foreach_copy_|_copy_from.*|_pin_memory|type_as)"
+)
+_LOSS = re.compile(
+    r"aten::(_?embedding.*|index_select|cross_entropy.*|nll_loss.*|_?log_softmax.*|mse_loss.*|binary_cross_entropy.*"
+    r"|kl_div.*|smooth_l1_loss.*|huber_loss.*|logsumexp)"
+)
+_COMMUNICATION = re.compile(r"(c10d|_c10d_functional|record_param_comms|nccl|gloo)(::|:|$).*")
+_COMPILED = re.compile(
+    r"Torch-Compiled Region.*|CompiledFunction.*|(cpp|triton)_(fused|poi|red|per|tem)_.*|inductor::.*"
+)
+_NO_WORK = re.compile(
+    r"(?:aten::)?(empty\w*|new_empty\w*|view\w*|_unsafe_view|_reshape_alias|reshape|t|t_|transpose_?|permute|as_strided_?"
+    r"|expand\w*|unsqueeze_?|squeeze_?|select|slice|narrow|split\w*|chunk|unbind|unflatten|flatten|detach_?|alias"
+    r"|resolve_conj|resolve_neg|lift_fresh|result_type|item|is_nonzero|_local_scalar_dense|set_|resize_|movedim|numpy_T"
+    r"|stride|size|is_same_size|mT|mH|diagonal|unfold|broadcast_tensors|requires_grad_|_assert\w*)"
+)
+OPTIMIZER_STEP = "Optimizer.step#"
+"""How PyTorch names the range around an optimizer's step."""
+
+
+def categories(found: Sequence[Placed]) -> list[str]:
+    """The category of each operator's own time, in order.
+
+    Attention that is written out is what its module does besides products with weights: a module that itself calls a
+    softmax and batched products. An operator that only calls others goes with the one of them that takes most time.
+    """
+    cores = _written_out(found)
+    known: dict[int, str] = {}
+    for one in reversed(found):  # those that an operator calls come before it
+        known[id(one.call)] = _category(one, known, one.where.module in cores)
+    return [known[id(one.call)] for one in found]
+
+
+def _written_out(found: Sequence[Placed]) -> set[str]:
+    softmax = {one.where.module for one in found if _SOFTMAX.fullmatch(one.call.name)}
+    products = {one.where.module for one in found if _BATCHED.fullmatch(one.call.name)}
+    return softmax & products
+
+
+def _category(one: Placed, known: dict[int, str], in_core: bool) -> str:
+    call, name = one.call, one.call.name
+    if name.startswith((NODE, "torch::autograd::")) or call.event.scope == 1:
+        return "compiled code" if _COMPILED.fullmatch(name) else "dispatch"
+    if _NO_WORK.fullmatch(name):
+        return "dispatch"
+    if _COMMUNICATION.fullmatch(name):
+        return "communication"
+    if one.phase == "optimizer" or any(above.name.startswith(OPTIMIZER_STEP) for above in call.above()):
+        return "optimizer"
+    if _COMPILED.fullmatch(name):
+        return "compiled code"
+    if _ATTENTION.fullmatch(name) or any(_ATTENTION.fullmatch(above.name) for above in call.above()):
+        return "attention"
+    is_batched = bool(_BATCHED.fullmatch(name))
+    if any(_LOSS.fullmatch(above.name) for above in call.above()):
+        return "embedding and loss"
+    if _PRODUCTS.fullmatch(name) and not (in_core and (is_batched or _calls(call, _BATCHED))):
+        return "products backward" if one.phase == "backward" else "products forward"
+    if in_core:
+        return "attention"
+    if _COPIES.fullmatch(name):
+        return "copies"
+    if _LOSS.fullmatch(name):
+        return "embedding and loss"
+    if call.children and 2 * call.self_ns < call.total_ns:
+        heaviest = max((child for child in call.children if id(child) in known), key=lambda c: c.total_ns, default=None)
+        if heaviest is not None:
+            return known[id(heaviest)]
+    return "element-wise and norms" if name.startswith("aten::") else "other"
+
+
+def _calls(call: Call, pattern: re.Pattern[str]) -> bool:
+    return any(pattern.fullmatch(child.name) for child in call.walk())

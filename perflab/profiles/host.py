@@ -1,0 +1,143 @@
+"""The host's side of a profiled call: its time divided among operators and the gaps between them. Pure functions."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from perflab.profiles.events import Call
+from perflab.profiles.placed import Phase, operators
+from perflab.profiles.places import Where
+
+NOWHERE = Where()
+
+
+class Known(NamedTuple):
+    """What is known of an operator besides its time."""
+
+    name: str
+    category: str
+    phase: str
+    where: Where
+    shapes: str = ""
+    flops: int = 0
+
+
+class Key(NamedTuple):
+    """What makes pieces of work equal."""
+
+    category: str
+    operator: str
+    kernel: str
+    phase: str
+    module: str
+    line: str
+    shapes: str
+
+
+@dataclass
+class Sum:
+    """What equal pieces came to in one call."""
+
+    instances: float = 0
+    time_ns: float = 0.0
+    flops: int = 0
+
+
+def matched(calls: Sequence[Call], known: Sequence[Known]) -> tuple[list[Known], int]:
+    """What is known of each operator of another call of the same work, and how many of them are not in order.
+
+    Calls of unchanged work call the same operators in the same order. Where they do not, the k-th call of a name is
+    the k-th of that name.
+    """
+    if len(calls) == len(known) and all(call.name == one.name for call, one in zip(calls, known, strict=True)):
+        return list(known), 0
+    by_name: dict[str, list[Known]] = defaultdict(list)
+    for one in known:
+        by_name[one.name].append(one)
+    seen: Counter[str] = Counter()
+    found, strangers = [], 0
+    for call in calls:
+        same = by_name.get(call.name, [])
+        at = seen[call.name]
+        seen[call.name] += 1
+        strangers += at >= len(same)
+        found.append(same[min(at, len(same) - 1)] if same else Known(call.name, "other", "", NOWHERE))
+    return found, strangers
+
+
+def host_sums(root: Call, known: Mapping[int, Known], phases: Sequence[Phase], cost_ns: float) -> dict[Key, Sum]:
+    """Divide the time of one call on a CPU: the own time of operators, and that in which none runs.
+
+    Args:
+        root: the range around the call, on the thread that called.
+        known: by ``id`` of a call, what is known of it.
+        phases: of the call.
+        cost_ns: what the profiler adds with each event; it is taken from the caller of what was recorded.
+    """
+    sums: dict[Key, Sum] = defaultdict(Sum)
+    for call in root.walk():
+        one = known.get(id(call))
+        if one is None:
+            _add_gaps(call, known, phases, cost_ns, sums)
+            continue
+        shown = one.category != "dispatch"
+        key = Key(
+            one.category,
+            one.name,
+            "",
+            one.phase,
+            one.where.module,
+            one.where.line if shown else "",
+            one.shapes if shown else "",
+        )
+        total = sums[key]
+        total.instances += 1
+        total.time_ns += max(0.0, call.self_ns - cost_ns * len(call.children))
+        total.flops += one.flops
+    return sums
+
+
+def _add_gaps(
+    opened: Call, known: Mapping[int, Known], phases: Sequence[Phase], cost_ns: float, sums: dict[Key, Sum]
+) -> None:
+    """The time in a range in which nothing runs that was recorded; it goes with the operator that ends it."""
+    last = opened.event.start_ns
+    module = ""
+    for child in opened.children:
+        at = _first_known(child, known)
+        module = at.where.module if at is not None else module
+        _add_gap(last, child.event.start_ns, cost_ns, module, phases, sums)
+        last = child.event.end_ns
+    _add_gap(last, opened.event.end_ns, cost_ns if opened.children else 0.0, module, phases, sums)
+
+
+def _add_gap(
+    start_ns: int, end_ns: int, cost_ns: float, module: str, phases: Sequence[Phase], sums: dict[Key, Sum]
+) -> None:
+    phase = next((one.name for one in reversed(phases) if one.start_ns <= start_ns), phases[0].name if phases else "")
+    total = sums[Key("python", "", "", phase, module, "", "")]
+    total.instances += 1
+    total.time_ns += max(0.0, end_ns - start_ns - cost_ns)
+
+
+def _first_known(call: Call, known: Mapping[int, Known]) -> Known | None:
+    return next((known[id(one)] for one in call.walk() if id(one) in known), None)
+
+
+def in_order(roots: Iterable[Call]) -> list[Call]:
+    """The operators of some threads, one thread after the other."""
+    return list(operators(list(roots)))
+
+
+def faster_half(totals_ns: Sequence[float]) -> list[int]:
+    """Which calls to take the mean of. A mean adds up where a median does not, and the slower half was disturbed."""
+    ranked = sorted(range(len(totals_ns)), key=lambda at: totals_ns[at])
+    return sorted(ranked[: max(1, (len(ranked) + 1) // 2)])
+
+
+def each_key(sums: Iterable[Mapping[Key, Sum]]) -> Iterator[Key]:
+    """Every key of any of the calls, each once."""
+    yield from dict.fromkeys(key for one in sums for key in one)

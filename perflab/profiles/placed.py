@@ -1,0 +1,75 @@
+"""Says of every operator in a recorded call where it was asked for: phase, module and line. Pure functions."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from perflab.profiles.events import NODE, Call
+from perflab.profiles.places import MARK, Where
+
+NOWHERE = Where()
+
+
+class Placed(NamedTuple):
+    """An operator, and where it was asked for."""
+
+    call: Call
+    phase: str
+    where: Where
+
+
+class Phase(NamedTuple):
+    """A phase of the call."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+
+
+def operators(roots: Sequence[Call]) -> Iterator[Call]:
+    """All calls but ranges, in order."""
+    for root in roots:
+        yield from (call for call in root.walk() if not call.is_range)
+
+
+def placed(roots: Sequence[Call], phases: Sequence[Phase], named: Callable[[str], Where]) -> list[Placed]:
+    """Every operator of some threads with its place.
+
+    A backward node belongs to the forward operator that made it; the two share autograd's number. A gradient that is
+    added up belongs to the node before it.
+
+    Args:
+        roots: the outermost calls of each thread, one thread after the other, the caller's first.
+        phases: of the call; none: an operator in a backward node is of the phase ``backward``.
+        named: the place that a range stands for whose name begins with ``MARK``.
+    """
+    made_at: dict[tuple[int, int], Where] = {}
+    found: list[Placed] = []
+    last_node = NOWHERE
+    starts = [phase.start_ns for phase in phases]
+
+    def phase_of(call: Call, in_backward: bool) -> str:
+        if not phases:
+            return "backward" if in_backward else ""
+        return phases[max(0, bisect_right(starts, call.event.start_ns) - 1)].name
+
+    waiting = [(root, NOWHERE, False) for root in reversed(roots)]
+    while waiting:
+        call, where, in_backward = waiting.pop()
+        event = call.event
+        if call.is_range:
+            if call.name.startswith(MARK):
+                inner = named(call.name)
+                where = Where(inner.module or where.module, inner.line or where.line)
+                in_backward = in_backward and not inner.module  # a forward that a checkpoint runs again
+        else:
+            if call.name.startswith(NODE):
+                in_backward = True
+                where = last_node = made_at.get((event.forward_thread, event.sequence), last_node)
+            elif event.sequence >= 0 and not in_backward:
+                made_at[event.thread, event.sequence] = where
+            found.append(Placed(call, phase_of(call, in_backward), where))
+        waiting.extend((child, where, in_backward) for child in reversed(call.children))
+    return found

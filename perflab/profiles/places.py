@@ -1,0 +1,117 @@
+"""Marks the module and the line that ask for operators, as ranges that the profiler records."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from perflab.user_lines import line_of
+
+if TYPE_CHECKING:
+    from torch import nn
+
+MARK = "perflab: place "
+"""How the ranges' names begin; the number of a place follows."""
+
+
+class Where(NamedTuple):
+    """Where an operator was asked for."""
+
+    module: str = ""
+    line: str = ""
+
+
+class Places:
+    """The places that ranges stand for."""
+
+    def __init__(self, names: dict[int, str]) -> None:
+        self._names = names
+        self._modules: list[str] = []
+        self._found: list[Where] = []
+        self._numbers: dict[Where, int] = {}
+
+    def named(self, range_name: str) -> Where:
+        """The place that a range's name stands for."""
+        return self._found[int(range_name.removeprefix(MARK))]
+
+    def mark(self, line: str) -> str:
+        """The name of a range for this line of the module that runs."""
+        where = Where(self._modules[-1] if self._modules else "", line)
+        number = self._numbers.setdefault(where, len(self._found))
+        if number == len(self._found):
+            self._found.append(where)
+        return f"{MARK}{number}"
+
+    @contextlib.contextmanager
+    def marking(self) -> Iterator[None]:
+        """Mark every call of a module, and every call of PyTorch from Python, for the length of the block."""
+        import torch
+        from torch import nn
+        from torch.overrides import TorchFunctionMode
+
+        places = self
+
+        class Lines(TorchFunctionMode):
+            def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                with torch.profiler.record_function(places.mark(line_of(sys._getframe(1)))):
+                    return func(*args, **(kwargs or {}))
+
+        entered: list[tuple[nn.Module, Any]] = []
+
+        def enter(module: nn.Module, _: Any) -> None:
+            self._modules.append(self._names.get(id(module)) or type(module).__name__)
+            opened = torch.profiler.record_function(self.mark(""))
+            opened.__enter__()  # type: ignore[no-untyped-call]
+            entered.append((module, opened))
+
+        def leave(module: nn.Module, _args: Any, _result: Any) -> None:
+            while entered:  # those within it that an error has left come first
+                left, opened = entered.pop()
+                opened.__exit__(None, None, None)
+                self._modules.pop()
+                if left is module:
+                    return
+
+        hooks = (
+            nn.modules.module.register_module_forward_pre_hook(enter),
+            nn.modules.module.register_module_forward_hook(leave, always_call=True),
+        )
+        try:
+            with Lines():
+                yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+def module_names(found: Iterable[Any]) -> dict[int, str]:
+    """Names of the modules among these objects by ``id``: ``blocks.*.attention.q``, with ``*`` for a layer's number.
+
+    Names begin below the outermost module; where there are several, with its class.
+    """
+    from torch import nn
+
+    modules = [one for one in found if isinstance(one, nn.Module)]
+    inner = {id(child) for module in modules for child in module.modules() if child is not module}
+    outermost = [module for module in modules if id(module) not in inner]
+    names: dict[int, str] = {}
+    for root in outermost:
+        prefix = type(root).__name__ if len(outermost) > 1 else ""
+        names.setdefault(id(root), prefix)
+        _enter(root, prefix, names)
+    return names
+
+
+def _enter(module: nn.Module, name: str, names: dict[int, str]) -> None:
+    from torch import nn
+
+    children = dict(module.named_children())
+    repeats = isinstance(module, nn.ModuleList | nn.Sequential) and len({type(one) for one in children.values()}) == 1
+    for key, child in children.items():
+        if id(child) in names:
+            continue  # shared: the first place that it is met at names it
+        own = "*" if repeats and len(children) > 1 else key
+        names[id(child)] = f"{name}.{own}" if name else own
+        _enter(child, names[id(child)], names)

@@ -1,0 +1,94 @@
+"""The record of a profile: rows of time that add up to one call. Plain frozen data; times are nanoseconds."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from perflab.data import Amount, Data, Positive, Share
+
+CATEGORIES = (
+    "products forward",
+    "products backward",
+    "attention",
+    "element-wise and norms",
+    "embedding and loss",
+    "optimizer",
+    "copies",
+    "communication",
+    "compiled code",
+    "dispatch",
+    "host wait",
+    "kernel wait",
+    "python",
+    "other",
+)
+"""Every row belongs to one of them.
+
+``dispatch`` is PyTorch's own work on a CPU: views, allocation, the autograd engine. ``python`` is time on a CPU in
+which no operator runs. On a GPU, ``host wait`` is time in which the device waits for a kernel that the host has not
+launched yet, and ``kernel wait`` time between kernels that were launched in time.
+"""
+GAPS = ("host wait", "kernel wait", "python")
+"""Categories that are no operator's."""
+
+
+class Row(Data, frozen=True):
+    """What equal pieces of work took together in one call."""
+
+    category: str
+    operator: str = ""
+    """``aten::mm``; on a GPU the operator that launched the kernel; ``""`` for a gap."""
+    kernel: str = ""
+    """On a GPU, the kernel's readable name."""
+    phase: str = ""
+    """``forward``, ``backward``, ``optimizer``; ``""`` where the case has no phases and no backward runs."""
+    module: str = ""
+    """The innermost module, with ``*`` for a layer's number: ``blocks.*.attention.q``. Of a gap, that of the operator
+    that ends it."""
+    line: str = ""
+    """The user's line; of a backward, the forward's."""
+    shapes: str = ""
+    """Shapes and dtype of the operator's inputs: ``512x256, 256x768 float32``."""
+    instances: Share = 0.0
+    """How often in one call."""
+    time_ns: Share = 0.0
+    spread_ns: Share = 0.0
+    """Standard deviation of ``time_ns`` from call to call."""
+    flops: Amount = 0
+    """Of all instances."""
+
+
+class Profile(Data, frozen=True):
+    """Where the time of one call went."""
+
+    device: str
+    """``cpu`` or ``cuda``."""
+    calls: Annotated[int, msgspec.Meta(ge=1)]
+    """Profiled calls that the rows are the mean of: the faster half."""
+    timer_ns: Positive
+    """One call without the profiler, timed between the profiled ones: the mean of the faster half."""
+    profiled_ns: Positive
+    """One call with it."""
+    cost_ns: Share = 0.0
+    """What the profiler is known to add to a call. It has been taken away from the rows."""
+    rows: list[Row] = []
+    """The most time first."""
+    notes: list[str] = []
+
+    @property
+    def explained_ns(self) -> float:
+        """What the rows add up to."""
+        return sum(row.time_ns for row in self.rows)
+
+    @property
+    def unexplained_ns(self) -> float:
+        """What the timer says beyond the rows, or less than they do; with what was recorded and is of no category."""
+        return self.timer_ns - self.explained_ns
+
+    @property
+    def unknown_share(self) -> float:
+        """Share of the call that nobody could be given."""
+        other = sum(row.time_ns for row in self.rows if row.category == "other")
+        return (abs(self.unexplained_ns) + other) / self.timer_ns

@@ -1,0 +1,166 @@
+"""Takes the profile of a call: once with modules, lines and shapes, then several times with as little as possible.
+
+The first pass disturbs times, since it marks every module and every line with a range of the profiler. So times come
+from calls in which the profiler records operators alone, and the two are joined operator by operator. Calls without a
+profiler run between them, which gives the time that the profile has to add up to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from perflab.errors import UsageError
+from perflab.measure import clock
+from perflab.measure.devices import synchronize
+from perflab.profiles.categories import categories
+from perflab.profiles.cost import event_cost_ns
+from perflab.profiles.device import device_sums
+from perflab.profiles.host import Key, Known, Sum, host_sums, in_order, matched
+from perflab.profiles.placed import placed
+from perflab.profiles.places import Places, module_names
+from perflab.profiles.recording import Recorded, recorded_calls, recording, run_marked
+from perflab.profiles.records import Profile
+from perflab.profiles.sum_up import summed_up
+from perflab.reachable import reachable
+
+if TYPE_CHECKING:
+    import torch
+
+    from perflab.measure.clock import Stopwatch
+    from perflab.measure.workload import Workload
+
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
+ROUNDS = 4
+"""How often profiled and plain calls take turns."""
+MOST_CALLS = 40
+"""Profiled calls, at most: more say nothing new, and their events fill memory."""
+_STRANGERS = 0.05
+"""Share of operators that the pass with places has not seen, from which on the profile says so."""
+
+
+@dataclass
+class _Times:
+    """What the passes found, call by call."""
+
+    sums: list[Mapping[Key, Sum]] = field(default_factory=list)
+    profiled_ns: list[float] = field(default_factory=list)
+    plain_ns: list[float] = field(default_factory=list)
+    cost_ns: list[float] = field(default_factory=list)
+    strangers: int = 0
+    operators: int = 0
+
+
+def take_profile(
+    workload: Workload,
+    device: torch.device,
+    stopwatch: Stopwatch,
+    budget_ns: float,
+    progress: Callable[[str], None],
+) -> Profile:
+    """Profile one call of a workload that is warm.
+
+    Args:
+        workload: what is called.
+        device: where its work happens.
+        stopwatch: times calls without the profiler.
+        budget_ns: how long it may take; each kind of call is made a few times at least.
+        progress: told what is under way.
+
+    Raises:
+        Exception: whatever the workload raises.
+    """
+    progress("profile: places")
+    began_ns = clock.read_ns()
+    known, notes = _known(workload, device)
+    call_ns = max(1.0, stopwatch.time(workload, 1).total_ns)
+    left_ns = budget_ns - (clock.read_ns() - began_ns)
+    calls = int(min(MOST_CALLS, max(2 * ROUNDS, left_ns / (2.5 * call_ns))) / ROUNDS)
+    cost_ns = 0.0 if device.type == "cuda" else event_cost_ns()
+    times = _Times()
+    for number in range(ROUNDS):
+        progress(f"profile: round {number + 1} of {ROUNDS}")
+        if device.type == "cuda":  # as they follow each other, without waiting for the device between them
+            times.plain_ns.append(stopwatch.time(workload, calls).total_ns / calls)
+        else:
+            times.plain_ns += [stopwatch.time(workload, 1).total_ns for _ in range(calls)]
+        with recording(device.type) as profiler:
+            for _ in range(calls):
+                run_marked(workload)
+            synchronize(device)
+        recorded = recorded_calls(profiler)
+        if device.type == "cuda":
+            for before, one in pairwise(recorded):
+                _divide_device(before, one, known, times)
+        else:
+            for one in recorded:
+                _divide_host(one, known, cost_ns, times)
+    if times.strangers > _STRANGERS * times.operators:
+        notes.append(f"calls differ: {times.strangers / times.operators:.0%} of operators have no place")
+    return summed_up(device.type, times.sums, times.profiled_ns, times.plain_ns, fmean(times.cost_ns), notes)
+
+
+def _divide_host(recorded: Recorded, known: Sequence[Known], cost_ns: float, times: _Times) -> None:
+    by_call = _matched(recorded, known, times)
+    times.sums.append(host_sums(recorded.root, by_call, recorded.phases, cost_ns))
+    times.profiled_ns.append(recorded.root.total_ns)
+    times.cost_ns.append(cost_ns * sum(1 for _ in recorded.root.walk()))
+
+
+def _divide_device(before: Recorded, recorded: Recorded, known: Sequence[Known], times: _Times) -> None:
+    """A call lasts from the end of the kernels of the one before to the end of its own."""
+    if not before.kernels or not recorded.kernels:
+        raise UsageError(
+            "the profiler saw no kernels on the device",
+            "is another profiler attached to this process (CUPTI serves one)? profile on a CPU, or without it",
+        )
+    by_call = _matched(recorded, known, times)
+    calls = {call.event.correlation: by_call[id(call)] for call in in_order(recorded.roots)}
+    begin_ns, end_ns = (max(kernel.end_ns for kernel in one.kernels) for one in (before, recorded))
+    times.sums.append(device_sums(recorded.kernels, begin_ns, calls))
+    times.profiled_ns.append(end_ns - begin_ns)
+    times.cost_ns.append(0.0)
+
+
+def _matched(recorded: Recorded, known: Sequence[Known], times: _Times) -> dict[int, Known]:
+    """By ``id`` of each operator's call, what is known of it."""
+    calls = in_order(recorded.roots)
+    found, strangers = matched(calls, known)
+    times.strangers += strangers
+    times.operators += len(calls)
+    return {id(call): one for call, one in zip(calls, found, strict=True)}
+
+
+def _known(workload: Workload, device: torch.device) -> tuple[list[Known], list[str]]:
+    """Every operator of a call in order, with place, category, shapes and FLOPs."""
+    places = Places(module_names(reachable(workload.roots)))
+    marking, notes = places.marking, []
+    if _runs_compiled(workload, device):
+        marking = contextlib.nullcontext  # type: ignore[assignment]  # it would be compiled again
+        notes.append("torch.compile: modules and lines of compiled code are not known")
+    with recording(device.type, shapes=True) as profiler:
+        with marking():
+            run_marked(workload)
+        synchronize(device)
+    recorded = recorded_calls(profiler, details=True)[0]
+    found = placed(recorded.roots, recorded.phases, places.named)
+    return [
+        Known(one.call.name, category, one.phase, one.where, one.call.event.shapes, one.call.event.flops)
+        for one, category in zip(found, categories(found), strict=True)
+    ], notes
+
+
+def _runs_compiled(workload: Workload, device: torch.device) -> bool:
+    with recording(device.type) as profiler:
+        run_marked(workload)
+        synchronize(device)
+    return any(_is_compiled(recorded) for recorded in recorded_calls(profiler))
+
+
+def _is_compiled(recorded: Recorded) -> bool:
+    return any(call.name.startswith("Torch-Compiled Region") for root in recorded.roots for call in root.walk())
