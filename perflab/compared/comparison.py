@@ -17,6 +17,7 @@ from perflab.compared.rounds import CaseRound, CaseTurns, Round, RoundPlan, Witn
 from perflab.compared.sides.messages import Ended
 from perflab.compared.sides.process import ANSWER_WITHIN_S, Start
 from perflab.mode import Mode
+from perflab.profiles.records import Profile
 
 HEAD, BASE, TWIN = "head", "base", "twin"
 
@@ -188,6 +189,34 @@ def compare(
         _confirm(result, suspects, start, policy, limits, say)
         stands([one.case for one in suspects])
         longest_s = max(longest_s, time.monotonic() - began_s)
+
+
+def profiles_of(
+    case: str, start: StartSide, limits: Limits, profile_ns: float, say: Callable[[str], None]
+) -> tuple[Profile, Profile] | str:
+    """The profiles of base and head, from one fresh process each; or why there are none.
+
+    Args:
+        case: which.
+        start: makes processes.
+        limits: of time.
+        profile_ns: time of each profile; each side has two, and the faster counts, which less has disturbed.
+        say: told what is under way.
+
+    Raises:
+        RivalError: a side does not start, or imports the other side's code.
+    """
+    with _started(start, [case], limits) as running:
+        found = running.run(case, [], RoundPlan(0.0, memory=False, profile_ns=profile_ns), say)
+    sides = []
+    for side in (BASE, HEAD):
+        turns, ended = found.turns.get(side), found.ended.get(side)
+        if turns is None or not turns.profiles:
+            said = turns.not_profiled if turns is not None and turns.not_profiled else None
+            told = ended.text.strip().rpartition("\n")[2] if ended is not None else "it has not the case"
+            return f"{side}: {said or told or 'it was not profiled'}"
+        sides.append(min(turns.profiles, key=lambda profile: profile.timer_ns))
+    return sides[0], sides[1]
 
 
 def _suspects(result: Comparison, policy: PairedPolicy) -> list[Compared]:

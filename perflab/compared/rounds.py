@@ -16,6 +16,8 @@ from perflab.compared.interleave import SIDES, Pace
 from perflab.compared.sides.messages import (
     Answer,
     Ended,
+    Examine,
+    Examined,
     Finish,
     Question,
     Ready,
@@ -32,6 +34,7 @@ from perflab.environment import core_numbers
 from perflab.errors import RivalError, SideEndedError
 from perflab.measure.records import Evidence, Memory
 from perflab.mode import Mode
+from perflab.profiles.records import Profile
 
 LEAST_BLOCKS = 2
 """Blocks of a case in a round, however long they take."""
@@ -52,6 +55,8 @@ class CaseTurns:
     memory: Memory | None = None
     counts: dict[str, int] = field(default_factory=dict)
     clock: str = "host"
+    profiles: list[Profile] = field(default_factory=list)
+    not_profiled: str | None = None
 
 
 @dataclass
@@ -94,6 +99,8 @@ class RoundPlan:
     either_first: bool = False
     """Whether chance decides which side is set up first: that side may be the slower one. Else it is the head, which
     then has the device for itself, should memory run out."""
+    profile_ns: float | None = None
+    """Time of each profile, where sides are only profiled: twice each, in turns."""
 
 
 Say = Callable[[str], None]
@@ -226,6 +233,9 @@ class Round:
             if not isinstance(warmed, Warmed):
                 return
             result.turns[side].warmed = warmed
+        if plan.profile_ns is not None:
+            self._examine(result, plan.profile_ns, say)
+            return
         paces = [
             Pace(turns.warmed.repetitions, turns.warmed.sample_ns) for turns in result.turns.values() if turns.warmed
         ]
@@ -255,10 +265,24 @@ class Round:
             turns = result.turns[side]
             turns.memory, turns.counts, turns.clock = weighed.memory, weighed.counts, weighed.clock
 
-    def _ask(self, result: CaseRound, side: str, question: Warm | Turn | Weigh) -> Warmed | Taken | Weighed | None:
+    def _examine(self, result: CaseRound, profile_ns: float, say: Say) -> None:
+        """Profile the sides in the order ABBA, so that what drifts meets both."""
+        sides = list(result.turns)
+        for side in (*sides, *reversed(sides)):
+            say(f"profile of {side}")
+            examined = self._ask(result, side, Examine(budget_ns=profile_ns))
+            if not isinstance(examined, Examined):
+                return
+            turns = result.turns[side]
+            turns.not_profiled = examined.problem
+            turns.profiles += [examined.profile] if examined.profile is not None else []
+
+    def _ask(
+        self, result: CaseRound, side: str, question: Warm | Turn | Weigh | Examine
+    ) -> Warmed | Taken | Weighed | Examined | None:
         """Ask for a step of a case; None if the case ended instead, which is kept."""
         answer = self._answer_to(side, question)
-        if isinstance(answer, Warmed | Taken | Weighed):
+        if isinstance(answer, Warmed | Taken | Weighed | Examined):
             return answer
         if not isinstance(answer, Ended):
             raise self._out_of_turn(side, answer)

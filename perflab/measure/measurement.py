@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from perflab.errors import UsageError
 from perflab.measure import clock
 from perflab.measure.allocator import keep_freed_memory
 from perflab.measure.caches import Eviction
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     import torch
 
     from perflab.measure.workload import Workload
+    from perflab.profiles.records import Profile
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
@@ -67,6 +69,7 @@ def measure(
     label: str,
     counter: CallCounter | None = None,
     mode: Mode = DEFAULT,
+    profile_ns: float | None = None,
 ) -> Measured:
     """Measure ``workload`` on ``device``; what earlier work left behind has been collected by the caller.
 
@@ -77,7 +80,8 @@ def measure(
         progress: told what is under way, between samples.
         label: name of the NVTX ranges around the passes.
         counter: counts what a call does, after the samples; None: nothing is counted.
-        mode: how calls are timed. Memory and counts are those of a plain call in every mode.
+        mode: how calls are timed. Memory, counts and profile are those of a plain call in every mode.
+        profile_ns: time for a profile, after all else; None: none is taken.
 
     Raises:
         CaptureError: no CUDA graph can hold the workload, and ``mode`` asks for one.
@@ -118,6 +122,7 @@ def measure(
             if counter is not None:
                 counter.count_apart(workload)
             memory, result = measure_memory(workload, device, counter)
+        profile = try_profile(workload, device, profile_ns, progress) if profile_ns is not None else NO_PROFILE
     return Measured(
         Measurement(
             samples_ns=[sample.total_ns for sample in samples],
@@ -133,9 +138,32 @@ def measure(
             counts=dict(sorted(counter.counts.items())) if counter is not None else {},
             evicted_bytes=stopwatch.evicted_bytes,
             empty_call_ns=empty_call_ns,
+            profile=profile.profile,
+            not_profiled=profile.problem,
         ),
         result,
     )
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """A profile, or why there is none."""
+
+    profile: Profile | None = None
+    problem: str | None = None
+
+
+NO_PROFILE = Profiled()
+
+
+def try_profile(workload: Workload, device: torch.device, budget_ns: float, progress: Progress) -> Profiled:
+    """Profile a warm workload; what the profiler cannot do is no reason to lose a measurement."""
+    from perflab.profiles.take import take_profile
+
+    try:
+        return Profiled(take_profile(workload, device, stopwatch_for(device), budget_ns, progress))
+    except UsageError as error:
+        return Profiled(problem=f"{error.problem}; {error.remedy}")
 
 
 def replicate_of(measurement: Measurement) -> Replicate:

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from perflab.data import Amount, Data, Parameters, Positive, Share
+from perflab.profiles.records import Explanation, Profile
 from perflab.records import Environment, TierRecord
 
 
@@ -96,6 +97,10 @@ class Measurement(Data, frozen=True):
     """Of cold calls: what timing one that does nothing gives. It is in every sample."""
     ran_on: list[str] = []
     """Names of threads that ran on when a call had returned, so that not all of its work is in its time."""
+    profile: Profile | None = None
+    """Where the time of a call goes; None: nobody asked, or it could not be taken."""
+    not_profiled: str | None = None
+    """Why it could not be."""
 
 
 class Replicate(Data, frozen=True):
@@ -194,6 +199,8 @@ class Record(TierRecord, frozen=True):
     """What turns said: with the other version of a comparison, or with the code of an unsettled case's baseline."""
     paired_to_anchor: Paired | None = None
     """The same with the code of its anchor."""
+    explained: Explanation | None = None
+    """Of a case that became worse: what it does otherwise than before."""
 
 
 def per_call_ns(samples_ns: list[int], repetitions: int) -> list[float]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from perflab.measure.allocator import keep_freed_memory
 from perflab.measure.clock import Sample
 from perflab.measure.devices import current_device, release_memory
-from perflab.measure.measurement import collector_at_ease, stopwatch_for
+from perflab.measure.measurement import Profiled, collector_at_ease, stopwatch_for, try_profile
 from perflab.measure.memory import measure_memory
 from perflab.measure.records import Memory
 from perflab.measure.sampling import Plan, Warmup, warm_up
@@ -103,6 +103,12 @@ class Turns:
             self._counter.count_apart(self._workload)
         memory, _ = measure_memory(self._workload, self._device, self._counter)
         return memory, dict(sorted(self._counter.counts.items())) if self._counter is not None else {}
+
+    def profile(self, budget_ns: float) -> Profiled:
+        """Where the time of one call goes, or why that is not known."""
+        found = try_profile(self._workload, self._device, budget_ns, _say_nothing)
+        self._hand_back()
+        return found
 
     def _time(self, repetitions: int) -> Sample:
         return self._stopwatch.time(self._workload, repetitions)

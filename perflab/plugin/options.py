@@ -104,6 +104,18 @@ OPTIONS = (
     Option(
         "--perf-snapshots", "false", "write the memory timeline of each prediction to .perflab/snapshots/", flag=True
     ),
+    Option(
+        "--perf-profile",
+        "false",
+        "profile each case after measuring it: where the time of a call goes, by category, operator, module and phase",
+        flag=True,
+    ),
+    Option(
+        "--perf-evidence",
+        "on",
+        "on: profile both versions of a case whose time or counts became worse, and name what changed; off: do not",
+        choices=("on", "off"),
+    ),
     Option("--perf-budget", "10", "time per case for warm-up, samples and memory", metavar="SECONDS"),
     Option(
         "--perf-total-budget",
@@ -175,6 +187,7 @@ MARKER_ARGUMENTS = {
     "versus": "what it holds cases against: a parameter and its base, such as 'impl=naive'",
     "last": "True: under --perf-total-budget, measure after all cases without this mark",
     "allow_nan": "True: allow NaN in the result",
+    "profile": "True: profile the case after measuring it, as --perf-profile does for all",
 }
 """Arguments of ``@pytest.mark.perf``, and what each means."""
 

@@ -92,3 +92,38 @@ class Profile(Data, frozen=True):
         """Share of the call that nobody could be given."""
         other = sum(row.time_ns for row in self.rows if row.category == "other")
         return (abs(self.unexplained_ns) + other) / self.timer_ns
+
+
+class Part(Data, frozen=True):
+    """One piece of an explanation: what some module does otherwise than before."""
+
+    change_ns: float
+    """Of the time of one call; negative: it became faster."""
+    operator: str = ""
+    """The operator that changed most; ``""`` for a gap."""
+    module: str = ""
+    line: str = ""
+    phases: list[str] = []
+    more: float = 0.0
+    """How many more calls of that operator; 0: as many as before, which take longer."""
+    others: list[str] = []
+    """Further operators that changed in number there."""
+    category: str = ""
+    shapes: str = ""
+    """Where it is called on other inputs than before: one of those then, and one of those now."""
+
+
+class Explanation(Data, frozen=True):
+    """Why a case became worse, as the profiles of both versions tell it. The parts and ``rest_ns`` add up."""
+
+    base: str
+    """Whose profile this one was held against, as people call it."""
+    before_ns: Share = 0.0
+    now_ns: Share = 0.0
+    """Time of one call in both profiles."""
+    parts: list[Part] = []
+    """The most likely cause first."""
+    rest_ns: float = 0.0
+    """What is left: changes too small to be told from noise."""
+    problem: str | None = None
+    """Why nothing could be looked into, or why the parts do not explain the change."""

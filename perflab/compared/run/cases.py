@@ -13,13 +13,16 @@ import pytest
 from perflab.compared.comparison import BASE, HEAD, Compared, Comparison, Limits, compare
 from perflab.compared.judge.paired import PairedPolicy
 from perflab.compared.run.conclusions import conclude, without_numbers
-from perflab.compared.run.start_sides import turns_ns, two_sides, witness_of_host
+from perflab.compared.run.evidence import MOST, explained_by_turns, is_to_explain
+from perflab.compared.run.start_sides import Starts, turns_ns, two_sides, witness_of_host
+from perflab.compared.sides.checkout import Tree
 from perflab.compared.sides.process import ANSWER_WITHIN_S
-from perflab.data import to_plain
+from perflab.data import changed, to_plain
 from perflab.environment import differences
 from perflab.errors import PerflabError
 from perflab.measure.devices import resolve_device
 from perflab.measured.run.cuda_graphs import no_graph_for
+from perflab.measured.run.recheck import size_of
 from perflab.plugin.case.device_lock import device_turn
 from perflab.plugin.case.progress import ProgressLine
 from perflab.plugin.case.total_budget import TotalBudget
@@ -27,6 +30,7 @@ from perflab.plugin.case.verdicts import failure_of
 from perflab.plugin.config.marker import for_case
 from perflab.plugin.config.settings import Settings
 from perflab.plugin.noting import NOTES, AllNotes
+from perflab.profiles.records import Explanation
 from perflab.records import Verdict
 from perflab.results import Result
 from perflab.units import format_names
@@ -131,20 +135,43 @@ class Against:
             self.notes[:] = [f"this side: {starts.head.label} · against: {base.label}"]
             budgets = {case: turns_ns(self._case_settings[case]) for case in cases}
             patience_s = max((self._case_settings[case].patience_s() for case in cases), default=ANSWER_WITHIN_S)
+            limits = Limits(budgets, self._budget.left_s, witness_of_host(), answer_within_s=patience_s)
+            explained: dict[str, Explanation] = {}
             try:
                 compare(
                     cases,
                     starts.start,
                     policy,
-                    Limits(budgets, self._budget.left_s, witness_of_host(), answer_within_s=patience_s),
+                    limits,
                     self._say,
                     into=found,
                     stands=lambda measured: self._keep(conclude(found, base, policy, self._case_settings), measured),
                 )
+                self._explain(conclude(found, base, policy, self._case_settings), starts, limits, base, explained)
             finally:
                 self._progress.clear()
-                self._take(items, conclude(found, base, policy, self._case_settings))
+                concluded = conclude(found, base, policy, self._case_settings)
+                self._take(items, {case: _with(one, explained.get(case)) for case, one in concluded.items()})
                 self.notes += _said_of(found)
+
+    def _explain(
+        self,
+        concluded: Mapping[str, Result],
+        starts: Starts,
+        limits: Limits,
+        base: Tree,
+        into: dict[str, Explanation],
+    ) -> None:
+        """Look into what became worse, the worst first."""
+        worse = [one for one in concluded.values() if is_to_explain(one.judgement)]
+        worse = [one for one in worse if self._case_settings[one.case].evidence == "on"]
+        for one in sorted(worse, key=lambda one: size_of(one.judgement), reverse=True)[:MOST]:
+            settings = self._case_settings[one.case]
+            self._progress.label(one.case)
+            say = self._progress.show
+            into[one.case] = explained_by_turns(
+                one.case, one.judgement, settings, starts.start, limits, base.label, say
+            )
 
     def _keep(self, concluded: Mapping[str, Result], measured: Sequence[str]) -> None:
         """Journal how cases stand, for who looks after this process was killed; what is reported later replaces it."""
@@ -163,6 +190,12 @@ class Against:
                 result = without_numbers(item.nodeid, Verdict.SKIPPED, self._left_out[item.nodeid])
             if result is not None:  # else the comparison ended before it came to this case
                 self._results[item.nodeid] = result
+
+
+def _with(result: Result, explained: Explanation | None) -> Result:
+    if explained is None or result.record is None:
+        return result
+    return changed(result, outcome=changed(result.record, explained=explained))
 
 
 def _nothing(_case: str) -> None:

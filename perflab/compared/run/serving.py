@@ -24,6 +24,8 @@ from perflab.compared.sides.messages import (
     PROTOCOL,
     Bye,
     Ended,
+    Examine,
+    Examined,
     Finish,
     Hello,
     Ready,
@@ -130,6 +132,9 @@ class Server:
                 elif isinstance(question, Weigh):
                     memory, counts = turns.weigh()
                     self._say(Weighed(memory=memory, counts=counts, clock=turns.clock))
+                elif isinstance(question, Examine):
+                    found = turns.profile(question.budget_ns)
+                    self._say(Examined(profile=found.profile, problem=found.problem))
                 elif isinstance(question, Finish):
                     return workload.run()
                 else:  # the other side has died in its turns, and nobody will ask for more
@@ -169,7 +174,7 @@ class Server:
             reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
             self._outcome = ("skipped", getattr(report, "wasxfail", None) or reason.removeprefix("Skipped: "))
 
-    def _say(self, message: Hello | Ready | Warmed | Taken | Weighed | Ended) -> None:
+    def _say(self, message: Hello | Ready | Warmed | Taken | Weighed | Examined | Ended) -> None:
         try:
             send(self._connection, message)
         except OSError:
@@ -185,7 +190,7 @@ class Server:
         """Packages of this side's project that came from elsewhere; an installed version is meant to."""
         return [] if self._serve.own is None else copies(sys.modules, {Path(self._serve.own), self._root})
 
-    def _heard(self) -> SetUp | Warm | Turn | Weigh | Finish | Bye:
+    def _heard(self) -> SetUp | Warm | Turn | Weigh | Examine | Finish | Bye:
         try:
             return next_question(self._connection)
         except (EOFError, OSError):

@@ -14,6 +14,7 @@ import msgspec
 from perflab.data import Data, Parameters
 from perflab.measure.records import Memory, OutOfMemory
 from perflab.mode import DEFAULT, Mode
+from perflab.profiles.records import Profile
 from perflab.records import Environment
 
 PROTOCOL = 1
@@ -97,6 +98,20 @@ class Weighed(Data, frozen=True, tag=True):
     counts: dict[str, int] = {}
 
 
+class Examine(Data, frozen=True, tag=True):
+    """Question: profile a call."""
+
+    budget_ns: float
+
+
+class Examined(Data, frozen=True, tag=True):
+    """Answer to ``Examine``."""
+
+    profile: Profile | None = None
+    problem: str | None = None
+    """Why there is none."""
+
+
 class Finish(Data, frozen=True, tag=True):
     """The case has been measured enough: let its test go on."""
 
@@ -117,8 +132,8 @@ class Ended(Data, frozen=True, tag=True):
     out_of_memory: OutOfMemory | None = None
 
 
-Question = SetUp | Warm | Turn | Weigh | Finish | Bye
-Answer = Hello | Ready | Warmed | Taken | Weighed | Ended
+Question = SetUp | Warm | Turn | Weigh | Examine | Finish | Bye
+Answer = Hello | Ready | Warmed | Taken | Weighed | Examined | Ended
 
 _QUESTIONS: msgspec.json.Decoder[Question] = msgspec.json.Decoder(Question)
 _ANSWERS: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)

@@ -7,6 +7,8 @@ from statistics import median
 
 from perflab.measure.records import Paired, Record
 from perflab.measured.report.not_compared import in_words, listed, reasons_of
+from perflab.profiles.explanation_text import explanation_texts
+from perflab.profiles.records import Explanation
 from perflab.records import Change, Judgement, Policy, Verdict
 from perflab.report.counts import changed, count_row
 from perflab.report.drift import headline
@@ -18,6 +20,7 @@ from perflab.units import format_bytes, format_change, format_interval, format_n
 
 NO_TELLING = "can't tell"
 """In the place of an interval: readings that are too few, or that differ too much."""
+_CAUSE_LINES = 7
 UNCHANGED = 0.02
 """A phase that moved less than this is called unchanged."""
 
@@ -35,11 +38,19 @@ def explain(result: Result, accept: str | None) -> str:
     where = _where(judgement.phases)
     if where:
         lines.append(f"where: {where}")
+    if record is not None and record.explained is not None:
+        lines += _cause(record.explained, timed="latency" in judgement.worse)
     for reason in judgement.reasons:
         lines += wrapped(f"why: {reason}", indent="     ")
     if accept is not None:
         lines.append(f"if this is meant: {accept}")
     return "\n".join(lines)
+
+
+def _cause(explained: Explanation, *, timed: bool) -> list[str]:
+    """What the code does otherwise than before, in a few lines; all of it stands in the results file."""
+    lines = wrapped(f"cause: {' · '.join(explanation_texts(explained, timed=timed))}", indent="       ")
+    return lines if len(lines) <= _CAUSE_LINES else [*lines[: _CAUSE_LINES - 1], "       …"]
 
 
 def _headline(result: Result) -> str:

@@ -20,14 +20,17 @@ from perflab.measured.report.side_by_side import (
 from perflab.measured.report.studies import Study, studies, without_quotes
 from perflab.measured.report.study_forms import study_data, study_lines, study_markdown
 from perflab.measured.report.table import MARKED, needs_a_look, rows, table
+from perflab.profiles.text import lines as profile_lines
 from perflab.records import Environment, Verdict
-from perflab.report.lines import Line, wrap_facts
+from perflab.report.lines import Line, name_of, wrap_facts
 from perflab.report.not_run import without_skipped
 from perflab.report.section import Section
 from perflab.report.view import View
 from perflab.results import Document, Result
 from perflab.units import format_names
 
+_PAGE = 160
+"""Characters in a line of a page."""
 _MOST_UNDECIDED = 8
 """Inconclusive cases that a brief table lists though they stand elsewhere too: those that look slowest."""
 
@@ -46,6 +49,7 @@ def lines(document: Document, results: Sequence[Result], width: int, view: View)
         *(Line(text) for one in left_out for text in textwrap.wrap(one, width, subsequent_indent="  ")),
         *side_by_side_lines(groups, width),
         *study_lines(found, width),
+        *(Line(text) for text in _profiles(measured, width, brief=view.brief)),
         *([Line(MARKED)] if _has_marks(measured, groups, view) else []),
     ]
 
@@ -59,7 +63,13 @@ def sections(document: Document, results: Sequence[Result], view: View) -> list[
     groups = side_by_side_markdown(side_by_side(in_collected_order, view.side_by_side))
     blocks = ["\n".join(group) for group in groups] + study_markdown(studies(in_collected_order, document.findings))
     notes = [MARKED] if any(one.judgement.beside for one in measured) else []
-    return [Section("case", rows(measured, view), measured, environments(document), notes, blocks)]
+    unfolded = {
+        f"profile of {name_of(one)}": _profiles([one], _PAGE, brief=False)
+        for one in in_collected_order
+        if one.record is not None and one.record.measurement is not None and one.record.measurement.profile is not None
+    }
+    facts = environments(document)
+    return [Section("case", rows(measured, view), measured, facts, notes, blocks, unfolded)]
 
 
 def notes(document: Document, results: Sequence[Result], width: int) -> list[str]:
@@ -72,6 +82,21 @@ def notes(document: Document, results: Sequence[Result], width: int) -> list[str
 def data(document: Document, results: Sequence[Result]) -> dict[str, object]:
     """The tables of studies, for JSON."""
     return {"studies": study_data(studies(results, document.findings))}
+
+
+def _profiles(results: Sequence[Result], width: int, *, brief: bool) -> list[str]:
+    """Where the time goes of each case that was profiled, or why it is not known."""
+    found: list[str] = []
+    for result in results:
+        measurement = result.record.measurement if result.record is not None else None
+        if measurement is None:
+            continue
+        if measurement.profile is not None:
+            found += profile_lines(name_of(result), measurement.profile, width, brief=brief)
+        if measurement.not_profiled is not None:
+            said = f"no profile of {name_of(result)}: could not look, because {measurement.not_profiled}"
+            found += textwrap.wrap(said, width, subsequent_indent="  ")
+    return found
 
 
 def environments(document: Document) -> list[list[str]]:

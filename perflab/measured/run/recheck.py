@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from perflab.compared.run.evidence import is_to_explain
 from perflab.measured.judge.counts import exactly_worse
+from perflab.measured.run.evidence import Evidence
 from perflab.measured.run.remeasure import Remeasuring
 from perflab.measured.run.settle import Settling, may_settle
 from perflab.measured.run.verdict import Judged
@@ -34,7 +36,7 @@ def needs_recheck(one: Judged) -> bool:
     """Whether measuring the case again may change what is thought of it."""
     if one.settings.check == "off" or one.settings.update:
         return False
-    return one.judgement.suspect or may_settle(one)
+    return one.judgement.suspect or may_settle(one) or is_to_explain(one.judgement)
 
 
 def size_of(judgement: Judgement) -> tuple[bool, float]:
@@ -65,14 +67,16 @@ class Recheck:
     ) -> None:
         self._remeasuring = Remeasuring(config, progress, budget)
         self._settling = Settling(config, baselines, progress, budget)
+        self._evidence = Evidence(config, self._settling.code, progress, budget)
         self._progress = progress
         self._turn = turn
+        self._stops_early = bool(config.getoption("maxfail", 0))
 
     def at_once(self, one: Judged) -> Judged:
         """Look at one case, whose test has the device."""
         if one.judgement.suspect:
             one = self._remeasuring.again(one, settles=self._settling.has_code(one))
-        return self._settling.settle(one) if may_settle(one) else one
+        return self._evidence.of(self._settling.settle(one) if may_settle(one) else one)
 
     def after_all(self, cases: Sequence[Judged], done: Callable[[int, Judged], None]) -> None:
         """Look at all that were held back; ``done`` gets each with its place among them, as soon as it is known."""
@@ -82,6 +86,14 @@ class Recheck:
 
         suspects = {place: one for place, one in enumerate(cases) if one.judgement.suspect}
         unsettled = {place: one for place, one in enumerate(cases) if not one.judgement.suspect}
+        failing: dict[int, Judged] = {}
+
+        def known(place: int, one: Judged) -> None:
+            if self._evidence.wanted(one) and not self._stops_early:
+                failing[place] = one  # looked into when all verdicts are known
+            else:
+                done(place, self._evidence.of(one))
+
         waiting = len(suspects)
         for place, suspect in largest_first(suspects):
             with self._looking_at(suspect):
@@ -90,11 +102,22 @@ class Recheck:
             if may_settle(one):
                 unsettled[place] = one
             else:
-                done(place, one)
+                known(place, one)
         for place, doubt in largest_first(unsettled):
             with self._looking_at(doubt):
                 one = self._settling.settle(doubt)
-            done(place, one)
+            known(place, one)
+        failing = dict(largest_first(failing))
+        try:
+            while failing:
+                place, one = next(iter(failing.items()))
+                with self._looking_at(one):
+                    explained = self._evidence.of(one)
+                del failing[place]
+                done(place, explained)
+        finally:  # verdicts are known by now, whatever ends the run
+            for place, one in failing.items():
+                done(place, one)
 
     @contextlib.contextmanager
     def _looking_at(self, one: Judged) -> Iterator[None]:

@@ -163,5 +163,6 @@ def _entry(record: Record, replicates: list[Replicate], now: str, commit: str | 
         parameters=record.parameters,
         out_of_memory=record.out_of_memory,
         commit=commit,
+        profile=record.measurement.profile if record.measurement is not None else None,
         noisy=found.marks if found is not None else [],
     )

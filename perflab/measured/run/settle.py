@@ -17,7 +17,7 @@ from perflab.errors import RivalError
 from perflab.measure.devices import release_memory
 from perflab.measured.judge.interference import disturbances, is_witnessed
 from perflab.measured.judge.unsettled import turns_policy
-from perflab.measured.records import Anchor, Entry
+from perflab.measured.records import Anchor, Entry, Exact
 from perflab.measured.run.remeasure import looks_faster, no_room
 from perflab.measured.run.verdict import Judged
 from perflab.plugin.case.perf import CaseState
@@ -60,7 +60,7 @@ class Settling:
     def has_code(self, one: Judged) -> bool:
         """Whether there is a commit that a case could be measured in turns with."""
         entry = one.baseline.times
-        return entry is not None and _is_wanted(one) and self._code("baseline", entry).commit is not None
+        return entry is not None and _is_wanted(one) and self.code("baseline", entry).commit is not None
 
     def settle(self, one: Judged) -> Judged:
         """Measure the case in turns with the code of its baseline, of its anchor or of both, and judge it again.
@@ -74,7 +74,7 @@ class Settling:
         last: Compared | None = None
         for what in one.judgement.unsettled:
             saved = entry.anchor if what == "anchor" and entry.anchor is not None else entry
-            code = self._code(what, saved)
+            code = self.code(what, saved)
             if code.commit is None:
                 notes.append(code.told)
                 continue
@@ -101,7 +101,7 @@ class Settling:
             judgement = msgspec.structs.replace(judgement, reasons=[*judgement.reasons, *filter(None, notes)])
         return replace(one, judgement=judgement)
 
-    def _code(self, what: str, saved: Entry | Anchor) -> CodeOf:
+    def code(self, what: str, saved: Entry | Anchor | Exact) -> CodeOf:
         """The commit to compare with, or why there is none."""
         root, baselines = self._config.rootpath.resolve(), self._directory
         code = self._code_of(what, root, baselines, saved.recorded, saved.commit)

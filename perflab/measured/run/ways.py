@@ -123,6 +123,7 @@ class Measuring:
             label=self.state.case,
             counter=self._counter(),
             mode=self.state.settings.mode,
+            profile_ns=self._profile_ns(),
         )
 
     def _counted_apart(self, measurement: Measurement) -> dict[str, int]:
@@ -132,6 +133,10 @@ class Measuring:
             return {}
         self.progress("instructions, under callgrind")
         return {COUNT: count_under_callgrind(self.config, self.state.case, str(self.device))}
+
+    def _profile_ns(self) -> float | None:
+        """Time for a profile; None: none is taken."""
+        return self.state.settings.profile_ns
 
     def _share_s(self) -> float | None:
         """What the case may take of the run's time; None: its own budget alone."""
@@ -167,6 +172,10 @@ class Replicate(Measuring):
     """Measures in this process, a fresh one, within the time that who started it has left."""
 
     budget_s: float | None
+    profile: bool = False
+
+    def _profile_ns(self) -> float | None:
+        return self.state.settings.evidence_ns if self.profile else None
 
     def _share_s(self) -> float | None:
         return self.budget_s
@@ -238,7 +247,9 @@ class Local(Measuring):
             measured = super()._measure(workload)
         else:
             self.progress("in a fresh process")
-            found = measure_fresh(self.config, [state.case], str(self.device), self._share_s())[state.case]
+            found = measure_fresh(
+                self.config, [state.case], str(self.device), self._share_s(), profile=state.settings.profile
+            )[state.case]
             self._learned.out_of_memory = found.out_of_memory
             measured = None if found.measurement is None else Measured(found.measurement, workload.run())
         return measured

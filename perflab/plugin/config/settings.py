@@ -26,6 +26,10 @@ from perflab.units import format_ns, parse_duration_ns, parse_fraction, parse_se
 
 Part = TypeVar("Part")
 _Value = TypeVar("_Value")
+EVIDENCE_SHARE = 0.1
+"""Of a case's budget: what each of the profiles may take that explain a failure."""
+PROFILE_SHARE = 0.3
+"""Of a case's budget, on top of it: what its profile may take."""
 _MACHINE = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,38}[a-z0-9])?")
 """It is part of a folder's name."""
 
@@ -56,6 +60,10 @@ class Settings:
     total_budget_s: float | None
     settle: str
     replicates: int
+    profile: bool
+    """Whether each case is profiled after it has been measured."""
+    evidence: str
+    """Whether both versions of a case that became worse are profiled."""
     json: Path | None
     predict: bool
     """Whether cases are predicted instead of measured."""
@@ -125,6 +133,16 @@ class Settings:
     def patience_s(self, set_up_s: float = 0.0, call_s: float = 0.0) -> float:
         """How long the case may go without a sign of life, where it says that it takes so long."""
         return patience_s(self.budget_s, set_up_s, call_s) if self.timeout_s is None else self.timeout_s
+
+    @property
+    def profile_ns(self) -> float | None:
+        """Time for a case's profile; None: none is taken."""
+        return PROFILE_SHARE * self.budget_s * 1e9 if self.profile else None
+
+    @property
+    def evidence_ns(self) -> float:
+        """Time for each of the profiles that explain a failure."""
+        return EVIDENCE_SHARE * self.budget_s * 1e9
 
     @property
     def mode(self) -> Mode:
@@ -270,6 +288,8 @@ def read_settings(config: pytest.Config) -> Settings:
         timeout_s=value("perf_timeout", parse_timeout),
         settle=choice("perf_settle"),
         replicates=value("perf_replicates", _parse_count),
+        profile=value("perf_profile", parse_flag),
+        evidence=choice("perf_evidence"),
         json=path("perf_json") if given.text("perf_json") else None,
         predict=predict,
         dry_run=dry_run,

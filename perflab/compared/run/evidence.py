@@ -1,0 +1,69 @@
+"""Why a case became worse: both versions profiled, and what the head does otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from perflab.compared.comparison import Limits, StartSide, profiles_of
+from perflab.errors import RivalError
+from perflab.plugin.config.settings import Settings
+from perflab.profiles.difference import explain
+from perflab.profiles.records import Explanation
+from perflab.records import Change, Judgement, Verdict
+
+MOST = 3
+"""Cases of a run that are looked into, the worst first: each takes two processes more."""
+LEAST_S = 10.0
+"""What that takes of a quick case: mostly their start."""
+
+
+def is_to_explain(judgement: Judgement) -> bool:
+    """Whether a profile could say why a case failed."""
+    return judgement.verdict is Verdict.REGRESSED and bool({"latency", "counts"} & set(judgement.worse))
+
+
+def explained_by_turns(
+    case: str,
+    judgement: Judgement,
+    settings: Settings,
+    start: StartSide,
+    limits: Limits,
+    against: str,
+    say: Callable[[str], None],
+) -> Explanation:
+    """What the head does otherwise than the base, by profiles of both.
+
+    Args:
+        case: which.
+        judgement: what is to be explained.
+        settings: the case's own.
+        start: makes the processes of both sides.
+        limits: of time.
+        against: the base, as people call it.
+        say: told what is under way.
+    """
+    left_s = limits.seconds_left()
+    if left_s is not None and left_s < LEAST_S:
+        return Explanation(base=against, problem=settings.over_before("both versions could be profiled"))
+    try:
+        found = profiles_of(case, start, limits, settings.evidence_ns, say)
+    except (RivalError, OSError) as error:
+        found = error.problem if isinstance(error, RivalError) else str(error)
+    if isinstance(found, str):
+        return Explanation(base=against, problem=f"could not look, because {found}")
+    change_ns, room_ns = change_of(judgement)
+    return explain(*found, against, change_ns, room_ns)
+
+
+def change_of(judgement: Judgement) -> tuple[float | None, float]:
+    """How much longer a call takes by the gate's own measurement, and half the width of the interval around that."""
+    latency = judgement.latency
+    if latency is None or "latency" not in judgement.worse:
+        return None, 0.0
+    return latency.now - latency.before, _half_width(latency)
+
+
+def _half_width(latency: Change) -> float:
+    if latency.low is None or latency.high is None:
+        return 0.0
+    return latency.before * (latency.high - latency.low) / 2

@@ -1,0 +1,206 @@
+"""Explains why one profile takes longer than another: what is called more often, and what takes longer. Pure.
+
+What is called more or less often, or on other shapes, is a fact of the code: such parts come first, whatever the noise.
+A row that is called as often as before is named only if its change stands out of its spread.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import hypot
+
+from perflab.profiles.records import GAPS, Explanation, Part, Profile, Row
+from perflab.units import format_ns
+
+_SPREADS = 4.0
+"""Standard deviations of a row, from call to call, that its change must exceed."""
+_OWN_SHARE = 0.1
+"""Share of its own time that it must exceed: so much do two processes differ by themselves."""
+_WORTH = 0.2
+"""Share of the whole change below which a part that is no fact of the code is not worth a word."""
+_AGREE = 0.5
+"""Share of the gate's change by which the profiles may differ from it and still explain it."""
+_COMMON = 1.02
+"""From which ratio on operators have become slower as a whole."""
+_OFTEN = 0.25
+"""Calls more or less that are a difference: means of calls that differ by chance are no whole numbers."""
+
+
+@dataclass
+class _Total:
+    """One operator in one module and phase."""
+
+    instances: float = 0.0
+    time_ns: float = 0.0
+    spread_ns: float = 0.0
+    category: str = ""
+    shapes: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    lines: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    def add(self, row: Row) -> None:
+        self.instances += row.instances
+        self.time_ns += row.time_ns
+        self.spread_ns = hypot(self.spread_ns, row.spread_ns)
+        self.category = row.category
+        self.shapes[row.shapes] += row.instances
+        self.lines[row.line] += row.time_ns
+
+    @property
+    def line(self) -> str:
+        return max(self.lines, key=lambda one: self.lines[one], default="")
+
+
+_Key = tuple[str, str, str]
+"""Operator, module, phase."""
+
+
+@dataclass(frozen=True)
+class _Change:
+    key: _Key
+    more: float
+    change_ns: float
+    category: str
+    line: str
+    shapes: str = ""
+
+
+def explain(base: Profile, head: Profile, against: str, change_ns: float | None, room_ns: float = 0.0) -> Explanation:
+    """What makes ``head`` slower than ``base``.
+
+    Args:
+        base, head: profiles of one case.
+        against: the base, as people call it.
+        change_ns: how much longer a call takes by the gate's own measurement; None: its time is not the matter.
+        room_ns: half the width of that change's interval.
+    """
+    before, now = _totals(base.rows), _totals(head.rows)
+    facts = [one for key in {**before, **now} if (one := _fact(key, before.get(key), now.get(key))) is not None]
+    parts = _by_module(facts)
+    seen_ns = head.explained_ns - base.explained_ns
+    whole_ns = abs(change_ns if change_ns is not None else seen_ns)
+    problem = None
+    if change_ns is not None and abs(seen_ns - change_ns) > max(room_ns, _AGREE * abs(change_ns)):
+        problem = (
+            f"the profiles differ by {_signed(seen_ns)}, and the gate found {_signed(change_ns)}: they do not explain "
+            "times"
+        )
+    elif change_ns is not None:
+        common = _common_ratio(before, now)
+        parts += _slower(before, now, {one.key for one in facts}, whole_ns, common)
+        if not parts and common > _COMMON:
+            problem = (
+                f"all operators take longer alike (about {100 * (common - 1):+.0f}%): the machine, its threads or "
+                "clocks, or what is installed, and no operator by itself"
+            )
+    return Explanation(
+        base=against,
+        before_ns=base.timer_ns,
+        now_ns=head.timer_ns,
+        parts=parts,
+        rest_ns=round((change_ns if change_ns is not None else seen_ns) - sum(part.change_ns for part in parts), 1),
+        problem=problem,
+    )
+
+
+def _totals(rows: Iterable[Row]) -> dict[_Key, _Total]:
+    found: dict[_Key, _Total] = {}
+    for row in rows:
+        name = row.category if row.category in GAPS else row.operator
+        found.setdefault((name, row.module, row.phase), _Total()).add(row)
+    return found
+
+
+def _fact(key: _Key, before: _Total | None, now: _Total | None) -> _Change | None:
+    """What the code does otherwise: an operator more or less often, or on other shapes."""
+    if key[0] in GAPS:
+        return None
+    old, new = before or _Total(), now or _Total()
+    more = new.instances - old.instances
+    if abs(more) >= _OFTEN:
+        if not old.instances or not new.instances:
+            change_ns = new.time_ns - old.time_ns
+        else:  # the others take as long as they took: what noise adds to them is no part of this
+            one = new if more > 0 else old
+            change_ns = more * one.time_ns / one.instances
+        shown = now or old
+        return _Change(key, round(more, 2), round(change_ns, 1), shown.category, shown.line)
+    gone, come = ({one for one in a.shapes if one and one not in b.shapes} for a, b in ((old, new), (new, old)))
+    if gone and come:
+        said = f"{min(gone)} -> {min(come)}"
+        return _Change(key, 0.0, round(new.time_ns - old.time_ns, 1), new.category, new.line, said)
+    return None
+
+
+def _by_module(facts: Sequence[_Change]) -> list[Part]:
+    """One part a module: what changed there by one edit is one cause."""
+    groups: dict[str, list[_Change]] = defaultdict(list)
+    for one in facts:
+        groups[one.key[1]].append(one)
+    parts = [_part(changes) for changes in groups.values()]
+    # Views alone are no cause: they follow from what is done with them.
+    return sorted(parts, key=lambda part: (part.category == "dispatch", -part.change_ns, part.module))
+
+
+def _part(changes: Sequence[_Change]) -> Part:
+    work = [one for one in changes if one.category != "dispatch"] or list(changes)
+    counted = [one for one in work if one.more] or work
+    total = sum(one.change_ns for one in changes)
+    added = [one for one in counted if one.more > 0 or one.change_ns > 0] or counted  # of two, what is new is the cause
+    lead = max(added, key=lambda one: (abs(one.change_ns), abs(one.more)))
+    same = [one for one in changes if one.key[0] == lead.key[0]]
+    others = dict.fromkeys(
+        one.key[0] for one in sorted(counted, key=lambda one: -abs(one.change_ns)) if one.key[0] != lead.key[0]
+    )
+    return Part(
+        change_ns=round(total, 1),
+        operator=lead.key[0],
+        module=lead.key[1],
+        line=lead.line,
+        phases=sorted({one.key[2] for one in same if one.key[2]}),
+        more=round(sum(one.more for one in same), 2),
+        others=list(others)[:3],
+        category=lead.category,
+        shapes=lead.shapes,
+    )
+
+
+def _slower(
+    before: Mapping[_Key, _Total], now: Mapping[_Key, _Total], known: set[_Key], whole_ns: float, common: float
+) -> list[Part]:
+    """Operators that are called as before and take longer than the others do, far beyond their spread."""
+    found = []
+    for key in before.keys() & now.keys() - known:
+        old, new = before[key], now[key]
+        change_ns = new.time_ns - old.time_ns * common
+        noise_ns = max(_SPREADS * hypot(old.spread_ns, new.spread_ns), _OWN_SHARE * old.time_ns)
+        if abs(change_ns) > max(noise_ns, _WORTH * whole_ns):
+            found.append(_Change(key, 0.0, round(change_ns, 1), new.category, new.line))
+    parts = (
+        Part(
+            change_ns=one.change_ns,
+            operator=one.key[0],
+            module=one.key[1],
+            line=one.line,
+            phases=[one.key[2]] if one.key[2] else [],
+            category=one.category,
+        )
+        for one in found
+    )
+    return sorted(parts, key=lambda part: (-part.change_ns, part.module))
+
+
+def _common_ratio(before: Mapping[_Key, _Total], now: Mapping[_Key, _Total]) -> float:
+    """By how much operators have become slower as a whole: the median of their ratios, weighed by their time."""
+    both = [(now[key].time_ns / one.time_ns, one.time_ns) for key, one in before.items() if key in now and one.time_ns]
+    half_ns = sum(weight for _, weight in both) / 2
+    for ratio, weight in sorted(both):
+        half_ns -= weight
+        if half_ns <= 0:
+            return ratio
+    return 1.0
+
+
+def _signed(time_ns: float) -> str:
+    return f"{'-' if time_ns < 0 else '+'}{format_ns(abs(time_ns))}"

@@ -1,0 +1,52 @@
+"""An explanation in words: ``+3.1 ms = +2.4 ms 12 more aten::copy_ in blocks.*.attention (model.py:88) · …``. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perflab.profiles.records import GAPS, Explanation, Part
+from perflab.units import format_ns
+
+MOST = 5
+"""Parts that are told; the rest stands in the results file."""
+
+
+def explanation_texts(found: Explanation, *, timed: bool) -> list[str]:
+    """One text for each part, the sum before the first.
+
+    Args:
+        found: what is to be told.
+        timed: whether time became worse; else only what is called more often is told.
+    """
+    if not timed:
+        said = [_what(part) for part in found.parts[:MOST] if part.more or part.shapes]
+        return [*said, *_more(found.parts)] or ["nothing that the profiler records is called more often"]
+    if not found.parts:
+        return [found.problem or "no operator stands out: the change is spread over all of them"]
+    whole = sum(part.change_ns for part in found.parts) + found.rest_ns
+    rest = found.rest_ns + sum(part.change_ns for part in found.parts[MOST:])
+    texts = [f"{_signed(part.change_ns)} {_what(part)}" for part in found.parts[:MOST]]
+    texts.append(f"{_signed(rest)} unexplained" if len(found.parts) <= MOST else f"{_signed(rest)} smaller ones")
+    texts[0] = f"{_signed(whole)} = {texts[0]}"
+    return [*texts, *([found.problem] if found.problem else [])]
+
+
+def _more(parts: Sequence[Part]) -> list[str]:
+    return [f"{len(parts) - MOST} more places"] if len(parts) > MOST else []
+
+
+def _what(part: Part) -> str:
+    where = f" in {part.module}" if part.module else f" in {part.phases[0]}" if part.phases else ""
+    line = f" ({part.line})" if part.line else ""
+    others = f", with {', '.join(part.others)}" if part.others else ""
+    if part.more:
+        many = f"{abs(part.more):g} {'more' if part.more > 0 else 'fewer'}"
+        return f"{many} {part.operator}{others}{where}{line}"
+    if part.shapes:
+        return f"{part.operator} on other inputs, {part.shapes}{where}{line}"
+    what = f"more {part.operator}" if part.operator in GAPS else f"{part.operator} slower at the same shapes"
+    return f"{what}{where}{line}"
+
+
+def _signed(change_ns: float) -> str:
+    return f"{'-' if change_ns < 0 else '+'}{format_ns(abs(change_ns))}"

@@ -1,0 +1,151 @@
+"""A profile as text: categories, phases, modules, and the rows that take most time. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+
+from perflab.profiles.records import GAPS, Profile, Row
+from perflab.units import format_flops, format_ns
+
+CANT_TELL = 0.05
+"""Share of the time without an explanation from which on a profile says that it can't tell where time goes."""
+_ROWS = 10
+_MODULES = 5
+_NO_PLACE = "outside of modules"
+
+
+def heading(name: str, profile: Profile) -> str:
+    """What was profiled and how: ``profile of step[tiny]: one call, 21.3 ms on cpu, mean of 12 calls; …``."""
+    cost = f"; the profiler adds {format_ns(profile.cost_ns)}, taken off" if profile.cost_ns else ""
+    return (
+        f"profile of {name}: one call, {format_ns(profile.timer_ns)} on {profile.device}, "
+        f"mean of {profile.calls} calls{cost}"
+    )
+
+
+def lines(name: str, profile: Profile, width: int, *, brief: bool = False) -> list[str]:
+    """The profile of one case. ``brief``: categories alone."""
+    found = [heading(name, profile), *_categories(profile)]
+    if profile.unknown_share > CANT_TELL:
+        found.append(
+            f"  can't tell where all of the time goes: {_percent(profile.unknown_share)} of it has no explanation "
+            "(the machine changed meanwhile, or work that is not recorded)"
+        )
+    found += [f"  {note}" for note in profile.notes]
+    if brief:
+        return found
+    phases = _shares(profile, lambda row: row.phase, len(profile.rows))
+    if len(phases) > 1:
+        found.append(f"  by phase: {' · '.join(phases)}")
+    modules = _shares(profile, lambda row: row.module or _NO_PLACE, _MODULES)
+    if len(modules) > 1:
+        found.append(f"  by module: {' · '.join(modules)}")
+    return [*found, *_table(_cells(_top(profile), profile), width)]
+
+
+def by_category(profile: Profile) -> list[tuple[str, float, float, int]]:
+    """Each category with its time, instances and FLOPs, the most time first."""
+    sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    for row in profile.rows:
+        for at, value in enumerate((row.time_ns, row.instances, row.flops)):
+            sums[row.category][at] += value
+    ranked = sorted(sums.items(), key=lambda one: -one[1][0])
+    return [(name, time_ns, instances, int(flops)) for name, (time_ns, instances, flops) in ranked]
+
+
+def _categories(profile: Profile) -> list[str]:
+    head = ("category", "time", "share", "instances", "FLOPs")
+    cells = [
+        (
+            name,
+            format_ns(time_ns),
+            _percent(time_ns / profile.timer_ns),
+            f"{instances:.0f}" if name not in GAPS else "",
+            format_flops(flops) if flops else "",
+        )
+        for name, time_ns, instances, flops in by_category(profile)
+    ]
+    missing = profile.unexplained_ns
+    sign = "-" if missing < 0 else ""
+    cells.append(("unexplained", f"{sign}{format_ns(abs(missing))}", _percent(missing / profile.timer_ns), "", ""))
+    return _aligned([head, *cells])
+
+
+def _top(profile: Profile) -> list[Row]:
+    """The rows that take most time, whatever line asked for them."""
+    merged: dict[tuple[str, ...], Row] = {}
+    for row in profile.rows:
+        if row.category in GAPS or row.category == "dispatch":
+            continue
+        key = (row.operator, row.kernel, row.phase, row.module, row.shapes)
+        merged[key] = merged_with(merged[key], row) if key in merged else row
+    return sorted(merged.values(), key=lambda row: -row.time_ns)[:_ROWS]
+
+
+def merged_with(row: Row, other: Row) -> Row:
+    """Two rows as one, which keeps what the first says besides its numbers."""
+    import msgspec
+
+    return msgspec.structs.replace(
+        row,
+        instances=row.instances + other.instances,
+        time_ns=row.time_ns + other.time_ns,
+        spread_ns=(row.spread_ns**2 + other.spread_ns**2) ** 0.5,
+        flops=row.flops + other.flops,
+    )
+
+
+def _cells(rows: Sequence[Row], profile: Profile) -> list[tuple[str, ...]]:
+    on_device = profile.device == "cuda"
+    head = ("kernel" if on_device else "operator", "total", "share", "instances", "mean", "phase", "module", "shapes")
+    return [
+        head,
+        *(
+            (
+                row.kernel if on_device else row.operator,
+                format_ns(row.time_ns),
+                _percent(row.time_ns / profile.timer_ns),
+                f"{row.instances:.0f}",
+                format_ns(row.time_ns / max(row.instances, 1.0)),
+                row.phase,
+                row.module,
+                row.shapes,
+            )
+            for row in rows
+        ),
+    ]
+
+
+def _table(cells: Sequence[tuple[str, ...]], width: int) -> list[str]:
+    """Cut at the width: what stands last says least. Where that leaves no shapes, they are left out."""
+    return [line[: width - 1] + "…" if len(line) > width else line for line in _aligned(cells)]
+
+
+def _aligned(cells: Sequence[tuple[str, ...]]) -> list[str]:
+    """Names to the left, numbers to the right, in columns; the first line is the head."""
+    widths = [max(len(row[at]) for row in cells) for at in range(len(cells[0]))]
+    return [
+        "  "
+        + "  ".join(
+            text.rjust(size) if 0 < at < 5 else text.ljust(size)
+            for at, (text, size) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in cells
+    ]
+
+
+def _shares(profile: Profile, name_of: Callable[[Row], str], most: int) -> list[str]:
+    sums: dict[str, float] = defaultdict(float)
+    for row in profile.rows:
+        sums[name_of(row)] += row.time_ns
+    ranked = sorted(sums.items(), key=lambda one: -one[1])
+    return [f"{name} {_percent(time_ns / profile.timer_ns)}" for name, time_ns in _named(ranked[:most])]
+
+
+def _named(found: Iterable[tuple[str, float]]) -> list[tuple[str, float]]:
+    return [(name, time_ns) for name, time_ns in found if name]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}%"
