@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from perflab.measure.workload import Workload
     from perflab.profiles.records import Profile
+    from perflab.profiles.take import ProfilePlan
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
@@ -69,7 +70,7 @@ def measure(
     label: str,
     counter: CallCounter | None = None,
     mode: Mode = DEFAULT,
-    profile_ns: float | None = None,
+    profile: ProfilePlan | None = None,
 ) -> Measured:
     """Measure ``workload`` on ``device``; what earlier work left behind has been collected by the caller.
 
@@ -81,7 +82,7 @@ def measure(
         label: name of the NVTX ranges around the passes.
         counter: counts what a call does, after the samples; None: nothing is counted.
         mode: how calls are timed. Memory, counts and profile are those of a plain call in every mode.
-        profile_ns: time for a profile, after all else; None: none is taken.
+        profile: how a call is profiled, after all else; None: it is not.
 
     Raises:
         CaptureError: no CUDA graph can hold the workload, and ``mode`` asks for one.
@@ -122,7 +123,7 @@ def measure(
             if counter is not None:
                 counter.count_apart(workload)
             memory, result = measure_memory(workload, device, counter)
-        profile = try_profile(workload, device, profile_ns, progress) if profile_ns is not None else NO_PROFILE
+        profiled = try_profile(workload, device, profile, progress) if profile is not None else NO_PROFILE
     return Measured(
         Measurement(
             samples_ns=[sample.total_ns for sample in samples],
@@ -138,8 +139,8 @@ def measure(
             counts=dict(sorted(counter.counts.items())) if counter is not None else {},
             evicted_bytes=stopwatch.evicted_bytes,
             empty_call_ns=empty_call_ns,
-            profile=profile.profile,
-            not_profiled=profile.problem,
+            profile=profiled.profile,
+            not_profiled=profiled.problem,
         ),
         result,
     )
@@ -156,14 +157,16 @@ class Profiled:
 NO_PROFILE = Profiled()
 
 
-def try_profile(workload: Workload, device: torch.device, budget_ns: float, progress: Progress) -> Profiled:
+def try_profile(workload: Workload, device: torch.device, plan: ProfilePlan, progress: Progress) -> Profiled:
     """Profile a warm workload; what the profiler cannot do is no reason to lose a measurement."""
     from perflab.profiles.take import take_profile
 
     try:
-        return Profiled(take_profile(workload, device, stopwatch_for(device), budget_ns, progress))
+        return Profiled(take_profile(workload, device, stopwatch_for(device), plan, progress))
     except UsageError as error:
         return Profiled(problem=f"{error.problem}; {error.remedy}")
+    except OSError as error:
+        return Profiled(problem=str(error))
 
 
 def replicate_of(measurement: Measurement) -> Replicate:

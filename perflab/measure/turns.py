@@ -15,6 +15,7 @@ from perflab.measure.records import Memory
 from perflab.measure.sampling import Plan, Warmup, warm_up
 from perflab.measure.span import Reading, check_agreement
 from perflab.mode import DEFAULT, Mode
+from perflab.profiles.take import ProfilePlan
 
 if TYPE_CHECKING:
     import torch
@@ -106,7 +107,7 @@ class Turns:
 
     def profile(self, budget_ns: float) -> Profiled:
         """Where the time of one call goes, or why that is not known."""
-        found = try_profile(self._workload, self._device, budget_ns, _say_nothing)
+        found = try_profile(self._workload, self._device, ProfilePlan(budget_ns), _say_nothing)
         self._hand_back()
         return found
 

@@ -20,6 +20,8 @@ def explanation_texts(found: Explanation, *, timed: bool) -> list[str]:
     """
     if not timed:
         said = [_what(part) for part in found.parts[:MOST] if part.more or part.shapes]
+        if not said and found.problem is not None:
+            return [found.problem]
         return [*said, *_more(found.parts)] or ["nothing that the profiler records is called more often"]
     if not found.parts:
         return [found.problem or "no operator stands out: the change is spread over all of them"]

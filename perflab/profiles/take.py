@@ -11,15 +11,18 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from perflab.errors import UsageError
+from perflab.files import write_whole
 from perflab.measure import clock
 from perflab.measure.devices import synchronize
 from perflab.profiles.categories import categories
 from perflab.profiles.cost import event_cost_ns
 from perflab.profiles.device import device_sums
+from perflab.profiles.export import chrome_trace, folded_stacks
 from perflab.profiles.host import Key, Known, Sum, host_sums, in_order, matched
 from perflab.profiles.placed import placed
 from perflab.profiles.places import Places, module_names
@@ -44,6 +47,16 @@ _STRANGERS = 0.05
 """Share of operators that the pass with places has not seen, from which on the profile says so."""
 
 
+@dataclass(frozen=True)
+class ProfilePlan:
+    """How a case is profiled."""
+
+    budget_ns: float
+    """How long it may take; each kind of call is made a few times at least."""
+    files: Path | None = None
+    """Where one call is written for other tools, without the endings ``.trace.json`` and ``.folded``; None: nowhere."""
+
+
 @dataclass
 class _Times:
     """What the passes found, call by call."""
@@ -60,7 +73,7 @@ def take_profile(
     workload: Workload,
     device: torch.device,
     stopwatch: Stopwatch,
-    budget_ns: float,
+    plan: ProfilePlan,
     progress: Callable[[str], None],
 ) -> Profile:
     """Profile one call of a workload that is warm.
@@ -69,17 +82,19 @@ def take_profile(
         workload: what is called.
         device: where its work happens.
         stopwatch: times calls without the profiler.
-        budget_ns: how long it may take; each kind of call is made a few times at least.
+        plan: how long it may take, and what is written besides.
         progress: told what is under way.
 
     Raises:
+        UsageError: the profiler saw nothing.
+        OSError: a file cannot be written.
         Exception: whatever the workload raises.
     """
     progress("profile: places")
     began_ns = clock.read_ns()
     known, notes = _known(workload, device)
     call_ns = max(1.0, stopwatch.time(workload, 1).total_ns)
-    left_ns = budget_ns - (clock.read_ns() - began_ns)
+    left_ns = plan.budget_ns - (clock.read_ns() - began_ns)
     calls = int(min(MOST_CALLS, max(2 * ROUNDS, left_ns / (2.5 * call_ns))) / ROUNDS)
     cost_ns = 0.0 if device.type == "cuda" else event_cost_ns()
     times = _Times()
@@ -100,9 +115,20 @@ def take_profile(
         else:
             for one in recorded:
                 _divide_host(one, known, cost_ns, times)
+    if plan.files is not None:
+        _write(plan.files, recorded[-1], known)
     if times.strangers > _STRANGERS * times.operators:
         notes.append(f"calls differ: {times.strangers / times.operators:.0%} of operators have no place")
     return summed_up(device.type, times.sums, times.profiled_ns, times.plain_ns, fmean(times.cost_ns), notes)
+
+
+def _write(files: Path, recorded: Recorded, known: Sequence[Known]) -> None:
+    calls = in_order(recorded.roots)
+    by_call = {id(call): one for call, one in zip(calls, matched(calls, known)[0], strict=True)}
+    files.parent.mkdir(parents=True, exist_ok=True)
+    trace = chrome_trace(recorded.roots, recorded.kernels, by_call)
+    for ending, text in ((".trace.json", trace), (".folded", folded_stacks(recorded.roots, by_call))):
+        write_whole(files.with_name(files.name + ending), text.encode("utf-8", "backslashreplace"))
 
 
 def _divide_host(recorded: Recorded, known: Sequence[Known], cost_ns: float, times: _Times) -> None:

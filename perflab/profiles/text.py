@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from textwrap import wrap
 
 from perflab.profiles.records import GAPS, Profile, Row
+from perflab.report.lines import shorten
 from perflab.units import format_flops, format_ns
 
 CANT_TELL = 0.05
 """Share of the time without an explanation from which on a profile says that it can't tell where time goes."""
 _ROWS = 10
+_NAME = 32
+"""Characters of an operator's or module's name in the table; results files have all of it."""
 _MODULES = 5
 _NO_PLACE = "outside of modules"
 
@@ -28,11 +32,12 @@ def lines(name: str, profile: Profile, width: int, *, brief: bool = False) -> li
     """The profile of one case. ``brief``: categories alone."""
     found = [heading(name, profile), *_categories(profile)]
     if profile.unknown_share > CANT_TELL:
-        found.append(
-            f"  can't tell where all of the time goes: {_percent(profile.unknown_share)} of it has no explanation "
+        told = (
+            f"can't tell where all of the time goes: {_percent(profile.unknown_share)} of it has no explanation "
             "(the machine changed meanwhile, or work that is not recorded)"
         )
-    found += [f"  {note}" for note in profile.notes]
+        found += wrap(told, width, initial_indent="  ", subsequent_indent="  ")
+    found += [line for note in profile.notes for line in wrap(note, width, initial_indent="  ", subsequent_indent="  ")]
     if brief:
         return found
     phases = _shares(profile, lambda row: row.phase, len(profile.rows))
@@ -98,18 +103,19 @@ def merged_with(row: Row, other: Row) -> Row:
 
 def _cells(rows: Sequence[Row], profile: Profile) -> list[tuple[str, ...]]:
     on_device = profile.device == "cuda"
-    head = ("kernel" if on_device else "operator", "total", "share", "instances", "mean", "phase", "module", "shapes")
+    what = "kernel" if on_device else "operator"
+    head = (what, "total", "share", "instances", "mean", "module", "phase", "shapes")
     return [
         head,
         *(
             (
-                row.kernel if on_device else row.operator,
+                shorten(row.kernel if on_device else row.operator, _NAME),
                 format_ns(row.time_ns),
                 _percent(row.time_ns / profile.timer_ns),
                 f"{row.instances:.0f}",
                 format_ns(row.time_ns / max(row.instances, 1.0)),
+                shorten(row.module, _NAME),
                 row.phase,
-                row.module,
                 row.shapes,
             )
             for row in rows
@@ -123,12 +129,15 @@ def _table(cells: Sequence[tuple[str, ...]], width: int) -> list[str]:
 
 
 def _aligned(cells: Sequence[tuple[str, ...]]) -> list[str]:
-    """Names to the left, numbers to the right, in columns; the first line is the head."""
-    widths = [max(len(row[at]) for row in cells) for at in range(len(cells[0]))]
+    """Names to the left, numbers to the right, in columns; the first line is the head. Empty columns are left out."""
+    told = [at for at in range(len(cells[0])) if any(row[at] for row in cells[1:])]
+    numbers = [at for at, place in enumerate(told) if 0 < place < 5]
+    cells = [tuple(row[at] for at in told) for row in cells]
+    widths = [max(len(row[at]) for row in cells) for at in range(len(told))]
     return [
         "  "
         + "  ".join(
-            text.rjust(size) if 0 < at < 5 else text.ljust(size)
+            text.rjust(size) if at in numbers else text.ljust(size)
             for at, (text, size) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in cells

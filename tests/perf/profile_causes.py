@@ -24,7 +24,7 @@ from perflab.measure.workload import Step
 from perflab.profiles.difference import explain
 from perflab.profiles.explanation_text import explanation_texts
 from perflab.profiles.records import Explanation, Profile
-from perflab.profiles.take import take_profile
+from perflab.profiles.take import ProfilePlan, take_profile
 
 from .setup import Setup, phases_of
 
@@ -184,7 +184,8 @@ FAULTS = (
           (*FEED_FORWARD, "blocks.*.feed_forward.gate", "blocks.*.feed_forward.up", "blocks.*.feed_forward.down"),
           patched=around(transformer.SwiGLU, twice)),
     Fault("norms over four pieces of the batch", ("aten::mul", "aten::div", "aten::square", "aten::pow", "aten::sum",
-          "aten::mean", "aten::cat", "aten::copy_", "aten::neg", "aten::sqrt", "aten::add", "aten::rsqrt"), NORMS,
+          "aten::mean", "aten::cat", "aten::copy_", "aten::neg", "aten::div_", "aten::sqrt", "aten::add",
+          "aten::rsqrt"), NORMS,
           patched=lambda: patch.object(transformer.RMSNorm, "forward", chunked_norm)),
     Fault("RoPE's tables repeated for every head", ("aten::repeat", "aten::copy_", "aten::mul"), ("rope",),
           patched=lambda: patch.object(transformer.RotaryEmbedding, "forward", without_broadcast)),
@@ -219,7 +220,7 @@ def profiled(setup: Setup, fault: Fault | None = None) -> Profile:
         step = Step(**phases_of(setup.training_step()))
         for _ in range(WARM_UP):
             step.run()
-        return take_profile(step, CPU, stopwatch_for(CPU), BUDGET_NS, lambda _what: None)
+        return take_profile(step, CPU, stopwatch_for(CPU), ProfilePlan(BUDGET_NS), lambda _what: None)
 
 
 def in_turns(setup: Setup, fault: Fault | None) -> tuple[Profile, Profile]:

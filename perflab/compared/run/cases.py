@@ -168,9 +168,15 @@ class Against:
         for one in sorted(worse, key=lambda one: size_of(one.judgement), reverse=True)[:MOST]:
             settings = self._case_settings[one.case]
             self._progress.label(one.case)
-            say = self._progress.show
             into[one.case] = explained_by_turns(
-                one.case, one.judgement, settings, starts.start, limits, base.label, say
+                one.case,
+                one.judgement,
+                settings,
+                starts.start,
+                limits,
+                base.label,
+                base.commit or str(self._settings.against),
+                self._progress.show,
             )
 
     def _keep(self, concluded: Mapping[str, Result], measured: Sequence[str]) -> None:

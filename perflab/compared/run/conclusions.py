@@ -119,6 +119,13 @@ def last_line(text: str) -> str:
     return text.strip().rpartition("\n")[2]
 
 
+def in_short(problem: str, commit: str) -> str:
+    """The line of a problem that says most, and how to see the rest: what a process said may be long."""
+    first = problem.strip().partition("\n")[0]
+    line = first.removesuffix("; it said:") if first.endswith("; it said:") else last_line(problem)
+    return f"{line.removeprefix(f'{commit[:7]}: ')} (see: --perf-against={commit[:7]})"
+
+
 def without_numbers(case: str, verdict: Verdict, reason: str) -> Result:
     """The result of a case that there is nothing to compare of."""
     return Result(case=case, judgement=Judgement(verdict=verdict, reasons=[reason]))

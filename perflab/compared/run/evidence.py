@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from perflab.compared.comparison import Limits, StartSide, profiles_of
+from perflab.compared.run.conclusions import in_short
 from perflab.errors import RivalError
 from perflab.plugin.config.settings import Settings
 from perflab.profiles.difference import explain
@@ -29,6 +30,7 @@ def explained_by_turns(
     start: StartSide,
     limits: Limits,
     against: str,
+    name: str,
     say: Callable[[str], None],
 ) -> Explanation:
     """What the head does otherwise than the base, by profiles of both.
@@ -40,6 +42,7 @@ def explained_by_turns(
         start: makes the processes of both sides.
         limits: of time.
         against: the base, as people call it.
+        name: the base, as --perf-against takes it.
         say: told what is under way.
     """
     left_s = limits.seconds_left()
@@ -48,7 +51,7 @@ def explained_by_turns(
     try:
         found = profiles_of(case, start, limits, settings.evidence_ns, say)
     except (RivalError, OSError) as error:
-        found = error.problem if isinstance(error, RivalError) else str(error)
+        found = in_short(error.problem, name) if isinstance(error, RivalError) else str(error)
     if isinstance(found, str):
         return Explanation(base=against, problem=f"could not look, because {found}")
     change_ns, room_ns = change_of(judgement)

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from perflab.compared.comparison import Limits
+from perflab.compared.run.conclusions import in_short
 from perflab.compared.run.evidence import LEAST_S, MOST, change_of, explained_by_turns, is_to_explain
 from perflab.compared.run.start_sides import two_sides, witness_of_host
 from perflab.errors import FreshProcessError, RivalError
@@ -78,9 +79,11 @@ class Evidence:
         against = f"{commit[:7]}, where its baseline was saved"
         try:
             with two_sides(self._config, commit, files, str(device), show) as (starts, _base):
-                return explained_by_turns(case, one.judgement, one.settings, starts.start, limits, against, show)
+                return explained_by_turns(
+                    case, one.judgement, one.settings, starts.start, limits, against, commit, show
+                )
         except (RivalError, OSError) as error:
-            said = error.problem.strip().partition("\n")[0] if isinstance(error, RivalError) else str(error)
+            said = in_short(error.problem, commit) if isinstance(error, RivalError) else str(error)
             return Explanation(base=against, problem=f"could not look, because {said}")
 
     def _by_stored(self, one: Judged) -> Explanation:

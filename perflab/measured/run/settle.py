@@ -11,7 +11,7 @@ import pytest
 
 from perflab.compared.comparison import BASE, HEAD, Compared, Comparison, Limits, compare
 from perflab.compared.judge.paired import Stage, latency_findings
-from perflab.compared.run.conclusions import in_turns, last_line, paired_of, phases_of, timed_otherwise
+from perflab.compared.run.conclusions import in_short, in_turns, paired_of, phases_of, timed_otherwise
 from perflab.compared.run.start_sides import turns_ns, two_sides, witness_of_host
 from perflab.errors import RivalError
 from perflab.measure.devices import release_memory
@@ -127,7 +127,7 @@ class Settling:
         try:
             self._compare(one.state, commit, found)
         except RivalError as error:
-            self._unusable[there] = _in_short(error.problem, commit)
+            self._unusable[there] = in_short(error.problem, commit)
             return self._unusable[there]
         except OSError as error:  # the cache may be full, or another's: no reason to fail a test
             return str(error)
@@ -176,7 +176,7 @@ def _too_long(one: Judged) -> str | None:
 def why_not_settled(one: Compared, commit: str) -> str | None:
     """Why a case that was asked of both sides came from one, or from none; None if both gave it."""
     if one.lost is not None:
-        return _in_short(one.lost, commit)
+        return in_short(one.lost, commit)
     head, base = one.ended.get(HEAD), one.ended.get(BASE)
     for ended, where in ((head, "here, in a fresh process"), (base, "there")):
         if ended is not None and ended.outcome != "passed":
@@ -186,13 +186,6 @@ def why_not_settled(one: Compared, commit: str) -> str | None:
     if base is None:
         return "it did not exist there"
     return f"{timed_otherwise(one)} there" if one.modes else None
-
-
-def _in_short(problem: str, commit: str) -> str:
-    """The line of a problem that says most, and how to see the rest: what a process said may be long."""
-    first = problem.strip().partition("\n")[0]
-    line = first.removesuffix("; it said:") if first.endswith("; it said:") else last_line(problem)
-    return f"{line.removeprefix(f'{commit[:7]}: ')} (see: --perf-against={commit[:7]})"
 
 
 def _with_evidence(judgement: Judgement, one: Compared, environment: Environment) -> Judgement:

@@ -31,6 +31,8 @@ from perflab.plugin.case.raw_launches import only_compiled_kernels
 from perflab.plugin.case.requirements import Claim, Needs
 from perflab.plugin.case.returned import refuse_nan, refuse_unfinished
 from perflab.plugin.case.total_budget import TotalBudget
+from perflab.plugin.session.folder import file_name_for, own_folder
+from perflab.profiles.take import ProfilePlan
 
 if TYPE_CHECKING:
     import torch
@@ -123,7 +125,7 @@ class Measuring:
             label=self.state.case,
             counter=self._counter(),
             mode=self.state.settings.mode,
-            profile_ns=self._profile_ns(),
+            profile=self._profile(),
         )
 
     def _counted_apart(self, measurement: Measurement) -> dict[str, int]:
@@ -134,9 +136,9 @@ class Measuring:
         self.progress("instructions, under callgrind")
         return {COUNT: count_under_callgrind(self.config, self.state.case, str(self.device))}
 
-    def _profile_ns(self) -> float | None:
-        """Time for a profile; None: none is taken."""
-        return self.state.settings.profile_ns
+    def _profile(self) -> ProfilePlan | None:
+        """How a call is profiled; None: it is not."""
+        return None
 
     def _share_s(self) -> float | None:
         """What the case may take of the run's time; None: its own budget alone."""
@@ -174,8 +176,8 @@ class Replicate(Measuring):
     budget_s: float | None
     profile: bool = False
 
-    def _profile_ns(self) -> float | None:
-        return self.state.settings.evidence_ns if self.profile else None
+    def _profile(self) -> ProfilePlan | None:
+        return ProfilePlan(self.state.settings.evidence_ns) if self.profile else None
 
     def _share_s(self) -> float | None:
         return self.budget_s
@@ -235,6 +237,12 @@ class Local(Measuring):
                 return in_turns(base, candidate, self.device, limits, self.progress)
             except (CaptureError, ClockError) as error:
                 raise self._not_measured(error) from error
+
+    def _profile(self) -> ProfilePlan | None:
+        if self.state.settings.profile_ns is None:
+            return None
+        folder = own_folder(self.config.rootpath) / "profiles"
+        return ProfilePlan(self.state.settings.profile_ns, folder / file_name_for(self.state.case))
 
     def _skip_if_late(self) -> None:
         left_s = self.budget.left_s()

@@ -13,6 +13,7 @@ from perflab.environment import slug
 from perflab.errors import BaselineError
 from perflab.measure.records import OutOfMemory, Replicate
 from perflab.measured.records import Accepted, Anchor, Entry, MemoryAnchor
+from perflab.profiles.records import Profile
 from perflab.records import Environment
 from perflab.store.json_files import as_json, named, read_checked, writable, write_text
 
@@ -33,6 +34,7 @@ class StoredCase(Data, frozen=True):
     accepted: list[Accepted] = []
     noisy: list[str] = []
     commit: str | None = None
+    profile: Profile | None = None
 
 
 class BaselineFile(Data, frozen=True):
@@ -70,6 +72,7 @@ def read_file(path: Path) -> dict[str, Entry]:
                 accepted=case.accepted,
                 noisy=case.noisy,
                 commit=case.commit,
+                profile=case.profile,
             )
             for name, case in file.cases.items()
         }
@@ -110,7 +113,7 @@ def _format(entries: Mapping[str, Entry]) -> str:
         fields = {**to_plain(entry), "environment": keys[entry.environment]}
         fields["parameters"] = {key: writable(value) for key, value in entry.parameters.items()}
         replicates, anchor = fields.pop("replicates"), fields.pop("anchor", None)
-        accepted = fields.pop("accepted", None)
+        accepted, profile = fields.pop("accepted", None), fields.pop("profile", None)
         lines = [f"      {as_json(field)}: {as_json(value)}" for field, value in sorted(fields.items())]
         if accepted:
             lines.append(f'      "accepted": {_rows(accepted)}')
@@ -118,6 +121,10 @@ def _format(entries: Mapping[str, Entry]) -> str:
             of_anchor = anchor.pop("replicates")
             facts = "".join(f"{as_json(field)}: {as_json(value)}, " for field, value in sorted(anchor.items()))
             lines.append(f'      "anchor": {{{facts}"replicates": {_rows(of_anchor)}}}')
+        if profile:
+            rows = profile.pop("rows", [])
+            facts = "".join(f"{as_json(field)}: {as_json(value)}, " for field, value in sorted(profile.items()))
+            lines.append(f'      "profile": {{{facts}"rows": {_rows(rows)}}}')
         lines.append(f'      "replicates": {_rows(replicates)}')
         blocks.append(f"    {as_json(name)}: {{\n" + ",\n".join(lines) + "\n    }")
     heads = ",\n".join(f"    {as_json(key)}: {as_json(to_plain(environments[key]))}" for key in sorted(environments))

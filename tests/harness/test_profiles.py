@@ -1,0 +1,329 @@
+"""Profiles from events that are made up: times divided, places, categories, differences. No profiler and no clock."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from perflab.profiles.categories import categories
+from perflab.profiles.device import Kernel, device_sums
+from perflab.profiles.difference import explain
+from perflab.profiles.events import NODE, RANGE_SCOPE, Event, nested
+from perflab.profiles.explanation_text import explanation_texts
+from perflab.profiles.export import chrome_trace, folded_stacks
+from perflab.profiles.host import Known, faster_half, host_sums, in_order, matched
+from perflab.profiles.placed import Phase, placed
+from perflab.profiles.places import MARK, Where
+from perflab.profiles.records import Explanation, Profile, Row
+from perflab.profiles.sum_up import summed_up
+from perflab.profiles.text import lines
+
+MIB = 1024 * 1024
+
+
+def call(name: str, start: int, end: int, **fields: int) -> Event:
+    """An operator."""
+    return Event(name, start, end, **fields)
+
+
+def opened(name: str, start: int, end: int) -> Event:
+    """A range."""
+    return Event(name, start, end, scope=RANGE_SCOPE)
+
+
+def known_by_id(calls: list[Event], category: str = "copies") -> tuple[object, dict[int, Known]]:
+    """The outermost call of some events, and what is known of the operators in it."""
+    root = nested(calls)[0]
+    return root, {id(one): Known(one.name, category, "", Where(f"of {one.name}")) for one in in_order([root])}
+
+
+# --- the host's time ---------------------------------------------------------------------------------------------
+
+
+def test_events_nest_as_they_were_called_and_keep_their_own_time() -> None:
+    (root,) = nested([call("aten::mm", 20, 70), call("aten::linear", 10, 80), opened("call", 0, 100)])
+    assert [one.name for one in root.walk()] == ["call", "aten::linear", "aten::mm"]
+    assert [one.self_ns for one in root.walk()] == [30, 20, 50]
+
+
+def test_an_event_that_outlives_its_caller_ends_with_it_so_that_nothing_counts_twice() -> None:
+    (root,) = nested([call("aten::linear", 10, 80), call("aten::mm", 20, 85)])
+    assert sum(one.self_ns for one in root.walk()) == 70
+
+
+def test_operators_and_the_gaps_between_them_add_up_to_the_call() -> None:
+    events = [opened("call", 0, 100), call("a", 10, 40), call("b", 20, 30), call("c", 50, 90)]
+    root, known = known_by_id(events)
+    sums = host_sums(root, known, (), cost_ns=0.0)
+    assert sum(one.time_ns for one in sums.values()) == 100
+    gaps = {key.module: one.time_ns for key, one in sums.items() if key.category == "python"}
+    assert gaps == {"of a": 10, "of c": 20}  # before a; between a and c, and after c
+
+
+def test_what_the_profiler_adds_is_taken_from_the_caller() -> None:
+    root, known = known_by_id([opened("call", 0, 100), call("a", 10, 40), call("b", 20, 30)])
+    sums = host_sums(root, known, (), cost_ns=2.0)
+    assert sum(one.time_ns for one in sums.values()) == 94
+    assert {key.operator: one.time_ns for key, one in sums.items() if key.operator} == {"a": 18, "b": 10}
+
+
+def test_calls_in_the_same_order_are_matched_one_by_one_and_others_by_name() -> None:
+    known = [Known("a", "copies", "", Where("first")), Known("b", "other", "", Where()), Known("a", "x", "", Where())]
+    calls = in_order(nested([call("a", 0, 1), call("b", 2, 3), call("a", 4, 5)]))
+    assert matched(calls, known) == (known, 0)
+    calls = in_order(nested([call("a", 0, 1), call("c", 2, 3), call("a", 4, 5)]))
+    found, strangers = matched(calls, known)
+    assert [one.category for one in found] == ["copies", "other", "x"]
+    assert strangers == 1
+
+
+def test_the_faster_half_of_the_calls_counts() -> None:
+    assert faster_half([5.0, 1.0, 9.0, 2.0]) == [1, 3]
+    assert faster_half([7.0]) == [0]
+
+
+# --- places and categories ---------------------------------------------------------------------------------------
+
+
+def test_a_backward_node_belongs_to_the_module_and_line_that_made_it() -> None:
+    places = {f"{MARK}0": Where("blocks.*.q"), f"{MARK}1": Where("blocks.*.q", "model.py:8")}
+    events = [
+        opened("call", 0, 1000),
+        opened(f"{MARK}0", 10, 100),
+        opened(f"{MARK}1", 15, 90),
+        call("aten::mm", 20, 80, sequence=7),
+        call(f"{NODE}MmBackward0", 200, 300, sequence=7, forward_thread=1),
+        call("aten::mm", 210, 290, sequence=-1),
+        call(f"{NODE}torch::autograd::AccumulateGrad", 300, 320, forward_thread=1),
+    ]
+    phases = (Phase("forward", 0, 150), Phase("backward", 150, 1000))
+    found = placed(nested(events), phases, places.__getitem__)
+    told = [(one.call.name.removeprefix(NODE), one.phase, one.where) for one in found]
+    where = Where("blocks.*.q", "model.py:8")
+    assert told == [
+        ("aten::mm", "forward", where),
+        ("MmBackward0", "backward", where),
+        ("aten::mm", "backward", where),
+        ("torch::autograd::AccumulateGrad", "backward", where),
+    ]
+
+
+def test_a_backward_on_a_thread_of_its_own_finds_its_forward_too() -> None:
+    forward = nested([opened(f"{MARK}0", 0, 50), call("aten::mm", 10, 40, sequence=3)])
+    backward = nested([call(f"{NODE}MmBackward0", 60, 90, sequence=3, forward_thread=1, thread=2)])
+    found = placed([*forward, *backward], (), lambda _name: Where("head"))
+    assert [(one.phase, one.where.module) for one in found] == [("", "head"), ("backward", "head")]
+
+
+def test_a_forward_that_a_checkpoint_runs_again_belongs_to_the_module_that_runs() -> None:
+    events = [
+        call(f"{NODE}CheckpointBackward", 0, 100, sequence=1, forward_thread=1),
+        opened(f"{MARK}0", 10, 50),
+        call("aten::mm", 20, 40, sequence=9),
+        call(f"{NODE}MmBackward0", 60, 90, sequence=9, forward_thread=1),
+    ]
+    found = placed(nested(events), (), lambda _name: Where("blocks.*.up"))
+    assert [one.where.module for one in found] == ["", "blocks.*.up", "blocks.*.up"]
+
+
+@pytest.mark.parametrize(
+    ("name", "phase", "category"),
+    [
+        ("aten::addmm", "forward", "products forward"),
+        ("aten::mm", "backward", "products backward"),
+        ("aten::convolution_backward", "backward", "products backward"),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu", "", "attention"),
+        ("aten::_efficient_attention_backward", "backward", "attention"),
+        ("aten::copy_", "forward", "copies"),
+        ("aten::embedding_dense_backward", "backward", "embedding and loss"),
+        ("aten::_log_softmax", "forward", "embedding and loss"),
+        ("aten::native_layer_norm", "forward", "element-wise and norms"),
+        ("aten::mul", "optimizer", "optimizer"),
+        ("aten::_fused_adamw_", "optimizer", "optimizer"),
+        ("aten::view", "forward", "dispatch"),
+        ("detach", "forward", "dispatch"),
+        (f"{NODE}MulBackward0", "backward", "dispatch"),
+        ("c10d::allreduce_", "backward", "communication"),
+        ("Torch-Compiled Region: 0/0", "", "compiled code"),
+        ("mylib::kernel", "forward", "other"),
+    ],
+)
+def test_a_category_comes_from_the_operator_and_its_phase(name: str, phase: str, category: str) -> None:
+    found = placed(nested([call(name, 0, 10)]), (Phase(phase, 0, 10),) if phase else (), lambda _name: Where())
+    assert categories(found) == [category]
+
+
+def test_written_out_attention_is_a_module_with_a_softmax_between_batched_products() -> None:
+    names = ["aten::mm", "aten::bmm", "aten::mul", "aten::_softmax", "aten::bmm"]
+    events = [call(name, 10 * at, 10 * at + 9) for at, name in enumerate(names)]
+    inside = placed(nested([opened(f"{MARK}0", 0, 100), *events]), (), lambda _name: Where("attention"))
+    assert categories(inside) == ["products forward", "attention", "attention", "attention", "attention"]
+    without = placed(nested([opened(f"{MARK}0", 0, 100), *events[:3]]), (), lambda _name: Where("experts"))
+    assert categories(without) == ["products forward", "products forward", "element-wise and norms"]
+
+
+def test_an_operator_that_only_calls_others_goes_with_the_heaviest() -> None:
+    events = [call("aten::stft", 0, 100), call("aten::copy_", 5, 15), call("aten::mm", 20, 95)]
+    assert categories(placed(nested(events), (), lambda _name: Where()))[0] == "products forward"
+
+
+# --- the device's time -------------------------------------------------------------------------------------------
+
+
+def test_kernels_and_gaps_add_up_whatever_overlaps() -> None:
+    kernels = [
+        Kernel("a", 100, 200, operator=1, launched_ns=50),
+        Kernel("b", 150, 300, operator=2, launched_ns=60),
+        Kernel("c", 400, 450, operator=3, launched_ns=370),
+    ]
+    known = {at: Known(f"op{at}", "copies", "", Where(f"m{at}"), flops=10) for at in (1, 2, 3)}
+    sums = device_sums(kernels, begin_ns=80, known=known)
+    by_kernel = {key.kernel: one.time_ns for key, one in sums.items() if key.kernel}
+    assert by_kernel == {"a": 75, "b": 125, "c": 50}  # they share the 50 ns in which both run
+    gaps = {(key.category, key.module): one.time_ns for key, one in sums.items() if not key.kernel}
+    assert gaps == {("kernel wait", "m1"): 20, ("host wait", "m3"): 70, ("kernel wait", "m3"): 30}
+    assert sum(one.time_ns for one in sums.values()) == 450 - 80
+
+
+def test_the_flops_of_an_operator_with_several_kernels_count_once() -> None:
+    kernels = [Kernel("split", 0, 10, operator=1), Kernel("reduce", 10, 20, operator=1)]
+    sums = device_sums(kernels, 0, {1: Known("aten::mm", "products forward", "", Where(), flops=64)})
+    assert sum(one.flops for one in sums.values()) == 64
+
+
+def test_a_kernel_that_no_operator_launched_is_of_no_category() -> None:
+    (key,) = device_sums([Kernel("k", 0, 10)], 0, {})
+    assert (key.category, key.operator) == ("other", "")
+
+
+# --- the profile -------------------------------------------------------------------------------------------------
+
+
+def profile(*rows: Row, timer: float = 0.0) -> Profile:
+    """A profile of these rows, which add up to its time unless ``timer`` is given."""
+    whole = sum(row.time_ns for row in rows)
+    return Profile(device="cpu", calls=3, timer_ns=timer or whole, profiled_ns=whole, rows=list(rows))
+
+
+def row(operator: str, time_ns: float, instances: float = 1, module: str = "m", **fields: object) -> Row:
+    """One row."""
+    given = {"category": "element-wise and norms", "line": "model.py:8", "phase": "forward", **fields}
+    return Row(operator=operator, module=module, time_ns=time_ns, instances=instances, **given)  # type: ignore[arg-type]
+
+
+def test_a_profile_is_the_mean_of_the_faster_half_and_adds_up_to_it() -> None:
+    found = []
+    for length in (100, 110, 500):
+        root, known = known_by_id([opened("call", 0, length), call("a", 10, length - 10)])
+        found.append(host_sums(root, known, (), 0.0))
+    told = summed_up("cpu", found, [100, 110, 500], [90, 100, 900], 0.0)
+    assert (told.calls, told.timer_ns, told.explained_ns) == (2, 95, 105)
+    assert told.unexplained_ns == -10
+
+
+def test_a_profile_that_does_not_explain_the_time_says_that_it_cannot_tell() -> None:
+    right = lines("case", profile(row("aten::mul", 970e3), timer=1e6), 120)
+    wrong = lines("case", profile(row("aten::mul", 900e3), timer=1e6), 120)
+    assert any(line.split() == ["unexplained", "30.0", "µs", "3.0%"] for line in right)
+    assert "can't tell" not in " ".join(right)
+    assert "can't tell where all of the time goes: 10.0% of it" in " ".join(wrong)
+
+
+def test_work_of_no_category_counts_as_unexplained() -> None:
+    told = profile(row("mylib::op", 60.0, category="other"), row("aten::mul", 940.0))
+    assert told.unknown_share == pytest.approx(0.06)
+
+
+def test_the_table_names_what_takes_most_time_first_and_keeps_to_the_width() -> None:
+    rows = [row(f"aten::operator_with_a_long_name_{at}", 1000.0 - at, module="m" * 40) for at in range(30)]
+    told = lines("case", profile(*rows), 80)
+    assert all(len(line) <= 80 for line in told[1:])
+    first, second = (next(at for at, line in enumerate(told) if f"_{n} " in line) for n in (0, 1))
+    assert first < second
+
+
+# --- what changed ------------------------------------------------------------------------------------------------
+
+BASE = profile(row("aten::mm", 5e6, 4, "head"), row("aten::mul", 4e6, 8, "blocks.*.norm"), row("aten::add", 1e6, 2))
+
+
+def test_more_calls_of_an_operator_are_named_with_their_module_and_line_and_the_parts_add_up() -> None:
+    more = row("aten::copy_", 2.4e6, 12, "blocks.*.attention", category="copies", line="model.py:88")
+    found = explain(BASE, profile(*BASE.rows, more), "main", 2.5e6)
+    assert explanation_texts(found, timed=True) == [
+        "+2.50 ms = +2.40 ms 12 more aten::copy_ in blocks.*.attention (model.py:88)",
+        "+100 µs unexplained",
+    ]
+    assert sum(part.change_ns for part in found.parts) + found.rest_ns == pytest.approx(2.5e6)
+
+
+def test_an_operator_that_takes_longer_is_named_where_the_profiles_agree_with_the_gate() -> None:
+    slower = profile(row("aten::mm", 8e6, 4, "head"), *BASE.rows[1:])
+    (first, _rest) = explanation_texts(explain(BASE, slower, "main", 3e6), timed=True)
+    assert first == "+3.00 ms = +3.00 ms aten::mm slower at the same shapes in head (model.py:8)"
+    disagreeing = explain(BASE, slower, "main", 30e6)
+    assert disagreeing.parts == []
+    assert "the profiles differ by +3.00 ms, and the gate found +30.0 ms" in str(disagreeing.problem)
+
+
+def test_what_noise_explains_is_no_cause() -> None:
+    noisy = profile(row("aten::mm", 8e6, 4, "head", spread_ns=2e6), *BASE.rows[1:])
+    assert explain(BASE, noisy, "main", 3e6).parts == []
+
+
+def test_everything_slower_alike_is_the_machine_and_no_operator() -> None:
+    slower = profile(*(row(one.operator, 1.3 * one.time_ns, one.instances, one.module) for one in BASE.rows))
+    found = explain(BASE, slower, "main", 3e6)
+    assert found.parts == []
+    assert "all operators take longer alike (about +30%)" in str(found.problem)
+
+
+def test_unchanged_code_is_given_no_cause() -> None:
+    again = profile(*(row(one.operator, 1.01 * one.time_ns, one.instances, one.module) for one in BASE.rows))
+    assert explain(BASE, again, "main", 5e5).parts == []
+
+
+def test_the_same_number_of_calls_on_other_inputs_is_a_fact_too() -> None:
+    wide = profile(row("aten::mm", 9e6, 4, "head", shapes="8x8 float64"), *BASE.rows[1:])
+    narrow = profile(row("aten::mm", 5e6, 4, "head", shapes="8x8 float32"), *BASE.rows[1:])
+    first = explanation_texts(explain(narrow, wide, "main", 4e6), timed=True)[0]
+    assert "aten::mm on other inputs, 8x8 float32 -> 8x8 float64 in head" in first
+
+
+def test_views_alone_come_after_what_does_work() -> None:
+    views = row("aten::view", 9e6, 40, "a", category="dispatch")
+    work = row("aten::neg", 1e3, 1, "b")
+    found = explain(BASE, profile(*BASE.rows, views, work), "main", 9e6)
+    assert [part.operator for part in found.parts] == ["aten::neg", "aten::view"]
+
+
+def test_counts_are_explained_without_times() -> None:
+    found = explain(BASE, profile(*BASE.rows, row("aten::neg", 10.0, 2, "head")), "main", None)
+    assert explanation_texts(found, timed=False) == ["2 more aten::neg in head (model.py:8)"]
+
+
+def test_what_could_not_be_looked_into_says_why() -> None:
+    said = Explanation(base="main", problem="could not look, because base: its process hung")
+    assert explanation_texts(said, timed=True) == ["could not look, because base: its process hung"]
+
+
+# --- for other tools ---------------------------------------------------------------------------------------------
+
+
+def test_a_trace_has_every_operator_with_its_place_and_every_kernel() -> None:
+    root = nested([opened("call", 1000, 2000), call("aten::mm", 1100, 1900, correlation=5)])[0]
+    known = {id(root.children[0]): Known("aten::mm", "products forward", "forward", Where("head", "m.py:3"))}
+    trace = json.loads(chrome_trace([root], [Kernel("gemm", 1500, 2500, operator=5)], known))
+    events = {one["name"]: one for one in trace["traceEvents"] if one["ph"] == "X"}
+    assert (events["aten::mm"]["ts"], events["aten::mm"]["dur"]) == (0.1, 0.8)
+    assert events["gemm"]["args"]["module"] == "head"
+    assert events["gemm"]["pid"] != events["aten::mm"]["pid"]
+
+
+def test_folded_stacks_add_up_to_the_call_and_hold_one_line_a_stack_whatever_the_names() -> None:
+    root = nested([opened("call", 0, 100), call("odd;name\n", 10, 90)])[0]
+    known = {id(root.children[0]): Known("odd;name\n", "other", "forward", Where("a;b"))}
+    told = folded_stacks([root], known).splitlines()
+    assert [line.rpartition(" ")[0] for line in told] == ["call", "forward;a:b;odd:name "]
+    assert sum(int(line.rpartition(" ")[2]) for line in told) == 100

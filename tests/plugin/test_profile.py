@@ -1,0 +1,153 @@
+"""Profiles and evidence as a user sees them: the table, the files, and the cause that a failing test names."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.plugin.conftest import Project, begin_repository, commit
+
+NET = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = torch.relu(block(x))
+        return x
+"""
+CASE = """
+import pytest
+import torch
+from conftest import Virtual
+from net import Net
+
+def forward(net, x):
+    Virtual.now_ns += 1_000_000
+    return net(x)
+
+@pytest.mark.perf(MARK)
+def test_forward(perf):
+    perf(forward, Net(), torch.zeros(4, 16))
+"""
+BY_HAND = "torch.relu(block(x.neg().neg()))"
+LINE = "net.py:12"
+
+
+@pytest.fixture
+def net(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """A project whose case calls a module in a file of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (project.pytester.path / "net.py").write_text(NET)
+    project.test_file.write_text(CASE.replace("MARK", ""))
+    return project
+
+
+def worse(project: Project) -> None:
+    """Six operators more in a call."""
+    (project.pytester.path / "net.py").write_text(NET.replace("torch.relu(block(x))", BY_HAND))
+
+
+def record(project: Project) -> dict[str, Any]:
+    """The only case's in the results file."""
+    (one,) = json.loads((project.pytester.path / "results.json").read_text())["results"]
+    found: dict[str, Any] = one["outcome"]
+    return found
+
+
+def said(result: pytest.RunResult) -> str:
+    return " ".join(result.stdout.str().split())
+
+
+def test_a_profile_is_shown_stored_with_the_results_and_written_for_other_tools(net: Project) -> None:
+    result = net.run("--perf-profile", "--perf-budget=0.5", "--perf-json=results.json", "--perf-check=off")
+    result.assert_outcomes(passed=1)
+    result.stdout.re_match_lines(
+        [
+            r"profile of forward: one call, .* on cpu, mean of \d+ calls",
+            r"  category +time +share +instances +FLOPs",
+            r"  unexplained .*",
+            r"  operator +total +share .*",
+        ]
+    )
+    profile = record(net)["measurement"]["profile"]
+    products = [row for row in profile["rows"] if row.get("operator") == "aten::addmm"]
+    assert [(row["module"], row["line"], row["instances"]) for row in products] == [("blocks.*", LINE, 3)]
+    assert products[0]["flops"] == 3 * 2 * 4 * 16 * 16
+    (trace,) = (net.pytester.path / ".perflab" / "profiles").glob("*.trace.json")
+    assert json.loads(trace.read_text())["traceEvents"]
+    assert trace.with_name(trace.name.replace(".trace.json", ".folded")).read_text()
+
+
+def test_a_marked_case_is_profiled_and_no_other(net: Project) -> None:
+    with net.test_file.open("a") as file:
+        file.write(
+            "\n@pytest.mark.perf(profile=True)\ndef test_marked(perf):\n    perf(forward, Net(), torch.zeros(4, 16))\n"
+        )
+    result = net.run("--perf-budget=0.5", "--perf-check=off")
+    assert "profile of marked" in said(result)
+    assert "profile of forward" not in said(result)
+
+
+def test_markdown_opens_the_profile_below_the_table(net: Project) -> None:
+    net.run("--perf-profile", "--perf-budget=0.5", "--perf-json=results.json", "--perf-check=off")
+    shown = net.pytester.run(
+        sys.executable, "-m", "perflab", "report", "results.json", "--format=markdown"
+    ).stdout.str()
+    assert "<summary>profile of forward</summary>" in shown
+
+
+def test_a_case_that_does_more_names_operator_module_and_line_by_its_baselines_commit(net: Project) -> None:
+    begin_repository(net)
+    net.run("--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
+    commit(net, "baseline")
+    worse(net)
+    result = net.run("--perf-json=results.json", "--perf-budget=0.5")
+    result.assert_outcomes(failed=1)
+    assert f"cause: 6 more aten::neg in Net ({LINE})" in said(result)
+    assert record(net)["explained"]["parts"][0]["more"] == 6
+    silent = net.run("--perf-evidence=off")
+    silent.assert_outcomes(failed=1)
+    assert "cause:" not in said(silent)
+
+
+def test_without_a_commit_the_stored_profile_is_held_against_a_new_one(net: Project) -> None:
+    net.run("--perf-update", "--perf-profile", "--perf-replicates=1", "--perf-budget=0.5").assert_outcomes(passed=1)
+    worse(net)
+    result = net.run("--perf-budget=0.5", "--perf-json=results.json")
+    result.assert_outcomes(failed=1)
+    assert f"cause: 6 more aten::neg in Net ({LINE})" in said(result)
+    assert record(net)["explained"]["base"] == "the profile stored with its baseline"
+
+
+def test_a_comparison_of_two_versions_names_the_cause(net: Project) -> None:
+    begin_repository(net)
+    worse(net)
+    result = net.run("--perf-against=HEAD", "--perf-budget=0.5")
+    result.assert_outcomes(failed=1)
+    assert f"cause: 6 more aten::neg in Net ({LINE})" in said(result)
+
+
+def test_a_base_that_cannot_be_profiled_says_why_and_hides_no_regression(net: Project) -> None:
+    code, needed = net.pytester.path / "net.py", net.pytester.path / "needed.txt"
+    code.write_text(f"{NET}\nopen(__file__.replace('net.py', 'needed.txt'))\n")
+    begin_repository(net)
+    needed.write_text("")
+    with (net.pytester.path / ".gitignore").open("a") as file:
+        file.write("needed.txt\n")
+    net.run("--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
+    commit(net, "baseline")
+    needed.unlink()
+    worse(net)
+    result = net.run("--perf-budget=0.5")
+    result.assert_outcomes(failed=1)
+    assert "cause: could not look, because" in said(result)
