@@ -14,6 +14,7 @@ from perflab.units import format_bytes, format_ns, format_percent
 
 from ..growth import STUDY, growth_findings
 from .precision_findings import precision_findings
+from .profile_findings import profile_findings
 from .recommendation import LEAST_TIME, ladder_findings, number, optimisation_findings, result_parameters
 
 Parameters = Mapping[str, object]
@@ -208,6 +209,7 @@ FINDINGS: Mapping[str, Callable[[Sequence[Result]], list[str]]] = {
     "compile: attention": compile_findings,
     "compile: model": compile_findings,
     "memory": memory_findings,
+    "where the time goes": profile_findings,
 }
 """By title of the study."""
 

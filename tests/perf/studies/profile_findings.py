@@ -1,0 +1,169 @@
+"""What the profiles of the study come to: categories side by side, and the questions that people ask. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+from perflab import Result
+from perflab.profiles.records import Profile, Row
+from perflab.units import format_flops, format_ns
+
+from .recommendation import result_parameters
+
+_BAR = 40
+"""Characters of a bar that stands for a whole call."""
+_SYMBOLS = "█▓▒░#=+-:.oxX*%"
+_PRODUCTS = ("products forward", "products backward")
+
+Profiles = Mapping[tuple[str, str], tuple[Profile, float]]
+"""By mode and way: the profile, and the timer's median before it."""
+
+
+def profile_findings(results: Sequence[Result]) -> list[str]:
+    """A breakdown for each way to compute, beside each other; then an answer for each question."""
+    found: dict[tuple[str, str], tuple[Profile, float]] = {}
+    for one in results:
+        record = one.record
+        if record is None or record.summary is None or record.measurement is None or record.measurement.profile is None:
+            continue
+        parameters = result_parameters(one)
+        key = (str(parameters["mode"]), str(parameters["how"]))
+        found[key] = (record.measurement.profile, record.summary.median_ns)
+    lines: list[str] = []
+    for mode in dict.fromkeys(mode for mode, _ in found):
+        lines += _side_by_side(mode, {how: profile for (other, how), (profile, _) in found.items() if other == mode})
+    return lines + [line for ask in (_timer, _most, _products, _softmax, _changes) for line in ask(found)]
+
+
+def _side_by_side(mode: str, profiles: Mapping[str, Profile]) -> list[str]:
+    """A table of shares, and a bar for each way, as long as its time."""
+    names = list(dict.fromkeys(row.category for one in profiles.values() for row in one.rows))
+    times = {how: _by(one, lambda row: row.category) for how, one in profiles.items()}
+    names.sort(key=lambda name: -max(of.get(name, 0.0) for of in times.values()))
+    symbols = dict(zip(names, _SYMBOLS, strict=False))
+    width = max(len(how) for how in profiles)
+    longest = max(one.timer_ns for one in profiles.values())
+    lines = [f"{mode}, time of one call by category ({' '.join(f'{symbols[name]} {name}' for name in names)}):"]
+    for how, one in profiles.items():
+        bar = "".join(symbols[name] * round(_BAR * times[how].get(name, 0.0) / longest) for name in names)
+        lines.append(f"  {how.ljust(width)} {bar} {format_ns(one.timer_ns)}")
+    label = max(map(len, names))
+    lines.append(f"  {''.ljust(label)}  " + "  ".join(how.rjust(9) for how in profiles))
+    for name in names:
+        cells = (format_ns(times[how].get(name, 0.0)) if times[how].get(name) else "–" for how in profiles)
+        sizes = (max(9, len(how)) for how in profiles)
+        lines.append(
+            f"  {name.ljust(label)}  " + "  ".join(cell.rjust(size) for cell, size in zip(cells, sizes, strict=True))
+        )
+    return lines
+
+
+def _timer(found: Profiles) -> list[str]:
+    """Does the profiler's total agree with the timer?"""
+    if not found:
+        return []
+    off = sorted(abs(one.unexplained_ns) / one.timer_ns for one, _ in found.values())
+    since = sorted(abs(one.timer_ns / median_ns - 1) for one, median_ns in found.values())
+    return [
+        f"the rows differ from the timer between them by {_percent(off[len(off) // 2])} (median), "
+        f"{_percent(off[-1])} at most; that timer from the samples before by {_percent(since[len(since) // 2])} (median)"
+    ]
+
+
+def _most(found: Profiles) -> list[str]:
+    """Which operator takes most time, and how often it runs, in forward alone and in a training step?"""
+    lines = []
+    for (mode, how), (one, _) in found.items():
+        times = _by(one, _name)
+        if not times:
+            continue
+        name = max(times, key=lambda other: times[other])
+        often = sum(row.instances for row in one.rows if _name(row) == name)
+        share = times[name] / one.timer_ns
+        lines.append(f"{mode}, {how}: {name} takes most, {_percent(share)} in {often:.0f} calls")
+    return lines
+
+
+def _products(found: Profiles) -> list[str]:
+    """Share of matrix products in inference and in a training step."""
+    lines = []
+    for how in dict.fromkeys(how for _, how in found):
+        profiles = {mode: one for (mode, other), (one, _) in found.items() if other == how}
+        told = [
+            f"{_percent(sum(row.time_ns for row in one.rows if row.category in _PRODUCTS) / one.timer_ns)} of {mode}"
+            for mode, one in profiles.items()
+        ]
+        lines.append(f"matrix products with weights, {how}: {', '.join(told)}")
+    return lines
+
+
+def _softmax(found: Profiles) -> list[str]:
+    """Softmax against the two products inside of written-out attention, in time and in FLOPs."""
+    lines = []
+    for (mode, how), (one, _) in found.items():
+        inside = [row for row in one.rows if row.category == "attention"]
+        softmax = [row for row in inside if row.operator in ("aten::_softmax", "aten::_softmax_backward_data")]
+        products = [row for row in inside if row.operator in ("aten::bmm", "aten::baddbmm")]
+        if not softmax or not products:
+            continue
+        cells = sum(_elements(row) * row.instances for row in softmax)
+        times = [sum(row.time_ns for row in some) for some in (softmax, products)]
+        flops = sum(row.flops for row in products)
+        lines.append(
+            f"{mode}, {how}: softmax takes {format_ns(times[0])} beside {format_ns(times[1])} of the products in "
+            f"attention ({times[0] / times[1]:.2f}), and about {format_flops(round(5 * cells))} beside "
+            f"{format_flops(flops)} ({5 * cells / flops:.3f}), 5 a number"
+        )
+    return lines
+
+
+def _changes(found: Profiles) -> list[str]:
+    """What changes with bf16, with SDPA, with torch.compile: the categories that lose and gain most."""
+    lines = []
+    pairs = (
+        ("written out", "written out, bf16"),
+        ("written out", "SDPA"),
+        ("SDPA", "SDPA, bf16"),
+        ("SDPA", "compiled"),
+    )
+    for mode in dict.fromkeys(mode for mode, _ in found):
+        for base, head in pairs:
+            if (mode, base) not in found or (mode, head) not in found:
+                continue
+            before, now = (_by(found[mode, how][0], lambda row: row.category) for how in (base, head))
+            moved = {name: now.get(name, 0.0) - before.get(name, 0.0) for name in {**before, **now}}
+            ranked = sorted(moved, key=lambda name: moved[name])
+            told = [f"{name} {_signed(moved[name])}" for name in (ranked[0], ranked[-1]) if moved[name]]
+            whole = found[mode, head][0].timer_ns - found[mode, base][0].timer_ns
+            lines.append(f"{mode}, {base} -> {head}: {_signed(whole)}; {', '.join(told)}")
+    return lines
+
+
+def _elements(row: Row) -> int:
+    """Numbers in the first input: ``16x128x128, ... float32``."""
+    first = row.shapes.split(",")[0].split(" ")[0]
+    count = 1
+    for size in first.split("x"):
+        count *= int(size) if size.isdecimal() else 1
+    return count
+
+
+def _name(row: Row) -> str:
+    return row.kernel or row.operator
+
+
+def _by(profile: Profile, name_of: Callable[[Row], str]) -> dict[str, float]:
+    sums: dict[str, float] = defaultdict(float)
+    for row in profile.rows:
+        if name_of(row):
+            sums[name_of(row)] += row.time_ns
+    return dict(sums)
+
+
+def _signed(time_ns: float) -> str:
+    return f"{'-' if time_ns < 0 else '+'}{format_ns(abs(time_ns))}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}%"
