@@ -67,7 +67,7 @@ def _timer(found: Profiles) -> list[str]:
     since = sorted(abs(one.timer_ns / median_ns - 1) for one, median_ns in found.values())
     return [
         f"the rows differ from the timer between them by {_percent(off[len(off) // 2])} (median), "
-        f"{_percent(off[-1])} at most; that timer from the samples before by {_percent(since[len(since) // 2])} (median)"
+        f"{_percent(off[-1])} at most; that timer from the samples before by {_percent(since[len(since) // 2])}"
     ]
 
 
