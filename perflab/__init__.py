@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from perflab.plugin.session.folder import own_folder
     from perflab.plugin.stash import settings_of
     from perflab.predicted.records import Prediction
+    from perflab.profiles.records import Profile, ProfileRow
     from perflab.records import Judgement, Verdict
     from perflab.results import Document, Result
 
@@ -41,6 +42,8 @@ __all__ = [
     "Perf",
     "PerflabError",
     "Prediction",
+    "Profile",
+    "ProfileRow",
     "Record",
     "Replicate",
     "Result",
@@ -68,6 +71,8 @@ _HOMES = {
     "Perf": "perflab.plugin.case.perf",
     "PerflabError": "perflab.errors",
     "Prediction": "perflab.predicted.records",
+    "Profile": "perflab.profiles.records",
+    "ProfileRow": "perflab.profiles.records",
     "Record": "perflab.measure.records",
     "Replicate": "perflab.measure.records",
     "Result": "perflab.results",

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import hypot
 
-from perflab.profiles.records import GAPS, Explanation, Part, Profile, Row
+from perflab.profiles.records import GAPS, Explanation, Part, Profile, ProfileRow
 from perflab.units import format_ns
 
 _SPREADS = 4.0
@@ -39,7 +39,7 @@ class _Total:
     shapes: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     lines: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
-    def add(self, row: Row) -> None:
+    def add(self, row: ProfileRow) -> None:
         self.instances += row.instances
         self.time_ns += row.time_ns
         self.spread_ns = hypot(self.spread_ns, row.spread_ns)
@@ -104,7 +104,7 @@ def explain(base: Profile, head: Profile, against: str, change_ns: float | None,
     )
 
 
-def _totals(rows: Iterable[Row]) -> dict[_Key, _Total]:
+def _totals(rows: Iterable[ProfileRow]) -> dict[_Key, _Total]:
     found: dict[_Key, _Total] = {}
     for row in rows:
         name = row.category if row.category in GAPS else row.operator

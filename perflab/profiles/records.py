@@ -34,7 +34,7 @@ GAPS = ("host wait", "kernel wait", "python")
 """Categories that are no operator's."""
 
 
-class Row(Data, frozen=True):
+class ProfileRow(Data, frozen=True):
     """What equal pieces of work took together in one call."""
 
     category: str
@@ -73,7 +73,7 @@ class Profile(Data, frozen=True):
     """One call with it."""
     cost_ns: Share = 0.0
     """What the profiler is known to add to a call. It has been taken away from the rows."""
-    rows: list[Row] = []
+    rows: list[ProfileRow] = []
     """The most time first."""
     notes: list[str] = []
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
 
 from perflab.profiles.host import Key, Sum, each_key, faster_half
-from perflab.profiles.records import Profile, Row
+from perflab.profiles.records import Profile, ProfileRow
 
 
 def summed_up(
@@ -39,11 +39,11 @@ def summed_up(
     )
 
 
-def _row(key: Key, calls: Sequence[Mapping[Key, Sum]]) -> Row:
+def _row(key: Key, calls: Sequence[Mapping[Key, Sum]]) -> ProfileRow:
     nothing = Sum()
     sums = [call.get(key, nothing) for call in calls]
     times = [one.time_ns for one in sums]
-    return Row(
+    return ProfileRow(
         category=key.category,
         operator=key.operator,
         kernel=key.kernel,

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from textwrap import wrap
 
-from perflab.profiles.records import GAPS, Profile, Row
+from perflab.profiles.records import GAPS, Profile, ProfileRow
 from perflab.report.lines import shorten
 from perflab.units import format_flops, format_ns
 
@@ -77,9 +77,9 @@ def _categories(profile: Profile) -> list[str]:
     return _aligned([head, *cells])
 
 
-def _top(profile: Profile) -> list[Row]:
+def _top(profile: Profile) -> list[ProfileRow]:
     """The rows that take most time, whatever line asked for them."""
-    merged: dict[tuple[str, ...], Row] = {}
+    merged: dict[tuple[str, ...], ProfileRow] = {}
     for row in profile.rows:
         if row.category in GAPS or row.category == "dispatch":
             continue
@@ -88,7 +88,7 @@ def _top(profile: Profile) -> list[Row]:
     return sorted(merged.values(), key=lambda row: -row.time_ns)[:_ROWS]
 
 
-def merged_with(row: Row, other: Row) -> Row:
+def merged_with(row: ProfileRow, other: ProfileRow) -> ProfileRow:
     """Two rows as one, which keeps what the first says besides its numbers."""
     import msgspec
 
@@ -101,7 +101,7 @@ def merged_with(row: Row, other: Row) -> Row:
     )
 
 
-def _cells(rows: Sequence[Row], profile: Profile) -> list[tuple[str, ...]]:
+def _cells(rows: Sequence[ProfileRow], profile: Profile) -> list[tuple[str, ...]]:
     on_device = profile.device == "cuda"
     what = "kernel" if on_device else "operator"
     head = (what, "total", "share", "instances", "mean", "module", "phase", "shapes")
@@ -144,7 +144,7 @@ def _aligned(cells: Sequence[tuple[str, ...]]) -> list[str]:
     ]
 
 
-def _shares(profile: Profile, name_of: Callable[[Row], str], most: int) -> list[str]:
+def _shares(profile: Profile, name_of: Callable[[ProfileRow], str], most: int) -> list[str]:
     sums: dict[str, float] = defaultdict(float)
     for row in profile.rows:
         sums[name_of(row)] += row.time_ns

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perflab.predicted.dry_run.traffic import short_name
+from perflab.kernel_names import kernel_name
 from perflab.predicted.judge.dry_run_text import explain_dry_run
 from perflab.predicted.judge.judge import baseline_of, judge_predicted
 from perflab.predicted.judge.races import explain_races, unless_races
@@ -38,7 +38,7 @@ POLICY = Policy(threshold=0.05, memory_threshold=0.0, floor_ns=2000.0)
     ],
 )
 def test_a_kernel_is_named_by_what_tells_it_from_others(kernel: str, name: str) -> None:
-    assert short_name(kernel) == name
+    assert kernel_name(kernel) == name
 
 
 def prediction(*traffic: Traffic, races: tuple[Race, ...] = (), reserved: int = 100, **kernels: int) -> Prediction:

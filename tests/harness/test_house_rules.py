@@ -70,13 +70,15 @@ def tier_rooms(tier: str, own: str, others: str = "") -> dict[str, Room]:
     """The rooms that each tier has. ``own``: what else it is made of; ``others``: rooms of other tiers it needs."""
     mine = " ".join(f"{tier}.{room}" for room in ("records", "settings", "judge", "store", "report", *own.split()))
     return {
-        f"{tier}.records": Room(below="data records measure.records measured.records", packages="msgspec"),
+        f"{tier}.records": Room(
+            below="data records measure.records profiles.records measured.records", packages="msgspec"
+        ),
         f"{tier}.settings": Room(below=f"{_GROUND} measure plugin.config {mine}"),
         f"{tier}.judge": Room(below=f"{_GROUND} {mine} {others}", packages="msgspec"),
         f"{tier}.store": Room(below=f"{_GROUND} store {mine} {others}", packages="msgspec"),
-        f"{tier}.report": Room(below=f"{_GROUND} report {mine} {others}"),
+        f"{tier}.report": Room(below=f"{_GROUND} report profiles {mine} {others}"),
         f"{tier}.run": Room(
-            below=f"perflab {_GROUND} {_PRIVATE} measure store report {mine} {others} {_PLUGIN}",
+            below=f"perflab {_GROUND} {_PRIVATE} measure profiles store report {mine} {others} {_PLUGIN}",
             packages=_PYTEST,
             torch=When.CALLED,
         ),
@@ -116,7 +118,7 @@ ROOMS = {
     "measure.records": Room(below="data records profiles.records", packages="msgspec"),
     "measure": Room(below=f"{_BARE} {_PRIVATE} profiles", packages="pynvml msgspec", torch=When.CALLED),
     "profiles.records": Room(below="data", packages="msgspec"),
-    "profiles": Room(below=f"{_BARE} {_PRIVATE} measure", packages="msgspec", torch=When.CALLED),
+    "profiles": Room(below=f"{_BARE} {_PRIVATE} measure report", packages="msgspec", torch=When.CALLED),
     "store": Room(below=_GROUND, packages="msgspec"),
     "report": Room(below=_GROUND),
     "correctness": Room(below=f"{_GROUND} {_PRIVATE}", packages="syrupy", torch=When.IMPORTED),

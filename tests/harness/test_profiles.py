@@ -15,7 +15,7 @@ from perflab.profiles.export import chrome_trace, folded_stacks
 from perflab.profiles.host import Known, faster_half, host_sums, in_order, matched
 from perflab.profiles.placed import Phase, placed
 from perflab.profiles.places import MARK, Where
-from perflab.profiles.records import Explanation, Profile, Row
+from perflab.profiles.records import Explanation, Profile, ProfileRow
 from perflab.profiles.sum_up import summed_up
 from perflab.profiles.text import lines
 
@@ -200,16 +200,16 @@ def test_a_kernel_that_no_operator_launched_is_of_no_category() -> None:
 # --- the profile -------------------------------------------------------------------------------------------------
 
 
-def profile(*rows: Row, timer: float = 0.0) -> Profile:
+def profile(*rows: ProfileRow, timer: float = 0.0) -> Profile:
     """A profile of these rows, which add up to its time unless ``timer`` is given."""
     whole = sum(row.time_ns for row in rows)
     return Profile(device="cpu", calls=3, timer_ns=timer or whole, profiled_ns=whole, rows=list(rows))
 
 
-def row(operator: str, time_ns: float, instances: float = 1, module: str = "m", **fields: object) -> Row:
+def row(operator: str, time_ns: float, instances: float = 1, module: str = "m", **fields: object) -> ProfileRow:
     """One row."""
     given = {"category": "element-wise and norms", "line": "model.py:8", "phase": "forward", **fields}
-    return Row(operator=operator, module=module, time_ns=time_ns, instances=instances, **given)  # type: ignore[arg-type]
+    return ProfileRow(operator=operator, module=module, time_ns=time_ns, instances=instances, **given)  # type: ignore[arg-type]
 
 
 def test_a_profile_is_the_mean_of_the_faster_half_and_adds_up_to_it() -> None:

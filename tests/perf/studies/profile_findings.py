@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
-from perflab import Result
-from perflab.profiles.records import Profile, Row
+from perflab import Profile, ProfileRow, Result
 from perflab.units import format_flops, format_ns
 
 from .recommendation import result_parameters
@@ -140,7 +139,7 @@ def _changes(found: Profiles) -> list[str]:
     return lines
 
 
-def _elements(row: Row) -> int:
+def _elements(row: ProfileRow) -> int:
     """Numbers in the first input: ``16x128x128, ... float32``."""
     first = row.shapes.split(",")[0].split(" ")[0]
     count = 1
@@ -149,11 +148,11 @@ def _elements(row: Row) -> int:
     return count
 
 
-def _name(row: Row) -> str:
+def _name(row: ProfileRow) -> str:
     return row.kernel or row.operator
 
 
-def _by(profile: Profile, name_of: Callable[[Row], str]) -> dict[str, float]:
+def _by(profile: Profile, name_of: Callable[[ProfileRow], str]) -> dict[str, float]:
     sums: dict[str, float] = defaultdict(float)
     for row in profile.rows:
         if name_of(row):

@@ -1,7 +1,7 @@
 """Twenty changes of the lab's model, each made slower on purpose: does the explanation name the right place first?
 
-``python -m tests.perf.profile_causes`` profiles ``tiny`` as it is and with each change, explains the difference as a
-failing case would, and writes a table. Nothing is saved.
+``python -m tests.correctness.profile_causes`` profiles ``tiny`` as it is and with each change, explains the difference
+as a failing case would, and writes a table. Nothing is saved.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from perflab.profiles.difference import explain
 from perflab.profiles.explanation_text import explanation_texts
 from perflab.profiles.records import Explanation, Profile
 from perflab.profiles.take import ProfilePlan, take_profile
-
-from .setup import Setup, phases_of
+from tests.perf.setup import Setup, phases_of
 
 CPU = torch.device("cpu")
 WARM_UP = 3
