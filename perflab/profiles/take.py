@@ -95,7 +95,7 @@ def take_profile(
     known, notes = _known(workload, device)
     call_ns = max(1.0, stopwatch.time(workload, 1).total_ns)
     left_ns = plan.budget_ns - (clock.read_ns() - began_ns)
-    calls = int(min(MOST_CALLS, max(2 * ROUNDS, left_ns / (2.5 * call_ns))) / ROUNDS)
+    calls = int(min(MOST_CALLS, max(3 * ROUNDS, left_ns / (2.5 * call_ns))) / ROUNDS)
     cost_ns = 0.0 if device.type == "cuda" else event_cost_ns()
     times = _Times()
     for number in range(ROUNDS):

@@ -138,3 +138,46 @@ def test_a_workload_that_fails_fails_with_its_own_error() -> None:
 
     with pytest.raises(ZeroDivisionError, match="of the user's"):
         profiled(Workload(fails, (), {}))
+
+
+# --- on CUDA: kernels, gaps and places; with nothing computed, no times -------------------------------------------
+
+CUDA = torch.device("cuda")
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA here; `make cuda` runs it without a GPU")
+
+
+@pytest.fixture(scope="module")
+def on_cuda() -> Profile:
+    """A training step of the smallest model."""
+    torch.manual_seed(0)
+    model = build_model("tiny", vocab_size=512, context_length=T, attention="naive", device=CUDA)
+    tokens = random_tokens(B, T, vocab_size=512, seed=0, device=CUDA)
+    step = TrainingStep(model, tokens)
+    workload = Step(step.forward, step.backward, step.optimizer)
+    workload.run()
+    return take_profile(workload, CUDA, stopwatch_for(CUDA), ProfilePlan(0.0), lambda _what: None)
+
+
+@needs_cuda
+def test_kernels_on_cuda_belong_to_operators_modules_and_phases(on_cuda: Profile) -> None:
+    kernels = [row for row in on_cuda.rows if row.kernel]
+    assert on_cuda.device == "cuda"
+    assert {row.phase for row in kernels} == {"forward", "backward", "optimizer"}
+    assert [row.operator for row in kernels if row.category == "other"] == []
+    assert [row.kernel for row in kernels if not row.operator] == []
+    gate = [row for row in kernels if row.module == "blocks.*.feed_forward.gate" and row.operator == "aten::mm"]
+    often = {phase: sum(row.instances for row in gate if row.phase == phase) for phase in ("forward", "backward")}
+    assert often["backward"] == 2 * often["forward"] > 0
+
+
+@needs_cuda
+def test_kernels_and_gaps_on_cuda_add_up_to_the_calls(on_cuda: Profile) -> None:
+    assert on_cuda.explained_ns == pytest.approx(on_cuda.profiled_ns, rel=1e-3)
+    assert {row.category for row in on_cuda.rows if not row.kernel} <= {"host wait", "kernel wait"}
+
+
+@needs_cuda
+def test_flops_on_cuda_are_those_of_the_closed_form(on_cuda: Profile) -> None:
+    config = size_config("tiny", vocab_size=512, context_length=T, attention="naive")
+    wanted = model_cost(config, batch_size=B, seq_len=T, mode="train_step", param_dtype=torch.float32)
+    assert sum(row.flops for row in on_cuda.rows) == wanted.flops

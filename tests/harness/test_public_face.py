@@ -21,6 +21,7 @@ INSIDE = {
     "predicted.py": "what those that begin with test_predicted share",
     "test_attention_needs.py": "what cases say they need, against the harness's own measurement of memory",
     "profile_causes.py": "the insides of profiling, on changes of the lab's model",
+    "profile_sums.py": "the insides of profiling, on the lab's models",
     "test_predicted_against_real.py": "the insides of predicting, beside PyTorch's CUDA build",
     "test_predicted_cost.py": "the insides of predicting, on the lab's models",
     "test_predicted_layers.py": "the insides of predicting, on the lab's models",
