@@ -126,5 +126,6 @@ def test_code_runs_in_a_warm_process_as_in_pythons_own(python: str, tmp_path: Pa
 
 def test_a_variable_that_is_heeded_when_python_starts_gets_pythons_own_process(python: str, tmp_path: Path) -> None:
     assert run(python, tmp_path, MALLOC_ARENA_MAX="1")["warm"] is False
+    assert run(python, tmp_path, TORCHINDUCTOR_CACHE_DIR="elsewhere")["warm"] is True, "heeded where something compiles"
     shown = subprocess.run([python, "-c", "import sys; print(sys.executable)"], capture_output=True, check=True)
     assert shown.stdout.decode().strip() == sys.executable

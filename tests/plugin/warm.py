@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.plugin.warm_launcher import COMPILER_START, START
+from tests.plugin.warm_launcher import COMPILER_START, LATER, START
 
 HERE = Path(__file__).parent
 
@@ -39,7 +39,7 @@ def warm_python(compiler: bool = False) -> Iterator[str]:
         name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
     }
     start = COMPILER_START if compiler else START
-    heeded = {name: value for name, value in environment.items() if name.startswith(start)}
+    heeded = {name: value for name, value in environment.items() if name.startswith(start) and name not in LATER}
     modules = ["torch", "torch._dynamo"] if compiler else ["torch"]
     with tempfile.TemporaryDirectory(prefix="perflab-") as name:  # a socket's path must be short
         folder = Path(name)
