@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -41,35 +40,37 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(python: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """`perflab attention` in the project, or pytest if the first argument is that."""
-    command = [sys.executable, "-m", *(arguments if arguments[0] == "pytest" else ("perflab", "attention", *arguments))]
+    command = [python, "-m", *(arguments if arguments[0] == "pytest" else ("perflab", "attention", *arguments))]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240)
 
 
-def test_a_right_kernel_passes_in_a_project_that_has_nothing_of_this_repository(project: Path) -> None:
-    done = run(project, "their_kernel:flash", "--case", "q17-k3- or q3-k or refused", "--pytest=-rs --strict-markers")
+def test_a_right_kernel_passes_in_a_project_that_has_nothing_of_this_repository(project: Path, python: str) -> None:
+    done = run(
+        python, project, "their_kernel:flash", "--case", "q17-k3- or q3-k or refused", "--pytest=-rs --strict-markers"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "attention candidate their_kernel:flash: claims causal, scale; no log-sum-exp" in done.stdout
     assert "their_kernel:flash does not claim window: not tested" in done.stdout
     assert not list(project.glob(".p*")), "nothing is left behind"
 
 
-def test_a_mask_that_is_off_by_one_fails_with_that_cause_and_a_tally(project: Path) -> None:
-    done = run(project, "their_kernel:off_by_one", "--case", "(q17-k or q3-k) and causal and not window")
+def test_a_mask_that_is_off_by_one_fails_with_that_cause_and_a_tally(project: Path, python: str) -> None:
+    done = run(python, project, "their_kernel:off_by_one", "--case", "(q17-k or q3-k) and causal and not window")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "likely cause: the mask is off by one: query i also sees the key after its last" in done.stdout
     assert "Traceback" not in done.stdout
     assert "x the mask is off by one" in done.stdout.split(" attention =")[1]
 
 
-def test_pytest_itself_knows_the_option_and_the_suite_by_its_name(project: Path) -> None:
+def test_pytest_itself_knows_the_option_and_the_suite_by_its_name(project: Path, python: str) -> None:
     (project / "pytest.ini").unlink()
     (project / "conftest.py").unlink()
     (project / "test_other.py").write_text("def test_other():\n    pass\n")
     options = ["-p", "perflab.plugin", "--attention=their_kernel:flash", "-k", "q3-k"]
-    done = run(project, "pytest", "--pyargs", "perflab.attention.suite", "test_other.py", *options)
+    done = run(python, project, "pytest", "--pyargs", "perflab.attention.suite", "test_other.py", *options)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "attention candidate their_kernel:flash" in done.stdout
     assert "test_other" not in done.stdout
@@ -83,7 +84,7 @@ def test_pytest_itself_knows_the_option_and_the_suite_by_its_name(project: Path)
     ],
 )
 def test_what_cannot_be_run_is_refused_with_the_remedy(
-    project: Path, arguments: list[str], status: int, text: str
+    project: Path, python: str, arguments: list[str], status: int, text: str
 ) -> None:
-    done = run(project, *arguments)
+    done = run(python, project, *arguments)
     assert (done.returncode, text in done.stdout + done.stderr) == (status, True), done.stdout + done.stderr

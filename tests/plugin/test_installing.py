@@ -48,7 +48,7 @@ def test_the_wheel_holds_every_module_and_no_test(wheel: Path) -> None:
     assert "perflab = perflab.cli:main" in entry_points
 
 
-def test_a_foreign_project_of_a_few_lines_measures_saves_and_compares(wheel: Path, tmp_path: Path) -> None:
+def test_a_foreign_project_of_a_few_lines_measures_saves_and_compares(wheel: Path, python: str, tmp_path: Path) -> None:
     site, project = tmp_path / "site", tmp_path / "project"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), str(wheel)]
     subprocess.run(pip, check=True, capture_output=True, text=True)
@@ -57,7 +57,7 @@ def test_a_foreign_project_of_a_few_lines_measures_saves_and_compares(wheel: Pat
     environment = {**os.environ, "PYTHONPATH": str(site), "TMPDIR": str(tmp_path)}
 
     def run(*arguments: str) -> str:
-        command = [sys.executable, "-m", "pytest", "-m", "perf", "--perf-budget=300ms", *arguments]
+        command = [python, "-m", "pytest", "-m", "perf", "--perf-budget=300ms", *arguments]
         done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -33,10 +32,10 @@ def ahead(q, k, v, *, is_causal, scale):
 """
 
 
-def run(folder: Path, name: str, *options: str) -> subprocess.CompletedProcess[str]:
+def run(python: str, folder: Path, name: str, *options: str) -> subprocess.CompletedProcess[str]:
     """pytest on this repository's attention suite, from a folder that holds somebody's kernel."""
     (folder / "their_kernel.py").write_text(KERNEL)
-    command = [sys.executable, "-m", "pytest", "-m", "correctness", f"--rootdir={ROOT}", f"--confcutdir={ROOT}"]
+    command = [python, "-m", "pytest", "-m", "correctness", f"--rootdir={ROOT}", f"--confcutdir={ROOT}"]
     command += ["-c", str(ROOT / "pytest.ini"), "-p", "no:cacheprovider", f"--attention={name}", *options]
     command += [str(ROOT / "tests" / "correctness" / "test_attention_suite.py")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))}
@@ -44,8 +43,10 @@ def run(folder: Path, name: str, *options: str) -> subprocess.CompletedProcess[s
 
 
 @pytest.mark.parametrize("chosen", ["q17-k3- or q3-k"])
-def test_a_right_kernel_passes_and_what_it_lacks_is_skipped_with_its_words(tmp_path: Path, chosen: str) -> None:
-    done = run(tmp_path, "their_kernel:right", "-k", f"{chosen} or refused", "-rs")
+def test_a_right_kernel_passes_and_what_it_lacks_is_skipped_with_its_words(
+    python: str, tmp_path: Path, chosen: str
+) -> None:
+    done = run(python, tmp_path, "their_kernel:right", "-k", f"{chosen} or refused", "-rs")
     assert done.returncode == 0, done.stdout
     assert "attention candidate their_kernel:right: claims causal, scale; no log-sum-exp" in done.stdout
     assert 'no grouped-heads (it says "no grouped heads yet")' in done.stdout
@@ -53,8 +54,8 @@ def test_a_right_kernel_passes_and_what_it_lacks_is_skipped_with_its_words(tmp_p
     assert "their_kernel:right does not claim window: not tested" in done.stdout
 
 
-def test_a_wrong_kernel_fails_with_its_cause_and_a_tally(tmp_path: Path) -> None:
-    done = run(tmp_path, "their_kernel:ahead", "-k", "(q17-k or q3-k) and causal and not window")
+def test_a_wrong_kernel_fails_with_its_cause_and_a_tally(python: str, tmp_path: Path) -> None:
+    done = run(python, tmp_path, "their_kernel:ahead", "-k", "(q17-k or q3-k) and causal and not window")
     assert done.returncode == 1, done.stdout
     assert "likely cause: the mask is off by one: query i also sees the key after its last" in done.stdout
     assert "their_kernel:ahead is wrong for q (" in done.stdout
@@ -63,7 +64,7 @@ def test_a_wrong_kernel_fails_with_its_cause_and_a_tally(tmp_path: Path) -> None
     assert "x the mask is off by one: query i also sees the key after its last" in tally
 
 
-def test_a_name_that_is_nothing_is_a_usage_error_that_names_the_remedy(tmp_path: Path) -> None:
-    done = run(tmp_path, "their_kernel:flush")
+def test_a_name_that_is_nothing_is_a_usage_error_that_names_the_remedy(python: str, tmp_path: Path) -> None:
+    done = run(python, tmp_path, "their_kernel:flush")
     assert done.returncode == 4, done.stdout
     assert "ERROR: --attention: 'their_kernel' has no 'flush'; it has right, ahead" in done.stderr + done.stdout

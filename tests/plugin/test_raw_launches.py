@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.plugin.conftest import run_pytest
+
 pytestmark = pytest.mark.skipif("__import__('torch').cuda.is_available()", reason="runs, where there is a GPU")
 pytest.importorskip("triton")
 
@@ -53,16 +55,18 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_in_the_interpreter_a_case_is_skipped_and_runs_where_nothing_is_timed(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    pytester: pytest.Pytester, python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    measured = pytester.runpytest_subprocess("-m", "perf", timeout=240)
+    measured = run_pytest(pytester, python, "-m", "perf")
     measured.assert_outcomes(passed=1, skipped=2, deselected=1)
     measured.stdout.fnmatch_lines(["bystander * new", "2 skipped: interpreted here, so its time says nothing*"])
-    pytester.runpytest_subprocess(timeout=240).assert_outcomes(passed=4)
+    run_pytest(pytester, python).assert_outcomes(passed=4)
 
 
-def test_without_a_gpu_or_the_interpreter_the_launch_is_named_with_what_to_do(pytester: pytest.Pytester) -> None:
+def test_without_a_gpu_or_the_interpreter_the_launch_is_named_with_what_to_do(
+    pytester: pytest.Pytester, python: str
+) -> None:
     launch = (
         "kernels.py:11: `double_kernel[(triton.cdiv(x.numel(), 64),)](x, y, x.numel(), BLOCK=64)` launches a Triton"
     )
@@ -71,7 +75,7 @@ def test_without_a_gpu_or_the_interpreter_the_launch_is_named_with_what_to_do(py
         ([], "kernel, and there is no GPU here to run it", "set TRITON_INTERPRET=1 before Triton is"),
         (["-m", "perf", "--perf-predict"], "kernel, which takes the addresses of its tensors", "register_fake"),
     ):
-        result = pytester.runpytest_subprocess(*arguments, timeout=240)
+        result = run_pytest(pytester, python, *arguments)
         selected = bool(arguments)
         result.assert_outcomes(passed=1 if selected else 2, failed=2, deselected=int(selected))
         text = result.stdout.str()

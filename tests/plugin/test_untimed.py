@@ -226,11 +226,11 @@ def test_plain():
     pass
 """
     )
-    untimed = project.pytester.runpytest_subprocess("-v")
+    untimed = run_pytest(project.pytester, project.python, "-v")
     untimed.stdout.fnmatch_lines(
         ["*::test_first?1? PASSED*", "*::test_first?2? PASSED*", "*::test_second?1? PASSED*", "*::test_second?2? *"]
     )
-    plain = project.pytester.runpytest_subprocess()
+    plain = run_pytest(project.pytester, project.python)
     plain.stdout.fnmatch_lines(["test_story.py ....*"])
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.plugin.conftest import A_DAY_MS, Project, interrupted
+from tests.plugin.conftest import A_DAY_MS, Project, interrupted, run_pytest
 
 
 def test_without_a_baseline_a_case_is_new_and_passes_but_fails_when_strict(project: Project) -> None:
@@ -345,9 +345,9 @@ def test_a_noisy_baseline_says_what_it_cannot_see(project: Project, replicates: 
     result.stdout.re_match_lines([rf"{said}$"])
 
 
-def test_a_callable_as_fast_as_an_empty_one_has_no_work(pytester: pytest.Pytester) -> None:
+def test_a_callable_as_fast_as_an_empty_one_has_no_work(pytester: pytest.Pytester, python: str) -> None:
     pytester.makepyfile("def test_nothing(perf):\n    perf(lambda: None)\n")
-    result = pytester.runpytest_subprocess("-m", "perf")
+    result = run_pytest(pytester, python, "-m", "perf")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*does no work, it is as fast as an empty one*"])
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.plugin.conftest import run_pytest
+
 WRONG = """
 import torch
 from perflab.correctness import verify
@@ -19,9 +21,11 @@ def test_raises():
 """
 
 
-def test_a_failure_of_verify_shows_the_test_and_the_report_and_no_frame_of_ours(pytester: pytest.Pytester) -> None:
+def test_a_failure_of_verify_shows_the_test_and_the_report_and_no_frame_of_ours(
+    pytester: pytest.Pytester, python: str
+) -> None:
     pytester.makepyfile(WRONG)
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result = run_pytest(pytester, python, "-p", "no:cacheprovider")
     result.assert_outcomes(failed=2)
     result.stdout.fnmatch_lines(["*> *verify(lambda x: x.exp() + 1,*", "E *out is wrong*", "*AttributeError*"])
     assert "perflab/correctness" not in str(result.stdout).replace(str(pytester.path), "")

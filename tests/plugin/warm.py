@@ -1,8 +1,9 @@
-"""Processes for stories that start with PyTorch imported: an executable that can be taken for Python.
+"""Processes for stories that start with PyTorch and perflab imported: an executable that can be taken for Python.
 
 Knows which server and launcher belong together; how a fork becomes a process is the server's (``warm_server.py``). A
-process is as fresh as any: only what Python, pytest and PyTorch did to be imported was done before it. What that cannot
-tell, such as what happens while PyTorch is imported, is told by stories whose processes are Python's own.
+process is as fresh as any: only what Python, pytest, PyTorch and perflab did to be imported was done before it. What
+that cannot tell, such as what happens while PyTorch is imported and which modules a run loads, is told by stories whose
+processes are Python's own. A process whose import path has another perflab than the tests' loads that one.
 """
 
 from __future__ import annotations
@@ -18,16 +19,20 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.plugin.warm_launcher import COMPILER_START, START
+import perflab
+from tests.plugin.warm_launcher import COMPILER_START, LATER, START
 
 HERE = Path(__file__).parent
+PROJECT = Path(perflab.__file__).parents[1]
+"""The folder of the perflab that these tests test: a worktree's, where the import path says so."""
 
 
 @contextlib.contextmanager
 def warm_python(compiler: bool = False) -> Iterator[str]:
     """The path of an executable that runs modules and xdist's workers warm while the block lasts.
 
-    ``compiler``: with PyTorch's compiler, and Triton with it, imported too; the first fake tensor would do it.
+    ``compiler``: with PyTorch's compiler, and Triton with it, imported too; the first fake tensor would do it. And what
+    counts FLOPs, for the modules of perflab that predict.
 
     It is Python itself where forking is not safe. Variables that are heeded when Python starts are this process's; a
     command with others is given to Python.
@@ -39,17 +44,18 @@ def warm_python(compiler: bool = False) -> Iterator[str]:
         name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
     }
     start = COMPILER_START if compiler else START
-    heeded = {name: value for name, value in environment.items() if name.startswith(start)}
-    modules = ["torch", "torch._dynamo"] if compiler else ["torch"]
+    heeded = {name: value for name, value in environment.items() if name.startswith(start) and name not in LATER}
+    modules = ["torch", "torch._dynamo", "torch.utils.flop_counter"] if compiler else ["torch"]
     with tempfile.TemporaryDirectory(prefix="perflab-") as name:  # a socket's path must be short
         folder = Path(name)
-        address = folder / "socket"
+        address, launcher = folder / "socket", folder / "python"
         ours, theirs = os.pipe()
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(str(address))
             listener.listen(64)
+            given = map(str, (HERE / "warm_server.py", listener.fileno(), ours, PROJECT, launcher))
             server = subprocess.Popen(
-                [sys.executable, str(HERE / "warm_server.py"), str(listener.fileno()), str(ours), *modules],
+                [sys.executable, *given, *modules],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -57,7 +63,6 @@ def warm_python(compiler: bool = False) -> Iterator[str]:
                 start_new_session=True,
             )
         os.close(ours)
-        launcher = folder / "python"
         words = [sys.executable, "-IS", str(HERE / "warm_launcher.py"), sys.executable, str(launcher), str(address)]
         words += [json.dumps(start), json.dumps(heeded)]
         launcher.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')

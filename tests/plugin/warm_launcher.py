@@ -29,13 +29,16 @@ START = (
 """Variables that begin so are heeded when Python starts or PyTorch is imported: too late in a warm process."""
 COMPILER_START = (*START, "TRITON_")
 """The same where PyTorch's compiler has been imported, which imports Triton."""
+LATER = ("PYTHONPATH", "TORCHINDUCTOR_CACHE_DIR")
+"""Of these, what a warm process can still heed. PyTorch's compiler sets the second one itself where it first compiles:
+were it heeded here, all stories that come after such a test in its process would start Python anew."""
 
 
 def main() -> int:
     """Have the command run; the status that it ended with."""
     python, executable, address, start, started_with, *arguments = sys.argv[1:]
     begin = tuple(json.loads(start))
-    heeded = {name: value for name, value in os.environ.items() if name.startswith(begin) and name != "PYTHONPATH"}
+    heeded = {name: value for name, value in os.environ.items() if name.startswith(begin) and name not in LATER}
     is_module = bool(arguments) and arguments[0].startswith("-m")
     is_code = len(arguments) == 3 and arguments[:2] == ["-u", "-c"]
     if not (is_module or is_code) or heeded != json.loads(started_with):

@@ -1,10 +1,11 @@
-"""A process that has imported PyTorch, and becomes a story's by forking: that import is most of what a start costs.
+"""A process that has imported PyTorch and perflab, and becomes a story's by forking: imports are most of a start.
 
 Knows one thing: how to make of a fork what ``python -m module``, or ``-u -c code``, would have been: its arguments,
 environment, import path, working directory and open files, and the status that it ends with. Only its memory is left to
 the system, where Python would take it apart. Whether a command may be
-run like this its launcher decides (``warm_launcher.py``). PyTorch and pytest are all that is shared, as they are once
-imported: nothing has been computed, no thread has been started, no module of the project has been loaded.
+run like this its launcher decides (``warm_launcher.py``). PyTorch, pytest and modules of perflab are all that is
+shared, as they are once imported: nothing has been computed, no thread has been started. A process that would find
+another perflab, by its import path, has none of it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import contextlib
 import fcntl
 import gc
 import importlib
+import importlib.util
 import io
 import json
 import os
@@ -26,6 +28,7 @@ import socket
 import sys
 import tempfile
 import threading
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -33,6 +36,26 @@ _MANY = 64
 """Files that a command may inherit."""
 _APART = 512
 """Numbers from here on are nobody's: where received files wait until they get the numbers that they had."""
+LEFT_OUT = (
+    # pytest rewrites assertions of plugins, and says so where it comes too late
+    "perflab.plugin",
+    "perflab.attention",
+    # users import them, and they what a run does not: Triton's kernels, snapshots
+    "perflab.lab",
+    "perflab.correctness",
+    "nocuda",
+    # it brings Triton; a process that has the compiler has it too
+    "torch.utils.flop_counter",
+    # they hold by name what stories replace (test_warm.py)
+    "perflab.instruments",
+    "perflab.doctor",
+    "perflab.compiled.compiler",
+    # memory that is shared with forks is made when it is imported
+    "perflab.measure.forks",
+    # run with -m
+    "perflab.__main__",
+)
+"""What is not imported beforehand, with all below, nor whatever imports one of these."""
 
 
 def serve(listener: socket.socket, lifeline: int) -> dict[str, Any]:
@@ -124,6 +147,45 @@ def _place(files: list[int], numbers: list[int]) -> None:
         os.close(file)
 
 
+class _LeftOut:
+    """Finds that there is no such module."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        if any(name == left_out or name.startswith(f"{left_out}.") for left_out in LEFT_OUT):
+            raise ImportError(f"{name} is left out")
+
+
+def load(folder: str, executable: str) -> None:
+    """Import the perflab of a folder, as far as it may be. ``executable``: what its processes take for Python."""
+    files = sorted(Path(folder, "perflab").rglob("*.py"))
+    names = [".".join(file.relative_to(folder).with_suffix("").parts).removesuffix(".__init__") for file in files]
+    sys.path.insert(0, folder)
+    sys.meta_path.insert(0, _LeftOut)
+    own, sys.executable = sys.executable, executable  # a default of a module's may be taken from it
+    for name in names:
+        with contextlib.suppress(Exception):  # left out, or broken: a story's own import says so
+            importlib.import_module(name)
+    sys.meta_path.remove(_LeftOut)
+    sys.path.remove(folder)
+    sys.executable = own
+
+
+def forget_unless_found(package: str) -> None:
+    """Unload a package where this process's import path has another one, or none.
+
+    And where pytest looks for installed plugins: it rewrites the assertions of all that was installed with one.
+    """
+    loaded = {name: module for name, module in sys.modules.items() if f"{name}.".startswith(f"{package}.")}
+    for name in loaded:
+        del sys.modules[name]
+    if "PYTEST_DISABLE_PLUGIN_AUTOLOAD" not in os.environ:
+        return
+    found = importlib.util.find_spec(package)
+    if loaded and found is not None and found.origin == loaded[package].__file__:
+        sys.modules.update(loaded)
+
+
 def become(request: dict[str, Any]) -> None:
     """Make this process what Python would be before it runs the module."""
     os.environ.clear()
@@ -135,6 +197,7 @@ def become(request: dict[str, Any]) -> None:
     sys.path[:] = dict.fromkeys(path)
     sys.path_importer_cache.clear()
     importlib.invalidate_caches()
+    forget_unless_found("perflab")
     sys.executable = request["executable"]
     sys.orig_argv = [sys.executable, *request["arguments"]]
     sys.argv = request["module"] if request["code"] is None else ["-c"]
@@ -170,8 +233,9 @@ def end(status: object) -> NoReturn:
 if __name__ == "__main__":
     del sys.path[0]  # this file's folder
     gc.disable()
-    for module in (*sys.argv[3:], "pytest"):
+    for module in (*sys.argv[5:], "pytest"):
         importlib.import_module(module)
+    load(sys.argv[3], sys.argv[4])
     gc.collect()
     gc.freeze()  # the collector of a fork would copy every page that it looks at
     gc.enable()
