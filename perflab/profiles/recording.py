@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from perflab.errors import UsageError
 from perflab.kernel_names import kernel_name
 from perflab.profiles.device import Kernel
 from perflab.profiles.events import Call, Event, nested
@@ -86,8 +87,17 @@ def run_marked(workload: Workload) -> Any:
             close()
 
 
-def recorded_calls(profiler: Any, *, details: bool = False) -> list[Recorded]:
-    """The calls that were run marked, in order. ``details``: with shapes and FLOPs of operators."""
+def recorded_calls(profiler: Any, calls: int, *, details: bool = False) -> list[Recorded]:
+    """The calls that were run marked, in order.
+
+    Args:
+        profiler: what ``recording`` gave.
+        calls: how many there were.
+        details: with shapes and FLOPs of operators.
+
+    Raises:
+        UsageError: not all of them were recorded.
+    """
     results = kineto_results(profiler)
     host, launches = [], {}
     for one in host_events(results):
@@ -99,6 +109,11 @@ def recorded_calls(profiler: Any, *, details: bool = False) -> list[Recorded]:
             host.append(_event(one, details))
     kernels = [_kernel(one, launches) for one in device_events(results) if one.activity_type() in _WORK]
     spans = sorted((one for one in host if one.name == CALL), key=lambda one: one.start_ns)
+    if len(spans) != calls:
+        raise UsageError(
+            f"the profiler recorded {len(spans)} of {calls} calls: the workload runs a profiler of its own",
+            "profile it without that; PyTorch has one profiler a process",
+        )
     return [_recorded(span, host, kernels) for span in spans]
 
 

@@ -108,7 +108,7 @@ def take_profile(
             for _ in range(calls):
                 run_marked(workload)
             synchronize(device)
-        recorded = recorded_calls(profiler)
+        recorded = recorded_calls(profiler, calls)
         if device.type == "cuda":
             for before, one in pairwise(recorded):
                 _divide_device(before, one, known, times)
@@ -173,7 +173,7 @@ def _known(workload: Workload, device: torch.device) -> tuple[list[Known], list[
         with marking():
             run_marked(workload)
         synchronize(device)
-    recorded = recorded_calls(profiler, details=True)[0]
+    recorded = recorded_calls(profiler, 1, details=True)[0]
     found = placed(recorded.roots, recorded.phases, places.named)
     return [
         Known(one.call.name, category, one.phase, one.where, one.call.event.shapes, one.call.event.flops)
@@ -185,7 +185,7 @@ def _runs_compiled(workload: Workload, device: torch.device) -> bool:
     with recording(device.type) as profiler:
         run_marked(workload)
         synchronize(device)
-    return any(_is_compiled(recorded) for recorded in recorded_calls(profiler))
+    return any(_is_compiled(recorded) for recorded in recorded_calls(profiler, 1))
 
 
 def _is_compiled(recorded: Recorded) -> bool:

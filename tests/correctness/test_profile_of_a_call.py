@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 from collections import defaultdict
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from perflab.errors import UsageError
 from perflab.lab.models import build_model, model_cost, size_config
 from perflab.lab.train import PRECISIONS, TrainingConfig, TrainingStep, random_tokens
 from perflab.measure.measurement import stopwatch_for
@@ -138,6 +141,42 @@ def test_a_workload_that_fails_fails_with_its_own_error() -> None:
 
     with pytest.raises(ZeroDivisionError, match="of the user's"):
         profiled(Workload(fails, (), {}))
+
+
+def test_a_workload_with_a_profiler_of_its_own_is_refused_by_name() -> None:
+    def profiles() -> Tensor:
+        with torch.profiler.profile():
+            return torch.ones(4).sum()
+
+    with pytest.raises(UsageError, match="the workload runs a profiler of its own"):
+        profiled(Workload(profiles, (), {}))
+
+
+def test_waiting_for_another_thread_is_time_in_which_no_operator_runs() -> None:
+    def threaded() -> None:
+        thread = threading.Thread(target=lambda: torch.ones(8, 8) @ torch.ones(8, 8))
+        thread.start()
+        thread.join()
+
+    found = profiled(Workload(threaded, (), {}))
+    assert {row.category for row in found.rows} == {"python"}
+
+
+def test_a_module_that_raises_leaves_the_modules_after_it_their_own_names() -> None:
+    class Broken(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise ValueError
+
+    both = nn.ModuleDict({"broken": Broken(), "linear": nn.Linear(4, 4)})
+
+    def run(x: Tensor) -> Tensor:
+        with contextlib.suppress(ValueError):
+            both["broken"](x)
+        out: Tensor = both["linear"](x)
+        return out
+
+    found = profiled(Workload(run, (torch.ones(2, 4),), {}))
+    assert [row.module for row in found.rows if row.operator == "aten::addmm"] == ["linear"]
 
 
 # --- on CUDA: kernels, gaps and places; with nothing computed, no times -------------------------------------------
