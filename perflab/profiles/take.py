@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
-ROUNDS = 4
-"""How often profiled and plain calls take turns."""
+LEAST_ROUNDS, MOST_ROUNDS = 2, 8
+"""How often profiled and plain calls take turns: the more often, the less does a machine that drifts tell them apart."""
 MOST_CALLS = 40
 """Profiled calls, at most: more say nothing new, and their events fill memory."""
 _STRANGERS = 0.05
@@ -95,11 +95,11 @@ def take_profile(
     known, notes = _known(workload, device)
     call_ns = max(1.0, stopwatch.time(workload, 1).total_ns)
     left_ns = plan.budget_ns - (clock.read_ns() - began_ns)
-    calls = int(min(MOST_CALLS, max(3 * ROUNDS, left_ns / (2.5 * call_ns))) / ROUNDS)
+    rounds, calls = _turns(left_ns / (2.5 * call_ns), 2 if device.type == "cuda" else 1)
     cost_ns = 0.0 if device.type == "cuda" else event_cost_ns()
     times = _Times()
-    for number in range(ROUNDS):
-        progress(f"profile: round {number + 1} of {ROUNDS}")
+    for number in range(rounds):
+        progress(f"profile: round {number + 1} of {rounds}")
         if device.type == "cuda":  # as they follow each other, without waiting for the device between them
             times.plain_ns.append(stopwatch.time(workload, calls).total_ns / calls)
         else:
@@ -120,6 +120,13 @@ def take_profile(
     if times.strangers > _STRANGERS * times.operators:
         notes.append(f"calls differ: {times.strangers / times.operators:.0%} of operators have no place")
     return summed_up(device.type, times.sums, times.profiled_ns, times.plain_ns, fmean(times.cost_ns), notes)
+
+
+def _turns(affordable: float, least: int) -> tuple[int, int]:
+    """Rounds, and profiled calls in each, where so many calls can be afforded and a round has so many at least."""
+    calls = int(min(MOST_CALLS, affordable))
+    rounds = max(LEAST_ROUNDS, min(MOST_ROUNDS, calls // least))
+    return rounds, max(least, calls // rounds)
 
 
 def _write(files: Path, recorded: Recorded, known: Sequence[Known]) -> None:
