@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 LEAST_ROUNDS, MOST_ROUNDS = 2, 8
-"""How often profiled and plain calls take turns: the more often, the less does a machine that drifts tell them apart."""
+"""How often profiled and plain calls take turns: the more often, the less a drifting machine tells them apart."""
 MOST_CALLS = 40
 """Profiled calls, at most: more say nothing new, and their events fill memory."""
 _STRANGERS = 0.05
