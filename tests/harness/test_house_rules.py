@@ -112,6 +112,7 @@ ROOMS = {
     "measure": Room(below=f"{_BARE} {_PRIVATE}", packages="pynvml msgspec", torch=When.CALLED),
     "store": Room(below=_GROUND, packages="msgspec"),
     "report": Room(below=_GROUND),
+    "snapshots": Room(below="errors units files report tiers"),
     "correctness": Room(below=f"{_GROUND} {_PRIVATE}", packages="syrupy", torch=When.IMPORTED),
     # The tiers. A measured case may turn into a prediction, and be settled by turns with its baseline's commit.
     **tier_rooms("measured", "run", f"{_COMPARED} predicted.settings predicted.run"),
