@@ -1,7 +1,8 @@
 """Our own JSON: what ``memory_snapshot`` records on a CPU, and ``write_timeline`` predicts.
 
 Schema 1 has ``events`` alone, ``[time, bytes]``. Schema 2 adds ``blocks``, ``[block, place]`` for each event,
-``places`` and ``before``, ``[block, bytes, place]`` of what was there already.
+``places``, ``before``, ``[block, bytes, place]`` of what was there already, and ``marks``, ``[event, phase]`` where a
+phase begins; without marks, an event has the phase of its place.
 """
 
 from __future__ import annotations
@@ -64,10 +65,14 @@ def _snapshot(content: dict[str, Any]) -> Snapshot:
     for block, size, place in content.get("before", []):
         reading.give(_whole(block), _whole(size), places[_index(place)], 0)
     phases: list[str] = []
+    begins = {_whole(event): str(mark) for event, mark in content.get("marks", [])}
     for moment, ((_, size), (block, number)) in enumerate(zip(events, marks, strict=True), start=1):
         place = _NOWHERE if number is None else places[_index(number)]
         is_given = size >= 0
-        phases.append(place.phase if is_given or not phases else place.phase or phases[-1])
+        if "marks" in content:
+            phases.append(begins.get(moment - 1, phases[-1] if phases else ""))
+        else:
+            phases.append(place.phase)
         if is_given:
             reading.give(block, size, place, moment)
         else:

@@ -101,7 +101,10 @@ def deduced_category(given: Facts, taken: Facts, *, is_freed: bool) -> str:
     if given.is_optimizer:
         return "temporaries"
     if given.is_backward:
-        return "temporaries" if is_freed and taken.is_backward else "gradients"
+        if is_freed and taken.is_backward:
+            return "temporaries"
+        # Of a marked backward without a stack, what is never let go may also be what a library keeps for itself.
+        return "gradients" if given.is_known or is_freed else UNKNOWN
     if not given.is_known:
         return UNKNOWN
     if taken.is_backward:

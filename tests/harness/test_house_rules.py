@@ -173,7 +173,7 @@ ROOMS = {
     # The top.
     "doctor": Room(below=f"{_GROUND} measure {_PLUGIN} {_MEASURED} {_COMPARED}", packages="msgspec"),
     "cli": Room(
-        below=f"{_GROUND} attention doctor store report",
+        below=f"{_GROUND} attention doctor snapshots store report",
         packages="msgspec",
     ),
     "__main__": Room(below="cli"),

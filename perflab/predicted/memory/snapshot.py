@@ -66,7 +66,8 @@ def write_timeline(trace: Trace, path: Path, *, rounded: bool = False, time_of: 
 
     ``events`` are ``[time, bytes]``, negative for a free; ``peak_bytes`` is the highest rise above the beginning; the
     further key ``time`` says what the times are: ``predicted ns``, or ``event``, the number of the event in the trace.
-    ``blocks`` are ``[block, place]``, ``before`` are ``[block, bytes, place]`` of what was held.
+    ``blocks`` are ``[block, place]``, ``before`` are ``[block, bytes, place]`` of what was held,
+    ``marks`` are ``[event, phase]`` where a phase begins.
 
     Args:
         trace: the call.
@@ -88,14 +89,17 @@ def write_timeline(trace: Trace, path: Path, *, rounded: bool = False, time_of: 
             use = trace.uses.get(block.block)
             place = (block.operator, _module(block), block.place.phase, use.kind if use else "", file, line)
             place_of[block.block] = places.setdefault(place, len(places))
-    history, blocks, level, peak = [], [], 0, 0
-    for event, time in zip(trace.events, _times(trace, time_of), strict=True):
+    history: list[list[int]] = []
+    blocks, marks, level, peak = [], [[0, ""]], 0, 0
+    for event, time, phase in zip(trace.events, _times(trace, time_of), _phases(trace), strict=True):
         if not isinstance(event, Op) and sizes[event.block]:
             change = sizes[event.block] if isinstance(event, Alloc) else -sizes[event.block]
             history.append([time, change])
             blocks.append([event.block, place_of[event.block]])
             level += change
             peak = max(peak, level)
+            if phase != marks[-1][1]:
+                marks.append([len(history) - 1, phase])
     content = {
         "schema": 2,
         "device": "cuda" if rounded else "cpu",
@@ -104,6 +108,7 @@ def write_timeline(trace: Trace, path: Path, *, rounded: bool = False, time_of: 
         "time": "event" if time_of is None else "predicted ns",
         "events": history,
         "blocks": blocks,
+        "marks": marks,
         "places": [
             {
                 "operator": operator,
