@@ -27,6 +27,7 @@ CATEGORIES = (
 )
 """In the order in which they are stacked and listed; others come after them by name."""
 _Key = TypeVar("_Key", bound=Hashable)
+_IN_A_NAME = re.compile(r"(?<=[. ])\d+(?=[. )]|$)")
 _NUMBERS = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
@@ -101,6 +102,11 @@ def module_of(block: Block) -> str:
     return _NUMBERS.sub("*", block.module)
 
 
+def layerless(stack: Stack) -> Stack:
+    """With ``*`` for numbers of layers: in predictions the module stands in the function's name."""
+    return tuple(frame._replace(function=_IN_A_NAME.sub("*", frame.function)) for frame in stack)
+
+
 class Lines:
     """The user's line of a block, relative to the folder that all lines of a snapshot lie in."""
 
@@ -119,10 +125,14 @@ class Lines:
 
 
 def alike(blocks: Iterable[Block]) -> list[Alike]:
-    """Blocks of equal size, stack and category together, the largest sum first."""
+    """Blocks of equal size, stack, category and shape together, the largest sum first; layers count as one place."""
     found: dict[tuple[object, ...], list[Block]] = {}
+    stacks: dict[int, object] = {}
     for block in blocks:
-        key = block.size_bytes, id(block.stack), block.category, module_of(block)
+        stack = stacks.get(id(block.stack))
+        if stack is None:
+            stack = stacks[id(block.stack)] = layerless(block.stack) if block.module else id(block.stack)
+        key = block.size_bytes, stack, block.category, module_of(block), block.tensor
         found.setdefault(key, []).append(block)
     same = [Alike(together[0].size_bytes, together) for together in found.values()]
     return sorted(same, key=lambda one: -one.total_bytes)

@@ -48,6 +48,8 @@ class Block(NamedTuple):
     """The moment from which on it is gone; None: it is there to the end."""
     freed_by: Stack = ()
     """Who let it go, where that was recorded."""
+    tensor: str = ""
+    """Shape and dtype, where they are known: ``(4, 1024, 2560) float32``."""
 
 
 class Segment(NamedTuple):

@@ -184,7 +184,7 @@ class _Device:
 
     def _block(self, row: int, since: int, until: int | None, freed_by: Stack) -> Block:
         rows = self.rows
-        category, module, phase, mark = rows.label_table[rows.labels[row]]
+        category, module, phase, mark, tensor = rows.label_table[rows.labels[row]]
         stack = rows.stack_table[rows.stacks[row]]
         return Block(
             rounded(rows.sizes[row]),
@@ -198,6 +198,7 @@ class _Device:
             since,
             until,
             freed_by,
+            tensor,
         )
 
     def _left_in(self, segment: dict[str, Any]) -> None:
@@ -214,10 +215,13 @@ class _Device:
                     self.left_out_bytes += rounded(asked)
                 else:
                     stack = self.rows.stack_table[self._stack(block)]
-                    category, module, phase = (str(block.get(key) or "") for key in ("category", "module", "phase"))
+                    keys = ("category", "module", "phase", "tensor")
+                    category, module, phase, tensor = (str(block.get(key) or "") for key in keys)
                     stream = _number(segment, "stream")
                     self.before.append(
-                        Block(rounded(asked), asked, address, stream, stack, category, module, phase, 0, None)
+                        Block(
+                            rounded(asked), asked, address, stream, stack, category, module, phase, 0, None, (), tensor
+                        )
                     )
             address += size
 

@@ -29,9 +29,10 @@ class _Place:
     phase: str
     category: str
     operator: str
+    tensor: str
 
 
-_NOWHERE = _Place((), "", "", "", "")
+_NOWHERE = _Place((), "", "", "", "", "")
 
 
 def read_json(text: bytes, path: Path) -> Snapshot:
@@ -135,12 +136,13 @@ class _Reading:
 
 
 def _block(size: int, block: int | None, place: _Place, since: int, until: int | None) -> Block:
-    return Block(size, size, block or 0, 0, place.stack, place.category, place.module, place.phase, since, until)
+    stack, category, module, phase, tensor = place.stack, place.category, place.module, place.phase, place.tensor
+    return Block(size, size, block or 0, 0, stack, category, module, phase, since, until, (), tensor)
 
 
 def _place(found: dict[str, Any]) -> _Place:
     frames = tuple(Frame(str(file), _whole(line), str(function)) for file, line, function in found.get("frames", []))
-    texts = (str(found.get(key) or "") for key in ("module", "phase", "category", "operator"))
+    texts = (str(found.get(key) or "") for key in ("module", "phase", "category", "operator", "tensor"))
     return _Place(frames, *texts)
 
 

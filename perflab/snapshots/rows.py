@@ -23,7 +23,7 @@ ACTIONS = (
 OTHER = len(ACTIONS)
 _NUMBER = {name: number for number, name in enumerate(ACTIONS)}
 NUMBERS = ("addr", "size", "stream", "time_us")
-LABELS = ("category", "module", "phase", "user_metadata")
+LABELS = ("category", "module", "phase", "user_metadata", "tensor")
 """Texts that an event may have: what it is for, where it was asked for, and the mark of that time."""
 
 
@@ -42,9 +42,9 @@ class Rows:
         """Of the rows that are out of memory."""
         self.has_times = False
         self.stack_table: list[Stack] = [()]
-        self.label_table: list[tuple[str, ...]] = [("", "", "", "")]
+        self.label_table: list[tuple[str, ...]] = [("",) * len(LABELS)]
         self._stacks: dict[Stack, int] = {(): 0}
-        self._labels: dict[tuple[str, ...], int] = {("", "", "", ""): 0}
+        self._labels: dict[tuple[str, ...], int] = {("",) * len(LABELS): 0}
         self._frames: dict[Frame, Frame] = {}
 
     def __len__(self) -> int:

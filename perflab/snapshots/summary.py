@@ -10,13 +10,14 @@ from perflab.snapshots.analysis import (
     alike,
     alive_at,
     categories_of,
+    layerless,
     levels,
     module_of,
     outliving,
     parts_by,
     peak_moment,
 )
-from perflab.snapshots.model import Block, Segment, Snapshot, Stack
+from perflab.snapshots.model import Block, Frame, Segment, Snapshot, Stack
 from perflab.snapshots.stacks import is_user_s
 from perflab.snapshots.tables import Column, Fact, Report, Table, Value, largest
 
@@ -34,6 +35,7 @@ _ALIKE = (
     Column("category", "category"),
     Column("module", "module"),
     Column("line", "line"),
+    Column("tensor", "tensor"),
     Column("stack", "stack"),
 )
 
@@ -84,8 +86,13 @@ def stage_at(snapshot: Snapshot, moment: int) -> str:
 def shown_stack(stack: Stack) -> str:
     """The user's calls, the innermost first: ``model.py:190 forward < train.py:12 main``."""
     frames = [frame for frame in stack if is_user_s(frame.file)] or list(stack)
-    calls = [f"{frame.file.rsplit('/', 1)[-1]}:{frame.line} {frame.function}".strip() for frame in frames[:MOST_FRAMES]]
+    calls = [_call(frame) for frame in frames[:MOST_FRAMES]]
     return " < ".join(calls) + (" < …" if len(frames) > MOST_FRAMES else "")
+
+
+def _call(frame: Frame) -> str:
+    place = f"{frame.file.rsplit('/', 1)[-1]}:{frame.line} " if frame.file else ""
+    return f"{place}{frame.function}".strip()
 
 
 def _time(snapshot: Snapshot, moment: int) -> int | None:
@@ -116,7 +123,8 @@ def _largest(blocks: Sequence[Block], line: Lines, most: int) -> Table:
                 first.category,
                 module_of(first),
                 line(first),
-                shown_stack(first.stack),
+                first.tensor,
+                shown_stack(layerless(first.stack) if first.module else first.stack),
             )
         )
     # The count of blocks is the first column, so the row of smaller ones has it as well.
@@ -124,7 +132,7 @@ def _largest(blocks: Sequence[Block], line: Lines, most: int) -> Table:
     listed = rows[: len(rows) - len(rest)]
     if rest:
         blocks_left, bytes_left = (sum(_int(row[number]) for row in rest) for number in (0, 2))
-        listed.append((blocks_left, None, bytes_left, f"{len(rest):,} smaller rows", "", "", ""))
+        listed.append((blocks_left, None, bytes_left, f"{len(rest):,} smaller rows", "", "", "", ""))
     title = "Alive at the peak: blocks of one size and stack"
     return Table("largest", title, _ALIKE, tuple(listed))
 
@@ -179,7 +187,8 @@ def _staying(snapshot: Snapshot, line: Lines, most: int) -> Iterator[Table]:
                 first.category,
                 module_of(first),
                 line(first),
-                shown_stack(first.stack),
+                first.tensor,
+                shown_stack(layerless(first.stack) if first.module else first.stack),
             )
         )
     if rows:

@@ -177,6 +177,7 @@ def test_a_timeline_is_what_a_cpu_would_record(tmp_path: Path) -> None:
         "phase": "forward",
         "category": "activations",
         "frames": [["perflab/lab/attention/naive.py", 45, "aten::mm"]],
+        "tensor": "",
     }
     rounded = json.loads(write_timeline(TRACE, tmp_path / "rounded", rounded=True).read_text(encoding="utf-8"))
     assert (rounded["device"], rounded["peak_bytes"]) == ("cuda", 12 * MIB + 512 + 1024)

@@ -127,7 +127,7 @@ def test_blocks_of_one_size_and_stack_are_counted_together(tmp_path: Path) -> No
     assert [(len(one.blocks), one.size_bytes) for one in alike(found.blocks)] == [(64, 40 * MIB), (1, 40 * MIB)]
     rows = table(summarize(found, "snapshot"), "largest").rows
     assert rows[0][:3] == (64, 40 * MIB, 64 * 40 * MIB)
-    assert rows[0][-2:] == ("model.py:190", "model.py:190 forward < train.py:12 main")
+    assert rows[0][-3:] == ("model.py:190", "", "model.py:190 forward < train.py:12 main")
 
 
 def test_what_outlives_its_step_is_named_with_the_steps_that_leave_it(tmp_path: Path) -> None:
@@ -220,3 +220,13 @@ def test_a_diff_adds_up_to_the_difference_of_the_peaks(tmp_path: Path, most: int
         assert summed(found, "after_bytes") - summed(found, "before_bytes") == change
     same = compare(before, before, ("a", "a"), most)
     assert all(not found.rows for found in same.tables)
+
+
+def test_layers_of_a_prediction_are_counted_together_with_the_shape_of_what_was_saved(tmp_path: Path) -> None:
+    trace = traced_fake(lambda: step(layers=8, width=64), whole=False)
+    found = read(write_snapshot(trace, tmp_path / "predicted"))
+    rows = table(summarize(found, "predicted"), "largest").rows
+    parameters = next(row for row in rows if row[3] == "parameters")
+    assert parameters[:3] == (8, 64 * 64 * 4, 8 * 64 * 64 * 4)
+    saved = next(one for one in alike(found.blocks) if one.blocks[0].category == "activations")
+    assert (len(saved.blocks), saved.blocks[0].tensor) == (8, "(16, 64) float32")

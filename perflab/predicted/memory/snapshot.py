@@ -87,7 +87,8 @@ def write_timeline(trace: Trace, path: Path, *, rounded: bool = False, time_of: 
         if isinstance(block, Alloc):
             file, line = _split(block.place.line)
             use = trace.uses.get(block.block)
-            place = (block.operator, _module(block), block.place.phase, use.kind if use else "", file, line)
+            kind = use.kind if use else ""
+            place = (block.operator, _module(block), block.place.phase, kind, file, line, _tensor(trace, block))
             place_of[block.block] = places.setdefault(place, len(places))
     history: list[list[int]] = []
     blocks, marks, level, peak = [], [[0, ""]], 0, 0
@@ -116,8 +117,9 @@ def write_timeline(trace: Trace, path: Path, *, rounded: bool = False, time_of: 
                 "phase": phase,
                 "category": kind,
                 "frames": [[file, line, operator]],
+                "tensor": tensor,
             }
-            for operator, module, phase, kind, file, line in places
+            for operator, module, phase, kind, file, line, tensor in places
         ],
         "before": [[held.block, sizes[held.block], place_of[held.block]] for held in trace.held if sizes[held.block]],
     }
@@ -219,7 +221,8 @@ class _Snapshot:
         }
 
     def _labels(self, block: Alloc) -> dict[str, str]:
-        return {"category": self._kind(block), "module": _module(block), "phase": block.place.phase}
+        labels = {"category": self._kind(block), "module": _module(block), "phase": block.place.phase}
+        return {**labels, "tensor": _tensor(self.trace, block)}
 
     def _frames(self, block: Alloc) -> list[dict[str, Any]]:
         """One list for all blocks of one place, which the pickle then holds once."""
@@ -245,6 +248,12 @@ class _Snapshot:
     def _room(self) -> int:
         reserved = sum(segment.size_bytes for segment in self.played.segments)
         return (self.capacity_bytes or 0) - reserved
+
+
+def _tensor(trace: Trace, block: Alloc) -> str:
+    """``(4, 1024, 2560) float32`` of what autograd saved; of other blocks shapes are not known."""
+    use = trace.uses.get(block.block)
+    return f"{use.saved.shape} {use.saved.dtype}" if use is not None and use.saved is not None else ""
 
 
 def _module(block: Alloc) -> str:
