@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +15,15 @@ from perflab.torch_internals.machine import (
     cpu_block_events,
     dump_cuda_memory,
     kineto_results,
+    mark_cuda_memory,
     record_cuda_memory,
     stop_recording_cuda_memory,
 )
 
 if TYPE_CHECKING:
     import torch
+
+    from perflab.measure.workload import Workload
 
 MAX_EVENTS = 1_000_000
 """How many allocations and frees CUDA's recorder keeps; a training step of the largest lab model makes fewer."""
@@ -86,6 +89,40 @@ def content_of(allocations: CpuAllocations) -> dict[str, Any]:
         for operator, module, phase, frames in places
     ]
     return {**content, "schema": 2, "source": "perflab", "blocks": blocks, "places": listed}
+
+
+def record_call(workload: Workload, path: Path, device: torch.device) -> MemorySnapshot:
+    """Record one call, with its phases as stages; ``path`` as in ``record_memory``.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    with record_memory(path, device) as snapshot, _stages(workload.spans, device) as next_stage:
+        workload.run(next_stage)
+    return snapshot
+
+
+@contextlib.contextmanager
+def _stages(names: tuple[str, ...], device: torch.device) -> Iterator[Callable[[], None]]:
+    """Marks that the recorder of a device keeps, one after another."""
+    import torch
+
+    left = iter(names)
+    on_cuda = device.type == "cuda"
+    with contextlib.ExitStack() as stack:
+
+        def begin() -> None:
+            name = next(left, "")
+            stack.close()
+            if on_cuda:
+                mark_cuda_memory(name)
+                if name:
+                    stack.callback(mark_cuda_memory, "")
+            elif name:
+                stack.enter_context(torch.profiler.record_function(name))
+
+        begin()
+        yield begin
 
 
 @contextlib.contextmanager

@@ -52,6 +52,18 @@ def _aligned(cell: str, width: int, column: Column) -> str:
     return f"{cell:<{width}}" if column.kind == "text" else f"{cell:>{width}}"
 
 
+def first_changes(report: Report, most: int = 3) -> list[str]:
+    """The beginning of a comparison, for a failure: by how much the peak changed, and the rows that change most."""
+    change = next(fact.value for fact in report.facts if fact.key == "change_bytes")
+    found = next(table for table in report.tables if table.key == "changes")
+    lines = [f"memory: peak of the snapshot {shown(change, 'change')}" + (", of which" if found.rows else "")]
+    for row in found.rows[:most]:
+        line, module, category, size, *_ = row
+        where = " in ".join(str(part) for part in (line, module) if part)
+        lines.append(one_line(f"  {shown(size, 'change')} {category}: {where}".rstrip(": ")))
+    return lines
+
+
 def as_markdown(report: Report) -> str:
     """For GitHub."""
     return "\n".join(_markdown(report)) + "\n"

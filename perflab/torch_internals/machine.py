@@ -41,6 +41,14 @@ def dump_cuda_memory(path: str) -> None:
     torch.cuda.memory._dump_snapshot(path)  # type: ignore[no-untyped-call]
 
 
+@needs(TORCH, "torch.cuda.memory:_set_memory_metadata", to=_RECORD)
+def mark_cuda_memory(mark: str) -> None:
+    """A text that this thread's next events bear in the history."""
+    import torch
+
+    torch.cuda.memory._set_memory_metadata(mark)
+
+
 def has_cuda_context(index: int) -> bool:
     """Whether this process has used a CUDA device.
 

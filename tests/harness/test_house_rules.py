@@ -73,7 +73,7 @@ def tier_rooms(tier: str, own: str, others: str = "") -> dict[str, Room]:
         f"{tier}.store": Room(below=f"{_GROUND} store {mine} {others}", packages="msgspec"),
         f"{tier}.report": Room(below=f"{_GROUND} report {mine} {others}"),
         f"{tier}.run": Room(
-            below=f"perflab {_GROUND} {_PRIVATE} measure store report {mine} {others} {_PLUGIN}",
+            below=f"perflab {_GROUND} {_PRIVATE} measure store report snapshots {mine} {others} {_PLUGIN}",
             packages=_PYTEST,
             torch=When.CALLED,
         ),
