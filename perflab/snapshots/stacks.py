@@ -14,13 +14,15 @@ _NOT_THE_USER_S = re.compile(
     r"(?:^|/)(?:site-packages|dist-packages|lib/python3[.\d]*)/"
     r"|(?:^|/)torch/(?:nn|optim|autograd|utils|_\w+|cuda|distributed|amp|profiler)/|(?:^|/)torch/\w+\.py$"
     r"|(?:^|/)perflab/(?:measure|measured|predicted|plugin|compared)/"
-    r"|^<|^\?\?|\.(?:cpp|cc|cxx|c|cu|cuh|h|hpp)$|\.so(?:[.\d]*)$|^$|importlib"
+    r"|^<|^\?\?|\.(?:cpp|cc|cxx|c|cu|cuh|h|hpp)$|\.[sS]$|\.so(?:[.\d]*)$|^$|importlib"
+    r"|(?:^|/)bin/[\w.-]+$"
 )
 _OPTIMIZER = re.compile(r"(?:^|/)torch/optim/\w+\.py$")
 _STATE_MAKERS = ("_init_group", "init_state", "_init_state")
 _MODULES = re.compile(r"(?:^|/)torch/nn/(?:modules/\w+|parameter)\.py$")
 _PARAMETER_MAKERS = ("_apply", "convert", "to_empty", "<lambda>", "__init__", "reset_parameters", "__new__")
 _BACKWARD = ("_engine_run_backward", "run_backward")
+_OPERATOR = re.compile(r"\bat::_ops::(\w+)::")
 _ENGINE = "torch::autograd::Engine"
 _WORKSPACE = ("getCurrentCUDABlasHandle", "getCUDABlasLtWorkspace", "cublasCreate", "getCUDABlasLtHandle")
 
@@ -56,6 +58,9 @@ def line_of(stack: Stack, folder: str = "") -> str:
     frame = user_frame(stack)
     if frame is None:
         return ""
+    if not is_user_s(frame.file) and not frame.file.endswith(".py"):  # C++ alone, as in autograd's threads
+        operator = next((found[1] for one in stack if (found := _OPERATOR.search(one.function))), "")
+        return f"aten::{operator} (C++)" if operator else f"{frame.function} (C++)" if frame.function else ""
     file = frame.file.removeprefix(folder)
     return f"{file}:{frame.line}" if frame.line else file
 

@@ -18,7 +18,7 @@ from perflab.snapshots.analysis import (
     peak_moment,
 )
 from perflab.snapshots.model import Block, Frame, Segment, Snapshot, Stack
-from perflab.snapshots.stacks import is_user_s
+from perflab.snapshots.stacks import is_user_s, line_of
 from perflab.snapshots.tables import Column, Fact, Report, Table, Value, largest
 
 MOST_ROWS = 12
@@ -85,7 +85,10 @@ def stage_at(snapshot: Snapshot, moment: int) -> str:
 
 def shown_stack(stack: Stack) -> str:
     """The user's calls, the innermost first: ``model.py:190 forward < train.py:12 main``."""
-    frames = [frame for frame in stack if is_user_s(frame.file)] or list(stack)
+    frames = [frame for frame in stack if is_user_s(frame.file)]
+    if not frames and not any(frame.file.endswith(".py") for frame in stack[:1]) and len(stack) > 1:
+        return line_of(stack)
+    frames = frames or list(stack)
     calls = [_call(frame) for frame in frames[:MOST_FRAMES]]
     return " < ".join(calls) + (" < …" if len(frames) > MOST_FRAMES else "")
 

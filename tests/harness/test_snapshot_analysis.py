@@ -130,6 +130,15 @@ def test_blocks_of_one_size_and_stack_are_counted_together(tmp_path: Path) -> No
     assert rows[0][-3:] == ("model.py:190", "", "model.py:190 forward < train.py:12 main")
 
 
+def test_a_stack_of_c_plus_plus_alone_is_named_by_its_operator(tmp_path: Path) -> None:
+    engine = ("??", 0, "torch::autograd::Engine::thread_main(std::shared_ptr<torch::autograd::GraphTask> const&)")
+    operator = ("/build/aten/src/ATen/ops.cpp", 5, "at::_ops::mm::call(at::Tensor const&, at::Tensor const&)")
+    made = Recording().alloc(0, MIB, ("c10.so", 0, "c10::cuda::malloc"), operator, engine, ("clone3.S", 81, "clone3"))
+    found = read(written(tmp_path / "snapshot.pickle", content(made)))
+    assert table(summarize(found, "snapshot"), "by_line").rows[0][0] == "aten::mm (C++)"
+    assert found.blocks[0].category == "gradients"
+
+
 def test_what_outlives_its_step_is_named_with_the_steps_that_leave_it(tmp_path: Path) -> None:
     made = training(3)
     leak, events = Recording(), []
