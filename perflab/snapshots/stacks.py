@@ -56,7 +56,7 @@ def common_folder(stacks: Iterable[Stack]) -> str:
 def line_of(stack: Stack, folder: str = "") -> str:
     """``model.py:190``, without the folder that all files lie in; empty where nothing is known."""
     frame = user_frame(stack)
-    if frame is None:
+    if frame is None or not frame.file:
         return ""
     if not is_user_s(frame.file) and not frame.file.endswith(".py"):  # C++ alone, as in autograd's threads
         operator = next((found[1] for one in stack if (found := _OPERATOR.search(one.function))), "")

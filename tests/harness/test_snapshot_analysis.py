@@ -237,5 +237,6 @@ def test_layers_of_a_prediction_are_counted_together_with_the_shape_of_what_was_
     rows = table(summarize(found, "predicted"), "largest").rows
     parameters = next(row for row in rows if row[3] == "parameters")
     assert parameters[:3] == (8, 64 * 64 * 4, 8 * 64 * 64 * 4)
+    assert parameters[4:] == ("*", "", "", "parameters in *")
     saved = next(one for one in alike(found.blocks) if one.blocks[0].category == "activations")
     assert (len(saved.blocks), saved.blocks[0].tensor) == (8, "(16, 64) float32")
