@@ -9,7 +9,9 @@ the same, and tests hold both ways against each other.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from perflab.snapshots.rows import LABELS, NUMBERS, Rows
@@ -43,12 +45,12 @@ class _Layout:
 
     pattern: re.Pattern[bytes]
     """A group for the number that the dictionary has in the memo, and one for each value."""
-    numbers: tuple[int, ...]
-    """Which values are those of the columns ``addr``, ``size``, ``stream`` and ``time_us``."""
+    numbers: Callable[[list[Any]], tuple[Any, ...]]
+    """Gives the values of ``NUMBERS``."""
     action: int
     frames: int
-    labels: tuple[int, ...]
-    """Which values are the texts of ``LABELS``; -1 for none."""
+    labels: Callable[[list[Any]], tuple[Any, ...]]
+    """Gives the texts of ``LABELS``; the last value, an empty one, for those that there are not."""
 
 
 class Events(Content):
@@ -93,18 +95,19 @@ class Events(Content):
             parts = [b"(?:" + b"|".join(map(re.escape, places[key])) + b")" + _VALUE for key in keys]
             layout = _Layout(
                 re.compile(rb"\}(" + _PUT + rb")\(" + b"".join(parts) + b"u", re.DOTALL),
-                tuple(keys.index(key) for key in NUMBERS),
+                itemgetter(*(keys.index(key) for key in NUMBERS)),
                 keys.index("action"),
                 keys.index("frames"),
-                tuple(keys.index(key) if key in keys else -1 for key in LABELS),
+                itemgetter(*(keys.index(key) if key in keys else -1 for key in LABELS)),
             )
             self._layouts = [layout, *self._layouts][:MOST_LAYOUTS]
 
     def _take(self, machine: Unpickling, match: re.Match[bytes], layout: _Layout) -> bool:
         """Make a row of what matched, and give its objects their numbers in the memo. False: it is of another form."""
         put, *tokens = match.groups()
-        known = self._known
-        puts: list[tuple[bytes, Any]] = [(put, EVENT)]
+        known, memoizes = self._known, put == b"\x94"
+        puts: list[tuple[bytes, int]] = [(put, 0)]
+        made: list[Any] = [EVENT]
         values: list[Any] = []
         for token in tokens:
             if token[0] == 0x8A:
@@ -113,20 +116,24 @@ class Events(Content):
             found = known.get(token) or self._understood(machine, token)
             if found is None:
                 return False
-            values.append(found[0])
-            if found[1]:
-                puts.append((token[found[1] :] if token[0] != 0x5D else _IS_PUT.match(token, 1)[0], found[0]))  # type: ignore[index]
+            value, place = found
+            values.append(value)
+            if place:
+                if memoizes != (token[place] == 0x94):
+                    return False  # no pickler mixes both ways to give numbers
+                made.append(value)
+                puts.append((token, place))
+        values.append("")
         self.rows.add_values(
-            values[layout.action],
-            [values[number] for number in layout.numbers],
-            values[layout.frames],
-            tuple([values[number] or "" if number >= 0 else "" for number in layout.labels]),
+            values[layout.action], layout.numbers(values), values[layout.frames], layout.labels(values)
         )
-        for place, value in puts:
-            if place == b"\x94":
-                machine.memo.append(value)
-            else:
-                machine.put(int.from_bytes(place[1:], "little"), value)
+        if memoizes:
+            machine.memo += made
+        else:
+            for (token, place), value in zip(puts, made, strict=True):
+                named = _IS_PUT.match(token, place)
+                assert named is not None
+                machine.put(int.from_bytes(named[0][1:], "little"), value)
         machine.position = match.end()
         machine.stack.append(EVENT)
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from typing import Any
 
 from perflab.errors import SnapshotError
@@ -57,13 +58,13 @@ class Rows:
             SnapshotError: a value is not of its kind.
         """
         numbers = [event.get(key) or 0 for key in NUMBERS]
-        self.add_values(event["action"], numbers, event.get("frames"), tuple(event.get(key) or "" for key in LABELS))
+        self.add_values(event["action"], numbers, event.get("frames"), tuple(event.get(key) for key in LABELS))
         self.has_times = self.has_times or "time_us" in event
         if event["action"] == "oom":
             free = event.get("device_free")
             self.device_free[len(self) - 1] = free if type(free) is int else 0
 
-    def add_values(self, action: Any, numbers: list[Any], frames: Any, labels: tuple[Any, ...]) -> None:
+    def add_values(self, action: Any, numbers: Sequence[Any], frames: Any, labels: tuple[Any, ...]) -> None:
         """The same from the values of ``NUMBERS`` and ``LABELS``. ``frames``: a list, or the number of a stack.
 
         Raises:
@@ -93,10 +94,14 @@ class Rows:
             ) from error
 
     def _label_of(self, labels: tuple[Any, ...]) -> int:
-        if not all(type(text) is str for text in labels):
+        texts = tuple("" if text is None else text for text in labels)
+        if not all(type(text) is str for text in texts):
             raise TypeError("a category, module, phase or mark is to be text")
-        number = self._labels[labels] = len(self.label_table)
-        self.label_table.append(labels)
+        number = self._labels.get(texts)
+        if number is None:
+            number = self._labels[texts] = len(self.label_table)
+            self.label_table.append(texts)
+        self._labels[labels] = number
         return number
 
     def stack_of(self, frames: Any) -> int:
