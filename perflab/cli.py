@@ -24,6 +24,7 @@ from perflab.report.summary import ending, findings_left_out, measured_elsewhere
 from perflab.report.terminal import show
 from perflab.report.view import COLLECTED, DEFAULT_COLUMNS, View, parse_columns, parse_sort
 from perflab.results import Document, parameter_names
+from perflab.snapshots.command import memory_command
 from perflab.store.join import join_baselines
 from perflab.tiers import Run, by_folder, by_table, tier, tiers
 from perflab.units import format_names
@@ -177,6 +178,7 @@ COMMANDS: dict[str, Callable[[argparse.ArgumentParser], Run]] = {
     "attention": attention_command,
     "doctor": doctor_command,
     **{name: command for one in tiers() for name, command in one.commands().items()},
+    "memory": memory_command,
     "merge": merge_command,
     "report": report_command,
 }

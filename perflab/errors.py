@@ -61,6 +61,10 @@ class KernelError(PerflabError):
     """A registration of kernels, or an architecture, that cannot be compiled."""
 
 
+class SnapshotError(PerflabError):
+    """A memory snapshot that cannot be read: foreign, damaged, or not plain data."""
+
+
 class PredictionError(PerflabError):
     """A callable that cannot be run on fake tensors."""
 

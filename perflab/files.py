@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{12}\.part")
 _YOUNG_S = 60.0
@@ -24,19 +25,32 @@ _WITHOUT_LOCKS_S = 24 * 3600.0
 """Where the file system has no locks, what is older than this has no writer."""
 
 
-def read_regular(path: Path) -> bytes:
-    """A file's content. A named pipe or a device in its place is an error, and not waited for.
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file to read it. A named pipe or a device in its place is an error, and not waited for.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: it cannot be opened.
     """
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    with os.fdopen(handle, "rb") as file:
-        mode = os.fstat(file.fileno()).st_mode
+    try:
+        mode = os.fstat(handle).st_mode
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not stat.S_ISREG(mode):
             raise OSError(errno.EINVAL, f"it is {_kind(mode)}, and no file", str(path))
+    except BaseException:
+        os.close(handle)
+        raise
+    return os.fdopen(handle, "rb")
+
+
+def read_regular(path: Path) -> bytes:
+    """A file's content, opened as ``open_regular`` does.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with open_regular(path) as file:
         return file.read()
 
 

@@ -126,15 +126,20 @@ class CpuAllocations:
 
 
 @contextlib.contextmanager
-def cpu_allocations() -> Iterator[CpuAllocations]:
-    """Watch PyTorch's CPU allocator for the length of the block; read the result after it."""
+def cpu_allocations(*, with_stack: bool = False) -> Iterator[CpuAllocations]:
+    """Watch PyTorch's CPU allocator for the length of the block; read the result after it.
+
+    ``with_stack``: the profiler notes Python's calls too, for ``cpu_block_events``; that takes time.
+    """
     # Kineto greets on standard error at start and stop unless it was told before its first use.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     # Not torch.profiler's class around it, which loads the whole compiler (two seconds) to read one setting.
     from torch.autograd.profiler import profile
 
     allocations = CpuAllocations()
-    with profile(use_cpu=True, profile_memory=True, use_kineto=True) as profiler:
+    with profile(
+        use_cpu=True, profile_memory=True, use_kineto=True, with_stack=with_stack, with_modules=with_stack
+    ) as profiler:
         yield allocations
     allocations.profiler = profiler
     allocations._read()

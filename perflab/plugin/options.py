@@ -101,9 +101,7 @@ OPTIONS = (
         const="on",
         variable="PERFLAB_DRY_RUN",
     ),
-    Option(
-        "--perf-snapshots", "false", "write the memory timeline of each prediction to .perflab/snapshots/", flag=True
-    ),
+    Option("--perf-snapshots", "false", "write a memory snapshot of each case to .perflab/snapshots/", flag=True),
     Option(
         "--perf-profile",
         "false",

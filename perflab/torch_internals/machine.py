@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from perflab.internals import TORCH, attribute, lookup, needs
@@ -39,6 +41,14 @@ def dump_cuda_memory(path: str) -> None:
     torch.cuda.memory._dump_snapshot(path)  # type: ignore[no-untyped-call]
 
 
+@needs(TORCH, "torch.cuda.memory:_set_memory_metadata", to=_RECORD)
+def mark_cuda_memory(mark: str) -> None:
+    """A text that this thread's next events bear in the history."""
+    import torch
+
+    torch.cuda.memory._set_memory_metadata(mark)
+
+
 def has_cuda_context(index: int) -> bool:
     """Whether this process has used a CUDA device.
 
@@ -69,6 +79,68 @@ def device_events(results: Any) -> list[Any]:
 def kineto_results(profiler: Any) -> Any:
     """What ``torch.autograd.profiler.profile`` leaves behind, for ``host_events``."""
     return attribute(TORCH, profiler, "kineto_results", "read what the profiler saw")
+
+
+@dataclass(frozen=True)
+class CpuBlockEvent:
+    """PyTorch's CPU allocator gave a block or took it back."""
+
+    time_ns: int
+    address: int
+    size_bytes: int
+    """Negative where it was taken back."""
+    operator: str
+    """The innermost operator: ``aten::mm``; empty where it was none."""
+    frames: tuple[tuple[str, int, str], ...]
+    """File, line and function of the calls that led there, the innermost first."""
+    module: str
+    """Class of the innermost module; empty where it was in none."""
+    mark: str = ""
+    """Name of the outermost of the user's ranges (``record_function``) around it."""
+
+
+def cpu_block_events(results: Any) -> list[CpuBlockEvent]:
+    """What a profiler with ``profile_memory`` and ``with_stack`` saw of blocks, in order of time.
+
+    ``profile.events()`` is public, and has no addresses.
+    """
+    tree = attribute(TORCH, results, "experimental_event_tree", "record a CPU's memory (memory_snapshot)")()
+    found: list[CpuBlockEvent] = []
+    ranges: list[tuple[int, int, str]] = []
+    at: list[tuple[Any, str, tuple[Any, ...], str]] = [(one, "", (), "") for one in tree]
+    while at:
+        event, operator, frames, module = at.pop()
+        fields, kind = event.extra_fields, event.tag.name
+        if kind == "Allocation":
+            if str(fields.device) == "cpu":
+                found.append(
+                    CpuBlockEvent(event.start_time_ns, fields.ptr, fields.alloc_size, operator, frames, module)
+                )
+        elif kind in ("PyCall", "PyCCall"):
+            caller = fields.caller
+            frames = ((caller.file_name, caller.line_number, caller.function_name), *frames)
+            operator = ""
+            if kind == "PyCall" and fields.module is not None:
+                module = fields.module.cls_name
+        elif kind == "TorchOp":
+            if "USER_SCOPE" in str(fields.scope):
+                # In the tree a range belongs to the call that opened it, so what happened within is known by time.
+                ranges.append((event.start_time_ns, event.end_time_ns, event.name))
+            else:
+                operator = event.name
+        at.extend((child, operator, frames, module) for child in event.children)
+    found.sort(key=lambda one: one.time_ns)
+    ranges.sort()
+    outermost: list[tuple[int, int, str]] = []
+    for one in ranges:
+        if not outermost or one[0] >= outermost[-1][1]:
+            outermost.append(one)
+    starts = [start for start, _, _ in outermost]
+    for number, event in enumerate(found):
+        at_range = bisect_right(starts, event.time_ns) - 1
+        if at_range >= 0 and event.time_ns <= outermost[at_range][1]:
+            found[number] = replace(event, mark=outermost[at_range][2])
+    return found
 
 
 def answers_to_valgrind() -> bool:

@@ -78,7 +78,7 @@ def tier_rooms(tier: str, own: str, others: str = "") -> dict[str, Room]:
         f"{tier}.store": Room(below=f"{_GROUND} store {mine} {others}", packages="msgspec"),
         f"{tier}.report": Room(below=f"{_GROUND} report profiles {mine} {others}"),
         f"{tier}.run": Room(
-            below=f"perflab {_GROUND} {_PRIVATE} measure profiles store report {mine} {others} {_PLUGIN}",
+            below=f"perflab {_GROUND} {_PRIVATE} measure profiles store report snapshots {mine} {others} {_PLUGIN}",
             packages=_PYTEST,
             torch=When.CALLED,
         ),
@@ -121,6 +121,7 @@ ROOMS = {
     "profiles": Room(below=f"{_BARE} {_PRIVATE} measure report", packages="msgspec", torch=When.CALLED),
     "store": Room(below=_GROUND, packages="msgspec"),
     "report": Room(below=_GROUND),
+    "snapshots": Room(below="errors units files report tiers"),
     "correctness": Room(below=f"{_GROUND} {_PRIVATE}", packages="syrupy", torch=When.IMPORTED),
     # The tiers. A measured case may turn into a prediction, and be settled by turns with its baseline's commit.
     **tier_rooms("measured", "run", f"{_COMPARED} predicted.settings predicted.run"),
@@ -181,7 +182,7 @@ ROOMS = {
     # The top.
     "doctor": Room(below=f"{_GROUND} measure {_PLUGIN} {_MEASURED} {_COMPARED}", packages="msgspec"),
     "cli": Room(
-        below=f"{_GROUND} attention doctor store report",
+        below=f"{_GROUND} attention doctor snapshots store report",
         packages="msgspec",
     ),
     "__main__": Room(below="cli"),

@@ -65,7 +65,7 @@ def test_a_snapshot_is_plain_data_that_the_viewer_can_unpickle(tmp_path: Path) -
     path = write_snapshot(TRACE, tmp_path / "new" / "predicted")
     assert path == tmp_path / "new" / "predicted.pickle"
     assert {code.name for code, _, _ in pickletools.genops(path.read_bytes())} <= set(VIEWER_KNOWS.split())
-    assert set(load(path)) == {"segments", "device_traces", "allocator_settings", "external_annotations"}
+    assert set(load(path)) == {"segments", "device_traces", "allocator_settings", "external_annotations", "perflab"}
     with pytest.raises(pickle.UnpicklingError, match=r"posix\.system is asked for"):
         PlainUnpickler(io.BytesIO(b"cposix\nsystem\n.")).load()
 
@@ -162,12 +162,22 @@ def test_a_timeline_is_what_a_cpu_would_record(tmp_path: Path) -> None:
     path = write_timeline(TRACE, tmp_path / "predicted")
     assert path == tmp_path / "predicted.json"
     content = json.loads(path.read_text(encoding="utf-8"))
-    assert content == {
-        "schema": 1,
+    of_schema_1 = {key: content[key] for key in ("device", "peak_bytes", "time", "events")}
+    assert of_schema_1 == {
         "device": "cpu",
         "peak_bytes": 12 * MIB + 1100,
         "time": "event",
         "events": [[0, 12 * MIB + 100], [2, 1000], [5, -12 * MIB - 100], [7, -700], [8, 2 * MIB]],
+    }
+    assert [block for block, _ in content["blocks"]] == [2, 3, 2, 1, 5]
+    assert [(block, size) for block, size, _ in content["before"]] == [(0, 3 * MIB), (1, 700)]
+    assert content["places"][content["blocks"][0][1]] == {
+        "operator": "aten::mm",
+        "module": "blocks.17.attention",
+        "phase": "forward",
+        "category": "activations",
+        "frames": [["perflab/lab/attention/naive.py", 45, "aten::mm"]],
+        "tensor": "",
     }
     rounded = json.loads(write_timeline(TRACE, tmp_path / "rounded", rounded=True).read_text(encoding="utf-8"))
     assert (rounded["device"], rounded["peak_bytes"]) == ("cuda", 12 * MIB + 512 + 1024)

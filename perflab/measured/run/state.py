@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from perflab.measure.compiling import CompilerState, compiler_state
 from perflab.measure.records import Measurement, OutOfMemory
@@ -16,6 +17,8 @@ class Learned:
     environment: Environment | None = None
     measurement: Measurement | None = None
     out_of_memory: OutOfMemory | None = None
+    snapshot: Path | None = None
+    """The memory snapshot of one call, where the run records them."""
     ran_on: dict[str, None] = field(default_factory=dict)
     """Threads that ran on when a call had returned."""
     compiler: CompilerState = field(default_factory=compiler_state)

@@ -12,6 +12,7 @@ from perflab.measure.records import Record
 from perflab.measured.judge.counts import exactly_worse
 from perflab.measured.judge.judge import judge
 from perflab.measured.records import Baseline, MeasuredCase
+from perflab.measured.run.memory_snapshots import with_snapshots
 from perflab.measured.run.state import Learned
 from perflab.measured.store.baselines import Baselines
 from perflab.mode import identity
@@ -116,12 +117,13 @@ def _judgement(record: Record, baseline: Baseline, settings: Settings) -> Judgem
 
 
 def failure_of(config: pytest.Config, one: Judged) -> str | None:
-    """What the test of a case fails with; None if it passes."""
+    """What the test of a case fails with; None if it passes. Its memory snapshot is put where its verdict says."""
     settings, judgement = one.settings, one.judgement
     drifted = any(drift.decides for drift in judgement.drift.values())
     by_turns = one.record.paired is not None and "latency" in judgement.worse
     missing = judgement.no_times is not None or any(missed.can_be_saved for missed in judgement.not_compared)
     saves = Verdict.NEW if missing and judgement.verdict is Verdict.OK else None
-    return verdicts.failure_of(
+    failure = verdicts.failure_of(
         config, settings.told_in(one.result), settings, saves=saves, moves_anchor=drifted or by_turns
     )
+    return with_snapshots(failure, one.state.part(Learned).snapshot, config.rootpath)

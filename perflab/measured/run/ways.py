@@ -24,6 +24,7 @@ from perflab.measure.workload import Workload
 from perflab.measured.run.between_samples import BetweenSamples
 from perflab.measured.run.callgrind import COUNT, count_under_callgrind, run_counted
 from perflab.measured.run.cuda_graphs import no_graph_for
+from perflab.measured.run.memory_snapshots import record_where_asked
 from perflab.measured.run.state import Learned
 from perflab.plugin.case.fresh_process import measure_fresh
 from perflab.plugin.case.perf import CaseState, Way
@@ -208,7 +209,9 @@ class Local(Measuring):
     def of(self, workload: Workload) -> Any:
         """Measure, unless nothing is left of the run's time."""
         self._skip_if_late()
-        return super().of(workload)
+        result = super().of(workload)
+        record_where_asked(self.state, workload, self.device, self.config)
+        return result
 
     def compare(
         self, base: Workload, candidate: Workload, budget_s: float | None, threshold: float | None

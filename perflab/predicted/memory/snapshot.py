@@ -20,7 +20,7 @@ from typing import Any
 
 from perflab.predicted.memory.caching_allocator import BlockState, Segment, round_size
 from perflab.predicted.memory.replay import WORKSPACES, Replay, replay
-from perflab.predicted.trace.trace import Alloc, Op, Trace
+from perflab.predicted.trace.trace import Alloc, Free, Op, Trace
 
 PROTOCOL = 4
 """Of the pickle: the viewer's own reader (``unpickle`` in ``torch/utils/viz/MemoryViz.js``) knows 2 to 4."""
@@ -44,7 +44,7 @@ def write_snapshot(
     A block's frame is the line that asked for it, with the operator and the module as the function's name. Its
     ``category``, by which the viewer colours, is its kind (``predicted.records.KINDS``); of what was held before, the
     viewer heeds none and shows ``unknown``, but the frame says it. There is nothing in the file but plain containers,
-    numbers and text.
+    numbers and text. Beside PyTorch's keys, blocks have ``module`` and ``phase``, for ``perflab.snapshots``.
 
     Args:
         trace: the call.
@@ -66,6 +66,8 @@ def write_timeline(trace: Trace, path: Path, *, rounded: bool = False, time_of: 
 
     ``events`` are ``[time, bytes]``, negative for a free; ``peak_bytes`` is the highest rise above the beginning; the
     further key ``time`` says what the times are: ``predicted ns``, or ``event``, the number of the event in the trace.
+    ``blocks`` are ``[block, place]``, ``before`` are ``[block, bytes, place]`` of what was held,
+    ``marks`` are ``[event, phase]`` where a phase begins.
 
     Args:
         trace: the call.
@@ -79,19 +81,47 @@ def write_timeline(trace: Trace, path: Path, *, rounded: bool = False, time_of: 
     sizes = {block.block: block.size_bytes for block in (*trace.held, *trace.events) if isinstance(block, Alloc)}
     if rounded:
         sizes = {block: round_size(size) if size else 0 for block, size in sizes.items()}
-    history, level, peak = [], 0, 0
-    for event, time in zip(trace.events, _times(trace, time_of), strict=True):
+    places: dict[tuple[Any, ...], int] = {}
+    place_of: dict[int, int] = {}
+    for block in (*trace.held, *trace.events):
+        if isinstance(block, Alloc):
+            file, line = _split(block.place.line)
+            use = trace.uses.get(block.block)
+            kind = use.kind if use else ""
+            place = (block.operator, _module(block), block.place.phase, kind, file, line, _tensor(trace, block))
+            place_of[block.block] = places.setdefault(place, len(places))
+    history: list[list[int]] = []
+    blocks, marks, level, peak = [], [[0, ""]], 0, 0
+    for event, time, phase in zip(trace.events, _times(trace, time_of), _phases(trace), strict=True):
         if not isinstance(event, Op) and sizes[event.block]:
             change = sizes[event.block] if isinstance(event, Alloc) else -sizes[event.block]
             history.append([time, change])
+            blocks.append([event.block, place_of[event.block]])
             level += change
             peak = max(peak, level)
+            if phase != marks[-1][1]:
+                marks.append([len(history) - 1, phase])
     content = {
-        "schema": 1,
+        "schema": 2,
         "device": "cuda" if rounded else "cpu",
+        "source": "perflab, predicted",
         "peak_bytes": peak,
         "time": "event" if time_of is None else "predicted ns",
         "events": history,
+        "blocks": blocks,
+        "marks": marks,
+        "places": [
+            {
+                "operator": operator,
+                "module": module,
+                "phase": phase,
+                "category": kind,
+                "frames": [[file, line, operator]],
+                "tensor": tensor,
+            }
+            for operator, module, phase, kind, file, line, tensor in places
+        ],
+        "before": [[held.block, sizes[held.block], place_of[held.block]] for held in trace.held if sizes[held.block]],
     }
     target = path.with_name(path.name + ".json")
     _write_whole(target, json.dumps(content).encode("utf-8"))
@@ -104,6 +134,7 @@ class _Snapshot:
         self.played = played
         self.capacity_bytes = capacity_bytes
         self.times = list(_times(trace, time_of))
+        self.phases = list(_phases(trace))
         self.unit = 1.0 if time_of is None else 1e3
         self.frames: dict[tuple[str, int, str], list[dict[str, Any]]] = {}
 
@@ -123,6 +154,7 @@ class _Snapshot:
                 "roundup_power2_divisions": {},
             },
             "external_annotations": [],
+            "perflab": {"kind": "prediction", "times": "event" if self.unit == 1.0 else "predicted us"},
         }
 
     def _trace(self) -> Iterator[dict[str, Any]]:
@@ -140,7 +172,9 @@ class _Snapshot:
                 continue
             common["addr"] = entry.address
             if entry.action in ("alloc", "free") and entry.block is not None:
-                common["category"] = self._kind(entry.block)
+                common |= self._labels(entry.block)
+            if entry.event >= 0 and self.phases[entry.event]:
+                common["user_metadata"] = self.phases[entry.event]
             for action in ("free_requested", "free_completed") if entry.action == "free" else (entry.action,):
                 yield {"action": action, **common}
         # A recording ends so as well. Older viewers want an event of category "unknown" where there are others.
@@ -183,23 +217,23 @@ class _Snapshot:
             "requested_size": block.requested_bytes,
             "state": "active_allocated" if block.allocated else "inactive",
             "frames": self._frames(alive) if alive else [],
+            **(self._labels(alive) if alive else {}),
         }
+
+    def _labels(self, block: Alloc) -> dict[str, str]:
+        labels = {"category": self._kind(block), "module": _module(block), "phase": block.place.phase}
+        return {**labels, "tensor": _tensor(self.trace, block)}
 
     def _frames(self, block: Alloc) -> list[dict[str, Any]]:
         """One list for all blocks of one place, which the pickle then holds once."""
-        file, _, line = block.place.line.rpartition(":")
-        if not line.isdecimal():
-            file, line = block.place.line, "0"
-        key = file, int(line), self._name(block)
+        key = *_split(block.place.line), self._name(block)
         if key not in self.frames:
             self.frames[key] = [{"filename": key[0], "line": key[1], "name": key[2]}]
         return self.frames[key]
 
     def _name(self, block: Alloc) -> str:
         """``aten::mm in blocks.17.attention (forward)``; of what was held before, its kind in the operator's place."""
-        module = block.place.module
-        if block.layer is not None:
-            module = module.replace(f"{block.layer.stack}.*", f"{block.layer.stack}.{block.layer.number}", 1)
+        module = _module(block)
         name = block.operator or self._kind(block)
         if module:
             name += f" in {module}"
@@ -214,6 +248,35 @@ class _Snapshot:
     def _room(self) -> int:
         reserved = sum(segment.size_bytes for segment in self.played.segments)
         return (self.capacity_bytes or 0) - reserved
+
+
+def _tensor(trace: Trace, block: Alloc) -> str:
+    """``(4, 1024, 2560) float32`` of what autograd saved; of other blocks shapes are not known."""
+    use = trace.uses.get(block.block)
+    return f"{use.saved.shape} {use.saved.dtype}" if use is not None and use.saved is not None else ""
+
+
+def _module(block: Alloc) -> str:
+    """With the layer's number, where it is known."""
+    module = block.place.module
+    if block.layer is not None:
+        module = module.replace(f"{block.layer.stack}.*", f"{block.layer.stack}.{block.layer.number}", 1)
+    return module
+
+
+def _split(line: str) -> tuple[str, int]:
+    """``model.py:12`` as file and line."""
+    file, _, number = line.rpartition(":")
+    return (file, int(number)) if number.isdecimal() else (line, 0)
+
+
+def _phases(trace: Trace) -> Iterator[str]:
+    """The phase at each event: what is let go has none of its own."""
+    phase = ""
+    for event in trace.events:
+        if not isinstance(event, Free):
+            phase = event.place.phase
+        yield phase
 
 
 def _times(trace: Trace, time_of: TimeOf | None) -> Iterator[int]:

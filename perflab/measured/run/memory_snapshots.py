@@ -1,0 +1,61 @@
+"""Memory snapshots of measured cases: ``--perf-snapshots`` records one more call; a failure shows what is new in it.
+
+The snapshot of a case that passes stays as ``*-measured``. That of a case that fails lies beside it as
+``*-measured-now``, and the failure ends with the first lines of ``perflab memory`` for the two.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from perflab.errors import PerflabError
+from perflab.measure.memory_snapshot import record_call
+from perflab.measure.workload import Workload
+from perflab.measured.run.state import Learned
+from perflab.plugin.case.perf import CaseState
+from perflab.plugin.session.folder import file_name_for, own_folder
+from perflab.predicted.settings import Predicting
+from perflab.snapshots.difference import compare
+from perflab.snapshots.reading import choose, read_snapshots
+from perflab.snapshots.show import first_changes
+
+if TYPE_CHECKING:
+    import torch
+
+_NOW = "-now"
+
+
+def record_where_asked(state: CaseState, workload: Workload, device: torch.device, config: pytest.Config) -> None:
+    """Record one more call of a case that was measured, if the run was asked to."""
+    if state.settings.part(Predicting).snapshots:
+        folder = own_folder(config.rootpath) / "snapshots"
+        recorded = record_call(workload, folder / (file_name_for(f"{state.case}-measured") + _NOW), device)
+        state.part(Learned).snapshot = recorded.path
+
+
+def with_snapshots(failure: str | None, snapshot: Path | None, root: Path) -> str | None:
+    """A failure with what its snapshot has that the last good one had not; None where the case passed.
+
+    Args:
+        failure: the text so far.
+        snapshot: of the case as it is now.
+        root: paths are shown relative to it.
+    """
+    if snapshot is None:
+        return failure
+    good = snapshot.with_name(snapshot.name.replace(f"{_NOW}.", "."))
+    if failure is None:
+        snapshot.replace(good)
+        return None
+    now = snapshot.relative_to(root).as_posix()
+    if not good.exists():
+        return f"{failure}\nmemory: perflab memory {now}"
+    try:
+        before, after = (choose(read_snapshots(path), None, path) for path in (good, snapshot))
+    except (PerflabError, OSError) as error:
+        return f"{failure}\nmemory: {now}; no comparison with the last good snapshot: {error}"
+    changes = first_changes(compare(before, after, (good.name, snapshot.name)))
+    return "\n".join([failure, *changes, f"in full: perflab memory {good.relative_to(root).as_posix()} {now}"])

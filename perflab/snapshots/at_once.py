@@ -1,0 +1,171 @@
+"""Reads the events of PyTorch's pickle whole, by their bytes: a hundred opcodes by one match.
+
+All events of a recording are written alike: the same keys in the same order, each a number of the memo. Once one was
+read opcode by opcode, an expression is made that matches the bytes of the next ones, with a group for each value. What
+it does not match, such as an event with a call that was not met before, goes opcode by opcode again; the result is
+the same, and tests hold both ways against each other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+from perflab.snapshots.rows import LABELS, NUMBERS, Rows
+from perflab.snapshots.unpickling import Content, Unpickling
+
+EVENT = "(event)"
+"""Stands where an event stood, once it is a row."""
+MOST_LAYOUTS = 6
+"""Orders of keys that are tried, the one that matched last first."""
+
+MOST_KNOWN = 500_000
+"""Distinct values whose bytes are remembered."""
+
+# Atomic groups throughout: each alternative is settled by its first byte, so no bytes make matching go back and forth.
+_PUT = rb"(?>\x94|q.|r.{4})"
+_GET = rb"(?>h.|j.{4})"
+_SMALL = rb"(?>K.|M..|J.{4})"
+_NUMBER = rb"\x8a(?>\x04.{4}|\x05.{5}|\x06.{6}|\x07.{7}|\x08.{8}|\x09.{9})"
+_TEXT = rb"\x8c.[ -~]*+\x94"
+_LIST = rb"\]" + _PUT + rb"(?>\((?:" + _GET + rb")++e|" + _GET + rb"a|)"
+_VALUE = rb"((?>" + b"|".join((_GET, _SMALL + rb"(?>" + _SMALL + rb"\x86" + _PUT + rb"|)", _NUMBER)) + rb"|[N\x88\x89]|"
+_VALUE += _TEXT + b"|" + _LIST + rb"))"
+_ONE_GET = re.compile(_GET, re.DOTALL)
+_ONE_NUMBER = re.compile(_SMALL, re.DOTALL)
+_IS_PUT = re.compile(_PUT, re.DOTALL)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Events with these keys in this order."""
+
+    pattern: re.Pattern[bytes]
+    """A group for the number that the dictionary has in the memo, and one for each value."""
+    numbers: Callable[[list[Any]], tuple[Any, ...]]
+    """Gives the values of ``NUMBERS``."""
+    action: int
+    frames: int
+    labels: Callable[[list[Any]], tuple[Any, ...]]
+    """Gives the texts of ``LABELS``; the last value, an empty one, for those that there are not."""
+
+
+class Events(Content):
+    """Turns the events of a PyTorch snapshot into rows, wherever they stand in it."""
+
+    def __init__(self) -> None:
+        self.rows = Rows()
+        self._layouts: list[_Layout] = []
+        self._seen: set[tuple[str, ...]] = set()
+        self._known: dict[bytes, tuple[Any, int]] = {}
+        """What bytes mean, and where in them the number begins that it is given in the memo; 0: it is given none."""
+
+    def finished(self, found: dict[str, Any], machine: Unpickling) -> Any:
+        """An event becomes a row; everything else stays."""
+        if "action" not in found:
+            return found
+        self.rows.add(found)
+        keys = tuple(found)
+        if keys not in self._seen and len(self._seen) < 10 * MOST_LAYOUTS:
+            self._seen.add(keys)
+            self._learn(keys, machine.memo)
+        found.clear()  # the memo still has it
+        return EVENT
+
+    def at_once(self, machine: Unpickling) -> bool:
+        """Read the event that begins here, if it is of a known form."""
+        for number, layout in enumerate(self._layouts):
+            match = layout.pattern.match(machine.buffer, machine.position)
+            if match is not None:
+                if number:
+                    self._layouts.insert(0, self._layouts.pop(number))
+                return self._take(machine, match, layout)
+        return False
+
+    def _learn(self, keys: tuple[str, ...], memo: list[Any]) -> None:
+        """Make an expression of an event with these keys, where all of them are in the memo."""
+        places: dict[str, list[bytes]] = {key: [] for key in keys}
+        for number, text in enumerate(memo):
+            if type(text) is str and text in places:
+                places[text].append(bytes((0x68, number)) if number < 256 else b"j" + number.to_bytes(4, "little"))
+        if all(places.values()) and {*NUMBERS, "frames"} <= places.keys():
+            parts = [b"(?:" + b"|".join(map(re.escape, places[key])) + b")" + _VALUE for key in keys]
+            layout = _Layout(
+                re.compile(rb"\}(" + _PUT + rb")\(" + b"".join(parts) + b"u", re.DOTALL),
+                itemgetter(*(keys.index(key) for key in NUMBERS)),
+                keys.index("action"),
+                keys.index("frames"),
+                itemgetter(*(keys.index(key) if key in keys else -1 for key in LABELS)),
+            )
+            self._layouts = [layout, *self._layouts][:MOST_LAYOUTS]
+
+    def _take(self, machine: Unpickling, match: re.Match[bytes], layout: _Layout) -> bool:
+        """Make a row of what matched, and give its objects their numbers in the memo. False: it is of another form."""
+        put, *tokens = match.groups()
+        known, memoizes = self._known, put == b"\x94"
+        puts: list[tuple[bytes, int]] = [(put, 0)]
+        made: list[Any] = [EVENT]
+        values: list[Any] = []
+        for token in tokens:
+            if token[0] == 0x8A:
+                values.append(int.from_bytes(token[2:], "little", signed=True))
+                continue
+            found = known.get(token) or self._understood(machine, token)
+            if found is None:
+                return False
+            value, place = found
+            values.append(value)
+            if place:
+                if memoizes != (token[place] == 0x94):
+                    return False  # no pickler mixes both ways to give numbers
+                made.append(value)
+                puts.append((token, place))
+        values.append("")
+        self.rows.add_values(
+            values[layout.action], layout.numbers(values), values[layout.frames], layout.labels(values)
+        )
+        if memoizes:
+            machine.memo += made
+        else:
+            for (token, place), value in zip(puts, made, strict=True):
+                named = _IS_PUT.match(token, place)
+                assert named is not None
+                machine.put(int.from_bytes(named[0][1:], "little"), value)
+        machine.position = match.end()
+        machine.stack.append(EVENT)
+        return True
+
+    def _understood(self, machine: Unpickling, token: bytes) -> tuple[Any, int] | None:
+        """What bytes mean wherever they stand: numbers of the memo are given once. None: they are of another form."""
+        found = self._read(machine, token)
+        if found is not None:
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
+            self._known[token] = found
+        return found
+
+    def _read(self, machine: Unpickling, token: bytes) -> tuple[Any, int] | None:
+        head = token[0]
+        if head in (0x68, 0x6A):
+            value = machine.get(int.from_bytes(token[1:], "little"))
+            return (self.rows.stack_of(value) if type(value) is list else value), 0
+        if head == 0x8C:
+            return (token[2:-1].decode("ascii"), len(token) - 1) if len(token) == token[1] + 3 else None
+        if head == 0x5D:  # the same bytes take the same frames from the memo
+            put = _IS_PUT.match(token, 1)
+            assert put is not None
+            gets = _ONE_GET.findall(token, put.end())
+            return self.rows.stack_of([machine.get(int.from_bytes(one[1:], "little")) for one in gets]), 1
+        if head in (0x4E, 0x88, 0x89):
+            return {0x4E: None, 0x88: True, 0x89: False}[head], 0
+        first = _ONE_NUMBER.match(token)
+        assert first is not None
+        value = int.from_bytes(first[0][1:], "little", signed=head == 0x4A)
+        second = _ONE_NUMBER.match(token, first.end())
+        if second is None:
+            return value, 0
+        pair = value, int.from_bytes(second[0][1:], "little", signed=second[0][0] == 0x4A)
+        return pair, second.end() + 1

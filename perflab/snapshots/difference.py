@@ -1,0 +1,90 @@
+"""Two snapshots against each other: what is alive at one peak and not at the other, to the byte. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from perflab.snapshots.analysis import Lines, alive_at, levels, module_of, parts_by, peak_moment
+from perflab.snapshots.model import Block, Snapshot
+from perflab.snapshots.summary import stage_at
+from perflab.snapshots.tables import Column, Fact, Report, Table, Value, largest
+
+MOST_ROWS = 20
+_CHANGES = (
+    Column("change_bytes", "change", "change"),
+    Column("before_bytes", "before", "bytes"),
+    Column("after_bytes", "after", "bytes"),
+)
+_SUMMED = ("change_bytes", "before_bytes", "after_bytes", "before_blocks", "after_blocks")
+
+
+def compare(before: Snapshot, after: Snapshot, names: tuple[str, str], most: int = MOST_ROWS) -> Report:
+    """Why one peak is higher than the other. The changes of each table add up to the difference of the peaks.
+
+    Args:
+        before, after: the recordings.
+        names: of their files.
+        most: rows of a table before what is smaller is summed up.
+    """
+    sides = []
+    for snapshot in (before, after):
+        level = levels(snapshot)
+        peak = peak_moment(level)
+        sides.append((level[peak], stage_at(snapshot, peak), alive_at(snapshot, peak), Lines(snapshot)))
+    (old, old_stage, old_blocks, old_line), (new, new_stage, new_blocks, new_line) = sides
+    facts = (
+        Fact("before", "before", f"{names[0]} ({before.source}, {before.device})"),
+        Fact("after", "after", f"{names[1]} ({after.source}, {after.device})"),
+        Fact("before_peak_bytes", "peak before", old, "exact"),
+        Fact("before_stage", "in stage", old_stage),
+        Fact("after_peak_bytes", "peak after", new, "exact"),
+        Fact("after_stage", "in stage", new_stage),
+        Fact("change_bytes", "change", new - old, "change"),
+    )
+
+    def table(key: str, title: str, of: Callable[[Block, Lines], tuple[str, ...]], *named: Column) -> Table:
+        then = parts_by(old_blocks, lambda block: of(block, old_line))
+        now = parts_by(new_blocks, lambda block: of(block, new_line))
+        columns = (
+            *named,
+            *_CHANGES,
+            Column("before_blocks", "blocks", "count"),
+            Column("after_blocks", "after", "count"),
+        )
+        rows: list[tuple[Value, ...]] = []
+        for name in {**then, **now}:
+            size, count = then.get(name, (0, 0))
+            new_size, new_count = now.get(name, (0, 0))
+            if (size, count) != (new_size, new_count):
+                rows.append((*name, new_size - size, size, new_size, count, new_count))
+        rows.sort(key=lambda row: -abs(int(row[len(named)] or 0)))
+        return Table(key, title, columns, largest(rows, columns, most, summed=_SUMMED))
+
+    category, module, line = (Column(key, key) for key in ("category", "module", "line"))
+    tables = (
+        table("by_category", "Change by category", lambda block, _: (block.category,), category),
+        table("by_module", "Change by module", lambda block, _: (module_of(block) or "(none)",), module),
+        table(
+            "changes",
+            "Change by line, module and category",
+            lambda block, line: (line(block) or "(not recorded)", module_of(block), block.category),
+            line,
+            module,
+            category,
+        ),
+    )
+    return Report(f"{names[0]} → {names[1]}", facts, tables, _notes(before, after, names))
+
+
+def _notes(before: Snapshot, after: Snapshot, names: tuple[str, str]) -> tuple[str, ...]:
+    notes = [f"{name}: {note}" for name, one in zip(names, (before, after), strict=True) for note in one.notes]
+    if before.rounding_bytes != after.rounding_bytes:
+        notes.append(
+            f"Sizes of one are rounded up to {max(before.rounding_bytes, after.rounding_bytes)} B and those of the "
+            "other are not: blocks differ by that."
+        )
+    if before.is_deduced != after.is_deduced:
+        notes.append(
+            "Categories of one are deduced from stacks, and those of the other were recorded: names may differ."
+        )
+    return tuple(notes)

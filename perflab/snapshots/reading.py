@@ -1,0 +1,86 @@
+"""Opens a memory snapshot, whoever wrote it."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from perflab.errors import SnapshotError
+from perflab.files import open_regular
+from perflab.snapshots.model import Snapshot
+from perflab.snapshots.pytorch import read_pickle
+from perflab.snapshots.recorded import MOST_BYTES, read_json
+from perflab.units import format_bytes
+
+_QUIET_S = 2.0
+"""Files that are read within it show no progress."""
+
+
+def read_snapshots(path: Path) -> list[Snapshot]:
+    """The recordings in a file, one for each device that did anything.
+
+    Raises:
+        SnapshotError: it is no snapshot, is damaged, or holds anything but plain data.
+        OSError: it cannot be opened.
+    """
+    with open_regular(path) as file:
+        first = file.read(1)
+        file.seek(0)
+        if not first:
+            raise SnapshotError(f"{path} is empty", "record it again: the program may have ended before it was written")
+        if first == b"{" or first.isspace():
+            text = file.read(MOST_BYTES + 1)
+            if len(text) > MOST_BYTES:
+                raise SnapshotError(
+                    f"{path} is JSON of more than {format_bytes(MOST_BYTES)}", "record a shorter part of the program"
+                )
+            found = [read_json(text, path)]
+        else:
+            was_on = gc.isenabled()
+            gc.disable()  # millions of objects come to be, and none of them is garbage
+            try:
+                found = read_pickle(file, path, _Progress(path).show)
+            except SnapshotError as error:
+                raise SnapshotError(f"{path}: {error.problem}", error.remedy) from error
+            finally:
+                if was_on:
+                    gc.enable()
+    if not found:
+        raise SnapshotError(
+            f"{path} has no events and no memory in use",
+            "call torch.cuda.memory._record_memory_history() before the part that is to be seen",
+        )
+    return found
+
+
+def choose(found: Sequence[Snapshot], device: str | None, path: Path) -> Snapshot:
+    """The recording of one device: that which is named, else the one with the most events.
+
+    Raises:
+        SnapshotError: there is none of that device.
+    """
+    if device is None:
+        return max(found, key=lambda one: (one.moments, len(one.blocks)))
+    for one in found:
+        if device in (one.device, one.device.removeprefix("cuda:")):
+            return one
+    raise SnapshotError(
+        f"{path} has nothing of device {device}", f"choose of {', '.join(one.device for one in found)}: --device"
+    )
+
+
+class _Progress:
+    """How far reading is, on standard error, once it takes a while."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.start, self.shown = path, time.monotonic(), -1
+
+    def show(self, done: int, size: int) -> None:
+        """So many bytes of all are read."""
+        percent = 100 * done // max(size, 1)
+        if time.monotonic() - self.start > _QUIET_S and percent >= self.shown + 5:
+            self.shown = percent
+            print(f"{self.path.name}: {percent}% of {format_bytes(size)} read", file=sys.stderr, flush=True)

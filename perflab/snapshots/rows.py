@@ -1,0 +1,128 @@
+"""The events of PyTorch's snapshot as columns of numbers: 50 bytes each, where dictionaries take a thousand."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from perflab.errors import SnapshotError
+from perflab.snapshots.model import Frame, Stack
+
+ACTIONS = (
+    "alloc",
+    "free_requested",
+    "free_completed",
+    "segment_alloc",
+    "segment_free",
+    "segment_map",
+    "segment_unmap",
+    "snapshot",
+    "oom",
+)
+"""``TraceEntry::Action`` in ``c10/cuda/CUDACachingAllocator.h``; others are counted and left out."""
+OTHER = len(ACTIONS)
+_NUMBER = {name: number for number, name in enumerate(ACTIONS)}
+NUMBERS = ("addr", "size", "stream", "time_us")
+LABELS = ("category", "module", "phase", "user_metadata", "tensor")
+"""Texts that an event may have: what it is for, where it was asked for, and the mark of that time."""
+
+
+class Rows:
+    """Events in the order of the file. Stacks and labels are stored once each, and known by number."""
+
+    def __init__(self) -> None:
+        self.actions = array("b")
+        self.addresses = array("Q")
+        self.sizes = array("q")
+        self.streams = array("Q")
+        self.times_us = array("q")
+        self.stacks = array("i")
+        self.labels = array("i")
+        self.device_free: dict[int, int] = {}
+        """Of the rows that are out of memory."""
+        self.has_times = False
+        self.stack_table: list[Stack] = [()]
+        self.label_table: list[tuple[str, ...]] = [("",) * len(LABELS)]
+        self._stacks: dict[Stack, int] = {(): 0}
+        self._labels: dict[tuple[str, ...], int] = {("",) * len(LABELS): 0}
+        self._frames: dict[Frame, Frame] = {}
+
+    def __len__(self) -> int:
+        return len(self.actions)
+
+    def add(self, event: dict[str, Any]) -> None:
+        """One event, as PyTorch writes it.
+
+        Raises:
+            SnapshotError: a value is not of its kind.
+        """
+        numbers = [event.get(key) or 0 for key in NUMBERS]
+        self.add_values(event["action"], numbers, event.get("frames"), tuple(event.get(key) for key in LABELS))
+        self.has_times = self.has_times or "time_us" in event
+        if event["action"] == "oom":
+            free = event.get("device_free")
+            self.device_free[len(self) - 1] = free if type(free) is int else 0
+
+    def add_values(self, action: Any, numbers: Sequence[Any], frames: Any, labels: tuple[Any, ...]) -> None:
+        """The same from the values of ``NUMBERS`` and ``LABELS``. ``frames``: a list, or the number of a stack.
+
+        Raises:
+            SnapshotError: a value is not of its kind.
+        """
+        length = len(self.actions)
+        try:
+            is_number = type(frames) is int and 0 <= frames < len(self.stack_table)
+            stack = frames if is_number else self.stack_of(frames)
+            label = self._labels.get(labels)
+            if label is None:
+                label = self._label_of(labels)
+            number = _NUMBER.get(action, OTHER)
+            self.addresses.append(numbers[0])
+            self.sizes.append(numbers[1])
+            self.streams.append(numbers[2])
+            self.times_us.append(numbers[3])
+            self.stacks.append(stack)
+            self.labels.append(label)
+            self.actions.append(number)
+        except (TypeError, ValueError, OverflowError) as error:
+            for column in (self.addresses, self.sizes, self.streams, self.times_us, self.stacks, self.labels):
+                del column[length:]
+            raise SnapshotError(
+                f"event {length:,} of the snapshot has a value that no event has: {error}",
+                "record it again with torch.cuda.memory._record_memory_history and _dump_snapshot",
+            ) from error
+
+    def _label_of(self, labels: tuple[Any, ...]) -> int:
+        texts = tuple("" if text is None else text for text in labels)
+        if not all(type(text) is str for text in texts):
+            raise TypeError("a category, module, phase or mark is to be text")
+        number = self._labels.get(texts)
+        if number is None:
+            number = self._labels[texts] = len(self.label_table)
+            self.label_table.append(texts)
+        self._labels[labels] = number
+        return number
+
+    def stack_of(self, frames: Any) -> int:
+        """The number of a stack, from the list that PyTorch writes.
+
+        Raises:
+            TypeError: it is no such list.
+        """
+        if not frames:
+            return 0
+        if type(frames) is not list:
+            raise TypeError("a stack is to be a list of frames")
+        stack = tuple(self._frame(frame) for frame in frames)
+        number = self._stacks.get(stack)
+        if number is None:
+            number = self._stacks[stack] = len(self.stack_table)
+            self.stack_table.append(stack)
+        return number
+
+    def _frame(self, found: Any) -> Frame:
+        if type(found) is not dict:
+            raise TypeError("a frame is to be a dictionary")
+        frame = Frame(str(found.get("filename", "")), int(found.get("line") or 0), str(found.get("name", "")))
+        return self._frames.setdefault(frame, frame)

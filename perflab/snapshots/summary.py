@@ -1,0 +1,279 @@
+"""One snapshot in facts and tables: the peak and what it is made of, stages, blocks that stay, the cache. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from perflab.snapshots.analysis import (
+    Lines,
+    Part,
+    alike,
+    alive_at,
+    categories_of,
+    layerless,
+    levels,
+    module_of,
+    outliving,
+    parts_by,
+    peak_moment,
+)
+from perflab.snapshots.model import Block, Frame, Segment, Snapshot, Stack
+from perflab.snapshots.stacks import is_user_s, line_of
+from perflab.snapshots.tables import Column, Fact, Report, Table, Value, largest
+
+MOST_ROWS = 12
+"""Rows of a table before what is smaller is summed up."""
+MOST_FRAMES = 5
+"""Of a stack that is shown."""
+_SIZE, _SHARE = Column("bytes", "size", "bytes"), Column("share", "share", "share")
+_BLOCKS = Column("blocks", "blocks", "count")
+_SUMMED = ("bytes", "share", "blocks")
+_ALIKE = (
+    Column("blocks", "blocks", "count"),
+    Column("each_bytes", "each", "bytes"),
+    Column("bytes", "size", "bytes"),
+    Column("category", "category"),
+    Column("module", "module"),
+    Column("line", "line"),
+    Column("tensor", "tensor"),
+    Column("stack", "stack"),
+)
+
+
+def summarize(snapshot: Snapshot, name: str, most: int = MOST_ROWS) -> Report:
+    """What is to be said of a snapshot.
+
+    Args:
+        snapshot: the recording.
+        name: of the file.
+        most: rows of a table before what is smaller is summed up.
+    """
+    level = levels(snapshot)
+    peak = peak_moment(level)
+    blocks, line = alive_at(snapshot, peak), Lines(snapshot)
+    times = snapshot.times_ns
+    facts = [
+        Fact("source", "recorded by", snapshot.source),
+        Fact("device", "device", snapshot.device),
+        Fact("moments", "allocations and frees", snapshot.moments, "count"),
+        Fact("duration_ns", "duration", times[-1] - times[0] if len(times) else None, "ns"),
+        Fact("peak_bytes", "peak", level[peak], "exact"),
+        Fact("peak_moment", "peak at moment", peak, "count"),
+        Fact("peak_time_ns", "peak after", _time(snapshot, peak), "ns"),
+        Fact("peak_stage", "peak in stage", stage_at(snapshot, peak)),
+        Fact("begin_bytes", "alive at the beginning", level[0], "exact"),
+        Fact("end_bytes", "alive at the end", level[-1], "exact"),
+    ]
+    tables = [
+        _parts("category", "Alive at the peak, by category", blocks, lambda block: block.category, most),
+        _parts("module", "Alive at the peak, by module", blocks, lambda block: module_of(block) or "(none)", most),
+        _parts("line", "Alive at the peak, by line", blocks, lambda block: line(block) or "(not recorded)", most),
+        _largest(blocks, line, most),
+        *_stages(snapshot, level),
+        *_staying(snapshot, line, most),
+        *_fragmentation(snapshot, most),
+        *_cache(snapshot),
+        *_out_of_memory(snapshot),
+    ]
+    return Report(name, tuple(facts), tuple(tables), tuple(_notes(snapshot)))
+
+
+def stage_at(snapshot: Snapshot, moment: int) -> str:
+    """The marked stage of a moment; ``unmarked``."""
+    return next((stage.name for stage in snapshot.stages if stage.start < moment <= stage.end), "unmarked")
+
+
+def shown_stack(stack: Stack) -> str:
+    """The user's calls, the innermost first: ``model.py:190 forward < train.py:12 main``."""
+    frames = [frame for frame in stack if is_user_s(frame.file)]
+    if not frames and not any(frame.file.endswith(".py") for frame in stack[:1]) and len(stack) > 1:
+        return line_of(stack)
+    frames = frames or list(stack)
+    calls = [_call(frame) for frame in frames[:MOST_FRAMES]]
+    return " < ".join(calls) + (" < …" if len(frames) > MOST_FRAMES else "")
+
+
+def _call(frame: Frame) -> str:
+    place = f"{frame.file.rsplit('/', 1)[-1]}:{frame.line} " if frame.file else ""
+    return f"{place}{frame.function}".strip()
+
+
+def _time(snapshot: Snapshot, moment: int) -> int | None:
+    if not len(snapshot.times_ns):
+        return None
+    return snapshot.times_ns[moment - 1] - snapshot.times_ns[0] if moment else 0
+
+
+def _parts(key: str, title: str, blocks: Sequence[Block], of: Callable[[Block], str], most: int) -> Table:
+    parts: dict[str, Part] = parts_by(blocks, of)
+    total = sum(part.size_bytes for part in parts.values())
+    columns = (Column(key, key), _SIZE, _SHARE, _BLOCKS)
+    rows = [
+        (name, part.size_bytes, part.size_bytes / total if total else 0.0, part.blocks) for name, part in parts.items()
+    ]
+    return Table(f"by_{key}", title, columns, largest(rows, columns, most, summed=_SUMMED))
+
+
+def _largest(blocks: Sequence[Block], line: Lines, most: int) -> Table:
+    rows: list[tuple[Value, ...]] = []
+    for one in alike(blocks):
+        first = one.blocks[0]
+        rows.append(
+            (
+                len(one.blocks),
+                one.size_bytes,
+                one.total_bytes,
+                first.category,
+                module_of(first),
+                line(first),
+                first.tensor,
+                shown_stack(layerless(first.stack) if first.module else first.stack),
+            )
+        )
+    # The count of blocks is the first column, so the row of smaller ones has it as well.
+    rest = rows[most:] if len(rows) > most + 1 else []
+    listed = rows[: len(rows) - len(rest)]
+    if rest:
+        blocks_left, bytes_left = (sum(_int(row[number]) for row in rest) for number in (0, 2))
+        listed.append((blocks_left, None, bytes_left, f"{len(rest):,} smaller rows", "", "", "", ""))
+    title = "Alive at the peak: blocks of one size and stack"
+    return Table("largest", title, _ALIKE, tuple(listed))
+
+
+def _int(value: Value) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _stages(snapshot: Snapshot, level: Sequence[int]) -> Iterator[Table]:
+    columns = (
+        Column("stage", "stage"),
+        Column("start", "from moment", "count"),
+        Column("end", "to", "count"),
+        Column("start_ns", "after", "ns"),
+        Column("peak_bytes", "peak", "bytes"),
+        Column("end_bytes", "at its end", "bytes"),
+    )
+    rows = [
+        (
+            stage.name,
+            stage.start,
+            stage.end,
+            _time(snapshot, stage.start),
+            max(level[stage.start : stage.end + 1]),
+            level[stage.end],
+        )
+        for stage in snapshot.stages
+    ]
+    if rows:
+        kept = tuple(rows[:MOST_STAGES])
+        note = f"{len(rows) - len(kept):,} later stages are left out" if len(rows) > len(kept) else ""
+        yield Table("stages", "Stages", columns, kept, note)
+
+
+MOST_STAGES = 24
+"""Stages that are listed."""
+
+
+def _staying(snapshot: Snapshot, line: Lines, most: int) -> Iterator[Table]:
+    columns = (Column("steps", "in steps", "count"), *_ALIKE)
+    found = outliving(snapshot)
+    rows: list[tuple[Value, ...]] = []
+    for one in found[:most]:
+        first = one.alike.blocks[0]
+        same = one.alike
+        rows.append(
+            (
+                one.steps,
+                len(same.blocks),
+                same.size_bytes,
+                same.total_bytes,
+                first.category,
+                module_of(first),
+                line(first),
+                first.tensor,
+                shown_stack(layerless(first.stack) if first.module else first.stack),
+            )
+        )
+    if rows:
+        note = f"of {len(snapshot.steps)} steps; what stays in every one of them grows without end"
+        yield Table("outliving", "Blocks that outlive the step that made them", columns, tuple(rows), note)
+
+
+def _fragmentation(snapshot: Snapshot, most: int) -> Iterator[Table]:
+    columns = (
+        Column("segment", "segment"),
+        Column("bytes", "size", "bytes"),
+        Column("in_use_bytes", "in use", "bytes"),
+        Column("asked_bytes", "asked for", "bytes"),
+        Column("free_bytes", "cached", "bytes"),
+        Column("largest_free_bytes", "largest piece", "bytes"),
+    )
+    rows: list[tuple[Value, ...]] = [
+        (
+            f"{one.address:#x} {one.kind}, stream {one.stream}",
+            one.size_bytes,
+            one.in_use_bytes,
+            one.requested_bytes,
+            one.free_bytes,
+            one.largest_free_bytes,
+        )
+        for one in sorted(snapshot.segments, key=_cached)
+    ]
+    if rows:
+        summed = ("bytes", "in_use_bytes", "asked_bytes", "free_bytes")
+        total: tuple[Value, ...] = (
+            "all segments",
+            *(sum(_int(row[number]) for row in rows) for number in range(1, 5)),
+            None,
+        )
+        listed = largest(rows, columns, most, summed=summed)
+        listed = tuple((*row[:5], None) if str(row[0]).endswith("smaller rows") else row for row in listed)
+        yield Table("segments", "Segments at the end, the most cached first", columns, (*listed, total))
+
+
+def _cached(segment: Segment) -> tuple[int, int]:
+    return -segment.free_bytes, segment.address
+
+
+def _cache(snapshot: Snapshot) -> Iterator[Table]:
+    cache = snapshot.cache
+    if cache.taken or cache.given_back:
+        columns = (Column("what", "the allocator"), Column("times", "times", "count"), Column("bytes", "size", "bytes"))
+        rows: tuple[tuple[Value, ...], ...] = (
+            ("asked the device for memory (cudaMalloc)", cache.taken, cache.taken_bytes),
+            ("gave memory back to it (cudaFree)", cache.given_back, cache.given_back_bytes),
+            ("gave memory back and asked again at once (a retry)", cache.retries, None),
+        )
+        yield Table("cache", "Cache", columns, rows)
+
+
+def _out_of_memory(snapshot: Snapshot) -> Iterator[Table]:
+    for number, one in enumerate(snapshot.out_of_memory[:3], start=1):
+        parts = parts_by(alive_at(snapshot, one.moment), lambda block: block.category)
+        columns = (Column("what", "what"), _SIZE)
+        rows: list[tuple[Value, ...]] = [
+            ("asked for", one.asked_bytes),
+            ("free on the device", one.free_bytes),
+            *((f"alive: {category}", part.size_bytes) for category, part in parts.items()),
+        ]
+        where = shown_stack(one.stack) or "no stack was recorded"
+        title = f"Out of memory at moment {one.moment:,}"
+        yield Table(f"out_of_memory_{number}", title, columns, tuple(rows), f"asked by {where}")
+
+
+def _notes(snapshot: Snapshot) -> Iterator[str]:
+    yield from snapshot.notes
+    if snapshot.rounding_bytes > 1:
+        yield f"Sizes are what was asked for, rounded up to {snapshot.rounding_bytes} B as the allocator does."
+    if snapshot.is_deduced and categories_of(snapshot):
+        yield (
+            "The file has no categories: they follow from the stacks that gave and took each block; what no stack "
+            "tells is unknown."
+        )
+    if not snapshot.stages:
+        yield (
+            "Stages are unmarked: call torch.cuda.memory._set_memory_metadata, or torch.profiler.record_function "
+            "with global_record_annotations=True, where each begins."
+        )
+    if len(snapshot.out_of_memory) > 3:
+        yield f"It ran out of memory {len(snapshot.out_of_memory)} times; the first three are shown."

@@ -1,0 +1,90 @@
+"""What is said of a snapshot, as data: facts, tables and notes. Every format shows these, so all say the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from perflab.units import format_bytes, format_ns, format_percent
+
+Kind = Literal["text", "bytes", "exact", "change", "count", "share", "ns"]
+"""Of a value: ``exact`` shows bytes as a number too; ``change`` is bytes with a sign; ``ns`` are nanoseconds."""
+Value = str | int | float | None
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table. ``key`` is its name in JSON."""
+
+    key: str
+    title: str
+    kind: Kind = "text"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under a title. The last row may say what smaller ones come to."""
+
+    key: str
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Value, ...], ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One number of its own."""
+
+    key: str
+    title: str
+    value: Value
+    kind: Kind = "text"
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that is said."""
+
+    title: str
+    facts: tuple[Fact, ...]
+    tables: tuple[Table, ...]
+    notes: tuple[str, ...]
+
+
+def shown(value: Value, kind: Kind) -> str:
+    """A value as people read it."""
+    if value is None:
+        return "–"
+    if isinstance(value, str):
+        return value
+    if kind == "exact":
+        short = format_bytes(int(value))
+        return short if short.endswith(" B") else f"{short} ({int(value):,} B)"
+    if kind == "bytes":
+        return format_bytes(int(value))
+    if kind == "change":
+        return f"{'-' if value < 0 else '+' if value else ''}{format_bytes(abs(int(value)))}"
+    if kind == "share":
+        return format_percent(value)
+    if kind == "ns":
+        return format_ns(value)
+    return f"{value:,}"
+
+
+def largest(
+    rows: Iterable[tuple[Value, ...]], columns: Sequence[Column], most: int, *, summed: Sequence[str]
+) -> tuple[tuple[Value, ...], ...]:
+    """The first rows, and one that says what the others come to, so that the columns ``summed`` keep their sums."""
+    listed = list(rows)
+    if len(listed) <= most + 1:
+        return tuple(listed)
+    rest = listed[most:]
+    last: list[Value] = []
+    for number, column in enumerate(columns):
+        if column.key in summed:
+            last.append(sum(value for row in rest if isinstance(value := row[number], int | float)))
+        else:
+            last.append(f"{len(rest):,} smaller rows" if number == 0 else "")
+    return (*listed[:most], tuple(last))

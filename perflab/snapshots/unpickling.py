@@ -1,0 +1,345 @@
+"""Reads pickles of plain data: containers, numbers, text, bytes, None and bools; protocols 0 to 5.
+
+An interpreter of its own, and not ``pickle``. It has no opcode that looks up, builds or calls anything, so there is
+nothing in it that a file could reach: whatever is not plain data is refused by name, with the place in the file.
+Memory is bounded too: a length is checked against what is left of the file before anything is allocated, numbers of
+the memo cost nothing until they are used, and a file that makes more objects, or nests deeper, than any snapshot does
+is refused. Nothing here follows references, so a structure that holds itself does no harm.
+
+A reader that knows what is in its pickle takes part by ``Content``: it may replace a finished dictionary by something
+smaller, and read a whole dictionary at once where its bytes are of a known form.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any, BinaryIO, NoReturn
+
+from perflab.errors import SnapshotError
+
+CHUNK_BYTES = 4 * 2**20
+"""Read at a time; a form that is read at once lies within this."""
+LONGEST_OPERAND = 300
+"""Bytes of an opcode with the operands of fixed length, and of texts whose length is one byte."""
+MOST_OBJECTS = 25_000_000
+"""Opcodes that may make an object, one by one: 1.5 GB of empty lists. Events in their usual form do not count."""
+DEEPEST = 100
+"""Containers within each other that are open at a time; a snapshot has six."""
+LONGEST_NUMBER = 16
+"""Bytes of an integer."""
+LONGEST_LINE = 2**20
+"""Of protocol 0, whose operands end with a line."""
+Progress = Callable[[int, int], None]
+"""Is called with how many bytes were read, and how many there are."""
+
+_REFUSED = {
+    "c": "GLOBAL, which looks up a class or function",
+    "i": "INST, which makes an object",
+    "o": "OBJ, which makes an object",
+    "R": "REDUCE, which calls a function",
+    "b": "BUILD, which sets an object's state",
+    "P": "PERSID, which asks for an object from elsewhere",
+    "Q": "BINPERSID, which asks for an object from elsewhere",
+    "\x81": "NEWOBJ, which makes an object",
+    "\x82": "EXT1, which looks up a registered class",
+    "\x83": "EXT2, which looks up a registered class",
+    "\x84": "EXT4, which looks up a registered class",
+    "\x92": "NEWOBJ_EX, which makes an object",
+    "\x93": "STACK_GLOBAL, which looks up a class or function",
+}
+_TEXT_LENGTHS = {0x8C: 1, 0x58: 4, 0x8D: 8}
+"""SHORT_BINUNICODE, BINUNICODE, BINUNICODE8: bytes of the length."""
+_BYTES_LENGTHS = {0x43: 1, 0x42: 4, 0x8E: 8}
+
+
+class Cut(Exception):  # noqa: N818 - it is an end, and no error of this module's callers
+    """The file ended in the middle."""
+
+
+class Content:
+    """What a reader makes of a pickle on the way. This one leaves everything as it is."""
+
+    def finished(self, found: dict[str, Any], machine: Unpickling) -> Any:
+        """A dictionary was filled; returns what stands in its place."""
+        return found
+
+    def at_once(self, machine: Unpickling) -> bool:
+        """A dictionary begins at ``machine.position``: whether it was read as a whole, and the position moved on."""
+        return False
+
+
+class Unpickling:
+    """One pickle on its way from a file to objects. ``stack``, ``marks`` and ``memo`` are those of any unpickler."""
+
+    def __init__(self, file: BinaryIO, size: int, content: Content, progress: Progress = lambda *_: None) -> None:
+        self.buffer = b""
+        self.position = 0
+        self.stack: list[Any] = []
+        self.marks: list[int] = []
+        self.memo: list[Any] = []
+        self.far_memo: dict[int, Any] = {}
+        """Of numbers that do not follow each other, as no pickler writes them."""
+        self._file, self._size, self._content, self._progress = file, size, content, progress
+        self._before, self._at_end, self._limit, self._objects = 0, False, -1, 0
+
+    @property
+    def offset(self) -> int:
+        """Where in the file it is."""
+        return self._before + self.position
+
+    def refuse(self, why: str) -> NoReturn:
+        """End, naming the place.
+
+        Raises:
+            SnapshotError: always.
+        """
+        raise SnapshotError(
+            f"byte {self.offset:,} of the pickle: {why}",
+            "a memory snapshot is plain data, and this is none; do not load the file with pickle either",
+        )
+
+    def get(self, number: int) -> Any:
+        """What has that number in the memo."""
+        if number < len(self.memo):
+            return self.memo[number]
+        if number in self.far_memo:
+            return self.far_memo[number]
+        self._operand_is_whole(5 if self.buffer[self.position] == 0x6A else 2)
+        self.refuse(f"object {number} of the memo is used, and there is none")
+
+    def put(self, number: int, value: Any) -> None:
+        """Give it a number in the memo. A number is given once, so what was read by it stays true."""
+        if number == len(self.memo) and number not in self.far_memo:
+            self.memo.append(value)
+        elif number > len(self.memo) and number not in self.far_memo:
+            self.far_memo[number] = value
+        else:
+            self.refuse(f"object {number} of the memo is given twice")
+
+    def _operand_is_whole(self, width: int) -> None:
+        if self._at_end and self.position + width > len(self.buffer):
+            raise Cut
+
+    def load(self) -> Any:
+        """The object.
+
+        Raises:
+            SnapshotError: it is no plain data, or no pickle at all.
+            Cut: the file ends before the pickle does; ``stack`` has what was read.
+        """
+        try:
+            return self._load()
+        except IndexError:
+            if self._at_end and self.position + 1 >= len(self.buffer):
+                raise Cut from None
+            self.refuse("it takes more from the stack than there is")
+        except (ValueError, OverflowError, struct.error) as error:  # text that is no UTF-8, digits that are none
+            self.refuse(str(error))
+
+    def ensure(self, count: int) -> None:
+        """Have so many bytes from the position on in the buffer.
+
+        Raises:
+            Cut: there are not as many left.
+        """
+        if self.position + count > len(self.buffer):
+            if self._before + self.position + count > self._size:
+                self._at_end = True
+                self.position = len(self.buffer)
+                raise Cut
+            self._read(max(count, CHUNK_BYTES))
+            if self.position + count > len(self.buffer):
+                raise Cut
+
+    def _read(self, count: int) -> None:
+        more = self._file.read(count)
+        self._before += self.position
+        self.buffer = self.buffer[self.position :] + more
+        self.position = 0
+        self._at_end = not more or self._before + len(self.buffer) >= self._size
+        self._limit = len(self.buffer) - (0 if self._at_end else LONGEST_OPERAND)
+        self._progress(self._before, self._size)
+
+    def _load(self) -> Any:
+        stack, marks, memo = self.stack, self.marks, self.memo
+        append = stack.append
+        while True:
+            position = self.position
+            if position > self._limit and not self._at_end:
+                self._read(CHUNK_BYTES)
+                position = 0
+            buffer = self.buffer
+            code = buffer[position]
+            if code == 0x68:  # BINGET
+                append(self.get(buffer[position + 1]))
+                self.position += 2
+            elif code == 0x6A:  # LONG_BINGET
+                append(self.get(int.from_bytes(buffer[position + 1 : position + 5], "little")))
+                self.position += 5
+            elif code == 0x94:  # MEMOIZE
+                memo.append(stack[-1])
+                self.position += 1
+            elif code == 0x4B:  # BININT1
+                append(buffer[position + 1])
+                self.position += 2
+            elif code == 0x8A:  # LONG1
+                length = buffer[position + 1]
+                if length > LONGEST_NUMBER:
+                    self.refuse(f"a number of {length} bytes")
+                append(int.from_bytes(buffer[position + 2 : position + 2 + length], "little", signed=True))
+                self.position += 2 + length
+            elif code == 0x28:  # MARK
+                if len(marks) >= DEEPEST:
+                    self.refuse(f"more than {DEEPEST} containers within each other")
+                marks.append(len(stack))
+                self.position += 1
+            elif code == 0x7D:  # EMPTY_DICT
+                if self._content.at_once(self):
+                    continue
+                append({})
+                self.position += 1
+            elif code in (0x71, 0x72):  # BINPUT, LONG_BINPUT
+                width = 1 if code == 0x71 else 4
+                self._operand_is_whole(1 + width)
+                self.put(int.from_bytes(buffer[position + 1 : position + 1 + width], "little"), stack[-1])
+                self.position += 1 + width
+            elif code == 0x2E:  # STOP
+                self.position += 1
+                if len(stack) != 1 or marks:
+                    self.refuse("it ends with more or less than one object")
+                return stack[0]
+            else:
+                self._rarer(code)
+            self._objects += 1
+            if self._objects > MOST_OBJECTS:
+                self.refuse(f"more than {MOST_OBJECTS:,} objects beside its events, which no snapshot has")
+
+    def _rarer(self, code: int) -> None:
+        stack, buffer, position = self.stack, self.buffer, self.position
+        if code in _TEXT_LENGTHS:
+            stack.append(self._counted(_TEXT_LENGTHS[code]).decode("utf-8", "surrogatepass"))
+            return
+        if code in _BYTES_LENGTHS:
+            stack.append(self._counted(_BYTES_LENGTHS[code]))
+            return
+        width = 1
+        if code == 0x4D:  # BININT2
+            stack.append(int.from_bytes(buffer[position + 1 : position + 3], "little"))
+            width = 3
+        elif code == 0x4A:  # BININT
+            stack.append(int.from_bytes(buffer[position + 1 : position + 5], "little", signed=True))
+            width = 5
+        elif code == 0x47:  # BINFLOAT
+            self.ensure(9)
+            stack.append(struct.unpack_from(">d", self.buffer, self.position + 1)[0])
+            width = 9
+        elif code in (0x4E, 0x88, 0x89):  # NONE, NEWTRUE, NEWFALSE
+            stack.append({0x4E: None, 0x88: True, 0x89: False}[code])
+        elif code == 0x5D:  # EMPTY_LIST
+            stack.append([])
+        elif code == 0x29:  # EMPTY_TUPLE
+            stack.append(())
+        elif code in (0x85, 0x86, 0x87):  # TUPLE1, TUPLE2, TUPLE3
+            self._tuple(len(stack) - (code - 0x84))
+        elif code == 0x74:  # TUPLE
+            self._tuple(self._mark())
+        elif code == 0x6C:  # LIST
+            start = self._mark()
+            stack[start:] = [[self._item(one) for one in stack[start:]]]
+        elif code == 0x64:  # DICT
+            start = self._mark()
+            pairs = stack[start:]
+            stack[start:] = [{}]
+            self._fill(pairs)
+        elif code in (0x61, 0x65):  # APPEND, APPENDS
+            start = len(stack) - 1 if code == 0x61 else self._mark()
+            if start - 1 < self._floor() or type(stack[start - 1]) is not list:
+                self.refuse("it appends to what is no list")
+            target = stack[start - 1]
+            target.extend([self._item(one) for one in stack[start:]])
+            del stack[start:]
+        elif code in (0x73, 0x75):  # SETITEM, SETITEMS
+            start = len(stack) - 2 if code == 0x73 else self._mark()
+            pairs = stack[start:]
+            if start - 1 < self._floor() or type(stack[start - 1]) is not dict:
+                self.refuse("it sets items of what is no dictionary")
+            del stack[start:]
+            self._fill(pairs, whole=code == 0x75)
+        elif code == 0x95:  # FRAME: its length is of no use here
+            width = 9
+        elif code == 0x80:  # PROTO
+            if buffer[position + 1] > 5:
+                self.refuse(f"protocol {buffer[position + 1]}, and the newest known is 5")
+            width = 2
+        elif code in b"ILFVpg":
+            self._line(chr(code))
+            return
+        else:
+            self.refuse(_REFUSED.get(chr(code)) or f"opcode {code:#04x}, which plain data does not need")
+        self.position += width
+
+    def _counted(self, width: int) -> bytes:
+        """Bytes behind their length, which is checked against the rest of the file before it is believed."""
+        self.ensure(1 + width)
+        length = int.from_bytes(self.buffer[self.position + 1 : self.position + 1 + width], "little")
+        self.ensure(1 + width + length)
+        start = self.position + 1 + width
+        self.position = start + length
+        return self.buffer[start : self.position]
+
+    def _line(self, code: str) -> None:
+        """Protocol 0: an operand that ends with the line."""
+        end = self.buffer.find(b"\n", self.position + 1)
+        if end < 0 and not self._at_end:
+            self._read(LONGEST_LINE)
+            end = self.buffer.find(b"\n", self.position + 1)
+        if end < 0:
+            if self._at_end:
+                self.position = len(self.buffer)
+                raise Cut
+            self.refuse(f"a line of more than {LONGEST_LINE:,} bytes")
+        text = self.buffer[self.position + 1 : end]
+        if code != "V" and len(text) > 100:
+            self.refuse(f"a number of {len(text)} digits")
+        if code == "V":
+            self.stack.append(text.decode("raw-unicode-escape"))
+        elif code == "F":
+            self.stack.append(float(text))
+        elif code == "p":
+            self.put(int(text), self.stack[-1])
+        elif code == "g":
+            self.stack.append(self.get(int(text)))
+        else:
+            self.stack.append(
+                {b"00": False, b"01": True}.get(text) if text in (b"00", b"01") else int(text.rstrip(b"L"))
+            )
+        self.position = end + 1
+
+    def _floor(self) -> int:
+        """What lies below belongs to a container that is still open."""
+        return self.marks[-1] if self.marks else 0
+
+    def _mark(self) -> int:
+        if not self.marks:
+            self.refuse("a container ends that has not begun")
+        return self.marks.pop()
+
+    def _tuple(self, start: int) -> None:
+        if start < self._floor():
+            self.refuse("it takes more from the stack than there is")
+        self.stack[start:] = [tuple(self.stack[start:])]
+
+    def _item(self, value: Any) -> Any:
+        return self._content.finished(value, self) if type(value) is dict else value
+
+    def _fill(self, pairs: list[Any], whole: bool = False) -> None:
+        """Set the items of the dictionary on top. ``whole``: they come at once, so it is finished."""
+        keys = pairs[::2]
+        # Texts alone: their hashes are salted, so no file can choose keys that collide.
+        if len(pairs) % 2 or not all(type(key) is str for key in keys):
+            self.refuse("a dictionary's keys are to be texts")
+        target = self.stack[-1]
+        target.update(zip(keys, pairs[1::2], strict=True))
+        if whole:
+            self.stack[-1] = self._content.finished(target, self)

@@ -1,0 +1,95 @@
+"""Small snapshots in PyTorch's form, made event by event; the keys that each version writes."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+MIB = 2**20
+ADDRESS = 0x7F0000000000
+MODEL = ("/home/me/project/model.py", 190, "forward")
+OPTIMIZER = ("/usr/lib/python3/site-packages/torch/optim/adam.py", 182, "_init_group")
+ENGINE = ("/usr/lib/python3/site-packages/torch/autograd/graph.py", 979, "_engine_run_backward")
+TRAIN = ("/home/me/project/train.py", 12, "main")
+
+
+class Recording:
+    """Events of one device. A block is known by its address; sizes are in bytes."""
+
+    def __init__(self, *, frames: bool = True, marks: bool = True, category: bool = False) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.frames, self.marks, self.category = frames, marks, category
+        self.mark = ""
+        self.clock = itertools.count(1_700_000_000_000_000, 7)
+        self.calls: dict[tuple[str, int, str], dict[str, Any]] = {}
+
+    def stack(self, *calls: tuple[str, int, str]) -> list[dict[str, Any]]:
+        """Frames are shared among stacks, as PyTorch shares them."""
+        return [
+            self.calls.setdefault(call, {"filename": call[0], "line": call[1], "name": call[2]})
+            for call in calls
+            if self.frames
+        ]
+
+    def add(self, action: str, address: int, size: int, *calls: tuple[str, int, str], **more: Any) -> Recording:
+        event = {"action": action, "addr": ADDRESS + address, "size": size, "stream": 0, "time_us": next(self.clock)}
+        if self.frames:
+            event["frames"] = self.stack(*calls)
+        if self.marks:  # as C++ makes them: a text of its own for each event
+            event |= {"user_metadata": "".join(list(self.mark)), "pool_id": tuple([0, 0])}
+        self.events.append(event | more)
+        return self
+
+    def alloc(self, address: int, size: int, *calls: tuple[str, int, str]) -> Recording:
+        return self.add("alloc", address, size, *calls)
+
+    def free(self, address: int, size: int, *calls: tuple[str, int, str]) -> Recording:
+        return self.add("free_requested", address, size, *calls).add("free_completed", address, size, *calls)
+
+
+def block(size: int, state: str = "active_allocated", asked: int | None = None, **more: Any) -> dict[str, Any]:
+    return {"size": size, "requested_size": size if asked is None else asked, "state": state, **more}
+
+
+def segment(blocks: Sequence[dict[str, Any]], address: int = 0, device: int = 0, **more: Any) -> dict[str, Any]:
+    start, placed = ADDRESS + address, []
+    for one in blocks:
+        placed.append({"address": start, **one})
+        start += one["size"]
+    return {
+        "device": device,
+        "address": ADDRESS + address,
+        "total_size": sum(one["size"] for one in blocks),
+        "stream": 0,
+        "segment_type": "large",
+        "blocks": placed,
+        **more,
+    }
+
+
+def training(steps: int = 2, **keys: bool) -> Recording:
+    """Forward, backward, optimizer: 4 MiB that backward takes back, a gradient that goes, a state that stays."""
+    made = Recording(**keys)
+    for step in range(steps):
+        made.mark = "forward"
+        made.alloc(0, 4 * MIB + 100, MODEL, TRAIN).alloc(16 * MIB, 4 * MIB + 100, MODEL, TRAIN)
+        made.mark = "backward"
+        made.alloc(32 * MIB, 2 * MIB, ENGINE, TRAIN)
+        made.free(0, 4 * MIB + 100, ENGINE, TRAIN).free(16 * MIB, 4 * MIB + 100, ENGINE, TRAIN)
+        made.mark = "optimizer"
+        if not step:
+            made.add("segment_alloc", 64 * MIB, 20 * MIB, OPTIMIZER, TRAIN).alloc(64 * MIB, 2 * MIB, OPTIMIZER, TRAIN)
+        made.free(32 * MIB, 2 * MIB, TRAIN)
+    return made
+
+
+def content(*recordings: Recording, segments: Sequence[dict[str, Any]] = (), **more: Any) -> dict[str, Any]:
+    return {"segments": list(segments), "device_traces": [one.events for one in recordings], **more}
+
+
+def written(path: Path, made: dict[str, Any], protocol: int = 4) -> Path:
+    path.write_bytes(pickle.dumps(made, protocol=protocol))
+    return path

@@ -1,0 +1,242 @@
+"""Sums over snapshots are exact, predictions read back are what they were, and a diff leaves nothing unexplained."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from perflab.measure.memory_snapshot import record_memory
+from perflab.predicted.memory.account import account_of
+from perflab.predicted.memory.snapshot import write_snapshot, write_timeline
+from perflab.predicted.records import KINDS
+from perflab.predicted.trace.trace import Trace
+from perflab.snapshots.analysis import (
+    CATEGORIES,
+    alike,
+    alive_at,
+    categories_of,
+    levels,
+    outliving,
+    parts_by,
+    peak_moment,
+    thinned,
+)
+from perflab.snapshots.difference import compare
+from perflab.snapshots.model import Snapshot
+from perflab.snapshots.reading import read_snapshots
+from perflab.snapshots.summary import summarize
+from perflab.snapshots.tables import Report, Table
+from tests.harness.made_snapshots import MIB, MODEL, TRAIN, Recording, block, content, segment, training, written
+from tests.harness.traced import Work, phased, traced_as_is, traced_fake
+
+
+def read(path: Path) -> Snapshot:
+    (found,) = read_snapshots(path)
+    return found
+
+
+def table(report: Report, key: str) -> Table:
+    (found,) = [one for one in report.tables if one.key == key]
+    return found
+
+
+def summed(found: Table, key: str) -> int:
+    at = [column.key for column in found.columns].index(key)
+    return sum(row[at] for row in found.rows if isinstance(row[at], int))
+
+
+def random_recording(seed: int, events: int) -> Recording:
+    chance, made, live = random.Random(seed), Recording(), {}
+    for number in range(events):
+        made.mark = ("", "forward", "backward")[number * 3 // events]
+        if live and chance.random() < 0.45:
+            address = chance.choice(list(live))
+            made.free(address, live.pop(address), TRAIN)
+        else:
+            address, size = (number + 1) * 64 * MIB, chance.randrange(1, 9 * MIB)
+            live[address] = size
+            made.alloc(address, size, chance.choice([MODEL, TRAIN]), TRAIN)
+    return made
+
+
+def step(layers: int = 1, width: int = 32) -> Work:
+    model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(layers)), torch.nn.GELU())
+    optimizer, data = torch.optim.AdamW(model.parameters()), torch.randn(16, width)
+    loss: list[torch.Tensor] = []
+
+    def forward() -> None:
+        loss[:] = [model(data).square().mean()]
+
+    def backward() -> None:
+        loss.pop().backward()
+
+    def update() -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return phased(forward=forward, backward=backward, optimizer=update)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_categories_add_up_to_the_live_bytes_at_every_moment(tmp_path: Path, seed: int) -> None:
+    found = read(written(tmp_path / "snapshot.pickle", content(random_recording(seed, 300))))
+    level = levels(found)
+    assert len(level) == found.moments + 1 == 301
+    for moment in range(0, 301, 7):
+        parts = parts_by(alive_at(found, moment), lambda one: one.category)
+        assert sum(part.size_bytes for part in parts.values()) == level[moment]
+    points = thinned(found, 1000)
+    assert [sum(point.by_category) for point in points] == list(level)
+    few = thinned(found, 20)
+    assert max(sum(point.by_category) for point in few) == max(level)
+    assert [point.start for point in few[1:]] == [point.end + 1 for point in few[:-1]]
+    assert (few[0].start, few[-1].end) == (0, 300)
+
+
+@pytest.mark.parametrize("most", [1, 3, 100])
+def test_every_table_of_the_peak_adds_up_to_it(tmp_path: Path, most: int) -> None:
+    found = read(written(tmp_path / "snapshot.pickle", content(random_recording(7, 400))))
+    report = summarize(found, "snapshot", most)
+    peak = max(levels(found))
+    for key in ("by_category", "by_module", "by_line", "largest"):
+        assert summed(table(report, key), "bytes") == peak, key
+    assert len(table(report, "largest").rows) <= most + 1 or most == 100
+
+
+def test_a_timeline_of_a_hundred_thousand_events_keeps_its_peak(tmp_path: Path) -> None:
+    made = training(12_000)
+    made.alloc(200 * MIB, 70 * MIB, MODEL).free(200 * MIB, 70 * MIB)
+    made.events = made.events[50_000:] + made.events[:50_000]  # the peak is alone somewhere between
+    found = read(written(tmp_path / "long.pickle", content(made)))
+    assert found.moments > 70_000
+    points = thinned(found, 500)
+    assert len(points) <= 500
+    assert max(sum(point.by_category) for point in points) == max(levels(found))
+    assert peak_moment(levels(found)) in {point.moment for point in points}
+
+
+def test_blocks_of_one_size_and_stack_are_counted_together(tmp_path: Path) -> None:
+    made = Recording()
+    for number in range(64):
+        made.alloc(number * 64 * MIB, 40 * MIB, MODEL, TRAIN)
+    made.alloc(5000 * MIB, 40 * MIB, TRAIN)
+    found = read(written(tmp_path / "snapshot.pickle", content(made)))
+    assert [(len(one.blocks), one.size_bytes) for one in alike(found.blocks)] == [(64, 40 * MIB), (1, 40 * MIB)]
+    rows = table(summarize(found, "snapshot"), "largest").rows
+    assert rows[0][:3] == (64, 40 * MIB, 64 * 40 * MIB)
+    assert rows[0][-3:] == ("model.py:190", "", "model.py:190 forward < train.py:12 main")
+
+
+def test_a_stack_of_c_plus_plus_alone_is_named_by_its_operator(tmp_path: Path) -> None:
+    engine = ("??", 0, "torch::autograd::Engine::thread_main(std::shared_ptr<torch::autograd::GraphTask> const&)")
+    operator = ("/build/aten/src/ATen/ops.cpp", 5, "at::_ops::mm::call(at::Tensor const&, at::Tensor const&)")
+    made = Recording().alloc(0, MIB, ("c10.so", 0, "c10::cuda::malloc"), operator, engine, ("clone3.S", 81, "clone3"))
+    found = read(written(tmp_path / "snapshot.pickle", content(made)))
+    assert table(summarize(found, "snapshot"), "by_line").rows[0][0] == "aten::mm (C++)"
+    assert found.blocks[0].category == "gradients"
+
+
+def test_what_outlives_its_step_is_named_with_the_steps_that_leave_it(tmp_path: Path) -> None:
+    made = training(3)
+    leak, events = Recording(), []
+    for number, event in enumerate(made.events):
+        if event["user_metadata"] == "optimizer" and made.events[number - 1]["user_metadata"] == "backward":
+            leak.mark = "optimizer"
+            events += leak.alloc((500 + number) * MIB, 3 * MIB, TRAIN).events[-1:]
+        events.append(event)
+    for time, event in enumerate(events):
+        event["time_us"] = time
+    made.events = events
+    found = read(written(tmp_path / "snapshot.pickle", content(made)))
+    assert [(one.steps, len(one.alike.blocks), one.alike.size_bytes) for one in outliving(found)] == [
+        (3, 3, 3 * MIB),
+        (1, 1, 2 * MIB),  # the optimizer's state
+    ]
+
+
+def test_segments_and_the_cache_stand_in_the_summary(tmp_path: Path) -> None:
+    pieces = [block(2 * MIB), block(6 * MIB, "inactive", 0), block(MIB, asked=MIB - 5), block(11 * MIB, "inactive", 0)]
+    made = training().add("segment_free", 0, 8 * MIB).add("segment_alloc", 0, 9 * MIB)
+    report = summarize(read(written(tmp_path / "a.pickle", content(made, segments=[segment(pieces, 64 * MIB)]))), "a")
+    total = table(report, "segments").rows[-1]
+    assert total == ("all segments", 20 * MIB, 3 * MIB, 3 * MIB - 5, 17 * MIB, None)
+    assert table(report, "segments").rows[0][-1] == 11 * MIB
+    assert [row[1:] for row in table(report, "cache").rows] == [(2, 29 * MIB), (1, 8 * MIB), (1, None)]
+
+
+def test_out_of_memory_says_what_was_asked_and_what_was_alive(tmp_path: Path) -> None:
+    made = Recording().alloc(0, 8 * MIB, MODEL).add("oom", 0, 70 * MIB, MODEL, device_free=MIB)
+    report = summarize(read(written(tmp_path / "full.pickle", content(made))), "full")
+    full = table(report, "out_of_memory_1")
+    assert full.rows == (("asked for", 70 * MIB), ("free on the device", MIB), ("alive: unknown", 8 * MIB))
+    assert "model.py:190 forward" in full.note
+
+
+def test_a_snapshot_without_marks_says_so(tmp_path: Path) -> None:
+    report = summarize(read(written(tmp_path / "plain.pickle", content(training(2, marks=False)))), "plain")
+    assert any("Stages are unmarked" in note for note in report.notes)
+    assert ("peak_stage", "unmarked") in [(fact.key, fact.value) for fact in report.facts]
+    assert not any(one.key == "stages" for one in report.tables)
+
+
+@pytest.mark.parametrize("how", ["pickle", "json"])
+@pytest.mark.parametrize("layers", [1, 3])
+def test_a_prediction_read_back_has_its_account_s_peak_and_composition(tmp_path: Path, how: str, layers: int) -> None:
+    trace = traced_fake(lambda: step(layers))
+    account = account_of(trace)
+    path = tmp_path / "predicted"
+    found = read(write_snapshot(trace, path) if how == "pickle" else write_timeline(trace, path, rounded=True))
+    level = levels(found)
+    peak = peak_moment(level)
+    assert level[peak] == account.peak_bytes
+    assert level[0] == account.held_bytes
+    parts = parts_by(alive_at(found, peak), lambda one: one.category)
+    assert {kind: part.size_bytes for kind, part in parts.items()} == account.composition
+    assert {*categories_of(found)} <= {*KINDS} <= {*CATEGORIES}
+    assert [stage.name for stage in found.stages] == ["forward", "backward", "optimizer"]
+
+
+def test_a_recording_and_a_prediction_of_one_step_differ_by_nothing_that_is_not_listed(tmp_path: Path) -> None:
+    work = step(2, 64)
+    work.run(lambda: None)
+    trace: Trace = traced_as_is(work)
+    predicted = read(write_timeline(trace, tmp_path / "predicted"))
+    with record_memory(tmp_path / "recorded", torch.device("cpu")) as recorded:
+        work.run(lambda: None)
+    measured = read(recorded.path)
+    report = compare(predicted, measured, ("predicted", "measured"), most=2)
+    change = max(levels(measured)) - max(levels(predicted))
+    for key in ("by_category", "by_module", "changes"):
+        assert summed(table(report, key), "change_bytes") == change, key
+    # The recording begins with the call, so what was held is not in it. What the call adds is the same, but for scalars
+    # that operators make of Python's numbers inside of themselves.
+    scalars = max(levels(measured)) - (max(levels(predicted)) - levels(predicted)[0])
+    assert 0 <= scalars < 64
+
+
+@pytest.mark.parametrize("most", [1, 4, 50])
+def test_a_diff_adds_up_to_the_difference_of_the_peaks(tmp_path: Path, most: int) -> None:
+    before = read(written(tmp_path / "a.pickle", content(random_recording(1, 200))))
+    after = read(written(tmp_path / "b.pickle", content(random_recording(2, 300))))
+    report = compare(before, after, ("a", "b"), most)
+    change = max(levels(after)) - max(levels(before))
+    assert ("change_bytes", change) in [(fact.key, fact.value) for fact in report.facts]
+    for found in report.tables:
+        assert summed(found, "change_bytes") == change
+        assert summed(found, "after_bytes") - summed(found, "before_bytes") == change
+    same = compare(before, before, ("a", "a"), most)
+    assert all(not found.rows for found in same.tables)
+
+
+def test_layers_of_a_prediction_are_counted_together_with_the_shape_of_what_was_saved(tmp_path: Path) -> None:
+    trace = traced_fake(lambda: step(layers=8, width=64), whole=False)
+    found = read(write_snapshot(trace, tmp_path / "predicted"))
+    rows = table(summarize(found, "predicted"), "largest").rows
+    parameters = next(row for row in rows if row[3] == "parameters")
+    assert parameters[:3] == (8, 64 * 64 * 4, 8 * 64 * 64 * 4)
+    assert parameters[4:] == ("*", "", "", "parameters in *")
+    saved = next(one for one in alike(found.blocks) if one.blocks[0].category == "activations")
+    assert (len(saved.blocks), saved.blocks[0].tensor) == (8, "(16, 64) float32")

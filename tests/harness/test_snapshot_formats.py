@@ -1,0 +1,192 @@
+"""``perflab memory`` says the same numbers as text, Markdown, JSON and a page, and the page is seen in a browser."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import re
+import shutil
+import struct
+import subprocess
+import zlib
+from pathlib import Path
+
+import pytest
+
+from perflab.cli import main
+from perflab.snapshots.picture import COLORS
+from perflab.snapshots.tables import shown
+from tests.harness.made_snapshots import MIB, Recording, block, content, segment, training, written
+
+HOSTILE = "</title><script>alert(1)</script>\x1b[31m|`*_\u202e&"
+FORMATS = ("text", "markdown", "json", "html")
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+
+
+class Page(html.parser.HTMLParser):
+    """The cells of each table by its id, and every tag."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tables: dict[str, list[list[str]]] = {}
+        self.tags: set[str] = set()
+        self.addresses: list[str] = []
+        self._table: list[list[str]] = []
+        self._in_cell = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.addresses += [value or "" for name, value in attrs if name in ("href", "src", "data", "action", "srcset")]
+        if tag == "table":
+            self._table = self.tables.setdefault(dict(attrs).get("id") or "", [])
+        elif tag == "tr":
+            self._table.append([])
+        elif tag in ("td", "th"):
+            self._table[-1].append("")
+            self._in_cell = True
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("td", "th"):
+            self._in_cell = False
+
+    def handle_data(self, data: str) -> None:
+        if self._in_cell:
+            self._table[-1][-1] += data
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    first = content(training(2), segments=[segment([block(2 * MIB), block(18 * MIB, "inactive", 0)], 64 * MIB)])
+    more = training(3)
+    more.alloc(900 * MIB, 33 * MIB, (f"/home/me/project/{HOSTILE}.py", 7, HOSTILE))
+    more.add("oom", 0, 70 * MIB, device_free=MIB)
+    second = content(more, segments=[segment([block(2 * MIB)], 64 * MIB)])
+    return written(tmp_path / "before.pickle", first), written(tmp_path / "after.pickle", second)
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    assert main(["memory", *map(str, arguments)]) == 0
+    return capsys.readouterr().out
+
+
+def unescaped(cell: str) -> str:
+    return html.unescape(re.sub(r"\\(.)", r"\1", cell)).strip()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("rows", [2, 12])
+def test_all_four_formats_say_the_same_numbers(
+    files: tuple[Path, Path], capsys: pytest.CaptureFixture[str], count: int, rows: int
+) -> None:
+    given = [*files[:count], f"--rows={rows}"]
+    text, markdown, data, page = (told(capsys, *given, f"--format={one}") for one in FORMATS)
+    content, tables = json.loads(data), Page(page).tables
+    peak = content["peak_bytes"] if count == 1 else content["after_peak_bytes"]
+    exact = f"{peak:,} B"
+    assert all(exact in one for one in (text, markdown, page))
+    listed = [[unescaped(cell) for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in markdown.splitlines()]
+    assert len(content["tables"]) == (9 if count == 1 else 3) - (count == 1)
+    for key, found in content["tables"].items():
+        assert len(tables[key]) == len(found) + 1, key
+        for row, cells in zip(found, tables[key][1:], strict=True):
+            for (name, value), cell in zip(row.items(), cells, strict=True):
+                kind = kind_of(name, value)
+                assert shown(value, kind) == cell or isinstance(value, str), (key, name)
+            assert [cell.strip() for cell in cells] in listed, (key, cells)
+            line = re.compile(r"\s+".join(re.escape(cell[:40].strip()) for cell in cells if cell.strip()))
+            assert any(line.search(one) or all(cell[:40].strip() in one for cell in cells) for one in text.splitlines())
+    assert len(tables["facts"]) == len([key for key in content if key not in ("schema", "title", "tables", "notes")])
+
+
+def kind_of(name: str, value: object) -> str:
+    """Of a column of JSON, by its name and unit."""
+    if name.endswith("_bytes") or name == "bytes":
+        return "change" if name.startswith("change") else "bytes"
+    return "share" if name == "share" else "ns" if name.endswith("_ns") else "count"
+
+
+def test_a_page_runs_and_loads_nothing_and_shows_hostile_names_as_text(
+    files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for given in (files[1:], files):
+        page = told(capsys, *given, "--format=html")
+        seen = Page(page)
+        assert "script" not in seen.tags
+        assert seen.addresses == []
+        assert "http" not in re.sub(r"http-equiv", "", page)
+        assert "default-src 'none'" in page
+        assert "alert(1)" in page
+        assert not {"\x1b", "\u202e"} & {*page}
+        text, markdown = (told(capsys, *given, f"--format={one}") for one in ("text", "markdown"))
+        assert not {"\x1b", "\u202e"} & {*text, *markdown}
+        assert "<script>" not in markdown
+
+
+def test_errors_of_the_command_name_the_remedy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path / "a.pickle", content(Recording().alloc(0, 5)))
+    for given, named in [
+        ([path, path, path], "3 files are given\n  -> give one to show it, or two to compare them"),
+        ([path, "--rows=0"], "--rows=0\n  -> give how many rows"),
+        ([path, "--device=4"], "nothing of device 4\n  -> choose of cuda:0"),
+        ([tmp_path / "none"], "No such file"),
+        ([tmp_path], "Is a directory"),
+    ]:
+        assert main(["memory", *map(str, given)]) == 2
+        assert named in capsys.readouterr().err
+
+
+def test_a_snapshot_of_nothing_but_one_free_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path / "a.pickle", content(Recording(frames=False, marks=False).free(0, 512)))
+    for one in FORMATS:
+        assert "512" in told(capsys, path, f"--format={one}")
+
+
+def pixels(path: Path) -> tuple[int, set[tuple[int, int, int]], list[tuple[int, int, int]]]:
+    """Width, all colours and the first row of a PNG of eight bits a channel."""
+    raw, at, data = path.read_bytes(), 8, b""
+    width, height, depth, kind = struct.unpack(">IIBB", raw[16:26])
+    assert depth == 8
+    channels = {2: 3, 6: 4}[kind]
+    while at < len(raw):
+        (length,) = struct.unpack(">I", raw[at : at + 4])
+        if raw[at + 4 : at + 8] == b"IDAT":
+            data += raw[at + 8 : at + 8 + length]
+        at += 12 + length
+    lines, stride = zlib.decompress(data), width * channels
+    before, colors, first = bytearray(stride), set(), []
+    for row in range(height):
+        start = row * (stride + 1)
+        line = bytearray(lines[start + 1 : start + 1 + stride])
+        how = lines[start]
+        for i in range(stride if how else 0):
+            left, up = (line[i - channels] if i >= channels else 0), before[i]
+            corner = before[i - channels] if i >= channels else 0
+            guess = left + up - corner
+            paeth = min((left, up, corner), key=lambda one, guess=guess: abs(guess - one))  # type: ignore[misc]
+            line[i] = (line[i] + (0, left, up, (left + up) // 2, paeth)[how]) & 255
+        found = list(zip(line[::channels], line[1::channels], line[2::channels], strict=True))
+        colors.update(found)
+        first, before = first or found, line
+    return width, colors, first
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no browser is installed: apt-get install chromium")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_browser_draws_the_timeline_in_both_schemes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], scheme: str
+) -> None:
+    path = written(tmp_path / "training.pickle", content(training(3)))
+    page = tmp_path / "page.html"
+    page.write_text(told(capsys, path, "--format=html"), encoding="utf-8")
+    picture = tmp_path / "page.png"
+    # 0 is dark and 1 light; a browser without a sandbox is what a container's root can start.
+    options = [f"--blink-settings=preferredColorScheme={int(scheme == 'light')}", "--window-size=700,420"]
+    options += ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    command = [BROWSER, *options, "--hide-scrollbars", f"--screenshot={picture}", page.as_uri()]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    width, colors, first = pixels(picture)
+    assert width == 700
+    assert first[0] == ((255, 255, 255) if scheme == "light" else (0x14, 0x17, 0x1C))
+    for category in ("activations", "gradients", "optimizer state"):
+        assert tuple(bytes.fromhex(COLORS[category][1:])) in colors, category

@@ -1,0 +1,121 @@
+"""Snapshots that PyTorch's own recorder writes: read, and summed up to what its allocator says."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from perflab.cli import main
+from perflab.snapshots.analysis import levels, peak_moment
+from perflab.snapshots.model import Snapshot
+from perflab.snapshots.reading import read_snapshots
+
+from .active import needs_nocuda
+
+pytestmark = needs_nocuda
+
+
+def record(path: Path, protocol: int | None = None, **how: object) -> tuple[int, int]:
+    """Two training steps; returns the highest ``memory_allocated`` in them, and that at the end."""
+    torch.cuda.empty_cache()
+    torch.cuda.memory._record_memory_history(max_entries=100_000, **how)
+    model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.Linear(512, 256)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(2):
+        torch.cuda.memory._set_memory_metadata("forward")
+        with torch.profiler.record_function("forward"):
+            loss = model(torch.randn(64, 256, device="cuda")).square().mean()
+        torch.cuda.memory._set_memory_metadata("backward")
+        with torch.profiler.record_function("backward"):
+            loss.backward()
+        torch.cuda.memory._set_memory_metadata("optimizer")
+        with torch.profiler.record_function("optimizer"):
+            optimizer.step()
+            optimizer.zero_grad()
+        del loss
+    torch.cuda.memory._set_memory_metadata("")
+    seen = torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated()
+    if protocol is None:
+        torch.cuda.memory._dump_snapshot(str(path))
+    else:
+        path.write_bytes(pickle.dumps(torch.cuda.memory._snapshot(), protocol=protocol))
+    torch.cuda.memory._record_memory_history(enabled=None)
+    return seen
+
+
+def read(path: Path) -> Snapshot:
+    (found,) = read_snapshots(path)
+    return found
+
+
+@pytest.mark.parametrize("stacks", ["python", "all"])
+def test_a_recording_of_pytorch_has_its_allocator_s_peak_stages_and_categories(tmp_path: Path, stacks: str) -> None:
+    path = tmp_path / "recorded.pickle"
+    peak, end = record(path, stacks=stacks, clear_history=True)
+    found = read(path)
+    level = levels(found)
+    assert (found.source, found.device) == ("PyTorch", "cuda:0")
+    assert [stage.name for stage in found.stages] == ["forward", "backward", "optimizer"] * 2
+    assert len(found.steps) == 2
+    # No block is as large as one of which the allocator leaves a rest uncut, but for workspaces, which are whole.
+    assert max(level[found.stages[0].start :]) == peak
+    assert level[-1] == end
+    assert sum(one.in_use_bytes for one in found.segments) == end
+    states = [one for one in found.blocks if one.category == "optimizer state" and one.requested_bytes == 256 * 512 * 4]
+    assert len(states) == 4
+    assert {"activations", "gradients", "parameters", "temporaries"} <= {one.category for one in found.blocks}
+    stacks_of_states = {frame.file.rsplit("/", 1)[-1] for one in states for frame in one.stack}
+    assert {"test_snapshots.py", "adam.py"} & stacks_of_states
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_its_snapshot_reads_alike_in_every_protocol(tmp_path: Path, protocol: int) -> None:
+    path = tmp_path / "recorded.pickle"
+    peak, _ = record(path, protocol, stacks="python", clear_history=True)
+    level = levels(read(path))
+    assert level[peak_moment(level)] == peak
+
+
+def test_without_stacks_and_with_expandable_segments_it_still_reads(tmp_path: Path) -> None:
+    path = tmp_path / "recorded.pickle"
+    record(path, context=None, clear_history=True)
+    assert all(one.stack == () for one in read(path).blocks if one.allocated_at)
+    torch.cuda.memory.empty_cache()
+    torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+    try:
+        record(path, stacks="python", clear_history=True)
+    finally:
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
+    assert any("expandable" in one.kind for one in read(path).segments)
+
+
+def test_ranges_of_record_function_are_stages_where_no_mark_stands(tmp_path: Path) -> None:
+    path = tmp_path / "recorded.pickle"
+    record(path, stacks="python", clear_history=True, global_record_annotations=True)
+    content = pickle.loads(path.read_bytes())
+    for event in content["device_traces"][0]:
+        event.pop("user_metadata")
+    path.write_bytes(pickle.dumps(content))
+    assert [stage.name for stage in read(path).stages] == ["forward", "backward", "optimizer"] * 2
+
+
+def test_out_of_memory_is_told_with_what_was_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "full.pickle"
+    torch.cuda.memory._record_memory_history(max_entries=1000, stacks="python", clear_history=True)
+    kept = torch.empty(3 << 30, dtype=torch.uint8, device="cuda")
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
+    torch.cuda.memory._dump_snapshot(str(path))
+    torch.cuda.memory._record_memory_history(enabled=None)
+    assert main(["memory", str(path), "--format=json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    (asked, free, *alive) = told["tables"]["out_of_memory_1"]
+    assert (asked["what"], asked["bytes"]) == ("asked for", 1 << 50)
+    assert free["bytes"] > 0
+    assert sum(one["bytes"] for one in alive) == torch.cuda.memory_allocated()
+    assert kept.numel() == 3 << 30
