@@ -117,6 +117,7 @@ ROOMS = {
     "measure": Room(below=f"{_BARE} {_PRIVATE} profiles", packages="pynvml msgspec", torch=When.CALLED),
     "profiles.records": Room(below="data", packages="msgspec"),
     "profiles": Room(below=f"{_BARE} {_PRIVATE} measure", packages="msgspec", torch=When.CALLED),
+    "profiles.nsys": Room(below=f"{_GROUND} measure report profiles"),
     "store": Room(below=_GROUND, packages="msgspec"),
     "report": Room(below=_GROUND),
     "correctness": Room(below=f"{_GROUND} {_PRIVATE}", packages="syrupy", torch=When.IMPORTED),
@@ -179,7 +180,7 @@ ROOMS = {
     # The top.
     "doctor": Room(below=f"{_GROUND} measure {_PLUGIN} {_MEASURED} {_COMPARED}", packages="msgspec"),
     "cli": Room(
-        below=f"{_GROUND} attention doctor store report",
+        below=f"{_GROUND} attention doctor store report profiles.nsys",
         packages="msgspec",
     ),
     "__main__": Room(below="cli"),
