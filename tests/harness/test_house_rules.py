@@ -117,7 +117,7 @@ ROOMS = {
     "measure": Room(below=f"{_BARE} {_PRIVATE} profiles", packages="pynvml msgspec", torch=When.CALLED),
     "profiles.records": Room(below="data", packages="msgspec"),
     "profiles": Room(below=f"{_BARE} {_PRIVATE} measure", packages="msgspec", torch=When.CALLED),
-    "profiles.nsys": Room(below=f"{_GROUND} measure report profiles"),
+    "profiles.nsys": Room(below=f"{_GROUND} measure report profiles", torch=When.CALLED),
     "store": Room(below=_GROUND, packages="msgspec"),
     "report": Room(below=_GROUND),
     "correctness": Room(below=f"{_GROUND} {_PRIVATE}", packages="syrupy", torch=When.IMPORTED),

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from perflab.errors import UsageError
@@ -70,6 +71,7 @@ def profile(command: Sequence[str], output: Path) -> tuple[int, Path, Path | Non
     report = output.with_name(output.name + REPORT)
     report.unlink(missing_ok=True)
     results = _results_of(command, output)
+    before_ns = _written_ns(results)
     status = subprocess.run(
         [program, "profile", *FLAGS, f"--output={output}", *command], env=_environment(command, results)
     ).returncode
@@ -78,7 +80,7 @@ def profile(command: Sequence[str], output: Path) -> tuple[int, Path, Path | Non
             f"nsys ended with status {status} and wrote no {report}",
             "see its messages above; nsys profile needs write access there, and no other profiler in the process",
         )
-    return status, report, results if results is not None and results.exists() else None
+    return status, report, results if _written_ns(results) != before_ns else None
 
 
 def exported(report: Path) -> Path:
@@ -108,27 +110,31 @@ def exported(report: Path) -> Path:
 
 
 def is_pytest(command: Sequence[str]) -> bool:
-    """Whether it is ``pytest ...`` or ``python -m pytest ...``."""
+    """Whether it is ``pytest ...`` or ``python -m pytest ...``, whatever starts it."""
     names = [os.path.basename(one) for one in command]
-    return names[0] in ("pytest", "py.test") or (names[0].startswith("python") and names[1:3] == ["-m", "pytest"])
+    return "pytest" in (names[0], *(after for one, after in pairwise(names) if one in ("-m", "--", "run", "exec")))
 
 
 def _results_of(command: Sequence[str], output: Path) -> Path | None:
     """Where the run's results will be: where it is told to write them, else beside the report."""
-    if not is_pytest(command):
-        return None
     for at, one in enumerate(command):
         if one.startswith("--perf-json="):
             return Path(one.partition("=")[2])
         if one == "--perf-json" and at + 1 < len(command):
             return Path(command[at + 1])
+    if not is_pytest(command):
+        return None
     return output.with_name(output.name + ".json").absolute()
+
+
+def _written_ns(results: Path | None) -> int | None:
+    return results.stat().st_mtime_ns if results is not None and results.exists() else None
 
 
 def _environment(command: Sequence[str], results: Path | None) -> Mapping[str, str]:
     """What the command runs in: ranges for each call; pytest judges nothing, since nsys's cost is in all times."""
     environment = {**os.environ, ASKED: "1"}
-    if results is not None:
+    if is_pytest(command) and results is not None:
         given = environment.get("PYTEST_ADDOPTS", "")
         environment["PYTEST_ADDOPTS"] = f"{given} --perf-check=off '--perf-json={results}'".strip()
     return environment

@@ -41,10 +41,6 @@ class Kept:
 
     numbers: array[int] = field(default_factory=lambda: array("q"))
 
-    def add(self, launch: Launch) -> None:
-        """One more."""
-        self.numbers.extend(launch)
-
     def launches(self) -> list[Launch]:
         """All of them, in order of time."""
         found = [Launch(*self.numbers[at : at + _FIELDS]) for at in range(0, len(self.numbers), _FIELDS)]
@@ -56,16 +52,34 @@ class Sums:
     """What all launches of a process came to."""
 
     totals: Totals
-    by_range: dict[tuple[int, int], list[int]] = field(default_factory=dict)
-    """By number of a path and of a name: how many, and for how long."""
+    by_range: dict[int, dict[int, list[int]]] = field(default_factory=dict)
+    """By number of a path, and of a name: how many, and for how long."""
     kept: Mapping[int, Kept] = field(default_factory=dict)
     without_call: int = 0
     """Launches whose call was not recorded."""
     count: int = 0
 
+    def flat(self) -> Iterator[tuple[int, int, int, int]]:
+        """Path, name, how many and for how long."""
+        for path, names in self.by_range.items():
+            for name, (count, time_ns) in names.items():
+                yield path, name, count, time_ns
 
-def launches_of(export: Export, process: int) -> Iterator[Launch]:
-    """The work of one process, in the order in which the export has it.
+
+class _Within(NamedTuple):
+    """What launches in one range are added to."""
+
+    number: int
+    by_name: dict[int, list[int]]
+    kept: Kept | None
+
+
+_NOWHERE = (0, 0, _Within(NONE, {}, None))
+_OUTSIDE = (NONE, -(2**63), 2**63 - 1)
+
+
+def launches_of(export: Export, process: int) -> Iterator[tuple[int, int, int, int, int, int]]:
+    """The work of one process as ``Launch`` has it, in the order of the export.
 
     Raises:
         ExportError: what belongs to which process cannot be known, or the file is damaged.
@@ -75,7 +89,7 @@ def launches_of(export: Export, process: int) -> Iterator[Launch]:
             yield from _launches(export, table, process)
 
 
-def _launches(export: Export, table: str, process: int) -> Iterator[Launch]:
+def _launches(export: Export, table: str, process: int) -> Iterator[tuple[int, int, int, int, int, int]]:
     columns = export.tables[table]
     has_process = "globalPid" in columns
     if not has_process and len(export.processes) > 1:
@@ -99,7 +113,7 @@ def _launches(export: Export, table: str, process: int) -> Iterator[Launch]:
         if row == last or end_ns < start_ns:  # a call of the runtime and one of the driver may share a number
             continue
         last = row
-        yield Launch(start_ns, end_ns, number or 0, thread or 0, called_ns or 0, launched_ns or 0)
+        yield start_ns, end_ns, number or 0, thread or 0, called_ns or 0, launched_ns or 0
 
 
 def _name_column(columns: frozenset[str]) -> str:
@@ -126,7 +140,6 @@ def summed(
         progress: told how many launches have been read, now and then.
     """
     sums = Sums(Totals(ranges), kept=keeping)
-    kept_in: dict[int, Kept | None] = {}
     parents = ranges.parents
 
     def keeper(number: int) -> Kept | None:
@@ -137,21 +150,24 @@ def summed(
             at = parents[at]
         return None
 
+    # Most launches follow one of the same thread in the same range: what is known of that range is kept.
+    stretches: dict[int, tuple[int, int, _Within]] = {}
     for launch in launches_of(export, process):
-        number = ranges.innermost(launch.thread, launch.called_ns) if launch.thread else NONE
-        sums.without_call += not launch.thread
-        sums.totals.add(number, launch.start_ns, launch.end_ns)
-        key = (paths(number), launch.name)
-        total = sums.by_range.get(key)
+        start_ns, end_ns, name, thread, called_ns, _ = launch
+        begin_ns, until_ns, within = stretches.get(thread, _NOWHERE)
+        if not begin_ns <= called_ns < until_ns:
+            number, begin_ns, until_ns = ranges.stretch(thread, called_ns) if thread else _OUTSIDE
+            within = _Within(number, sums.by_range.setdefault(paths(number), {}), keeper(number))
+            stretches[thread] = (begin_ns, until_ns, within)
+        sums.without_call += not thread
+        sums.totals.add(within.number, start_ns, end_ns)
+        total = within.by_name.get(name)
         if total is None:
-            total = sums.by_range[key] = [0, 0]
+            total = within.by_name[name] = [0, 0]
         total[0] += 1
-        total[1] += launch.end_ns - launch.start_ns
-        if number not in kept_in:
-            kept_in[number] = keeper(number)
-        keep = kept_in[number]
-        if keep is not None:
-            keep.add(launch)
+        total[1] += end_ns - start_ns
+        if within.kept is not None:
+            within.kept.numbers.extend(launch)
         sums.count += 1
         if sums.count % _STEP == 0:
             progress(sums.count)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 NONE = -1
+_NEVER = 2**63 - 1
 
 
 class Opened(NamedTuple):
@@ -40,9 +41,10 @@ class _Timeline:
             self.moments.append(at_ns)
             self.innermost.append(number)
 
-    def at(self, moment_ns: int) -> int:
+    def at(self, moment_ns: int) -> tuple[int, int, int]:
         found = bisect_right(self.moments, moment_ns) - 1
-        return self.innermost[found] if found >= 0 else NONE
+        until_ns = self.moments[found + 1] if found + 1 < len(self.moments) else _NEVER
+        return (self.innermost[found], self.moments[found], until_ns) if found >= 0 else (NONE, -_NEVER, until_ns)
 
 
 class Ranges:
@@ -63,6 +65,10 @@ class Ranges:
 
     def innermost(self, thread: int, moment_ns: int) -> int:
         """The number of the innermost range that is open; ``NONE``: none is."""
+        return self.stretch(thread, moment_ns)[0]
+
+    def stretch(self, thread: int, moment_ns: int) -> tuple[int, int, int]:
+        """The innermost range, and from when until when it is."""
         if thread not in self._timelines:
             if len(self._own) == 1:  # the backward's thread: what the caller has open is what it works for
                 (lender,) = self._own

@@ -22,10 +22,12 @@ from perflab.profiles.placed import Phase
 from perflab.profiles.records import Profile
 from perflab.profiles.sum_up import summed_up
 
-TIMED_CALLS = 12
+TIMED_CALLS = 8
 """Calls of a case whose kernels are taken one by one, at most."""
-MOST_EVENTS = 1_500_000
+MOST_EVENTS = 1_000_000
 """Ranges of operators that are read, at most: 1 GB of memory would not hold many more."""
+MOST_KERNELS = 300_000
+"""Kernels of cases that are taken one by one, at most; but each case has two calls."""
 _STRANGERS = 0.05
 
 
@@ -134,6 +136,8 @@ def read(export: Export, process: int, only: str | None, progress: Callable[[str
     notes += _notes(export, ranges, sums)
     progress("reading operators")
     asked, left_out = _asked(export, process, ranges, cases, keeping)
+    if asked and not _has_torch():
+        notes.append("could not count FLOPs, because PyTorch does not load here")
     if left_out:
         notes.append(f"operators of the first {MOST_EVENTS:,} ranges were read: read one case with --case or --range")
     return Reading(
@@ -142,9 +146,12 @@ def read(export: Export, process: int, only: str | None, progress: Callable[[str
         ranges=_range_sums(ranges, sums, paths),
         kernels=[
             KernelSum(paths.named(path), names.of(name), count, time_ns)
-            for (path, name), (count, time_ns) in sorted(sums.by_range.items(), key=lambda one: -one[1][1])
+            for path, name, count, time_ns in sorted(sums.flat(), key=lambda one: -one[3])
         ],
-        cases=[_case_reading(name, case, ranges, sums, asked, names) for name, case in cases.items()],
+        cases=[
+            _case_reading(name, case, ranges, sums, asked, names, MOST_KERNELS // len(cases))
+            for name, case in cases.items()
+        ],
         notes=notes,
     )
 
@@ -196,16 +203,14 @@ def _cases(ranges: Ranges) -> dict[str, _Case]:
         if which == SAMPLES:
             cases.setdefault(name, _Case()).timed += calls
         elif which == OPERATORS:
-            cases.setdefault(name, _Case()).with_operators += calls[1:]
+            cases.setdefault(name, _Case()).with_operators += calls[-1:]
     return {name: case for name, case in cases.items() if case.timed}
 
 
 def _cases_named(ranges: Ranges, name: str) -> dict[str, _Case]:
     calls = [number for number, one in enumerate(ranges.all) if one.name == name]
     case = _Case(calls)
-    case.with_operators = sorted(
-        {*case.kept, *calls[-TIMED_CALLS:]}
-    )  # PyTorch's ranges may come in the last ones alone
+    case.with_operators = sorted({*case.kept[:1], *calls[-1:]})  # PyTorch's ranges may come in the last ones alone
     return {name: case} if calls else {}
 
 
@@ -253,7 +258,7 @@ def _asked(
             break
         found[calls[at]].append(Ranged(text, start_ns, end_ns, thread))
     children = ranges.children() if calls else {}
-    flops = cache(lambda name, shapes: flops_of(name, [list(shape) for shape in shapes]))
+    flops = cache(_flops_of if _has_torch() else lambda _name, _shapes: 0)
     asked = {}
     for number in calls:
         one = ranges.all[number]
@@ -268,8 +273,21 @@ def _asked(
     return asked, left_out
 
 
+def _has_torch() -> bool:
+    """Whether FLOPs can be counted: an export may be read where PyTorch finds no CUDA to load."""
+    try:
+        import torch  # noqa: F401
+    except (ImportError, OSError):
+        return False
+    return True
+
+
+def _flops_of(name: str, shapes: Sequence[Sequence[int]]) -> int:
+    return flops_of(name, [list(shape) for shape in shapes])
+
+
 def _case_reading(
-    name: str, case: _Case, ranges: Ranges, sums: Sums, asked: Mapping[int, Asked], names: Names
+    name: str, case: _Case, ranges: Ranges, sums: Sums, asked: Mapping[int, Asked], names: Names, most: int
 ) -> CaseReading:
     host_ns = [float(ranges.all[at].end_ns - ranges.all[at].start_ns) for at in case.timed]
     spans = dict(_device_spans(case.timed, ranges, sums))
@@ -289,6 +307,8 @@ def _case_reading(
         launches = sums.kept[at].launches()
         if at not in spans or not launches:
             continue
+        if len(divided) > 1 and count + len(launches) > most:
+            break
         own = asked.get(at)
         source = own if own is not None and own.by_operators else best
         found, unknown = kernels(launches, source, names.of)

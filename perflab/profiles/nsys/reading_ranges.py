@@ -13,8 +13,6 @@ _PUSHED, _STARTED = (59, 70), (60, 71)
 """Kinds of events in every version: ranges that were pushed, and ranges that were started."""
 MOST_RANGES = 1_000_000
 """Named ranges that are read, at most: the longest. A million take 300 MB."""
-_SPANS = 8
-"""With more of them, a query that names each takes longer than reading what lies between."""
 
 
 class Text(NamedTuple):
@@ -83,14 +81,20 @@ def _opened(rows: Iterator[tuple[str, int, int | None, int, int]], last_ns: int)
 def operator_ranges(
     export: Export, process: int, spans: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[str, int, int, int]]:
-    """Name, start, end and thread of ranges that PyTorch opened from the first of some spans of time to the last."""
+    """Name, start, end and thread of ranges that PyTorch opened within some spans of time."""
     if not spans or not export.has(RANGES):
         return
     text = _text(export)
-    wanted = spans if len(spans) <= _SPANS else [(min(spans)[0], max(end_ns for _, end_ns in spans))]
-    within = " OR ".join(f"e.start BETWEEN {start_ns} AND {end_ns}" for start_ns, end_ns in wanted)
     condition = f"e.eventType IN ({', '.join(map(str, _PUSHED))}) AND (e.globalTid >> 24 & 16777215) = {process}"
     yield from export.rows(
         f"SELECT {text.value}, e.start, COALESCE(e.end, e.start), e.globalTid FROM {RANGES} e {text.join}"
-        f" WHERE {condition} AND ({within}) AND NOT ({NOT_OPERATOR.format(text.value)})"
+        f" WHERE {_within(sorted(spans))} AND {condition} AND NOT ({NOT_OPERATOR.format(text.value)})"
     )
+
+
+def _within(spans: Sequence[tuple[int, int]]) -> str:
+    """In SQL, whether a range begins in one of the spans; by halves, since every row of the table is asked."""
+    if len(spans) == 1:
+        return f"e.start BETWEEN {spans[0][0]} AND {spans[0][1]}"
+    half = len(spans) // 2
+    return f"CASE WHEN e.start < {spans[half][0]} THEN {_within(spans[:half])} ELSE {_within(spans[half:])} END"
