@@ -13,6 +13,7 @@ from perflab.profiles.nsys.export import opened
 from perflab.profiles.nsys.names import case_and_pass, named, shapes_of, shown_shapes
 from perflab.profiles.nsys.ranges import NONE, Opened, Ranges
 from perflab.profiles.nsys.reading import Reading, chosen_process, read
+from perflab.profiles.nsys.text import lines
 
 from .nsys_exports import BUSY_US, CASE, LAYOUTS, US, Layout, Maker, write_run
 
@@ -56,6 +57,15 @@ def test_the_profile_of_a_case_adds_up_to_its_time_on_the_device(tmp_path: Path)
         "optimizer": 20 * US,
         "copies": 10 * US,
     }
+
+
+def test_a_call_and_its_phases_stand_beside_the_timer_s(tmp_path: Path) -> None:
+    reading = reading_of(write_run(tmp_path / "run.sqlite"))
+    timers = {(CASE, ""): 600_000.0, (CASE, "backward"): 300_000.0}
+    text = [line.split() for line in lines(reading, timers, 200)]
+    assert [CASE, "8", "950", "µs", "581", "µs", "600", "µs", "-3.2%"] in text
+    assert ["backward", "237", "µs", "270", "µs", "300", "µs", "-10.0%"] in text
+    assert ["optimizer", "117", "µs", "40.0", "µs"] in text
 
 
 def test_kernels_of_the_backward_belong_to_the_forward_s_module_and_line(tmp_path: Path) -> None:

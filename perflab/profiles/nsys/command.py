@@ -67,7 +67,7 @@ def nsys_command(parser: argparse.ArgumentParser) -> Run:
     return run
 
 
-def _read(path: Path, given: argparse.Namespace, timers: dict[str, float]) -> list[str]:
+def _read(path: Path, given: argparse.Namespace, timers: dict[tuple[str, str], float]) -> list[str]:
     from perflab.profiles.nsys.export import opened
     from perflab.profiles.nsys.reading import chosen_process, read
     from perflab.profiles.nsys.text import lines
@@ -80,10 +80,12 @@ def _read(path: Path, given: argparse.Namespace, timers: dict[str, float]) -> li
     return lines(reading, timers, width, every=given.verbose)
 
 
-def _timers(document: Document) -> dict[str, float]:
-    """The median of one call by case, as the session's own timer has it."""
+def _timers(document: Document) -> dict[tuple[str, str], float]:
+    """The median of one call and of its phases by case, as the session's own timer has them."""
+    timed = {one.case: one.record.summary for one in document.results if one.record is not None}
     return {
-        result.case: result.record.summary.median_ns
-        for result in document.results
-        if result.record is not None and result.record.summary is not None
+        (case, phase): time_ns
+        for case, summary in timed.items()
+        if summary is not None
+        for phase, time_ns in {"": summary.median_ns, **summary.phases_ns}.items()
     }

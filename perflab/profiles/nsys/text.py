@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from perflab.profiles.nsys.reading import CaseReading, KernelSum, RangeSum, Reading
+from perflab.profiles.nsys.cases import CaseReading
+from perflab.profiles.nsys.reading import KernelSum, RangeSum, Reading
 from perflab.profiles.records import GAPS, Profile, Row
 from perflab.report.escaping import one_line
 from perflab.units import format_change, format_flops, format_names, format_ns
@@ -16,8 +17,8 @@ _CANT_TELL = 0.05
 _NUMBERS = frozenset(
     ("instances", "host", "device", "busy", "kernels", "total", "mean", "share", "FLOPs", "calls", "timer", "vs timer")
 )
-Timers = Mapping[str, float]
-"""Nanoseconds of one call by case, as perflab's own timer has them."""
+Timers = Mapping[tuple[str, str], float]
+"""Nanoseconds of one call by case, and of its phases, as perflab's own timer has them; ``""``: of the whole."""
 
 
 def lines(reading: Reading, timers: Timers, width: int, *, every: bool = False) -> list[str]:
@@ -79,15 +80,13 @@ def _more(left: int, what: str) -> list[str]:
 def _cases(cases: Sequence[CaseReading], timers: Timers) -> list[str]:
     cells: list[tuple[str, ...]] = [("one call", "calls", "host", "device", "timer", "vs timer")]
     for case in cases:
-        timer_ns = timers.get(case.name)
-        device = format_ns(case.device_ns) if case.device_ns else ""
-        beside = (
-            (format_ns(timer_ns), format_change(case.device_ns / timer_ns))
-            if timer_ns is not None and case.device_ns
-            else (format_ns(timer_ns) if timer_ns is not None else "", "")
-        )
-        cells.append((case.name, f"{case.calls:,}", format_ns(case.host_ns), device, *beside))
-    missing = [case.name for case in cases if case.name not in timers]
+        for phase, (host_ns, device_ns) in {"": (case.host_ns, case.device_ns), **case.phases}.items():
+            timer_ns = timers.get((case.name, phase))
+            calls = "" if phase else f"{case.calls:,}"
+            times = (format_ns(one) if one else "" for one in (host_ns, device_ns, timer_ns))
+            change = format_change(device_ns / timer_ns) if timer_ns and device_ns else ""
+            cells.append((f"  {phase}" if phase else case.name, calls, *times, change))
+    missing = [case.name for case in cases if (case.name, "") not in timers]
     unknown = [f"  not timed by perflab: {format_names(missing)}"] if timers and missing else []
     return [*_aligned(cells), *unknown]
 
