@@ -191,7 +191,8 @@ def test_two_processes_are_listed_and_one_is_asked_for(tmp_path: Path, capsys: p
     path = str(maker.close())
     status, text = said(capsys, path)
     assert status == 2
-    assert "has 2 processes with ranges or CUDA work: 77 (worker), 4321 (python)\n  -> name one: --process=PID" in text
+    assert "has 2 processes with ranges or CUDA work: 77 (worker), 4321 (python)" in text
+    assert f"\n  -> name one: perflab nsys --process=PID {path}" in text
     status, text = said(capsys, path, "--process=77")
     assert status == 0
     assert "theirs<float>" in text
@@ -233,6 +234,25 @@ def test_a_file_that_is_damaged_inside_is_refused(tmp_path: Path, capsys: pytest
     status, text = said(capsys, str(path))
     assert status == 2
     assert "damaged.sqlite is damaged: database disk image is malformed" in text
+
+
+@pytest.mark.parametrize("value", ["'soon'", "x'00'", "1e300", "NULL"])
+def test_values_of_another_kind_are_refused_or_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], value: str
+) -> None:
+    path = write_run(tmp_path / "run.sqlite")
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA writable_schema = ON")
+    connection.execute("UPDATE sqlite_master SET sql = replace(sql, 'NOT NULL', '')")
+    connection.commit()
+    connection.close()
+    connection = sqlite3.connect(path)
+    connection.execute(f"UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET end = {value} WHERE rowid = 3")
+    connection.execute(f"UPDATE NVTX_EVENTS SET end = {value} WHERE rowid = 3")
+    connection.commit()
+    connection.close()
+    status, text = said(capsys, str(path))
+    assert status == 0 or "has values that no nsys writes" in text
 
 
 def test_tables_and_columns_that_are_missing_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -318,6 +338,20 @@ def test_a_command_runs_under_nsys_with_its_ranges_and_its_status_is_kept(
     assert f"profile of {CASE}: one call, 581 µs on the device" in text
     given = (tmp_path / "arguments").read_text().splitlines()
     assert {"--trace=cuda,nvtx", "--sample=none", "--output=report"} <= set(given)
+
+
+def test_one_case_of_a_run_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(write_run(tmp_path / "run.sqlite"))
+    assert f"profile of {CASE}" in said(capsys, path, "--case=small")[1]
+    status, text = said(capsys, path, "--case=large")
+    assert status == 2
+    assert f"has that in its name\n  -> name a part of one that it has: {CASE}" in text
+
+
+def test_a_case_beyond_what_is_read_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perflab.profiles.nsys.cases.MOST_EVENTS", 3)
+    (case,) = reading_of(write_run(tmp_path / "run.sqlite")).cases
+    assert case.problem.endswith("ranges of operators are of other cases: read it with --case")
 
 
 def test_saving_baselines_under_a_profiler_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

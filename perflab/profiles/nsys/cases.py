@@ -24,11 +24,12 @@ from perflab.profiles.sum_up import summed_up
 
 TIMED_CALLS = 8
 """Calls of a case whose kernels are taken one by one, at most."""
-MOST_EVENTS = 1_000_000
-"""Ranges of operators that are read, at most: 1 GB of memory would not hold many more."""
+MOST_EVENTS = 300_000
+"""Ranges of operators that are read, at most: they take 30 µs and 1 KB each."""
 MOST_KERNELS = 300_000
 """Kernels of cases that are taken one by one, at most; but each case has two calls."""
 _STRANGERS = 0.05
+_LEFT_OUT = f"the first {MOST_EVENTS:,} ranges of operators are of other cases: read it with --case"
 _NO_OPERATORS = "no range of an operator in its calls: PERFLAB_NVTX=1, or emit_nvtx(record_shapes=True)"
 
 
@@ -92,27 +93,27 @@ def asked_in_calls(
     cases: Mapping[str, Case],
     keeping: Mapping[int, Kept],
     children: Mapping[int, list[int]],
-) -> tuple[dict[int, Asked], bool]:
-    """What asked for each launch, by the range of a call; and whether something was left out."""
+) -> dict[int, Asked]:
+    """What asked for each launch, by the range of a call."""
     calls = [number for case in cases.values() for number in case.with_operators]
     calls.sort(key=lambda at: ranges.all[at].start_ns)
     spans = [(ranges.all[at].start_ns, ranges.all[at].end_ns) for at in calls]
     starts = [start_ns for start_ns, _ in spans]
     found: dict[int, list[Ranged]] = {at: [] for at in calls}
     count = 0
-    left_out = False
     for text, start_ns, end_ns, thread in operator_ranges(export, process, spans):
         at = bisect_right(starts, start_ns) - 1
         if at < 0 or spans[at][1] < start_ns:
             continue
         count += 1
         if count > MOST_EVENTS:
-            left_out = True
+            for number in calls[at:]:
+                del found[number]
             break
         found[calls[at]].append(Ranged(text, start_ns, end_ns, thread))
     flops = cache(_flops_of if has_torch() else lambda _name, _shapes: 0)
     asked = {}
-    for number in calls:
+    for number in list(found):
         one = ranges.all[number]
         phases = [ranges.all[at] for at in children.get(number, []) if ranges.all[at].name in PHASES]
         asked[number] = asked_by(
@@ -122,7 +123,7 @@ def asked_in_calls(
             keeping[number].launches(),
             flops,
         )
-    return asked, left_out
+    return asked
 
 
 def has_torch() -> bool:
@@ -158,7 +159,9 @@ def case_reading(
     )
     if not device_ns:
         return replace(reading, problem="no kernel was launched in its calls")
-    best = max((asked[at] for at in case.with_operators), key=lambda one: one.by_operators, default=None)
+    if case.with_operators and not any(at in asked for at in case.with_operators):
+        return replace(reading, problem=_LEFT_OUT)
+    best = max((asked[at] for at in case.with_operators if at in asked), key=lambda one: one.by_operators, default=None)
     if best is None or not best.by_operators:
         return replace(reading, problem=_NO_OPERATORS)
     divided: list[Mapping[Key, Sum]] = []

@@ -34,6 +34,7 @@ def nsys_command(parser: argparse.ArgumentParser) -> Run:
         help=".sqlite or .nsys-rep file; or the command and its arguments",
     )
     parser.add_argument("--results", type=Path, metavar="FILE", help="results file whose times are shown beside")
+    parser.add_argument("--case", metavar="SUBSTRING", help="read only cases whose name contains this")
     parser.add_argument(
         "--range", metavar="NAME", help="profile the ranges of this name as calls (default: perf cases)"
     )
@@ -68,13 +69,18 @@ def nsys_command(parser: argparse.ArgumentParser) -> Run:
 
 
 def _read(path: Path, given: argparse.Namespace, timers: dict[tuple[str, str], float]) -> list[str]:
-    from perflab.profiles.nsys.export import opened
+    from perflab.profiles.nsys.export import ExportError, opened
     from perflab.profiles.nsys.reading import chosen_process, read
     from perflab.profiles.nsys.text import lines
 
     width = max(80, shutil.get_terminal_size((120, 24)).columns)
     with opened(path) as export:
-        reading = read(export, chosen_process(export, given.process), given.range, progress)
+        try:
+            reading = read(
+                export, chosen_process(export, given.process), given.range, progress, case_part=given.case or ""
+            )
+        except (TypeError, OverflowError) as error:  # SQLite takes any value in any column
+            raise ExportError(f"{path} has values that no nsys writes: {error}", "export it again with nsys") from error
     progress("")
     sys.stderr.flush()
     return lines(reading, timers, width, every=given.verbose)

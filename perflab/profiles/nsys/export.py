@@ -67,7 +67,8 @@ class Export:
             ExportError: the file is damaged where the query reads.
         """
         try:
-            yield from self.connection.execute(query, values)
+            for row in self.connection.execute(query, values):  # noqa: UP028 - that closes cursors of a closed file
+                yield row
         except sqlite3.DatabaseError as error:
             raise ExportError(f"{self.path} is damaged: {error}", _AGAIN) from error
 

@@ -140,7 +140,7 @@ def summed(
         progress: told how many launches have been read, now and then.
     """
     sums = Sums(Totals(ranges), kept=keeping)
-    parents = ranges.parents
+    totals, parents = sums.totals, ranges.parents
 
     def keeper(number: int) -> Kept | None:
         at = number
@@ -160,7 +160,7 @@ def summed(
             within = _Within(number, sums.by_range.setdefault(paths(number), {}), keeper(number))
             stretches[thread] = (begin_ns, until_ns, within)
         sums.without_call += not thread
-        sums.totals.add(within.number, start_ns, end_ns)
+        totals.add(within.number, start_ns, end_ns)
         total = within.by_name.get(name)
         if total is None:
             total = within.by_name[name] = [0, 0]

@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from perflab.profiles.categories import categories
@@ -75,24 +76,22 @@ def asked_by(
         roots += nested(events)
         by_thread[thread] = []
     placed_calls = placed(roots, phases, lambda name: places[int(name.removeprefix(MARK))])
-    known: dict[int, Known] = {}
-    for (call, phase, where), category in zip(placed_calls, categories(placed_calls), strict=True):
-        shapes = shapes_of(call.event.shapes)
-        known[call.event.correlation] = Known(
-            call.name, category, phase, where, shown_shapes(shapes), flops(call.name, shapes)
-        )
     innermost = _Innermost(roots)
     ordered = sorted(launches, key=lambda launch: (launch.called_ns, launch.start_ns))
-    operators = []
+    operators: list[int] = []
+    known: dict[int, Known] = {}
     for launch in ordered:
         inner = innermost.at(launch.thread, launch.called_ns)
         operator = next((one for one in _outwards(inner) if not one.is_range), None)
-        if operator is not None:
-            operators.append(operator.event.correlation)
-            continue
-        stranger = -1 - len(operators)
-        known[stranger] = _without_operator(launch, inner, phases, places)
-        operators.append(stranger)
+        operators.append(operator.event.correlation if operator is not None else -1 - len(operators))
+        if operator is None:
+            known[operators[-1]] = _without_operator(launch, inner, phases, places)
+    launching = set(operators)
+    for (call, phase, where), category in zip(placed_calls, categories(placed_calls), strict=True):
+        if call.event.correlation in launching:
+            shapes = shapes_of(call.event.shapes)
+            told = (shown_shapes(shapes), flops(call.name, shapes))
+            known[call.event.correlation] = Known(call.name, category, phase, where, *told)
     return Asked(tuple(launch.name for launch in ordered), tuple(operators), known)
 
 
@@ -135,15 +134,14 @@ def _event(
 ) -> Event:
     one, said = found[at], parts[at]
     name, sequence, scope = said.name, said.sequence, 0
-    place = place_of(name)
-    node = node_of(name)
+    place, node = _special(name)
     if place is not None:
         places.append(place)
         name, scope = f"{MARK}{len(places) - 1}", RANGE_SCOPE
     elif node is not None:  # autograd's number stands in the range that begins next
         inner = parts[at + 1] if at + 1 < len(found) and found[at + 1].start_ns < one.end_ns else None
         sequence = inner.sequence if inner is not None and inner.name == node else -1
-    elif at > 0 and node_of(parts[at - 1].name) == name and found[at - 1].end_ns > one.start_ns:
+    elif at > 0 and _special(parts[at - 1].name)[1] == name and found[at - 1].end_ns > one.start_ns:
         scope = _NODE_SCOPE
     elif not said.is_operator:
         scope = RANGE_SCOPE
@@ -158,6 +156,11 @@ def _event(
         forward_thread=caller if node is not None else 0,
         shapes=said.sizes,
     )
+
+
+@lru_cache(maxsize=65536)
+def _special(name: str) -> tuple[Where | None, str | None]:
+    return place_of(name), node_of(name)
 
 
 class _Innermost:

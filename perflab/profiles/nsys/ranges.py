@@ -10,6 +10,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from heapq import merge
 from typing import NamedTuple
 
 NONE = -1
@@ -59,7 +60,11 @@ class Ranges:
         self.borrowed: dict[int, int] = {}
         """Threads without ranges of their own, and the one whose ranges count for them."""
         self._timelines: dict[int, _Timeline] = {}
-        self._own = {one.thread for one in self.all if not one.whole_process}
+        self._shared = [number for number, one in enumerate(self.all) if one.whole_process]
+        self._own: dict[int, list[int]] = {}
+        for number, one in enumerate(self.all):
+            if not one.whole_process:
+                self._own.setdefault(one.thread, []).append(number)
         for thread in {one.thread for one in self.all}:
             self._timelines[thread] = self._timeline(thread)
 
@@ -96,9 +101,8 @@ class Ranges:
     def _timeline(self, thread: int) -> _Timeline:
         timeline = _Timeline()
         open_now: list[int] = []
-        for number, one in enumerate(self.all):
-            if not one.whole_process and one.thread != thread:
-                continue
+        for number in merge(self._shared, self._own.get(thread, [])):
+            one = self.all[number]
             self._close(open_now, one.start_ns, timeline)
             around = [at for at in open_now if self.all[at].end_ns >= one.end_ns]
             if one.thread == thread:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from perflab.profiles.nsys.cases import (
-    MOST_EVENTS,
     MOST_KERNELS,
     CaseReading,
     asked_in_calls,
@@ -19,6 +18,7 @@ from perflab.profiles.nsys.export import COPIES, FILLS, KERNELS, Export, ExportE
 from perflab.profiles.nsys.launches import Kept, Names, Sums, summed
 from perflab.profiles.nsys.ranges import NONE, Ranges
 from perflab.profiles.nsys.reading_ranges import named_ranges
+from perflab.units import format_names
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,14 @@ def chosen_process(export: Export, wanted: int | None) -> int:
     if wanted is None and len(found) != 1:
         raise ExportError(
             f"{export.path} has {len(found)} processes with ranges or CUDA work: {listed}",
-            "name one: --process=PID" if found else "profile with --trace=cuda,nvtx",
+            f"name one: perflab nsys --process=PID {export.path}" if found else "profile with --trace=cuda,nvtx",
         )
     return found[0] if wanted is None else wanted
 
 
-def read(export: Export, process: int, only: str | None, progress: Callable[[str], None]) -> Reading:
+def read(
+    export: Export, process: int, only: str | None, progress: Callable[[str], None], *, case_part: str = ""
+) -> Reading:
     """Read one process.
 
     Args:
@@ -84,10 +86,17 @@ def read(export: Export, process: int, only: str | None, progress: Callable[[str
         process: its number.
         only: name of ranges that count as the calls of a case; None: what perflab's own ranges say.
         progress: told what is under way.
+        case_part: what the names of the cases contain that are read.
     """
     progress("reading ranges")
     ranges, notes = named_ranges(export, process)
-    cases = cases_named(ranges, only) if only is not None else cases_of(ranges)
+    known = cases_named(ranges, only) if only is not None else cases_of(ranges)
+    cases = {name: case for name, case in known.items() if case_part in name}
+    if known and not cases:
+        raise ExportError(
+            f"--case={case_part}: no case of {export.path} has that in its name",
+            f"name a part of one that it has: {format_names(list(known))}",
+        )
     if only is not None and not cases:
         raise ExportError(f"{export.path} has no range {only!r}", "name one that it has; without --range it lists them")
     keeping = {number: Kept() for case in cases.values() for number in (*case.kept, *case.with_operators)}
@@ -97,11 +106,9 @@ def read(export: Export, process: int, only: str | None, progress: Callable[[str
     children = ranges.children() if cases else {}
     notes += _notes(export, ranges, sums)
     progress("reading operators")
-    asked, left_out = asked_in_calls(export, process, ranges, cases, keeping, children)
+    asked = asked_in_calls(export, process, ranges, cases, keeping, children)
     if asked and not has_torch():
         notes.append("could not count FLOPs, because PyTorch does not load here")
-    if left_out:
-        notes.append(f"operators of the first {MOST_EVENTS:,} ranges were read: read one case with --case or --range")
     return Reading(
         process=f"{process} ({export.process_names.get(process, 'unnamed')})",
         version=export.version,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import NamedTuple
 
 from perflab.profiles.nsys.export import RANGES, STRINGS, Export
@@ -44,7 +45,12 @@ def named_ranges(export: Export, process: int) -> tuple[Ranges, list[str]]:
         f"e.eventType IN ({kinds}) AND (e.globalTid >> 24 & 16777215) = {process} AND {NOT_OPERATOR.format(text.value)}"
     )
     source = f"FROM {RANGES} e {text.join} WHERE {condition}"
-    (last_ns,) = next(export.rows(f"SELECT MAX(MAX(start), COALESCE(MAX(end), 0)) FROM {RANGES}"))
+
+    @cache
+    def last_ns() -> int:  # going through all ranges for it takes a second or two, and few exports need it
+        (found,) = next(export.rows(f"SELECT MAX(MAX(start), COALESCE(MAX(end), 0)) FROM {RANGES}"))
+        return int(found)
+
     rows = export.rows(
         f"SELECT {text.value}, e.start, e.end, e.globalTid, e.eventType {source} LIMIT {MOST_RANGES + 1}"
     )
@@ -53,7 +59,7 @@ def named_ranges(export: Export, process: int) -> tuple[Ranges, list[str]]:
     if len(found) > MOST_RANGES:
         rows = export.rows(
             f"SELECT {text.value}, e.start, e.end, e.globalTid, e.eventType {source}"
-            f" ORDER BY COALESCE(e.end, {last_ns}) - e.start DESC LIMIT {MOST_RANGES}"
+            f" ORDER BY COALESCE(e.end, {last_ns()}) - e.start DESC LIMIT {MOST_RANGES}"
         )
         found, unclosed, backwards = _opened(rows, last_ns)
         notes.append(f"there are more than {MOST_RANGES:,} named ranges: the shortest were not read")
@@ -64,13 +70,15 @@ def named_ranges(export: Export, process: int) -> tuple[Ranges, list[str]]:
     return Ranges(found), notes
 
 
-def _opened(rows: Iterator[tuple[str, int, int | None, int, int]], last_ns: int) -> tuple[list[Opened], int, int]:
+def _opened(
+    rows: Iterator[tuple[str, int, int | None, int, int]], last_ns: Callable[[], int]
+) -> tuple[list[Opened], int, int]:
     found, unclosed, backwards = [], 0, 0
     known: dict[str, str] = {}
     for text, start_ns, end_ns, thread, kind in rows:
         name = known.setdefault(text, text)  # one object for all that are called the same
         unclosed += end_ns is None
-        end_ns = last_ns if end_ns is None else end_ns
+        end_ns = last_ns() if end_ns is None else end_ns
         if end_ns < start_ns:
             backwards += 1
             continue
