@@ -17,6 +17,7 @@ from perflab.attention.command import attention_command
 from perflab.doctor.checkup import checkup
 from perflab.documents import PASSED, merge, only_cases, read_document, write_document
 from perflab.errors import PerflabError, UsageError
+from perflab.profiles.nsys.command import nsys_command
 from perflab.report.escaping import for_reading, lines_of, one_line
 from perflab.report.lines import short_name
 from perflab.report.markdown import markdown
@@ -180,6 +181,7 @@ COMMANDS: dict[str, Callable[[argparse.ArgumentParser], Run]] = {
     **{name: command for one in tiers() for name, command in one.commands().items()},
     "memory": memory_command,
     "merge": merge_command,
+    "nsys": nsys_command,
     "report": report_command,
 }
 

@@ -20,7 +20,16 @@ from perflab.measure.cuda_graph import GraphStopwatch
 from perflab.measure.devices import current_device
 from perflab.measure.evidence import Witness
 from perflab.measure.memory import MEMORY_CALLS, measure_memory
-from perflab.measure.nvtx import nvtx_range
+from perflab.measure.nvtx import (
+    MEMORY,
+    OPERATOR_CALLS,
+    OPERATORS,
+    SAMPLES,
+    WARM_UP,
+    RangedWorkload,
+    nvtx_range,
+    with_ranges,
+)
 from perflab.measure.records import Measurement, Replicate, per_call_ns, summarize
 from perflab.measure.sampling import Plan, Progress, collect, warm_up
 from perflab.measure.span import check_agreement
@@ -89,6 +98,7 @@ def measure(
         ClockError: CUDA events tell another time than the host's clock.
         Exception: whatever the workload raises, out of memory included.
     """
+    workload = with_ranges(workload, device)
     stopwatch = stopwatch_for(device, mode)
     yardsticks = Yardsticks(device)
     cpu_ns: list[int] = []
@@ -105,13 +115,13 @@ def measure(
         return sample
 
     with current_device(device), collector_at_ease():
-        with nvtx_range(f"{label}: warm-up", device):
+        with nvtx_range(f"{label}: {WARM_UP}", device):
             warmup = warm_up(time_once, plan, progress)
         # What the budget leaves for samples: warm-up is over, the memory pass is still to come.
         call_ns = warmup.readings_ns[-1] if warmup.readings_ns else 0
         later_calls = MEMORY_CALLS + (counter.extra_calls if counter is not None else 0)
         left_ns = max(0.0, plan.budget_ns - (clock.read_ns() - began_ns) - later_calls * call_ns)
-        with nvtx_range(f"{label}: samples", device):
+        with nvtx_range(f"{label}: {SAMPLES}", device):
             end_of_samples = witness.begin()
             samples = collect(time_once, warmup.repetitions, plan, left_ns, progress, between=yardsticks.read)
             evidence = end_of_samples()
@@ -119,11 +129,17 @@ def measure(
         empty_call_ns = stopwatch.empty_call_ns()
         stopwatch.release()  # what evicts, and graphs, are none of the case's memory
         progress("memory")
-        with nvtx_range(f"{label}: memory", device):
+        with nvtx_range(f"{label}: {MEMORY}", device):
             if counter is not None:
                 counter.count_apart(workload)
             memory, result = measure_memory(workload, device, counter)
         profiled = try_profile(workload, device, profile, progress) if profile is not None else NO_PROFILE
+        if isinstance(workload, RangedWorkload):
+            from perflab.profiles.operator_ranges import run_with_operator_ranges
+
+            progress(OPERATORS)
+            with nvtx_range(f"{label}: {OPERATORS}", device):
+                run_with_operator_ranges(workload, device, OPERATOR_CALLS)
     return Measured(
         Measurement(
             samples_ns=[sample.total_ns for sample in samples],

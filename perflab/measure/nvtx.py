@@ -1,13 +1,35 @@
-"""Named ranges: NVTX for Nsight Systems on CUDA, PyTorch's profiler everywhere."""
+"""Named ranges: NVTX for Nsight Systems on CUDA, PyTorch's profiler everywhere.
+
+A case always has a range for warm-up, samples and memory. Ranges within these, for each call and its phases, would be
+timed with the calls. They are opened only where ``ASKED`` is set, as ``perflab nsys`` does.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from perflab.measure.workload import Workload
 
 if TYPE_CHECKING:
     import torch
+
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
+ASKED = "PERFLAB_NVTX"
+"""Environment variable: ``1`` opens a range for each call, phase and operator."""
+CALL = "call"
+WARM_UP, SAMPLES, MEMORY, OPERATORS = "warm-up", "samples", "memory", "operators"
+"""Ranges of a case are called ``<case>: samples``."""
+OPERATOR_CALLS = 6
+"""Calls with a range for each operator: the first one is cut off, since nothing says when its work began."""
+
+
+def ranges_asked() -> bool:
+    """Whether calls have ranges too."""
+    return os.environ.get(ASKED, "") not in ("", "0")
 
 
 @contextlib.contextmanager
@@ -15,14 +37,66 @@ def nvtx_range(name: str, device: torch.device) -> Iterator[None]:
     """Open a range for the length of the block.
 
     It shows as an NVTX range in Nsight Systems on a CUDA device, and as a ``record_function`` range in
-    ``torch.profiler`` on any. Backward kernels are launched from another thread, so a range around
-    ``backward()`` contains their launches on the timeline, though not in that thread.
+    ``torch.profiler`` on any. It is a start/end range of the process: a push/pop range belongs to one thread, and would
+    miss the backward, which another thread launches (NVIDIA/NVTX#101).
     """
     import torch
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.profiler.record_function(name))
         if device.type == "cuda":
-            torch.cuda.nvtx.range_push(name)  # type: ignore[no-untyped-call]
-            stack.callback(torch.cuda.nvtx.range_pop)
+            stack.callback(_opened(name))
         yield
+
+
+class RangedWorkload(Workload):
+    """A workload with a range around each call, and around each of its phases."""
+
+    def __init__(self, inner: Workload) -> None:
+        self.roots = inner.roots
+        self.phases = inner.phases
+        self.spans = inner.spans
+        self._inner = inner
+
+    def replace_calls(self, call: Callable[..., Any]) -> None:
+        """From now on call this instead."""
+        self._inner.replace_calls(call)
+
+    def run(self, after_phase: Callable[[], None] = lambda: None) -> Any:
+        """Do the work once and return its result."""
+        upcoming = iter(self.spans)
+        close = [_opened(CALL)]
+
+        def open_next() -> None:
+            name = next(upcoming, None)
+            if name is not None:
+                close.append(_opened(name))
+
+        def at_end_of_phase() -> None:
+            close.pop()()
+            after_phase()
+            open_next()
+
+        try:
+            open_next()
+            return self._inner.run(at_end_of_phase)
+        finally:
+            while close:
+                close.pop()()
+
+
+def with_ranges(workload: Workload, device: torch.device) -> Workload:
+    """The workload with a range for each call if they are asked for, else as it is."""
+    return RangedWorkload(workload) if ranges_asked() and device.type == "cuda" else workload
+
+
+def _opened(name: str) -> Callable[[], None]:
+    """Open a range of the process; returns what closes it."""
+    from torch.cuda import nvtx
+
+    handle = nvtx.range_start(name)
+
+    def close() -> None:
+        nvtx.range_end(handle)
+
+    return close

@@ -130,7 +130,8 @@ def memory_snapshot(
 def nvtx_range(device: torch.device) -> Callable[[str], contextlib.AbstractContextManager[None]]:
     """``with nvtx_range("attention"):`` labels the block on a profiler's timeline.
 
-    It opens a ``torch.profiler`` range on every device, and on CUDA also an NVTX range for Nsight Systems.
+    It opens a ``torch.profiler`` range on every device, and on CUDA also an NVTX range for Nsight Systems. Backward
+    kernels, which another thread launches, belong to it too.
     """
     from perflab.measure.nvtx import nvtx_range as open_range
 

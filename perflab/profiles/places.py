@@ -36,9 +36,14 @@ class Places:
         """The place that a range's name stands for."""
         return self._found[int(range_name.removeprefix(MARK))]
 
+    @property
+    def module(self) -> str:
+        """The innermost module that runs."""
+        return self._modules[-1] if self._modules else ""
+
     def mark(self, line: str) -> str:
         """The name of a range for this line of the module that runs."""
-        where = Where(self._modules[-1] if self._modules else "", line)
+        where = Where(self.module, line)
         number = self._numbers.setdefault(where, len(self._found))
         if number == len(self._found):
             self._found.append(where)

@@ -119,6 +119,7 @@ ROOMS = {
     "measure": Room(below=f"{_BARE} {_PRIVATE} profiles", packages="pynvml msgspec", torch=When.CALLED),
     "profiles.records": Room(below="data", packages="msgspec"),
     "profiles": Room(below=f"{_BARE} {_PRIVATE} measure report", packages="msgspec", torch=When.CALLED),
+    "profiles.nsys": Room(below=f"{_GROUND} measure report profiles", torch=When.CALLED),
     "store": Room(below=_GROUND, packages="msgspec"),
     "report": Room(below=_GROUND),
     "snapshots": Room(below="errors units files report tiers"),
@@ -182,7 +183,7 @@ ROOMS = {
     # The top.
     "doctor": Room(below=f"{_GROUND} measure {_PLUGIN} {_MEASURED} {_COMPARED}", packages="msgspec"),
     "cli": Room(
-        below=f"{_GROUND} attention doctor snapshots store report",
+        below=f"{_GROUND} attention doctor snapshots store report profiles.nsys",
         packages="msgspec",
     ),
     "__main__": Room(below="cli"),

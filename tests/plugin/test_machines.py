@@ -325,3 +325,14 @@ def test_a_committed_history_is_told_by_its_commit(here: Project, monkeypatch: p
     (name,) = own_files(here)
     (case,) = json.loads((here.pytester.path / ".perflab" / "times" / name).read_text())["cases"].values()
     assert re.fullmatch(r"[0-9a-f]{40}", case["commit"])
+
+
+def test_times_of_a_run_that_a_profiler_has_ranges_opened_in_are_not_kept(
+    here: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    move_to("b", monkeypatch)
+    monkeypatch.setenv("PERFLAB_NVTX", "1")
+    here.run("--perf-check=off").stdout.no_fnmatch_line("*kept the times*")
+    assert own_files(here) == []
+    monkeypatch.setenv("PERFLAB_NVTX", "0")
+    here.run("--perf-check=off").stdout.fnmatch_lines(["*kept the times of 1 case for the next run here*"])

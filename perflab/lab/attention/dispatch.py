@@ -27,6 +27,7 @@ from perflab.lab.attention.registry import (
 from perflab.lab.attention.scoring import Settings, make_scoring
 from perflab.lab.attention.sdpa import BACKENDS, pinned_sdpa_attention, sdpa_attention
 from perflab.lab.attention.tiled import FlashAttentionPyTorch
+from perflab.lab.ranges import ranged
 
 Result = tuple[Tensor, Tensor | None]
 Variant = Callable[[Tensor, Tensor, Tensor, Settings, bool], Result]
@@ -169,7 +170,7 @@ def _apply(function: Any, q: Tensor, k: Tensor, v: Tensor, settings: Settings, w
     return result if with_logsumexp else (result, None)
 
 
-_VARIANTS: dict[str, Variant] = {
+_WITHOUT_RANGES: dict[str, Variant] = {
     "reference": _reference,
     "naive": _naive,
     "tiled": _tiled,
@@ -179,6 +180,9 @@ _VARIANTS: dict[str, Variant] = {
     **{impl: _pinned(impl) for impl in BACKENDS},
     "flex": _flex,
     "compiled": _compiled,
+}
+_VARIANTS: dict[str, Variant] = {
+    impl: ranged(f"attention: {impl}")(variant) for impl, variant in _WITHOUT_RANGES.items()
 }
 
 

@@ -21,12 +21,13 @@ from torch.nn import functional as F
 
 from perflab.lab.attention.inputs import accumulation_dtype
 from perflab.lab.attention.scoring import Settings, dropout_probability, expand_heads, make_scoring
+from perflab.lab.ranges import ranged
 
 
 def naive_attention(q: Tensor, k: Tensor, v: Tensor, **settings: Unpack[Settings]) -> Tensor:
     """Attention, each step rounded to the inputs' dtype. Differentiable by autograd."""
     # In one expression: a name would keep the scores alive beside the weights.
-    return _kept(_weights(*_scores(q, k, settings)), settings) @ expand_heads(v, q)
+    return _values(_kept(_weights(*_scores(q, k, settings)), settings), v, q)
 
 
 def naive_attention_with_logsumexp(
@@ -37,9 +38,10 @@ def naive_attention_with_logsumexp(
     logsumexp = torch.logsumexp(scores.to(accumulation_dtype(q.dtype)), dim=-1)
     if dropped is not None:
         logsumexp = logsumexp.masked_fill(dropped, -torch.inf)
-    return _kept(_weights(scores, dropped), settings) @ expand_heads(v, q), logsumexp
+    return _values(_kept(_weights(scores, dropped), settings), v, q), logsumexp
 
 
+@ranged("attention: scores")
 def _scores(q: Tensor, k: Tensor, settings: Settings) -> tuple[Tensor, Tensor | None]:
     """The scores, -inf where they are not seen; and (N_q,), which rows see nothing, None if all see something.
 
@@ -57,6 +59,7 @@ def _scores(q: Tensor, k: Tensor, settings: Settings) -> tuple[Tensor, Tensor | 
     return scores.masked_fill(hidden & ~dropped[:, None], -torch.inf), dropped
 
 
+@ranged("attention: softmax")
 def _weights(scores: Tensor, dropped: Tensor | None) -> Tensor:
     weights = torch.softmax(scores, dim=-1)
     return weights if dropped is None else weights.masked_fill(dropped[:, None], 0.0)
@@ -66,3 +69,8 @@ def _kept(weights: Tensor, settings: Settings) -> Tensor:
     """The weights after dropout; they themselves where none is asked for."""
     dropout_p = dropout_probability(**settings)
     return F.dropout(weights, dropout_p) if dropout_p else weights
+
+
+@ranged("attention: values")
+def _values(weights: Tensor, v: Tensor, q: Tensor) -> Tensor:
+    return weights @ expand_heads(v, q)

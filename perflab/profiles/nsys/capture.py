@@ -1,0 +1,140 @@
+"""Runs ``nsys``: profiles a command, and exports a report to SQLite."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from perflab.errors import UsageError
+from perflab.measure.nvtx import ASKED
+from perflab.profiles.nsys.export import ExportError
+
+FLAGS = (
+    "--trace=cuda,nvtx",  # calls of the operating system's library are many, and no part of any table here
+    "--sample=none",
+    "--cpuctxsw=none",
+    "--cuda-graph-trace=node",  # by default a graph is one piece, and its kernels are not seen
+    "--force-overwrite=true",
+)
+OLDEST = (2022, 2)
+"""The first version that knows these flags."""
+REPORT = ".nsys-rep"
+_ELSEWHERE = "or export it where nsys is (nsys export --type=sqlite FILE) and read that: perflab nsys FILE.sqlite"
+_SAVING = ("--perf-update", "--perf-update-new")
+
+
+def nsys_program() -> str:
+    """The path of ``nsys``, whose version is known to do.
+
+    Raises:
+        ExportError: there is none, or its version is too old or not understood.
+    """
+    program = shutil.which("nsys")
+    if program is None:
+        raise ExportError("nsys is not installed", f"install NVIDIA Nsight Systems and add it to PATH; {_ELSEWHERE}")
+    try:
+        done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ExportError(f"{program} --version does not run: {error}", f"install it anew; {_ELSEWHERE}") from error
+    said = done.stdout.strip()
+    found = re.search(r"version (\d{4})\.(\d+)", said)
+    if found is None:
+        raise ExportError(
+            f"{program} --version says {said or 'nothing'!r}, which is no version that perflab knows",
+            f"install Nsight Systems {OLDEST[0]}.{OLDEST[1]} or newer; {_ELSEWHERE}",
+        )
+    if (int(found[1]), int(found[2])) < OLDEST:
+        raise ExportError(
+            f"{program} is version {found[1]}.{found[2]}", f"install {OLDEST[0]}.{OLDEST[1]} or newer; {_ELSEWHERE}"
+        )
+    return program
+
+
+def profile(command: Sequence[str], output: Path) -> tuple[int, Path, Path | None]:
+    """Run a command under ``nsys profile``; returns its status, the report, and its results file if it is pytest.
+
+    Raises:
+        ExportError: nsys is missing, or wrote no report.
+        UsageError: the command would save baselines, or cannot be started.
+    """
+    if saving := [one for one in command if one in _SAVING]:
+        raise UsageError(f"{saving[0]} under a profiler: its cost is in all times", f"leave {saving[0]} out")
+    if shutil.which(command[0]) is None:
+        raise UsageError(f"{command[0]}: no such program", "name a command: perflab nsys -- pytest -m perf")
+    program = nsys_program()
+    output.parent.mkdir(parents=True, exist_ok=True)
+    report = output.with_name(output.name + REPORT)
+    report.unlink(missing_ok=True)
+    results = _results_of(command, output)
+    before_ns = _written_ns(results)
+    status = subprocess.run(
+        [program, "profile", *FLAGS, f"--output={output}", *command], env=_environment(command, results)
+    ).returncode
+    if not report.exists():
+        raise ExportError(
+            f"nsys ended with status {status} and wrote no {report}",
+            "see its messages above; nsys profile needs write access there, and no other profiler in the process",
+        )
+    return status, report, results if _written_ns(results) != before_ns else None
+
+
+def exported(report: Path) -> Path:
+    """The SQLite export of a report: the one beside it if it is newer, else a new one.
+
+    Raises:
+        ExportError: nsys is missing, or cannot read it.
+    """
+    if not report.exists():
+        raise ExportError(f"{report} does not exist", "give a .sqlite or .nsys-rep file")
+    export = report.with_suffix(".sqlite")
+    if export.exists() and export.stat().st_mtime >= report.stat().st_mtime:
+        return export
+    done = subprocess.run(
+        [nsys_program(), "export", "--type=sqlite", "--force-overwrite=true", f"--output={export}", str(report)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    if done.returncode != 0 or not export.exists():
+        said = done.stderr.strip().splitlines()
+        raise ExportError(
+            f"nsys cannot export {report}: {said[-1] if said else f'status {done.returncode}'}",
+            "a newer nsys reads reports of older ones: export it with the version that wrote it",
+        )
+    return export
+
+
+def is_pytest(command: Sequence[str]) -> bool:
+    """Whether it is ``pytest ...`` or ``python -m pytest ...``, whatever starts it."""
+    names = [os.path.basename(one) for one in command]
+    return "pytest" in (names[0], *(after for one, after in pairwise(names) if one in ("-m", "--", "run", "exec")))
+
+
+def _results_of(command: Sequence[str], output: Path) -> Path | None:
+    """Where the run's results will be: where it is told to write them, else beside the report."""
+    for at, one in enumerate(command):
+        if one.startswith("--perf-json="):
+            return Path(one.partition("=")[2])
+        if one == "--perf-json" and at + 1 < len(command):
+            return Path(command[at + 1])
+    if not is_pytest(command):
+        return None
+    return output.with_name(output.name + ".json").absolute()
+
+
+def _written_ns(results: Path | None) -> int | None:
+    return results.stat().st_mtime_ns if results is not None and results.exists() else None
+
+
+def _environment(command: Sequence[str], results: Path | None) -> Mapping[str, str]:
+    """What the command runs in: ranges for each call; pytest judges nothing, since nsys's cost is in all times."""
+    environment = {**os.environ, ASKED: "1"}
+    if is_pytest(command) and results is not None:
+        given = environment.get("PYTEST_ADDOPTS", "")
+        environment["PYTEST_ADDOPTS"] = f"{given} --perf-check=off '--perf-json={results}'".strip()
+    return environment

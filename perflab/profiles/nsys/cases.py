@@ -1,0 +1,218 @@
+"""Finds the calls of each case among the ranges of an export, and makes the profile of one call."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from statistics import fmean
+
+from perflab.measure.nvtx import CALL, OPERATORS, SAMPLES
+from perflab.profiles.device import device_sums
+from perflab.profiles.flops import flops_of
+from perflab.profiles.host import Key, Sum, faster_half
+from perflab.profiles.nsys.export import Export
+from perflab.profiles.nsys.launches import Kept, Names, Sums
+from perflab.profiles.nsys.names import case_and_pass
+from perflab.profiles.nsys.operators import PHASES, Asked, Ranged, asked_by, kernels
+from perflab.profiles.nsys.ranges import Ranges
+from perflab.profiles.nsys.reading_ranges import operator_ranges
+from perflab.profiles.placed import Phase
+from perflab.profiles.records import Profile
+from perflab.profiles.sum_up import summed_up
+
+TIMED_CALLS = 8
+"""Calls of a case whose kernels are taken one by one, at most."""
+MOST_EVENTS = 300_000
+"""Ranges of operators that are read, at most: they take 30 µs and 1 KB each."""
+MOST_KERNELS = 300_000
+"""Kernels of cases that are taken one by one, at most; but each case has two calls."""
+_STRANGERS = 0.05
+_LEFT_OUT = f"the first {MOST_EVENTS:,} ranges of operators are of other cases: read it with --case"
+_NO_OPERATORS = "no range of an operator in its calls: PERFLAB_NVTX=1, or emit_nvtx(record_shapes=True)"
+
+
+@dataclass(frozen=True)
+class CaseReading:
+    """What the export says of one case."""
+
+    name: str
+    calls: int
+    host_ns: float
+    """One call's range, on the host."""
+    device_ns: float
+    """One call on the device: from the end of the call before to its own."""
+    phases: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Each phase of a call, on the host and from its first kernel's start to its last one's end."""
+    profile: Profile | None = None
+    problem: str = ""
+    """Why there is no profile."""
+
+
+@dataclass
+class Case:
+    """The calls of a case, by number of their ranges."""
+
+    timed: list[int] = field(default_factory=list)
+    with_operators: list[int] = field(default_factory=list)
+
+    @property
+    def kept(self) -> list[int]:
+        """Those calls whose kernels are taken one by one: some, over all of the time. The first has none before it."""
+        later = self.timed[1:] or self.timed
+        return later[:: max(1, len(later) // TIMED_CALLS)][:TIMED_CALLS]
+
+
+def cases_of(ranges: Ranges) -> dict[str, Case]:
+    """Cases that perflab's own ranges name."""
+    passes = {number: found for number, one in enumerate(ranges.all) if (found := case_and_pass(one.name)) is not None}
+    children = ranges.children() if passes else {}
+    cases: dict[str, Case] = {}
+    for number, (name, which) in passes.items():
+        calls = [child for child in children.get(number, []) if ranges.all[child].name == CALL]
+        if which == SAMPLES:
+            cases.setdefault(name, Case()).timed += calls
+        elif which == OPERATORS:
+            cases.setdefault(name, Case()).with_operators += calls[-1:]
+    return {name: case for name, case in cases.items() if case.timed}
+
+
+def cases_named(ranges: Ranges, name: str) -> dict[str, Case]:
+    """All ranges of one name, as the calls of a case."""
+    calls = [number for number, one in enumerate(ranges.all) if one.name == name]
+    case = Case(calls)
+    case.with_operators = sorted({*case.kept[:1], *calls[-1:]})  # PyTorch's ranges may come in the last ones alone
+    return {name: case} if calls else {}
+
+
+def asked_in_calls(
+    export: Export,
+    process: int,
+    ranges: Ranges,
+    cases: Mapping[str, Case],
+    keeping: Mapping[int, Kept],
+    children: Mapping[int, list[int]],
+) -> dict[int, Asked]:
+    """What asked for each launch, by the range of a call."""
+    calls = [number for case in cases.values() for number in case.with_operators]
+    calls.sort(key=lambda at: ranges.all[at].start_ns)
+    spans = [(ranges.all[at].start_ns, ranges.all[at].end_ns) for at in calls]
+    starts = [start_ns for start_ns, _ in spans]
+    found: dict[int, list[Ranged]] = {at: [] for at in calls}
+    count = 0
+    for text, start_ns, end_ns, thread in operator_ranges(export, process, spans):
+        at = bisect_right(starts, start_ns) - 1
+        if at < 0 or spans[at][1] < start_ns:
+            continue
+        count += 1
+        if count > MOST_EVENTS:
+            for number in calls[at:]:
+                del found[number]
+            break
+        found[calls[at]].append(Ranged(text, start_ns, end_ns, thread))
+    flops = cache(_flops_of if has_torch() else lambda _name, _shapes: 0)
+    asked = {}
+    for number in list(found):
+        one = ranges.all[number]
+        phases = [ranges.all[at] for at in children.get(number, []) if ranges.all[at].name in PHASES]
+        asked[number] = asked_by(
+            Ranged(one.name, one.start_ns, one.end_ns, one.thread),
+            found.pop(number),
+            [Phase(phase.name, phase.start_ns, phase.end_ns) for phase in phases],
+            keeping[number].launches(),
+            flops,
+        )
+    return asked
+
+
+def has_torch() -> bool:
+    """Whether FLOPs can be counted: an export may be read where PyTorch finds no CUDA to load."""
+    try:
+        import torch  # noqa: F401
+    except (ImportError, OSError):
+        return False
+    return True
+
+
+def _flops_of(name: str, shapes: Sequence[Sequence[int]]) -> int:
+    return flops_of(name, [list(shape) for shape in shapes])
+
+
+def case_reading(
+    name: str,
+    case: Case,
+    ranges: Ranges,
+    sums: Sums,
+    asked: Mapping[int, Asked],
+    names: Names,
+    most: int,
+    children: Mapping[int, list[int]],
+) -> CaseReading:
+    """Time of one call, and its profile. ``most``: kernels to take one by one."""
+    host_ns = [float(ranges.all[at].end_ns - ranges.all[at].start_ns) for at in case.timed]
+    spans = dict(_device_spans(case.timed, ranges, sums))
+    device_ns = [float(end_ns - begin_ns) for begin_ns, end_ns in spans.values() if end_ns > begin_ns]
+    quiet = [case.timed[at] for at in faster_half(host_ns)]
+    reading = CaseReading(
+        name, len(case.timed), _quiet(host_ns), _quiet(device_ns), _phases(quiet, children, ranges, sums)
+    )
+    if not device_ns:
+        return replace(reading, problem="no kernel was launched in its calls")
+    if case.with_operators and not any(at in asked for at in case.with_operators):
+        return replace(reading, problem=_LEFT_OUT)
+    best = max((asked[at] for at in case.with_operators if at in asked), key=lambda one: one.by_operators, default=None)
+    if best is None or not best.by_operators:
+        return replace(reading, problem=_NO_OPERATORS)
+    divided: list[Mapping[Key, Sum]] = []
+    lengths_ns: list[float] = []
+    strangers = count = 0
+    for at in case.kept:
+        launches = sums.kept[at].launches()
+        if at not in spans or not launches:
+            continue
+        if len(divided) > 1 and count + len(launches) > most:
+            break
+        own = asked.get(at)
+        source = own if own is not None and own.by_operators else best
+        found, unknown = kernels(launches, source, names.of)
+        begin_ns, end_ns = spans[at]
+        divided.append(device_sums(found, begin_ns, source.known))
+        lengths_ns.append(float(end_ns - begin_ns))
+        strangers += unknown
+        count += len(found)
+    if not divided:
+        return replace(reading, problem="the kernels of its calls were not recorded")
+    differ = strangers > _STRANGERS * count
+    notes = [f"calls differ: {strangers / count:.0%} of kernels have no operator"] if differ else []
+    return replace(reading, profile=summed_up("cuda", divided, lengths_ns, device_ns, 0.0, notes))
+
+
+def _phases(
+    calls: Sequence[int], children: Mapping[int, list[int]], ranges: Ranges, sums: Sums
+) -> dict[str, tuple[float, float]]:
+    """A phase that a call has several times, as with micro-batches, counts as one."""
+    found: dict[str, list[float]] = {}
+    totals = sums.totals
+    for child in (child for call in calls for child in children.get(call, []) if ranges.all[child].name in PHASES):
+        one = ranges.all[child]
+        both = found.setdefault(one.name, [0.0, 0.0])
+        both[0] += one.end_ns - one.start_ns
+        both[1] += totals.last_ns[child] - totals.first_ns[child] if totals.kernels[child] else 0
+    return {name: (host_ns / len(calls), device_ns / len(calls)) for name, (host_ns, device_ns) in found.items()}
+
+
+def _quiet(times_ns: Sequence[float]) -> float:
+    return fmean(times_ns[at] for at in faster_half(times_ns)) if times_ns else 0.0
+
+
+def _device_spans(calls: Sequence[int], ranges: Ranges, sums: Sums) -> Iterator[tuple[int, tuple[int, int]]]:
+    """When the device began and ended each call: it begins when the one before is done, and not before it is called."""
+    totals = sums.totals
+    before_ns = 0
+    for number in calls:
+        if not totals.kernels[number]:
+            continue
+        end_ns = totals.last_ns[number]
+        yield number, (max(before_ns, ranges.all[number].start_ns), end_ns)
+        before_ns = end_ns

@@ -1,0 +1,172 @@
+"""Opens a SQLite export of Nsight Systems: what it is, which version wrote it, and what it has.
+
+The schema is documented in Nsight Systems' "SQLite Schema Reference". Tables are made as they are needed, so any may be
+missing; columns were added over the years. What is asked for here is asked for by name, and nothing is written.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from perflab.errors import PerflabError
+
+KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
+COPIES = "CUPTI_ACTIVITY_KIND_MEMCPY"
+FILLS = "CUPTI_ACTIVITY_KIND_MEMSET"
+API = "CUPTI_ACTIVITY_KIND_RUNTIME"
+RANGES = "NVTX_EVENTS"
+STRINGS = "StringIds"
+_OURS = (KERNELS, COPIES, FILLS, API, RANGES)
+_NEEDED = {
+    KERNELS: ("start", "end", "correlationId"),
+    COPIES: ("start", "end", "correlationId"),
+    FILLS: ("start", "end", "correlationId"),
+    API: ("start", "end", "correlationId", "globalTid"),
+    RANGES: ("start", "end", "eventType", "globalTid"),
+    STRINGS: ("id", "value"),
+}
+_VERSIONS = ("META_DATA_EXPORT", "EXPORT_META_DATA")
+"""Where an export says who wrote it, by now and in 2022."""
+_HEADER = b"SQLite format 3\x00"
+_AGAIN = "export it again: nsys export --type=sqlite --force-overwrite=true REPORT.nsys-rep"
+_CACHE_KIB = 65536
+
+
+class ExportError(PerflabError):
+    """An export of Nsight Systems that cannot be read."""
+
+
+def process_of(global_id: int) -> int:
+    """The process in a serialized identifier of a thread or process."""
+    return global_id >> 24 & 0xFFFFFF
+
+
+def thread_of(global_id: int) -> int:
+    """The thread in a serialized identifier."""
+    return global_id & 0xFFFFFF
+
+
+@dataclass(frozen=True)
+class Export:
+    """An export that is open for reading."""
+
+    path: Path
+    connection: sqlite3.Connection
+
+    def rows(self, query: str, *values: Any) -> Iterator[Any]:
+        """What a query gives, row by row.
+
+        Raises:
+            ExportError: the file is damaged where the query reads.
+        """
+        try:
+            for row in self.connection.execute(query, values):  # noqa: UP028 - that closes cursors of a closed file
+                yield row
+        except sqlite3.DatabaseError as error:
+            raise ExportError(f"{self.path} is damaged: {error}", _AGAIN) from error
+
+    @cached_property
+    def tables(self) -> dict[str, frozenset[str]]:
+        """Every table with its columns. Views are none: nsys makes no views."""
+        names = [name for (name,) in self.rows("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        return {name: frozenset(row[1] for row in self.rows(f"PRAGMA table_info({quoted(name)})")) for name in names}
+
+    def has(self, table: str) -> bool:
+        """Whether the table is there. One without the columns that it has in every version is an error."""
+        if table not in self.tables:
+            return False
+        if missing := [name for name in _NEEDED.get(table, ()) if name not in self.tables[table]]:
+            raise ExportError(
+                f"{self.path}: {table} has no column {', '.join(missing)}, but {', '.join(sorted(self.tables[table]))}",
+                "this version of Nsight Systems writes another schema: export it with a version from 2021 on",
+            )
+        return True
+
+    @cached_property
+    def version(self) -> str:
+        """``2022.4.2.1, schema 3.0.0``; ``""`` where the export does not say."""
+        for table in _VERSIONS:
+            if {"name", "value"} <= self.tables.get(table, frozenset()):
+                found = dict(self.rows(f"SELECT name, value FROM {table}"))
+                product, schema = (found.get(f"EXPORT_{what}_VERSION") for what in ("PRODUCT", "SCHEMA"))
+                return ", ".join([*([str(product)] if product else []), *([f"schema {schema}"] if schema else [])])
+        return ""
+
+    @cached_property
+    def process_names(self) -> dict[int, str]:
+        """By number."""
+        if not {"globalPid", "name"} <= self.tables.get("PROCESSES", frozenset()):
+            return {}
+        rows = self.rows("SELECT globalPid, name FROM PROCESSES WHERE globalPid IS NOT NULL")
+        return {process_of(pid): str(name) for pid, name in rows}
+
+    @cached_property
+    def thread_names(self) -> dict[int, str]:
+        """By serialized identifier."""
+        if not {"nameId", "globalTid"} <= self.tables.get("ThreadNames", frozenset()) or not self.has(STRINGS):
+            return {}
+        rows = self.rows("SELECT globalTid, value FROM ThreadNames JOIN StringIds ON StringIds.id = nameId")
+        return {tid: str(name) for tid, name in rows if tid is not None}
+
+    @cached_property
+    def processes(self) -> list[int]:
+        """Processes that launched work, or opened ranges where none did."""
+        for table in (API, RANGES):
+            if self.has(table):
+                query = f"SELECT DISTINCT globalTid >> 24 & 16777215 FROM {table} WHERE globalTid IS NOT NULL"
+                if found := sorted(pid for (pid,) in self.rows(query)):
+                    return found
+        return []
+
+
+def quoted(name: str) -> str:
+    """A name of any characters in a query."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Export]:
+    """Open an export for the length of the block.
+
+    Raises:
+        ExportError: it is missing, no SQLite file, cut off, or not of Nsight Systems.
+    """
+    _check(path)
+    address = f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"
+    with closing(sqlite3.connect(address, uri=True)) as connection:
+        connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
+        export = Export(path, connection)
+        next(export.rows(f"PRAGMA cache_size = -{_CACHE_KIB}"), None)
+        if not any(table in export.tables for table in _OURS):
+            known = ", ".join(sorted(export.tables)[:8]) or "none"
+            raise ExportError(
+                f"{path} has no table of Nsight Systems with ranges or CUDA work; its tables: {known}",
+                "give an export of a run that was traced with --trace=cuda,nvtx, or make one: perflab nsys -- COMMAND",
+            )
+        yield export
+
+
+def _check(path: Path) -> None:
+    """Refuse what is no whole SQLite file, before anything is read of it."""
+    try:
+        with path.open("rb") as file:
+            header = file.read(100)
+            held_bytes = file.seek(0, 2)
+    except FileNotFoundError as error:
+        raise ExportError(f"{path} does not exist", "give the .sqlite file that nsys exported") from error
+    except IsADirectoryError as error:
+        raise ExportError(f"{path} is a directory", "give the .sqlite file that nsys exported") from error
+    if not header.startswith(_HEADER) or len(header) < 100:
+        raise ExportError(f"{path} is not a SQLite file", f"give an export of Nsight Systems; {_AGAIN}")
+    page_bytes = int.from_bytes(header[16:18], "big")
+    pages = int.from_bytes(header[28:32], "big")
+    wanted_bytes = (65536 if page_bytes == 1 else page_bytes) * pages
+    if held_bytes < wanted_bytes:
+        raise ExportError(f"{path} is cut off: {held_bytes:,} of {wanted_bytes:,} bytes are there", _AGAIN)

@@ -1,0 +1,197 @@
+"""Streams the device's work with the call of CUDA that launched each piece, and sums it up as it comes."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from perflab.kernel_names import kernel_name
+from perflab.profiles.nsys.export import API, COPIES, FILLS, KERNELS, STRINGS, Export, ExportError, quoted
+from perflab.profiles.nsys.ranges import NONE, Ranges, Totals
+
+_NAMES = ("demangledName", "shortName", "nameId", "name")
+"""Columns that have had a kernel's name, the best first."""
+FILL, COPY = -1, -100
+"""Stand in for a kernel's name where the device fills or copies; a copy's kind is taken off."""
+_COPY_KINDS = {1: "copy host to device", 2: "copy device to host", 8: "copy device to device", 10: "copy peer to peer"}
+_STEP = 200_000
+
+
+class Launch(NamedTuple):
+    """One kernel, copy or fill, and the host's call that launched it."""
+
+    start_ns: int
+    end_ns: int
+    name: int
+    """Of the kernel, among the strings; of a copy ``COPY`` less its kind; ``FILL``."""
+    thread: int
+    """0: the call was not recorded."""
+    called_ns: int
+    launched_ns: int
+
+
+_FIELDS = 6
+
+
+@dataclass
+class Kept:
+    """Launches of chosen calls, as numbers: there may be millions."""
+
+    numbers: array[int] = field(default_factory=lambda: array("q"))
+
+    def launches(self) -> list[Launch]:
+        """All of them, in order of time."""
+        found = [Launch(*self.numbers[at : at + _FIELDS]) for at in range(0, len(self.numbers), _FIELDS)]
+        return sorted(found)
+
+
+@dataclass
+class Sums:
+    """What all launches of a process came to."""
+
+    totals: Totals
+    by_range: dict[int, dict[int, list[int]]] = field(default_factory=dict)
+    """By number of a path, and of a name: how many, and for how long."""
+    kept: Mapping[int, Kept] = field(default_factory=dict)
+    without_call: int = 0
+    """Launches whose call was not recorded."""
+    count: int = 0
+
+    def flat(self) -> Iterator[tuple[int, int, int, int]]:
+        """Path, name, how many and for how long."""
+        for path, names in self.by_range.items():
+            for name, (count, time_ns) in names.items():
+                yield path, name, count, time_ns
+
+
+class _Within(NamedTuple):
+    """What launches in one range are added to."""
+
+    number: int
+    by_name: dict[int, list[int]]
+    kept: Kept | None
+
+
+_NOWHERE = (0, 0, _Within(NONE, {}, None))
+_OUTSIDE = (NONE, -(2**63), 2**63 - 1)
+
+
+def launches_of(export: Export, process: int) -> Iterator[tuple[int, int, int, int, int, int]]:
+    """The work of one process as ``Launch`` has it, in the order of the export.
+
+    Raises:
+        ExportError: what belongs to which process cannot be known, or the file is damaged.
+    """
+    for table in (KERNELS, COPIES, FILLS):
+        if export.has(table):
+            yield from _launches(export, table, process)
+
+
+def _launches(export: Export, table: str, process: int) -> Iterator[tuple[int, int, int, int, int, int]]:
+    columns = export.tables[table]
+    has_process = "globalPid" in columns
+    if not has_process and len(export.processes) > 1:
+        raise ExportError(
+            f"{export.path}: {table} does not say which of {len(export.processes)} processes a kernel is of",
+            "export it with a newer Nsight Systems, or profile one process at a time",
+        )
+    name = _name_column(columns) if table == KERNELS else f"{COPY} - k.copyKind" if "copyKind" in columns else str(COPY)
+    name = str(FILL) if table == FILLS else name
+    where = f"WHERE (k.globalPid >> 24 & 16777215) = {process}" if has_process else ""
+    if not export.has(API):
+        query = f"SELECT k.rowid, k.start, k.end, {name}, 0, 0, 0 FROM {table} k {where}"
+    else:
+        # nsys makes no index: SQLite makes one of the calls for the length of this query, in a temporary file
+        query = (
+            f"SELECT k.rowid, k.start, k.end, {name}, r.globalTid, r.start, r.end FROM {table} k LEFT JOIN {API} r"
+            f" ON r.correlationId = k.correlationId AND (r.globalTid >> 24 & 16777215) = {process} {where}"
+        )
+    last = None
+    for row, start_ns, end_ns, number, thread, called_ns, launched_ns in export.rows(query):
+        if row == last or end_ns < start_ns:  # a call of the runtime and one of the driver may share a number
+            continue
+        last = row
+        yield start_ns, end_ns, number or 0, thread or 0, called_ns or 0, launched_ns or 0
+
+
+def _name_column(columns: frozenset[str]) -> str:
+    known = [f"k.{quoted(name)}" for name in _NAMES if name in columns]
+    return f"COALESCE({', '.join(known)}, 0)" if known else "0"
+
+
+def summed(
+    export: Export,
+    process: int,
+    ranges: Ranges,
+    keeping: Mapping[int, Kept],
+    paths: Callable[[int], int],
+    progress: Callable[[int], None],
+) -> Sums:
+    """Go through all launches once.
+
+    Args:
+        export: what is read.
+        process: whose launches.
+        ranges: of that process.
+        keeping: by number of a range whose launches are kept one by one.
+        paths: the number of a range's path, by the range's number.
+        progress: told how many launches have been read, now and then.
+    """
+    sums = Sums(Totals(ranges), kept=keeping)
+    totals, parents = sums.totals, ranges.parents
+
+    def keeper(number: int) -> Kept | None:
+        at = number
+        while at != NONE:
+            if at in keeping:
+                return keeping[at]
+            at = parents[at]
+        return None
+
+    # Most launches follow one of the same thread in the same range: what is known of that range is kept.
+    stretches: dict[int, tuple[int, int, _Within]] = {}
+    for launch in launches_of(export, process):
+        start_ns, end_ns, name, thread, called_ns, _ = launch
+        begin_ns, until_ns, within = stretches.get(thread, _NOWHERE)
+        if not begin_ns <= called_ns < until_ns:
+            number, begin_ns, until_ns = ranges.stretch(thread, called_ns) if thread else _OUTSIDE
+            within = _Within(number, sums.by_range.setdefault(paths(number), {}), keeper(number))
+            stretches[thread] = (begin_ns, until_ns, within)
+        sums.without_call += not thread
+        totals.add(within.number, start_ns, end_ns)
+        total = within.by_name.get(name)
+        if total is None:
+            total = within.by_name[name] = [0, 0]
+        total[0] += 1
+        total[1] += end_ns - start_ns
+        if within.kept is not None:
+            within.kept.numbers.extend(launch)
+        sums.count += 1
+        if sums.count % _STEP == 0:
+            progress(sums.count)
+    sums.totals.passed_up(parents)
+    return sums
+
+
+class Names:
+    """Readable names of kernels by their numbers, looked up as they are needed."""
+
+    def __init__(self, export: Export) -> None:
+        self._export = export
+        self._known: dict[int, str] = {FILL: "fill"}
+
+    def of(self, number: int) -> str:
+        """``vectorized_elementwise_kernel<4, FillFunctor<float>>``; of a copy, from where to where."""
+        if number not in self._known:
+            self._known[number] = self._read(number)
+        return self._known[number]
+
+    def _read(self, number: int) -> str:
+        if number <= COPY:
+            return _COPY_KINDS.get(COPY - number, "copy")
+        if not self._export.has(STRINGS):
+            return "kernel"
+        found = next(self._export.rows(f"SELECT value FROM {STRINGS} WHERE id = ?", number), None)
+        return kernel_name(str(found[0])) if found is not None else "kernel"

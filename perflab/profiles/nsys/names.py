@@ -1,0 +1,91 @@
+"""Reads the names of ranges that PyTorch (``emit_nvtx``) and perflab open. Pure.
+
+PyTorch writes ``aten::mm, seq = 5, op_id = 6, sizes = [[8, 16], [16, 4]], input_op_ids = [(2,0), (0,-1)]``. The parts
+came over the years; each may be missing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import lru_cache
+from typing import NamedTuple
+
+from perflab.measure.nvtx import MEMORY, OPERATORS, SAMPLES, WARM_UP
+from perflab.profiles.events import NODE
+from perflab.profiles.operator_ranges import AT, BETWEEN
+from perflab.profiles.places import Where
+
+NOT_OPERATOR = (
+    "instr({0}, ', op_id = ') = 0 AND instr({0}, ', seq = ') = 0 AND {0} NOT GLOB 'aten::*'"
+    " AND {0} NOT GLOB 'autograd::engine::evaluate_function: *'"
+)
+"""In SQL: a name that somebody chose. ``Named.is_operator`` and ``is_place`` say the same of a text."""
+_PASS = re.compile(rf"(.+): ({WARM_UP}|{SAMPLES}|{MEMORY}|{OPERATORS})", re.DOTALL)
+
+
+class Named(NamedTuple):
+    """What a range's name says."""
+
+    name: str
+    sequence: int = -1
+    sizes: str = ""
+    """As PyTorch writes it; ``""``: a range of somebody's, or a frame of the engine's."""
+
+    @property
+    def is_operator(self) -> bool:
+        """Whether PyTorch opened it for an operator, and nobody by name."""
+        return bool(self.sizes) or self.sequence >= 0 or "::" in self.name.partition(" ")[0]
+
+
+def named(text: str) -> Named:
+    """A range's name in parts."""
+    rest = text.partition(", input_op_ids = ")[0]
+    rest, _, sizes = rest.partition(", sizes = ")
+    rest = _without_number(rest, ", op_id = ")[0]
+    name, sequence = _without_number(rest, ", seq = ")
+    return Named(name, sequence, sizes)
+
+
+def _without_number(text: str, before: str) -> tuple[str, int]:
+    start, found, number = text.rpartition(before)
+    return (start, int(number)) if found and number.isdecimal() else (text, -1)
+
+
+@lru_cache(maxsize=65536)
+def shapes_of(sizes: str) -> tuple[tuple[int, ...], ...]:
+    """Shapes of an operator's inputs; ``()`` for what is no tensor."""
+    try:
+        found = json.loads(sizes)
+    except ValueError:
+        return ()
+    if not isinstance(found, list):
+        return ()
+    return tuple(
+        tuple(one) if isinstance(one, list) and all(isinstance(size, int) for size in one) else () for one in found
+    )
+
+
+def shown_shapes(shapes: tuple[tuple[int, ...], ...]) -> str:
+    """``512x256, 256x768``."""
+    tensors = ["x".join(map(str, shape)) for shape in shapes if shape]
+    return ", ".join(tensors[:3]) + (f" and {len(tensors) - 3} more" if len(tensors) > 3 else "")
+
+
+def place_of(name: str) -> Where | None:
+    """The module and line that a range of ours stands for; None: it is another range."""
+    if not name.startswith(AT):
+        return None
+    module, _, line = name.removeprefix(AT).partition(BETWEEN)
+    return Where(module, line)
+
+
+def node_of(name: str) -> str | None:
+    """The backward node that a frame of the engine's is around; None: it is no such frame."""
+    return name.removeprefix(NODE) if name.startswith(NODE) else None
+
+
+def case_and_pass(name: str) -> tuple[str, str] | None:
+    """``test_step[small]: samples`` -> the case and ``samples``; None: it is another range."""
+    found = _PASS.fullmatch(name)
+    return (found[1], found[2]) if found else None

@@ -1,0 +1,193 @@
+"""Which operator, module, line and phase launched each kernel of a call, from the ranges that were open. Pure.
+
+PyTorch's ranges carry each operator's name, its shapes and autograd's number. So a backward node belongs to the forward
+that made it, as in a profile of ``torch.profiler``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from perflab.profiles.categories import categories
+from perflab.profiles.device import Kernel
+from perflab.profiles.events import RANGE_SCOPE, Call, Event, nested
+from perflab.profiles.host import Known
+from perflab.profiles.nsys.launches import COPY, Launch
+from perflab.profiles.nsys.names import Named, named, node_of, place_of, shapes_of, shown_shapes
+from perflab.profiles.placed import NOWHERE, Phase, placed
+from perflab.profiles.places import MARK, Where
+
+PHASES = ("forward", "backward", "optimizer")
+_NODE_SCOPE = 1
+"""``RecordScope::BACKWARD_FUNCTION``"""
+Flops = Callable[[str, Sequence[Sequence[int]]], int]
+
+
+class Ranged(NamedTuple):
+    """A range of PyTorch's or of ours within a call."""
+
+    text: str
+    start_ns: int
+    end_ns: int
+    thread: int
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What asked for each launch of a call, in the order in which they were launched."""
+
+    names: tuple[int, ...]
+    operators: tuple[int, ...]
+    known: Mapping[int, Known]
+    """By operator."""
+
+    @property
+    def by_operators(self) -> int:
+        """How many of them an operator launched."""
+        return sum(operator > 0 for operator in self.operators)
+
+
+def asked_by(
+    span: Ranged, found: Iterable[Ranged], phases: Sequence[Phase], launches: Sequence[Launch], flops: Flops
+) -> Asked:
+    """Say of each launch of a call what asked for it.
+
+    Args:
+        span: the call.
+        found: ranges within it, in any order.
+        phases: of the call, in order.
+        launches: of the call.
+        flops: FLOPs of an operator with these shapes.
+    """
+    by_thread: dict[int, list[Ranged]] = defaultdict(list)
+    for one in found:
+        by_thread[one.thread].append(one)
+    places: list[Where] = []
+    number = 0
+    roots: list[Call] = []
+    for thread, ones in sorted(by_thread.items(), key=lambda item: (item[0] != span.thread, item[0])):
+        events = _events(sorted(ones, key=lambda one: (one.start_ns, -one.end_ns)), span.thread, places, number)
+        number += len(events)
+        roots += nested(events)
+        by_thread[thread] = []
+    placed_calls = placed(roots, phases, lambda name: places[int(name.removeprefix(MARK))])
+    innermost = _Innermost(roots)
+    ordered = sorted(launches, key=lambda launch: (launch.called_ns, launch.start_ns))
+    operators: list[int] = []
+    known: dict[int, Known] = {}
+    for launch in ordered:
+        inner = innermost.at(launch.thread, launch.called_ns)
+        operator = next((one for one in _outwards(inner) if not one.is_range), None)
+        operators.append(operator.event.correlation if operator is not None else -1 - len(operators))
+        if operator is None:
+            known[operators[-1]] = _without_operator(launch, inner, phases, places)
+    launching = set(operators)
+    for (call, phase, where), category in zip(placed_calls, categories(placed_calls), strict=True):
+        if call.event.correlation in launching:
+            shapes = shapes_of(call.event.shapes)
+            told = (shown_shapes(shapes), flops(call.name, shapes))
+            known[call.event.correlation] = Known(call.name, category, phase, where, *told)
+    return Asked(tuple(launch.name for launch in ordered), tuple(operators), known)
+
+
+def kernels(launches: Sequence[Launch], asked: Asked, name_of: Callable[[int], str]) -> tuple[list[Kernel], int]:
+    """Launches of another call of the same work with their operators; and how many of them are strangers.
+
+    Calls of unchanged work launch the same kernels in the same order. Where they do not, the k-th of a name is the k-th
+    of that name.
+    """
+    ordered = sorted(launches, key=lambda launch: (launch.called_ns, launch.start_ns))
+    names = tuple(launch.name for launch in ordered)
+    operators: Sequence[int] = asked.operators
+    strangers = 0
+    if names != asked.names:
+        by_name: dict[int, list[int]] = defaultdict(list)
+        for name, operator in zip(asked.names, asked.operators, strict=True):
+            by_name[name].append(operator)
+        seen: Counter[int] = Counter()
+        chosen = []
+        for name in names:
+            same = by_name.get(name, [])
+            strangers += seen[name] >= len(same)
+            chosen.append(same[min(seen[name], len(same) - 1)] if same else 0)
+            seen[name] += 1
+        operators = chosen
+    return [
+        Kernel(name_of(one.name), one.start_ns, one.end_ns, operator, one.launched_ns or None)
+        for one, operator in zip(ordered, operators, strict=True)
+    ], strangers
+
+
+def _events(found: Sequence[Ranged], caller: int, places: list[Where], before: int) -> list[Event]:
+    """Ranges of one thread as a profiler's events, in order of time."""
+    parts = [named(one.text) for one in found]
+    return [_event(at, found, parts, caller, places, before) for at in range(len(found))]
+
+
+def _event(
+    at: int, found: Sequence[Ranged], parts: Sequence[Named], caller: int, places: list[Where], before: int
+) -> Event:
+    one, said = found[at], parts[at]
+    name, sequence, scope = said.name, said.sequence, 0
+    place, node = _special(name)
+    if place is not None:
+        places.append(place)
+        name, scope = f"{MARK}{len(places) - 1}", RANGE_SCOPE
+    elif node is not None:  # autograd's number stands in the range that begins next
+        inner = parts[at + 1] if at + 1 < len(found) and found[at + 1].start_ns < one.end_ns else None
+        sequence = inner.sequence if inner is not None and inner.name == node else -1
+    elif at > 0 and _special(parts[at - 1].name)[1] == name and found[at - 1].end_ns > one.start_ns:
+        scope = _NODE_SCOPE
+    elif not said.is_operator:
+        scope = RANGE_SCOPE
+    return Event(
+        name=name,
+        start_ns=one.start_ns,
+        end_ns=one.end_ns,
+        thread=one.thread,
+        scope=scope,
+        correlation=before + at + 1,
+        sequence=sequence,
+        forward_thread=caller if node is not None else 0,
+        shapes=said.sizes,
+    )
+
+
+@lru_cache(maxsize=65536)
+def _special(name: str) -> tuple[Where | None, str | None]:
+    return place_of(name), node_of(name)
+
+
+class _Innermost:
+    """Finds the range that is open on a thread at a moment."""
+
+    def __init__(self, roots: Sequence[Call]) -> None:
+        self._calls: dict[int, list[Call]] = defaultdict(list)
+        for root in roots:
+            self._calls[root.event.thread].extend(root.walk())
+        self._starts = {thread: [call.event.start_ns for call in calls] for thread, calls in self._calls.items()}
+
+    def at(self, thread: int, moment_ns: int) -> Call | None:
+        last = bisect_right(self._starts.get(thread, []), moment_ns) - 1
+        call = self._calls[thread][last] if last >= 0 else None
+        return next((one for one in _outwards(call) if one.event.end_ns >= moment_ns), None)
+
+
+def _outwards(call: Call | None) -> Iterable[Call]:
+    if call is not None:
+        yield call
+        yield from call.above()
+
+
+def _without_operator(launch: Launch, call: Call | None, phases: Sequence[Phase], places: Sequence[Where]) -> Known:
+    """What is known of a kernel that no operator launched: a Triton kernel that Python calls, a copy."""
+    marks = [places[int(one.name.removeprefix(MARK))] for one in _outwards(call) if one.name.startswith(MARK)]
+    module = next((one.module for one in marks if one.module), NOWHERE.module)
+    line = next((one.line for one in marks if one.line), NOWHERE.line)
+    phase = next((one.name for one in reversed(phases) if one.start_ns <= launch.called_ns < one.end_ns), "")
+    return Known("", "copies" if launch.name <= COPY else "other", phase, Where(module, line))

@@ -1,0 +1,185 @@
+"""Reads one process of an export: time by range, kernels by range, and the profile of each case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from perflab.profiles.nsys.cases import (
+    MOST_KERNELS,
+    CaseReading,
+    asked_in_calls,
+    case_reading,
+    cases_named,
+    cases_of,
+    has_torch,
+)
+from perflab.profiles.nsys.export import COPIES, FILLS, KERNELS, Export, ExportError, thread_of
+from perflab.profiles.nsys.launches import Kept, Names, Sums, summed
+from perflab.profiles.nsys.ranges import NONE, Ranges
+from perflab.profiles.nsys.reading_ranges import named_ranges
+from perflab.units import format_names
+
+
+@dataclass(frozen=True)
+class RangeSum:
+    """Ranges of one path."""
+
+    path: tuple[str, ...]
+    instances: int
+    host_ns: int
+    """How long they were open."""
+    device_ns: int
+    """From the start of the first kernel launched in each to the end of the last."""
+    busy_ns: int
+    """Time of these kernels."""
+    kernels: int
+
+
+@dataclass(frozen=True)
+class KernelSum:
+    """Launches of one kernel within ranges of one path."""
+
+    path: tuple[str, ...]
+    kernel: str
+    instances: int
+    time_ns: int
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one process of an export comes to."""
+
+    process: str
+    version: str
+    ranges: list[RangeSum] = field(default_factory=list)
+    kernels: list[KernelSum] = field(default_factory=list)
+    cases: list[CaseReading] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def chosen_process(export: Export, wanted: int | None) -> int:
+    """The process to read.
+
+    Raises:
+        ExportError: there are several, and none is named; or the one that is named is not there.
+    """
+    found = export.processes
+    listed = ", ".join(f"{pid} ({export.process_names.get(pid, 'unnamed')})" for pid in found) or "none"
+    if wanted is not None and wanted not in found:
+        raise ExportError(f"{export.path} has no process {wanted} with ranges or CUDA work", f"it has: {listed}")
+    if wanted is None and len(found) != 1:
+        raise ExportError(
+            f"{export.path} has {len(found)} processes with ranges or CUDA work: {listed}",
+            f"name one: perflab nsys --process=PID {export.path}" if found else "profile with --trace=cuda,nvtx",
+        )
+    return found[0] if wanted is None else wanted
+
+
+def read(
+    export: Export, process: int, only: str | None, progress: Callable[[str], None], *, case_part: str = ""
+) -> Reading:
+    """Read one process.
+
+    Args:
+        export: what is read.
+        process: its number.
+        only: name of ranges that count as the calls of a case; None: what perflab's own ranges say.
+        progress: told what is under way.
+        case_part: what the names of the cases contain that are read.
+    """
+    progress("reading ranges")
+    ranges, notes = named_ranges(export, process)
+    known = cases_named(ranges, only) if only is not None else cases_of(ranges)
+    cases = {name: case for name, case in known.items() if case_part in name}
+    if known and not cases:
+        raise ExportError(
+            f"--case={case_part}: no case of {export.path} has that in its name",
+            f"name a part of one that it has: {format_names(list(known))}",
+        )
+    if only is not None and not cases:
+        raise ExportError(f"{export.path} has no range {only!r}", "name one that it has; without --range it lists them")
+    keeping = {number: Kept() for case in cases.values() for number in (*case.kept, *case.with_operators)}
+    paths = _Paths(ranges)
+    sums = summed(export, process, ranges, keeping, paths.number, lambda count: progress(f"reading kernels: {count:,}"))
+    names = Names(export)
+    children = ranges.children() if cases else {}
+    notes += _notes(export, ranges, sums)
+    progress("reading operators")
+    asked = asked_in_calls(export, process, ranges, cases, keeping, children)
+    if asked and not has_torch():
+        notes.append("could not count FLOPs, because PyTorch does not load here")
+    return Reading(
+        process=f"{process} ({export.process_names.get(process, 'unnamed')})",
+        version=export.version,
+        ranges=_range_sums(ranges, sums, paths),
+        kernels=[
+            KernelSum(paths.named(path), names.of(name), count, time_ns)
+            for path, name, count, time_ns in sorted(sums.flat(), key=lambda one: -one[3])
+        ],
+        cases=[
+            case_reading(name, case, ranges, sums, asked, names, MOST_KERNELS // len(cases), children)
+            for name, case in cases.items()
+        ],
+        notes=notes,
+    )
+
+
+class _Paths:
+    """Paths of ranges by number: the same names around each other are one path."""
+
+    def __init__(self, ranges: Ranges) -> None:
+        self._ranges = ranges
+        self._numbers: dict[tuple[int, str], int] = {}
+        self._of: dict[int, int] = {NONE: NONE}
+        self._named: list[tuple[str, ...]] = []
+
+    def number(self, number: int) -> int:
+        """The path's number, by that of a range."""
+        if number not in self._of:
+            above = self.number(self._ranges.parents[number])
+            key = (above, self._ranges.all[number].name)
+            if key not in self._numbers:
+                self._numbers[key] = len(self._named)
+                self._named.append((*self.named(above), key[1]))
+            self._of[number] = self._numbers[key]
+        return self._of[number]
+
+    def named(self, path: int) -> tuple[str, ...]:
+        """The names on a path, the outermost first."""
+        return self._named[path] if path != NONE else ()
+
+
+def _range_sums(ranges: Ranges, sums: Sums, paths: _Paths) -> list[RangeSum]:
+    totals: dict[int, list[int]] = {}
+    for number, one in enumerate(ranges.all):
+        total = totals.setdefault(paths.number(number), [0, 0, 0, 0, 0])
+        launched = sums.totals
+        spans_ns = launched.last_ns[number] - launched.first_ns[number] if launched.kernels[number] else 0
+        added = (1, one.end_ns - one.start_ns, spans_ns, launched.busy_ns[number], launched.kernels[number])
+        for at, value in enumerate(added):
+            total[at] += value
+    return [RangeSum(paths.named(path), *total) for path, total in totals.items()]
+
+
+def _notes(export: Export, ranges: Ranges, sums: Sums) -> list[str]:
+    notes = []
+    if not any(export.has(table) for table in (KERNELS, COPIES, FILLS)):
+        notes.append(
+            "could not look at kernels, because the export has no table of CUDA work: trace cuda too, on a GPU"
+        )
+    elif sums.without_call:
+        notes.append(f"{sums.without_call} of {sums.count} kernels have no call of CUDA that launched them: no range")
+    if ranges.crossing:
+        inner, outer = ranges.crossing[0]
+        notes.append(
+            f"{len(ranges.crossing)} ranges cross another, such as {inner!r}, which begins in {outer!r} and ends after "
+            "it: what is launched in both counts for the later one"
+        )
+    for thread, lender in ranges.borrowed.items():
+        borrower, owner = (export.thread_names.get(one, "thread") for one in (thread, lender))
+        notes.append(
+            f"kernels launched from {borrower} {thread_of(thread)}, which has no range of its own, count for the "
+            f"ranges that {owner} {thread_of(lender)} has open meanwhile"
+        )
+    return notes

@@ -1,0 +1,108 @@
+"""Reads ranges from an export: those that somebody named, all of them; those of operators, in chosen calls alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import NamedTuple
+
+from perflab.profiles.nsys.export import RANGES, STRINGS, Export
+from perflab.profiles.nsys.names import NOT_OPERATOR
+from perflab.profiles.nsys.ranges import Opened, Ranges
+
+_PUSHED, _STARTED = (59, 70), (60, 71)
+"""Kinds of events in every version: ranges that were pushed, and ranges that were started."""
+MOST_RANGES = 1_000_000
+"""Named ranges that are read, at most: the longest. A million take 300 MB."""
+
+
+class Text(NamedTuple):
+    """How a query gets a range's name."""
+
+    value: str
+    join: str
+
+
+def _text(export: Export) -> Text:
+    columns = export.tables[RANGES]
+    own = ["e.text"] if "text" in columns else []
+    if "textId" in columns and export.has(STRINGS):
+        own.append("s.value")
+        join = f"LEFT JOIN {STRINGS} s ON s.id = e.textId"
+    else:
+        join = ""
+    nothing = "''"
+    return Text(f"COALESCE({', '.join([*own, nothing, nothing])})", join)
+
+
+def named_ranges(export: Export, process: int) -> tuple[Ranges, list[str]]:
+    """Ranges that somebody opened by name in one process, and what there is to say about them."""
+    if not export.has(RANGES):
+        return Ranges([]), [f"could not look at ranges, because the export has no table {RANGES}: trace nvtx too"]
+    text = _text(export)
+    kinds = ", ".join(map(str, (*_PUSHED, *_STARTED)))
+    condition = (
+        f"e.eventType IN ({kinds}) AND (e.globalTid >> 24 & 16777215) = {process} AND {NOT_OPERATOR.format(text.value)}"
+    )
+    source = f"FROM {RANGES} e {text.join} WHERE {condition}"
+
+    @cache
+    def last_ns() -> int:  # going through all ranges for it takes a second or two, and few exports need it
+        (found,) = next(export.rows(f"SELECT MAX(MAX(start), COALESCE(MAX(end), 0)) FROM {RANGES}"))
+        return int(found)
+
+    rows = export.rows(
+        f"SELECT {text.value}, e.start, e.end, e.globalTid, e.eventType {source} LIMIT {MOST_RANGES + 1}"
+    )
+    found, unclosed, backwards = _opened(rows, last_ns)
+    notes = []
+    if len(found) > MOST_RANGES:
+        rows = export.rows(
+            f"SELECT {text.value}, e.start, e.end, e.globalTid, e.eventType {source}"
+            f" ORDER BY COALESCE(e.end, {last_ns()}) - e.start DESC LIMIT {MOST_RANGES}"
+        )
+        found, unclosed, backwards = _opened(rows, last_ns)
+        notes.append(f"there are more than {MOST_RANGES:,} named ranges: the shortest were not read")
+    if unclosed:
+        notes.append(f"{unclosed} ranges were still open when the recording ended, and end with it")
+    if backwards:
+        notes.append(f"{backwards} ranges end before they begin, and were left out")
+    return Ranges(found), notes
+
+
+def _opened(
+    rows: Iterator[tuple[str, int, int | None, int, int]], last_ns: Callable[[], int]
+) -> tuple[list[Opened], int, int]:
+    found, unclosed, backwards = [], 0, 0
+    known: dict[str, str] = {}
+    for text, start_ns, end_ns, thread, kind in rows:
+        name = known.setdefault(text, text)  # one object for all that are called the same
+        unclosed += end_ns is None
+        end_ns = last_ns() if end_ns is None else end_ns
+        if end_ns < start_ns:
+            backwards += 1
+            continue
+        found.append(Opened(name, start_ns, end_ns, thread, kind in _STARTED))
+    return found, unclosed, backwards
+
+
+def operator_ranges(
+    export: Export, process: int, spans: Sequence[tuple[int, int]]
+) -> Iterator[tuple[str, int, int, int]]:
+    """Name, start, end and thread of ranges that PyTorch opened within some spans of time."""
+    if not spans or not export.has(RANGES):
+        return
+    text = _text(export)
+    condition = f"e.eventType IN ({', '.join(map(str, _PUSHED))}) AND (e.globalTid >> 24 & 16777215) = {process}"
+    yield from export.rows(
+        f"SELECT {text.value}, e.start, COALESCE(e.end, e.start), e.globalTid FROM {RANGES} e {text.join}"
+        f" WHERE {_within(sorted(spans))} AND {condition} AND NOT ({NOT_OPERATOR.format(text.value)})"
+    )
+
+
+def _within(spans: Sequence[tuple[int, int]]) -> str:
+    """In SQL, whether a range begins in one of the spans; by halves, since every row of the table is asked."""
+    if len(spans) == 1:
+        return f"e.start BETWEEN {spans[0][0]} AND {spans[0][1]}"
+    half = len(spans) // 2
+    return f"CASE WHEN e.start < {spans[half][0]} THEN {_within(spans[:half])} ELSE {_within(spans[half:])} END"

@@ -1,0 +1,195 @@
+"""What was read of an export, as text. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from perflab.profiles.nsys.cases import CaseReading
+from perflab.profiles.nsys.reading import KernelSum, RangeSum, Reading
+from perflab.profiles.records import GAPS, Profile, ProfileRow
+from perflab.report.escaping import one_line
+from perflab.units import format_change, format_flops, format_names, format_ns
+
+_RANGES, _KERNELS, _ROWS = 40, 15, 10
+_CANT_TELL = 0.05
+"""Share of the time without an explanation from which on a profile says that it can't tell where time goes."""
+_NUMBERS = frozenset(
+    ("instances", "host", "device", "busy", "kernels", "total", "mean", "share", "FLOPs", "calls", "timer", "vs timer")
+)
+Timers = Mapping[tuple[str, str], float]
+"""Nanoseconds of one call by case, and of its phases, as perflab's own timer has them; ``""``: of the whole."""
+
+
+def lines(reading: Reading, timers: Timers, width: int, *, every: bool = False) -> list[str]:
+    """The whole reading. ``every``: all ranges and kernels."""
+    version = f"Nsight Systems {reading.version}" if reading.version else "Nsight Systems, version not stated"
+    found = [f"{version} · process {reading.process}"]
+    found += _ranges(reading.ranges, len(reading.ranges) if every else _RANGES)
+    found += _kernels(reading.kernels, len(reading.kernels) if every else _KERNELS)
+    if reading.cases:
+        found += ["", *_cases(reading.cases, timers)]
+    for case in reading.cases:
+        found += ["", *(_profile(case) if case.profile is not None else [_no_profile(case)])]
+    found += [f"note: {note}" for note in reading.notes]
+    return [_cut(one_line(line), width) for line in found]
+
+
+def _ranges(ranges: Sequence[RangeSum], most: int) -> list[str]:
+    """As a tree; the ranges of one path side by side with those that began first."""
+    if not ranges:
+        return ["", "no named ranges"]
+    below: dict[tuple[str, ...], list[RangeSum]] = defaultdict(list)
+    for one in ranges:
+        below[one.path[:-1]].append(one)
+    cells: list[tuple[str, ...]] = [("range", "instances", "host", "device", "busy", "kernels")]
+    waiting = list(reversed(below[()]))
+    while waiting:
+        one = waiting.pop()
+        waiting.extend(reversed(below.get(one.path, [])))
+        if len(cells) <= most:
+            name = "  " * (len(one.path) - 1) + one.path[-1]
+            times = (format_ns(value) if value else "" for value in (one.host_ns, one.device_ns, one.busy_ns))
+            cells.append((name, f"{one.instances:,}", *times, f"{one.kernels:,}"))
+    return ["", *_aligned(cells), *_more(len(ranges) - most, "ranges")]
+
+
+def _kernels(kernels: Sequence[KernelSum], most: int) -> list[str]:
+    if not kernels:
+        return []
+    total_ns = sum(one.time_ns for one in kernels) or 1
+    cells: list[tuple[str, ...]] = [("kernel", "total", "share", "instances", "mean", "range")]
+    for one in kernels[:most]:
+        cells.append(
+            (
+                one.kernel,
+                format_ns(one.time_ns),
+                _percent(one.time_ns / total_ns),
+                f"{one.instances:,}",
+                format_ns(one.time_ns / one.instances),
+                _end(" > ".join(one.path) or "outside of ranges", _WIDEST_NAME),
+            )
+        )
+    return ["", *_aligned(cells), *_more(len(kernels) - most, "kernels by range")]
+
+
+def _more(left: int, what: str) -> list[str]:
+    return [f"  and {left:,} more {what} (--verbose)"] if left > 0 else []
+
+
+def _cases(cases: Sequence[CaseReading], timers: Timers) -> list[str]:
+    cells: list[tuple[str, ...]] = [("one call", "calls", "host", "device", "timer", "vs timer")]
+    for case in cases:
+        for phase, (host_ns, device_ns) in {"": (case.host_ns, case.device_ns), **case.phases}.items():
+            timer_ns = timers.get((case.name, phase))
+            calls = "" if phase else f"{case.calls:,}"
+            times = (format_ns(one) if one else "" for one in (host_ns, device_ns, timer_ns))
+            change = format_change(device_ns / timer_ns) if timer_ns and device_ns else ""
+            cells.append((f"  {phase}" if phase else case.name, calls, *times, change))
+    missing = [case.name for case in cases if (case.name, "") not in timers]
+    unknown = [f"  not timed by perflab: {format_names(missing)}"] if timers and missing else []
+    return [*_aligned(cells), *unknown]
+
+
+def _no_profile(case: CaseReading) -> str:
+    return f"could not look at the operators of {case.name}, because {case.problem}"
+
+
+def _profile(case: CaseReading) -> list[str]:
+    profile = case.profile
+    assert profile is not None
+    found = [
+        f"profile of {case.name}: one call, {format_ns(profile.timer_ns)} on the device, mean of {profile.calls} calls",
+        *_categories(profile),
+    ]
+    if profile.unknown_share > _CANT_TELL:
+        found.append(f"  can't tell where all of the time goes: {_percent(profile.unknown_share)} has no explanation")
+    for what, shares in (("phase", _shares(profile, "phase")), ("module", _shares(profile, "module"))):
+        if len(shares) > 1:
+            found.append(f"  by {what}: {' · '.join(shares)}")
+    return [*found, *(f"  {note}" for note in profile.notes), *_rows(profile)]
+
+
+def _categories(profile: Profile) -> list[str]:
+    sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    for row in profile.rows:
+        for at, value in enumerate((row.time_ns, row.instances, row.flops)):
+            sums[row.category][at] += value
+    cells: list[tuple[str, ...]] = [("category", "total", "share", "instances", "FLOPs")]
+    for name, (time_ns, instances, flops) in sorted(sums.items(), key=lambda one: -one[1][0]):
+        count = "" if name in GAPS else f"{instances:.0f}"
+        share = _percent(time_ns / profile.timer_ns)
+        cells.append((name, format_ns(time_ns), share, count, format_flops(int(flops)) if flops else ""))
+    missing_ns = profile.unexplained_ns
+    sign = "-" if missing_ns < 0 else ""
+    cells.append(
+        ("unexplained", f"{sign}{format_ns(abs(missing_ns))}", _percent(missing_ns / profile.timer_ns), "", "")
+    )
+    return _aligned(cells)
+
+
+def _rows(profile: Profile) -> list[str]:
+    merged: dict[tuple[str, ...], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for row in profile.rows:
+        if row.category not in GAPS:
+            key = (row.kernel, row.operator, row.phase, row.module, row.shapes)
+            merged[key][0] += row.time_ns
+            merged[key][1] += row.instances
+    cells: list[tuple[str, ...]] = [
+        ("kernel", "total", "share", "instances", "mean", "operator", "phase", "module", "shapes")
+    ]
+    for (kernel, *rest), (time_ns, instances) in sorted(merged.items(), key=lambda one: -one[1][0])[:_ROWS]:
+        times = (format_ns(time_ns), _percent(time_ns / profile.timer_ns))
+        cells.append((kernel, *times, f"{instances:.0f}", format_ns(time_ns / max(1.0, instances)), *rest))
+    return _aligned(cells)
+
+
+def _shares(profile: Profile, what: str) -> list[str]:
+    sums: dict[str, float] = defaultdict(float)
+    for row in profile.rows:
+        name: str = _OF[what](row)
+        sums[name] += row.time_ns
+    ranked = sorted(sums.items(), key=lambda one: -one[1])[:5]
+    return [f"{name} {_percent(time_ns / profile.timer_ns)}" for name, time_ns in ranked if name]
+
+
+def _module(row: ProfileRow) -> str:
+    return row.module or "outside of modules"
+
+
+def _phase(row: ProfileRow) -> str:
+    return row.phase
+
+
+_OF = {"phase": _phase, "module": _module}
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}%"
+
+
+_WIDEST_NAME = 60
+
+
+def _aligned(cells: Sequence[tuple[str, ...]]) -> list[str]:
+    """Names to the left, numbers to the right; the first line is the head."""
+    head = cells[0]
+    shown = [(*(_cut(one_line(text), _WIDEST_NAME) for text in row[:-1]), one_line(row[-1])) for row in cells]
+    widths = [max(len(row[at]) for row in shown) for at in range(len(head))]
+    return [
+        "  "
+        + "  ".join(
+            text.rjust(size) if name in _NUMBERS else text.ljust(size)
+            for text, size, name in zip(row, widths, head, strict=True)
+        ).rstrip()
+        for row in shown
+    ]
+
+
+def _end(text: str, width: int) -> str:
+    """The end of a path says more than its beginning."""
+    return text if len(text) <= width else f"…{text[1 - width :]}"
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"

@@ -1,0 +1,360 @@
+"""Reads exports of Nsight Systems: what stands in them, in several versions, and what is wrong with them."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from perflab.cli import main
+from perflab.profiles.nsys.export import opened
+from perflab.profiles.nsys.names import case_and_pass, named, shapes_of, shown_shapes
+from perflab.profiles.nsys.ranges import NONE, Opened, Ranges
+from perflab.profiles.nsys.reading import Reading, chosen_process, read
+from perflab.profiles.nsys.text import lines
+
+from .nsys_exports import BUSY_US, CASE, LAYOUTS, US, Layout, Maker, write_run
+
+REAL = Path(__file__).with_name("nsys_2022_4_nvtx.sqlite")
+"""Of nsys 2022.4 and PyTorch's CUDA build without a GPU: ranges, and no CUDA."""
+
+
+def reading_of(path: Path, only: str | None = None) -> Reading:
+    with opened(path) as export:
+        return read(export, chosen_process(export, None), only, lambda text: None)
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """Status of ``perflab nsys`` and what it prints, errors last."""
+    status = main(["nsys", *arguments])
+    captured = capsys.readouterr()
+    return status, captured.out + captured.err
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.product)
+def test_every_version_gives_the_same_tables(tmp_path: Path, layout: Layout) -> None:
+    reading = reading_of(write_run(tmp_path / "run.sqlite", layout))
+    assert reading.version == f"{layout.product}, schema {layout.schema}"
+    (case,) = reading.cases
+    assert (case.name, case.calls, case.problem) == (CASE, 8, "")
+    calls = next(one for one in reading.ranges if one.path == (f"{CASE}: samples", "call"))
+    assert (calls.instances, calls.kernels, calls.busy_ns) == (8, 80, 8 * BUSY_US * US)
+
+
+def test_the_profile_of_a_case_adds_up_to_its_time_on_the_device(tmp_path: Path) -> None:
+    (case,) = reading_of(write_run(tmp_path / "run.sqlite")).cases
+    assert case.profile is not None
+    assert case.profile.explained_ns == pytest.approx(case.device_ns, rel=0.001)
+    by_category: dict[str, float] = {}
+    for row in case.profile.rows:
+        by_category[row.category] = by_category.get(row.category, 0) + row.time_ns
+    assert {name: ns for name, ns in by_category.items() if "wait" not in name} == {
+        "products forward": 40 * US,
+        "attention": 300 * US,
+        "products backward": 80 * US,
+        "optimizer": 20 * US,
+        "copies": 10 * US,
+    }
+
+
+def test_a_call_and_its_phases_stand_beside_the_timer_s(tmp_path: Path) -> None:
+    reading = reading_of(write_run(tmp_path / "run.sqlite"))
+    timers = {(CASE, ""): 600_000.0, (CASE, "backward"): 300_000.0}
+    text = [line.split() for line in lines(reading, timers, 200)]
+    assert [CASE, "8", "950", "µs", "581", "µs", "600", "µs", "-3.2%"] in text
+    assert ["backward", "237", "µs", "270", "µs", "300", "µs", "-10.0%"] in text
+    assert ["optimizer", "117", "µs", "40.0", "µs"] in text
+
+
+def test_kernels_of_the_backward_belong_to_the_forward_s_module_and_line(tmp_path: Path) -> None:
+    (case,) = reading_of(write_run(tmp_path / "run.sqlite")).cases
+    assert case.profile is not None
+    found = {(row.operator, row.phase): row for row in case.profile.rows if row.operator}
+    softmax = found["aten::_softmax_backward_data", "backward"]
+    assert (softmax.module, softmax.line) == ("blocks.*.attention", "model.py:43")
+    product = found["aten::mm", "backward"]
+    assert (product.module, product.shapes) == ("blocks.*.attention.q", "768x512, 512x256")
+    assert product.flops == 2 * 768 * 512 * 256
+    assert found["aten::_foreach_add_", "optimizer"].module == ""
+
+
+def test_kernels_of_the_backward_s_thread_belong_to_ranges_that_were_pushed_on_the_caller_s(tmp_path: Path) -> None:
+    maker = Maker(tmp_path / "pushed.sqlite")
+    maker.range("step", 0, 100 * US)
+    maker.range("backward", 50 * US, 100 * US)
+    maker.launch("there", 10 * US, 20 * US, 30 * US)
+    maker.launch("back", 60 * US, 70 * US, 90 * US, thread=4400)
+    reading = reading_of(maker.close())
+    assert [(one.kernel, one.path) for one in reading.kernels] == [
+        ("back<float>", ("step", "backward")),
+        ("there<float>", ("step",)),
+    ]
+    assert any("launched from pt_autograd_0 4400, which has no range of its own" in note for note in reading.notes)
+
+
+def test_ranges_that_cross_are_named_and_count_for_the_later_one(tmp_path: Path) -> None:
+    maker = Maker(tmp_path / "crossing.sqlite")
+    maker.range("load", 0, 60 * US, started=True)
+    maker.range("compute", 40 * US, 100 * US, started=True)
+    for at in (10, 50, 80):
+        maker.launch(f"at_{at}", at * US, (at + 5) * US, (at + 9) * US)
+    reading = reading_of(maker.close())
+    assert {one.kernel: one.path for one in reading.kernels} == {
+        "at_10<float>": ("load",),
+        "at_50<float>": ("compute",),
+        "at_80<float>": ("compute",),
+    }
+    assert reading.notes == [
+        "1 ranges cross another, such as 'compute', which begins in 'load' and ends after it: what is launched in both "
+        "counts for the later one"
+    ]
+
+
+def test_ranges_of_any_name_are_calls_if_they_are_asked_for(tmp_path: Path) -> None:
+    (case,) = reading_of(write_run(tmp_path / "run.sqlite"), "forward").cases
+    assert case.calls == 14
+    assert case.profile is not None
+    assert {row.operator for row in case.profile.rows} == {"", "aten::addmm", "aten::bmm", "aten::_softmax"}
+    (case,) = reading_of(write_run(tmp_path / "bare.sqlite", with_operators=0), "forward").cases
+    assert (case.calls, case.profile) == (10, None)
+    assert case.problem.startswith("no range of an operator in its calls")
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "sequence", "shapes"),
+    [
+        (
+            "aten::mm, seq = 5, op_id = 6, sizes = [[8, 16], [16, 4]], input_op_ids = [(2,0)]",
+            "aten::mm",
+            5,
+            "8x16, 16x4",
+        ),
+        ("aten::mm, seq = 5, sizes = [[8, 16], [16, 4]]", "aten::mm", 5, "8x16, 16x4"),
+        ("aten::mm, seq = 5", "aten::mm", 5, ""),
+        ("aten::ones, op_id = 3, sizes = [[], [], []]", "aten::ones", -1, ""),
+        ("a name, seq = many, and more", "a name, seq = many, and more", -1, ""),
+        ("ünï 💥\n\x1b[31m", "ünï 💥\n\x1b[31m", -1, ""),
+        ("x, sizes = [[1, {", "x", -1, ""),
+    ],
+)
+def test_names_of_pytorch_s_ranges_are_read(text: str, name: str, sequence: int, shapes: str) -> None:
+    found = named(text)
+    assert (found.name, found.sequence) == (name, sequence)
+    assert shown_shapes(shapes_of(found.sizes)) == shapes
+
+
+def test_a_pass_of_a_case_of_any_name_is_known() -> None:
+    assert case_and_pass("test_a[x: samples]: samples") == ("test_a[x: samples]", "samples")
+    assert case_and_pass("samples") is None
+
+
+def test_a_range_of_a_thread_is_open_on_that_thread_alone() -> None:
+    ranges = Ranges(
+        [
+            Opened("a", 0, 10, 1, False),
+            Opened("b", 0, 10, 2, False),
+            Opened("all", 2, 8, 1, True),
+            Opened("c", 8, 9, 1, False),
+        ]
+    )
+    at = [[ranges.path(ranges.innermost(thread, moment)) for moment in (1, 5, 8, 9)] for thread in (1, 2)]
+    assert at == [[("a",), ("a", "all"), ("a", "c"), ("a",)], [("b",), ("a", "all"), ("b",), ("b",)]]
+    assert ranges.innermost(1, 10) == NONE
+    assert ranges.innermost(3, 1) == NONE
+
+
+def test_a_real_export_without_cuda_shows_its_ranges_and_says_what_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    status, text = said(capsys, str(REAL))
+    assert status == 0
+    assert "Nsight Systems 2022.4.2.1, schema 3.0.0 · process" in text
+    assert "attention: scores" in text
+    assert "note: could not look at kernels, because the export has no table of CUDA work: trace cuda too" in text
+
+
+def test_names_of_any_characters_are_shown_on_their_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    maker = Maker(tmp_path / "it's a [file] #1?.sqlite")
+    maker.range("evil\x1b[31m\nname '\"; DROP TABLE x", 0, 100 * US)
+    maker.launch("kernel", 10 * US, 20 * US, 30 * US)
+    maker.process(4321, "pro\ncess")
+    status, text = said(capsys, str(maker.close()))
+    assert status == 0
+    assert "evil\\x1b[31m name '\"; DROP TABLE x" in text
+
+
+def test_two_processes_are_listed_and_one_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    maker = Maker(tmp_path / "two.sqlite")
+    maker.launch("ours", 10 * US, 20 * US, 30 * US)
+    maker.process(77, "worker")
+    maker.launch("theirs", 10 * US, 20 * US, 90 * US, thread=77, process=77)
+    path = str(maker.close())
+    status, text = said(capsys, path)
+    assert status == 2
+    assert "has 2 processes with ranges or CUDA work: 77 (worker), 4321 (python)" in text
+    assert f"\n  -> name one: perflab nsys --process=PID {path}" in text
+    status, text = said(capsys, path, "--process=77")
+    assert status == 0
+    assert "theirs<float>" in text
+    assert "ours<float>" not in text
+    assert "has no process 5 " in said(capsys, path, "--process=5")[1]
+
+
+def test_a_foreign_file_a_cut_one_and_a_missing_one_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = write_run(tmp_path / "run.sqlite")
+    cut = tmp_path / "cut.sqlite"
+    cut.write_bytes(whole.read_bytes()[:-5000])
+    foreign = tmp_path / "foreign.sqlite"
+    connection = sqlite3.connect(foreign)
+    connection.execute("CREATE TABLE customers (name TEXT)")
+    connection.close()
+    text_file = tmp_path / "text.sqlite"
+    text_file.write_text("start,end,name\n" * 100)
+    (tmp_path / "folder.sqlite").mkdir()
+    for path, problem in (
+        (cut, "is cut off: "),
+        (foreign, "has no table of Nsight Systems with ranges or CUDA work; its tables: customers"),
+        (text_file, "is not a SQLite file"),
+        (tmp_path / "none.sqlite", "does not exist"),
+        (tmp_path / "folder.sqlite", "is a directory"),
+    ):
+        status, text = said(capsys, str(path))
+        assert status == 2
+        assert problem in text
+        assert "\n  -> " in text
+
+
+def test_a_file_that_is_damaged_inside_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = bytearray(write_run(tmp_path / "run.sqlite").read_bytes())
+    whole[4096:-4096] = b"\xff" * (len(whole) - 8192)
+    path = tmp_path / "damaged.sqlite"
+    path.write_bytes(whole)
+    status, text = said(capsys, str(path))
+    assert status == 2
+    assert "damaged.sqlite is damaged: database disk image is malformed" in text
+
+
+@pytest.mark.parametrize("value", ["'soon'", "x'00'", "1e300", "NULL"])
+def test_values_of_another_kind_are_refused_or_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], value: str
+) -> None:
+    path = write_run(tmp_path / "run.sqlite")
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA writable_schema = ON")
+    connection.execute("UPDATE sqlite_master SET sql = replace(sql, 'NOT NULL', '')")
+    connection.commit()
+    connection.close()
+    connection = sqlite3.connect(path)
+    connection.execute(f"UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET end = {value} WHERE rowid = 3")
+    connection.execute(f"UPDATE NVTX_EVENTS SET end = {value} WHERE rowid = 3")
+    connection.commit()
+    connection.close()
+    status, text = said(capsys, str(path))
+    assert status == 0 or "has values that no nsys writes" in text
+
+
+def test_tables_and_columns_that_are_missing_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_run(tmp_path / "run.sqlite")
+    connection = sqlite3.connect(path)
+    connection.execute("DROP TABLE CUPTI_ACTIVITY_KIND_RUNTIME")
+    connection.commit()
+    status, text = said(capsys, str(path))
+    assert status == 0
+    assert "kernels have no call of CUDA that launched them: no range" in text
+    connection.execute("DROP TABLE NVTX_EVENTS")
+    connection.execute("CREATE TABLE NVTX_EVENTS (begin INTEGER)")
+    connection.close()
+    status, text = said(capsys, str(path))
+    assert status == 2
+    assert "NVTX_EVENTS has no column start, end, eventType, globalTid" in text
+
+
+def test_without_nsys_a_run_and_a_report_say_how_to_get_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sh = shutil.which("sh")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "report.nsys-rep").write_bytes(b"x")
+    assert sh is not None
+    for arguments in ((str(tmp_path / "report.nsys-rep"),), ("--", sh, "-c", "true")):
+        status, text = said(capsys, *arguments)
+        assert status == 2
+        assert (
+            "nsys is not installed\n  -> install NVIDIA Nsight Systems and add it to PATH; or export it where" in text
+        )
+
+
+@pytest.mark.parametrize(
+    ("version", "problem"),
+    [
+        ("NVIDIA Nsight Systems version 2020.3.1", "is version 2020.3"),
+        ("nsys from the future", "which is no version that perflab knows"),
+        ("", "says 'nothing'"),
+    ],
+)
+def test_an_nsys_of_an_unknown_version_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, version: str, problem: str
+) -> None:
+    program(tmp_path, f'echo "{version}"')
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    status, text = said(capsys, "--", "sh", "-c", "true")
+    assert status == 2
+    assert problem in text
+
+
+def program(folder: Path, script: str) -> None:
+    """An ``nsys`` that does what the script says."""
+    path = folder / "nsys"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+NSYS = """
+case $1 in
+--version) echo "NVIDIA Nsight Systems version 2024.5.1.113" ;;
+profile)
+    while [ $# -gt 0 ]; do
+        case $1 in --output=*) out=${1#--output=} ;; sh) break ;; esac
+        echo "$1" >> arguments; shift
+    done
+    echo > $out.nsys-rep
+    "$@" ;;
+export) cp run.sqlite report.sqlite ;;
+esac
+"""
+
+
+def test_a_command_runs_under_nsys_with_its_ranges_and_its_status_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(tmp_path, NSYS)
+    write_run(tmp_path / "run.sqlite")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.chdir(tmp_path)
+    status, text = said(capsys, "--output=report", "--", "sh", "-c", 'test "$PERFLAB_NVTX" = 1 && exit 3')
+    assert status == 3
+    assert f"profile of {CASE}: one call, 581 µs on the device" in text
+    given = (tmp_path / "arguments").read_text().splitlines()
+    assert {"--trace=cuda,nvtx", "--sample=none", "--output=report"} <= set(given)
+
+
+def test_one_case_of_a_run_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(write_run(tmp_path / "run.sqlite"))
+    assert f"profile of {CASE}" in said(capsys, path, "--case=small")[1]
+    status, text = said(capsys, path, "--case=large")
+    assert status == 2
+    assert f"has that in its name\n  -> name a part of one that it has: {CASE}" in text
+
+
+def test_a_case_beyond_what_is_read_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perflab.profiles.nsys.cases.MOST_EVENTS", 3)
+    (case,) = reading_of(write_run(tmp_path / "run.sqlite")).cases
+    assert case.problem.endswith("ranges of operators are of other cases: read it with --case")
+
+
+def test_saving_baselines_under_a_profiler_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    status, text = said(capsys, "--", "pytest", "-m", "perf", "--perf-update")
+    assert status == 2
+    assert "--perf-update under a profiler: its cost is in all times\n  -> leave --perf-update out" in text
