@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 _SCOPES = [
     "at",
@@ -26,6 +27,7 @@ _SAME_FOR_ALL = re.compile(r", (?:array<char\*, \d+>|TrivialOffsetCalculator<[^<
 _MOST = 120
 
 
+@cache
 def kernel_name(kernel: str) -> str:
     """A kernel's name without namespaces and arguments; a lambda is named for its function and what it takes.
 

@@ -22,6 +22,9 @@ def line_of(frame: FrameType | None, *, only: bool = False) -> str:
     return ""
 
 
+_LIKE_A_USERS = ("lab", "attention")
+
+
 @cache
 def _shown(filename: str) -> str | None:
     if filename.startswith(_not_the_code()) or filename.startswith("<"):
@@ -38,5 +41,5 @@ def _not_the_code() -> tuple[str, ...]:
     assert spec is not None
     assert spec.origin is not None
     package = Path(__file__).parent
-    rooms = (package / one for one in ("predicted", "measured", "measure", "profiles", "plugin"))
+    rooms = (one for one in package.iterdir() if one.is_dir() and one.name not in _LIKE_A_USERS)
     return tuple(f"{folder}/" for folder in (Path(spec.origin).parent, *rooms, package.parent / "nocuda"))

@@ -181,8 +181,8 @@ def try_profile(workload: Workload, device: torch.device, plan: ProfilePlan, pro
         return Profiled(take_profile(workload, device, stopwatch_for(device), plan, progress))
     except UsageError as error:
         return Profiled(problem=f"{error.problem}; {error.remedy}")
-    except OSError as error:
-        return Profiled(problem=str(error))
+    except Exception as error:  # whatever it was, the measurement stands: it was complete before this
+        return Profiled(problem=f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
 
 
 def replicate_of(measurement: Measurement) -> Replicate:

@@ -10,7 +10,8 @@ from perflab.profiles.placed import Placed
 
 _PRODUCTS = re.compile(
     r"aten::(_?addmm.*|mm|bmm|baddbmm|addbmm|addmv_?|mv|dot|vdot|linear|matmul|einsum|_scaled_mm.*|_int_mm|_grouped_mm"
-    r"|conv\w*|_conv\w*|convolution.*|mkldnn_\w*|cudnn_conv\w*|slow_conv\w*|thnn_conv\w*|linalg_\w+)|mkldnn::\w+"
+    r"|conv\w*|_conv\w*|convolution.*|mkldnn_\w*|cudnn_conv\w*|slow_conv\w*|thnn_conv\w*"
+    r"|linalg_(?!(vector_|matrix_)?norm)\w+)|mkldnn::\w+"
 )
 _BATCHED = re.compile(r"aten::(bmm|baddbmm)")
 _SOFTMAX = re.compile(r"aten::_(safe_)?softmax(_backward_data)?")
@@ -18,7 +19,8 @@ _ATTENTION = re.compile(
     r"\w+::_?(scaled_dot_product|flash_attention|efficient_attention|cudnn_attention|flex_attention).*"
 )
 _COPIES = re.compile(
-    r"aten::(copy_|_to_copy|to|clone|contiguous|cat|stack|_foreach_copy_|_copy_from.*|_pin_memory|type_as)"
+    r"aten::(copy_|_to_copy|to|clone|contiguous|cat|stack|_foreach_copy_|_copy_from.*|_pin_memory|type_as|item"
+    r"|is_nonzero|_local_scalar_dense)"
 )
 _LOSS = re.compile(
     r"aten::(_?embedding.*|index_select|cross_entropy.*|nll_loss.*|_?log_softmax.*|mse_loss.*|binary_cross_entropy.*"
@@ -31,9 +33,13 @@ _COMPILED = re.compile(
 _NO_WORK = re.compile(
     r"(?:aten::)?(empty\w*|new_empty\w*|view\w*|_unsafe_view|_reshape_alias|reshape|t|t_|transpose_?|permute|as_strided_?"
     r"|expand\w*|unsqueeze_?|squeeze_?|select|slice|narrow|split\w*|chunk|unbind|unflatten|flatten|detach_?|alias"
-    r"|resolve_conj|resolve_neg|lift_fresh|result_type|item|is_nonzero|_local_scalar_dense|set_|resize_|movedim|numpy_T"
+    r"|resolve_conj|resolve_neg|lift_fresh|result_type|set_|resize_|movedim|numpy_T"
     r"|stride|size|is_same_size|mT|mH|diagonal|unfold|broadcast_tensors|requires_grad_|_assert\w*)"
 )
+_NODE_OF_PYTORCH = re.compile(r"\w+Backward\d+")
+"""PyTorch numbers its nodes, ``MmBackward0``; those of a user's ``autograd.Function`` have no number."""
+BACKWARD_SCOPE = 1
+"""``RecordScope::BACKWARD_FUNCTION``."""
 OPTIMIZER_STEP = "Optimizer.step#"
 """How PyTorch names the range around an optimizer's step."""
 
@@ -54,13 +60,16 @@ def categories(found: Sequence[Placed]) -> list[str]:
 def _written_out(found: Sequence[Placed]) -> set[str]:
     softmax = {one.where.module for one in found if _SOFTMAX.fullmatch(one.call.name)}
     products = {one.where.module for one in found if _BATCHED.fullmatch(one.call.name)}
-    return softmax & products
+    return (softmax & products) - {""}
 
 
 def _category(one: Placed, known: dict[int, str], in_core: bool) -> str:
     call, name = one.call, one.call.name
-    if name.startswith((NODE, "torch::autograd::")) or call.event.scope == 1:
-        return "compiled code" if _COMPILED.fullmatch(name) else "dispatch"
+    if name.startswith((NODE, "torch::autograd::")) or call.event.scope == BACKWARD_SCOPE:
+        if _COMPILED.fullmatch(name):
+            return "compiled code"
+        ours = name.startswith((NODE, "torch::")) or _NODE_OF_PYTORCH.fullmatch(name)
+        return "dispatch" if ours else "your operators"
     if _NO_WORK.fullmatch(name):
         return "dispatch"
     if _COMMUNICATION.fullmatch(name):
@@ -86,7 +95,7 @@ def _category(one: Placed, known: dict[int, str], in_core: bool) -> str:
         heaviest = max((child for child in call.children if id(child) in known), key=lambda c: c.total_ns, default=None)
         if heaviest is not None:
             return known[id(heaviest)]
-    return "element-wise and norms" if name.startswith("aten::") else "other"
+    return "element-wise and norms" if name.startswith("aten::") else "your operators"
 
 
 def _calls(call: Call, pattern: re.Pattern[str]) -> bool:

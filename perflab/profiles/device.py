@@ -24,7 +24,7 @@ class Kernel(NamedTuple):
     operator: int = 0
     """Correlation of the operator that launched it; 0: none."""
     launched_ns: int | None = None
-    """When the host's call ended that launched it."""
+    """When the host began to launch it."""
 
 
 _NOBODY = Known("", "other", "", Where())
@@ -58,7 +58,8 @@ def device_sums(kernels: Sequence[Kernel], begin_ns: int, known: Mapping[int, Kn
 
 def _key(kernel: Kernel, known: Mapping[int, Known]) -> Key:
     one = known.get(kernel.operator, _NOBODY)
-    return Key(one.category, one.name, kernel.name, one.phase, one.where.module, one.where.line, one.shapes)
+    category = "copies" if one.category == "dispatch" else one.category  # whatever it is for the host
+    return Key(category, one.name, kernel.name, one.phase, one.where.module, one.where.line, one.shapes)
 
 
 def _add_gap(start_ns: int, end_ns: int, kernel: Kernel, one: Known, sums: dict[Key, Sum]) -> None:

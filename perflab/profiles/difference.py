@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import hypot
+from statistics import median
 
 from perflab.profiles.records import GAPS, Explanation, Part, Profile, ProfileRow
 from perflab.units import format_ns
@@ -22,10 +23,19 @@ _WORTH = 0.2
 """Share of the whole change below which a part that is no fact of the code is not worth a word."""
 _AGREE = 0.5
 """Share of the gate's change by which the profiles may differ from it and still explain it."""
+_REST = 0.5
+"""Share of the change that parts must explain, or the text says that they do not."""
 _COMMON = 1.02
 """From which ratio on operators have become slower as a whole."""
-_OFTEN = 0.25
-"""Calls more or less that are a difference: means of calls that differ by chance are no whole numbers."""
+_WHOLE = 0.02
+"""How far a mean number of calls may be from a whole number: work that is not the same in each call has no such one."""
+_FEW_CALLS = 4
+"""Of fewer profiled calls a spread says nothing: what is no fact of the code is not named."""
+_COMMON_OF = 5
+"""Operators that must have become slower alike, each with a share of the time worth speaking of."""
+_COMMON_SHARE = 0.01
+_SMALL = 0.05
+"""Share of the change below which a fact of the code explains nothing of it."""
 
 
 @dataclass
@@ -88,18 +98,24 @@ def explain(base: Profile, head: Profile, against: str, change_ns: float | None,
         )
     elif change_ns is not None:
         common = _common_ratio(before, now)
-        parts += _slower(before, now, {one.key for one in facts}, whole_ns, common)
-        if not parts and common > _COMMON:
+        if min(base.calls, head.calls) >= _FEW_CALLS:
+            parts += _slower(before, now, {one.key for one in facts}, whole_ns, common)
+        small = [part for part in parts if part.change_ns < _SMALL * whole_ns]  # true, and not what takes the time
+        parts = [part for part in parts if part.change_ns >= _SMALL * whole_ns] + small
+        if len(parts) == len(small) and common > _COMMON:
             problem = (
                 f"all operators take longer alike (about {100 * (common - 1):+.0f}%): the machine, its threads or "
                 "clocks, or what is installed, and no operator by itself"
             )
+    rest_ns = round((change_ns if change_ns is not None else seen_ns) - sum(part.change_ns for part in parts), 1)
+    if change_ns is not None and abs(rest_ns) > max(room_ns, _REST * abs(change_ns)):
+        problem = problem or "most of the change is spread, or within the noise of single operators"
     return Explanation(
         base=against,
         before_ns=base.timer_ns,
         now_ns=head.timer_ns,
         parts=parts,
-        rest_ns=round((change_ns if change_ns is not None else seen_ns) - sum(part.change_ns for part in parts), 1),
+        rest_ns=rest_ns,
         problem=problem,
     )
 
@@ -118,7 +134,9 @@ def _fact(key: _Key, before: _Total | None, now: _Total | None) -> _Change | Non
         return None
     old, new = before or _Total(), now or _Total()
     more = new.instances - old.instances
-    if abs(more) >= _OFTEN:
+    if any(abs(one.instances - round(one.instances)) > _WHOLE for one in (old, new)):
+        return None  # not the same in each call: logging every few steps, say
+    if abs(more) > 0.5:
         if not old.instances or not new.instances:
             change_ns = new.time_ns - old.time_ns
         else:  # the others take as long as they took: what noise adds to them is no part of this
@@ -126,7 +144,9 @@ def _fact(key: _Key, before: _Total | None, now: _Total | None) -> _Change | Non
             change_ns = more * one.time_ns / one.instances
         shown = now or old
         return _Change(key, round(more, 2), round(change_ns, 1), shown.category, shown.line)
-    gone, come = ({one for one in a.shapes if one and one not in b.shapes} for a, b in ((old, new), (new, old)))
+    gone, come = (
+        {one for one in a.shapes if one and a.shapes[one] > b.shapes.get(one, 0.0)} for a, b in ((old, new), (new, old))
+    )
     if gone and come:
         said = f"{min(gone)} -> {min(come)}"
         return _Change(key, 0.0, round(new.time_ns - old.time_ns, 1), new.category, new.line, said)
@@ -171,12 +191,15 @@ def _slower(
 ) -> list[Part]:
     """Operators that are called as before and take longer than the others do, far beyond their spread."""
     found = []
-    for key in before.keys() & now.keys() - known:
-        old, new = before[key], now[key]
+    for key in (before.keys() | now.keys()) - known:
+        if key[0] not in GAPS and not (key in before and key in now):
+            continue
+        old, new = before.get(key, _Total()), now.get(key, _Total())
         change_ns = new.time_ns - old.time_ns * common
         noise_ns = max(_SPREADS * hypot(old.spread_ns, new.spread_ns), _OWN_SHARE * old.time_ns)
         if abs(change_ns) > max(noise_ns, _WORTH * whole_ns):
-            found.append(_Change(key, 0.0, round(change_ns, 1), new.category, new.line))
+            shown = new if key in now else old
+            found.append(_Change(key, 0.0, round(change_ns, 1), shown.category, shown.line))
     parts = (
         Part(
             change_ns=one.change_ns,
@@ -192,14 +215,17 @@ def _slower(
 
 
 def _common_ratio(before: Mapping[_Key, _Total], now: Mapping[_Key, _Total]) -> float:
-    """By how much operators have become slower as a whole: the median of their ratios, weighed by their time."""
-    both = [(now[key].time_ns / one.time_ns, one.time_ns) for key, one in before.items() if key in now and one.time_ns]
-    half_ns = sum(weight for _, weight in both) / 2
-    for ratio, weight in sorted(both):
-        half_ns -= weight
-        if half_ns <= 0:
-            return ratio
-    return 1.0
+    """By how much operators have become slower as a whole: the median of their ratios; 1.0 where they are few.
+
+    Each counts once, whatever its share of the time: one that takes most of it must not be the measure of itself.
+    """
+    least_ns = _COMMON_SHARE * sum(one.time_ns for one in before.values())
+    ratios = [
+        now[key].time_ns / one.time_ns
+        for key, one in before.items()
+        if key in now and key[0] not in GAPS and one.time_ns > least_ns
+    ]
+    return max(1.0, median(ratios)) if len(ratios) >= _COMMON_OF else 1.0
 
 
 def _signed(time_ns: float) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from perflab.profiles.records import GAPS, Explanation, Part
 from perflab.units import format_ns
 
-MOST = 5
+MOST = 3
 """Parts that are told; the rest stands in the results file."""
 
 
@@ -30,7 +30,7 @@ def explanation_texts(found: Explanation, *, timed: bool) -> list[str]:
     texts = [f"{_signed(part.change_ns)} {_what(part)}" for part in found.parts[:MOST]]
     texts.append(f"{_signed(rest)} unexplained" if len(found.parts) <= MOST else f"{_signed(rest)} smaller ones")
     texts[0] = f"{_signed(whole)} = {texts[0]}"
-    return [*texts, *([found.problem] if found.problem else [])]
+    return [*([found.problem] if found.problem else []), *texts]
 
 
 def _more(parts: Sequence[Part]) -> list[str]:
@@ -46,7 +46,10 @@ def _what(part: Part) -> str:
         return f"{many} {part.operator}{others}{where}{line}"
     if part.shapes:
         return f"{part.operator} on other inputs, {part.shapes}{where}{line}"
-    what = f"more {part.operator}" if part.operator in GAPS else f"{part.operator} slower at the same shapes"
+    if part.operator in GAPS:
+        what = f"{'less' if part.change_ns < 0 else 'more'} {part.operator}"
+    else:
+        what = f"{part.operator} {'faster' if part.change_ns < 0 else 'slower'} at the same shapes"
     return f"{what}{where}{line}"
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from perflab.torch_internals.dispatch import without_torch_function
 from perflab.user_lines import line_of
 
 if TYPE_CHECKING:
@@ -50,8 +51,11 @@ class Places:
         return f"{MARK}{number}"
 
     @contextlib.contextmanager
-    def marking(self) -> Iterator[None]:
-        """Mark every call of a module, and every call of PyTorch from Python, for the length of the block."""
+    def marking(self, *, lines: bool = True) -> Iterator[None]:
+        """Mark every call of a module, for the length of the block, and every call of PyTorch from Python if ``lines``.
+
+        PyTorch's modules look for a torch function, and some leave their fast path where they find one.
+        """
         import torch
         from torch import nn
         from torch.overrides import TorchFunctionMode
@@ -68,13 +72,15 @@ class Places:
         def enter(module: nn.Module, _: Any) -> None:
             self._modules.append(self._names.get(id(module)) or type(module).__name__)
             opened = torch.profiler.record_function(self.mark(""))
-            opened.__enter__()  # type: ignore[no-untyped-call]
+            with without_torch_function():  # or ``Lines`` would open a range around the opening
+                opened.__enter__()  # type: ignore[no-untyped-call]
             entered.append((module, opened))
 
         def leave(module: nn.Module, _args: Any, _result: Any) -> None:
             while entered:  # those within it that an error has left come first
                 left, opened = entered.pop()
-                opened.__exit__(None, None, None)
+                with without_torch_function():
+                    opened.__exit__(None, None, None)
                 self._modules.pop()
                 if left is module:
                     return
@@ -84,7 +90,7 @@ class Places:
             nn.modules.module.register_module_forward_hook(leave, always_call=True),
         )
         try:
-            with Lines():
+            with Lines() if lines else contextlib.nullcontext():
                 yield
         finally:
             for hook in hooks:
@@ -94,7 +100,7 @@ class Places:
 def module_names(found: Iterable[Any]) -> dict[int, str]:
     """Names of the modules among these objects by ``id``: ``blocks.*.attention.q``, with ``*`` for a layer's number.
 
-    Names begin below the outermost module; where there are several, with its class.
+    Names begin below the outermost module; where there are several, those of all but the largest with its class.
     """
     from torch import nn
 
@@ -102,8 +108,9 @@ def module_names(found: Iterable[Any]) -> dict[int, str]:
     inner = {id(child) for module in modules for child in module.modules() if child is not module}
     outermost = [module for module in modules if id(module) not in inner]
     names: dict[int, str] = {}
+    largest = max(outermost, key=lambda root: sum(one.numel() for one in root.parameters()), default=None)
     for root in outermost:
-        prefix = type(root).__name__ if len(outermost) > 1 else ""
+        prefix = "" if root is largest else type(root).__name__
         names.setdefault(id(root), prefix)
         _enter(root, prefix, names)
     return names

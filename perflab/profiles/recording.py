@@ -104,7 +104,7 @@ def recorded_calls(profiler: Any, calls: int, *, details: bool = False) -> list[
         if one.name() == "[memory]":
             continue
         if one.activity_type() in _API:
-            launches[one.correlation_id()] = one.end_ns()
+            launches[one.correlation_id()] = one.start_ns()
         else:
             host.append(_event(one, details))
     kernels = [_kernel(one, launches) for one in device_events(results) if one.activity_type() in _WORK]
@@ -129,8 +129,15 @@ def _recorded(span: Event, events: Sequence[Event], kernels: Sequence[Kernel]) -
         key=lambda phase: phase.start_ns,
     )
     asked = {one.correlation for one in (span, *inside)}
-    ours = sorted((one for one in kernels if one.operator in asked), key=lambda one: one.start_ns)
+    ours = sorted((one for one in kernels if _is_of(one, span, asked)), key=lambda one: one.start_ns)
     return Recorded(root, [call for some in others for call in nested(some)], tuple(phases), tuple(ours))
+
+
+def _is_of(kernel: Kernel, span: Event, asked: set[int]) -> bool:
+    """Whether a kernel was launched in the call: by one of its operators, or by none of PyTorch's."""
+    if kernel.operator:
+        return kernel.operator in asked
+    return kernel.launched_ns is not None and span.start_ns <= kernel.launched_ns < span.end_ns
 
 
 def _kernel(event: Any, launches: Mapping[int, int]) -> Kernel:

@@ -18,6 +18,7 @@ CATEGORIES = (
     "copies",
     "communication",
     "compiled code",
+    "your operators",
     "dispatch",
     "host wait",
     "kernel wait",
@@ -28,7 +29,8 @@ CATEGORIES = (
 
 ``dispatch`` is PyTorch's own work on a CPU: views, allocation, the autograd engine. ``python`` is time on a CPU in
 which no operator runs. On a GPU, ``host wait`` is time in which the device waits for a kernel that the host has not
-launched yet, and ``kernel wait`` time between kernels that were launched in time.
+launched yet, and ``kernel wait`` time between kernels that were launched in time. ``your operators`` are those that are
+not PyTorch's own, an ``autograd.Function`` among them; ``other`` is what no operator launched.
 """
 GAPS = ("host wait", "kernel wait", "python")
 """Categories that are no operator's."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -30,6 +31,7 @@ from perflab.profiles.recording import Recorded, recorded_calls, recording, run_
 from perflab.profiles.records import Profile
 from perflab.profiles.sum_up import summed_up
 from perflab.reachable import reachable
+from perflab.torch_internals.machine import a_profiler_runs
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +45,8 @@ LEAST_ROUNDS, MOST_ROUNDS = 2, 8
 """How often profiled and plain calls take turns: the more often, the less a drifting machine tells them apart."""
 MOST_CALLS = 40
 """Profiled calls, at most: more say nothing new, and their events fill memory."""
+LEAST_ON_CUDA = 5
+"""Calls of a round there: one is only the beginning of the next, and plain calls begin on an idle device."""
 _STRANGERS = 0.05
 """Share of operators that the pass with places has not seen, from which on the profile says so."""
 
@@ -86,28 +90,38 @@ def take_profile(
         progress: told what is under way.
 
     Raises:
-        UsageError: the profiler saw nothing.
+        UsageError: another profiler runs, or ours saw nothing.
         OSError: a file cannot be written.
         Exception: whatever the workload raises.
     """
+    if a_profiler_runs():
+        raise UsageError(
+            "a profiler runs in this process already, and a second one would end it",
+            "profile without it; PyTorch has one profiler a process",
+        )
     progress("profile: places")
     began_ns = clock.read_ns()
     known, notes = _known(workload, device)
     call_ns = max(1.0, stopwatch.time(workload, 1).total_ns)
     left_ns = plan.budget_ns - (clock.read_ns() - began_ns)
-    rounds, calls = _turns(left_ns / (2.5 * call_ns), 2 if device.type == "cuda" else 1)
+    rounds, calls = _turns(left_ns / (3.5 * call_ns), LEAST_ON_CUDA if device.type == "cuda" else 1)
     cost_ns = 0.0 if device.type == "cuda" else event_cost_ns()
     times = _Times()
+    profilers = []
     for number in range(rounds):
         progress(f"profile: round {number + 1} of {rounds}")
+        workload.run()  # the first call after something else is slower than those that follow each other
         if device.type == "cuda":  # as they follow each other, without waiting for the device between them
             times.plain_ns.append(stopwatch.time(workload, calls).total_ns / calls)
         else:
             times.plain_ns += [stopwatch.time(workload, 1).total_ns for _ in range(calls)]
         with recording(device.type) as profiler:
+            workload.run()
             for _ in range(calls):
                 run_marked(workload)
             synchronize(device)
+        profilers.append(profiler)
+    for profiler in profilers:
         recorded = recorded_calls(profiler, calls)
         if device.type == "cuda":
             for before, one in pairwise(recorded):
@@ -172,15 +186,15 @@ def _matched(recorded: Recorded, known: Sequence[Known], times: _Times) -> dict[
 def _known(workload: Workload, device: torch.device) -> tuple[list[Known], list[str]]:
     """Every operator of a call in order, with place, category, shapes and FLOPs."""
     places = Places(module_names(reachable(workload.roots)))
-    marking, notes = places.marking, []
-    if _runs_compiled(workload, device):
-        marking = contextlib.nullcontext  # type: ignore[assignment]  # it would be compiled again
-        notes.append("torch.compile: modules and lines of compiled code are not known")
-    with recording(device.type, shapes=True) as profiler:
-        with marking():
-            run_marked(workload)
-        synchronize(device)
-    recorded = recorded_calls(profiler, 1, details=True)[0]
+    plain = _recorded(workload, device, contextlib.nullcontext)
+    names, notes = [call.name for call in in_order(plain.roots)], list[str]()
+    if any(name.startswith("Torch-Compiled Region") for name in names):
+        notes.append("torch.compile: modules and lines of compiled code are not known")  # marks would compile it again
+        recorded = _recorded(workload, device, contextlib.nullcontext)
+    else:
+        recorded = _recorded(workload, device, places.marking)
+        if [call.name for call in in_order(recorded.roots)] != names:
+            recorded = _recorded(workload, device, partial(places.marking, lines=False))
     found = placed(recorded.roots, recorded.phases, places.named)
     return [
         Known(one.call.name, category, one.phase, one.where, one.call.event.shapes, one.call.event.flops)
@@ -188,12 +202,12 @@ def _known(workload: Workload, device: torch.device) -> tuple[list[Known], list[
     ], notes
 
 
-def _runs_compiled(workload: Workload, device: torch.device) -> bool:
-    with recording(device.type) as profiler:
-        run_marked(workload)
+def _recorded(
+    workload: Workload, device: torch.device, marking: Callable[[], contextlib.AbstractContextManager[None]]
+) -> Recorded:
+    """One call with shapes and FLOPs, and the marks that are asked for."""
+    with recording(device.type, shapes=True) as profiler:
+        with marking():
+            run_marked(workload)
         synchronize(device)
-    return any(_is_compiled(recorded) for recorded in recorded_calls(profiler, 1))
-
-
-def _is_compiled(recorded: Recorded) -> bool:
-    return any(call.name.startswith("Torch-Compiled Region") for root in recorded.roots for call in root.walk())
+    return recorded_calls(profiler, 1, details=True)[0]

@@ -103,8 +103,9 @@ def merged_with(row: ProfileRow, other: ProfileRow) -> ProfileRow:
 
 def _cells(rows: Sequence[ProfileRow], profile: Profile) -> list[tuple[str, ...]]:
     on_device = profile.device == "cuda"
-    what = "kernel" if on_device else "operator"
-    head = (what, "total", "share", "instances", "mean", "module", "phase", "shapes")
+    head = ("operator", "total", "share", "instances", "mean", "module", "phase", "shapes", "")
+    if on_device:
+        head = ("kernel", "total", "share", "instances", "mean", "module", "phase", "operator", "shapes")
     return [
         head,
         *(
@@ -116,7 +117,7 @@ def _cells(rows: Sequence[ProfileRow], profile: Profile) -> list[tuple[str, ...]
                 format_ns(row.time_ns / max(row.instances, 1.0)),
                 shorten(row.module, _NAME),
                 row.phase,
-                row.shapes,
+                *((row.operator, row.shapes) if on_device else (row.shapes, "")),
             )
             for row in rows
         ),

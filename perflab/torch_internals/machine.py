@@ -76,6 +76,14 @@ def device_events(results: Any) -> list[Any]:
     return [event for event in results.events() if event.device_type() == cuda]
 
 
+def a_profiler_runs() -> bool:
+    """Whether a profiler runs in this thread; a build that does not say has none that another one would end."""
+    import torch
+
+    ask: Any = getattr(torch.autograd, "_profiler_enabled", None)
+    return ask is not None and bool(ask())
+
+
 def kineto_results(profiler: Any) -> Any:
     """What ``torch.autograd.profiler.profile`` leaves behind, for ``host_events``."""
     return attribute(TORCH, profiler, "kineto_results", "read what the profiler saw")

@@ -212,7 +212,6 @@ NAMES_TIERS = {
 TIERS_AS_TEXT = {
     "plugin/fixtures.py": "of which tier a fixture makes a test a case",
     "documents.py": "keys of schema 1",
-    "user_lines.py": "folders whose frames are none of the user's",
 }
 """Common files that hold a tier's name as a text."""
 

@@ -335,7 +335,7 @@ def test_a_command_runs_under_nsys_with_its_ranges_and_its_status_is_kept(
     monkeypatch.chdir(tmp_path)
     status, text = said(capsys, "--output=report", "--", "sh", "-c", 'test "$PERFLAB_NVTX" = 1 && exit 3')
     assert status == 3
-    assert f"profile of {CASE}: one call, 581 µs on the device" in text
+    assert f"profile of {CASE}: one call, 581 µs on cuda" in text
     given = (tmp_path / "arguments").read_text().splitlines()
     assert {"--trace=cuda,nvtx", "--sample=none", "--output=report"} <= set(given)
 

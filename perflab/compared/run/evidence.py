@@ -7,6 +7,7 @@ from collections.abc import Callable
 from perflab.compared.comparison import Limits, StartSide, profiles_of
 from perflab.compared.run.conclusions import in_short
 from perflab.errors import RivalError
+from perflab.mode import DEFAULT
 from perflab.plugin.config.settings import Settings
 from perflab.profiles.difference import explain
 from perflab.profiles.records import Explanation
@@ -14,6 +15,8 @@ from perflab.records import Change, Judgement, Verdict
 
 MOST = 3
 """Cases of a run that are looked into, the worst first: each takes two processes more."""
+_CALLS = 20
+"""Of a case on each side, at least."""
 LEAST_S = 10.0
 """What that takes of a quick case: mostly their start."""
 
@@ -45,8 +48,13 @@ def explained_by_turns(
         name: the base, as --perf-against takes it.
         say: told what is under way.
     """
+    if settings.mode != DEFAULT:
+        return Explanation(
+            base=against,
+            problem=f"could not look, because a profile is of plain calls, and the case is timed with {settings.mode}",
+        )
     left_s = limits.seconds_left()
-    if left_s is not None and left_s < LEAST_S:
+    if left_s is not None and left_s < least_s(judgement):
         return Explanation(base=against, problem=settings.over_before("both versions could be profiled"))
     try:
         found = profiles_of(case, start, limits, settings.evidence_ns, say)
@@ -56,6 +64,12 @@ def explained_by_turns(
         return Explanation(base=against, problem=f"could not look, because {found}")
     change_ns, room_ns = change_of(judgement)
     return explain(*found, against, change_ns, room_ns)
+
+
+def least_s(judgement: Judgement) -> float:
+    """What both sides take at least: their start, set-up, warm-up and profiles."""
+    call_ns = judgement.latency.now if judgement.latency is not None else 0.0
+    return LEAST_S + 2 * _CALLS * call_ns / 1e9
 
 
 def change_of(judgement: Judgement) -> tuple[float | None, float]:

@@ -20,6 +20,8 @@ from perflab.measured.report.side_by_side import (
 from perflab.measured.report.studies import Study, studies, without_quotes
 from perflab.measured.report.study_forms import study_data, study_lines, study_markdown
 from perflab.measured.report.table import MARKED, needs_a_look, rows, table
+from perflab.mode import DEFAULT
+from perflab.profiles.records import Profile
 from perflab.profiles.text import lines as profile_lines
 from perflab.records import Environment, Verdict
 from perflab.report.lines import Line, name_of, wrap_facts
@@ -27,10 +29,12 @@ from perflab.report.not_run import without_skipped
 from perflab.report.section import Section
 from perflab.report.view import View
 from perflab.results import Document, Result
-from perflab.units import format_names
+from perflab.units import format_names, format_ns
 
 _PAGE = 160
 """Characters in a line of a page."""
+_OTHER_TIME = 0.05
+"""From which share on the time of profiled calls and that of the case differ."""
 _MOST_UNDECIDED = 8
 """Inconclusive cases that a brief table lists though they stand elsewhere too: those that look slowest."""
 
@@ -93,10 +97,20 @@ def _profiles(results: Sequence[Result], width: int, *, brief: bool) -> list[str
             continue
         if measurement.profile is not None:
             found += profile_lines(name_of(result), measurement.profile, width, brief=brief)
+            found += [f"  {line}" for line in _other_time(result, measurement.profile)]
         if measurement.not_profiled is not None:
             said = f"no profile of {name_of(result)}: could not look, because {measurement.not_profiled}"
             found += textwrap.wrap(said, width, subsequent_indent="  ")
     return found
+
+
+def _other_time(result: Result, profile: Profile) -> list[str]:
+    """What is said where the case's own time is another than that of the calls that were profiled."""
+    summary = result.record.summary if result.record is not None else None
+    if summary is None or abs(profile.timer_ns / summary.median_ns - 1) <= _OTHER_TIME:
+        return []
+    timed = f" with {result.mode}" if result.mode != DEFAULT else ""
+    return [f"of plain calls now; the case was timed{timed} at {format_ns(summary.median_ns)}"]
 
 
 def environments(document: Document) -> list[list[str]]:

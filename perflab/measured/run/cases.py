@@ -269,7 +269,7 @@ class Cases:
                 report_result(self._job, found)
             return
         one = judged(state, self._baselines)
-        if needs_recheck(one):
+        if needs_recheck(one) or self._recheck.explains(one):
             if self._held_reports.hold(item, one):
                 return
             with suspended(self._config):

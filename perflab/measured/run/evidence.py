@@ -10,7 +10,7 @@ import pytest
 
 from perflab.compared.comparison import Limits
 from perflab.compared.run.conclusions import in_short
-from perflab.compared.run.evidence import LEAST_S, MOST, change_of, explained_by_turns, is_to_explain
+from perflab.compared.run.evidence import MOST, change_of, explained_by_turns, is_to_explain, least_s
 from perflab.compared.run.start_sides import two_sides, witness_of_host
 from perflab.errors import FreshProcessError, RivalError
 from perflab.measure.devices import release_memory
@@ -92,7 +92,7 @@ class Evidence:
         assert device is not None
         against = "the profile stored with its baseline"
         left_s = self._budget.left_s()
-        if left_s is not None and left_s < LEAST_S:
+        if left_s is not None and left_s < least_s(one.judgement):
             return Explanation(base=against, problem=one.settings.over_before("it could be profiled"))
         release_memory(device)
         self._progress.show("profile in a fresh process")

@@ -143,7 +143,10 @@ class HeldReports:
             self._give_out(held[place], judged)
             _stop_if_asked(session)
 
-        self._recheck.after_all([one.judged for one in held], done)
+        def learned(place: int, judged: Judged) -> None:
+            held[place].judged = judged  # what is given out if the run ends before it was looked into
+
+        self._recheck.after_all([one.judged for one in held], done, learned)
 
     def _give_out(self, held: _Held, judged: Judged) -> None:
         item = held.item

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from perflab.compared.run.evidence import is_to_explain
 from perflab.measured.judge.counts import exactly_worse
 from perflab.measured.run.evidence import Evidence
 from perflab.measured.run.remeasure import Remeasuring
@@ -36,7 +35,7 @@ def needs_recheck(one: Judged) -> bool:
     """Whether measuring the case again may change what is thought of it."""
     if one.settings.check == "off" or one.settings.update:
         return False
-    return one.judgement.suspect or may_settle(one) or is_to_explain(one.judgement)
+    return one.judgement.suspect or may_settle(one)
 
 
 def size_of(judgement: Judgement) -> tuple[bool, float]:
@@ -72,14 +71,29 @@ class Recheck:
         self._turn = turn
         self._stops_early = bool(config.getoption("maxfail", 0))
 
+    def explains(self, one: Judged) -> bool:
+        """Whether a case that needs no re-check fails, and may be looked into after all tests."""
+        return not self._stops_early and self._evidence.wanted(one)
+
     def at_once(self, one: Judged) -> Judged:
         """Look at one case, whose test has the device."""
         if one.judgement.suspect:
             one = self._remeasuring.again(one, settles=self._settling.has_code(one))
         return self._evidence.of(self._settling.settle(one) if may_settle(one) else one)
 
-    def after_all(self, cases: Sequence[Judged], done: Callable[[int, Judged], None]) -> None:
-        """Look at all that were held back; ``done`` gets each with its place among them, as soon as it is known."""
+    def after_all(
+        self,
+        cases: Sequence[Judged],
+        done: Callable[[int, Judged], None],
+        learned: Callable[[int, Judged], None] = lambda _place, _one: None,
+    ) -> None:
+        """Look at all that were held back.
+
+        Args:
+            cases: those.
+            done: gets each with its place among them, as soon as nothing more is to be looked at.
+            learned: the same as soon as its verdict is known, if that is earlier.
+        """
 
         def largest_first(chosen: dict[int, Judged]) -> Iterator[tuple[int, Judged]]:
             return iter(sorted(chosen.items(), key=lambda pair: size_of(pair[1].judgement), reverse=True))
@@ -91,6 +105,7 @@ class Recheck:
         def known(place: int, one: Judged) -> None:
             if self._evidence.wanted(one) and not self._stops_early:
                 failing[place] = one  # looked into when all verdicts are known
+                learned(place, one)
             else:
                 done(place, self._evidence.of(one))
 
@@ -107,17 +122,10 @@ class Recheck:
             with self._looking_at(doubt):
                 one = self._settling.settle(doubt)
             known(place, one)
-        failing = dict(largest_first(failing))
-        try:
-            while failing:
-                place, one = next(iter(failing.items()))
-                with self._looking_at(one):
-                    explained = self._evidence.of(one)
-                del failing[place]
-                done(place, explained)
-        finally:  # verdicts are known by now, whatever ends the run
-            for place, one in failing.items():
-                done(place, one)
+        for place, one in largest_first(failing):
+            with self._looking_at(one):
+                one = self._evidence.of(one)
+            done(place, one)
 
     @contextlib.contextmanager
     def _looking_at(self, one: Judged) -> Iterator[None]:

@@ -245,7 +245,9 @@ class Local(Measuring):
         if self.state.settings.profile_ns is None:
             return None
         folder = own_folder(self.config.rootpath) / "profiles"
-        return ProfilePlan(self.state.settings.profile_ns, folder / file_name_for(self.state.case))
+        left_s = self.budget.left_s()
+        budget_ns = min(self.state.settings.profile_ns, float("inf") if left_s is None else max(0.0, left_s) * 1e9)
+        return ProfilePlan(budget_ns, folder / file_name_for(self.state.case))
 
     def _skip_if_late(self) -> None:
         left_s = self.budget.left_s()

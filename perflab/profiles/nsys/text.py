@@ -7,13 +7,11 @@ from collections.abc import Mapping, Sequence
 
 from perflab.profiles.nsys.cases import CaseReading
 from perflab.profiles.nsys.reading import KernelSum, RangeSum, Reading
-from perflab.profiles.records import GAPS, Profile, ProfileRow
+from perflab.profiles.text import lines as profile_lines
 from perflab.report.escaping import one_line
-from perflab.units import format_change, format_flops, format_names, format_ns
+from perflab.units import format_change, format_names, format_ns
 
-_RANGES, _KERNELS, _ROWS = 40, 15, 10
-_CANT_TELL = 0.05
-"""Share of the time without an explanation from which on a profile says that it can't tell where time goes."""
+_RANGES, _KERNELS = 40, 15
 _NUMBERS = frozenset(
     ("instances", "host", "device", "busy", "kernels", "total", "mean", "share", "FLOPs", "calls", "timer", "vs timer")
 )
@@ -30,7 +28,7 @@ def lines(reading: Reading, timers: Timers, width: int, *, every: bool = False) 
     if reading.cases:
         found += ["", *_cases(reading.cases, timers)]
     for case in reading.cases:
-        found += ["", *(_profile(case) if case.profile is not None else [_no_profile(case)])]
+        found += ["", *_profile(case, width)]
     found += [f"note: {note}" for note in reading.notes]
     return [_cut(one_line(line), width) for line in found]
 
@@ -91,77 +89,10 @@ def _cases(cases: Sequence[CaseReading], timers: Timers) -> list[str]:
     return [*_aligned(cells), *unknown]
 
 
-def _no_profile(case: CaseReading) -> str:
-    return f"could not look at the operators of {case.name}, because {case.problem}"
-
-
-def _profile(case: CaseReading) -> list[str]:
-    profile = case.profile
-    assert profile is not None
-    found = [
-        f"profile of {case.name}: one call, {format_ns(profile.timer_ns)} on the device, mean of {profile.calls} calls",
-        *_categories(profile),
-    ]
-    if profile.unknown_share > _CANT_TELL:
-        found.append(f"  can't tell where all of the time goes: {_percent(profile.unknown_share)} has no explanation")
-    for what, shares in (("phase", _shares(profile, "phase")), ("module", _shares(profile, "module"))):
-        if len(shares) > 1:
-            found.append(f"  by {what}: {' · '.join(shares)}")
-    return [*found, *(f"  {note}" for note in profile.notes), *_rows(profile)]
-
-
-def _categories(profile: Profile) -> list[str]:
-    sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
-    for row in profile.rows:
-        for at, value in enumerate((row.time_ns, row.instances, row.flops)):
-            sums[row.category][at] += value
-    cells: list[tuple[str, ...]] = [("category", "total", "share", "instances", "FLOPs")]
-    for name, (time_ns, instances, flops) in sorted(sums.items(), key=lambda one: -one[1][0]):
-        count = "" if name in GAPS else f"{instances:.0f}"
-        share = _percent(time_ns / profile.timer_ns)
-        cells.append((name, format_ns(time_ns), share, count, format_flops(int(flops)) if flops else ""))
-    missing_ns = profile.unexplained_ns
-    sign = "-" if missing_ns < 0 else ""
-    cells.append(
-        ("unexplained", f"{sign}{format_ns(abs(missing_ns))}", _percent(missing_ns / profile.timer_ns), "", "")
-    )
-    return _aligned(cells)
-
-
-def _rows(profile: Profile) -> list[str]:
-    merged: dict[tuple[str, ...], list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for row in profile.rows:
-        if row.category not in GAPS:
-            key = (row.kernel, row.operator, row.phase, row.module, row.shapes)
-            merged[key][0] += row.time_ns
-            merged[key][1] += row.instances
-    cells: list[tuple[str, ...]] = [
-        ("kernel", "total", "share", "instances", "mean", "operator", "phase", "module", "shapes")
-    ]
-    for (kernel, *rest), (time_ns, instances) in sorted(merged.items(), key=lambda one: -one[1][0])[:_ROWS]:
-        times = (format_ns(time_ns), _percent(time_ns / profile.timer_ns))
-        cells.append((kernel, *times, f"{instances:.0f}", format_ns(time_ns / max(1.0, instances)), *rest))
-    return _aligned(cells)
-
-
-def _shares(profile: Profile, what: str) -> list[str]:
-    sums: dict[str, float] = defaultdict(float)
-    for row in profile.rows:
-        name: str = _OF[what](row)
-        sums[name] += row.time_ns
-    ranked = sorted(sums.items(), key=lambda one: -one[1])[:5]
-    return [f"{name} {_percent(time_ns / profile.timer_ns)}" for name, time_ns in ranked if name]
-
-
-def _module(row: ProfileRow) -> str:
-    return row.module or "outside of modules"
-
-
-def _phase(row: ProfileRow) -> str:
-    return row.phase
-
-
-_OF = {"phase": _phase, "module": _module}
+def _profile(case: CaseReading, width: int) -> list[str]:
+    if case.profile is None:
+        return [f"could not look at the operators of {case.name}, because {case.problem}"]
+    return profile_lines(case.name, case.profile, width)
 
 
 def _percent(share: float) -> str:
