@@ -99,15 +99,15 @@ class Recheck:
             return iter(sorted(chosen.items(), key=lambda pair: size_of(pair[1].judgement), reverse=True))
 
         suspects = {place: one for place, one in enumerate(cases) if one.judgement.suspect}
-        unsettled = {place: one for place, one in enumerate(cases) if not one.judgement.suspect}
-        failing: dict[int, Judged] = {}
+        unsettled = {place: one for place, one in enumerate(cases) if not one.judgement.suspect and may_settle(one)}
+        failing = {place: one for place, one in enumerate(cases) if place not in suspects and place not in unsettled}
 
         def known(place: int, one: Judged) -> None:
             if self._evidence.wanted(one) and not self._stops_early:
                 failing[place] = one  # looked into when all verdicts are known
                 learned(place, one)
             else:
-                done(place, self._evidence.of(one))
+                done(place, self._explained(one))
 
         waiting = len(suspects)
         for place, suspect in largest_first(suspects):
@@ -123,9 +123,14 @@ class Recheck:
                 one = self._settling.settle(doubt)
             known(place, one)
         for place, one in largest_first(failing):
-            with self._looking_at(one):
-                one = self._evidence.of(one)
-            done(place, one)
+            done(place, self._explained(one))
+
+    def _explained(self, one: Judged) -> Judged:
+        """The case with what it does otherwise than before, if it is worth looking into."""
+        if not self._evidence.wanted(one):
+            return one
+        with self._looking_at(one):
+            return self._evidence.of(one)
 
     @contextlib.contextmanager
     def _looking_at(self, one: Judged) -> Iterator[None]:
