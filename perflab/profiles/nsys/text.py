@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from textwrap import wrap
 
 from perflab.profiles.nsys.cases import CaseReading
 from perflab.profiles.nsys.reading import KernelSum, RangeSum, Reading
@@ -29,8 +30,8 @@ def lines(reading: Reading, timers: Timers, width: int, *, every: bool = False) 
         found += ["", *_cases(reading.cases, timers)]
     for case in reading.cases:
         found += ["", *_profile(case, width)]
-    found += [f"note: {note}" for note in reading.notes]
-    return [_cut(one_line(line), width) for line in found]
+    said = [line for note in reading.notes for line in wrap(one_line(f"note: {note}"), width, subsequent_indent="  ")]
+    return [*(_cut(one_line(line), width) for line in found), *said]
 
 
 def _ranges(ranges: Sequence[RangeSum], most: int) -> list[str]:
@@ -91,7 +92,8 @@ def _cases(cases: Sequence[CaseReading], timers: Timers) -> list[str]:
 
 def _profile(case: CaseReading, width: int) -> list[str]:
     if case.profile is None:
-        return [f"could not look at the operators of {case.name}, because {case.problem}"]
+        said = one_line(f"could not look at the operators of {case.name}, because {case.problem}")
+        return wrap(said, width, subsequent_indent="  ")
     return profile_lines(case.name, case.profile, width)
 
 
