@@ -30,7 +30,7 @@ def explanation_texts(found: Explanation, *, timed: bool) -> list[str]:
     texts = [f"{_signed(part.change_ns)} {_what(part)}" for part in found.parts[:MOST]]
     texts.append(f"{_signed(rest)} unexplained" if len(found.parts) <= MOST else f"{_signed(rest)} smaller ones")
     texts[0] = f"{_signed(whole)} = {texts[0]}"
-    return [*([found.problem] if found.problem else []), *texts]
+    return [*texts, *([found.problem] if found.problem else [])]
 
 
 def _more(parts: Sequence[Part]) -> list[str]:
