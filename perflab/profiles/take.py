@@ -23,6 +23,7 @@ from perflab.measure.devices import synchronize
 from perflab.profiles.categories import categories
 from perflab.profiles.cost import event_cost_ns
 from perflab.profiles.device import device_sums
+from perflab.profiles.events import NODE
 from perflab.profiles.export import chrome_trace, folded_stacks
 from perflab.profiles.host import Key, Known, Sum, host_sums, in_order, matched
 from perflab.profiles.placed import placed
@@ -105,7 +106,8 @@ def take_profile(
     call_ns = max(1.0, stopwatch.time(workload, 1).total_ns)
     left_ns = plan.budget_ns - (clock.read_ns() - began_ns)
     rounds, calls = _turns(left_ns / (3.5 * call_ns), LEAST_ON_CUDA if device.type == "cuda" else 1)
-    cost_ns = 0.0 if device.type == "cuda" else event_cost_ns()
+    backward = any(one.name.startswith(NODE) for one in known)
+    cost_ns = 0.0 if device.type == "cuda" else event_cost_ns(backward=backward)
     times = _Times()
     profilers = []
     for number in range(rounds):
