@@ -12,6 +12,7 @@ from statistics import median
 import torch
 
 from perflab.lab.train import TrainingConfig
+from perflab.measure.allocator import keep_freed_memory
 from perflab.measure.measurement import stopwatch_for
 from perflab.measure.workload import Step
 from perflab.profiles.take import ProfilePlan, take_profile
@@ -37,6 +38,7 @@ def unexplained(model: str, attention: str, precision: str) -> list[float]:
 def main(models: list[str]) -> None:
     """Write the table."""
     print("| model | attention | precision | median | largest |\n| --- | --- | --- | --- | --- |")
+    keep_freed_memory()  # as any measurement does
     for model in models or ["tiny", "small"]:
         for attention in ("naive", "sdpa"):
             for precision in ("fp32", "bf16"):
