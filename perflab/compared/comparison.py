@@ -200,8 +200,8 @@ def profiles_of(
         case: which.
         start: makes processes.
         limits: of time.
-        profile_ns: time of each profile; each side has two, and the faster counts, which less has disturbed.
-        say: told what is under way.
+        profile_ns: time of each profile; each side has two, and the faster one counts, since it was disturbed less.
+        say: called with what is under way.
 
     Raises:
         RivalError: a side does not start, or imports the other side's code.
@@ -213,8 +213,8 @@ def profiles_of(
         turns, ended = found.turns.get(side), found.ended.get(side)
         if turns is None or not turns.profiles:
             said = turns.not_profiled if turns is not None and turns.not_profiled else None
-            told = ended.text.strip().rpartition("\n")[2] if ended is not None else "it has not the case"
-            return f"{side}: {said or told or 'it was not profiled'}"
+            last = ended.text.strip().rpartition("\n")[2] if ended is not None else "it has not the case"
+            return f"{side}: {said or last or 'it was not profiled'}"
         sides.append(min(turns.profiles, key=lambda profile: profile.timer_ns))
     return sides[0], sides[1]
 

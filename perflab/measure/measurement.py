@@ -181,7 +181,7 @@ def try_profile(workload: Workload, device: torch.device, plan: ProfilePlan, pro
         return Profiled(take_profile(workload, device, stopwatch_for(device), plan, progress))
     except UsageError as error:
         return Profiled(problem=f"{error.problem}; {error.remedy}")
-    except Exception as error:  # whatever it was, the measurement stands: it was complete before this
+    except (RuntimeError, MemoryError, OSError) as error:  # out of memory, say; the measurement was complete before
         return Profiled(problem=f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
 
 

@@ -8,15 +8,15 @@ from perflab.profiles.records import GAPS, Explanation, Part
 from perflab.units import format_ns
 
 MOST = 3
-"""Parts that are told; the rest stands in the results file."""
+"""Parts in the text; the results file has all of them."""
 
 
 def explanation_texts(found: Explanation, *, timed: bool) -> list[str]:
     """One text for each part, the sum before the first.
 
     Args:
-        found: what is to be told.
-        timed: whether time became worse; else only what is called more often is told.
+        found: the explanation.
+        timed: whether time became worse; if not, the text has calls and no times.
     """
     if not timed:
         said = [_what(part) for part in found.parts[:MOST] if part.more or part.shapes]

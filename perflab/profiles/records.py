@@ -126,6 +126,6 @@ class Explanation(Data, frozen=True):
     parts: list[Part] = []
     """The most likely cause first."""
     rest_ns: float = 0.0
-    """What is left: changes too small to be told from noise."""
+    """What is left: changes within the noise."""
     problem: str | None = None
     """Why nothing could be looked into, or why the parts do not explain the change."""

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from perflab.errors import UsageError
 from perflab.files import write_whole
-from perflab.measure import clock
 from perflab.measure.devices import synchronize
 from perflab.profiles.categories import categories
 from perflab.profiles.cost import event_cost_ns
@@ -57,7 +56,7 @@ class ProfilePlan:
     """How a case is profiled."""
 
     budget_ns: float
-    """How long it may take; each kind of call is made a few times at least."""
+    """How long its calls may take, after the few that find places; each kind of call is made a few times at least."""
     files: Path | None = None
     """Where one call is written for other tools, without the endings ``.trace.json`` and ``.folded``; None: nowhere."""
 
@@ -88,7 +87,7 @@ def take_profile(
         device: where its work happens.
         stopwatch: times calls without the profiler.
         plan: how long it may take, and what is written besides.
-        progress: told what is under way.
+        progress: called with what is under way.
 
     Raises:
         UsageError: another profiler runs, or ours saw nothing.
@@ -101,11 +100,9 @@ def take_profile(
             "profile without it; PyTorch has one profiler a process",
         )
     progress("profile: places")
-    began_ns = clock.read_ns()
     known, notes = _known(workload, device)
     call_ns = max(1.0, stopwatch.time(workload, 1).total_ns)
-    left_ns = plan.budget_ns - (clock.read_ns() - began_ns)
-    rounds, calls = _turns(left_ns / (3.5 * call_ns), LEAST_ON_CUDA if device.type == "cuda" else 1)
+    rounds, calls = _turns(plan.budget_ns / (3.5 * call_ns), LEAST_ON_CUDA if device.type == "cuda" else 1)
     backward = any(one.name.startswith(NODE) for one in known)
     cost_ns = 0.0 if device.type == "cuda" else event_cost_ns(backward=backward)
     times = _Times()
@@ -131,6 +128,8 @@ def take_profile(
         else:
             for one in recorded:
                 _divide_host(one, known, cost_ns, times)
+    if min(times.plain_ns) <= 0:
+        raise UsageError("the clock did not move while a call was timed", "profile more work in a call")
     if plan.files is not None:
         _write(plan.files, recorded[-1], known)
     if times.strangers > _STRANGERS * times.operators:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from textwrap import wrap
 
+from perflab.data import changed
 from perflab.profiles.records import GAPS, Profile, ProfileRow
 from perflab.report.lines import shorten
 from perflab.units import format_flops, format_ns
@@ -90,9 +91,7 @@ def _top(profile: Profile) -> list[ProfileRow]:
 
 def merged_with(row: ProfileRow, other: ProfileRow) -> ProfileRow:
     """Two rows as one, which keeps what the first says besides its numbers."""
-    import msgspec
-
-    return msgspec.structs.replace(
+    return changed(
         row,
         instances=row.instances + other.instances,
         time_ns=row.time_ns + other.time_ns,
@@ -131,10 +130,10 @@ def _table(cells: Sequence[tuple[str, ...]], width: int) -> list[str]:
 
 def _aligned(cells: Sequence[tuple[str, ...]]) -> list[str]:
     """Names to the left, numbers to the right, in columns; the first line is the head. Empty columns are left out."""
-    told = [at for at in range(len(cells[0])) if any(row[at] for row in cells[1:])]
-    numbers = [at for at, place in enumerate(told) if 0 < place < 5]
-    cells = [tuple(row[at] for at in told) for row in cells]
-    widths = [max(len(row[at]) for row in cells) for at in range(len(told))]
+    filled = [at for at in range(len(cells[0])) if any(row[at] for row in cells[1:])]
+    numbers = [at for at, place in enumerate(filled) if 0 < place < 5]
+    cells = [tuple(row[at] for at in filled) for row in cells]
+    widths = [max(len(row[at]) for row in cells) for at in range(len(filled))]
     return [
         "  "
         + "  ".join(

@@ -46,7 +46,7 @@ def explained_by_turns(
         limits: of time.
         against: the base, as people call it.
         name: the base, as --perf-against takes it.
-        say: told what is under way.
+        say: called with what is under way.
     """
     if settings.mode != DEFAULT:
         return Explanation(
