@@ -1,0 +1,1 @@
+"""History: a series of each case and quantity over many runs, and the events in them."""
