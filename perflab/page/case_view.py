@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from markupsafe import Markup
 
 from perflab.measure.records import Evidence, Paired
-from perflab.page.charts import Strand, stack, strip, swatch
+from perflab.page.charts import Strand, colour, stack, strip
 from perflab.page.table import TONES, Cell, Column, PageTable, Row, number_cell, text_cell
+from perflab.records import MEANINGLESS
 from perflab.report.beside_text import amount
 from perflab.report.contents import Case, Quantity, Table, Times
 from perflab.units import format_change, format_interval, format_ns, format_percent
 
+CALIBRATION = "calibration "
+"""How quantities begin that tell of the machine, and not of the case."""
 _ACCEPTED = "accepted"
 _CHANGED = ("regressed", "improved", "inconclusive")
 _SMALLEST = 0.002
@@ -26,7 +30,8 @@ class Picture:
 
     svg: Markup
     caption: str = ""
-    legend: Sequence[tuple[Markup, str]] = ()
+    legend: Sequence[tuple[str, str]] = ()
+    """Class of a colour, and what it stands for."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,7 @@ def case_view(case: Case, identity: str) -> CaseView:
     """The section of one case."""
     verdict = verdict_of(case)
     tone = TONES.get(verdict, "")
+    shown = {name: one for name, one in case.quantities.items() if not name.startswith(CALIBRATION)}
     worse = {name: one for name, one in case.quantities.items() if one.worse}
     return CaseView(
         id=identity,
@@ -67,7 +73,7 @@ def case_view(case: Case, identity: str) -> CaseView:
         is_open=tone == "bad",
         brief=_brief(case),
         pictures=[*_readings(case), *_pairs(case), *_composition(case)],
-        quantities=quantity_table(case.quantities) if case.quantities else None,
+        quantities=quantity_table(shown) if shown else None,
         worse=quantity_table(worse) if worse else None,
         tables=[(table, page_table(table)) for table in case.tables],
         lists=[(title, lines) for title, lines in _lists(case).items() if lines],
@@ -102,12 +108,14 @@ def change_text(one: Quantity) -> str:
 
 
 def interval_text(one: Quantity) -> str:
-    """The interval of the ratio, in words where there is none."""
+    """The interval of the ratio, in words where there is none, or where it says nothing."""
     if one.exact:
         return "exact"
     if one.low is None:
         return ""
-    return format_interval(one.low, one.high if one.high is not None else float("inf"))
+    high = one.high if one.high is not None else inf
+    vague = one.low <= 1.0 <= high and high >= MEANINGLESS * one.low
+    return "can't tell" if vague else format_interval(one.low, high)
 
 
 def limit_text(one: Quantity) -> str:
@@ -131,7 +139,9 @@ def quantity_table(quantities: dict[str, Quantity]) -> PageTable:
         if compared:
             cells += [
                 number_cell(one.before, one.unit),
-                Cell("", number=True, more=change_text(one), tone=tone),
+                Cell(change_text(one), number=True)
+                if not tone
+                else Cell("", number=True, more=change_text(one), tone=tone),
                 Cell(interval_text(one) if one.before is not None else "", number=True),
                 Cell(limit_text(one), number=True),
             ]
@@ -234,7 +244,7 @@ def _composition(case: Case) -> list[Picture]:
     rest = whole - sum(size for _, size in large)
     parts = [*large, *([("other", rest)] if rest > 0 else [])]
     svg = stack(f"Peak memory of {case.name}: {_bytes(whole)}", parts, _bytes)
-    legend = [(swatch(number), f"{name} {_bytes(size)}") for number, (name, size) in enumerate(parts)]
+    legend = [(colour(number), f"{name} {_bytes(size)}") for number, (name, size) in enumerate(parts)]
     return [Picture(svg, f"Peak memory of one call, {_bytes(whole)}.", legend)]
 
 
@@ -276,6 +286,10 @@ def evidence_of(case: Case) -> list[str]:
         told.append(f"its readings had not settled after {times.warmup_calls} warm-up calls")
     told += [f"work ran on in {name} after the call had returned" for name in (times.ran_on if times else [])]
     told += [f"no profile: {case.not_profiled}"] if case.not_profiled else []
+    read = {name: one for name, one in case.quantities.items() if name.startswith(CALIBRATION)}
+    if read:
+        figures = [f"{name.removeprefix(CALIBRATION)} {amount(one.now, one.unit)}" for name, one in read.items()]
+        told.append(f"calibration workload: {', '.join(figures)}")
     return told + ([facts] if case.evidence is not None and (facts := _figures(case.evidence)) else [])
 
 
