@@ -13,13 +13,21 @@ from perflab.page.charts import Strand, colour, stack, strip
 from perflab.page.table import TONES, Cell, Column, PageTable, Row, number_cell, text_cell
 from perflab.records import MEANINGLESS
 from perflab.report.beside_text import amount
-from perflab.report.contents import Case, Quantity, Table, Times
-from perflab.units import format_change, format_interval, format_ns, format_percent
+from perflab.report.contents import STEPS, Case, Quantity, Table, Times
+from perflab.units import format_change, format_count, format_interval, format_ns, format_percent
 
 CALIBRATION = "calibration "
 """How quantities begin that tell of the machine, and not of the case."""
 _ACCEPTED = "accepted"
 _CHANGED = ("regressed", "improved", "inconclusive")
+_TITLES = {
+    "bound": "lower bound of time",
+    "roofline": "roofline time",
+    "estimate": "estimated time",
+    "saved": "saved for backward",
+    "bytes": "bytes moved",
+    "flops": "FLOPs",
+}
 _SMALLEST = 0.002
 """Of a peak: parts below this share are drawn and listed as one."""
 
@@ -95,6 +103,11 @@ def _changed(one: Quantity) -> str:
     return f" {format_change(one.ratio)}" if one.ratio is not None and one.ratio != 1.0 else ""
 
 
+def title_of(name: str) -> str:
+    """A quantity's name, as tables have it."""
+    return _TITLES.get(name, name.replace("_", " "))
+
+
 def change_text(one: Quantity) -> str:
     """How a quantity changed: by a share, of counts and bytes by an amount."""
     if one.before is None or one.ratio is None:
@@ -135,7 +148,7 @@ def quantity_table(quantities: dict[str, Quantity]) -> PageTable:
     rows = []
     for name, one in quantities.items():
         tone = "bad" if one.worse else ""
-        cells = [text_cell(name.replace("_", " ")), number_cell(one.now, one.unit)]
+        cells = [text_cell(title_of(name)), number_cell(one.now, one.unit)]
         if compared:
             cells += [
                 number_cell(one.before, one.unit),
@@ -202,7 +215,8 @@ def _readings(case: Case) -> list[Picture]:
 
 def _sampled(times: Times) -> str:
     calls = f" of {times.repetitions} calls" if times.repetitions > 1 else ""
-    return f"{times.samples} samples{calls}: each line is 5 % of them, the median {format_ns(times.median_ns)}"
+    each = ": each line is 5 % of them" if times.samples > STEPS else ""
+    return f"{format_count(times.samples, 'sample')}{calls}{each}, the median {format_ns(times.median_ns)}"
 
 
 def _pairs(case: Case) -> list[Picture]:
@@ -278,7 +292,8 @@ def _drifted(name: str, recorded: str, steps: int) -> str:
 
 def evidence_of(case: Case) -> list[str]:
     """What was going on beside the case, as far as that is known."""
-    told = list(case.disturbed or []) + [text for text in case.beside if text not in (case.disturbed or [])]
+    told = list(case.disturbed or [])
+    told += [text for text in case.beside if not any(one.startswith(text) for one in told)]
     if case.disturbed == [] and not told:
         told.append("nothing disturbed the processes that were judged")
     times = case.times

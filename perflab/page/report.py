@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from statistics import median
 
 import perflab
-from perflab.page.case_view import CALIBRATION, CaseView, case_view, change_text, evidence_of, interval_text, verdict_of
+from perflab.page.case_view import (
+    CALIBRATION,
+    CaseView,
+    case_view,
+    change_text,
+    evidence_of,
+    interval_text,
+    title_of,
+    verdict_of,
+)
 from perflab.page.render import render
 from perflab.page.sets import SetView, sets_of
 from perflab.page.table import TONES, Cell, Column, PageTable, Row, number_cell, order, text_cell
@@ -107,8 +116,7 @@ def _table(run: RunContents, views: Sequence[CaseView]) -> PageTable:
     compared = any(one.ratio is not None for one in latencies)
     columns = [Column("case", "case"), Column("verdict", "verdict")]
     for name in names:
-        title = name.replace("_", " ")
-        columns.append(Column(title, name.replace(" ", "_"), number=True, hidden=name not in _SEEN))
+        columns.append(Column(title_of(name), name.replace(" ", "_"), number=True, hidden=name not in _SEEN))
         if name == "latency":
             columns.append(Column("change", "change", number=True, hidden=not compared))
             columns.append(Column("95 % interval", "interval", number=True, hidden=not compared))
@@ -206,7 +214,10 @@ def _ratio_cell(compared: Compared, at: int) -> Cell:
 def _environments(given: Sequence[Environment]) -> PageTable:
     plain = [{name: getattr(one, name) for name in one.__struct_fields__} for one in given]
     names = [name for name in plain[0] if any(one[name] is not None for one in plain)]
-    columns = [Column(""), *(Column(f"environment {at}" if len(given) > 1 else "") for at in range(1, len(given) + 1))]
+    columns = [
+        Column("what"),
+        *(Column(f"environment {at}" if len(given) > 1 else "value") for at in range(1, len(given) + 1)),
+    ]
     rows = [
         Row(
             [
