@@ -9,6 +9,7 @@ from perflab.records import Environment
 from perflab.report.contents import Case, Compared, Contents, Quantity, RunContents
 from perflab.report.escaping import code, escape, one_line
 from perflab.report.lines import shorten, wrap_facts
+from perflab.report.markdown import fitting, link
 from perflab.units import format_bytes, format_change, format_ns, format_si
 
 NOTHING = "–"
@@ -66,9 +67,9 @@ def beside_lines(contents: Contents, width: int) -> Iterator[str]:
     yield from _table_lines(contents, width)
 
 
-def beside_markdown(contents: Contents, first: Sequence[str] = ()) -> str:
-    """The same as GitHub Markdown; ends with a newline."""
-    blocks = ["### perflab: runs side by side", *first]
+def beside_markdown(contents: Contents, page: str | None = None) -> str:
+    """The same as GitHub Markdown, with a link to ``page``; ends with a newline."""
+    blocks = ["### perflab: runs side by side", *link(page)]
     facts = [[f"**{number}**: {code(run.label)}", *map(escape, run_facts(run))] for number, run in _numbered(contents)]
     blocks.append("\n".join(f"- {' · '.join(ones)}" for ones in facts))
     blocks += [escape(f"{number}: {note}") for number, run in _numbered(contents) for note in run.notes]
@@ -78,7 +79,7 @@ def beside_markdown(contents: Contents, first: Sequence[str] = ()) -> str:
         cells = [text for pair in _cells(contents, compared) for text in pair]
         notes = "; ".join(_notes(contents, compared))
         lines.append(f"| {' | '.join([code(name_in(contents, compared)), *map(escape, cells), escape(notes)])} |")
-    return "\n\n".join([*blocks, "\n".join(lines), _LEGEND]) + "\n"
+    return fitting([*blocks, _LEGEND, "\n".join(lines)], page)
 
 
 _LEGEND = (
