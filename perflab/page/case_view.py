@@ -18,6 +18,8 @@ from perflab.units import format_change, format_count, format_interval, format_n
 
 CALIBRATION = "calibration "
 """How quantities begin that tell of the machine, and not of the case."""
+LONGEST_FAILURE = 200
+"""Lines that are shown of a failing test."""
 _ACCEPTED = "accepted"
 _CHANGED = ("regressed", "improved", "inconclusive")
 _TITLES = {
@@ -61,14 +63,23 @@ class CaseView:
     lists: Sequence[tuple[str, Sequence[str]]] = field(default_factory=list)
     """Titled sentences: why, evidence, what was not compared."""
 
+    @property
+    def failure(self) -> str:
+        """The failure's text; of a long one the end, where the error stands."""
+        lines = (self.case.failure or "").splitlines()
+        if len(lines) <= LONGEST_FAILURE:
+            return "\n".join(lines)
+        left_out = len(lines) - LONGEST_FAILURE
+        return "\n".join([f"... ({left_out} lines before, in the results file)", *lines[left_out:]])
+
 
 def verdict_of(case: Case) -> str:
     """The verdict as pages say it: a change that was saved is accepted."""
     return _ACCEPTED if case.saved and case.verdict in _CHANGED else case.verdict
 
 
-def case_view(case: Case, identity: str) -> CaseView:
-    """The section of one case."""
+def case_view(case: Case, identity: str, *, is_open: bool = True) -> CaseView:
+    """The section of one case; ``is_open``: whether it stands open if the case failed."""
     verdict = verdict_of(case)
     tone = TONES.get(verdict, "")
     shown = {name: one for name, one in case.quantities.items() if not name.startswith(CALIBRATION)}
@@ -78,7 +89,7 @@ def case_view(case: Case, identity: str) -> CaseView:
         case=case,
         verdict=verdict,
         tone=tone,
-        is_open=tone == "bad",
+        is_open=is_open and tone == "bad",
         brief=_brief(case),
         pictures=[*_readings(case), *_pairs(case), *_composition(case), *_timeline(case)],
         quantities=quantity_table(shown) if shown else None,

@@ -74,7 +74,8 @@ def _identity(number: int, at: int, several: bool) -> str:
 
 
 def _run_view(run: RunContents, number: int, several: bool) -> RunView:
-    cases = [case_view(case, _identity(number, at, several)) for at, case in enumerate(run.cases)]
+    few = sum(TONES.get(verdict_of(case)) == "bad" for case in run.cases) <= MOST_FINDINGS
+    cases = [case_view(case, _identity(number, at, several), is_open=few) for at, case in enumerate(run.cases)]
     failed = [one for one in cases if one.tone == "bad" or (one.case.failure and one.verdict != ACCEPTED)]
     failed.sort(key=lambda one: _rank(one.verdict))
     undecided = [one for one in cases if one.verdict == Verdict.INCONCLUSIVE and one not in failed]
