@@ -64,6 +64,12 @@ class CaseView:
     """Titled sentences: why, evidence, what was not compared."""
 
     @property
+    def evidence(self) -> Sequence[Picture]:
+        """The picture that belongs to what got worse: of time, the readings or the pairs."""
+        judged = [one for name, one in self.case.quantities.items() if one.worse and one.unit == "ns"]
+        return self.pictures[: 1 + bool(self.case.paired)][-1:] if judged else []
+
+    @property
     def failure(self) -> str:
         """The failure's text; of a long one the end, where the error stands."""
         lines = (self.case.failure or "").splitlines()
@@ -292,6 +298,7 @@ def _bytes(size: float) -> str:
 def _lists(case: Case) -> dict[str, list[str]]:
     return {
         "Why": case.reasons,
+        "Evidence": _looked_at(case),
         "Cause": case.cause,
         "In short": case.facts,
         "Drift": [_drifted(name, one.recorded, one.steps) for name, one in case.drift.items() if one.decides],
@@ -306,6 +313,22 @@ def _lists(case: Case) -> dict[str, list[str]]:
     }
 
 
+def _looked_at(case: Case) -> list[str]:
+    """How it was looked at again."""
+    times, told = case.times, []
+    if times is not None and times.fresh_ns:
+        told.append(f"measured again {format_count(len(times.fresh_ns), 'time')} in fresh processes")
+    if times is not None and times.set_aside_ns:
+        told.append(f"{len(times.set_aside_ns)} more were disturbed, and set aside")
+    for paired in (case.paired, case.paired_to_anchor):
+        if paired is not None:
+            pairs = [*paired.screen, *paired.confirm]
+            told.append(f"{format_count(len(pairs), 'pair')} of fresh processes in turns with {paired.against}")
+    if told and case.disturbed == []:
+        told.append("nothing disturbed the processes that were judged")
+    return told
+
+
 def _drifted(name: str, recorded: str, steps: int) -> str:
     return f"{name} is compared with its anchor of {recorded}, {steps} accepted steps ago"
 
@@ -314,8 +337,6 @@ def evidence_of(case: Case) -> list[str]:
     """What was going on beside the case, as far as that is known."""
     told = list(case.disturbed or [])
     told += [text for text in case.beside if not any(one.startswith(text) for one in told)]
-    if case.disturbed == [] and not told:
-        told.append("nothing disturbed the processes that were judged")
     times = case.times
     if times is not None and times.settled is False:
         told.append(f"its readings had not settled after {times.warmup_calls} warm-up calls")

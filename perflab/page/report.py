@@ -237,7 +237,7 @@ def _disturbances(run: RunContents) -> list[str]:
     found: dict[str, list[str]] = {}
     for case in run.cases:
         for text in evidence_of(case):
-            if not text.startswith(("the machine ", "nothing disturbed", CALIBRATION)):
+            if not text.startswith(("the machine ", CALIBRATION)):
                 found.setdefault(text, []).append(case.name)
     return [f"{text}: {format_names(names)}" for text, names in found.items()]
 
