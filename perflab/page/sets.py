@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from perflab.page.case_view import Picture
 from perflab.page.charts import Bar, bars
+from perflab.page.pictures import Picture
 from perflab.page.table import Cell, Column, PageTable, Row, number_cell, text_cell, written
 from perflab.report.beside_text import amount
 from perflab.report.contents import Case, RunContents
