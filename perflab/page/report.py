@@ -63,20 +63,20 @@ def _run_view(run: RunContents, number: int, several: bool) -> RunView:
     cases = [case_view(case, identity(number, at, several), is_open=few) for at, case in enumerate(run.cases)]
     failed = [one for one in cases if one.tone == "bad" or (one.case.failure and one.verdict != ACCEPTED)]
     failed.sort(key=lambda one: rank(one.verdict))
-    undecided = [one for one in cases if one.verdict == Verdict.INCONCLUSIVE and one not in failed]
+    undecided = [one for one in cases if one.verdict == Verdict.INCONCLUSIVE and not one.case.failure]
     order = [*Verdict, ACCEPTED]
     tally = sorted(run.verdicts.items(), key=lambda pair: rank(pair[0], order))
     return RunView(
         number=number,
         run=run,
-        facts=[fact for fact in run_facts(run) if fact != " · ".join(f"{n} {v}" for v, n in run.verdicts.items())],
+        facts=run_facts(run),
         tally=[(verdict, many, TONES.get(verdict, "")) for verdict, many in tally],
         findings=failed[:MOST_FINDINGS],
         more_findings=max(0, len(failed) - MOST_FINDINGS),
         undecided=undecided[:MOST_UNDECIDED],
         more_undecided=max(0, len(undecided) - MOST_UNDECIDED),
         table=run_table(run, cases),
-        sets=sets_of(run, {(one.case.case, one.case.variant): one.id for one in cases}),
+        sets=sets_of(run, {one.case.case: one.id for one in reversed(cases)}),
         cases=cases,
         environments=environment_table(run.environments) if run.environments else None,
         disturbances=disturbances_of(run),

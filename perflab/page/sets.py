@@ -15,7 +15,8 @@ from perflab.units import format_ratio
 
 _CHARTED = ("ns", "s", "bytes", "per second")
 """Units of which the first column is drawn."""
-Places = Mapping[tuple[str, str], str]
+Places = Mapping[str, str]
+"""By node id, where a case's section is on the page."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def _study(study: dict[str, Any], table: dict[str, Any], known: Mapping[str, Cas
 
 
 def _place(places: Places, case: str) -> str | None:
-    return next((f"#{place}" for (name, _), place in places.items() if name == case), None)
+    return f"#{places[case]}" if case in places else None
 
 
 def _title(name: str) -> str:
