@@ -43,7 +43,8 @@ def _readings(case: Case) -> list[Picture]:
         Strand("set aside", "ring", times.set_aside_ns),
         Strand("baseline", "old", times.before_ns),
     ]
-    before, interval = latency.before, None
+    in_turns = case.paired is not None or case.paired_to_anchor is not None
+    before, interval = None if in_turns else latency.before, None  # of turns, interval and limit are the pairs'
     if before is not None and latency.low is not None:
         high = latency.high if latency.high is not None else max(latency.low * 4, 4.0)
         interval = (before * latency.low, before * high)
@@ -54,7 +55,7 @@ def _readings(case: Case) -> list[Picture]:
         format_ns,
         limit=limit,
         interval=interval,
-        middle=latency.now,
+        middle=latency.now if before is not None else None,
         description=_sampled(times),
     )
     told = [_sampled(times)]
