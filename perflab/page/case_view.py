@@ -1,0 +1,95 @@
+"""One case of a report as a section of the page: numbers, pictures, sentences. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from perflab.page.pictures import Picture, pictures_of
+from perflab.page.quantities import CALIBRATION, page_table, quantity_table
+from perflab.page.sentences import sentences_of
+from perflab.page.table import TONES, PageTable
+from perflab.report.beside_text import amount
+from perflab.report.contents import Case, Quantity, Table
+from perflab.units import format_change
+
+LONGEST_FAILURE = 200
+"""Lines that are shown of a failing test."""
+_ACCEPTED = "accepted"
+_CHANGED = ("regressed", "improved", "inconclusive")
+
+
+@dataclass(frozen=True)
+class CaseView:
+    """What the template shows of a case."""
+
+    id: str
+    case: Case
+    verdict: str
+    tone: str
+    is_open: bool
+    brief: str
+    """The most important numbers, for the line that stands when the section is closed."""
+    pictures: Sequence[Picture]
+    quantities: PageTable | None
+    worse: PageTable | None
+    """Those that the verdict rests on."""
+    tables: Sequence[tuple[Table, PageTable]]
+    lists: Sequence[tuple[str, Sequence[str]]] = field(default_factory=list)
+    """Titled sentences: why, evidence, what was not compared."""
+
+    @property
+    def evidence(self) -> Sequence[Picture]:
+        """The picture that belongs to what got worse: of time, the readings or the pairs."""
+        judged = [one for name, one in self.case.quantities.items() if one.worse and one.unit == "ns"]
+        return self.pictures[: 1 + bool(self.case.paired)][-1:] if judged else []
+
+    @property
+    def failure(self) -> str:
+        """The failure's text; of a long one the end, where the error stands."""
+        lines = (self.case.failure or "").splitlines()
+        if len(lines) <= LONGEST_FAILURE:
+            return "\n".join(lines)
+        left_out = len(lines) - LONGEST_FAILURE
+        return "\n".join([f"... ({left_out} lines before, in the results file)", *lines[left_out:]])
+
+
+def verdict_of(case: Case) -> str:
+    """The verdict as pages say it: a change that was saved is accepted."""
+    return _ACCEPTED if case.saved and case.verdict in _CHANGED else case.verdict
+
+
+def case_view(case: Case, identity: str, *, is_open: bool = True) -> CaseView:
+    """The section of one case; ``is_open``: whether it stands open if the case failed."""
+    verdict = verdict_of(case)
+    tone = TONES.get(verdict, "")
+    shown = {name: one for name, one in case.quantities.items() if not name.startswith(CALIBRATION)}
+    worse = {name: one for name, one in case.quantities.items() if one.worse}
+    return CaseView(
+        id=identity,
+        case=case,
+        verdict=verdict,
+        tone=tone,
+        is_open=is_open and tone == "bad",
+        brief=_brief(case),
+        pictures=pictures_of(case),
+        quantities=quantity_table(shown) if shown else None,
+        worse=quantity_table(worse) if worse else None,
+        tables=[(table, page_table(table)) for table in case.tables],
+        lists=[(title, lines) for title, lines in sentences_of(case).items() if lines],
+    )
+
+
+def _brief(case: Case) -> str:
+    shown = []
+    for name in ("latency", "bound", "peak", "registers"):
+        one = case.quantities.get(name)
+        if one is not None:
+            least = "at least " if name == "bound" else ""
+            unit = " registers" if name == "registers" else ""
+            shown.append(f"{least}{amount(one.now, one.unit)}{unit}{_changed(one)}")
+    return " · ".join(shown)
+
+
+def _changed(one: Quantity) -> str:
+    return f" {format_change(one.ratio)}" if one.ratio is not None and one.ratio != 1.0 else ""

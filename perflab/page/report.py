@@ -1,0 +1,84 @@
+"""A report of runs as one page: verdicts first, what failed, the table, every case, what could have disturbed it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import perflab
+from perflab.page.case_tables import compared_table, identity, rank, run_table
+from perflab.page.case_view import CaseView, case_view, verdict_of
+from perflab.page.environments import disturbances_of, environment_table, machine_table
+from perflab.page.render import render
+from perflab.page.sets import SetView, sets_of
+from perflab.page.table import TONES, PageTable
+from perflab.records import Verdict
+from perflab.report.beside_text import run_facts
+from perflab.report.contents import Contents, RunContents
+from perflab.report.tally import ACCEPTED
+from perflab.units import format_names
+
+MOST_FINDINGS = 60
+"""Cases whose evidence stands above the table; each has it in its section too."""
+MOST_UNDECIDED = 12
+
+
+@dataclass(frozen=True)
+class RunView:
+    """What the template shows of a run."""
+
+    number: int
+    run: RunContents
+    facts: Sequence[str]
+    tally: Sequence[tuple[str, int, str]]
+    findings: Sequence[CaseView]
+    more_findings: int
+    undecided: Sequence[CaseView]
+    more_undecided: int
+    table: PageTable
+    sets: Sequence[SetView]
+    cases: Sequence[CaseView]
+    environments: PageTable | None
+    disturbances: Sequence[str]
+    calibration: PageTable | None
+
+
+def report_page(contents: Contents) -> str:
+    """The page of one run, or of several beside each other."""
+    several = len(contents.runs) > 1
+    runs = [_run_view(run, number, several) for number, run in enumerate(contents.runs, 1)]
+    names = format_names([run.label for run in contents.runs], most=3)
+    return render(
+        "report.html",
+        title=f"perflab: {names}",
+        runs=runs,
+        several=several,
+        compared=compared_table(contents) if several else None,
+        version=perflab.__version__,
+    )
+
+
+def _run_view(run: RunContents, number: int, several: bool) -> RunView:
+    few = sum(TONES.get(verdict_of(case)) == "bad" for case in run.cases) <= MOST_FINDINGS
+    cases = [case_view(case, identity(number, at, several), is_open=few) for at, case in enumerate(run.cases)]
+    failed = [one for one in cases if one.tone == "bad" or (one.case.failure and one.verdict != ACCEPTED)]
+    failed.sort(key=lambda one: rank(one.verdict))
+    undecided = [one for one in cases if one.verdict == Verdict.INCONCLUSIVE and not one.case.failure]
+    order = [*Verdict, ACCEPTED]
+    tally = sorted(run.verdicts.items(), key=lambda pair: rank(pair[0], order))
+    return RunView(
+        number=number,
+        run=run,
+        facts=run_facts(run),
+        tally=[(verdict, many, TONES.get(verdict, "")) for verdict, many in tally],
+        findings=failed[:MOST_FINDINGS],
+        more_findings=max(0, len(failed) - MOST_FINDINGS),
+        undecided=undecided[:MOST_UNDECIDED],
+        more_undecided=max(0, len(undecided) - MOST_UNDECIDED),
+        table=run_table(run, cases),
+        sets=sets_of(run, {one.case.case: one.id for one in reversed(cases)}),
+        cases=cases,
+        environments=environment_table(run.environments) if run.environments else None,
+        disturbances=disturbances_of(run),
+        calibration=machine_table(run),
+    )
