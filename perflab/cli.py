@@ -17,6 +17,7 @@ from perflab.attention.command import attention_command
 from perflab.doctor.checkup import checkup
 from perflab.documents import PASSED, merge, only_cases, read_document, write_document
 from perflab.errors import PerflabError, UsageError
+from perflab.history.command import history_command
 from perflab.profiles.nsys.command import nsys_command
 from perflab.report.escaping import for_reading, lines_of, one_line
 from perflab.report.lines import short_name
@@ -179,6 +180,7 @@ COMMANDS: dict[str, Callable[[argparse.ArgumentParser], Run]] = {
     "attention": attention_command,
     "doctor": doctor_command,
     **{name: command for one in tiers() for name, command in one.commands().items()},
+    "history": history_command,
     "memory": memory_command,
     "merge": merge_command,
     "nsys": nsys_command,

@@ -1,0 +1,340 @@
+"""Reads what a history needs of one results file, report or journal, and skips all else: samples, profiles, reasons.
+
+The structures are narrow on purpose: a file of 10,000 cases is read in a tenth of a second.
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from statistics import median
+
+import msgspec
+
+from perflab.errors import DocumentError
+from perflab.history.series import CALIBRATION, INEXACT_COUNTS, History, Reading, Run, places_of
+from perflab.records import Environment
+
+REPORT = "perflab report"
+NEWEST_RESULTS, NEWEST_REPORT = 2, 1
+UNIT_NS, UNIT_BYTES, UNIT_COUNT = "ns", "bytes", "count"
+
+
+class _Narrow(msgspec.Struct, gc=False):
+    """Reads some of an object's fields, whatever others it has."""
+
+
+class _Head(_Narrow):
+    schema: int
+    kind: str | None = None
+
+
+# --- a report as JSON: the quantities of a case stand ready -------------------------------------------------
+
+
+class _Quantity(_Narrow):
+    now: float | None = None
+    unit: str = ""
+    exact: bool = False
+
+
+class _ReportCase(_Narrow):
+    case: str
+    quantities: dict[str, _Quantity] = {}
+    variant: str = ""
+    environment: int | None = None
+    verdict: str = ""
+
+
+class _ReportRun(_Narrow):
+    created: datetime
+    cases: list[_ReportCase]
+    commit: str | None = None
+    environments: list[Environment] = []
+
+
+class _Report(_Narrow):
+    runs: list[_ReportRun]
+
+
+# --- results as a run wrote them ----------------------------------------------------------------------------
+
+
+class _Changed(_Narrow):
+    now: float
+
+
+class _Judgement(_Narrow):
+    verdict: str
+    reasons: list[str] = []
+    latency: _Changed | None = None
+    memory: _Changed | None = None
+
+
+class _Memory(_Narrow):
+    peak_bytes: int
+
+
+class _Replicate(_Narrow):
+    median_ns: float
+    fastest_ns: float
+    phases_ns: dict[str, float] = {}
+    memory: _Memory | None = None
+    yardsticks_ns: dict[str, float] = {}
+    counts: dict[str, int] = {}
+
+
+class _Cost(_Narrow):
+    calls: int
+    flops: int = 0
+    bytes_moved: int = 0
+
+
+class _Resources(_Narrow):
+    registers: int
+    spill_store_bytes: int
+    spill_load_bytes: int
+    static_shared_bytes: int
+    dynamic_shared_bytes: int
+
+
+class _Now(_Narrow):
+    """A prediction, or a compiled kernel."""
+
+    gpu: str | None = None
+    torch: str | None = None
+    peak_bytes: int | None = None
+    costs: list[_Cost] = []
+    arch: int | None = None
+    triton: str | None = None
+    resources: _Resources | None = None
+
+
+class _Outcome(_Narrow):
+    environment: Environment | None = None
+    summary: _Replicate | None = None
+    fresh: list[_Replicate] = []
+    now: _Now | None = None
+
+
+class _Mode(_Narrow, frozen=True):
+    cache: str = "warm"
+    cuda_graph: bool = False
+
+
+class _Result(_Narrow):
+    case: str
+    judgement: _Judgement
+    outcome: _Outcome | None = None
+    failure: str | None = None
+    mode: _Mode = _Mode()
+
+
+class _Document(_Narrow):
+    created: datetime
+    results: list[_Result]
+    commit: str | None = None
+
+
+def read_into(history: History, raw: bytes, file: str) -> None:
+    """Add the run, or the runs, of one file.
+
+    Raises:
+        DocumentError: it is damaged, from a newer perflab, or not one of ours. Nothing was added then.
+    """
+    try:
+        head = msgspec.json.decode(raw, type=_Head)
+        if head.kind is not None and head.kind != REPORT:
+            raise DocumentError(f"it is a {head.kind!r}", "name results of runs")
+        if head.schema > (NEWEST_REPORT if head.kind == REPORT else NEWEST_RESULTS):
+            raise DocumentError("it was written by a newer perflab", "upgrade perflab")
+        if head.kind == REPORT:
+            for run in msgspec.json.decode(raw, type=_Report).runs:
+                _add_report(history, run, file)
+        else:
+            _add_results(history, msgspec.json.decode(raw, type=_Document), file)
+    except msgspec.DecodeError as error:
+        what = "it is damaged" if not isinstance(error, msgspec.ValidationError) else "it holds no results of perflab"
+        raise DocumentError(f"{what}: {error}", "write it anew: pytest -m perf --perf-json=FILE") from error
+
+
+def readings_of(raw: bytes, case: str, variant: str) -> dict[str, Reading]:
+    """The quantities of one case of a results file.
+
+    Raises:
+        DocumentError: it is no results file, or the case has no numbers there; its text says why.
+    """
+    try:
+        results = msgspec.json.decode(raw, type=_Document).results
+    except msgspec.DecodeError as error:
+        raise DocumentError(f"it holds no results of perflab: {error}", "write it anew") from error
+    problem = "the case is not there"
+    for one in results:
+        if one.case != case:
+            continue
+        if one.outcome is not None and _variant(one) == variant:
+            return _readings(one, one.outcome)
+        problem = in_a_line(one.failure) or next(iter(one.judgement.reasons), one.judgement.verdict)
+    raise DocumentError(problem, "run the case by itself")
+
+
+def in_a_line(failure: str | None) -> str:
+    """The line of a test's failure that says most: the error, where pytest marks it; else the last one."""
+    lines = (failure or "").strip().splitlines()
+    errors = [line[1:].strip() for line in lines if line.startswith("E ")]
+    return next(iter(errors or lines[-1:]), "")
+
+
+def read_journal_into(history: History, raw: bytes, file: str, created: datetime) -> None:
+    """Add a run of which only the journal is there. A last line that was cut off is no damage.
+
+    Raises:
+        DocumentError: another line is no result.
+    """
+    lines = raw.split(b"\n")
+    results = []
+    for number, line in enumerate(lines, 1):
+        try:
+            if line:
+                results.append(msgspec.json.decode(line, type=_Result))
+        except msgspec.DecodeError as error:
+            if number < len(lines):
+                raise DocumentError(f"line {number} is damaged: {error}", "remove the file") from error
+    _add_results(history, _Document(created, results), file)
+
+
+def _add_report(history: History, run: _ReportRun, file: str) -> None:
+    for case in run.cases:
+        if case.environment is not None and not 0 <= case.environment < len(run.environments):
+            raise DocumentError(f"{case.case} names an environment that is not there", "write the report anew")
+    number = history.begin(Run(_aware(run.created), run.commit, file))
+    places = [_numbers(history, environment, "") for environment in run.environments]
+    groups = [history.places[times].group for times, _ in places]
+    calibration: dict[tuple[int, str], list[float]] = {}
+    for case in run.cases:
+        name, variant = case.case, case.variant
+        if case.environment is not None:
+            where, group = places[case.environment], groups[case.environment]
+        else:
+            where = _numbers(history, None, variant)
+            group = history.places[where[0]].group
+        word = history.word(case.verdict)
+        columns = history.columns(name, variant, group)
+        for quantity, one in case.quantities.items():  # a million times: no function is called that need not be
+            value = one.now
+            if value is None or not 0.0 <= value < math.inf:
+                continue
+            place = where[one.exact]
+            if quantity[:12] == CALIBRATION:
+                calibration.setdefault((place, quantity), []).append(value)
+                continue
+            column = columns.get((quantity, place)) or history.column(
+                columns, name, variant, quantity, place, one.unit, is_exact=one.exact
+            )
+            column[0](number)
+            column[1](value)
+            column[2](word)
+    history.calibrate(number, calibration)
+
+
+def _numbers(history: History, environment: Environment | None, variant: str) -> tuple[int, int]:
+    times, exact = places_of(environment, variant)
+    return history.place(times), history.place(exact)
+
+
+def _add_results(history: History, document: _Document, file: str) -> None:
+    number = history.begin(Run(_aware(document.created), document.commit, file))
+    numbers: dict[tuple[Environment | None, str], tuple[int, int]] = {}
+    calibration: dict[tuple[int, str], list[float]] = {}
+    for result in document.results:
+        outcome = result.outcome
+        if outcome is None:
+            continue
+        variant, where = _variant(result), _where(outcome)
+        key = (outcome.environment, where)
+        if key not in numbers:
+            numbers[key] = _numbers(history, outcome.environment, where)
+        readings = {name: one for name, one in _readings(result, outcome).items() if 0 <= one.value < math.inf}
+        history.add(number, result.case, variant, numbers[key], result.judgement.verdict, readings)
+        for name, value_ns in _calibration(outcome).items():
+            calibration.setdefault((numbers[key][0], name), []).append(value_ns)
+    history.calibrate(number, calibration)
+
+
+def _aware(created: datetime) -> datetime:
+    return created if created.tzinfo is not None else created.replace(tzinfo=UTC)
+
+
+def _variant(result: _Result) -> str:
+    now = result.outcome.now if result.outcome is not None else None
+    if now is not None:
+        return now.gpu or ""
+    words = ["cold"] * (result.mode.cache == "cold") + ["graph"] * result.mode.cuda_graph
+    return f" {{{', '.join(words)}}}" if words else ""
+
+
+def _where(outcome: _Outcome) -> str:
+    now = outcome.now
+    if now is None:
+        return ""
+    return f"{now.gpu} predicted · torch {now.torch}" if now.gpu is not None else f"Triton {now.triton}"
+
+
+def _readings(result: _Result, outcome: _Outcome) -> dict[str, Reading]:
+    if outcome.now is not None:
+        return _of_what_did_not_run(outcome.now)
+    judged = outcome.fresh or ([outcome.summary] if outcome.summary is not None else [])
+    if not judged:
+        return {}
+    latency, memory = result.judgement.latency, result.judgement.memory
+    found = {
+        "latency": _time(latency.now if latency is not None else median(one.median_ns for one in judged)),
+        "fastest": _time(min(one.fastest_ns for one in judged)),
+    }
+    for name in judged[0].phases_ns:
+        found[name] = _time(median(one.phases_ns.get(name, 0.0) for one in judged))
+    peaks = [one.memory.peak_bytes for one in judged if one.memory is not None]
+    if peaks:
+        found["peak"] = Reading(memory.now if memory is not None else max(peaks), UNIT_BYTES, True)
+    for name in judged[0].counts:
+        count = min(one.counts[name] for one in judged if name in one.counts)
+        found[name] = Reading(count, UNIT_COUNT, name not in INEXACT_COUNTS)
+    return found
+
+
+def _calibration(outcome: _Outcome) -> dict[str, float]:
+    """What fixed work took beside the case, in nanoseconds."""
+    judged = outcome.fresh or ([outcome.summary] if outcome.summary is not None else [])
+    found: dict[str, list[float]] = {}
+    for one in judged:
+        for name, value_ns in one.yardsticks_ns.items():
+            found.setdefault(CALIBRATION + name, []).append(value_ns)
+    return {name: median(values_ns) for name, values_ns in found.items()}
+
+
+def _of_what_did_not_run(now: _Now) -> dict[str, Reading]:
+    if now.resources is not None:
+        return kernel_readings(now.resources)
+    if now.peak_bytes is None:
+        return {}
+    return {
+        "peak": Reading(now.peak_bytes, UNIT_BYTES, True),
+        "flops": Reading(sum(one.flops for one in now.costs), "FLOP", True),
+        "bytes": Reading(sum(one.bytes_moved for one in now.costs), UNIT_BYTES, True),
+        "operators": Reading(sum(one.calls for one in now.costs), UNIT_COUNT, True),
+    }
+
+
+def kernel_readings(resources: _Resources) -> dict[str, Reading]:
+    """The quantities of a compiled kernel."""
+    spills = resources.spill_store_bytes + resources.spill_load_bytes
+    shared = resources.static_shared_bytes + resources.dynamic_shared_bytes
+    return {
+        "registers": Reading(resources.registers, UNIT_COUNT, True),
+        "spills": Reading(spills, UNIT_BYTES, True),
+        "shared": Reading(shared, UNIT_BYTES, True),
+    }
+
+
+def _time(value_ns: float) -> Reading:
+    return Reading(value_ns, UNIT_NS, False)
