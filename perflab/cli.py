@@ -7,31 +7,24 @@ help. One more is one more function, and a line in ``COMMANDS``, or a tier's own
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from perflab.attention.command import attention_command
 from perflab.doctor.checkup import checkup
-from perflab.documents import PASSED, merge, only_cases, read_document, write_document
+from perflab.documents import PASSED, merge, read_document, write_document
 from perflab.errors import PerflabError, UsageError
 from perflab.history.command import history_command
 from perflab.profiles.nsys.command import nsys_command
+from perflab.report.command import compare_command, report_command
 from perflab.report.escaping import for_reading, lines_of, one_line
-from perflab.report.lines import short_name
-from perflab.report.markdown import markdown
-from perflab.report.summary import ending, findings_left_out, measured_elsewhere, other_failures, unseen_failures
+from perflab.report.summary import ending, findings_left_out, measured_elsewhere, other_failures
 from perflab.report.terminal import show
-from perflab.report.view import COLLECTED, DEFAULT_COLUMNS, View, parse_columns, parse_sort
-from perflab.results import Document, parameter_names
 from perflab.snapshots.command import memory_command
 from perflab.store.join import join_baselines
-from perflab.tiers import Run, by_folder, by_table, tier, tiers
-from perflab.units import format_names
+from perflab.tiers import Run, by_folder, tiers
 
-_Parsed = TypeVar("_Parsed")
 BAD_INPUT, INTERRUPTED = 2, 130
 
 
@@ -73,60 +66,6 @@ def merge_command(parser: argparse.ArgumentParser) -> Run:
         others = [*other_failures(merged), *measured_elsewhere(parts, merged), *findings_left_out(parts, merged)]
         show(merged, [*endings, *others, f"wrote {output}"])
         return 0 if merged.exitstatus == PASSED else 1
-
-    return run
-
-
-def report_command(parser: argparse.ArgumentParser) -> Run:
-    """Show the results of one run as text or GitHub Markdown, or its studies as JSON."""
-    parser.add_argument("file", type=Path, metavar="FILE", help="results file from --perf-json or perflab merge")
-    parser.add_argument("--format", choices=("text", "markdown", "json"), default="text", help="(default: text)")
-    parser.add_argument(
-        "--case", metavar="SUBSTRING", help="show only cases whose name contains this; a single prediction in full"
-    )
-    parser.add_argument(
-        "--side-by-side", metavar="PARAMETER", help="compare the values of this parameter, fastest first"
-    )
-    parser.add_argument(
-        "--columns",
-        metavar="NAME[,...]",
-        default=DEFAULT_COLUMNS,
-        help=f"columns of the results table (default: {DEFAULT_COLUMNS})",
-    )
-    parser.add_argument(
-        "--sort",
-        metavar="[-]NAME",
-        default=COLLECTED,
-        help="sort by a column, name or fullname; -NAME: descending (default: collected)",
-    )
-    parser.add_argument(
-        "-v", "--verbose", action="store_true", help="list every skipped case, and show long results in full"
-    )
-
-    def run(given: argparse.Namespace) -> int:
-        view = View(
-            _parsed("--columns", given.columns, parse_columns),
-            _parsed("--sort", given.sort, parse_sort),
-            every=given.verbose,
-        )
-        document, parameter = read_document(given.file), given.side_by_side
-        if given.case is not None:
-            document = _of_cases(document, given.case, given.file)
-        if parameter is not None and not any(one.sets_beside(document.results, parameter) for one in tiers()):
-            known = ", ".join(parameter_names(document.results)) or "none"
-            raise UsageError(
-                f"--side-by-side={parameter}: nothing to compare in {given.file}",
-                f"name a parameter of which a case has several levels; its cases have: {known}",
-            )
-        if given.format == "markdown":
-            sys.stdout.write(markdown(document, parameter, view))
-        elif given.format == "json":
-            found = [tier(name).data(document, ones) for name, ones in by_table(document.results).items()]
-            data = {key: one for part in found for key, one in part.items()}
-            print(json.dumps(data or {"studies": []}, indent=1, ensure_ascii=False, allow_nan=False))
-        else:
-            show(document, unseen_failures(for_reading(document)), parameter=parameter, view=view)
-        return 0
 
     return run
 
@@ -178,6 +117,7 @@ def doctor_command(parser: argparse.ArgumentParser) -> Run:
 
 COMMANDS: dict[str, Callable[[argparse.ArgumentParser], Run]] = {
     "attention": attention_command,
+    "compare": compare_command,
     "doctor": doctor_command,
     **{name: command for one in tiers() for name, command in one.commands().items()},
     "history": history_command,
@@ -216,30 +156,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"perflab {given.command}: interrupted", file=sys.stderr)
         return INTERRUPTED
     return BAD_INPUT
-
-
-def _of_cases(document: Document, text: str, path: Path) -> Document:
-    """The run as if it had only the cases whose names contain a text.
-
-    Raises:
-        UsageError: there are none.
-    """
-    found = only_cases(document, text)
-    if not found.results:
-        names = format_names([short_name(result.case) for result in document.results]) or "none"
-        raise UsageError(
-            f"--case={text}: no case of {path} has that in its name", f"name a part of one that it has: {names}"
-        )
-    return found
-
-
-def _parsed(option: str, text: str, parse: Callable[[str], _Parsed]) -> _Parsed:
-    """An option's value.
-
-    Raises:
-        UsageError: it cannot be read, naming the option.
-    """
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise UsageError(f"{option}: {error}", "see docs/reference.md, under Columns") from error

@@ -49,6 +49,11 @@ def to_json(data: Data) -> bytes:
         return msgspec.json.encode(to_plain(data))
 
 
+def to_readable_json(data: Data) -> str:
+    """The record as JSON on many lines, for people and other programs; ends with a newline."""
+    return msgspec.json.format(to_json(data), indent=1).decode("utf-8") + "\n"
+
+
 def speakable(text: str) -> str:
     """The text as UTF-8 can hold it: halves of a character, as undecodable file names have them, are escaped."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

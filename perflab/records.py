@@ -163,6 +163,8 @@ class Judgement(Data, frozen=True):
     phases: dict[str, Change] = {}
     counts: dict[str, Change] = {}
     """Each count that both sides know exactly. Without ``limit`` it is shown and not gated."""
+    before_ns: list[float] = []
+    """Median of one call in each process that ``latency`` was compared with."""
     worse: list[str] = []
     """What got worse past its limit: ``latency``, ``memory``, ``counts``; of a prediction ``memory``, ``saved``,
     ``flops``, ``bytes``, ``operators``."""

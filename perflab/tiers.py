@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from perflab.plugin.config.settings import Given, Settings
     from perflab.plugin.session.saving import Saving
     from perflab.records import Environment, TierRecord
+    from perflab.report.contents import Case
     from perflab.report.lines import Line
     from perflab.report.section import Section
     from perflab.report.view import View
@@ -103,8 +104,12 @@ class Tier:
         """What the tables cannot show, as text below all of them."""
         return []
 
+    def describe(self, result: Result, case: Case) -> Case:
+        """A report's case with what the tier knows of it: its numbers above all."""
+        return case
+
     def data(self, document: Document, results: Sequence[Result]) -> dict[str, object]:
-        """What ``perflab report --format=json`` has of these results, by key."""
+        """What the results are set beside each other for, by key: studies, side by side. Plain data for a report."""
         return {}
 
     def sets_beside(self, results: Sequence[Result], parameter: str) -> bool:

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import PurePath
 
 from perflab.compiled.records import CompiledCase, CompiledKernel, KernelResources
+from perflab.data import changed as with_data
 from perflab.records import Verdict
+from perflab.report.contents import Case, exact_quantities
 from perflab.report.counts import changed, count_fact, count_row
 from perflab.report.escaping import lines_of
 from perflab.report.failing_table import WIDTH, Quantity, failing_table, wrapped
@@ -174,6 +176,25 @@ def lines(document: Document, results: Sequence[Result], width: int, view: View)
 def sections(document: Document, results: Sequence[Result], view: View) -> list[Section]:
     """The same for a page."""
     return [Section("kernel", kernel_rows(results), list(results), [_head(document, results)])]
+
+
+def describe(result: Result, case: Case) -> Case:
+    """A report's case with what the kernel takes."""
+    assert isinstance(result.outcome, CompiledCase)
+    now, changes = result.outcome.now, result.judgement.counts
+    here = now.resources
+    basis = {"triton": now.triton, "ptxas": here.ptxas if here is not None else ""}
+    if here is None:
+        return with_data(case, compared_by=basis, facts=[f"sm_{now.arch}"])
+    names = ("registers", "spill_store_bytes", "spill_load_bytes", "stack_bytes", "shared_bytes", "warps_per_sm")
+    values: dict[str, float] = {name: getattr(here, name) for name in names} | here.instructions
+    units = {name: "bytes" for name in (*values, *changes) if name.endswith("_bytes")}
+    found = exact_quantities(values, changes, units)
+    worse = _limits_passed(result)
+    found = {name: with_data(one, worse=name in worse) for name, one in found.items()}
+    facts = [f"sm_{now.arch}", f"{here.num_warps} warps a block", f"{here.num_stages} stages"]
+    facts.append(f"{here.warps_per_sm} of {here.max_warps_per_sm} warps, limited by {here.limited_by}")
+    return with_data(case, quantities=found, compared_by=basis, facts=facts)
 
 
 def _head(document: Document, results: Sequence[Result]) -> list[str]:

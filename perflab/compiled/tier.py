@@ -15,6 +15,7 @@ TIER = Tier(
     explain="perflab.compiled.report:explain_kernel",
     lines="perflab.compiled.report:lines",
     sections="perflab.compiled.report:sections",
+    describe="perflab.compiled.report:describe",
     save="perflab.compiled.run.kernels:save",
     join="perflab.compiled.store:join",
 )

@@ -9,6 +9,7 @@ TIER = Tier(
     lines="perflab.measured.report.section:lines",
     sections="perflab.measured.report.section:sections",
     notes="perflab.measured.report.section:notes",
+    describe="perflab.measured.report.contents:describe",
     data="perflab.measured.report.section:data",
     sets_beside="perflab.measured.report.side_by_side:side_by_side",
     save="perflab.measured.run.saving:save",

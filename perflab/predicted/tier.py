@@ -13,6 +13,7 @@ TIER = Tier(
     explain="perflab.predicted.report.failure:explain_prediction",
     lines="perflab.predicted.report.section:lines",
     sections="perflab.predicted.report.section:sections",
+    describe="perflab.predicted.report.contents:describe",
     save="perflab.predicted.run.saving:save",
     stored="perflab.predicted.store.stored:stored",
     join="perflab.predicted.store.stored:join",

@@ -32,13 +32,8 @@ def heading(name: str, profile: Profile) -> str:
 def lines(name: str, profile: Profile, width: int, *, brief: bool = False) -> list[str]:
     """The profile of one case. ``brief``: categories alone."""
     found = [heading(name, profile), *_categories(profile)]
-    if profile.unknown_share > CANT_TELL:
-        told = (
-            f"can't tell where all of the time goes: {_percent(profile.unknown_share)} of it has no explanation "
-            "(the machine changed meanwhile, or work that is not recorded)"
-        )
-        found += wrap(told, width, initial_indent="  ", subsequent_indent="  ")
-    found += [line for note in profile.notes for line in wrap(note, width, initial_indent="  ", subsequent_indent="  ")]
+    for note in notes_of(profile):
+        found += wrap(note, width, initial_indent="  ", subsequent_indent="  ")
     if brief:
         return found
     phases = _shares(profile, lambda row: row.phase, len(profile.rows))
@@ -47,7 +42,18 @@ def lines(name: str, profile: Profile, width: int, *, brief: bool = False) -> li
     modules = _shares(profile, lambda row: row.module or _NO_PLACE, _MODULES)
     if len(modules) > 1:
         found.append(f"  by module: {' · '.join(modules)}")
-    return [*found, *_table(_cells(_top(profile), profile), width)]
+    return [*found, *_table(_cells(top_rows(profile)[:_ROWS], profile), width)]
+
+
+def notes_of(profile: Profile) -> list[str]:
+    """What is to be known of the profile, in sentences."""
+    if profile.unknown_share <= CANT_TELL:
+        return profile.notes
+    told = (
+        f"can't tell where all of the time goes: {_percent(profile.unknown_share)} of it has no explanation "
+        "(the machine changed meanwhile, or work that is not recorded)"
+    )
+    return [told, *profile.notes]
 
 
 def by_category(profile: Profile) -> list[tuple[str, float, float, int]]:
@@ -78,15 +84,15 @@ def _categories(profile: Profile) -> list[str]:
     return _aligned([head, *cells])
 
 
-def _top(profile: Profile) -> list[ProfileRow]:
-    """The rows that take most time, whatever line asked for them."""
+def top_rows(profile: Profile) -> list[ProfileRow]:
+    """The operators' rows, those that take most time first, whatever line asked for them."""
     merged: dict[tuple[str, ...], ProfileRow] = {}
     for row in profile.rows:
         if row.category in GAPS or row.category == "dispatch":
             continue
         key = (row.operator, row.kernel, row.phase, row.module, row.shapes)
         merged[key] = merged_with(merged[key], row) if key in merged else row
-    return sorted(merged.values(), key=lambda row: -row.time_ns)[:_ROWS]
+    return sorted(merged.values(), key=lambda row: -row.time_ns)
 
 
 def merged_with(row: ProfileRow, other: ProfileRow) -> ProfileRow:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 from dataclasses import replace
+from urllib.parse import quote
 
 from perflab.records import Verdict
 from perflab.report.escaping import code, escape, for_reading, longest_run
@@ -23,20 +24,29 @@ _ONE_LINE = 10_000
 """A width that no note reaches: a page wraps text by itself."""
 
 
-def markdown(document: Document, parameter: str | None = None, view: View = DEFAULT_VIEW) -> str:
+def markdown(
+    document: Document,
+    parameter: str | None = None,
+    view: View = DEFAULT_VIEW,
+    *,
+    notes: Sequence[str] = (),
+    page: str | None = None,
+) -> str:
     """The whole run; ends with a newline. ``parameter`` is set side by side, in place of what each case asks for.
 
-    ``view`` is that of the measured cases, among which those that need looking at stand first all the same.
+    ``view`` is that of the measured cases, among which those that need looking at stand first all the same. ``notes``
+    stand first, and a link to ``page``.
     """
+    first = [*link(page), *map(escape, notes)]
     document = for_reading(document)
     if parameter is not None:
         view = replace(view, side_by_side=parameter)
     results = document.results
     if not results:
-        return "\n\n".join(["### perflab", "no perf case ran", *map(escape, unseen_failures(document))]) + "\n"
+        return "\n\n".join(["### perflab", *first, "no perf case ran", *map(escape, unseen_failures(document))]) + "\n"
     found = by_table(results)
     sections = [part for name, ones in found.items() for part in tier(name).sections(document, ones, view)]
-    blocks = [f"### perflab: {tally(results)}"]
+    blocks = [f"### perflab: {tally(results)}", *first]
     blocks += [escape(note) for note in unseen_failures(document)]
     blocks += [escape(" · ".join(document.preface))] if document.preface else []
     failures: list[str] = []
@@ -58,6 +68,14 @@ def markdown(document: Document, parameter: str | None = None, view: View = DEFA
     if hint(document):
         blocks.append(hint(document).strip())
     return "\n\n".join(blocks) + "\n"
+
+
+def link(page: str | None) -> list[str]:
+    """A block that links to the HTML page, if there is an address: charts, samples and profiles are there."""
+    if page is None:
+        return []
+    address = quote(page.strip(), safe="%/:?#@!$&'*+,;=~-._")
+    return [f"[All of it as a page: charts, samples, profiles](<{address}>)"]
 
 
 def _sorted(rows: list[Row], results: list[Result]) -> list[tuple[Row, Result]]:

@@ -20,9 +20,13 @@ def show(
     view: View = DEFAULT_VIEW,
 ) -> None:
     """Print a run as text; see ``summary``."""
-    width = max(80, shutil.get_terminal_size((80, 24)).columns)
-    for line in summary(document, width, notes, accept=accept, parameter=parameter, view=view):
+    for line in summary(document, page_width(), notes, accept=accept, parameter=parameter, view=view):
         print(line.text)
+
+
+def page_width() -> int:
+    """Columns that text may have: the terminal's, and 80 at least."""
+    return max(80, shutil.get_terminal_size((80, 24)).columns)
 
 
 def progress(text: str) -> None:

@@ -114,7 +114,7 @@ def test_what_cannot_be_used_exits_with_2_and_says_why(
     assert not (here / "merged.json").exists()
 
 
-@pytest.mark.parametrize("arguments", [[], ["merge"], ["report"], ["nonsense"], ["report", "a.json", "--format=html"]])
+@pytest.mark.parametrize("arguments", [[], ["merge"], ["report"], ["nonsense"], ["report", "a.json", "--format=pdf"]])
 def test_a_command_line_that_makes_no_sense_exits_with_2(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         build_parser().parse_args(arguments)

@@ -54,7 +54,7 @@ _BARE = (
     "child data mode records errors units environment files reading reachable git kernel_names user_lines"
     " measure.records profiles.records"
 )
-_GROUND = f"{_BARE} documents results tiers"
+_GROUND = f"{_BARE} documents journals results tiers"
 _PRIVATE = "internals torch_internals triton_internals"
 _RECORDS = " ".join(f"{tier}.records" for tier in TIERS)
 _PLUGIN = "plugin plugin.options plugin.noting plugin.stash plugin.config plugin.case plugin.session"
@@ -114,6 +114,7 @@ ROOMS = {
     "user_lines": Room(),
     "reading": Room(below="errors", packages="msgspec"),
     "documents": Room(below="data results errors files reading", packages="msgspec"),
+    "journals": Room(below="perflab data documents errors reading results"),
     # What tiers share: the engine of those that run, stored files, tables.
     "measure.records": Room(below="data records profiles.records", packages="msgspec"),
     "measure": Room(below=f"{_BARE} {_PRIVATE} profiles", packages="pynvml msgspec", torch=When.CALLED),
@@ -121,7 +122,8 @@ ROOMS = {
     "profiles": Room(below=f"{_BARE} {_PRIVATE} measure report", packages="msgspec", torch=When.CALLED),
     "profiles.nsys": Room(below=f"{_GROUND} measure report profiles", torch=When.CALLED),
     "store": Room(below=_GROUND, packages="msgspec"),
-    "report": Room(below=_GROUND),
+    "report": Room(below=f"{_GROUND} page"),
+    "page": Room(below=f"perflab {_BARE} report", packages="jinja2 markupsafe"),
     "snapshots": Room(below="errors units files report tiers"),
     "correctness": Room(below=f"{_GROUND} {_PRIVATE}", packages="syrupy", torch=When.IMPORTED),
     # The tiers. A measured case may turn into a prediction, and be settled by turns with its baseline's commit.

@@ -363,7 +363,8 @@ def test_the_report_command_gives_tables_as_json_with_units_and_the_machine(
     write_document(made, file)
     assert read_document(file) == made
     assert main(["report", str(file), "--format=json"]) == 0
-    (study,) = json.loads(capsys.readouterr().out)["studies"]
+    (only,) = json.loads(capsys.readouterr().out)["runs"]
+    (study,) = only["tables"]["studies"]
     assert (study["study"], study["versus"], study["findings"]) == (STUDY, ["switch=eager"], ["so"])
     (table,) = study["tables"]
     assert table["environment"]["device_name"] == "AMD EPYC (family 25, model 17)"

@@ -105,6 +105,7 @@ def _judge(record: Record, baseline: Baseline, policy: Policy) -> Judgement:
         verdict=worst,
         latency=latency.finding.change,
         memory=needs.memory.change,
+        before_ns=[one.median_ns for one in latency.before],
         phases=_phases(now, latency.before) if latency.before else {},
         counts=needs.counts,
         worse=[name for name, verdict in verdicts.items() if verdict is Verdict.REGRESSED],

@@ -14,6 +14,7 @@ from perflab.measured.report.side_by_side import (
     Group,
     in_brief,
     side_by_side,
+    side_by_side_data,
     side_by_side_lines,
     side_by_side_markdown,
 )
@@ -84,8 +85,12 @@ def notes(document: Document, results: Sequence[Result], width: int) -> list[str
 
 
 def data(document: Document, results: Sequence[Result]) -> dict[str, object]:
-    """The tables of studies, for JSON."""
-    return {"studies": study_data(studies(results, document.findings))}
+    """Studies and levels side by side, each where there are any."""
+    found = {
+        "studies": study_data(studies(results, document.findings)),
+        "side_by_side": side_by_side_data(side_by_side(results)),
+    }
+    return {key: data for key, data in found.items() if data}
 
 
 def _profiles(results: Sequence[Result], width: int, *, brief: bool) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from perflab.data import Parameters
 from perflab.measure.records import Record
@@ -34,6 +35,9 @@ class Level:
     cells: dict[str, str] = field(default_factory=dict)
     phases: list[str] = field(default_factory=list)
     said: str = ""
+    ns: float | None = None
+    """Time of one call; ``cells`` has it as text."""
+    result: Result | None = None
 
 
 @dataclass(frozen=True)
@@ -149,6 +153,39 @@ def side_by_side_markdown(groups: Sequence[Group]) -> list[list[str]]:
     return tables
 
 
+def side_by_side_data(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """Each group as dicts and lists: times in nanoseconds, ratios to its fastest, noise as a share, memory in bytes."""
+    return [
+        {
+            "parameter": group.parameter,
+            "title": group.title,
+            "cases": group.cases,
+            "levels": [_level_data(group, level) for level in group.levels],
+        }
+        for group in groups
+    ]
+
+
+def _level_data(group: Group, level: Level) -> dict[str, Any]:
+    if level.said:
+        return {"level": level.name, "said": level.said}
+    fastest = min(one.ns for one in group.levels if one.result is not None and one.ns is not None)
+    record = level.result.record if level.result is not None else None
+    summary = record.summary if record is not None else None
+    if level.result is None or summary is None or level.ns is None:
+        return {"level": level.name, "ns": level.ns, "quoted": True}
+    return {
+        "level": level.name,
+        "case": level.result.case,
+        "ns": level.ns,
+        "ratio": level.ns / fastest if fastest > 0 else None,
+        "noise": summary.noise if summary.samples > 1 else None,
+        "phases_ns": summary.phases_ns,
+        "peak_bytes": summary.memory.peak_bytes if summary.memory is not None else None,
+        "rate": level.cells.get("rate"),
+    }
+
+
 def _head(group: Group) -> str:
     return f"side by side: {group.parameter}"
 
@@ -180,7 +217,7 @@ def _levels(members: Sequence[_Member]) -> list[Level]:
     quotes = {quote.source: quote for one in members if one.result.record for quote in one.result.record.quotes}
     for source, quote in quotes.items():
         phases = [f"{phase} {format_ns(ns)}" for phase, ns in quote.phases_ns.items()]
-        levels.append(Level(f"quoted: {source}", {"median": format_ns(quote.ns)}, phases))
+        levels.append(Level(f"quoted: {source}", {"median": format_ns(quote.ns)}, phases, ns=quote.ns))
     return levels
 
 
@@ -206,7 +243,7 @@ def _level(one: _Member, ns: float, best_ns: float, best: dict[str, float]) -> L
             text += f" {format_rate(flops / (phase_ns / 1e9), 'FLOP')}"
             text += f" {_share(flops, phase_ns, record)}" if record.matmul_flops_per_second is not None else ""
         phases.append(text)
-    return Level(marked(one.level, one.result), cells, phases)
+    return Level(marked(one.level, one.result), cells, phases, ns=ns, result=one.result)
 
 
 def _share(flops: float, ns: float, record: Record) -> str:

@@ -20,15 +20,17 @@ class CodeOf:
     """With a commit: how it belongs to the baseline. Without: why there is none; empty where there is no git."""
 
 
-def current_commit(root: Path, baselines: Path) -> str | None:
+def current_commit(root: Path, baselines: Path, results: Path | None = None) -> str | None:
     """The commit, with ``+dirty`` behind it if files differ from it; None without git, or outside of a repository.
 
-    Baselines do not count: saving the first one would make the tree dirty for the second.
+    Baselines do not count: saving the first one would make the tree dirty for the second. Nor does the file of a run's
+    results, which the run before has left.
     """
     commit, top = commit_named(root, "HEAD"), top_of(root)
     if commit is None or top is None:
         return None
-    return f"{commit}{_DIRTY}" if ask_git(top, "status", "--porcelain", *_all_but(baselines, top)) else commit
+    others = [*_all_but(baselines, top), *_without(results, top)]
+    return f"{commit}{_DIRTY}" if ask_git(top, "status", "--porcelain", *others) else commit
 
 
 def code_of(what: str, root: Path, baselines: Path, recorded: str, commit: str | None) -> CodeOf:
@@ -72,6 +74,12 @@ def differs_from(commit: str, root: Path, baselines: Path) -> bool:
     """Whether any file but baselines is another one than in the commit; new files that git does not know are none."""
     top = top_of(root)
     return top is None or ask_git(top, "diff", "--quiet", commit, *_all_but(baselines, top)) is None
+
+
+def _without(file: Path | None, top: Path) -> list[str]:
+    if file is None or not file.resolve().is_relative_to(top.resolve()):
+        return []
+    return [f":(top,exclude,literal){file.resolve().relative_to(top.resolve()).as_posix()}"]
 
 
 def _all_but(baselines: Path, top: Path) -> list[str]:

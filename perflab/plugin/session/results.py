@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 import perflab
-from perflab.data import speakable
+from perflab.data import changed, speakable
 from perflab.documents import SCHEMA, in_order, write_document
 from perflab.errors import BaselineError, PerflabError
 from perflab.plugin.case.total_budget import TotalBudget
@@ -24,6 +24,7 @@ from perflab.plugin.config.accept_command import command_without_limits
 from perflab.plugin.config.settings import Settings
 from perflab.plugin.noting import AllNotes
 from perflab.plugin.session.benchmark import add_to_benchmark_session, spare_second_table
+from perflab.plugin.session.commit import current_commit
 from perflab.plugin.session.findings import findings_of
 from perflab.plugin.session.journal import Journal
 from perflab.plugin.session.prune import Stale
@@ -202,7 +203,8 @@ class Collected:
     def _write_json(self, exitstatus: int) -> None:
         if self._settings.json is None:
             return
-        write_document(self._document(exitstatus), self._settings.json)
+        commit = current_commit(self._config.rootpath, self._settings.baselines, self._settings.json)
+        write_document(changed(self._document(exitstatus), commit=commit), self._settings.json)
         self._notes.append(f"wrote {shown(self._settings.json, self._config)}")
 
     def _document(self, exitstatus: int) -> Document:

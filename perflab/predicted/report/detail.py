@@ -116,10 +116,7 @@ def _row(left: str, what: str, operator: str, line: str, width: int) -> list[str
 
 def _work(now: Prediction, title: str, key: Callable[[Cost], str], width: int) -> list[str]:
     """What each group of costs does, those with the most roofline time first; bytes decide where there is none."""
-    groups: dict[str, list[Cost]] = {}
-    for cost in now.costs:
-        groups.setdefault(key(cost), []).append(cost)
-    ordered = sorted(groups.items(), key=lambda pair: (-_time(pair[1]), -sum(one.bytes_moved for one in pair[1])))
+    ordered = grouped(now, key)
     most, rest = ordered[:MOST], ordered[MOST:]
     if len(rest) == 1:
         most, rest = ordered, []
@@ -135,6 +132,14 @@ def _work(now: Prediction, title: str, key: Callable[[Cost], str], width: int) -
         f"{f'by {title}'.ljust(names)}{head}",
         *(f"{shorten(name, names).ljust(names)}{_numbers(costs, now.costs, phases)}" for name, costs in shown),
     ]
+
+
+def grouped(now: Prediction, key: Callable[[Cost], str]) -> list[tuple[str, list[Cost]]]:
+    """Costs by what ``key`` says of them, those with the most roofline time first; bytes decide where there is none."""
+    groups: dict[str, list[Cost]] = {}
+    for cost in now.costs:
+        groups.setdefault(key(cost), []).append(cost)
+    return sorted(groups.items(), key=lambda pair: (-_time(pair[1]), -sum(one.bytes_moved for one in pair[1])))
 
 
 def _numbers(costs: Sequence[Cost], everything: Sequence[Cost], phases: Sequence[str]) -> str:

@@ -1,0 +1,74 @@
+"""Reads the journal of a session as a results file: the cases that finished, of a run that may have been killed."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import perflab
+from perflab.data import changed
+from perflab.documents import FAILED, PASSED, SCHEMA, merge
+from perflab.errors import DocumentError
+from perflab.reading import decoded
+from perflab.results import Document
+
+SUFFIX = ".jsonl"
+
+
+def read_journal(path: Path) -> tuple[Document, list[str]]:
+    """A journal, and what is to be known of it. Of each case the last result counts.
+
+    A session writes a line once a case has finished. The last one may be half of one: then the session was killed
+    while it wrote, or writes now.
+
+    Raises:
+        DocumentError: it is missing, or damaged otherwise.
+    """
+    try:
+        raw = path.read_bytes()
+        written = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+    except FileNotFoundError as error:
+        raise DocumentError(f"there is no file {path}", "journals are .perflab/runs/*.jsonl") from error
+    except OSError as error:
+        raise DocumentError(f"cannot read {path}: {error.strerror}", "name a journal, .perflab/runs/*.jsonl") from error
+    lines = raw.split(b"\n")
+    half = lines.pop()
+    notes = ["read from the journal of a run: it has the cases that finished, and not how the run ended"]
+    if half:
+        notes.append(f"the last line of {path.name} is half-written and left out: a case was being written")
+    whole = [line for number, line in enumerate(lines, 1) if _is_whole(line, number, path)]
+    head = json.dumps(
+        {
+            "schema": SCHEMA,
+            "perflab": perflab.__version__,
+            "created": written.isoformat(),
+            "exitstatus": PASSED,
+            "baselines": None,
+            "threshold": 0.05,
+        }
+    )
+    text = head.encode()[:-1] + b', "results": [' + b",".join(whole) + b"]}"
+    document = decoded(
+        text,
+        Document,
+        newest=SCHEMA,
+        file=str(path),
+        wanted="a journal of perflab's runs",
+        remedy="name another one of .perflab/runs, or what pytest wrote with --perf-json=FILE",
+        error=DocumentError,
+    )
+    document = merge([document])
+    failed = any(result.failure for result in document.results)
+    return changed(document, exitstatus=FAILED if failed else PASSED), notes
+
+
+def _is_whole(line: bytes, number: int, path: Path) -> bool:
+    if not line.strip():
+        return False
+    try:
+        json.loads(line)
+    except ValueError as problem:
+        remedy = "remove that line to see the others"
+        raise DocumentError(f"{path} is damaged at line {number}: {problem}", remedy) from problem
+    return True

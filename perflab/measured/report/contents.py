@@ -1,0 +1,147 @@
+"""What a report has of a case that ran: times, memory, counts, calibration, profile, evidence. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perflab.data import changed
+from perflab.measure.records import Measurement, Memory, Record, Replicate, per_call_ns
+from perflab.measured.report.columns import shown_ns
+from perflab.profiles.explanation_text import explanation_texts
+from perflab.profiles.records import Profile
+from perflab.profiles.text import by_category, notes_of, top_rows
+from perflab.records import Judgement
+from perflab.report.contents import Case, Quantity, Table, Times, exact_quantities, first_rows, quantiles, quantity
+from perflab.results import Result
+
+CALIBRATION = "calibration"
+ROWS = 12
+
+
+def describe(result: Result, case: Case) -> Case:
+    """The case with its numbers."""
+    record = result.record
+    if record is None:
+        return case
+    summary, measurement = record.summary, record.measurement
+    memory = summary.memory if summary is not None else None
+    return changed(
+        case,
+        quantities=_quantities(result, record, summary),
+        times=_times(record, measurement, summary, result.judgement) if measurement and summary else None,
+        memory={"held before the call": memory.held_bytes, "growth in the call": memory.growth_bytes} if memory else {},
+        memory_beside=_beside(memory) if memory is not None else {},
+        paired=record.paired,
+        paired_to_anchor=record.paired_to_anchor,
+        tables=_profile(measurement.profile) if measurement is not None and measurement.profile is not None else [],
+        noted=record.facts,
+        quotes=record.quotes,
+        explained=record.explained,
+        cause=explanation_texts(record.explained, timed="latency" in result.judgement.worse)
+        if record.explained is not None
+        else [],
+        not_profiled=measurement.not_profiled if measurement is not None else None,
+        evidence=measurement.evidence if measurement is not None else None,
+    )
+
+
+def _quantities(result: Result, record: Record, summary: Replicate | None) -> dict[str, Quantity]:
+    judgement = result.judgement
+    if summary is None:
+        return {}
+    found: dict[str, Quantity] = {}
+    latency = judgement.latency
+    now_ns = latency.now if latency is not None else shown_ns(result) or summary.median_ns
+    found["latency"] = quantity("ns", now_ns, latency, exact=False, worse="latency" in judgement.worse)
+    found["fastest"] = quantity("ns", summary.fastest_ns, exact=False)
+    for name, ns in summary.phases_ns.items():
+        change = judgement.phases.get(name)
+        found[name] = quantity("ns", change.now if change is not None else ns, change, exact=False)
+    if summary.memory is not None:
+        change = judgement.memory
+        peak = int(change.now) if change is not None else summary.memory.peak_bytes
+        found["peak"] = quantity("bytes", peak, change, exact=True, worse="memory" in judgement.worse)
+    gated = exact_quantities(summary.counts, judgement.counts)
+    counted = "counts" in judgement.worse
+    found |= {name: changed(one, worse=one.worse and counted) for name, one in gated.items()}
+    for name, ns in summary.yardsticks_ns.items():
+        found[f"{CALIBRATION} {name}"] = quantity("ns", ns, exact=False)
+    return found
+
+
+def _times(record: Record, measurement: Measurement, summary: Replicate, judgement: Judgement) -> Times:
+    return Times(
+        samples=summary.samples,
+        repetitions=measurement.repetitions,
+        quantiles_ns=quantiles(per_call_ns(measurement.samples_ns, measurement.repetitions)),
+        median_ns=summary.median_ns,
+        noise=summary.noise,
+        clock=measurement.clock,
+        fresh_ns=[one.median_ns for one in record.fresh],
+        before_ns=judgement.before_ns,
+        set_aside_ns=[one.median_ns for one in record.set_aside],
+        warmup_calls=measurement.warmup_calls,
+        settled=measurement.settled,
+        first_ns=summary.first_ns,
+        ran_on=measurement.ran_on,
+    )
+
+
+def _beside(memory: Memory) -> dict[str, int]:
+    readings = {
+        "allocated": memory.allocated_bytes,
+        "reserved": memory.reserved_bytes,
+        "resident growth": memory.resident_growth_bytes,
+    }
+    return {name: size for name, size in readings.items() if size is not None}
+
+
+def _profile(profile: Profile) -> list[Table]:
+    """Categories, which add up to the call, and the rows that take most time."""
+    whole = profile.timer_ns
+    categories: list[Sequence[str | float | int | None]] = [
+        (name, time_ns, time_ns / whole, round(instances, 1), flops or None)
+        for name, time_ns, instances, flops in by_category(profile)
+    ]
+    categories.append(("unexplained", profile.unexplained_ns, profile.unexplained_ns / whole, None, None))
+    rows = top_rows(profile)
+    on_device = profile.device == "cuda"
+    listed = [
+        (
+            (row.kernel if on_device else row.operator) or row.category,
+            row.time_ns,
+            row.time_ns / whole,
+            round(row.instances, 1),
+            row.phase,
+            row.module,
+            row.line,
+            row.shapes,
+        )
+        for row in rows
+    ]
+    title = f"Where the time of one call goes: {profile.calls} calls on {profile.device}"
+    numbers = [("time", "ns"), ("share", "share"), ("instances", "count")]
+    return [
+        first_rows(
+            "profile",
+            title,
+            [("category", "text"), *numbers, ("FLOPs", "count")],
+            categories,
+            len(categories),
+            notes_of(profile),
+        ),
+        first_rows(
+            "profile_rows",
+            "What takes most time",
+            [
+                ("kernel" if on_device else "operator", "text"),
+                *numbers,
+                ("phase", "text"),
+                ("module", "text"),
+                ("line", "text"),
+                ("shapes", "text"),
+            ],
+            listed,
+            ROWS,
+        ),
+    ]

@@ -1,0 +1,173 @@
+"""Charts of a page: bars with intervals, a strip of readings against a baseline, a stack of parts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from perflab.page.svg import Scale, around, chart, element, rounded, ticks
+from perflab.report.lines import shorten
+
+WIDTH = 480
+_LABEL = 112
+"""Room for names at the left."""
+_RIGHT = 16
+_LETTER = 6.6
+"""Of a label, on the average."""
+_COLOURS = 8
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar. ``low`` and ``high`` are the ends of its interval."""
+
+    name: str
+    value: float
+    text: str
+    low: float | None = None
+    high: float | None = None
+    kind: str = ""
+    """``first`` of what others are held against, ``quoted`` of what was measured elsewhere."""
+
+
+def bars(title: str, given: Sequence[Bar], write: Callable[[float], str], unit: str = "") -> Markup:
+    """Horizontal bars from zero, a name at the left of each, its value at the right.
+
+    Args:
+        title: what the picture is called.
+        given: at least one, with values of zero or more.
+        write: turns a value into text, for the axis.
+        unit: ``bytes`` for round binary numbers.
+    """
+    left = min(200.0, max(60.0, _LETTER * max(len(bar.name) for bar in given) + 10))
+    right = _LETTER * max(len(bar.text) for bar in given) + 12
+    highest = max(max(bar.value, bar.high or 0.0) for bar in given) or 1.0
+    scale = Scale(0.0, highest, left, WIDTH - right)
+    step, height = 22, 22 * len(given) + 26
+    parts = _axis(ticks(0.0, highest, 4, unit), scale, 2, height - 22, write)
+    letters = int((left - 8) / _LETTER)
+    for number, bar in enumerate(given):
+        y = 4 + step * number
+        parts.append(element("text", shorten(bar.name, letters), x=rounded(left - 8), y=y + 13, class_="end"))
+        size = max(scale(bar.value) - left, 0.5)
+        kind = f"bar {bar.kind}".strip()
+        parts.append(element("rect", x=rounded(left), y=y + 2, width=rounded(size), height=14, class_=kind))
+        if bar.low is not None and bar.high is not None:
+            parts.append(_whisker(scale(max(bar.low, 0.0)), scale(bar.high), y + 9))
+        end = scale(max(bar.value, bar.high or 0.0))
+        parts.append(element("text", bar.text, x=rounded(end + 6), y=y + 13, class_="faint"))
+    told = "; ".join(f"{bar.name} {bar.text}{_interval(bar, write)}" for bar in given)
+    return chart(title, told, WIDTH, height, parts)
+
+
+def _interval(bar: Bar, write: Callable[[float], str]) -> str:
+    return f" ({write(bar.low)} to {write(bar.high)})" if bar.low is not None and bar.high is not None else ""
+
+
+def _whisker(low: float, high: float, y: float) -> Markup:
+    a, b = rounded(low), rounded(high)
+    return element("path", d=f"M{a} {y - 4}v8M{a} {y}H{b}M{b} {y - 4}v8", class_="whisker")
+
+
+def _axis(at: Sequence[float], scale: Scale, top: float, bottom: float, write: Callable[[float], str]) -> list[Markup]:
+    grid = "".join(f"M{rounded(scale(value))} {rounded(top)}V{rounded(bottom)}" for value in at)
+    labels = [
+        element("text", write(value), x=rounded(scale(value)), y=rounded(bottom + 15), class_="faint middle")
+        for value in at
+    ]
+    return [element("path", d=grid, class_="grid"), *labels] if at else []
+
+
+@dataclass(frozen=True)
+class Strand:
+    """One row of a strip: values of one kind. ``kind``: ``tick``, ``dot``, ``old`` or ``ring``."""
+
+    name: str
+    kind: str
+    values: Sequence[float]
+
+
+def strip(
+    title: str,
+    strands: Sequence[Strand],
+    write: Callable[[float], str],
+    *,
+    limit: float | None = None,
+    interval: tuple[float, float] | None = None,
+    middle: float | None = None,
+    description: str = "",
+) -> Markup:
+    """Readings along one axis, each kind on its own row; the limit as a dashed line, an interval below them.
+
+    Args:
+        title: what the picture is called.
+        strands: what is drawn, from above.
+        write: turns a value into text.
+        limit: from where on a change counts.
+        interval: what the true value lies within.
+        middle: the value that the interval is of.
+        description: what is to be said beside the numbers.
+    """
+    shown = [strand for strand in strands if strand.values]
+    inner = [value for strand in shown for value in _inner(strand)]
+    extra = [one for one in (limit, middle, *(interval or ())) if one is not None]
+    scale = around([*inner, *(one for one in extra if not inner or one < 3 * max(inner))], _LABEL, WIDTH - _RIGHT)
+    rows = len(shown) + (interval is not None)
+    bottom = 6 + 20 * rows
+    axis = ticks(scale.low, scale.high, 4)
+    parts = _axis(axis, scale, 2, bottom, write)
+    for number, strand in enumerate(shown):
+        y = 16 + 20 * number
+        parts.append(element("text", strand.name, x=_LABEL - 10, y=y + 4, class_="end"))
+        places = [scale(min(max(value, scale.low), scale.high)) for value in strand.values]
+        if strand.kind == "tick":
+            parts.append(element("path", d="".join(f"M{rounded(x)} {y - 6}v12" for x in places), class_="tick"))
+        else:
+            parts += [element("circle", cx=rounded(x), cy=y, r=4, class_=strand.kind) for x in places]
+    if interval is not None:
+        y = 16 + 20 * len(shown)
+        low, high = (min(max(scale(one), _LABEL), WIDTH - _RIGHT) for one in interval)
+        parts.append(element("text", "95 % interval", x=_LABEL - 10, y=y + 4, class_="end"))
+        parts.append(element("path", d=f"M{rounded(low)} {y}H{rounded(high)}", class_="interval"))
+        if middle is not None:
+            parts.append(element("circle", cx=rounded(scale(middle)), cy=y, r=3.5, class_="dot"))
+    if limit is not None and scale.low <= limit <= scale.high:
+        x = rounded(scale(limit))
+        parts.append(element("path", d=f"M{x} 2V{bottom}", class_="limit"))
+    told = [f"{strand.name}: {', '.join(map(write, strand.values))}" for strand in shown]
+    told += [f"95 % interval {write(interval[0])} to {write(interval[1])}"] if interval is not None else []
+    told += [f"limit {write(limit)}"] if limit is not None else []
+    return chart(title, ". ".join([*told, *([description] if description else [])]), WIDTH, bottom + 20, parts)
+
+
+def _inner(strand: Strand) -> Sequence[float]:
+    """Of a distribution, what is not its last outlier: one slow sample would squeeze all others into a corner."""
+    if strand.kind != "tick" or len(strand.values) < 4:
+        return strand.values
+    ordered = sorted(strand.values)
+    width = ordered[-2] - ordered[0]
+    return ordered[:-1] if ordered[-1] - ordered[-2] > width else ordered
+
+
+def stack(title: str, parts: Sequence[tuple[str, float]], write: Callable[[float], str]) -> Markup:
+    """What a whole is made of: one bar, a piece for each part."""
+    whole = sum(size for _, size in parts) or 1.0
+    pieces, x = [], 0.0
+    for number, (name, size) in enumerate(parts):
+        width = WIDTH * size / whole
+        tip = element("title", f"{name}: {write(size)} ({100 * size / whole:.1f} %)")
+        kind = f"k{number % _COLOURS}"
+        pieces.append(
+            element("rect", [tip], x=rounded(x), y=0, width=rounded(max(width - 1, 0.3)), height=18, class_=kind)
+        )
+        x += width
+    told = ", ".join(f"{name} {write(size)}" for name, size in parts)
+    return chart(title, told, WIDTH, 18, pieces)
+
+
+def swatch(number: int) -> Markup:
+    """The colour of a stack's part, for its legend."""
+    square = element("rect", width=11, height=11, rx=2, class_=f"k{number % _COLOURS}")
+    return element("svg", [square], viewBox="0 0 11 11", aria_hidden="true")

@@ -1,0 +1,88 @@
+"""SVG as we write it: elements whose text and attributes are escaped, axes with round numbers. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from markupsafe import Markup, escape
+
+from perflab.report.escaping import one_line
+from perflab.units import BYTES_PER
+
+_ROUND = (1, 2, 2.5, 5, 10)
+Attribute = str | float | int
+
+
+def element(name: str, content: str | Markup | Iterable[Markup] = "", /, **attributes: Attribute) -> Markup:
+    """One element. An attribute's ``_`` stands for ``-``, and one at its end is dropped: ``class_``, ``text_anchor``.
+
+    Args:
+        name: its tag.
+        content: text, which is escaped, or elements.
+        attributes: numbers are written with two digits after the point at most.
+    """
+    given = "".join(f' {key.rstrip("_").replace("_", "-")}="{_attribute(value)}"' for key, value in attributes.items())
+    if isinstance(content, Markup):
+        inside = content
+    elif isinstance(content, str):
+        inside = escape(one_line(content))
+    else:
+        inside = Markup("").join(content)
+    return Markup(f"<{name}{given}>{inside}</{name}>") if inside else Markup(f"<{name}{given}/>")
+
+
+def _attribute(value: Attribute) -> str:
+    return escape(one_line(value)) if isinstance(value, str) else rounded(value)
+
+
+def chart(
+    title: str, description: str, width: float, height: float, parts: Iterable[Markup], class_: str = "chart"
+) -> Markup:
+    """A picture with its name, and its numbers in words, for those who do not see it."""
+    heads = [element("title", title), *([element("desc", description)] if description else [])]
+    view = f"0 0 {rounded(width)} {rounded(height)}"
+    return element("svg", [*heads, *parts], viewBox=view, role="img", class_=class_)
+
+
+def rounded(value: float) -> str:
+    """``12``, ``12.5``, ``0.25``."""
+    return f"{value:.2f}".rstrip("0").rstrip(".") if value == value else "0"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """From values to places: ``low`` is drawn at ``start``, ``high`` at ``end``."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        """Where a value is drawn."""
+        span = self.high - self.low
+        return self.start + (self.end - self.start) * ((value - self.low) / span if span else 0.5)
+
+
+def around(values: Iterable[float], start: float, end: float, margin: float = 0.04) -> Scale:
+    """A scale that has room for all values, and a little beside them."""
+    found = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
+    low, high = min(found), max(found)
+    more = (high - low) * margin or abs(high) * margin or 1.0
+    return Scale(low - more if low > more or low <= 0 else low * (1 - margin), high + more, start, end)
+
+
+def ticks(low: float, high: float, most: int = 5, unit: str = "") -> list[float]:
+    """Round numbers between two values, ``most`` of them at most; round in binary units if ``unit`` is ``bytes``."""
+    span = high - low
+    if not (span > 0 and math.isfinite(span)):
+        return [low]
+    base = max((size for size in BYTES_PER.values() if size <= high), default=1) if unit == "bytes" else 1.0
+    raw = span / base / most
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = base * power * next(one for one in _ROUND if one * power >= raw * (1 - 1e-9))
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return [number * step for number in range(first, last + 1)]

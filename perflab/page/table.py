@@ -1,0 +1,95 @@
+"""Tables of a page: cells with what they are sorted by, columns that may be hidden at first. Plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from perflab.report.beside_text import amount
+from perflab.units import format_percent, format_ratio
+
+NOTHING = "–"
+MOST_COLUMNS = 60
+"""For so many ``style.css`` has rules that hide one."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column. ``key`` is its name in the address; numbers stand on the right."""
+
+    title: str
+    key: str = ""
+    number: bool = False
+    hidden: bool = False
+    """Whether it is there only for who asks for it."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What stands in a cell; ``more`` stands behind it, smaller."""
+
+    text: str = NOTHING
+    sort: float | str | None = None
+    number: bool = False
+    href: str | None = None
+    more: str = ""
+    tone: str = ""
+    """``bad``, ``warn``, ``good``, or nothing."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row; ``verdict`` is what it is filtered by."""
+
+    cells: Sequence[Cell]
+    verdict: str = ""
+    tone: str = ""
+
+
+@dataclass(frozen=True)
+class PageTable:
+    """A table as templates take it."""
+
+    columns: Sequence[Column]
+    rows: Sequence[Row]
+    verdicts: Sequence[tuple[str, int, str]] = field(default_factory=list)
+    """What rows can be filtered by: each verdict, how many rows have it, and its tone."""
+
+    @property
+    def hidden(self) -> str:
+        """Classes that hide columns, for who has no script too."""
+        return " ".join(f"h{number}" for number, column in enumerate(self.columns, 1) if column.hidden)
+
+
+def number_cell(value: float | None, unit: str, more: str = "", tone: str = "") -> Cell:
+    """A number in its unit, sorted by its value."""
+    if value is None:
+        return Cell(number=True)
+    return Cell(written(value, unit), sort=float(f"{value:.7g}"), number=True, more=more, tone=tone)
+
+
+def written(value: float, unit: str) -> str:
+    """A number as text: ``ns``, ``bytes``, ``count``, ``share``, ``ratio``, ``per second``."""
+    if unit == "share":
+        return format_percent(value) if value >= 0 else f"-{format_percent(-value)}"
+    if unit == "ratio":
+        return format_ratio(value) if value >= 0 else f"-{format_ratio(-value)}"
+    if unit == "s":
+        return amount(1e9 * value, "ns")
+    return amount(value, unit)
+
+
+def text_cell(text: str, *, href: str | None = None, more: str = "", tone: str = "") -> Cell:
+    """A text."""
+    return Cell(text, href=href, more=more, tone=tone)
+
+
+TONES = {
+    "regressed": "bad",
+    "failed": "bad",
+    "oom": "bad",
+    "inconclusive": "warn",
+    "incomparable": "warn",
+    "improved": "good",
+}
+"""Of verdicts; others have the colour of text."""

@@ -1,0 +1,139 @@
+"""What a report has of a prediction: peak, what it is made of, costs, bounds, what a dry run counted. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from perflab.data import changed
+from perflab.predicted.records import Cost, PredictedCase, Prediction
+from perflab.predicted.report.detail import grouped
+from perflab.predicted.report.facts import dry_run_facts, filled_by, fit_facts, memory_facts, time_facts
+from perflab.report.contents import Case, Quantity, Table, exact_quantities, first_rows, quantity
+from perflab.results import Result
+
+ROWS = 12
+_BYTES = ("saved", "bytes", "asked", "allocated", "reserved", "to_device", "to_host")
+
+
+def describe(result: Result, case: Case) -> Case:
+    """The case with what was predicted."""
+    outcome = result.outcome
+    assert isinstance(outcome, PredictedCase)
+    now = outcome.now
+    facts = [*filter(None, [filled_by(now)]), *fit_facts(now), *time_facts(now), *memory_facts(now)]
+    facts += [*dry_run_facts(now), *now.notes]
+    return changed(
+        case,
+        parameters=outcome.parameters or case.parameters,
+        quantities=_quantities(result, now),
+        memory={kind: size for kind, size in now.composition.items() if size},
+        memory_beside=_beside(now),
+        tables=_tables(now),
+        facts=facts,
+        compared_by={"GPU": now.place, "torch": now.torch},
+    )
+
+
+def _quantities(result: Result, now: Prediction) -> dict[str, Quantity]:
+    judgement = result.judgement
+    worse = judgement.worse
+    found = {"peak": quantity("bytes", now.peak_bytes, judgement.memory, exact=True, worse="memory" in worse)}
+    totals: dict[str, float] = {"saved": now.saved_bytes, "flops": now.flops, "bytes": now.bytes_moved}
+    totals |= {"operators": now.operators, **now.real}
+    gated = exact_quantities(totals, judgement.counts, dict.fromkeys(_BYTES, "bytes"))
+    found |= {name: changed(one, worse=name in worse) for name, one in gated.items()}
+    if not now.real and now.launches:
+        found["launches"] = quantity("count", now.launches, exact=True)
+    for name, ns in (("bound", now.bound_ns), ("roofline", now.roofline_ns), ("estimate", now.estimate_ns)):
+        if ns is not None:
+            found[name] = quantity("ns", ns, exact=True)
+    return found
+
+
+def _beside(now: Prediction) -> dict[str, int]:
+    readings = {
+        "allocated, as PyTorch would count": now.allocated_bytes,
+        "of that workspaces": now.workspace_bytes,
+        "reserved of the GPU": now.reserved_bytes,
+        "peak with the last result alive": now.keeping_output_bytes or 0,
+        "room on the GPU": now.fit.room_bytes if now.fit is not None else 0,
+    }
+    return {name: size for name, size in readings.items() if size}
+
+
+def _tables(now: Prediction) -> list[Table]:
+    what = [("operator", "text"), ("line", "text")]
+    found = [
+        first_rows(
+            "at_peak",
+            "Alive at the peak",
+            [("size", "bytes"), ("blocks", "count"), ("kind", "text"), ("module", "text"), *what],
+            [(one.size_bytes, one.blocks, one.kind, one.module, one.operator, one.line) for one in now.at_peak],
+            ROWS,
+        ),
+        first_rows(
+            "saved",
+            "Saved for backward",
+            [("size", "bytes"), ("tensors", "count"), ("module", "text"), ("shape", "text"), ("type", "text"), *what],
+            [
+                (
+                    one.size_bytes,
+                    one.count,
+                    one.module,
+                    " × ".join(map(str, one.shape)),
+                    one.dtype,
+                    one.operator,
+                    one.line,
+                )
+                for one in now.saved
+                if one.size_bytes
+            ],
+            ROWS,
+        ),
+        _work(now, "module", lambda cost: cost.module or "outside of modules"),
+        _work(now, "operator", lambda cost: cost.operator),
+    ]
+    dry = now.dry_run
+    if dry is not None:
+        found += [
+            first_rows(
+                "kernels",
+                "Launches by kernel",
+                [("launches", "count"), ("kernel", "text")],
+                [(many, name) for name, many in dry.kernels.items()],
+                ROWS,
+            ),
+            first_rows(
+                "traffic",
+                "Between host and device",
+                [("what", "text"), ("calls", "count"), ("size", "bytes"), ("function", "text"), ("line", "text")],
+                [(one.what, one.calls, one.size_bytes, one.function, one.line) for one in dry.traffic],
+                ROWS,
+            ),
+            first_rows(
+                "races",
+                "Streams that race",
+                [("what", "text"), ("first", "text"), ("second", "text"), ("lines", "text")],
+                [
+                    (one.what, one.first, one.second, ", ".join([*one.first_lines, *one.second_lines]))
+                    for one in dry.races
+                ],
+                ROWS,
+            ),
+        ]
+    return [table for table in found if table.rows]
+
+
+def _work(now: Prediction, title: str, key: Callable[[Cost], str]) -> Table:
+    rows = [
+        (
+            name,
+            sum(one.calls for one in costs),
+            sum(one.flops for one in costs),
+            sum(one.bytes_moved for one in costs),
+            sum(one.roofline_ns for one in costs),
+        )
+        for name, costs in grouped(now, key)
+    ]
+    columns = [(title, "text"), ("calls", "count"), ("FLOPs", "count"), ("bytes moved", "bytes"), ("roofline", "ns")]
+    return first_rows(f"by_{title}", f"Work by {title}", columns, rows, ROWS)

@@ -1,0 +1,83 @@
+"""Runs beside each other: which cases they share, and which of their numbers may be compared. Judges nothing. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perflab.documents import weave
+from perflab.environment import differences, differing, exact_environment
+from perflab.records import Environment
+from perflab.report.contents import Case, Compared, Quantity, RunContents
+
+OTHER_MACHINE = "other machine"
+Key = tuple[str, str]
+
+
+def beside_each_other(runs: Sequence[RunContents]) -> list[Compared]:
+    """Each case of any run, in the order of the cases.
+
+    A case's first run is what the others are held against; where times cannot be, memory and counts may.
+    """
+    places = [{_key(case): at for at, case in enumerate(run.cases)} for run in runs]
+    names = {_joined(key): key for place in places for key in place}
+    order = [names[name] for name in weave([[_joined(key) for key in place] for place in places])]
+    return [_compared(key, runs, [place.get(key) for place in places]) for key in order]
+
+
+def _key(case: Case) -> Key:
+    return case.case, case.variant
+
+
+def _joined(key: Key) -> str:
+    return "\0".join(key)
+
+
+def _compared(key: Key, runs: Sequence[RunContents], cases: list[int | None]) -> Compared:
+    first = next(number for number, at in enumerate(cases) if at is not None)
+    base_at = cases[first]
+    assert base_at is not None
+    base, base_environment = runs[first].cases[base_at], _environment(runs[first], runs[first].cases[base_at])
+    ratios: dict[str, list[float | None]] = {name: [None] * len(runs) for name in base.quantities}
+    elsewhere: list[str | None] = [None] * len(runs)
+    for number, at in enumerate(cases):
+        if at is None or number == first:
+            continue
+        other = runs[number].cases[at]
+        why, why_exact = _obstacles(base, base_environment, other, _environment(runs[number], other))
+        elsewhere[number] = why
+        for name, before in base.quantities.items():
+            now = other.quantities.get(name)
+            if now is not None and (why_exact if before.exact else why) is None:
+                ratios[name][number] = _ratio(before, now)
+    kept = {name: found for name, found in ratios.items() if any(one is not None for one in found)}
+    return Compared(case=key[0], variant=key[1], cases=cases, ratios=kept, elsewhere=elsewhere)
+
+
+def _environment(run: RunContents, case: Case) -> Environment | None:
+    return run.environments[case.environment] if case.environment is not None else None
+
+
+def _obstacles(
+    base: Case, base_environment: Environment | None, other: Case, environment: Environment | None
+) -> tuple[str | None, str | None]:
+    """Why times, and what is exact, cannot be compared; None where they can."""
+    if base.tier != other.tier and (base_environment is None or environment is None):
+        return (f"{other.tier or other.verdict} here, {base.tier or base.verdict} there",) * 2
+    if base_environment is None or environment is None:
+        told = [f"{name} {value} -> {other.compared_by.get(name)}" for name, value in base.compared_by.items()]
+        same = base.compared_by == other.compared_by
+        return (None, None) if same else (", ".join(told),) * 2
+    times = differences(base_environment, environment)
+    exact = list(differing(exact_environment(base_environment), exact_environment(environment)).values())
+    moved = base_environment.machine != environment.machine
+    label = [OTHER_MACHINE] if moved else []
+    more = [text for text in times if not text.startswith("machine ")]
+    return ", ".join([*label, *more]) or None, ", ".join(exact) or None
+
+
+def _ratio(before: Quantity, now: Quantity) -> float | None:
+    if before.unit != now.unit:
+        return None
+    if before.now == now.now:
+        return 1.0
+    return now.now / before.now if before.now > 0 else None

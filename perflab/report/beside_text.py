@@ -1,0 +1,160 @@
+"""Several runs beside each other as text and Markdown: which machine each is of, and a line a case. Pure."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from perflab.records import Environment
+from perflab.report.contents import Case, Compared, Contents, Quantity, RunContents
+from perflab.report.escaping import code, escape, one_line
+from perflab.report.lines import shorten, wrap_facts
+from perflab.units import format_bytes, format_change, format_ns
+
+NOTHING = "–"
+_SHOWN = ("latency", "peak")
+_LEAST_NAME = 22
+
+
+def run_facts(run: RunContents) -> list[str]:
+    """What tells one run from another: commit, time, machines, how many cases have which verdict."""
+    commit = run.commit
+    short = f"{commit[:10]}{'+dirty' if commit.endswith('+dirty') else ''}" if commit else "no commit"
+    return [
+        f"commit {short}",
+        run.created[:16].replace("T", " "),
+        *(machine_of(environment) for environment in run.environments),
+        " · ".join(f"{many} {verdict}" for verdict, many in run.verdicts.items()) or "no cases",
+        *([] if run.complete else ["not known to be complete"]),
+    ]
+
+
+def machine_of(environment: Environment) -> str:
+    """An environment in a few words."""
+    machine = f", machine {environment.machine}" if environment.machine is not None else ""
+    return f"{environment.device}: {environment.device_name}, torch {environment.torch}{machine}"
+
+
+def quantity_text(value: Quantity | None) -> str:
+    """What a number is now, in its unit."""
+    if value is None:
+        return NOTHING
+    return amount(value.now, value.unit)
+
+
+def amount(value: float, unit: str) -> str:
+    """A number as tables have it."""
+    if unit == "ns":
+        return format_ns(value) if value >= 0 else f"-{format_ns(-value)}"
+    if unit == "bytes":
+        return format_bytes(round(value)) if value >= 0 else f"-{format_bytes(-round(value))}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+
+
+def beside_lines(contents: Contents, width: int) -> Iterator[str]:
+    """Runs, then each case with what it takes in each run; no line longer than ``width``, unless a name is."""
+    for number, run in enumerate(contents.runs, 1):
+        head, *more = wrap_facts([f"{number}: {one_line(run.label)}", *map(one_line, run_facts(run))], width - 3)
+        yield head
+        yield from (f"   {line}" for line in more)
+        for note in run.notes:
+            yield from (f"   {line}" for line in textwrap.wrap(one_line(note), width - 3))
+    yield from _table_lines(contents, width)
+
+
+def beside_markdown(contents: Contents, first: Sequence[str] = ()) -> str:
+    """The same as GitHub Markdown; ends with a newline."""
+    blocks = ["### perflab: runs side by side", *first]
+    facts = [[f"**{number}**: {code(run.label)}", *map(escape, run_facts(run))] for number, run in _numbered(contents)]
+    blocks.append("\n".join(f"- {' · '.join(ones)}" for ones in facts))
+    blocks += [escape(note) for run in contents.runs for note in run.notes]
+    titles = [f"{name} {number}" for number, _ in _numbered(contents) for name in ("time", "peak")]
+    lines = [f"| case | {' | '.join(titles)} | |", f"|---|{'--:|' * len(titles)}---|"]
+    for compared in contents.compared:
+        cells = [text for pair in _cells(contents, compared) for text in pair]
+        notes = "; ".join(_notes(contents, compared))
+        lines.append(f"| {' | '.join([code(name_in(contents, compared)), *map(escape, cells), escape(notes)])} |")
+    return "\n\n".join([*blocks, "\n".join(lines), _LEGEND]) + "\n"
+
+
+_LEGEND = (
+    "Ratios are to the first run that has the case. Runs of different machines or versions stand beside each other "
+    "without one. Nothing here is judged."
+)
+
+
+def name_in(contents: Contents, compared: Compared) -> str:
+    """The case's name in the first run that has it."""
+    return next(case.name for case in cases_of(contents, compared) if case is not None)
+
+
+def cases_of(contents: Contents, compared: Compared) -> list[Case | None]:
+    """The case in each run."""
+    pairs = zip(contents.runs, compared.cases, strict=True)
+    return [run.cases[at] if at is not None else None for run, at in pairs]
+
+
+def _numbered(contents: Contents) -> list[tuple[int, RunContents]]:
+    return list(enumerate(contents.runs, 1))
+
+
+def _cells(contents: Contents, compared: Compared) -> list[list[str]]:
+    """By run: time and peak, with the change against the first."""
+    found = []
+    for number, case in enumerate(cases_of(contents, compared)):
+        cells = []
+        for name in _SHOWN:
+            text = quantity_text(case.quantities.get(name)) if case is not None else NOTHING
+            ratio = compared.ratios.get(name, [None] * len(contents.runs))[number]
+            cells.append(f"{text} {format_change(ratio)}" if ratio is not None else text)
+        found.append(cells)
+    return found
+
+
+def _notes(contents: Contents, compared: Compared) -> list[str]:
+    """Why there is no ratio, and what came to something else than a number."""
+    cases = cases_of(contents, compared)
+    told = [f"{number}: {why}" for number, why in enumerate(compared.elsewhere, 1) if why is not None]
+    told += [
+        f"{number}: {case.verdict}" for number, case in enumerate(cases, 1) if case is not None and not case.quantities
+    ]
+    others = {
+        name: ratios
+        for name, ratios in compared.ratios.items()
+        if name not in _SHOWN and any(one not in (None, 1.0) for one in ratios) and _is_exact(cases, name)
+    }
+    for name in others:
+        values = [quantity_text(case.quantities.get(name)) if case is not None else NOTHING for case in cases]
+        told.append(f"{name.replace('_', ' ')} {' / '.join(values)}")
+    return told
+
+
+def _is_exact(cases: Sequence[Case | None], name: str) -> bool:
+    return all(case is None or name not in case.quantities or case.quantities[name].exact for case in cases)
+
+
+def _table_lines(contents: Contents, width: int) -> Iterator[str]:
+    """Runs below each other in each case: any number of them fits, however narrow the terminal is."""
+    rows = [
+        (one_line(name_in(contents, one)), _cells(contents, one), _notes(contents, one)) for one in contents.compared
+    ]
+    titles = ("time", "peak")
+    sizes = [
+        2 + max([len(title), *(len(cells[at]) for _, ones, _ in rows for cells in ones)])
+        for at, title in enumerate(titles)
+    ]
+    numbers = 1 + len(str(len(contents.runs)))
+    room = max(_LEAST_NAME, width - sum(sizes) - numbers)
+    names = min(room, max([len("case"), *(len(name) for name, _, _ in rows)]))
+    if rows:
+        yield f"{'case'.ljust(names)}{'':{numbers}}{''.join(t.rjust(s) for t, s in zip(titles, sizes, strict=True))}"
+    for name, ones, notes in rows:
+        for number, cells in enumerate(ones, 1):
+            left = shorten(name, names).ljust(names) if number == 1 else " " * names
+            yield f"{left}{number:>{numbers}}{''.join(text.rjust(s) for text, s in zip(cells, sizes, strict=True))}"
+        for note in notes:
+            yield from (f"  {line}" for line in textwrap.wrap(one_line(note), width - 2))
+    if rows:
+        yield from textwrap.wrap(_LEGEND, width)
+    else:
+        yield "no perf case ran"

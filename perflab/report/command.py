@@ -1,0 +1,209 @@
+"""``perflab report`` and ``perflab compare``: results files and journals as text, Markdown, JSON and a page."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from perflab.data import to_readable_json
+from perflab.documents import only_cases, read_document
+from perflab.errors import UsageError
+from perflab.files import write_whole
+from perflab.journals import SUFFIX, read_journal
+from perflab.report.beside_text import beside_lines, beside_markdown
+from perflab.report.escaping import for_reading, one_line
+from perflab.report.gather import Source, gather
+from perflab.report.lines import short_name
+from perflab.report.markdown import markdown
+from perflab.report.summary import summary, unseen_failures
+from perflab.report.terminal import page_width
+from perflab.report.view import COLLECTED, DEFAULT_COLUMNS, View, parse_columns, parse_sort
+from perflab.results import parameter_names
+from perflab.tiers import Run, tiers
+from perflab.units import format_names
+
+FORMATS = ("text", "markdown", "json", "html")
+_Parsed = TypeVar("_Parsed")
+
+
+def report_command(parser: argparse.ArgumentParser) -> Run:
+    """Show the results of a run as text, GitHub Markdown, JSON or one HTML page; of several runs, side by side.
+
+    FILE is a results file from --perf-json or perflab merge, or the journal of a run (.perflab/runs/*.jsonl).
+    """
+    _declare(parser, "results file or journal; several are set side by side")
+    parser.add_argument(
+        "--side-by-side", metavar="PARAMETER", help="compare the values of this parameter, fastest first"
+    )
+    parser.add_argument(
+        "--columns",
+        metavar="NAME[,...]",
+        default=DEFAULT_COLUMNS,
+        help=f"columns of the results table (default: {DEFAULT_COLUMNS})",
+    )
+    parser.add_argument(
+        "--sort",
+        metavar="[-]NAME",
+        default=COLLECTED,
+        help="sort by a column, name or fullname; -NAME: descending (default: collected)",
+    )
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="list every skipped case, and show long results in full"
+    )
+
+    def run(given: argparse.Namespace) -> int:
+        view = View(
+            _parsed("--columns", given.columns, parse_columns),
+            _parsed("--sort", given.sort, parse_sort),
+            every=given.verbose,
+        )
+        sources = read_sources(given.files, given.case)
+        if len(sources) > 1:
+            _refuse_of_one(given)
+            return _shown(given, _beside(sources))
+        return _shown(given, _of_one(sources[0], given.side_by_side, view, given.page))
+
+    return run
+
+
+def compare_command(parser: argparse.ArgumentParser) -> Run:
+    """Show several runs side by side: times, memory and counts, with ratios to the first run.
+
+    Numbers of different machines or versions stand beside each other, labelled, and have no ratio. Nothing is judged.
+    """
+    _declare(parser, "results files or journals, the one to compare with first")
+
+    def run(given: argparse.Namespace) -> int:
+        if len(given.files) < 2:
+            raise UsageError("one file is given", "name two or more to compare, or use perflab report FILE")
+        return _shown(given, _beside(read_sources(given.files, given.case)))
+
+    return run
+
+
+def read_sources(paths: Sequence[Path], case: str | None = None) -> list[Source]:
+    """The runs of these files, each labelled by as much of its path as tells it from the others.
+
+    Args:
+        paths: results files, or journals.
+        case: keep only cases whose name contains this.
+
+    Raises:
+        DocumentError: one cannot be read.
+        UsageError: no case of any has ``case`` in its name.
+    """
+    sources = [_read(path, label) for path, label in zip(paths, _labels(paths), strict=True)]
+    if case is None:
+        return sources
+    chosen = [Source(one.label, only_cases(one.document, case), one.notes, one.ended) for one in sources]
+    if not any(one.document.results for one in chosen):
+        every = [short_name(result.case) for one in sources for result in one.document.results]
+        raise UsageError(
+            f"--case={case}: no case of {', '.join(map(str, paths))} has that in its name",
+            f"name a part of one that it has: {format_names(list(dict.fromkeys(every))) or 'none'}",
+        )
+    return chosen
+
+
+def _declare(parser: argparse.ArgumentParser, files: str) -> None:
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help=files)
+    parser.add_argument("--format", choices=FORMATS, default="text", help="(default: text)")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write to this file instead of the terminal")
+    parser.add_argument(
+        "--case", metavar="SUBSTRING", help="show only cases whose name contains this; a single prediction in full"
+    )
+    parser.add_argument("--page", metavar="URL", help="address of the HTML page, which markdown links to")
+
+
+def _refuse_of_one(given: argparse.Namespace) -> None:
+    given_of_one = {
+        "--side-by-side": given.side_by_side is not None,
+        "--columns": given.columns != DEFAULT_COLUMNS,
+        "--sort": given.sort != COLLECTED,
+    }
+    for option, is_given in given_of_one.items():
+        if is_given:
+            raise UsageError(f"{option} with {len(given.files)} files", f"give {option} with one file")
+
+
+def _read(path: Path, label: str) -> Source:
+    if path.suffix == SUFFIX:
+        document, notes = read_journal(path)
+        return Source(label, document, tuple(notes), ended=False)
+    return Source(label, read_document(path))
+
+
+def _labels(paths: Sequence[Path]) -> list[str]:
+    """Names of files; where two are the same, with as many folders as tell them apart, and numbers at last."""
+    depth, different = 1, set(paths)
+    while len({path.parts[-depth:] for path in different}) < len(different) and depth < 20:
+        depth += 1
+    names = [Path(*path.parts[-depth:]).as_posix() for path in paths]
+    return [f"{name} ({at})" if names.count(name) > 1 else name for at, name in enumerate(names, 1)]
+
+
+Texts = dict[str, Callable[[], str]]
+"""What a report is in each format."""
+
+
+def _shown(given: argparse.Namespace, texts: Texts) -> int:
+    if given.page is not None and given.format != "markdown":
+        raise UsageError(
+            f"--page with --format={given.format}", "give --page with --format=markdown, which links to it"
+        )
+    text = texts[given.format]()
+    if given.output is not None:
+        write_whole(given.output, text.encode("utf-8", "backslashreplace"))
+        print(one_line(f"wrote {given.output}"))
+    else:
+        sys.stdout.write(text)
+    return 0
+
+
+def _of_one(source: Source, parameter: str | None, view: View, page: str | None) -> Texts:
+    document = source.document
+    if parameter is not None and not any(one.sets_beside(document.results, parameter) for one in tiers()):
+        known = ", ".join(parameter_names(document.results)) or "none"
+        raise UsageError(
+            f"--side-by-side={parameter}: nothing to compare in {source.label}",
+            f"name a parameter of which a case has several levels; its cases have: {known}",
+        )
+    notes = [*source.notes, *unseen_failures(for_reading(document))]
+    shown: dict[str, Any] = {"parameter": parameter, "view": view}
+    return {
+        "text": lambda: "".join(f"{line.text}\n" for line in summary(document, page_width(), notes, **shown)),
+        "markdown": lambda: markdown(document, parameter, view, notes=source.notes, page=page),
+        **_data([source]),
+    }
+
+
+def _beside(sources: Sequence[Source]) -> Texts:
+    return {
+        "text": lambda: "".join(f"{line}\n" for line in beside_lines(gather(sources), page_width())),
+        "markdown": lambda: beside_markdown(gather(sources)),
+        **_data(sources),
+    }
+
+
+def _data(sources: Sequence[Source]) -> Texts:
+    def page() -> str:
+        from perflab.page.report import report_page  # jinja2 is loaded for pages alone
+
+        return report_page(gather(sources))
+
+    return {"json": lambda: to_readable_json(gather(sources)), "html": page}
+
+
+def _parsed(option: str, text: str, parse: Callable[[str], _Parsed]) -> _Parsed:
+    """An option's value.
+
+    Raises:
+        UsageError: it cannot be read, naming the option.
+    """
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}", "see docs/reference.md, under Columns") from error

@@ -1,0 +1,88 @@
+"""From results to contents: what all cases have, their tiers add to; runs stand beside each other. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from perflab.documents import ended_early
+from perflab.records import Environment, Verdict
+from perflab.report.beside import beside_each_other
+from perflab.report.contents import KIND, SCHEMA, Case, Contents, RunContents, counted
+from perflab.report.lines import names_of
+from perflab.report.summary import unseen_failures
+from perflab.report.tally import ACCEPTED, outcome, way_of
+from perflab.results import Document, Result, parameters_of
+from perflab.tiers import by_table, tier, tier_of
+
+_WIDE = 10_000
+"""A width that no note reaches: pages wrap by themselves."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One run with what is known of the file that it stands in."""
+
+    label: str
+    document: Document
+    notes: tuple[str, ...] = ()
+    ended: bool = True
+    """Whether the file says how the run ended."""
+
+
+def gather(sources: Sequence[Source]) -> Contents:
+    """All that there is to say of these runs, in their order."""
+    runs = [_run(source) for source in sources]
+    return Contents(kind=KIND, schema=SCHEMA, runs=runs, compared=beside_each_other(runs) if len(runs) > 1 else [])
+
+
+def _run(source: Source) -> RunContents:
+    document = source.document
+    results, found = document.results, by_table(document.results)
+    environments = list(dict.fromkeys(one.record.environment for one in results if one.record is not None))
+    cases = [_case(one, name, environments) for one, name in zip(results, names_of(results), strict=True)]
+    tables = {key: data for name, ones in found.items() for key, data in tier(name).data(document, ones).items()}
+    return RunContents(
+        label=source.label,
+        created=document.created.isoformat(),
+        perflab=document.perflab,
+        commit=document.commit,
+        exitstatus=document.exitstatus,
+        complete=source.ended and not ended_early(document),
+        verdicts=counted(map(outcome, results), (*Verdict, ACCEPTED)),
+        notes=[*source.notes, *unseen_failures(document), *document.preface],
+        environments=environments,
+        cases=cases,
+        tables=tables,
+        baselines=document.baselines,
+        threshold=document.threshold,
+        command=document.command,
+        not_compared=[text for name, ones in found.items() for text in tier(name).notes(document, ones, _WIDE)],
+    )
+
+
+def _case(result: Result, name: str, environments: list[Environment]) -> Case:
+    judgement, record = result.judgement, result.record
+    bare = Case(
+        case=result.case,
+        name=name,
+        variant=(result.outcome.variant if result.outcome is not None else "") or result.mode.suffix.strip(),
+        tier=way_of(result) or None,
+        environment=environments.index(record.environment) if record is not None else None,
+        verdict=judgement.verdict,
+        reasons=judgement.reasons,
+        parameters=parameters_of(result),
+        quantities={},
+        saved=result.saved,
+        drift=judgement.drift,
+        disturbed=judgement.disturbed,
+        beside=judgement.beside,
+        no_times=judgement.no_times,
+        not_compared=judgement.not_compared,
+        short_of=judgement.short_of,
+        failure=result.failure,
+        study=result.study,
+        side_by_side=result.side_by_side,
+    )
+    described: Case = tier_of(result).describe(result, bare)
+    return described
