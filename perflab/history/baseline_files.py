@@ -12,7 +12,14 @@ from statistics import median
 import msgspec
 
 from perflab.errors import DocumentError
-from perflab.history.results_files import UNIT_BYTES, UNIT_COUNT, UNIT_NS, kernel_readings
+from perflab.history.results_files import (
+    UNIT_BYTES,
+    UNIT_COUNT,
+    UNIT_NS,
+    Resources,
+    basis_text,
+    prediction_text,
+)
 from perflab.history.series import INEXACT_COUNTS, Place, Reading, exact_place, places_of
 from perflab.records import Environment, ExactEnvironment
 
@@ -73,24 +80,16 @@ class _Save(_Narrow):
     reason: str | None = None
 
 
-class _Resources(_Narrow):
-    registers: int
-    spill_store_bytes: int = 0
-    spill_load_bytes: int = 0
-    static_shared_bytes: int = 0
-    dynamic_shared_bytes: int = 0
-
-
 class _OldKernel(_Narrow):
     """Of schema 1: each said for itself when it was saved."""
 
     recorded: str
-    resources: _Resources
+    resources: Resources
     triton: str = ""
     reason: str | None = None
 
 
-class _Kernel(_Resources):
+class _Kernel(Resources):
     save: str = ""
 
 
@@ -174,14 +173,14 @@ def _predicted(file: _File, gpu: str) -> Iterator[Level]:
             "peak": Reading(one.peak_bytes, UNIT_BYTES, True),
             "saved": Reading(one.saved_bytes, UNIT_BYTES, True),
             "operators": Reading(sum(cost[3] for cost in one.costs), UNIT_COUNT, True),
-            "flops": Reading(sum(cost[4] for cost in one.costs), "FLOP", True),
+            "flops": Reading(sum(cost[4] for cost in one.costs), UNIT_COUNT, True),
             "bytes": Reading(sum(cost[5] for cost in one.costs), UNIT_BYTES, True),
             **{
                 quantity: Reading(value, _REAL_UNITS.get(quantity, UNIT_COUNT), True)
                 for quantity, value in one.real.items()
             },
         }
-        where = places_of(None, f"{gpu} predicted · torch {one.torch}")
+        where = places_of(None, prediction_text(gpu, one.torch))
         yield Level(name, gpu, where, one.recorded, one.reason, readings)
 
 
@@ -193,8 +192,8 @@ def _kernels(file: _File) -> Iterator[Level]:
         else:
             kernel = msgspec.json.decode(raw, type=_Kernel)
             save, resources = file.saves[kernel.save], kernel
-        where = places_of(None, f"Triton {save.triton}")
-        yield Level(name, "", where, save.recorded, save.reason, kernel_readings(resources))
+        where = places_of(None, basis_text({"triton": save.triton}))
+        yield Level(name, "", where, save.recorded, save.reason, resources.readings())
 
 
 def _counts(counts: dict[str, int]) -> dict[str, Reading]:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from perflab.errors import UsageError
 from perflab.files import write_whole
@@ -17,6 +18,9 @@ from perflab.history.baseline_log import read_log
 from perflab.history.folder import read_branch, read_folder
 from perflab.history.series import History
 from perflab.report.escaping import one_line
+
+if TYPE_CHECKING:
+    from perflab.history.contents import Contents
 
 _RECENT = 10
 _JOURNALS = Path(".perflab/runs")
@@ -55,12 +59,8 @@ def history_command(parser: argparse.ArgumentParser) -> Callable[[argparse.Names
     parser.add_argument(
         "--bisect", metavar="CASE", help="find the commit that changed this case, by comparing commits by halves"
     )
-    parser.add_argument(
-        "--good", metavar="COMMIT", help="with --bisect: a commit of the old level (default: the event's)"
-    )
-    parser.add_argument(
-        "--bad", metavar="COMMIT", help="with --bisect: a commit of the new level (default: the event's)"
-    )
+    parser.add_argument("--good", metavar="COMMIT", help="with --bisect: has the old level (default: the event's)")
+    parser.add_argument("--bad", metavar="COMMIT", help="with --bisect: has the new level (default: the event's)")
     parser.add_argument("--build", metavar="COMMAND", help="with --bisect: run this in each commit's worktree first")
     parser.add_argument("--pytest", metavar="OPTIONS", default="", help="with --bisect: more options for pytest")
 
@@ -147,10 +147,7 @@ def _date(text: str | None) -> datetime | None:
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
-def _formatted(contents: object, form: str) -> str:
-    from perflab.history.contents import Contents
-
-    assert isinstance(contents, Contents)
+def _formatted(contents: Contents, form: str) -> str:
     if form == "text":
         from perflab.history.text import as_text
 

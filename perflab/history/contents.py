@@ -6,7 +6,9 @@ Indices point into the lists beside them: runs, environments, words, series. Tim
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -21,6 +23,7 @@ from perflab.history.judging import (
     judged_series,
 )
 from perflab.history.series import History, Series
+from perflab.report.lines import short_name
 
 SCHEMA = 1
 KIND = "perflab history"
@@ -53,6 +56,8 @@ class SeriesRow(Data, frozen=True):
     case: str
     variant: str
     """What tells results of one case apart: its mode, or the GPU of a prediction."""
+    name: str
+    """Both in short, and no other case's."""
     quantity: str
     unit: str
     exact: bool
@@ -173,7 +178,8 @@ def contents_of(history: History, quantity: str | None, repository: Path) -> Con
     for number, event in enumerate(events, 1):
         for one in event.members:
             parts.setdefault(one.series, []).append((number, one))
-    rows = [_series(one, parts.get(at, [])) for at, one in enumerate(series)]
+    names = short_names((one.case, one.variant) for one in series)
+    rows = [_series(one, names[one.case, one.variant], parts.get(at, [])) for at, one in enumerate(series)]
     return Contents(
         kind=KIND,
         schema=SCHEMA,
@@ -218,16 +224,31 @@ def newest_alarm(contents: Contents, recent: int) -> EventRow | None:
     return max((one for one in found if not one.undone_by), key=lambda one: one.first_new, default=None)
 
 
-def _series(one: Series, parts: Sequence[tuple[int, Found]]) -> SeriesRow:
+def short_names(cases: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """Cases with their variants by names as short as tells them apart: ``step[small] h100``, ``test_a:step[small]``."""
+    names = {one: f"{short_name(one[0])} {one[1]}".rstrip() for one in cases}
+    for depth in range(1, 8):
+        often = Counter(names.values())
+        alike = [one for one, name in names.items() if often[name] > 1]
+        if not alike:
+            break
+        for case, variant in alike:
+            path = case.partition("[")[0].replace(".py::", "/").replace("::", "/").split("/")[:-1]
+            names[case, variant] = ":".join([*path[-depth:], f"{short_name(case)} {variant}".rstrip()])
+    return names
+
+
+def _series(one: Series, name: str, parts: Sequence[tuple[int, Found]]) -> SeriesRow:
     starts = [0, *sorted({found.change.at for _, found in parts}), len(one.values)]
     levels = [
         Level(first=first, last=end - 1, value=median(one.values[first:end]))
-        for first, end in zip(starts, starts[1:], strict=False)
+        for first, end in pairwise(starts)
         if first < end
     ]
     return SeriesRow(
         case=one.case,
         variant=one.variant,
+        name=name,
         quantity=one.quantity,
         unit=one.unit,
         exact=one.is_exact,

@@ -16,7 +16,8 @@ from statistics import median
 from perflab.history.judging import Found
 from perflab.history.series import Series
 
-HIGHER_IS_BETTER = ("warps", "blocks", "occupancy", "warps_per_sm", "blocks_per_sm")
+HIGHER_IS_BETTER = ("warps_per_sm", "mma", "wgmma", "tcgen05", "tma")
+"""Of kernels: occupancy, and instructions of tensor cores and TMA."""
 _BESIDE_RUNS = 3
 """An interval that missed its place lies this close to it."""
 _BESIDE_SHARE = 0.1

@@ -28,7 +28,8 @@ class Objects:
     def read(self, name: str) -> bytes | None:
         """The content of a blob; None if there is no such object."""
         source, sink = self._process.stdout, self._process.stdin
-        assert source is not None and sink is not None
+        assert source is not None
+        assert sink is not None
         sink.write(name.encode("utf-8", "surrogateescape") + b"\n")
         sink.flush()
         words = source.readline().split()

@@ -6,6 +6,7 @@ The structures are narrow on purpose: a file of 10,000 cases is read in a tenth 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from statistics import median
 
@@ -44,6 +45,7 @@ class _ReportCase(_Narrow):
     variant: str = ""
     environment: int | None = None
     verdict: str = ""
+    compared_by: dict[str, str] = {}
 
 
 class _ReportRun(_Narrow):
@@ -90,12 +92,35 @@ class _Cost(_Narrow):
     bytes_moved: int = 0
 
 
-class _Resources(_Narrow):
+class Resources(_Narrow):
+    """What a compiled kernel takes."""
+
     registers: int
-    spill_store_bytes: int
-    spill_load_bytes: int
-    static_shared_bytes: int
-    dynamic_shared_bytes: int
+    spill_store_bytes: int = 0
+    spill_load_bytes: int = 0
+    stack_bytes: int = 0
+    static_shared_bytes: int = 0
+    dynamic_shared_bytes: int = 0
+    warps_per_sm: int = 0
+    instructions: dict[str, int] = {}
+    ptxas: str = ""
+
+    def readings(self) -> dict[str, Reading]:
+        """By quantity, named as in a report."""
+        sizes = {name: getattr(self, name) for name in ("spill_store_bytes", "spill_load_bytes", "stack_bytes")}
+        sizes["shared_bytes"] = self.static_shared_bytes + self.dynamic_shared_bytes
+        counts = {"registers": self.registers, "warps_per_sm": self.warps_per_sm, **self.instructions}
+        return {name: Reading(value, UNIT_BYTES, True) for name, value in sizes.items()} | {
+            name: Reading(value, UNIT_COUNT, True) for name, value in counts.items()
+        }
+
+
+class _Size(_Narrow):
+    size_bytes: int
+
+
+class _DryRun(_Narrow):
+    asked_bytes: int = 0
 
 
 class _Now(_Narrow):
@@ -105,9 +130,14 @@ class _Now(_Narrow):
     torch: str | None = None
     peak_bytes: int | None = None
     costs: list[_Cost] = []
+    saved: list[_Size] = []
+    launches: int = 0
+    allocated_bytes: int = 0
+    reserved_bytes: int = 0
+    dry_run: _DryRun | None = None
     arch: int | None = None
     triton: str | None = None
-    resources: _Resources | None = None
+    resources: Resources | None = None
 
 
 class _Outcome(_Narrow):
@@ -117,7 +147,7 @@ class _Outcome(_Narrow):
     now: _Now | None = None
 
 
-class _Mode(_Narrow, frozen=True):
+class _Mode(msgspec.Struct, frozen=True):
     cache: str = "warm"
     cuda_graph: bool = False
 
@@ -216,7 +246,7 @@ def _add_report(history: History, run: _ReportRun, file: str) -> None:
         if case.environment is not None:
             where, group = places[case.environment], groups[case.environment]
         else:
-            where = _numbers(history, None, variant)
+            where = _numbers(history, None, basis_text(case.compared_by))
             group = history.places[where[0]].group
         word = history.word(case.verdict)
         columns = history.columns(name, variant, group)
@@ -224,12 +254,13 @@ def _add_report(history: History, run: _ReportRun, file: str) -> None:
             value = one.now
             if value is None or not 0.0 <= value < math.inf:
                 continue
-            place = where[one.exact]
+            exact = one.exact and quantity not in INEXACT_COUNTS
+            place = where[exact]
             if quantity[:12] == CALIBRATION:
                 calibration.setdefault((place, quantity), []).append(value)
                 continue
             column = columns.get((quantity, place)) or history.column(
-                columns, name, variant, quantity, place, one.unit, is_exact=one.exact
+                columns, name, variant, quantity, place, one.unit, is_exact=exact
             )
             column[0](number)
             column[1](value)
@@ -270,14 +301,26 @@ def _variant(result: _Result) -> str:
     if now is not None:
         return now.gpu or ""
     words = ["cold"] * (result.mode.cache == "cold") + ["graph"] * result.mode.cuda_graph
-    return f" {{{', '.join(words)}}}" if words else ""
+    return f"{{{', '.join(words)}}}" if words else ""
 
 
 def _where(outcome: _Outcome) -> str:
     now = outcome.now
     if now is None:
         return ""
-    return f"{now.gpu} predicted · torch {now.torch}" if now.gpu is not None else f"Triton {now.triton}"
+    if now.gpu is not None:
+        return prediction_text(f"{now.gpu}-dry-run" if now.dry_run is not None else now.gpu, now.torch or "")
+    return basis_text({"triton": now.triton or "", "ptxas": now.resources.ptxas if now.resources is not None else ""})
+
+
+def prediction_text(place: str, torch: str) -> str:
+    """Where a prediction's numbers belong."""
+    return basis_text({"GPU": place, "torch": torch})
+
+
+def basis_text(compared_by: Mapping[str, str]) -> str:
+    """What must agree before numbers of what did not run are compared: ``GPU h100, torch 2.13.0``."""
+    return ", ".join(f"{name} {value}" for name, value in compared_by.items() if value)
 
 
 def _readings(result: _Result, outcome: _Outcome) -> dict[str, Reading]:
@@ -289,7 +332,7 @@ def _readings(result: _Result, outcome: _Outcome) -> dict[str, Reading]:
     latency, memory = result.judgement.latency, result.judgement.memory
     found = {
         "latency": _time(latency.now if latency is not None else median(one.median_ns for one in judged)),
-        "fastest": _time(min(one.fastest_ns for one in judged)),
+        "fastest": _time(outcome.summary.fastest_ns if outcome.summary is not None else judged[0].fastest_ns),
     }
     for name in judged[0].phases_ns:
         found[name] = _time(median(one.phases_ns.get(name, 0.0) for one in judged))
@@ -314,25 +357,23 @@ def _calibration(outcome: _Outcome) -> dict[str, float]:
 
 def _of_what_did_not_run(now: _Now) -> dict[str, Reading]:
     if now.resources is not None:
-        return kernel_readings(now.resources)
+        return now.resources.readings()
     if now.peak_bytes is None:
         return {}
-    return {
-        "peak": Reading(now.peak_bytes, UNIT_BYTES, True),
-        "flops": Reading(sum(one.flops for one in now.costs), "FLOP", True),
-        "bytes": Reading(sum(one.bytes_moved for one in now.costs), UNIT_BYTES, True),
-        "operators": Reading(sum(one.calls for one in now.costs), UNIT_COUNT, True),
+    sizes = {
+        "peak": now.peak_bytes,
+        "saved": sum(one.size_bytes for one in now.saved),
+        "bytes": sum(one.bytes_moved for one in now.costs),
     }
-
-
-def kernel_readings(resources: _Resources) -> dict[str, Reading]:
-    """The quantities of a compiled kernel."""
-    spills = resources.spill_store_bytes + resources.spill_load_bytes
-    shared = resources.static_shared_bytes + resources.dynamic_shared_bytes
-    return {
-        "registers": Reading(resources.registers, UNIT_COUNT, True),
-        "spills": Reading(spills, UNIT_BYTES, True),
-        "shared": Reading(shared, UNIT_BYTES, True),
+    if now.dry_run is not None:
+        sizes |= {"asked": now.dry_run.asked_bytes, "allocated": now.allocated_bytes, "reserved": now.reserved_bytes}
+    counts = {
+        "flops": sum(one.flops for one in now.costs),
+        "operators": sum(one.calls for one in now.costs),
+        "launches": now.launches,
+    }
+    return {name: Reading(value, UNIT_BYTES, True) for name, value in sizes.items()} | {
+        name: Reading(value, UNIT_COUNT, True) for name, value in counts.items() if value
     }
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from statistics import median
 
 from perflab.history.contents import ACCEPTED, ALARM, MACHINE, POSSIBLE, Contents, EventRow, SeriesRow
 from perflab.history.wording import (
-    case_name,
     member_lines,
     remarks,
     short,
@@ -22,7 +21,10 @@ from perflab.report.lines import shorten
 from perflab.units import format_change, format_count
 
 _TICKS = "▁▂▃▄▅▆▇█"
-_SPARK = 24
+_SPARK, _LEAST_SPARK = 24, 10
+_BESIDE = 50
+"""Columns of the table that are neither name nor picture take about so much."""
+_LEAST_HEIGHT = 0.1
 _MOST_MEMBERS = 6
 _MOST_COMMITS = 8
 _MOST_LINES = 200
@@ -45,7 +47,8 @@ def _lines(contents: Contents, width: int) -> Iterator[str]:
     for one in contents.left_out[:_MOST_COMMITS]:
         yield f"left out: {one.file}: {one.problem}"
     if len(contents.left_out) > _MOST_COMMITS:
-        yield f"and {format_count(len(contents.left_out) - _MOST_COMMITS, 'more file')} left out; --format=json names all"
+        more = format_count(len(contents.left_out) - _MOST_COMMITS, "more file")
+        yield f"and {more} left out; --format=json names all"
     yield ""
     for kind, head in _HEADS.items():
         events = [one for one in contents.events if one.kind == kind]
@@ -66,7 +69,8 @@ def _event(event: EventRow, contents: Contents, width: int) -> Iterator[str]:
     for remark in remarks(event, contents):
         yield from _wrapped("   ", remark, width)
     for one in event.commits[:_MOST_COMMITS]:
-        yield shorten(f"     {short(one.commit)} {one.date} {one.subject}", width)
+        line = f"     {short(one.commit)} {one.date} {one.subject}"
+        yield line if len(line) <= width else f"{line[: width - 1]}…"
     if event.commits_total is not None and event.commits_total > min(len(event.commits), _MOST_COMMITS):
         yield f"     and {event.commits_total - min(len(event.commits), _MOST_COMMITS)} more"
     if len(event.members) > 1:
@@ -90,6 +94,7 @@ def _table(contents: Contents, width: int) -> Iterator[str]:
         rows = [row for row in contents.series if row.environment == number]
         if not rows:
             continue
+        rows.sort(key=lambda row: not row.events)  # what changed stands first
         if shown >= _MOST_LINES:
             break
         yield environment
@@ -102,11 +107,13 @@ def _table(contents: Contents, width: int) -> Iterator[str]:
 
 def _rows(rows: Sequence[SeriesRow], width: int) -> Iterator[str]:
     heads = ("case", "quantity", "history", "points", "last", "change", "events")
+    longest = max(len(row.name) for row in rows)
+    spark = min(_SPARK, max(_LEAST_SPARK, width - _BESIDE - longest))
     cells = [
         (
-            case_name(row),
+            row.name,
             row.quantity,
-            sparkline(row.values, _SPARK),
+            sparkline(row.values, spark),
             str(len(row.values)),
             value_text(row.values[-1], row.unit),
             since_start(row),
@@ -134,12 +141,15 @@ def since_start(row: SeriesRow) -> str:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Values as bars, thinned to ``width`` by medians of neighbours; one level is a line in the middle."""
+    """Values as bars, thinned to ``width`` by medians of neighbours.
+
+    Full height is a tenth of the values at least, so that noise does not look like a change; one level is a line in the
+    middle.
+    """
     many = min(len(values), width)
     edges = [round(at * len(values) / many) for at in range(many + 1)]
-    thin = [median(values[start:end]) for start, end in zip(edges, edges[1:], strict=False)]
+    thin = [median(values[start:end]) for start, end in pairwise(edges)]
     low, high = min(thin), max(thin)
-    middle = _TICKS[len(_TICKS) // 2 - 1]
-    if high <= 0 or (low > 0 and math.log(high / low) < 1e-6):
-        return middle * many
-    return "".join(_TICKS[min(len(_TICKS) - 1, int((one - low) / (high - low) * len(_TICKS)))] for one in thin)
+    height = max(high - low, _LEAST_HEIGHT * high) or 1.0
+    bottom = (low + high - height) / 2
+    return "".join(_TICKS[min(len(_TICKS) - 1, int((one - bottom) / height * len(_TICKS)))] for one in thin)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perflab.history.contents import ACCEPTED, MACHINE, POSSIBLE, Contents, EventRow, Member, SeriesRow
-from perflab.report.lines import short_name
-from perflab.units import format_bytes, format_change, format_count, format_flops, format_interval, format_ns
+from perflab.units import format_bytes, format_change, format_count, format_interval, format_ns, format_si
 
 _SHORT = 7
+_LONG = 1e7
 
 
 def value_text(value: float, unit: str) -> str:
@@ -17,20 +17,12 @@ def value_text(value: float, unit: str) -> str:
         return format_ns(value)
     if unit == "bytes":
         return format_bytes(int(value))
-    if unit == "FLOP":
-        return format_flops(int(value))
-    return f"{value:.15g}"
+    return f"{value:,.15g}" if value < _LONG else format_si(value)
 
 
 def series_name(row: SeriesRow) -> str:
     """``latency of step[small]``."""
-    return f"{row.quantity} of {case_name(row)}"
-
-
-def case_name(row: SeriesRow) -> str:
-    """``step[small] h100``."""
-    suffix = row.variant if row.variant.startswith(" ") or not row.variant else f" {row.variant}"
-    return short_name(row.case) + suffix
+    return f"{row.quantity} of {row.name}"
 
 
 def title(event: EventRow, contents: Contents) -> str:
@@ -55,14 +47,22 @@ def _first(event: EventRow, rows: Sequence[SeriesRow]) -> Member:
 def _size(event: EventRow, first: Member, rows: Sequence[SeriesRow]) -> str:
     row = rows[first.series]
     if row.exact:
-        return f"{value_text(first.old, row.unit)} -> {value_text(first.new, row.unit)}"
+        return f"{values_text(first, row)} ({member_change(first, row)})"
     if event.cases == 1 or event.smallest is None or event.largest is None or event.ratio is None:
-        return member_change(first)
+        return member_change(first, row)
     return f"{format_change(event.ratio)} ({format_interval(event.smallest, event.largest)} over the cases)"
 
 
-def member_change(member: Member) -> str:
-    """``+8.1 % (+6.9 %…+9.4 %)``; of what began with nothing, the new value alone."""
+def values_text(member: Member, row: SeriesRow) -> str:
+    """``1.20 ms -> 1.31 ms``."""
+    return f"{value_text(member.old, row.unit)} -> {value_text(member.new, row.unit)}"
+
+
+def member_change(member: Member, row: SeriesRow) -> str:
+    """``+8.1 % (+6.9 %…+9.4 %)``; of what is exact, the difference."""
+    if row.exact:
+        difference = value_text(abs(member.new - member.old), row.unit)
+        return f"{'+' if member.new > member.old else '-'}{difference}"
     if member.ratio is None:
         return "from 0"
     if member.low is None or member.high is None or member.low == member.high:
@@ -114,9 +114,7 @@ def member_lines(event: EventRow, contents: Contents, most: int) -> list[str]:
     lines = []
     for one in event.members[:most]:
         row = contents.series[one.series]
-        values = f"{value_text(one.old, row.unit)} -> {value_text(one.new, row.unit)}"
-        change = "" if row.exact else f"  {member_change(one)}"
-        lines.append(f"{series_name(row)}: {values}{change}")
+        lines.append(f"{series_name(row)}: {values_text(one, row)}  {member_change(one, row)}")
     left = len(event.members) - most
     return lines + ([f"and {left} more series"] if left > 0 else [])
 

@@ -75,10 +75,11 @@ def _event(contents: Contents, case: str, variant: str, quantity: str | None) ->
     for event in contents.events:
         for one in event.members:
             row = contents.series[one.series]
-            if (row.case, row.variant) == (case, variant) and quantity in (None, row.quantity):
-                if event.kind in (ALARM, ACCEPTED, POSSIBLE) and (row.exact or row.quantity == LATENCY):
-                    rank = (event.kind != POSSIBLE, event.first_new, not row.exact)
-                    ranked.append((rank, event, one.series))
+            is_asked = (row.case, row.variant) == (case, variant) and quantity in (None, row.quantity)
+            can_be_tried = row.exact or row.quantity == LATENCY
+            if is_asked and can_be_tried and event.kind in (ALARM, ACCEPTED, POSSIBLE):
+                rank = (event.kind != POSSIBLE, event.first_new, not row.exact)
+                ranked.append((rank, event, one.series))
     if not ranked:
         raise UsageError(f"{case}{variant} has no event in this history", "name a range: --good=COMMIT --bad=COMMIT")
     _, event, series = max(ranked, key=lambda one: one[0])

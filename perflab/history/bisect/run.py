@@ -127,7 +127,8 @@ def _tried(bench: Bench, state: State, commit: str) -> Trial:
 
 
 def _by_value(bench: Bench, state: State, commit: str) -> Trial:
-    assert state.old is not None and state.new is not None
+    assert state.old is not None
+    assert state.new is not None
     value = bench.value(commit, state.quantity)
     side: Side = "bad" if abs(value - state.new) < abs(value - state.old) else "good"
     return Trial(commit=commit, side=side, said=f"{state.quantity} {value:.15g}")

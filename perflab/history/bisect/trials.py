@@ -66,7 +66,7 @@ class Bench:
             raise UntestableError(f"the case has no {quantity} there")
         return found[quantity].value
 
-    def compare(self, head: str, base: str, threshold: float) -> tuple[Judgement, Change | None]:
+    def compare(self, head: str, base: str, threshold: float) -> tuple[Judgement, Change]:
         """Two commits in turns: the judgement on the case at ``head``, and how its time compares with ``base``.
 
         Raises:
@@ -79,15 +79,14 @@ class Bench:
             document = msgspec.json.decode(raw, type=Document)
         except msgspec.DecodeError as error:
             raise UntestableError(f"another perflab ran there: {error}") from None
-        results = [one for one in document.results if (one.case, one.mode.suffix) == (self.case, self.variant)]
+        results = [one for one in document.results if (one.case, one.mode.suffix.strip()) == (self.case, self.variant)]
         if not results:
             raise UntestableError("the case is not there")
         judgement = results[-1].judgement
         unusable = (Verdict.NEW, Verdict.FAILED, Verdict.SKIPPED, Verdict.INCOMPARABLE, Verdict.OOM)
         if judgement.latency is None or judgement.verdict in unusable:
-            raise UntestableError(
-                in_a_line(results[-1].failure) or next(iter(judgement.reasons), f"it was {judgement.verdict}")
-            )
+            reason = next(iter(judgement.reasons), f"it was {judgement.verdict}")
+            raise UntestableError(in_a_line(results[-1].failure) or reason)
         return judgement, judgement.latency
 
     @contextmanager
