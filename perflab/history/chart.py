@@ -20,7 +20,7 @@ _LEAST_HEIGHT = 0.06
 _MOST_POINTS = 200
 """With more, points are drawn as a line alone."""
 SPARK_WIDTH, SPARK_HEIGHT = 110, 20
-_SPARK_POINTS = 60
+_SPARK_POINTS = 40
 
 
 def line_chart(row: SeriesRow, contents: Contents) -> Markup:

@@ -8,20 +8,21 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from perflab.history.chart import described, line_chart, spark
-from perflab.history.contents import ACCEPTED, ALARM, MACHINE, POSSIBLE, Contents, EventRow, SeriesRow
+from perflab.history.contents import ACCEPTED, ALARM, MACHINE, POSSIBLE, Contents, EventRow, Member, SeriesRow
 from perflab.history.text import since_start
 from perflab.history.wording import member_change, remarks, short, summary, title, value_text, where
 from perflab.page.render import render
 from perflab.page.table import Cell, Column, PageTable, Row, number_cell, text_cell
 from perflab.report.escaping import one_line
 
-MOST_CHARTS = 300
+MOST_CHARTS = 150
 """Series that are drawn: those with events first. The table has all, and JSON all numbers."""
-MOST_ROWS = 3_000
+MOST_ROWS = 2_000
 """Series in the table."""
-MOST_POINTS = 400
+MOST_POINTS = 200
 """Points of a series whose numbers stand below its chart, the newest."""
 _MOST_MEMBERS = 40
+_LEAST_P = 1e-6
 _HEADS = {
     ALARM: "Events",
     ACCEPTED: "Accepted changes",
@@ -79,16 +80,14 @@ def as_page(contents: Contents) -> str:
         series=[_series(at, contents) for at in drawn],
         charts_left=len(order) - len(drawn),
         left_out=contents.left_out,
-        accepted=contents.accepted,
+        environments=contents.environments,
         version=contents.perflab,
     )
 
 
 def _event(event: EventRow, contents: Contents, drawn: Sequence[int]) -> EventView:
     tone = "" if event.kind != ALARM else "bad" if event.worse else "good"
-    commits = [
-        Row([text_cell(short(one.commit)), text_cell(one.date), text_cell(one.subject)]) for one in event.commits
-    ]
+    commits = [Row([text_cell(short(one.commit), more=one.date), text_cell(one.subject)]) for one in event.commits]
     members = []
     for one in event.members[:_MOST_MEMBERS]:
         row = contents.series[one.series]
@@ -99,7 +98,7 @@ def _event(event: EventRow, contents: Contents, drawn: Sequence[int]) -> EventVi
             number_cell_of(one.old, row),
             number_cell_of(one.new, row),
             Cell(member_change(one, row), one.ratio, number=True),
-            Cell("exact" if one.p is None else f"{one.p:.2g}", one.p, number=True),
+            Cell(chance_text(one, row), one.p, number=True),
         ]
         members.append(Row(cells))
     heads = [Column("case"), Column("quantity"), *(Column(one, number=True) for one in ("before", "after"))]
@@ -110,11 +109,18 @@ def _event(event: EventRow, contents: Contents, drawn: Sequence[int]) -> EventVi
         where=where(event, contents),
         remarks=remarks(event, contents),
         tone=tone,
-        commits=PageTable([Column("commit"), Column("date"), Column("subject")], commits) if commits else None,
+        commits=PageTable([Column("commit"), Column("subject")], commits) if commits else None,
         commits_left=max(0, (event.commits_total or 0) - len(commits)),
         members=PageTable(heads, members),
         members_left=len(event.members) - len(members),
     )
+
+
+def chance_text(member: Member, row: SeriesRow) -> str:
+    """The chance of a change in an unchanged series."""
+    if member.p is None:
+        return "exact" if row.exact else "accepted"
+    return f"{member.p:.1g}" if member.p >= _LEAST_P else f"< {_LEAST_P:.0e}"
 
 
 def number_cell_of(value: float, row: SeriesRow) -> Cell:
@@ -132,7 +138,7 @@ def _table(listed: Sequence[int], drawn: Sequence[int], contents: Contents) -> P
         Column("last", "last", number=True),
         Column("change", "change", number=True),
         Column("events", "events"),
-        Column("environment", "environment", hidden=len(contents.environments) < 2),
+        Column("environment", "environment", number=True, hidden=len(contents.environments) < 2),
     ]
     known = set(drawn)
     rows = []
@@ -146,9 +152,9 @@ def _table(listed: Sequence[int], drawn: Sequence[int], contents: Contents) -> P
             number_cell(len(row.values), "count"),
             number_cell_of(first, row),
             number_cell_of(row.values[-1], row),
-            Cell(since_start(row) or "same", last / first if first else None, number=True),
+            Cell(since_start(row), last / first if first else None, number=True),
             text_cell(", ".join(map(str, row.events))),
-            text_cell(contents.environments[row.environment]),
+            Cell(str(row.environment + 1), row.environment + 1, number=True),
         ]
         rows.append(Row(cells, verdict="changed" if row.events else "unchanged"))
     changed = sum(bool(contents.series[at].events) for at in listed)
@@ -166,11 +172,11 @@ def _series(at: int, contents: Contents) -> SeriesView:
             text_cell(short(run.commit) if run.commit else ""),
             number_cell_of(row.values[point], row),
             text_cell(contents.words[row.words[point]]),
-            text_cell(run.file),
+            *([text_cell(run.file)] if contents.accepted else []),
         ]
         rows.append(Row(cells))
-    where_from = "commit's subject" if contents.accepted else "file"
-    columns = [Column("when"), Column("commit"), Column("value", number=True), Column("said"), Column(where_from)]
+    columns = [Column("when"), Column("commit"), Column("value", number=True), Column("said")]
+    columns += [Column("subject")] if contents.accepted else []
     return SeriesView(
         id=f"series-{at + 1}",
         row=row,

@@ -133,10 +133,10 @@ def _rows(rows: Sequence[SeriesRow], width: int) -> Iterator[str]:
 
 
 def since_start(row: SeriesRow) -> str:
-    """The change from the first level to the last one; nothing where all is one level."""
+    """The change from the first level to the last one."""
     first, last = row.levels[0].value, row.levels[-1].value
     if len(row.levels) == 1:
-        return "" if row.exact else "="
+        return "same"
     return format_change(last / first) if first else "from 0"
 
 

@@ -182,10 +182,14 @@ ROOMS = {
         packages=_PYTEST,
         torch=When.CALLED,
     ),
+    "history": Room(
+        below=f"perflab {_GROUND} measure.records store report page plugin.session compared.sides",
+        packages="msgspec markupsafe numpy",
+    ),
     # The top.
     "doctor": Room(below=f"{_GROUND} measure {_PLUGIN} {_MEASURED} {_COMPARED}", packages="msgspec"),
     "cli": Room(
-        below=f"{_GROUND} attention doctor snapshots store report profiles.nsys",
+        below=f"{_GROUND} attention doctor history snapshots store report profiles.nsys",
         packages="msgspec",
     ),
     "__main__": Room(below="cli"),
@@ -209,6 +213,7 @@ NAMES_TIERS = {
     "plugin.fixtures": "every run declares all fixtures, and loads no tier for it",
     "plugin.case": "perf.compare, which takes two callables and no second version",
     "doctor": "it tries the gate of measured and compared cases",
+    "history": "a bisection runs commits in the worktrees of a comparison",
 }
 """Common rooms that import a tier by its name, and why; others ask ``tiers``."""
 TIERS_AS_TEXT = {
