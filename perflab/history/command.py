@@ -38,7 +38,8 @@ def history_command(parser: argparse.ArgumentParser) -> Callable[[argparse.Names
         "folder",
         nargs="?",
         metavar="DIR",
-        help="folder of results files, searched recursively; with --branch, a folder there; with --git, the baselines",
+        help="folder of results files, searched recursively (default: .perflab/runs); with --branch, a folder there; "
+        "with --git, the baselines",
     )
     parser.add_argument("--git", action="store_true", help="read every accepted baseline from git's log")
     parser.add_argument("--branch", metavar="NAME", help="read the folder on this branch, without a checkout")
