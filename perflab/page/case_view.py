@@ -4,18 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from markupsafe import Markup
 
 from perflab.measure.records import Evidence, Paired
-from perflab.page.charts import Strand, stack, strip, swatch
+from perflab.page.charts import Strand, colour, stack, strip
 from perflab.page.table import TONES, Cell, Column, PageTable, Row, number_cell, text_cell
+from perflab.records import MEANINGLESS
 from perflab.report.beside_text import amount
-from perflab.report.contents import Case, Quantity, Table, Times
-from perflab.units import format_change, format_interval, format_ns, format_percent
+from perflab.report.contents import STEPS, Case, Quantity, Table, Times
+from perflab.units import format_change, format_count, format_interval, format_ns, format_percent
 
+CALIBRATION = "calibration "
+"""How quantities begin that tell of the machine, and not of the case."""
 _ACCEPTED = "accepted"
 _CHANGED = ("regressed", "improved", "inconclusive")
+_TITLES = {
+    "bound": "lower bound of time",
+    "roofline": "roofline time",
+    "estimate": "estimated time",
+    "saved": "saved for backward",
+    "bytes": "bytes moved",
+    "flops": "FLOPs",
+}
 _SMALLEST = 0.002
 """Of a peak: parts below this share are drawn and listed as one."""
 
@@ -26,7 +38,8 @@ class Picture:
 
     svg: Markup
     caption: str = ""
-    legend: Sequence[tuple[Markup, str]] = ()
+    legend: Sequence[tuple[str, str]] = ()
+    """Class of a colour, and what it stands for."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +71,7 @@ def case_view(case: Case, identity: str) -> CaseView:
     """The section of one case."""
     verdict = verdict_of(case)
     tone = TONES.get(verdict, "")
+    shown = {name: one for name, one in case.quantities.items() if not name.startswith(CALIBRATION)}
     worse = {name: one for name, one in case.quantities.items() if one.worse}
     return CaseView(
         id=identity,
@@ -67,7 +81,7 @@ def case_view(case: Case, identity: str) -> CaseView:
         is_open=tone == "bad",
         brief=_brief(case),
         pictures=[*_readings(case), *_pairs(case), *_composition(case)],
-        quantities=quantity_table(case.quantities) if case.quantities else None,
+        quantities=quantity_table(shown) if shown else None,
         worse=quantity_table(worse) if worse else None,
         tables=[(table, page_table(table)) for table in case.tables],
         lists=[(title, lines) for title, lines in _lists(case).items() if lines],
@@ -89,6 +103,11 @@ def _changed(one: Quantity) -> str:
     return f" {format_change(one.ratio)}" if one.ratio is not None and one.ratio != 1.0 else ""
 
 
+def title_of(name: str) -> str:
+    """A quantity's name, as tables have it."""
+    return _TITLES.get(name, name.replace("_", " "))
+
+
 def change_text(one: Quantity) -> str:
     """How a quantity changed: by a share, of counts and bytes by an amount."""
     if one.before is None or one.ratio is None:
@@ -102,12 +121,14 @@ def change_text(one: Quantity) -> str:
 
 
 def interval_text(one: Quantity) -> str:
-    """The interval of the ratio, in words where there is none."""
+    """The interval of the ratio, in words where there is none, or where it says nothing."""
     if one.exact:
         return "exact"
     if one.low is None:
         return ""
-    return format_interval(one.low, one.high if one.high is not None else float("inf"))
+    high = one.high if one.high is not None else inf
+    vague = one.low <= 1.0 <= high and high >= MEANINGLESS * one.low
+    return "can't tell" if vague else format_interval(one.low, high)
 
 
 def limit_text(one: Quantity) -> str:
@@ -127,11 +148,13 @@ def quantity_table(quantities: dict[str, Quantity]) -> PageTable:
     rows = []
     for name, one in quantities.items():
         tone = "bad" if one.worse else ""
-        cells = [text_cell(name.replace("_", " ")), number_cell(one.now, one.unit)]
+        cells = [text_cell(title_of(name)), number_cell(one.now, one.unit)]
         if compared:
             cells += [
                 number_cell(one.before, one.unit),
-                Cell("", number=True, more=change_text(one), tone=tone),
+                Cell(change_text(one), number=True)
+                if not tone
+                else Cell("", number=True, more=change_text(one), tone=tone),
                 Cell(interval_text(one) if one.before is not None else "", number=True),
                 Cell(limit_text(one), number=True),
             ]
@@ -192,7 +215,8 @@ def _readings(case: Case) -> list[Picture]:
 
 def _sampled(times: Times) -> str:
     calls = f" of {times.repetitions} calls" if times.repetitions > 1 else ""
-    return f"{times.samples} samples{calls}: each line is 5 % of them, the median {format_ns(times.median_ns)}"
+    each = ": each line is 5 % of them" if times.samples > STEPS else ""
+    return f"{format_count(times.samples, 'sample')}{calls}{each}, the median {format_ns(times.median_ns)}"
 
 
 def _pairs(case: Case) -> list[Picture]:
@@ -234,7 +258,7 @@ def _composition(case: Case) -> list[Picture]:
     rest = whole - sum(size for _, size in large)
     parts = [*large, *([("other", rest)] if rest > 0 else [])]
     svg = stack(f"Peak memory of {case.name}: {_bytes(whole)}", parts, _bytes)
-    legend = [(swatch(number), f"{name} {_bytes(size)}") for number, (name, size) in enumerate(parts)]
+    legend = [(colour(number), f"{name} {_bytes(size)}") for number, (name, size) in enumerate(parts)]
     return [Picture(svg, f"Peak memory of one call, {_bytes(whole)}.", legend)]
 
 
@@ -268,7 +292,8 @@ def _drifted(name: str, recorded: str, steps: int) -> str:
 
 def evidence_of(case: Case) -> list[str]:
     """What was going on beside the case, as far as that is known."""
-    told = list(case.disturbed or []) + [text for text in case.beside if text not in (case.disturbed or [])]
+    told = list(case.disturbed or [])
+    told += [text for text in case.beside if not any(one.startswith(text) for one in told)]
     if case.disturbed == [] and not told:
         told.append("nothing disturbed the processes that were judged")
     times = case.times
@@ -276,6 +301,10 @@ def evidence_of(case: Case) -> list[str]:
         told.append(f"its readings had not settled after {times.warmup_calls} warm-up calls")
     told += [f"work ran on in {name} after the call had returned" for name in (times.ran_on if times else [])]
     told += [f"no profile: {case.not_profiled}"] if case.not_profiled else []
+    read = {name: one for name, one in case.quantities.items() if name.startswith(CALIBRATION)}
+    if read:
+        figures = [f"{name.removeprefix(CALIBRATION)} {amount(one.now, one.unit)}" for name, one in read.items()]
+        told.append(f"calibration workload: {', '.join(figures)}")
     return told + ([facts] if case.evidence is not None and (facts := _figures(case.evidence)) else [])
 
 

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from perflab.page.svg import Scale, around, chart, element, rounded, ticks
 from perflab.report.lines import shorten
 
-WIDTH = 480
+WIDTH = 520
 _LABEL = 112
 """Room for names at the left."""
 _RIGHT = 16
@@ -155,19 +155,16 @@ def stack(title: str, parts: Sequence[tuple[str, float]], write: Callable[[float
     """What a whole is made of: one bar, a piece for each part."""
     whole = sum(size for _, size in parts) or 1.0
     pieces, x = [], 0.0
-    for number, (name, size) in enumerate(parts):
+    for number, (_, size) in enumerate(parts):
         width = WIDTH * size / whole
-        tip = element("title", f"{name}: {write(size)} ({100 * size / whole:.1f} %)")
-        kind = f"k{number % _COLOURS}"
         pieces.append(
-            element("rect", [tip], x=rounded(x), y=0, width=rounded(max(width - 1, 0.3)), height=18, class_=kind)
+            element("rect", x=rounded(x), y=0, width=rounded(max(width - 1, 0.3)), height=18, class_=colour(number))
         )
         x += width
     told = ", ".join(f"{name} {write(size)}" for name, size in parts)
     return chart(title, told, WIDTH, 18, pieces)
 
 
-def swatch(number: int) -> Markup:
-    """The colour of a stack's part, for its legend."""
-    square = element("rect", width=11, height=11, rx=2, class_=f"k{number % _COLOURS}")
-    return element("svg", [square], viewBox="0 0 11 11", aria_hidden="true")
+def colour(number: int) -> str:
+    """The class of a stack's part, for its legend."""
+    return f"k{number % _COLOURS}"

@@ -48,7 +48,7 @@ def _environment() -> Environment:
     made.filters["in_lines"] = in_lines
     made.globals["style"] = Markup(_source("style.css"))
     made.globals["script"] = Markup(_source("explore.js"))
-    made.globals["policy"] = policy()
+    made.globals["policy"] = Markup(policy())
     return made
 
 

@@ -7,10 +7,19 @@ from dataclasses import dataclass
 from statistics import median
 
 import perflab
-from perflab.page.case_view import CaseView, case_view, change_text, evidence_of, interval_text, verdict_of
+from perflab.page.case_view import (
+    CALIBRATION,
+    CaseView,
+    case_view,
+    change_text,
+    evidence_of,
+    interval_text,
+    title_of,
+    verdict_of,
+)
 from perflab.page.render import render
 from perflab.page.sets import SetView, sets_of
-from perflab.page.table import TONES, Cell, Column, PageTable, Row, number_cell, text_cell
+from perflab.page.table import TONES, Cell, Column, PageTable, Row, number_cell, order, text_cell
 from perflab.records import Environment, Verdict
 from perflab.report.beside_text import cases_of, name_in, run_facts
 from perflab.report.contents import Case, Compared, Contents, RunContents
@@ -103,17 +112,18 @@ def _table(run: RunContents, views: Sequence[CaseView]) -> PageTable:
     names = list(dict.fromkeys(name for case in run.cases for name in case.quantities))
     names = sorted(names, key=lambda name: _SEEN.index(name) if name in _SEEN else len(_SEEN))[:_MOST_COLUMNS]
     tiers = list(dict.fromkeys(case.tier for case in run.cases if case.tier))
-    timed = any(case.quantities.get("latency") is not None for case in run.cases)
+    latencies = [case.quantities[name] for case in run.cases for name in ("latency",) if name in case.quantities]
+    compared = any(one.ratio is not None for one in latencies)
     columns = [Column("case", "case"), Column("verdict", "verdict")]
     for name in names:
-        title = name.replace("_", " ")
-        columns.append(Column(title, name.replace(" ", "_"), number=True, hidden=name not in _SEEN))
+        columns.append(Column(title_of(name), name.replace(" ", "_"), number=True, hidden=name not in _SEEN))
         if name == "latency":
-            columns += [Column("change", "change", number=True), Column("95 % interval", "interval", number=True)]
-            columns += [Column("noise", "noise", number=True, hidden=True)]
+            columns.append(Column("change", "change", number=True, hidden=not compared))
+            columns.append(Column("95 % interval", "interval", number=True, hidden=not compared))
+            columns.append(Column("noise", "noise", number=True, hidden=compared))
     columns += [Column("file", "file", hidden=True), Column("parameters", "parameters", hidden=True)]
-    columns += [Column("tier", "tier", hidden=len(tiers) < 2), Column("why", "why", hidden=True)]
-    rows = [Row(_cells(one, names, timed), verdict=one.verdict) for one in views]
+    columns += [*([Column("tier", "tier")] if len(tiers) > 1 else []), Column("why", "why", hidden=True)]
+    rows = [Row(_cells(one, names, tiers=len(tiers) > 1), verdict=one.verdict) for one in views]
     counts = dict.fromkeys((one.verdict for one in views), 0)
     for one in views:
         counts[one.verdict] += 1
@@ -121,7 +131,7 @@ def _table(run: RunContents, views: Sequence[CaseView]) -> PageTable:
     return PageTable(columns, rows, verdicts if len(verdicts) > 1 else [])
 
 
-def _cells(view: CaseView, names: Sequence[str], timed: bool) -> list[Cell]:
+def _cells(view: CaseView, names: Sequence[str], *, tiers: bool) -> list[Cell]:
     case = view.case
     cells = [
         text_cell(case.name, href=f"#{view.id}", more=case.variant if case.variant not in case.name else ""),
@@ -152,10 +162,10 @@ def _latency_cells(case: Case, tone: str) -> list[Cell]:
     noise_cell = number_cell(noise, "share")
     if one is None or one.ratio is None:
         return [Cell(number=True), Cell(number=True), noise_cell]
-    change = Cell("" if tone else format_change(one.ratio), float(f"{one.ratio:.7g}"), number=True)
+    change = Cell("" if tone else format_change(one.ratio), order(one.ratio), number=True)
     if tone:
-        change = Cell("", float(f"{one.ratio:.7g}"), number=True, more=format_change(one.ratio), tone=tone)
-    return [change, Cell(interval_text(one), one.low, number=True), noise_cell]
+        change = Cell("", order(one.ratio), number=True, more=format_change(one.ratio), tone=tone)
+    return [change, Cell(interval_text(one), order(one.low) if one.low is not None else None, number=True), noise_cell]
 
 
 def _compared_table(contents: Contents) -> PageTable:
@@ -194,7 +204,7 @@ def _compared_cells(contents: Contents, compared: Compared) -> list[Cell]:
 def _ratio_cell(compared: Compared, at: int) -> Cell:
     ratio, why = compared.ratios.get("latency", [None] * (at + 1))[at], compared.elsewhere[at]
     if ratio is not None:
-        return Cell(format_change(ratio), float(f"{ratio:.7g}"), number=True)
+        return Cell(format_change(ratio), order(ratio), number=True)
     return Cell("", number=True, more=why) if why is not None else Cell(number=True)
 
 
@@ -204,7 +214,10 @@ def _ratio_cell(compared: Compared, at: int) -> Cell:
 def _environments(given: Sequence[Environment]) -> PageTable:
     plain = [{name: getattr(one, name) for name in one.__struct_fields__} for one in given]
     names = [name for name in plain[0] if any(one[name] is not None for one in plain)]
-    columns = [Column(""), *(Column(f"environment {at}" if len(given) > 1 else "") for at in range(1, len(given) + 1))]
+    columns = [
+        Column("what"),
+        *(Column(f"environment {at}" if len(given) > 1 else "value") for at in range(1, len(given) + 1)),
+    ]
     rows = [
         Row(
             [
@@ -222,7 +235,7 @@ def _disturbances(run: RunContents) -> list[str]:
     found: dict[str, list[str]] = {}
     for case in run.cases:
         for text in evidence_of(case):
-            if not text.startswith(("the machine ", "nothing disturbed")):
+            if not text.startswith(("the machine ", "nothing disturbed", CALIBRATION)):
                 found.setdefault(text, []).append(case.name)
     return [f"{text}: {format_names(names)}" for text, names in found.items()]
 
@@ -232,7 +245,7 @@ def _calibration(run: RunContents) -> PageTable | None:
     read: dict[tuple[str, str], list[float]] = {}
     for case in run.cases:
         for name, one in case.quantities.items():
-            if name.startswith("calibration "):
+            if name.startswith(CALIBRATION):
                 read.setdefault((name, one.unit), []).append(one.now)
         evidence = case.evidence
         if evidence is not None:

@@ -14,7 +14,7 @@ from perflab.report.contents import Case, RunContents
 from perflab.units import format_ratio
 
 _CHARTED = ("ns", "s", "bytes", "per second")
-_MOST_CHARTS = 3
+"""Units of which the first column is drawn."""
 Places = Mapping[tuple[str, str], str]
 
 
@@ -39,11 +39,15 @@ def sets_of(run: RunContents, places: Places) -> list[SetView]:
 
 def _study(study: dict[str, Any], table: dict[str, Any], known: Mapping[str, Case], places: Places) -> SetView:
     measured = [row for row in table["rows"] if "values" in row]
-    charted = [one for one in table["columns"] if one["unit"] in _CHARTED and not one["name"].startswith("quoted")]
+    charted = list(
+        {
+            one["unit"]: one
+            for one in reversed(table["columns"])
+            if one["unit"] in _CHARTED and not one["name"].startswith("quoted")
+        }.values()
+    )[::-1]
     pictures = [
-        picture
-        for column in charted[:_MOST_CHARTS]
-        if (picture := _study_picture(study, column, measured, known)) is not None
+        picture for column in charted if (picture := _study_picture(study, column, measured, known)) is not None
     ]
     columns = [Column("case"), *(Column(_title(one["name"]), number=True) for one in table["columns"])]
     rows = []
@@ -80,7 +84,7 @@ def _study_picture(
         if not isinstance(value, int | float) or isinstance(value, bool) or value < 0:
             continue
         case = known.get(row["case"])
-        times = case.times if case is not None and name == "median" else None
+        times = case.times if case is not None and name in ("median", "mean") else None
         noise = times.noise if times is not None and times.samples > 1 else None
         low, high = (value * (1 - noise), value * (1 + noise)) if noise is not None else (None, None)
         kind = "first" if not row.get("versus") else ""

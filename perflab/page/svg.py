@@ -21,7 +21,7 @@ def element(name: str, content: str | Markup | Iterable[Markup] = "", /, **attri
     Args:
         name: its tag.
         content: text, which is escaped, or elements.
-        attributes: numbers are written with two digits after the point at most.
+        attributes: numbers are written with one digit after the point at most.
     """
     given = "".join(f' {key.rstrip("_").replace("_", "-")}="{_attribute(value)}"' for key, value in attributes.items())
     if isinstance(content, Markup):
@@ -47,8 +47,8 @@ def chart(
 
 
 def rounded(value: float) -> str:
-    """``12``, ``12.5``, ``0.25``."""
-    return f"{value:.2f}".rstrip("0").rstrip(".") if value == value else "0"
+    """``12``, ``12.5``: a tenth of a pixel is as fine as anybody sees."""
+    return f"{value:.1f}".rstrip("0").rstrip(".") if value == value else "0"
 
 
 @dataclass(frozen=True)

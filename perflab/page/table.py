@@ -43,7 +43,6 @@ class Row:
 
     cells: Sequence[Cell]
     verdict: str = ""
-    tone: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,6 +55,12 @@ class PageTable:
     """What rows can be filtered by: each verdict, how many rows have it, and its tone."""
 
     @property
+    def numeric(self) -> bool:
+        """Whether all columns but the first are numbers, which stand on the right."""
+        first, *others = self.columns
+        return not first.number and all(column.number for column in others)
+
+    @property
     def hidden(self) -> str:
         """Classes that hide columns, for who has no script too."""
         return " ".join(f"h{number}" for number, column in enumerate(self.columns, 1) if column.hidden)
@@ -65,7 +70,12 @@ def number_cell(value: float | None, unit: str, more: str = "", tone: str = "") 
     """A number in its unit, sorted by its value."""
     if value is None:
         return Cell(number=True)
-    return Cell(written(value, unit), sort=float(f"{value:.7g}"), number=True, more=more, tone=tone)
+    return Cell(written(value, unit), sort=order(value), number=True, more=more, tone=tone)
+
+
+def order(value: float) -> float | int:
+    """What a number is sorted by: exactly if it is a whole one, else with six digits."""
+    return int(value) if float(value).is_integer() else float(f"{value:.6g}")
 
 
 def written(value: float, unit: str) -> str:

@@ -9,11 +9,13 @@ from perflab.records import Environment
 from perflab.report.contents import Case, Compared, Contents, Quantity, RunContents
 from perflab.report.escaping import code, escape, one_line
 from perflab.report.lines import shorten, wrap_facts
-from perflab.units import format_bytes, format_change, format_ns
+from perflab.units import format_bytes, format_change, format_ns, format_si
 
 NOTHING = "–"
 _SHOWN = ("latency", "peak")
 _LEAST_NAME = 22
+_LONG = 10_000_000
+"""From here on nobody counts the digits of a count."""
 
 
 def run_facts(run: RunContents) -> list[str]:
@@ -48,7 +50,9 @@ def amount(value: float, unit: str) -> str:
         return format_ns(value) if value >= 0 else f"-{format_ns(-value)}"
     if unit == "bytes":
         return format_bytes(round(value)) if value >= 0 else f"-{format_bytes(-round(value))}"
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+    if abs(value) >= _LONG:
+        return format_si(value) if value > 0 else f"-{format_si(-value)}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def beside_lines(contents: Contents, width: int) -> Iterator[str]:

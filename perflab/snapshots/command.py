@@ -9,7 +9,6 @@ from pathlib import Path
 
 from perflab.errors import UsageError
 from perflab.snapshots.difference import compare
-from perflab.snapshots.page import as_page
 from perflab.snapshots.reading import choose, read_snapshots
 from perflab.snapshots.show import as_json, as_markdown, as_text
 from perflab.snapshots.summary import MOST_ROWS, summarize
@@ -46,6 +45,8 @@ def memory_command(parser: argparse.ArgumentParser) -> Callable[[argparse.Namesp
         else:
             report = summarize(snapshots[0], names[0], given.rows)
         if given.format == "html":
+            from perflab.snapshots.page import as_page  # jinja2 is loaded for pages alone
+
             text = as_page(report, list(zip(names, snapshots, strict=True)))
         else:
             text = {"text": as_text, "markdown": as_markdown, "json": as_json}[given.format](report)

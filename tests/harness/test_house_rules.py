@@ -124,7 +124,7 @@ ROOMS = {
     "store": Room(below=_GROUND, packages="msgspec"),
     "report": Room(below=f"{_GROUND} page"),
     "page": Room(below=f"perflab {_BARE} report", packages="jinja2 markupsafe"),
-    "snapshots": Room(below="errors units files report tiers"),
+    "snapshots": Room(below="errors units files report tiers page", packages="markupsafe"),
     "correctness": Room(below=f"{_GROUND} {_PRIVATE}", packages="syrupy", torch=When.IMPORTED),
     # The tiers. A measured case may turn into a prediction, and be settled by turns with its baseline's commit.
     **tier_rooms("measured", "run", f"{_COMPARED} predicted.settings predicted.run"),

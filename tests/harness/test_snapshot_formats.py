@@ -5,10 +5,6 @@ from __future__ import annotations
 import html.parser
 import json
 import re
-import shutil
-import struct
-import subprocess
-import zlib
 from pathlib import Path
 
 import pytest
@@ -16,11 +12,11 @@ import pytest
 from perflab.cli import main
 from perflab.snapshots.picture import COLORS
 from perflab.snapshots.tables import shown
+from tests.harness.browser import chromium, needs_browser, opened
 from tests.harness.made_snapshots import MIB, Recording, block, content, segment, training, written
 
 HOSTILE = "</title><script>alert(1)</script>\x1b[31m|`*_\u202e&"
 FORMATS = ("text", "markdown", "json", "html")
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 
 
 class Page(html.parser.HTMLParser):
@@ -142,36 +138,7 @@ def test_a_snapshot_of_nothing_but_one_free_is_shown(tmp_path: Path, capsys: pyt
         assert "512" in told(capsys, path, f"--format={one}")
 
 
-def pixels(path: Path) -> tuple[int, set[tuple[int, int, int]], list[tuple[int, int, int]]]:
-    """Width, all colours and the first row of a PNG of eight bits a channel."""
-    raw, at, data = path.read_bytes(), 8, b""
-    width, height, depth, kind = struct.unpack(">IIBB", raw[16:26])
-    assert depth == 8
-    channels = {2: 3, 6: 4}[kind]
-    while at < len(raw):
-        (length,) = struct.unpack(">I", raw[at : at + 4])
-        if raw[at + 4 : at + 8] == b"IDAT":
-            data += raw[at + 8 : at + 8 + length]
-        at += 12 + length
-    lines, stride = zlib.decompress(data), width * channels
-    before, colors, first = bytearray(stride), set(), []
-    for row in range(height):
-        start = row * (stride + 1)
-        line = bytearray(lines[start + 1 : start + 1 + stride])
-        how = lines[start]
-        for i in range(stride if how else 0):
-            left, up = (line[i - channels] if i >= channels else 0), before[i]
-            corner = before[i - channels] if i >= channels else 0
-            guess = left + up - corner
-            paeth = min((left, up, corner), key=lambda one, guess=guess: abs(guess - one))  # type: ignore[misc]
-            line[i] = (line[i] + (0, left, up, (left + up) // 2, paeth)[how]) & 255
-        found = list(zip(line[::channels], line[1::channels], line[2::channels], strict=True))
-        colors.update(found)
-        first, before = first or found, line
-    return width, colors, first
-
-
-@pytest.mark.skipif(BROWSER is None, reason="no browser is installed: apt-get install chromium")
+@needs_browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_browser_draws_the_timeline_in_both_schemes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], scheme: str
@@ -179,14 +146,14 @@ def test_a_browser_draws_the_timeline_in_both_schemes(
     path = written(tmp_path / "training.pickle", content(training(3)))
     page = tmp_path / "page.html"
     page.write_text(told(capsys, path, "--format=html"), encoding="utf-8")
-    picture = tmp_path / "page.png"
-    # 0 is dark and 1 light; a browser without a sandbox is what a container's root can start.
-    options = [f"--blink-settings=preferredColorScheme={int(scheme == 'light')}", "--window-size=700,420"]
-    options += ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
-    command = [BROWSER, *options, "--hide-scrollbars", f"--screenshot={picture}", page.as_uri()]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
-    width, colors, first = pixels(picture)
-    assert width == 700
-    assert first[0] == ((255, 255, 255) if scheme == "light" else (0x14, 0x17, 0x1C))
-    for category in ("activations", "gradients", "optimizer state"):
-        assert tuple(bytes.fromhex(COLORS[category][1:])) in colors, category
+    with chromium() as browser, opened(browser, page, color_scheme=scheme) as seen:
+        back = seen.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert back == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(20, 23, 28)")
+        drawn = seen.page.eval_on_selector_all(
+            "polygon", "ones => ones.map(one => [one.getAttribute('fill'), one.getBBox().height])"
+        )
+        height = dict(drawn)
+        assert all(height[COLORS[category]] > 1 for category in ("activations", "gradients", "optimizer state"))
+        edges = seen.page.evaluate("getComputedStyle(document.querySelector('circle.peak')).fill")
+        assert edges == ("rgb(28, 33, 39)" if scheme == "light" else "rgb(227, 230, 234)")
+        assert seen.said == []

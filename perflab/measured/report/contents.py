@@ -53,7 +53,8 @@ def _quantities(result: Result, record: Record, summary: Replicate | None) -> di
     latency = judgement.latency
     now_ns = latency.now if latency is not None else shown_ns(result) or summary.median_ns
     found["latency"] = quantity("ns", now_ns, latency, exact=False, worse="latency" in judgement.worse)
-    found["fastest"] = quantity("ns", summary.fastest_ns, exact=False)
+    judged = record.fresh or [summary]
+    found["fastest"] = quantity("ns", min(one.fastest_ns for one in judged), exact=False)
     for name, ns in summary.phases_ns.items():
         change = judgement.phases.get(name)
         found[name] = quantity("ns", change.now if change is not None else ns, change, exact=False)

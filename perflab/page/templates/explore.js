@@ -55,6 +55,15 @@
       apply(state);
     };
     controls.addEventListener("input", change);
+    const chooser = controls.querySelector(".columns");
+    document.addEventListener("click", (event) => {
+      if (!chooser.contains(event.target)) chooser.open = false;
+    });
+    chooser.addEventListener("keydown", (event) => {
+      if (event.key !== "Escape") return;
+      chooser.open = false;
+      chooser.querySelector("summary").focus();
+    });
     controls.querySelector("[name=reset]").addEventListener("click", () => {
       const state = fragment();
       for (const key of ["q", "verdict", "columns", "sort", "at"]) state.delete(key === "at" ? key : name(key));

@@ -1,0 +1,71 @@
+"""A browser for tests of pages: the system's Chromium, driven by playwright. Without one such tests are skipped."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+needs_browser = pytest.mark.skipif(BROWSER is None, reason="no browser is installed: apt-get install chromium")
+
+
+@dataclass
+class Seen:
+    """A page in a browser, and what its console said."""
+
+    page: Any
+    said: list[str] = field(default_factory=list)
+
+    def texts(self, selector: str) -> list[str]:
+        """The text of each element that is seen."""
+        found: list[str] = self.page.eval_on_selector_all(
+            selector, "ones => ones.filter(one => one.checkVisibility()).map(one => one.textContent.trim())"
+        )
+        return found
+
+
+@contextmanager
+def chromium() -> Iterator[Any]:
+    """A running browser. It asks for nothing: every request but the page's own file is refused, and noted."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        # A browser without a sandbox is what a container's root can start.
+        browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@contextmanager
+def opened(browser: Any, path: Path, fragment: str = "", **options: Any) -> Iterator[Seen]:
+    """The page of a file. Errors, and whatever it asks the network for, are in ``said``.
+
+    Args:
+        browser: what ``chromium`` gave.
+        path: the file.
+        fragment: what stands behind the file's name, with its ``#``.
+        options: of playwright's contexts: ``color_scheme``, ``viewport``, ``java_script_enabled``.
+    """
+    context = browser.new_context(**options)
+    try:
+        page = context.new_page()
+        seen = Seen(page)
+        own = path.resolve().as_uri()
+        page.on("console", lambda message: seen.said.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: seen.said.append(str(error)))
+        page.on("dialog", lambda dialog: (seen.said.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on(
+            "request", lambda request: None if request.url.startswith(own) else seen.said.append(f"asks: {request.url}")
+        )
+        page.goto(own + fragment)
+        yield seen
+    finally:
+        context.close()

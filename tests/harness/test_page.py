@@ -1,0 +1,259 @@
+"""The page of a report, seen in a real browser: what it shows, that nothing in a name runs, and who can use it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perflab.cli import main
+from perflab.data import changed
+from perflab.documents import write_document
+from perflab.page.render import policy
+from perflab.records import Judgement, Verdict
+from perflab.results import Document, Result
+from tests.harness.browser import chromium, needs_browser, opened
+from tests.harness.large_page import large_run
+from tests.harness.make import document, environment, record, result
+from tests.harness.test_damage import run_of_everything
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'`\n\x1b[31m\u202e{{ 7 * 7 }}&amp;"
+LONG = "x" * 10_000
+WIDTHS = (400, 1000, 2000)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as found:
+        yield found
+
+
+def page_of(folder: Path, *documents: Document, name: str = "run") -> Path:
+    """The page of these runs; ``name-1.json`` and so on stand beside it."""
+    files = [folder / f"{name}-{number}.json" for number, _ in enumerate(documents, 1)]
+    for path, one in zip(files, documents, strict=True):
+        write_document(one, path)
+    page = folder / f"{name}.html"
+    assert main(["report", *map(str, files), "--format=html", f"--output={page}"]) == 0
+    return page
+
+
+def numbers_in(plain: Any) -> Iterator[float]:
+    """Every number of plain data."""
+    if isinstance(plain, dict):
+        for one in plain.values():
+            yield from numbers_in(one)
+    elif isinstance(plain, list):
+        for one in plain:
+            yield from numbers_in(one)
+    elif isinstance(plain, int | float) and not isinstance(plain, bool):
+        yield plain
+
+
+def hostile_run() -> Document:
+    """Nothing in it is what it seems."""
+    judged = Judgement(verdict=Verdict.REGRESSED, reasons=[HOSTILE, LONG], beside=[HOSTILE], worse=["latency"])
+    bad = result(
+        f"tests/{HOSTILE}.py::test_a[{HOSTILE}]",
+        judgement=judged,
+        outcome=record(parameters={HOSTILE: HOSTILE}, facts={HOSTILE: HOSTILE}, work={HOSTILE: 1.0}),
+        failure=HOSTILE,
+        study=HOSTILE,
+        columns=["median", HOSTILE],
+        side_by_side=HOSTILE,
+    )
+    strange = environment(device_name=HOSTILE, machine=HOSTILE)
+    other = result(f"t.py::test_b[{LONG}]", outcome=record(environment=strange, parameters={HOSTILE: LONG}))
+    quiet = Result(case=f"t.py::{HOSTILE}", judgement=Judgement(verdict=Verdict.SKIPPED, reasons=[HOSTILE]))
+    made = document(bad, other, quiet, preface=[HOSTILE], findings={HOSTILE: [HOSTILE]}, exitstatus=1)
+    return changed(made, commit=HOSTILE, command=HOSTILE, other_failures=[HOSTILE])
+
+
+# --- what it is ---------------------------------------------------------------------------------------------------
+
+
+def test_every_number_of_the_page_stands_in_the_json_beside_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = page_of(tmp_path, run_of_everything()).read_text(encoding="utf-8")
+    capsys.readouterr()
+    assert main(["report", str(tmp_path / "run-1.json"), "--format=json"]) == 0
+    known = {float(f"{number:.6g}") for number in numbers_in(json.loads(capsys.readouterr().out))}
+    shown = [float(number) for number in re.findall(r'data-v="([^"]+)"', page)]
+    assert len(shown) > 20
+    assert [number for number in shown if float(f"{number:.6g}") not in known] == []
+
+
+def test_a_thousand_cases_take_less_than_5_mb(tmp_path: Path) -> None:
+    page = page_of(tmp_path, large_run(1000))
+    assert page.stat().st_size < 5_000_000
+    assert page.read_text(encoding="utf-8").count('<details class="case"') == 1000
+
+
+def test_the_page_allows_one_style_and_one_script_and_asks_for_nothing(tmp_path: Path) -> None:
+    page = page_of(tmp_path, run_of_everything()).read_text(encoding="utf-8")
+    assert f'content="{policy()}"' in page
+    assert (page.count("<script"), page.count("<style")) == (1, 1)
+    assert not re.search(r"\b(src|srcset|action|data)\s*=|@import|url\(|https?://|\sstyle=|\son\w+=", page)
+
+
+@needs_browser
+def test_a_browser_runs_no_script_but_ours(tmp_path: Path, browser: Any) -> None:
+    page = page_of(tmp_path, run_of_everything())
+    text = page.read_text(encoding="utf-8")
+    page.write_text(text.replace("<main>", "<main><script>document.title = 'taken'</script>"), encoding="utf-8")
+    with opened(browser, page) as seen:
+        assert seen.page.title() == "perflab: run-1.json"
+        assert any("Content Security Policy" in said for said in seen.said)
+
+
+@needs_browser
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("runs", [1, 2])
+def test_hostile_names_do_nothing_and_are_shown_as_text(tmp_path: Path, browser: Any, width: int, runs: int) -> None:
+    page = page_of(tmp_path, *[hostile_run()] * runs)
+    assert not {"\x1b", "\u202e"} & {*page.read_text(encoding="utf-8")}
+    with opened(browser, page, viewport={"width": width, "height": 900}) as seen:
+        assert seen.said == []
+        assert seen.page.evaluate("document.scripts.length") == 1
+        assert seen.page.evaluate("document.images.length") == 0
+        text = seen.page.evaluate("document.body.textContent")
+        assert "<img src=x onerror=alert(2)>" in text
+        assert "{{ 7 * 7 }}&amp;" in text
+        assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+# --- who can use it -----------------------------------------------------------------------------------------------
+
+
+@needs_browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("runs", [1, 2])
+def test_axe_finds_no_violation(tmp_path: Path, browser: Any, scheme: str, runs: int) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    page = page_of(tmp_path, *[run_of_everything()] * runs)
+    for width in WIDTHS[:2]:
+        with opened(browser, page, color_scheme=scheme, viewport={"width": width, "height": 900}) as seen:
+            # Closed sections are looked into as well.
+            seen.page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
+            found = Axe().run(seen.page)
+            assert found.violations_count == 0, found.generate_report()
+            assert seen.said == []
+
+
+@needs_browser
+def test_every_chart_has_a_name_and_its_numbers_in_words(tmp_path: Path, browser: Any) -> None:
+    with opened(browser, page_of(tmp_path, run_of_everything())) as seen:
+        charts = seen.page.eval_on_selector_all(
+            "svg.chart",
+            "ones => ones.map(one => [...one.children].slice(0, 2).map(part => [part.tagName, part.textContent]))",
+        )
+    assert len(charts) > 5
+    for (title, name), (desc, numbers) in charts:
+        assert (title, desc) == ("title", "desc")
+        assert name
+        assert re.search(r"\d", numbers)
+
+
+@needs_browser
+def test_the_table_is_used_by_keyboard_alone(tmp_path: Path, browser: Any) -> None:
+    page = page_of(tmp_path, large_run(60))
+    with opened(browser, page) as seen:
+        seen.page.focus("th[data-key=latency] button")
+        outline = seen.page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        seen.page.keyboard.press("Enter")
+        assert seen.page.get_attribute("th[data-key=latency]", "aria-sort") == "descending"
+        seen.page.keyboard.press("Enter")
+        assert seen.page.get_attribute("th[data-key=latency]", "aria-sort") == "ascending"
+        values = seen.page.eval_on_selector_all(".explore tbody tr", "rows => rows.map(row => +row.cells[2].dataset.v)")
+        assert values == sorted(values)
+        assert outline is not None
+        seen.page.focus(".explore tbody tr a")
+        seen.page.keyboard.press("Enter")
+        opened_one = seen.page.evaluate("document.activeElement.closest('details').open")
+        assert opened_one
+        assert seen.said == []
+
+
+@needs_browser
+def test_without_script_there_is_a_plain_table_with_sections_it_links_to(tmp_path: Path, browser: Any) -> None:
+    page = page_of(tmp_path, large_run(60))
+    with opened(browser, page, java_script_enabled=False) as seen:
+        assert seen.page.locator(".explore tbody tr").count() == 60
+        assert not seen.page.locator(".controls").first.is_visible()
+        assert seen.page.locator("th[data-key=peak]").is_visible()
+        assert not seen.page.locator("th[data-key=file]").is_visible()
+    with opened(browser, page, "#case-7", java_script_enabled=False) as seen:
+        assert seen.page.locator("#case-7").is_visible()  # a browser opens what a link leads into
+
+
+# --- the address --------------------------------------------------------------------------------------------------
+
+
+@needs_browser
+def test_sort_filter_search_and_columns_are_kept_in_the_address(tmp_path: Path, browser: Any) -> None:
+    page = page_of(tmp_path, large_run(120))
+    rows = ".explore tbody tr"
+    with opened(browser, page) as seen:
+        assert len(seen.texts(rows)) == 120
+        seen.page.check("input[name=verdict][value=regressed]")
+        assert len(seen.texts(rows)) == 3
+        assert seen.texts("details.case > summary > span:first-child") == seen.texts(f"{rows} td:first-child")
+        seen.page.fill("input[name=q]", "LARGE-512 bf16")
+        seen.page.click(".columns summary")
+        seen.page.uncheck("input[name=column][value=peak]")
+        seen.page.check("input[name=column][value=operators]")
+        seen.page.keyboard.press("Escape")
+        seen.page.click("th[data-key=latency] button")
+        assert seen.texts(".controls output") == ["1 of 120 cases"]
+        shown, heads, address = seen.texts(rows), seen.texts(".explore th"), seen.page.url
+        assert "peak" not in heads
+        assert "operators" in heads
+        seen.page.reload()
+        assert seen.page.url == address
+        assert (seen.texts(rows), seen.texts(".explore th")) == (shown, heads)
+        assert seen.page.get_attribute("th[data-key=latency]", "aria-sort") == "descending"
+        assert seen.page.input_value("input[name=q]") == "LARGE-512 bf16"
+        seen.page.click("button[name=reset]")
+        assert "#" not in seen.page.url
+        assert len(seen.texts(rows)) == 120
+        assert seen.said == []
+    with opened(browser, page, "#" + address.partition("#")[2]) as seen:
+        assert seen.texts(rows) == shown
+
+
+@needs_browser
+def test_a_link_to_a_case_opens_it_keeps_the_filter_and_leads_back(tmp_path: Path, browser: Any) -> None:
+    page = page_of(tmp_path, large_run(120))
+    with opened(browser, page, "#verdict=ok&sort=-latency") as seen:
+        seen.page.click(".explore tbody tr:first-child a")
+        assert re.search(r"#verdict=ok&sort=-latency&at=case-\d+$", seen.page.url)
+        at = seen.page.url.rpartition("=")[2]
+        assert seen.page.locator(f"#{at}").is_visible()
+        seen.page.go_back()
+        assert seen.page.url.endswith("#verdict=ok&sort=-latency")
+        seen.page.click(".tally a >> nth=0")
+        assert seen.page.url.endswith("#verdict=regressed")
+        assert len(seen.texts(".explore tbody tr")) == 3
+
+
+@needs_browser
+def test_a_link_to_a_case_that_a_filter_hides_shows_it(tmp_path: Path, browser: Any) -> None:
+    with opened(browser, page_of(tmp_path, large_run(60)), "#verdict=regressed&at=case-1") as seen:
+        assert seen.page.locator("#case-1").is_visible()
+
+
+@needs_browser
+def test_print_shows_whole_tables_and_no_controls(tmp_path: Path, browser: Any) -> None:
+    with opened(browser, page_of(tmp_path, large_run(60))) as seen:
+        seen.page.emulate_media(media="print")
+        assert not seen.page.locator(".controls").is_visible()
+        tall = seen.page.evaluate(
+            "(() => { const t = document.querySelector('.tall'); return t.scrollHeight - t.clientHeight })()"
+        )
+        assert tall <= 1
