@@ -1,1 +1,1 @@
-"""What became of each case over many runs: series, where they changed, and which commits lie there. Loads no torch."""
+"""History: a series of each case and quantity over many runs, and the events in them."""

@@ -1,76 +1,192 @@
-"""TEMPORARY: stands where the calibrated statistics will. Finds one step in a series by a t test of its logarithms."""
+"""Change points: where a series took another level for good, or for a while. Pure.
+
+Each series is searched for its clearest step (``steps.py``), cut there, and both parts are searched again; then each
+step is looked at once more between its neighbours. What a score is worth was found by simulation (``thresholds.py``).
+"""
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from statistics import NormalDist, fmean, median
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import exp, log
+
+import numpy as np
+
+from perflab.history import steps
+from perflab.history.noise import LONGEST, Floats
+from perflab.history.thresholds import chance
+
+FALSE_ALARMS = 0.01
+"""Share of unchanged series in which a change is found, at most."""
+SHORTEST = steps.FIRST + steps.LAST
+_CERTAIN = 0.95
+_TOGETHER = 1_000
+"""Series whose likelihoods are in memory at once: 1,000 of 100 points with ten models of noise are 8 MB."""
+_WORTH_A_LOOK = 4.5
+"""Standard errors by which a stretch differs from what is around it before both of its ends are looked at."""
+_SAME_LEVEL = 0.25
+"""A level has come back if it is no further from the old one than this share of the step away from it."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """A change of level in a series."""
+    """One change of level. Points are counted from 0."""
 
     before: int
-    """Index of the last point that surely has the old level."""
+    """Last point that surely has the old level: what changed it lies after this point, and not after ``after``."""
     after: int
-    """Index of the first point that surely has the new level."""
+    """First point that surely has the new level; "surely" is 95 %."""
     at: int
-    """Most likely first point of the new level."""
+    """Most likely first point of the new level, before < at <= after."""
     ratio: float
+    """New level / old level."""
     low: float
     high: float
+    """95 % interval of the ratio."""
     p: float
-    back_to: int | None
+    """Chance of so much evidence in an unchanged series of this length, whatever its noise; 0 of exact quantities."""
+    back_to: int | None = None
+    """Which change this one undoes, by its number in the list: the level from before that one is back."""
 
 
-def find_changes(series: Sequence[Sequence[float]]) -> list[list[Change]]:
-    """The changes of each series, oldest first."""
-    return [_one([math.log(value) for value in values]) for values in series]
+Span = tuple[int, int, int]
+"""A part of a series: the series' number, its first point, and the point after its last one."""
 
 
-def _one(logs: list[float]) -> list[Change]:
-    found: list[Change] = []
-    _split(logs, 0, len(logs), found)
-    found.sort(key=lambda change: change.at)
-    if len(found) == 2 and abs(math.log(found[0].ratio * found[1].ratio)) < 0.01:
-        found[1] = Change(**{**vars(found[1]), "back_to": 0})
-    return found
+def find_changes(series: Sequence[Sequence[float]], false_alarms: float = FALSE_ALARMS) -> list[list[Change]]:
+    """The changes of each series, oldest first.
 
-
-def _split(logs: list[float], start: int, end: int, found: list[Change]) -> None:
-    if end - start < 8:
-        return
-    steps = [abs(logs[at] - logs[at - 1]) for at in range(start + 1, end)]
-    noise = max(1.4826 * median(steps) / math.sqrt(2), 1e-4)
-    best, where = 0.0, start
-    for at in range(start + 3, end - 2):
-        step = fmean(logs[at:end]) - fmean(logs[start:at])
-        z = abs(step) / (noise * math.sqrt(1 / (at - start) + 1 / (end - at)))
-        if z > best:
-            best, where = z, at
-    p = min(1.0, 2 * (end - start) * (1 - NormalDist().cdf(best)))
-    if p > 0.001:
-        return
-    step = fmean(logs[where:end]) - fmean(logs[start:where])
-    error = 2 * noise * math.sqrt(1 / (where - start) + 1 / (end - where))
-    found.append(
-        Change(where - 1, where, where, math.exp(step), math.exp(step - error), math.exp(step + error), p, None)
-    )
-    _split(logs, start, where, found)
-    _split(logs, where, end, found)
+    Args:
+        series: positive values, oldest first; of any lengths. With less than ``SHORTEST`` points nothing is found.
+        false_alarms: largest ``p`` of a change.
+    """
+    values = [np.log(np.asarray(one, dtype=np.float64)) for one in series]
+    cuts: list[list[int]] = [[] for _ in values]
+    spans = [(number, 0, len(one)) for number, one in enumerate(values)]
+    while spans:
+        parts: list[Span] = []
+        for span, seen in zip(spans, _look(values, spans, false_alarms), strict=True):
+            number, start, end = span
+            places = [seen.at] if seen.p <= false_alarms else _there_and_back(values[number], span, seen, false_alarms)
+            at_the_end = end == len(values[number])
+            if places and end - places[-1] >= (steps.LAST if at_the_end else steps.FIRST):
+                cuts[number] += places
+                parts += [(number, *ends) for ends in pairwise([start, *places, end])]
+        spans = parts
+    return [_changes(one, sorted(places), false_alarms) for one, places in zip(values, cuts, strict=True)]
 
 
 def find_exact_changes(values: Sequence[float]) -> list[Change]:
-    """Every change of an exact quantity."""
-    found: list[Change] = []
-    levels = [values[0]] if values else []
-    for at in range(1, len(values)):
-        if values[at] == values[at - 1]:
-            continue
-        ratio = values[at] / values[at - 1] if values[at - 1] else math.inf
-        back = next((index for index, level in enumerate(levels) if level == values[at]), None)
-        levels.append(values[at])
-        found.append(Change(at - 1, at, at, ratio, ratio, ratio, 0.0, back))
-    return found
+    """The changes of a quantity that does not vary: each counts, at the point where it happened."""
+    places = [place for place in range(1, len(values)) if values[place] != values[place - 1]]
+    changes = []
+    for at in places:
+        old, new = values[at - 1], values[at]
+        ratio = new / old if old else float("inf")
+        changes.append(Change(at - 1, at, at, ratio, ratio, ratio, 0.0))
+    levels = [float(values[at]) for at in [0, *places]] if values else []
+    return _undone(changes, levels, [0.0] * len(changes))
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What was seen in a span: its clearest step, and the stretch that differs most from what is around it."""
+
+    p: float = 1.0
+    at: int = 0
+    stretch: tuple[float, int, int] = (0.0, 0, 0)
+    """Distance in standard errors, first point, and the point after the last one."""
+
+
+def _look(values: Sequence[Floats], spans: Sequence[Span], false_alarms: float) -> list[_Seen]:
+    windows = [(whole, window) for whole, span in enumerate(spans) for window in _windows(span)]
+    by_length: dict[int, list[tuple[int, Span]]] = {}
+    for whole, window in windows:
+        by_length.setdefault(window[2] - window[1], []).append((whole, window))
+    tried = Counter(whole for whole, _ in windows)
+    seen = [_Seen()] * len(spans)
+    for length, members in by_length.items():
+        for first in range(0, len(members) if length >= SHORTEST else 0, _TOGETHER):
+            some = members[first : first + _TOGETHER]
+            logs = np.stack([values[number][start:end] for _, (number, start, end) in some])
+            found, stretches = steps.evidence(logs), steps.clearest_stretches(logs)
+            chances = chance(found.score, length).tolist()
+            for n, (whole, (_, start, _)) in enumerate(some):
+                old, (z, begin, end) = seen[whole], stretches[n]
+                p, at = min((old.p, old.at), (chances[n] * tried[whole], start + int(found.places[n].argmax())))
+                seen[whole] = _Seen(p, at, max(old.stretch, (z, start + begin, start + end)))
+    return seen
+
+
+def _there_and_back(values: Floats, span: Span, seen: _Seen, false_alarms: float) -> list[int]:
+    """Where a level came and went again, which one step explains badly: its first point, and the one after it.
+
+    The stretch was chosen among many, so both of its ends must be ten times as clear.
+    """
+    z, first, last = seen.stretch
+    if z < _WORTH_A_LOOK:
+        return []
+    ends = (_between(values, span[1], first, last), _between(values, first, last, span[2]))
+    return [first, last] if max(end.p for end in ends) <= false_alarms / 10 else []
+
+
+def _windows(span: Span) -> list[Span]:
+    """A span in pieces that can be looked at together; each half of a piece is half of another one too."""
+    number, start, end = span
+    starts = range(max(start, end - LONGEST), start, -LONGEST // 2)
+    return [*((number, one, one + LONGEST) for one in starts), (number, start, min(end, start + LONGEST))]
+
+
+def _changes(values: Floats, cuts: list[int], false_alarms: float) -> list[Change]:
+    """Each cut looked at between its neighbours; the least likely goes while it is no change there."""
+    while cuts:
+        ends = [0, *cuts, len(values)]
+        found = [_between(values, ends[n], ends[n + 1], ends[n + 2]) for n in range(len(cuts))]
+        weakest = max(range(len(cuts)), key=lambda n: found[n].p)
+        if found[weakest].p <= false_alarms:
+            ends = [0, *(change.at for change in found), len(values)]
+            levels = [exp(float(np.median(values[a:b]))) for a, b in pairwise(ends)]
+            return _undone(found, levels, [log(change.high / change.low) / 2 for change in found])
+        del cuts[weakest]
+    return []
+
+
+def _between(values: Floats, start: int, cut: int, end: int) -> Change:
+    """The step near a cut, within the part of a series in which it is the only one."""
+    start = max(start, cut - LONGEST * 3 // 4)
+    part = values[start : min(end, start + LONGEST)]
+    found = steps.evidence(part[None, :])
+    places = found.places[0]
+    at = int(places.argmax())
+    likely = np.flatnonzero(places >= _least(places))
+    mean, sd = steps.size(part, at)
+    p = float(chance(found.score, len(part))[0])
+    low, high = exp(mean - 1.96 * sd), exp(mean + 1.96 * sd)
+    return Change(start + int(likely[0]) - 1, start + int(likely[-1]), start + at, exp(mean), low, high, p)
+
+
+def _least(places: Floats) -> float:
+    """The smallest likelihood among the places that are 95 % likely together."""
+    falling = np.sort(places)[::-1]
+    return float(falling[int(np.searchsorted(np.cumsum(falling), _CERTAIN * falling.sum()))])
+
+
+def _undone(changes: list[Change], levels: list[float], margins: list[float]) -> list[Change]:
+    """Which changes bring a level back. ``levels``: one more than changes; ``margins``: of the logarithms of ratios."""
+    known: list[Change] = []
+    for number, change in enumerate(changes):
+        now = levels[number + 1]
+        back_to = None
+        for earlier in range(number - 1, -1, -1):
+            old, away = levels[earlier], levels[earlier + 1]
+            if min(old, now, away) <= 0:
+                same = old == now
+            else:
+                same = abs(log(now / old)) <= min(margins[number], _SAME_LEVEL * abs(log(away / old)))
+            if same:
+                back_to = earlier
+                break
+        known.append(replace(change, back_to=back_to))
+    return known

@@ -62,6 +62,9 @@ class SeriesRow(Data, frozen=True):
     unit: str
     exact: bool
     environment: int
+    points: int
+    ratio: float | None
+    """The last level over the first one; null where that is 0."""
     runs: list[int]
     values: list[float]
     words: list[int]
@@ -179,7 +182,10 @@ def contents_of(history: History, quantity: str | None, repository: Path) -> Con
         for one in event.members:
             parts.setdefault(one.series, []).append((number, one))
     names = short_names((one.case, one.variant) for one in series)
-    rows = [_series(one, names[one.case, one.variant], parts.get(at, [])) for at, one in enumerate(series)]
+    used = {place: number for number, place in enumerate(dict.fromkeys(one.place for one in series))}
+    rows = [
+        _series(one, names[one.case, one.variant], used[one.place], parts.get(at, [])) for at, one in enumerate(series)
+    ]
     return Contents(
         kind=KIND,
         schema=SCHEMA,
@@ -187,7 +193,7 @@ def contents_of(history: History, quantity: str | None, repository: Path) -> Con
         source=history.source,
         accepted=history.are_accepted,
         runs=[RunRow(created=one.created.isoformat(), file=one.file, commit=one.commit) for one in history.runs],
-        environments=_told_apart([place.text for place in history.places]),
+        environments=_told_apart([history.places[place].text for place in used]),
         words=history.words,
         events=[_event(number, one, rows, history, repository) for number, one in enumerate(events, 1)],
         series=rows,
@@ -238,7 +244,7 @@ def short_names(cases: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
     return names
 
 
-def _series(one: Series, name: str, parts: Sequence[tuple[int, Found]]) -> SeriesRow:
+def _series(one: Series, name: str, environment: int, parts: Sequence[tuple[int, Found]]) -> SeriesRow:
     starts = [0, *sorted({found.change.at for _, found in parts}), len(one.values)]
     levels = [
         Level(first=first, last=end - 1, value=median(one.values[first:end]))
@@ -252,7 +258,9 @@ def _series(one: Series, name: str, parts: Sequence[tuple[int, Found]]) -> Serie
         quantity=one.quantity,
         unit=one.unit,
         exact=one.is_exact,
-        environment=one.place,
+        environment=environment,
+        points=len(one.values),
+        ratio=levels[-1].value / levels[0].value if levels[0].value else None,
         runs=list(one.runs),
         values=list(one.values),
         words=list(one.words),

@@ -138,23 +138,22 @@ def _table(listed: Sequence[int], drawn: Sequence[int], contents: Contents) -> P
         Column("last", "last", number=True),
         Column("change", "change", number=True),
         Column("events", "events"),
-        Column("environment", "environment", number=True, hidden=len(contents.environments) < 2),
+        Column("environment", "environment", hidden=len(contents.environments) < 2),
     ]
     known = set(drawn)
     rows = []
     for at in listed:
         row = contents.series[at]
-        first, last = row.levels[0].value, row.levels[-1].value
         cells = [
             text_cell(row.name, href=f"#series-{at + 1}" if at in known else None),
             text_cell(row.quantity),
-            Cell(spark(row), sort=last / first if first else 0.0),
-            number_cell(len(row.values), "count"),
-            number_cell_of(first, row),
+            Cell(spark(row), row.ratio),
+            number_cell(row.points, "count"),
+            number_cell_of(row.levels[0].value, row),
             number_cell_of(row.values[-1], row),
-            Cell(since_start(row), last / first if first else None, number=True),
+            Cell(since_start(row), row.ratio, number=True),
             text_cell(", ".join(map(str, row.events))),
-            Cell(str(row.environment + 1), row.environment + 1, number=True),
+            text_cell(f"no. {row.environment + 1}"),
         ]
         rows.append(Row(cells, verdict="changed" if row.events else "unchanged"))
     changed = sum(bool(contents.series[at].events) for at in listed)

@@ -71,6 +71,7 @@ class _Judgement(_Narrow):
     reasons: list[str] = []
     latency: _Changed | None = None
     memory: _Changed | None = None
+    phases: dict[str, _Changed] = {}
 
 
 class _Memory(_Narrow):
@@ -330,12 +331,14 @@ def _readings(result: _Result, outcome: _Outcome) -> dict[str, Reading]:
     if not judged:
         return {}
     latency, memory = result.judgement.latency, result.judgement.memory
+    shown = outcome.summary or judged[0]
     found = {
-        "latency": _time(latency.now if latency is not None else median(one.median_ns for one in judged)),
-        "fastest": _time(outcome.summary.fastest_ns if outcome.summary is not None else judged[0].fastest_ns),
+        "latency": _time(latency.now if latency is not None else shown.median_ns),
+        "fastest": _time(min(one.fastest_ns for one in judged)),
     }
-    for name in judged[0].phases_ns:
-        found[name] = _time(median(one.phases_ns.get(name, 0.0) for one in judged))
+    for name, ns in shown.phases_ns.items():
+        change = result.judgement.phases.get(name)
+        found[name] = _time(change.now if change is not None else ns)
     peaks = [one.memory.peak_bytes for one in judged if one.memory is not None]
     if peaks:
         found["peak"] = Reading(memory.now if memory is not None else max(peaks), UNIT_BYTES, True)

@@ -134,10 +134,9 @@ def _rows(rows: Sequence[SeriesRow], width: int) -> Iterator[str]:
 
 def since_start(row: SeriesRow) -> str:
     """The change from the first level to the last one."""
-    first, last = row.levels[0].value, row.levels[-1].value
     if len(row.levels) == 1:
         return "same"
-    return format_change(last / first) if first else "from 0"
+    return format_change(row.ratio) if row.ratio is not None else "from 0"
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

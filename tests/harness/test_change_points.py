@@ -1,0 +1,157 @@
+"""Change points: rarely where nothing changed, soon where something did, whatever the noise. All series are seeded."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from perflab.history.change_points import SHORTEST, Change, find_changes, find_exact_changes
+from perflab.history.noise import LONGEST, MODELS, whitened
+from perflab.history.thresholds import SCORES, chance
+from tests.harness import change_table
+from tests.harness.made_series import NOISE, Floats, white
+
+SERIES = 4_000
+
+
+def noisy(*levels: tuple[float, int], sd: float = 0.01, seed: int = 0) -> Floats:
+    """One series: levels with the number of points of each, and white noise."""
+    means = np.concatenate([np.full(points, np.log(level)) for level, points in levels])
+    return np.exp(means + sd * white(np.random.default_rng(seed), 1, len(means))[0])
+
+
+def changes_of(values: Floats) -> list[Change]:
+    (found,) = find_changes([values.tolist()])
+    return found
+
+
+@pytest.mark.parametrize("noise", NOISE)
+def test_one_unchanged_series_in_a_hundred_is_alarmed_at_most(noise: str) -> None:
+    found = change_table.ours(change_table.unchanged(noise, 0.02, SERIES))
+    alarmed = sum(map(bool, found))
+    # At a rate of exactly 1 %, one seed in a hundred has more than 55 of 4,000.
+    assert alarmed <= 55
+
+
+def test_a_step_of_five_percent_in_noise_of_two_is_found_within_five_runs_in_nine_of_ten_series() -> None:
+    series = change_table.changed("white", 0.02, 0.05, SERIES)
+    seen = np.zeros(SERIES, dtype=bool)
+    for runs in (2, 3, 4, 5):
+        found = change_table.ours(series[:, : change_table.POINTS + runs])
+        seen |= [any(abs(at - change_table.POINTS) <= change_table.NEAR for at in one) for one in found]
+    assert seen.mean() >= 0.9
+
+
+def test_one_step_is_one_change_with_its_size_and_place() -> None:
+    (change,) = changes_of(noisy((100.0, 30), (110.0, 30)))
+    assert change.before < 30 <= change.after
+    assert change.at == 30
+    assert change.low < 1.1 < change.high
+    assert change.high - change.low < 0.03
+    assert change.p < 1e-6
+    assert change.back_to is None
+
+
+def test_intervals_hold_the_size_and_ranges_the_place_of_most_steps() -> None:
+    rng = np.random.default_rng(3)
+    logs = 0.02 * white(rng, 600, 60)
+    logs[:, 40:] += np.log(1.08)
+    found = [changes[0] for changes in find_changes(np.exp(logs).tolist()) if len(changes) == 1]
+    assert len(found) > 570
+    sizes = np.mean([change.low < 1.08 < change.high for change in found])
+    places = np.mean([change.before < 40 <= change.after for change in found])
+    assert 0.9 < sizes < 0.99
+    assert places > 0.93
+
+
+def test_a_faster_case_is_a_change_too() -> None:
+    (change,) = changes_of(noisy((100.0, 30), (90.0, 20)))
+    assert change.high < 1.0
+
+
+def test_a_level_that_came_back_is_known_as_such() -> None:
+    there, back = changes_of(noisy((100.0, 40), (106.0, 20), (100.0, 20)))
+    assert (there.at, back.at) == (40, 60)
+    assert there.back_to is None
+    assert back.back_to == 0
+
+
+def test_a_third_level_is_no_return() -> None:
+    first, second = changes_of(noisy((100.0, 40), (112.0, 20), (106.0, 20)))
+    assert (first.back_to, second.back_to) == (None, None)
+
+
+def test_two_steps_upwards_are_two_changes() -> None:
+    first, second = changes_of(noisy((100.0, 30), (108.0, 30), (120.0, 30)))
+    assert (first.at, second.at) == (30, 60)
+    assert second.low < 120 / 108 < second.high
+
+
+def test_single_outliers_are_no_change() -> None:
+    values = noisy((100.0, 50))
+    values[[7, 20, 21, 41, 49]] *= 3.0
+    assert changes_of(values) == []
+
+
+def test_a_large_step_is_found_with_its_fourth_run() -> None:
+    values = noisy((100.0, 40), (150.0, 4))
+    assert [change.at for change in changes_of(values)] == [40]
+
+
+def test_a_steady_drift_is_no_step() -> None:
+    values = noisy((100.0, 80)) * np.exp(np.linspace(0.0, 0.05, 80))
+    assert changes_of(values) == []
+
+
+def test_a_step_in_a_series_longer_than_what_is_looked_at_together() -> None:
+    values = noisy((100.0, LONGEST + 150), (105.0, 130), (110.0, 2 * LONGEST))
+    assert [change.at for change in changes_of(values)] == [350, 480]
+
+
+def test_what_does_not_vary_is_no_trouble() -> None:
+    assert changes_of(np.full(50, 3.0)) == []
+    (change,) = changes_of(np.repeat([100.0, 101.0], 25))
+    assert (change.before, change.at, change.after) == (24, 25, 25)
+    assert change.ratio == pytest.approx(1.01, rel=1e-3)
+
+
+@pytest.mark.parametrize("points", range(SHORTEST))
+def test_too_short_a_series_has_no_changes(points: int) -> None:
+    assert find_changes([np.repeat([1.0, 9.0], 9)[9 - points // 2 :][:points].tolist()]) == [[]]
+
+
+def test_units_and_neighbours_in_the_list_do_not_matter() -> None:
+    some = [noisy((100.0, 20), (108.0, n)) for n in (5, 9, 20, 33)]
+    together = [change for changes in find_changes([one.tolist() for one in some]) for change in changes]
+    alone = [change for one in some for change in changes_of(one * 1e-6)]
+    assert [change.at for change in together] == [20] * len(some)
+    for ours, theirs in zip(together, alone, strict=True):
+        assert ours.ratio == pytest.approx(theirs.ratio, rel=1e-9)
+        assert ours.p == pytest.approx(theirs.p, rel=1e-6)
+
+
+def test_each_change_of_an_exact_quantity_counts() -> None:
+    up, down, to_nothing = find_exact_changes([7, 7, 8, 8, 7, 0])
+    assert [(one.before, one.at, one.after) for one in (up, down, to_nothing)] == [(1, 2, 2), (3, 4, 4), (4, 5, 5)]
+    assert (up.ratio, up.p, up.back_to) == (8 / 7, 0.0, None)
+    assert down.back_to == 0
+    assert (to_nothing.ratio, to_nothing.back_to) == (0.0, None)
+    assert find_exact_changes([]) == []
+    assert find_exact_changes([0.0, 3.0])[0].ratio == float("inf")
+
+
+def test_whitening_makes_points_independent() -> None:
+    for model, whole in zip(MODELS, whitened(), strict=True):
+        for points in (SHORTEST, LONGEST):
+            covariance = model.covariance(np.arange(points, dtype=np.float64))
+            factor = whole.factor[:points, :points]
+            assert np.allclose(factor @ covariance @ factor.T, np.eye(points), atol=1e-8), model.name
+            assert whole.log_scale[:points].sum() == pytest.approx(np.linalg.slogdet(covariance)[1] / 2), model.name
+
+
+def test_chances_fall_with_the_score_and_agree_with_the_table() -> None:
+    for points, (hundredth, thousandth) in SCORES.items():
+        seen = chance(np.array([-50.0, hundredth, thousandth, 99.0]), points)
+        assert seen == pytest.approx([1.0, 0.01, 0.001, 0.0], abs=1e-9)
+    between = chance(np.array([3.0]), 60)[0]
+    assert min(chance(np.array([3.0]), n)[0] for n in (50, 75)) < between < 1.0
