@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import shutil
 import sys
@@ -16,13 +17,14 @@ from perflab.files import write_whole
 from perflab.git import top_of
 from perflab.history.baseline_log import read_log
 from perflab.history.folder import read_branch, read_folder
-from perflab.history.series import History
+from perflab.history.series import BY_PRODUCTS, History
 from perflab.report.escaping import one_line
 
 if TYPE_CHECKING:
     from perflab.history.contents import Contents
 
 _RECENT = 10
+_THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 _JOURNALS = Path(".perflab/runs")
 _BASELINES = Path("baselines")
 
@@ -70,13 +72,14 @@ def history_command(parser: argparse.ArgumentParser) -> Callable[[argparse.Names
             return _bisect(given)
         if given.recent < 1:
             raise UsageError(f"--recent={given.recent}", "give how many runs are recent, 1 or more")
-        from perflab.history.contents import chosen, contents_of, newest_alarm  # it loads numpy
+        load_numpy()
+        from perflab.history.contents import chosen, contents_of, newest_alarm
 
-        history = read_history(given.folder, given.branch, given.git)
+        history = read_history(given.folder, given.branch, given.git, given.quantity)
         history.finish(_date(given.since))
         if not history.runs:
             raise UsageError(f"--since={given.since}: no run is as new as that", "name an earlier date")
-        contents = contents_of(history, given.quantity, Path())
+        contents = contents_of(history, Path())
         shown = chosen(contents, given.case, given.quantity)
         if not shown.series:
             raise UsageError(_nothing(given.case, given.quantity), f"there are: {_known(history)}")
@@ -94,10 +97,11 @@ def history_command(parser: argparse.ArgumentParser) -> Callable[[argparse.Names
 
 
 def _bisect(given: argparse.Namespace) -> int:
-    from perflab.history.bisect.ask import ask  # it loads what starts processes
+    load_numpy()
+    from perflab.history.bisect.ask import ask
 
     def source() -> History:
-        history = read_history(given.folder, given.branch, given.git)
+        history = read_history(given.folder, given.branch, given.git, given.quantity)
         history.finish(_date(given.since))
         return history
 
@@ -114,8 +118,25 @@ def _bisect(given: argparse.Namespace) -> int:
     return 0 if answer.is_found else 1
 
 
-def read_history(folder: str | None, branch: str | None, git: bool) -> History:
-    """What the arguments name.
+def load_numpy() -> None:
+    """Load numpy with one thread for linear algebra: matrices are small here, and threads would wait for each other.
+
+    Processes that are started later, which measure, have as many as ever.
+    """
+    before = {name: os.environ.get(name) for name in _THREADS}
+    os.environ.update(dict.fromkeys(_THREADS, "1"))
+    try:
+        import numpy  # noqa: F401
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def read_history(folder: str | None, branch: str | None, git: bool, quantity: str | None) -> History:
+    """What the arguments name. By-products are read if one is the quantity that is asked for.
 
     Raises:
         UsageError: they name nothing, or too much.
@@ -123,19 +144,20 @@ def read_history(folder: str | None, branch: str | None, git: bool) -> History:
     """
     if git and branch is not None:
         raise UsageError("--git and --branch", "give one: --git reads baselines, --branch reads results files")
+    skipped = [one for one in BY_PRODUCTS if one != quantity]
     if git:
         return read_log(Path(folder) if folder is not None else _BASELINES)
     if branch is not None:
         top = top_of(Path())
         if top is None:
             raise UsageError(f"--branch={branch}: this is no git repository", "go to the repository that has it")
-        return read_branch(top, branch, folder or "")
+        return read_branch(top, branch, folder or "", skipped)
     if folder is None and not _JOURNALS.is_dir():
         raise UsageError(
             "neither a folder nor --git nor --branch is given, and there are no journals in .perflab/runs",
             "name a folder of results files (--perf-json), or --git for accepted baselines",
         )
-    return read_folder(Path(folder) if folder is not None else _JOURNALS)
+    return read_folder(Path(folder) if folder is not None else _JOURNALS, skipped)
 
 
 def _date(text: str | None) -> datetime | None:

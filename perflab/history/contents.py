@@ -20,7 +20,6 @@ from perflab.history.judging import (
     Found,
     judge,
     judge_accepted,
-    judged_series,
 )
 from perflab.history.series import History, Series
 from perflab.report.lines import short_name
@@ -162,15 +161,14 @@ class Contents(Data, frozen=True):
     left_out: list[LeftOutRow]
 
 
-def contents_of(history: History, quantity: str | None, repository: Path) -> Contents:
+def contents_of(history: History, repository: Path) -> Contents:
     """Judge a history, and put into words and numbers what there is to say.
 
     Args:
         history: all that was read.
-        quantity: one that is looked at though it follows another one, such as ``fastest``; or any; or None.
         repository: where commits are looked up.
     """
-    series = judged_series(history, quantity)
+    series = history.series
     groups = [place.group for place in history.places]
     if history.are_accepted:
         events = gather(series, groups, judge_accepted(series))
@@ -247,7 +245,7 @@ def short_names(cases: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
 def _series(one: Series, name: str, environment: int, parts: Sequence[tuple[int, Found]]) -> SeriesRow:
     starts = [0, *sorted({found.change.at for _, found in parts}), len(one.values)]
     levels = [
-        Level(first=first, last=end - 1, value=median(one.values[first:end]))
+        Level(first=first, last=end - 1, value=one.values[first] if one.is_exact else median(one.values[first:end]))
         for first, end in pairwise(starts)
         if first < end
     ]

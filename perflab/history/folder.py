@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,8 +19,8 @@ _JOURNAL = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d)-(\d\d)-(\d\d)-(\d{6})-\d+\.json
 _REMEDY = "name a folder with what --perf-json, perflab report --format=json or perflab merge wrote"
 
 
-def read_folder(folder: Path) -> History:
-    """All results files in a folder and the folders in it.
+def read_folder(folder: Path, skipped: Collection[str] = ()) -> History:
+    """All results files in a folder and the folders in it, without the quantities that are ``skipped``.
 
     Raises:
         UsageError: there is no such folder, or no results file in it.
@@ -36,10 +36,10 @@ def read_folder(folder: Path) -> History:
             except OSError as error:
                 yield str(path), f"cannot be read: {error.strerror}"
 
-    return _read(str(folder), contents())
+    return _read(History(str(folder), skipped), contents())
 
 
-def read_branch(repository: Path, branch: str, folder: str) -> History:
+def read_branch(repository: Path, branch: str, folder: str, skipped: Collection[str] = ()) -> History:
     """The same of a folder on a branch of a git repository, which is not checked out.
 
     Raises:
@@ -54,11 +54,10 @@ def read_branch(repository: Path, branch: str, folder: str) -> History:
                 content = objects.read(name)
                 yield f"{branch}:{path}", "git does not have it" if content is None else content
 
-        return _read(f"{branch}:{folder}", contents())
+        return _read(History(f"{branch}:{folder}", skipped), contents())
 
 
-def _read(source: str, contents: Iterable[tuple[str, bytes | str]]) -> History:
-    history = History(source)
+def _read(history: History, contents: Iterable[tuple[str, bytes | str]]) -> History:
     collects = gc.isenabled()
     gc.disable()  # millions of short-lived objects, and no cycles among them
     try:
@@ -78,7 +77,7 @@ def _read(source: str, contents: Iterable[tuple[str, bytes | str]]) -> History:
             gc.enable()
     if not history.runs:
         first = next((f": {one.file}: {one.problem}" for one in history.left_out), "")
-        raise UsageError(f"{source} holds no results{first}", _REMEDY)
+        raise UsageError(f"{history.source} holds no results{first}", _REMEDY)
     return history
 
 

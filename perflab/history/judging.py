@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from perflab.history.change_points import Change, find_changes, find_exact_changes
-from perflab.history.series import History, Series
+from perflab.history.series import Series
 
 MOST_P = 0.01
 FALSE_DISCOVERIES = 0.05
@@ -20,8 +20,6 @@ COUNTS = 0.05
 """Share by which an accepted time must differ from the one before it: the gate's default threshold."""
 _FEWEST = 4
 """Points of a series that can be judged at all."""
-BY_PRODUCTS = ("fastest",)
-"""Quantities that follow another one: they are loaded, and judged only where they are asked for."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +87,3 @@ def largest_false_discovery(chances: Sequence[float], many: int, rate: float) ->
     """Benjamini and Hochberg's limit: the largest of these p that passes among ``many`` hypotheses; 0 if none does."""
     passing = [p for rank, p in enumerate(sorted(chances), 1) if p <= rate * rank / many]
     return max(passing, default=0.0)
-
-
-def judged_series(history: History, asked: str | None) -> list[Series]:
-    """The series that are looked at: by-products only where they were asked for."""
-    return [one for one in history.series if one.quantity == asked or one.quantity not in BY_PRODUCTS]

@@ -13,7 +13,7 @@ from statistics import median
 import msgspec
 
 from perflab.errors import DocumentError
-from perflab.history.series import CALIBRATION, INEXACT_COUNTS, History, Reading, Run, places_of
+from perflab.history.series import CALIBRATION, INEXACT_COUNTS, NEW, History, Reading, Run, places_of
 from perflab.records import Environment
 
 REPORT = "perflab report"
@@ -240,33 +240,29 @@ def _add_report(history: History, run: _ReportRun, file: str) -> None:
             raise DocumentError(f"{case.case} names an environment that is not there", "write the report anew")
     number = history.begin(Run(_aware(run.created), run.commit, file))
     places = [_numbers(history, environment, "") for environment in run.environments]
-    groups = [history.places[times].group for times, _ in places]
-    calibration: dict[tuple[int, str], list[float]] = {}
     for case in run.cases:
         name, variant = case.case, case.variant
         if case.environment is not None:
-            where, group = places[case.environment], groups[case.environment]
+            where = places[case.environment]
         else:
             where = _numbers(history, None, basis_text(case.compared_by))
-            group = history.places[where[0]].group
         word = history.word(case.verdict)
-        columns = history.columns(name, variant, group)
-        for quantity, one in case.quantities.items():  # a million times: no function is called that need not be
+        columns = history.columns(name, variant, where)
+        for quantity, one in case.quantities.items():  # a million times: as ``History.add``, without its calls
             value = one.now
             if value is None or not 0.0 <= value < math.inf:
                 continue
-            exact = one.exact and quantity not in INEXACT_COUNTS
-            place = where[exact]
-            if quantity[:12] == CALIBRATION:
-                calibration.setdefault((place, quantity), []).append(value)
-                continue
-            column = columns.get((quantity, place)) or history.column(
-                columns, name, variant, quantity, place, one.unit, is_exact=exact
-            )
-            column[0](number)
-            column[1](value)
-            column[2](word)
-    history.calibrate(number, calibration)
+            column = columns.get(quantity, NEW)
+            if column is NEW:
+                is_exact = one.exact and quantity not in INEXACT_COUNTS
+                column = history.column(columns, name, variant, quantity, where, Reading(value, one.unit, is_exact))
+            if isinstance(column, tuple):
+                column[0](number)
+                column[1](value)
+                column[2](word)
+            elif column is not None:
+                column(value)
+    history.end(number)
 
 
 def _numbers(history: History, environment: Environment | None, variant: str) -> tuple[int, int]:
@@ -277,7 +273,6 @@ def _numbers(history: History, environment: Environment | None, variant: str) ->
 def _add_results(history: History, document: _Document, file: str) -> None:
     number = history.begin(Run(_aware(document.created), document.commit, file))
     numbers: dict[tuple[Environment | None, str], tuple[int, int]] = {}
-    calibration: dict[tuple[int, str], list[float]] = {}
     for result in document.results:
         outcome = result.outcome
         if outcome is None:
@@ -288,9 +283,7 @@ def _add_results(history: History, document: _Document, file: str) -> None:
             numbers[key] = _numbers(history, outcome.environment, where)
         readings = {name: one for name, one in _readings(result, outcome).items() if 0 <= one.value < math.inf}
         history.add(number, result.case, variant, numbers[key], result.judgement.verdict, readings)
-        for name, value_ns in _calibration(outcome).items():
-            calibration.setdefault((numbers[key][0], name), []).append(value_ns)
-    history.calibrate(number, calibration)
+    history.end(number)
 
 
 def _aware(created: datetime) -> datetime:
@@ -345,17 +338,11 @@ def _readings(result: _Result, outcome: _Outcome) -> dict[str, Reading]:
     for name in judged[0].counts:
         count = min(one.counts[name] for one in judged if name in one.counts)
         found[name] = Reading(count, UNIT_COUNT, name not in INEXACT_COUNTS)
+    for name in shown.yardsticks_ns:
+        found[CALIBRATION + name] = _time(
+            median(one.yardsticks_ns[name] for one in judged if name in one.yardsticks_ns)
+        )
     return found
-
-
-def _calibration(outcome: _Outcome) -> dict[str, float]:
-    """What fixed work took beside the case, in nanoseconds."""
-    judged = outcome.fresh or ([outcome.summary] if outcome.summary is not None else [])
-    found: dict[str, list[float]] = {}
-    for one in judged:
-        for name, value_ns in one.yardsticks_ns.items():
-            found.setdefault(CALIBRATION + name, []).append(value_ns)
-    return {name: median(values_ns) for name, values_ns in found.items()}
 
 
 def _of_what_did_not_run(now: _Now) -> dict[str, Reading]:

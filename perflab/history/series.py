@@ -6,7 +6,7 @@ A million points are held as three arrays a series, 16 bytes a point: no object 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from statistics import median
@@ -17,6 +17,8 @@ from perflab.records import Environment, ExactEnvironment
 
 CALIBRATION = "calibration "
 """How quantities begin that are the machine's: readings of fixed work beside a case."""
+BY_PRODUCTS = ("fastest",)
+"""Quantities that follow another one: read and judged only where they are asked for."""
 INEXACT_COUNTS = ("instructions", "callgrind_instructions")
 """Counts that are not the same from run to run: they are judged as times are."""
 
@@ -75,15 +77,30 @@ class Reading(NamedTuple):
     is_exact: bool
 
 
-Column = tuple[Callable[[int], None], Callable[[float], None], Callable[[int], None]]
+Points = tuple[Callable[[int], None], Callable[[float], None], Callable[[int], None]]
 """What takes the run, the value and the word of one more point."""
-Columns = dict[tuple[str, int], Column]
+Column = Points | Callable[[float], None] | None
+"""Where a quantity's points go: into a series, among readings of the calibration workload, or nowhere."""
+Columns = dict[str, Column]
+
+
+def _nowhere(_point: float) -> None:
+    """Takes nothing."""
+
+
+NEW: Points = (_nowhere, _nowhere, _nowhere)
+"""Stands for a quantity that has no column yet."""
 
 
 class History:
-    """Runs and series, as they are read. ``finish`` puts them into order."""
+    """Runs and series, as they are read. ``finish`` puts them into order.
 
-    def __init__(self, source: str) -> None:
+    Args:
+        source: what is read, for people.
+        skipped: quantities that nobody asks for.
+    """
+
+    def __init__(self, source: str, skipped: Collection[str] = ()) -> None:
         self.source = source
         self.runs: list[Run] = []
         self.places: list[Place] = []
@@ -94,7 +111,10 @@ class History:
         """Whether points are accepted levels, and no runs."""
         self.machines: list[Series] = []
         """The calibration workload's own series: of each run in each environment the median over all cases."""
-        self._columns: dict[tuple[str, str, str], Columns] = {}
+        self._skipped = frozenset(skipped)
+        self._columns: dict[tuple[str, str, tuple[int, int]], Columns] = {}
+        self._known: dict[tuple[str, str, str, int], Series] = {}
+        self._readings: dict[tuple[int, str], list[float]] = {}
         self._calibration: dict[tuple[int, str], Series] = {}
         self._place_numbers: dict[Place, int] = {}
         self._word_numbers: dict[str, int] = {}
@@ -118,19 +138,30 @@ class History:
             self.words.append(text)
         return number
 
-    def columns(self, case: str, variant: str, group: str) -> Columns:
-        """Where the points of a case in a group of places go, by quantity and place."""
-        return self._columns.setdefault((case, variant, group), {})
+    def columns(self, case: str, variant: str, places: tuple[int, int]) -> Columns:
+        """Where the points of a case in an environment go, by quantity."""
+        return self._columns.setdefault((case, variant, places), {})
 
     def column(
-        self, columns: Columns, case: str, variant: str, quantity: str, place: int, unit: str, *, is_exact: bool
+        self, columns: Columns, case: str, variant: str, quantity: str, places: tuple[int, int], reading: Reading
     ) -> Column:
-        """Where a quantity's points go; it is a new series if there was none."""
-        found = columns.get((quantity, place))
-        if found is None:
-            series = Series(case, variant, quantity, place, unit, is_exact)
-            self.series.append(series)
-            found = columns[quantity, place] = (series.runs.append, series.values.append, series.words.append)
+        """Where a quantity's points go, if there is no column of it yet.
+
+        Exact ones of several machines are one series.
+        """
+        if quantity in self._skipped:
+            found: Column = None
+        elif quantity.startswith(CALIBRATION):
+            found = self._readings.setdefault((places[0], quantity), []).append
+        else:
+            place = places[reading.is_exact]
+            series = self._known.get((case, variant, quantity, place))
+            if series is None:
+                series = Series(case, variant, quantity, place, reading.unit, reading.is_exact)
+                self._known[case, variant, quantity, place] = series
+                self.series.append(series)
+            found = (series.runs.append, series.values.append, series.words.append)
+        columns[quantity] = found
         return found
 
     def add(
@@ -144,19 +175,26 @@ class History:
             variant: what tells results of one case apart.
             places: numbers of the places of times, and of exact quantities.
             word: the verdict, or why it was accepted.
-            readings: by quantity.
+            readings: by quantity; those of the calibration workload among them.
         """
         number = self.word(word)
-        columns = self.columns(case, variant, self.places[places[0]].group)
-        for quantity, (value, unit, is_exact) in readings.items():
-            column = self.column(columns, case, variant, quantity, places[is_exact], unit, is_exact=is_exact)
-            column[0](run)
-            column[1](value)
-            column[2](number)
+        columns = self.columns(case, variant, places)
+        for quantity, reading in readings.items():
+            column = columns.get(quantity, NEW)
+            if column is NEW:
+                column = self.column(columns, case, variant, quantity, places, reading)
+            if isinstance(column, tuple):
+                column[0](run)
+                column[1](reading.value)
+                column[2](number)
+            elif column is not None:
+                column(reading.value)
 
-    def calibrate(self, run: int, readings: Mapping[tuple[int, str], Sequence[float]]) -> None:
-        """What the calibration workload took in a run, by place and name, beside each of its cases."""
-        for (place, name), values_ns in readings.items():
+    def end(self, run: int) -> None:
+        """The run is read: what the calibration workload took beside its cases becomes a point of the machine's."""
+        for (place, name), values_ns in self._readings.items():
+            if not values_ns:
+                continue
             series = self._calibration.get((place, name))
             if series is None:
                 series = self._calibration[place, name] = Series("", "", name, place, "ns", is_exact=False)
@@ -164,6 +202,7 @@ class History:
             series.runs.append(run)
             series.values.append(median(values_ns))
             series.words.append(self.word(""))
+            values_ns.clear()
 
     def finish(self, since: datetime | None = None) -> None:
         """Put runs and points in order of time, without those before ``since``."""

@@ -27,6 +27,9 @@ _BESIDE = 50
 _LEAST_HEIGHT = 0.1
 _MOST_MEMBERS = 6
 _MOST_COMMITS = 8
+_MOST_IN_FULL = 3
+"""So few series are shown point by point."""
+_MOST_POINTS = 20
 _MOST_LINES = 200
 """Lines of the table; JSON has all of them."""
 _HEADS = {
@@ -61,6 +64,26 @@ def _lines(contents: Contents, width: int) -> Iterator[str]:
         yield "no event: nothing changed its level"
         yield ""
     yield from _table(contents, width)
+    if len(contents.series) <= _MOST_IN_FULL:
+        for row in contents.series:
+            yield from _points(row, contents, width)
+
+
+def _points(row: SeriesRow, contents: Contents, width: int) -> Iterator[str]:
+    """The last points of a series, the newest first, with what was said of each."""
+    yield f"{row.quantity} of {row.name}"
+    points = list(zip(row.runs, row.values, row.words, strict=True))[-_MOST_POINTS:]
+    for run, value, word in reversed(points):
+        one = contents.runs[run]
+        commit = short(one.commit) if one.commit else ""
+        line = f"  {one.created[:16].replace('T', ' ')}  {commit:<7}  {value_text(value, row.unit):>9}  {contents.words[word]}"
+        yield shorten_end(line.rstrip(), width)
+    yield ""
+
+
+def shorten_end(line: str, width: int) -> str:
+    """Cut at its end."""
+    return line if len(line) <= width else f"{line[: width - 1]}…"
 
 
 def _event(event: EventRow, contents: Contents, width: int) -> Iterator[str]:
@@ -69,8 +92,7 @@ def _event(event: EventRow, contents: Contents, width: int) -> Iterator[str]:
     for remark in remarks(event, contents):
         yield from _wrapped("   ", remark, width)
     for one in event.commits[:_MOST_COMMITS]:
-        line = f"     {short(one.commit)} {one.date} {one.subject}"
-        yield line if len(line) <= width else f"{line[: width - 1]}…"
+        yield shorten_end(f"     {short(one.commit)} {one.date} {one.subject}", width)
     if event.commits_total is not None and event.commits_total > min(len(event.commits), _MOST_COMMITS):
         yield f"     and {event.commits_total - min(len(event.commits), _MOST_COMMITS)} more"
     if len(event.members) > 1:

@@ -10,8 +10,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from perflab.history.command import read_history
 from perflab.history.contents import Contents, contents_of
-from perflab.history.folder import read_folder
 
 ENVIRONMENT = {
     "device": "cpu",
@@ -83,9 +83,9 @@ def step(at: int, before: float = 1e6, after: float = 1.1e6) -> Callable[[int], 
 
 def contents_in(folder: Path, quantity: str | None = None) -> Contents:
     """A folder, read and judged."""
-    history = read_folder(folder)
+    history = read_history(str(folder), None, git=False, quantity=quantity)
     history.finish()
-    return contents_of(history, quantity, folder)
+    return contents_of(history, folder)
 
 
 def git(folder: Path, *words: str) -> str:

@@ -84,14 +84,16 @@ def write(folder: Path, runs: int, cases: int) -> None:
 
 def judge(folder: Path) -> dict[str, float]:
     """Load and judge a folder in this process: seconds of both, and bytes of memory at the peak."""
-    from perflab.history.contents import contents_of
-    from perflab.history.folder import read_folder
+    from perflab.history.command import load_numpy, read_history
 
-    begun = time.perf_counter()
-    history = read_folder(folder)
+    load_numpy()
+    from perflab.history.contents import contents_of
+
+    begun, begun_cpu = time.perf_counter(), time.process_time()
+    history = read_history(str(folder), None, git=False, quantity=None)
     history.finish()
     loaded = time.perf_counter()
-    contents = contents_of(history, None, folder)
+    contents = contents_of(history, folder)
     ended = time.perf_counter()
     return {
         "runs": len(contents.runs),
@@ -101,6 +103,7 @@ def judge(folder: Path) -> dict[str, float]:
         "alarms": sum(one.kind == "alarm" for one in contents.events),
         "load_s": round(loaded - begun, 2),
         "judge_s": round(ended - loaded, 2),
+        "processor_s": round(time.process_time() - begun_cpu, 2),
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
 

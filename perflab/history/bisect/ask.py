@@ -46,7 +46,7 @@ def ask(
     if good is not None and bad is not None:
         bench = Bench(root, case, "", options, build, told)
         return bisect(bench, Range(good, bad, quantity or LATENCY), told)
-    contents = contents_of(source(), quantity, root)
+    contents = contents_of(source(), root)
     name, variant = _case(contents, case)
     event, found = _event(contents, name, variant, quantity)
     if event.good is None or event.bad is None:
