@@ -8,8 +8,10 @@ from statistics import median
 
 from perflab.history.contents import ACCEPTED, ALARM, MACHINE, POSSIBLE, Contents, EventRow, SeriesRow
 from perflab.history.wording import (
+    difference_text,
     member_lines,
     remarks,
+    series_name,
     short,
     summary,
     title,
@@ -27,7 +29,7 @@ _BESIDE = 50
 _LEAST_HEIGHT = 0.1
 _MOST_MEMBERS = 6
 _MOST_COMMITS = 8
-_MOST_IN_FULL = 3
+_MOST_IN_FULL = 6
 """So few series are shown point by point."""
 _MOST_POINTS = 20
 _MOST_LINES = 200
@@ -71,12 +73,13 @@ def _lines(contents: Contents, width: int) -> Iterator[str]:
 
 def _points(row: SeriesRow, contents: Contents, width: int) -> Iterator[str]:
     """The last points of a series, the newest first, with what was said of each."""
-    yield f"{row.quantity} of {row.name}"
+    yield shorten(series_name(row), width)
     points = list(zip(row.runs, row.values, row.words, strict=True))[-_MOST_POINTS:]
     for run, value, word in reversed(points):
         one = contents.runs[run]
         commit = short(one.commit) if one.commit else ""
-        line = f"  {one.created[:16].replace('T', ' ')}  {commit:<7}  {value_text(value, row.unit):>9}  {contents.words[word]}"
+        when, value_said = one.created[:16].replace("T", " "), value_text(value, row.unit)
+        line = f"  {when}  {commit:<7}  {value_said:>9}  {contents.words[word]}"
         yield shorten_end(line.rstrip(), width)
     yield ""
 
@@ -158,6 +161,8 @@ def since_start(row: SeriesRow) -> str:
     """The change from the first level to the last one."""
     if len(row.levels) == 1:
         return "same"
+    if row.exact:
+        return difference_text(row.levels[0].value, row.levels[-1].value, row.unit)
     return format_change(row.ratio) if row.ratio is not None else "from 0"
 
 

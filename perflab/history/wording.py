@@ -58,11 +58,15 @@ def values_text(member: Member, row: SeriesRow) -> str:
     return f"{value_text(member.old, row.unit)} -> {value_text(member.new, row.unit)}"
 
 
+def difference_text(old: float, new: float, unit: str) -> str:
+    """``+12.0 KiB``; ``same`` of equal values."""
+    return "same" if new == old else f"{'+' if new > old else '-'}{value_text(abs(new - old), unit)}"
+
+
 def member_change(member: Member, row: SeriesRow) -> str:
     """``+8.1 % (+6.9 %…+9.4 %)``; of what is exact, the difference."""
     if row.exact:
-        difference = value_text(abs(member.new - member.old), row.unit)
-        return f"{'+' if member.new > member.old else '-'}{difference}"
+        return difference_text(member.old, member.new, row.unit)
     if member.ratio is None:
         return "from 0"
     if member.low is None or member.high is None or member.low == member.high:
