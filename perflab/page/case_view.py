@@ -9,7 +9,7 @@ from math import inf
 from markupsafe import Markup
 
 from perflab.measure.records import Evidence, Paired
-from perflab.page.charts import Strand, colour, stack, strip
+from perflab.page.charts import Strand, colour, stack, steps, strip
 from perflab.page.table import TONES, Cell, Column, PageTable, Row, number_cell, text_cell
 from perflab.records import MEANINGLESS
 from perflab.report.beside_text import amount
@@ -80,7 +80,7 @@ def case_view(case: Case, identity: str) -> CaseView:
         tone=tone,
         is_open=tone == "bad",
         brief=_brief(case),
-        pictures=[*_readings(case), *_pairs(case), *_composition(case)],
+        pictures=[*_readings(case), *_pairs(case), *_composition(case), *_timeline(case)],
         quantities=quantity_table(shown) if shown else None,
         worse=quantity_table(worse) if worse else None,
         tables=[(table, page_table(table)) for table in case.tables],
@@ -260,6 +260,15 @@ def _composition(case: Case) -> list[Picture]:
     svg = stack(f"Peak memory of {case.name}: {_bytes(whole)}", parts, _bytes)
     legend = [(colour(number), f"{name} {_bytes(size)}") for number, (name, size) in enumerate(parts)]
     return [Picture(svg, f"Peak memory of one call, {_bytes(whole)}.", legend)]
+
+
+def _timeline(case: Case) -> list[Picture]:
+    timeline = case.timeline
+    if timeline is None or not timeline.highest_bytes:
+        return []
+    marks = [(name, at) for name, at in timeline.phases.items() if at < len(timeline.highest_bytes)]
+    svg = steps(f"Live memory over one call of {case.name}", timeline.highest_bytes, _bytes, marks, "bytes")
+    return [Picture(svg, "Live memory over one call: allocations and frees from left to right, the peak marked.")]
 
 
 def _bytes(size: float) -> str:

@@ -151,6 +151,39 @@ def _inner(strand: Strand) -> Sequence[float]:
     return ordered[:-1] if ordered[-1] - ordered[-2] > width else ordered
 
 
+def steps(
+    title: str, values: Sequence[float], write: Callable[[float], str], marks: Sequence[tuple[str, int]], unit: str = ""
+) -> Markup:
+    """A level over time as steps from zero, the highest one marked; ``marks`` name where something begins.
+
+    Args:
+        title: what the picture is called.
+        values: at least one, of stretches of equal length.
+        write: turns a value into text.
+        marks: names, and the stretches in which they begin.
+        unit: ``bytes`` for round binary numbers.
+    """
+    left, top, bottom = 76.0, 20.0, 150.0
+    highest = max(values) or 1.0
+    across, up = Scale(0, len(values), left, WIDTH - 4), Scale(0, highest * 1.05, bottom, top)
+    levels = ticks(0, highest, 4, unit)
+    grid = "".join(f"M{rounded(left)} {rounded(up(value))}H{WIDTH - 4}" for value in levels)
+    parts = [element("path", d=grid, class_="grid")]
+    parts += [element("text", write(one), x=left - 8, y=rounded(up(one) + 4), class_="faint end") for one in levels]
+    line = "".join(f"V{rounded(up(value))}H{rounded(across(at + 1))}" for at, value in enumerate(values))
+    parts.append(element("path", d=f"M{rounded(left)} {rounded(bottom)}{line}V{rounded(bottom)}Z", class_="area"))
+    parts.append(element("path", d=f"M{rounded(left)} {rounded(up(values[0]))}{line}", class_="line"))
+    at = max(range(len(values)), key=values.__getitem__)
+    parts.append(element("circle", cx=rounded(across(at + 0.5)), cy=rounded(up(values[at])), r=3.5, class_="dot"))
+    for name, start in marks:
+        x = across(start)
+        parts.append(element("path", d=f"M{rounded(x)} {rounded(top)}V{rounded(bottom)}", class_="edge"))
+        parts.append(element("text", name, x=rounded(x + 4), y=12, class_="faint"))
+    told = f"{write(values[0])} at first, {write(highest)} at most, {write(values[-1])} at last"
+    begun = "".join(f"; {name} begins at {write(values[start])}" for name, start in marks)
+    return chart(title, told + begun, WIDTH, bottom + 8, parts)
+
+
 def stack(title: str, parts: Sequence[tuple[str, float]], write: Callable[[float], str]) -> Markup:
     """What a whole is made of: one bar, a piece for each part."""
     whole = sum(size for _, size in parts) or 1.0

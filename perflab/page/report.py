@@ -147,11 +147,12 @@ def _cells(view: CaseView, names: Sequence[str], *, tiers: bool) -> list[Cell]:
             cells += _latency_cells(case, tone)
     file = case.case.partition("[")[0].partition("::")[0]
     parameters = ", ".join(f"{name}={value}" for name, value in case.parameters.items())
+    tier = [text_cell(case.tier or "")] if tiers else []
     return [
         *cells,
         text_cell(file),
         text_cell(parameters),
-        text_cell(case.tier or ""),
+        *tier,
         text_cell("; ".join(case.reasons)),
     ]
 

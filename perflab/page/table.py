@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from perflab.report.beside_text import amount
-from perflab.units import format_percent, format_ratio
+from perflab.units import format_ratio
 
 NOTHING = "–"
 MOST_COLUMNS = 60
@@ -81,7 +81,7 @@ def order(value: float) -> float | int:
 def written(value: float, unit: str) -> str:
     """A number as text: ``ns``, ``bytes``, ``count``, ``share``, ``ratio``, ``per second``."""
     if unit == "share":
-        return format_percent(value) if value >= 0 else f"-{format_percent(-value)}"
+        return f"{100 * value:.1f}%"
     if unit == "ratio":
         return format_ratio(value) if value >= 0 else f"-{format_ratio(-value)}"
     if unit == "s":

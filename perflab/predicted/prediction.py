@@ -24,6 +24,7 @@ from perflab.predicted.layers.same import same
 from perflab.predicted.layers.unroll import NotPeriodic, unroll
 from perflab.predicted.memory.account import Rounding, account_of, rounded_as_on_cuda
 from perflab.predicted.memory.replay import replay
+from perflab.predicted.memory.timeline import timeline_of
 from perflab.predicted.records import Cost, Prediction
 from perflab.predicted.trace.live_before import holdings
 from perflab.predicted.trace.modules import FEW, ModuleBook, book_of
@@ -188,6 +189,7 @@ def predict(
             held_bytes=account.held_bytes,
             composition=account.composition,
             at_peak=account.at_peak,
+            timeline=timeline_of(found.trace),
             costs=account.costs,
             saved=account.saved,
             parameters=found.trace.parameters,

@@ -168,6 +168,15 @@ class DryRun(Data, frozen=True):
         return sum(one.size_bytes for one in self.traffic if one.what == what)
 
 
+class Timeline(Data, frozen=True):
+    """Live bytes over one call, in stretches of equally many allocations and frees."""
+
+    highest_bytes: list[int]
+    """The highest level in each stretch; the highest of all is the peak."""
+    phases: dict[str, int] = {}
+    """In which stretch each phase begins."""
+
+
 class Prediction(Costed, frozen=True):
     """What one call of a case needs on a GPU that is not here."""
 
@@ -183,6 +192,7 @@ class Prediction(Costed, frozen=True):
     """The peak by kind (``KINDS``)."""
     at_peak: list[PeakPart]
     """The same in detail, the largest first."""
+    timeline: Timeline | None = None
     saved: list[SavedTensors] = []
     """The largest first."""
     parameters: int = 0

@@ -64,9 +64,9 @@ def _obstacles(
     if base.tier != other.tier and (base_environment is None or environment is None):
         return (f"{other.tier or other.verdict} here, {base.tier or base.verdict} there",) * 2
     if base_environment is None or environment is None:
-        told = [f"{name} {value} -> {other.compared_by.get(name)}" for name, value in base.compared_by.items()]
-        same = base.compared_by == other.compared_by
-        return (None, None) if same else (", ".join(told),) * 2
+        pairs = {name: (value, other.compared_by.get(name)) for name, value in base.compared_by.items()}
+        told = ", ".join(f"{name} {then} -> {now}" for name, (then, now) in pairs.items() if then != now)
+        return told or None, told or None
     times = differences(base_environment, environment)
     exact = list(differing(exact_environment(base_environment), exact_environment(environment)).values())
     moved = base_environment.machine != environment.machine

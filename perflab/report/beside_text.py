@@ -9,6 +9,7 @@ from perflab.records import Environment
 from perflab.report.contents import Case, Compared, Contents, Quantity, RunContents
 from perflab.report.escaping import code, escape, one_line
 from perflab.report.lines import shorten, wrap_facts
+from perflab.report.markdown import fitting, link
 from perflab.units import format_bytes, format_change, format_ns, format_si
 
 NOTHING = "–"
@@ -66,19 +67,19 @@ def beside_lines(contents: Contents, width: int) -> Iterator[str]:
     yield from _table_lines(contents, width)
 
 
-def beside_markdown(contents: Contents, first: Sequence[str] = ()) -> str:
-    """The same as GitHub Markdown; ends with a newline."""
-    blocks = ["### perflab: runs side by side", *first]
+def beside_markdown(contents: Contents, page: str | None = None) -> str:
+    """The same as GitHub Markdown, with a link to ``page``; ends with a newline."""
+    blocks = ["### perflab: runs side by side", *link(page)]
     facts = [[f"**{number}**: {code(run.label)}", *map(escape, run_facts(run))] for number, run in _numbered(contents)]
     blocks.append("\n".join(f"- {' · '.join(ones)}" for ones in facts))
-    blocks += [escape(note) for run in contents.runs for note in run.notes]
+    blocks += [escape(f"{number}: {note}") for number, run in _numbered(contents) for note in run.notes]
     titles = [f"{name} {number}" for number, _ in _numbered(contents) for name in ("time", "peak")]
     lines = [f"| case | {' | '.join(titles)} | |", f"|---|{'--:|' * len(titles)}---|"]
     for compared in contents.compared:
         cells = [text for pair in _cells(contents, compared) for text in pair]
         notes = "; ".join(_notes(contents, compared))
         lines.append(f"| {' | '.join([code(name_in(contents, compared)), *map(escape, cells), escape(notes)])} |")
-    return "\n\n".join([*blocks, "\n".join(lines), _LEGEND]) + "\n"
+    return fitting([*blocks, _LEGEND, "\n".join(lines)], page)
 
 
 _LEGEND = (
@@ -110,7 +111,8 @@ def _cells(contents: Contents, compared: Compared) -> list[list[str]]:
         for name in _SHOWN:
             text = quantity_text(case.quantities.get(name)) if case is not None else NOTHING
             ratio = compared.ratios.get(name, [None] * len(contents.runs))[number]
-            cells.append(f"{text} {format_change(ratio)}" if ratio is not None else text)
+            exact = case is not None and name in case.quantities and case.quantities[name].exact
+            cells.append(text if ratio is None or (exact and ratio == 1.0) else f"{text} {format_change(ratio)}")
         found.append(cells)
     return found
 
@@ -153,8 +155,10 @@ def _table_lines(contents: Contents, width: int) -> Iterator[str]:
     if rows:
         yield f"{'case'.ljust(names)}{'':{numbers}}{''.join(t.rjust(s) for t, s in zip(titles, sizes, strict=True))}"
     for name, ones, notes in rows:
-        for number, cells in enumerate(ones, 1):
-            left = shorten(name, names).ljust(names) if number == 1 else " " * names
+        there = [(number, cells) for number, cells in enumerate(ones, 1) if any(text != NOTHING for text in cells)]
+        for number, cells in there or [(1, ones[0])]:
+            is_first = number == (there[0][0] if there else 1)
+            left = shorten(name, names).ljust(names) if is_first else " " * names
             yield f"{left}{number:>{numbers}}{''.join(text.rjust(s) for text, s in zip(cells, sizes, strict=True))}"
         for note in notes:
             yield from (f"  {line}" for line in textwrap.wrap(one_line(note), width - 2))

@@ -63,7 +63,7 @@ def report_command(parser: argparse.ArgumentParser) -> Run:
         sources = read_sources(given.files, given.case)
         if len(sources) > 1:
             _refuse_of_one(given)
-            return _shown(given, _beside(sources))
+            return _shown(given, _beside(sources, given.page))
         return _shown(given, _of_one(sources[0], given.side_by_side, view, given.page))
 
     return run
@@ -79,7 +79,7 @@ def compare_command(parser: argparse.ArgumentParser) -> Run:
     def run(given: argparse.Namespace) -> int:
         if len(given.files) < 2:
             raise UsageError("one file is given", "name two or more to compare, or use perflab report FILE")
-        return _shown(given, _beside(read_sources(given.files, given.case)))
+        return _shown(given, _beside(read_sources(given.files, given.case), given.page))
 
     return run
 
@@ -180,10 +180,10 @@ def _of_one(source: Source, parameter: str | None, view: View, page: str | None)
     }
 
 
-def _beside(sources: Sequence[Source]) -> Texts:
+def _beside(sources: Sequence[Source], page: str | None) -> Texts:
     return {
         "text": lambda: "".join(f"{line}\n" for line in beside_lines(gather(sources), page_width())),
-        "markdown": lambda: beside_markdown(gather(sources)),
+        "markdown": lambda: beside_markdown(gather(sources), page),
         **_data(sources),
     }
 

@@ -86,6 +86,15 @@ class Table(Data, frozen=True):
     notes: list[str] = []
 
 
+class MemoryTimeline(Data, frozen=True):
+    """Live bytes over one call, in stretches of equally many allocations and frees."""
+
+    highest_bytes: list[int]
+    """The highest level in each stretch."""
+    phases: dict[str, int] = {}
+    """In which stretch each phase begins."""
+
+
 class Case(Data, frozen=True):
     """One case of a run."""
 
@@ -110,6 +119,7 @@ class Case(Data, frozen=True):
     """What the peak is made of, in bytes; the parts add up to it."""
     memory_beside: dict[str, int] = {}
     """Other readings of memory, which the verdict does not rest on."""
+    timeline: MemoryTimeline | None = None
     paired: Paired | None = None
     paired_to_anchor: Paired | None = None
     drift: dict[str, Drift] = {}

@@ -20,6 +20,9 @@ from perflab.tiers import by_table, tier
 _FIRST = (Verdict.REGRESSED, Verdict.FAILED, Verdict.OOM, Verdict.INCONCLUSIVE)
 _LONGEST_FAILURE = 80
 """Lines of a failure; of a longer one, the last, where the error stands. GitHub takes 1 MiB for a whole summary."""
+LONGEST_COMMENT = 65_536
+"""Characters; GitHub refuses a longer one."""
+_LEFT_OUT = "_The rest does not fit into a comment: it is on the page._"
 _ONE_LINE = 10_000
 """A width that no note reaches: a page wraps text by itself."""
 
@@ -67,7 +70,25 @@ def markdown(
     blocks += ["\n".join(f"- {reason}" for reason in reasons)] if reasons else []
     if hint(document):
         blocks.append(hint(document).strip())
-    return "\n\n".join(blocks) + "\n"
+    return fitting(blocks, page)
+
+
+def fitting(blocks: Sequence[str], page: str | None) -> str:
+    """The blocks as a text; where a page has all of them, no longer than a comment on GitHub may be.
+
+    What is unfolded goes first, then rows and blocks from the end.
+    """
+    text = "\n\n".join(blocks) + "\n"
+    if page is None or len(text) <= LONGEST_COMMENT:
+        return text
+    lines = [line for block in blocks if not block.startswith("<details>") for line in (*block.split("\n"), "")]
+    kept, room = [], LONGEST_COMMENT - len(_LEFT_OUT) - 2
+    for line in lines:
+        room -= len(line) + 1
+        if room < 0:
+            break
+        kept.append(line)
+    return "\n".join([*kept, "", _LEFT_OUT]) + "\n"
 
 
 def link(page: str | None) -> list[str]:

@@ -147,6 +147,22 @@ def test_axe_finds_no_violation(tmp_path: Path, browser: Any, scheme: str, runs:
 
 
 @needs_browser
+@pytest.mark.parametrize("runs", [1, 2])
+def test_every_row_has_a_cell_for_each_column_and_hidden_ones_are_hidden(
+    tmp_path: Path, browser: Any, runs: int
+) -> None:
+    with opened(browser, page_of(tmp_path, *[run_of_everything()] * runs)) as seen:
+        seen.page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
+        ragged = seen.page.eval_on_selector_all(
+            "table",
+            "tables => tables.filter(t => t.tHead && [...t.tBodies[0].rows].some(row => row.cells.length !== "
+            "t.tHead.rows[0].cells.length || [...row.cells].some((cell, at) => cell.checkVisibility() !== "
+            "t.tHead.rows[0].cells[at].checkVisibility()))).length",
+        )
+        assert ragged == 0
+
+
+@needs_browser
 def test_every_chart_has_a_name_and_its_numbers_in_words(tmp_path: Path, browser: Any) -> None:
     with opened(browser, page_of(tmp_path, run_of_everything())) as seen:
         charts = seen.page.eval_on_selector_all(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from perflab.predicted.memory.account import Account, account_of, peak_of, rounded_as_on_cuda
+from perflab.predicted.memory.timeline import STRETCHES, timeline_of
 from perflab.predicted.prediction import Work
 from perflab.predicted.trace.trace import Alloc, Event, Free, Op, Place, Saved, Trace, Use
 from tests.harness.traced import exact, traced_as_is
@@ -163,3 +164,20 @@ def test_what_is_saved_is_named_with_the_whole_block_that_a_view_keeps() -> None
     assert ("outer", "aten::mul", (16, 32)) in rows
     assert all(row.line.startswith("tests/harness/test_predicted_account.py:") for row in rows.values())
     assert not any(row.shape == [32, 8] for row in rows.values())  # the weight is there anyway
+
+
+def test_the_timeline_has_the_highest_level_of_each_stretch_and_where_phases_begin() -> None:
+    held = (alloc(1, 512, Place(), ""),)
+    few = timeline_of(
+        trace(alloc(2, 1000), op("mm"), Free(2), op("mm", BACKWARD), alloc(3, 100, BACKWARD), held=held), int
+    )
+    assert few.highest_bytes == [512, 1512, 512, 612]
+    assert few.phases == {"forward": 1, "backward": 3}
+    events: list[Event] = []
+    for number in range(2, 1002):
+        events += [alloc(number, 512 * number, FORWARD if number < 700 else BACKWARD), Free(number)]
+    many = timeline_of(trace(*events, held=held))
+    assert len(many.highest_bytes) == STRETCHES
+    assert max(many.highest_bytes) == account_of(trace(*events, held=held)).peak_bytes
+    assert many.highest_bytes == sorted(many.highest_bytes)
+    assert many.phases == {"forward": 0, "backward": STRETCHES * 1397 // 2001}

@@ -13,6 +13,7 @@ from perflab.profiles.text import by_category, notes_of, top_rows
 from perflab.records import Judgement
 from perflab.report.contents import Case, Quantity, Table, Times, exact_quantities, first_rows, quantiles, quantity
 from perflab.results import Result
+from perflab.units import format_count
 
 CALIBRATION = "calibration"
 ROWS = 12
@@ -120,7 +121,7 @@ def _profile(profile: Profile) -> list[Table]:
         )
         for row in rows
     ]
-    title = f"Where the time of one call goes: {profile.calls} calls on {profile.device}"
+    title = f"Where the time of one call goes: {format_count(profile.calls, 'call')} on {profile.device}"
     numbers = [("time", "ns"), ("share", "share"), ("instances", "count")]
     return [
         first_rows(

@@ -1,0 +1,281 @@
+"""The JSON of a report: what it has of each tier's cases, of several runs, and of a journal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perflab.cli import main
+from perflab.data import changed, to_json
+from perflab.documents import read_document, write_document
+from perflab.errors import DocumentError
+from perflab.journals import read_journal
+from perflab.measure.records import Measurement, Paired
+from perflab.records import Judgement, Policy, Verdict
+from perflab.report.contents import STEPS, quantiles
+from perflab.report.gather import Source, gather
+from perflab.report.markdown import LONGEST_COMMENT, markdown
+from perflab.results import Document, Result
+from tests.harness.large_page import large_run
+from tests.harness.make import (
+    CASE,
+    GIB,
+    MS,
+    document,
+    entry,
+    environment,
+    judge,
+    predicted_baseline,
+    predicted_result,
+    prediction,
+    quiet,
+    record,
+    replicate,
+    result,
+)
+from tests.harness.test_damage import run_of_everything
+
+
+def shown(*arguments: object, capsys: pytest.CaptureFixture[str]) -> Any:
+    """What the command prints as JSON."""
+    assert main([str(one) for one in (*arguments, "--format=json")]) == 0
+    return json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+
+
+def measured(now_ms: float, before_ms: float | None = None, **changes: Any) -> Result:
+    """A case with samples, beside a baseline of three processes."""
+    samples = [round(now_ms * MS * (1 + 0.001 * at)) for at in range(-5, 6)]
+    taken = Measurement(
+        samples_ns=[2 * one for one in samples], repetitions=2, warmup_calls=3, settled=True, clock="host"
+    )
+    counts = {"operators": 5, "allocations": 2}
+    summary = replicate(
+        now_ms * MS, peak_bytes=2 * GIB, counts=counts, phases_ns={"forward": 1e6}, yardsticks_ns={"memory": 7e6}
+    )
+    made = record(summary, measurement=taken, **changes)
+    saved = entry(quiet(before_ms * MS, peak_bytes=GIB, counts={**counts, "operators": 4})) if before_ms else None
+    return result(outcome=made, judgement=judge(made, saved, Policy()))
+
+
+# --- one run -----------------------------------------------------------------------------------------------------
+
+
+def test_a_measured_case_stands_with_its_numbers_and_what_they_were_compared_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_document(changed(document(measured(100, 80)), commit="c0ffee+dirty"), tmp_path / "a.json")
+    found = shown("report", tmp_path / "a.json", capsys=capsys)
+    assert (found["kind"], found["schema"]) == ("perflab report", 1)
+    (run,) = found["runs"]
+    assert (run["label"], run["commit"], run["complete"], run["exitstatus"]) == ("a.json", "c0ffee+dirty", True, 0)
+    assert run["environments"][0]["device_name"] == environment().device_name
+    (case,) = run["cases"]
+    assert (case["case"], case["tier"], case["environment"], case["verdict"]) == (CASE, "measured", 0, "regressed")
+    quantities = case["quantities"]
+    assert list(quantities) == [
+        "latency", "fastest", "forward", "peak", "operators", "allocations", "calibration memory",
+    ]  # fmt: skip
+    latency = quantities["latency"]
+    assert (latency["unit"], latency["exact"], latency["now"], latency["before"]) == ("ns", False, 100 * MS, 80 * MS)
+    assert latency["low"] < latency["ratio"] == 1.25 < latency["high"]
+    assert latency["limit"] == 1.05
+    peak = {"unit": "bytes", "exact": True, "now": 2 * GIB, "before": GIB, "ratio": 2.0, "limit": 1.0, "worse": True}
+    assert quantities["peak"] == peak
+    assert (quantities["operators"]["worse"], "worse" in quantities["allocations"]) == (True, False)
+    assert quantities["calibration memory"] == {"unit": "ns", "exact": False, "now": 7e6}
+    assert case["times"]["before_ns"] == [0.999 * 80 * MS, 80 * MS, 1.001 * 80 * MS]
+
+
+def test_samples_are_a_distribution_of_bounded_size() -> None:
+    assert quantiles([3.0, 1.0, 2.0]) == [round(1.0 + at / 10, 3) for at in range(STEPS + 1)]
+    assert quantiles([5.0]) == [5.0] * (STEPS + 1)
+    many = quantiles(float(one) for one in range(100_001))
+    assert (len(many), many[0], many[10], many[-1]) == (STEPS + 1, 0.0, 50_000.0, 100_000.0)
+
+
+def test_each_tier_says_what_it_knows() -> None:
+    one = predicted_result(prediction(), changed(predicted_baseline(), peak_bytes=GIB))
+    (run,) = gather([Source("a", changed(run_of_everything(), results=[one, *run_of_everything().results]))]).runs
+    predicted = run.cases[0]
+    assert (predicted.tier, predicted.environment, predicted.variant) == ("predicted", None, "h100")
+    peak = predicted.quantities["peak"]
+    assert (peak.unit, peak.exact, peak.before, peak.worse) == ("bytes", True, GIB, True)
+    assert sum(predicted.memory.values()) == peak.now
+    assert predicted.quantities["flops"].now > 0
+    assert {table.key for table in predicted.tables} >= {"at_peak", "by_module"}
+    compiled = next(case for case in run.cases if case.tier == "compiled")
+    assert compiled.quantities["registers"].unit == "count"
+    assert compiled.quantities["shared_bytes"].unit == "bytes"
+    skipped = next(case for case in run.cases if case.verdict == "skipped")
+    assert skipped.short_of[0].of == "--perf-budget"
+    assert set(run.tables) == {"studies", "side_by_side"}
+    assert run.verdicts["regressed"] == sum(case.verdict == "regressed" for case in run.cases)
+
+
+def test_what_turns_said_and_readings_without_bound_are_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paired = Paired(against="main", screen=[1.2, 1.3], detectable=float("inf"), base_ns=80.0 * MS)
+    vague = record(replicate(100 * MS, noise=40.0), paired=paired)
+    one = result(outcome=vague, judgement=judge(vague, entry(), Policy()))
+    write_document(document(one), tmp_path / "a.json")
+    (case,) = shown("report", tmp_path / "a.json", capsys=capsys)["runs"][0]["cases"]
+    assert case["paired"]["screen"] == [1.2, 1.3]
+    assert "latency" in case["quantities"]
+
+
+def test_a_results_file_without_a_commit_still_reads(tmp_path: Path) -> None:
+    path = tmp_path / "old.json"
+    write_document(document(result()), path)
+    assert "commit" not in json.loads(path.read_text())
+    assert read_document(path).commit is None
+
+
+# --- several runs ------------------------------------------------------------------------------------------------
+
+
+def files(folder: Path, *runs: Document) -> list[Path]:
+    paths = [folder / f"{name}.json" for name in "abc"[: len(runs)]]
+    for path, run in zip(paths, runs, strict=True):
+        write_document(run, path)
+    return paths
+
+
+def test_runs_of_one_environment_have_ratios(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = files(tmp_path, document(measured(100)), document(measured(110)))
+    (both,) = shown("compare", *paths, capsys=capsys)["compared"]
+    assert both["ratios"]["latency"] == [None, 1.1]
+    assert both["ratios"]["peak"] == [None, 1.0]
+    assert both["elsewhere"] == [None, None]
+    assert main(["compare", *map(str, paths)]) == 0
+    text = capsys.readouterr().out
+    assert "110 ms +10.0%" in text
+    assert main(["report", *map(str, paths)]) == 0
+    assert capsys.readouterr().out == text
+
+
+def test_runs_of_other_machines_are_labelled_and_have_no_ratio_of_times(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = measured(100, environment=environment(machine="aaaaaaaa"))
+    there = measured(110, environment=environment(machine="bbbbbbbb"))
+    newer = measured(120, environment=environment(machine="bbbbbbbb", torch="2.14.0"))
+    paths = files(tmp_path, document(here), document(there), document(newer))
+    (all_three,) = shown("compare", *paths, capsys=capsys)["compared"]
+    assert "latency" not in all_three["ratios"]
+    assert all_three["ratios"]["peak"] == [None, 1.0, None]  # exact, and the same PyTorch: the code's own
+    assert all_three["elsewhere"] == [None, "other machine", "other machine, torch 2.13.0 -> 2.14.0"]
+    for form in ("text", "markdown"):
+        assert main(["compare", *map(str, paths), f"--format={form}"]) == 0
+        told = capsys.readouterr().out
+        assert "other machine" in told
+        assert "+10.0%" not in told
+    page = tmp_path / "page.html"
+    assert main(["compare", *map(str, paths), "--format=html", f"--output={page}"]) == 0
+    assert page.read_text().count("other machine") >= 2
+
+
+def test_a_case_is_compared_with_the_first_run_that_has_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = changed(measured(50), case="t.py::test_new")
+    paths = files(tmp_path, document(measured(100)), document(other), document(measured(90), other))
+    first, second = shown("compare", *paths, capsys=capsys)["compared"]
+    assert (first["cases"], first["ratios"]["latency"]) == ([0, None, 0], [None, None, 0.9])
+    assert (second["cases"], second["ratios"]["latency"]) == ([None, 0, 1], [None, None, 1.0])
+
+
+def test_predictions_are_compared_only_for_one_pytorch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base, same, newer = (prediction(torch=torch) for torch in ("2.13.0", "2.13.0", "2.14.0"))
+    paths = files(tmp_path, *(document(predicted_result(one, None)) for one in (base, same, newer)))
+    (found,) = shown("compare", *paths, capsys=capsys)["compared"]
+    assert found["ratios"]["peak"] == [None, 1.0, None]
+    assert found["elsewhere"][2] == "torch 2.13.0 -> 2.14.0"
+
+
+def test_files_of_one_name_are_told_apart_and_options_of_one_run_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder in ("x", "y"):
+        (tmp_path / folder).mkdir()
+        write_document(document(measured(100)), tmp_path / folder / "perf.json")
+    paths = [tmp_path / folder / "perf.json" for folder in ("x", "y")]
+    assert [run["label"] for run in shown("compare", *paths, capsys=capsys)["runs"]] == ["x/perf.json", "y/perf.json"]
+    for given, said in [
+        (["report", *paths, "--sort=name"], "--sort with 2 files\n  -> give --sort with one file"),
+        (["compare", paths[0]], "one file is given\n  -> name two or more"),
+        (
+            ["report", paths[0], "--page=https://x"],
+            "--page with --format=text\n  -> give --page with --format=markdown",
+        ),
+        (["report", *paths, "--case=nothing"], "has that in its name\n  -> name a part of one"),
+    ]:
+        assert main([str(one) for one in given]) == 2
+        assert said in capsys.readouterr().err
+
+
+# --- journals ----------------------------------------------------------------------------------------------------
+
+
+def journal(folder: Path, *results: Result, half: bytes = b"") -> Path:
+    path = folder / "2026-11-22T10-00-00-000000-1.jsonl"
+    path.write_bytes(b"".join(to_json(one) + b"\n" for one in results) + half)
+    return path
+
+
+def test_a_journal_is_read_though_its_last_line_is_half_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, again = measured(100), measured(120)
+    other = changed(measured(50), case="t.py::test_b", failure="wrong")
+    path = journal(tmp_path, first, other, again, half=to_json(first)[:77])
+    (run,) = shown("report", path, capsys=capsys)["runs"]
+    assert [case["case"] for case in run["cases"]] == [CASE, "t.py::test_b"]
+    assert run["cases"][0]["quantities"]["latency"]["now"] == 120 * MS  # the last result of a case counts
+    assert (run["complete"], run["exitstatus"]) == (False, 1)
+    assert main(["report", str(path)]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "journal of a run" in text
+    assert f"the last line of {path.name} is half-written and left out" in text
+    whole, notes = read_journal(journal(tmp_path, first))
+    assert (len(whole.results), len(notes)) == (1, 1)
+
+
+def test_a_journal_damaged_elsewhere_is_named_with_the_line(tmp_path: Path) -> None:
+    path = journal(tmp_path, measured(100), half=b'{"case": \n')
+    with pytest.raises(DocumentError, match=r"\.jsonl is damaged at line 2"):
+        read_journal(path)
+    path.write_bytes(b'{"case": 3}\n')
+    with pytest.raises(DocumentError, match="is not a journal of perflab's runs"):
+        read_journal(path)
+    with pytest.raises(DocumentError, match="there is no file"):
+        read_journal(tmp_path / "none.jsonl")
+
+
+# --- markdown ----------------------------------------------------------------------------------------------------
+
+
+def test_markdown_links_to_the_page_and_fits_into_a_comment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_document(large_run(1000), tmp_path / "a.json")
+    address = "https://ci.example/page (1).html"
+    assert main(["report", str(tmp_path / "a.json"), "--format=markdown", f"--page={address}"]) == 0
+    text = capsys.readouterr().out
+    assert "](<https://ci.example/page%20%281%29.html>)" in text or "](<https://ci.example/page%20(1).html>)" in text
+    assert len(text) <= LONGEST_COMMENT
+    assert text.rstrip().endswith("on the page._")
+    assert text.index("**REGRESSED**") < 10_000
+    whole = markdown(read_document(tmp_path / "a.json"))
+    assert len(whole) > LONGEST_COMMENT
+    assert "](<" not in whole
+
+
+def test_a_hostile_address_is_no_markdown() -> None:
+    text = markdown(document(result()), page="javascript:alert(1)>)<script>\n# big")
+    assert "<script>" not in text
+    assert "\n# big" not in text
+
+
+def test_a_regression_is_judged_by_no_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = changed(measured(200), judgement=Judgement(verdict=Verdict.REGRESSED), failure="slow")
+    assert main(["compare", *map(str, files(tmp_path, document(measured(100)), document(bad, exitstatus=1)))]) == 0
