@@ -69,8 +69,8 @@ check: $(INSTALLED)
 # host's and are saved nowhere that counts. Two to three minutes after installing.
 NOCUDA = $(CUDA_BIN)/python -m nocuda run -- $(CUDA_BIN)/pytest
 cuda: $(CUDA_INSTALLED)
-	$(NOCUDA) tests/nocuda tests/plugin/test_dry_run.py
-	$(NOCUDA) -rs -k "small and fp32 or on_a_gpu or pytorch_s_allocator or while_the_gpu_is_behind or against_real or gpu_state or graph or devices or on_cuda_" \
+	$(NOCUDA) -n 2 --dist worksteal tests/nocuda tests/plugin/test_dry_run.py
+	$(NOCUDA) -n 2 --dist worksteal -rs -k "small and fp32 or on_a_gpu or pytorch_s_allocator or while_the_gpu_is_behind or against_real or gpu_state or graph or devices or on_cuda_" \
 		tests/correctness/test_predicted_on_cuda.py tests/correctness/test_model_cost.py tests/correctness/test_loader.py \
 		tests/harness/test_caching_allocator.py tests/harness/test_gpu_state.py tests/harness/test_cuda_graph.py \
 		tests/harness/test_graph_pools.py tests/harness/test_devices.py tests/correctness/test_profile_of_a_call.py \

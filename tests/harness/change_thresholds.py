@@ -15,7 +15,7 @@ import numpy as np
 from perflab.history.steps import FIRST, LAST, evidence
 from tests.harness.made_series import HARDER, NOISE
 
-POINTS = (FIRST + LAST, 9, 10, 12, 15, 20, 30, 50, 75, 100, 150, 200)
+POINTS = (FIRST + LAST, 9, 10, 12, 15, 20, 25, 30, 40, 50, 60, 75, 100, 150, 200)
 NOISE_SD = 0.02
 
 
