@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import shutil
 import sys
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from perflab.history.contents import Contents
 
 _RECENT = 10
-_THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 _JOURNALS = Path(".perflab/runs")
 _BASELINES = Path("baselines")
 
@@ -72,7 +70,6 @@ def history_command(parser: argparse.ArgumentParser) -> Callable[[argparse.Names
             return _bisect(given)
         if given.recent < 1:
             raise UsageError(f"--recent={given.recent}", "give how many runs are recent, 1 or more")
-        load_numpy()
         from perflab.history.contents import chosen, contents_of, newest_alarm
 
         history = read_history(given.folder, given.branch, given.git, given.quantity)
@@ -97,7 +94,6 @@ def history_command(parser: argparse.ArgumentParser) -> Callable[[argparse.Names
 
 
 def _bisect(given: argparse.Namespace) -> int:
-    load_numpy()
     from perflab.history.bisect.ask import ask
 
     def source() -> History:
@@ -116,23 +112,6 @@ def _bisect(given: argparse.Namespace) -> int:
     )
     print("\n".join(map(one_line, answer.lines)))
     return 0 if answer.is_found else 1
-
-
-def load_numpy() -> None:
-    """Load numpy with one thread for linear algebra: matrices are small here, and threads would wait for each other.
-
-    Processes that are started later, which measure, have as many as ever.
-    """
-    before = {name: os.environ.get(name) for name in _THREADS}
-    os.environ.update(dict.fromkeys(_THREADS, "1"))
-    try:
-        import numpy  # noqa: F401
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def read_history(folder: str | None, branch: str | None, git: bool, quantity: str | None) -> History:

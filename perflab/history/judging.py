@@ -8,12 +8,19 @@ is possible, and no alarm. Exact quantities do not vary: each of their changes i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from perflab.history.change_points import Change, find_changes, find_exact_changes
 from perflab.history.series import Series
 
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from perflab.history.change_points import Change
+
+_THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 MOST_P = 0.01
 FALSE_DISCOVERIES = 0.05
 COUNTS = 0.05
@@ -38,7 +45,7 @@ def judge(series: Sequence[Series]) -> list[Found]:
     """All changes of these series: by series, the oldest first."""
     noisy = [at for at, one in enumerate(series) if not one.is_exact and len(one.values) >= _FEWEST]
     noisy = [at for at in noisy if min(series[at].values) > 0]
-    changes = find_changes([series[at].values for at in noisy])
+    changes = _statistics().find_changes([series[at].values for at in noisy])
     limits = _limits([(series[at].place, ones) for at, ones in zip(noisy, changes, strict=True)])
     found = []
     for at, ones in zip(noisy, changes, strict=True):
@@ -55,14 +62,32 @@ def judge_accepted(series: Sequence[Series]) -> list[Found]:
         for new in range(1, len(values)) if not one.is_exact else ():
             ratio = values[new] / values[new - 1] if values[new - 1] else 1.0
             if not 1.0 / (1.0 + COUNTS) < ratio < 1.0 + COUNTS:
-                found.append(Found(at, Change(new - 1, new, new, ratio, ratio, ratio, 0.0, None), True))
+                found.append(Found(at, _statistics().Change(new - 1, new, new, ratio, ratio, ratio, 0.0, None), True))
     return sorted(found, key=lambda one: (one.series, one.change.at))
+
+
+def _statistics() -> ModuleType:
+    """What finds changes. It loads numpy, with one thread for linear algebra, since matrices are small here.
+
+    Processes that are started later, which measure, have as many as ever.
+    """
+    before = {name: os.environ.get(name) for name in _THREADS}
+    os.environ.update(dict.fromkeys(_THREADS, "1"))
+    try:
+        from perflab.history import change_points
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+    return change_points
 
 
 def _exact(series: Sequence[Series]) -> Iterator[Found]:
     for at, one in enumerate(series):
         if one.is_exact and min(one.values) != max(one.values):
-            changes = find_exact_changes(one.values)
+            changes = _statistics().find_exact_changes(one.values)
             yield from (Found(at, change, True, _undone(changes, change)) for change in changes)
 
 

@@ -305,18 +305,17 @@ def test_events_of_two_machines_stand_apart_and_their_numbers_never_share_a_seri
 def test_what_passes_one_percent_alone_is_possible_and_no_alarm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from perflab.history import judging
-    from perflab.history.change_points import Change as Found
+    from perflab.history import change_points
 
-    def invented(series: Any) -> list[list[Found]]:
+    def invented(series: Any) -> list[list[change_points.Change]]:
         """Of a hundred series one has a chance that one in a hundred would have, and one is certain."""
         chances = {0: 0.008, 1: 1e-9}
         return [
-            [Found(9, 10, 10, 1.05, 1.02, 1.08, chances[at], None)] if at in chances else []
+            [change_points.Change(9, 10, 10, 1.05, 1.02, 1.08, chances[at], None)] if at in chances else []
             for at in range(len(series))
         ]
 
-    monkeypatch.setattr(judging, "find_changes", invented)
+    monkeypatch.setattr(change_points, "find_changes", invented)
     write_runs(tmp_path, 20, {case_name(number): latency(lambda run: 1e6, number) for number in range(100)})
     contents = contents_in(tmp_path)
     assert {event.kind: [contents.series[one.series].name for one in event.members] for event in contents.events} == {
