@@ -85,7 +85,7 @@ MODELS = (
     NoiseModel("walking", "a random walk", partial(_walk, 0.1)),
     NoiseModel("walking", "a fast random walk", partial(_walk, 0.3)),
 )
-UNCHANGED = {"independent": 0.4, "resembling": 0.2, "drifting": 0.2, "walking": 0.2}
+UNCHANGED = {"independent": 0.4, "resembling": 0.2, "drifting": 0.1, "walking": 0.3}
 """How likely each family is taken to be, of a series without a step."""
 CHANGED = {"independent": 0.6, "resembling": 0.1, "drifting": 0.05, "walking": 0.25}
 """The same of a series with one: smooth drift is rarely an excuse for what is abrupt.

@@ -23,11 +23,12 @@ LAST = 3
 STEP_SD = 3.0
 """Standard deviation of the sizes of steps that are expected, in units of the noise."""
 AGE = 1.0
-"""A step ``a`` points from the end weighs ``1 / (a + AGE)``: it is to be found while it is new."""
-_WINDOW = 7
+FALLING = 1.3
+"""A step ``a`` points from the end weighs ``(a + AGE) ** -FALLING``: it is to be found while it is new."""
+_WINDOW = 9
 _CLIP_SD = 3.0
 _MAD_TO_SD = 1.4826 * 1.1
-"""From the median distance to a running median of seven points to the standard deviation of normal noise."""
+"""From the median distance to a running median of nine points to the standard deviation of normal noise."""
 _SMALLEST_SD = 1e-4
 """Of the logarithm of a time: what is below 0.01 % is taken for resolution."""
 
@@ -45,7 +46,8 @@ class Evidence:
 def clipped(series: Floats) -> Floats:
     """Series (``m`` x ``n``) whose single outliers are pulled towards their neighbours' median.
 
-    Three outliers among seven neighbours are pulled, four are a level; a new level shows once it has four points.
+    Four outliers among nine neighbours are pulled, five are a level. A new level is pulled while it is younger, but not
+    out of sight.
     """
     width = min(_WINDOW, series.shape[1])
     windows = np.lib.stride_tricks.sliding_window_view(series, width, axis=1)
@@ -61,7 +63,7 @@ def evidence(series: Floats) -> Evidence:
     m, n = series.shape
     y, smallest = _standardized(series)
     places = np.arange(FIRST, n - LAST + 1)
-    weights = 1.0 / (n - places + AGE)
+    weights = (n - places + AGE) ** -FALLING
     log_places = np.log(weights / weights.sum())
     without, having = np.empty((m, len(whitened()))), np.empty((m, len(whitened()), len(places)))
     for k, model in enumerate(whitened()):
