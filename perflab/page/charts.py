@@ -113,7 +113,9 @@ def strip(
     shown = [strand for strand in strands if strand.values]
     inner = [value for strand in shown for value in _inner(strand)]
     extra = [one for one in (limit, middle, *(interval or ())) if one is not None]
-    scale = around([*inner, *(one for one in extra if not inner or one < 3 * max(inner))], _LABEL, WIDTH - _RIGHT)
+    near = [one for one in extra if not inner or one < 3 * max(inner)]  # an end that is far off runs out of the picture
+    near += [one for one in (limit, middle) if one is not None]
+    scale = around([*inner, *near], _LABEL, WIDTH - _RIGHT)
     rows = len(shown) + (interval is not None)
     bottom = 6 + 20 * rows
     axis = ticks(scale.low, scale.high, 4)
@@ -131,7 +133,7 @@ def strip(
         low, high = (min(max(scale(one), _LABEL), WIDTH - _RIGHT) for one in interval)
         parts.append(element("text", "95 % interval", x=_LABEL - 10, y=y + 4, class_="end"))
         parts.append(element("path", d=f"M{rounded(low)} {y}H{rounded(high)}", class_="interval"))
-        if middle is not None:
+        if middle is not None and scale.low <= middle <= scale.high:
             parts.append(element("circle", cx=rounded(scale(middle)), cy=y, r=3.5, class_="dot"))
     if limit is not None and scale.low <= limit <= scale.high:
         x = rounded(scale(limit))

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from perflab.page.case_view import Picture
 from perflab.page.charts import Bar, bars
+from perflab.page.pictures import Picture
 from perflab.page.table import Cell, Column, PageTable, Row, number_cell, text_cell, written
 from perflab.report.beside_text import amount
 from perflab.report.contents import Case, RunContents
@@ -15,7 +15,8 @@ from perflab.units import format_ratio
 
 _CHARTED = ("ns", "s", "bytes", "per second")
 """Units of which the first column is drawn."""
-Places = Mapping[tuple[str, str], str]
+Places = Mapping[str, str]
+"""By node id, where a case's section is on the page."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def _study(study: dict[str, Any], table: dict[str, Any], known: Mapping[str, Cas
 
 
 def _place(places: Places, case: str) -> str | None:
-    return next((f"#{place}" for (name, _), place in places.items() if name == case), None)
+    return f"#{places[case]}" if case in places else None
 
 
 def _title(name: str) -> str:

@@ -20,16 +20,20 @@ _LONG = 10_000_000
 
 
 def run_facts(run: RunContents) -> list[str]:
-    """What tells one run from another: commit, time, machines, how many cases have which verdict."""
+    """What tells one run from another: commit, time, machines, whether it ended."""
     commit = run.commit
     short = f"{commit[:10]}{'+dirty' if commit.endswith('+dirty') else ''}" if commit else "no commit"
     return [
         f"commit {short}",
         run.created[:16].replace("T", " "),
         *(machine_of(environment) for environment in run.environments),
-        " · ".join(f"{many} {verdict}" for verdict, many in run.verdicts.items()) or "no cases",
         *([] if run.complete else ["not known to be complete"]),
     ]
+
+
+def _facts(run: RunContents) -> list[str]:
+    """The same, and how many cases have which verdict."""
+    return [*run_facts(run), *([f"{many} {verdict}" for verdict, many in run.verdicts.items()] or ["no cases"])]
 
 
 def machine_of(environment: Environment) -> str:
@@ -59,7 +63,7 @@ def amount(value: float, unit: str) -> str:
 def beside_lines(contents: Contents, width: int) -> Iterator[str]:
     """Runs, then each case with what it takes in each run; no line longer than ``width``, unless a name is."""
     for number, run in enumerate(contents.runs, 1):
-        head, *more = wrap_facts([f"{number}: {one_line(run.label)}", *map(one_line, run_facts(run))], width - 3)
+        head, *more = wrap_facts([f"{number}: {one_line(run.label)}", *map(one_line, _facts(run))], width - 3)
         yield head
         yield from (f"   {line}" for line in more)
         for note in run.notes:
@@ -70,7 +74,7 @@ def beside_lines(contents: Contents, width: int) -> Iterator[str]:
 def beside_markdown(contents: Contents, page: str | None = None) -> str:
     """The same as GitHub Markdown, with a link to ``page``; ends with a newline."""
     blocks = ["### perflab: runs side by side", *link(page)]
-    facts = [[f"**{number}**: {code(run.label)}", *map(escape, run_facts(run))] for number, run in _numbered(contents)]
+    facts = [[f"**{number}**: {code(run.label)}", *map(escape, _facts(run))] for number, run in _numbered(contents)]
     blocks.append("\n".join(f"- {' · '.join(ones)}" for ones in facts))
     blocks += [escape(f"{number}: {note}") for number, run in _numbered(contents) for note in run.notes]
     titles = [f"{name} {number}" for number, _ in _numbered(contents) for name in ("time", "peak")]

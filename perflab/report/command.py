@@ -64,7 +64,7 @@ def report_command(parser: argparse.ArgumentParser) -> Run:
         if len(sources) > 1:
             _refuse_of_one(given)
             return _shown(given, _beside(sources, given.page))
-        return _shown(given, _of_one(sources[0], given.side_by_side, view, given.page))
+        return _shown(given, _of_one(sources[0], given, view))
 
     return run
 
@@ -163,12 +163,12 @@ def _shown(given: argparse.Namespace, texts: Texts) -> int:
     return 0
 
 
-def _of_one(source: Source, parameter: str | None, view: View, page: str | None) -> Texts:
-    document = source.document
+def _of_one(source: Source, given: argparse.Namespace, view: View) -> Texts:
+    document, parameter, page = source.document, given.side_by_side, given.page
     if parameter is not None and not any(one.sets_beside(document.results, parameter) for one in tiers()):
         known = ", ".join(parameter_names(document.results)) or "none"
         raise UsageError(
-            f"--side-by-side={parameter}: nothing to compare in {source.label}",
+            f"--side-by-side={parameter}: nothing to compare in {given.files[0]}",
             f"name a parameter of which a case has several levels; its cases have: {known}",
         )
     notes = [*source.notes, *unseen_failures(for_reading(document))]

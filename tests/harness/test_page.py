@@ -13,7 +13,9 @@ import pytest
 from perflab.cli import main
 from perflab.data import changed
 from perflab.documents import write_document
+from perflab.page.charts import Bar, Strand, bars, stack, steps, strip
 from perflab.page.render import policy
+from perflab.page.svg import ticks
 from perflab.records import Judgement, Verdict
 from perflab.results import Document, Result
 from tests.harness.browser import chromium, needs_browser, opened
@@ -273,3 +275,48 @@ def test_print_shows_whole_tables_and_no_controls(tmp_path: Path, browser: Any) 
             "(() => { const t = document.querySelector('.tall'); return t.scrollHeight - t.clientHeight })()"
         )
         assert tall <= 1
+
+
+# --- charts -------------------------------------------------------------------------------------------------------
+
+
+def places(svg: str, kind: str) -> list[float]:
+    """Where circles of a class are drawn, from left to right as they stand."""
+    return [float(x) for x in re.findall(rf'<circle cx="([\d.]+)"[^>]*class="{kind}"', svg)]
+
+
+def test_a_strip_draws_readings_baseline_limit_and_interval_on_one_axis() -> None:
+    strands = [Strand("samples", "tick", [10.0, 10.5, 11.0]), Strand("fresh", "dot", [10.0, 12.0])]
+    strands.append(Strand("baseline", "old", [8.0, 9.0]))
+    svg = strip("times", strands, str, limit=9.5, interval=(8.5, 13.0), middle=11.0)
+    old, dots = places(svg, "old"), places(svg, "dot")
+    assert old[0] < old[1] < dots[0] < dots[1]
+    (line,) = re.findall(r'd="M([\d.]+) 2V\d+" class="limit"', svg)
+    assert old[1] < float(line) < dots[0]
+    (low, high) = re.findall(r'd="M([\d.]+) \d+H([\d.]+)" class="interval"', svg)[0]
+    assert old[0] < float(low) < old[1]
+    assert float(high) > dots[1]
+    assert "limit 9.5" in svg
+    assert "95 % interval 8.5 to 13.0" in svg
+
+
+@pytest.mark.parametrize("values", [[1.0], [0.0, 0.0], [1e-9, 1e9], [5.0] * 21])
+def test_charts_of_odd_numbers_stay_within_their_picture(values: list[float]) -> None:
+    made = [
+        strip("a", [Strand("b", "dot", values)], str, limit=max(values) * 50, interval=(0.0, 1e12), middle=values[0]),
+        bars("a", [Bar(str(at), value, "x", 0.0, 2 * value) for at, value in enumerate(values)], str),
+        steps("a", values, str, [("forward", 0)]),
+        stack("a", [(str(at), value) for at, value in enumerate(values)], str),
+    ]
+    for svg in made:
+        assert "nan" not in svg
+        width = float(re.findall(r'viewBox="0 0 ([\d.]+)', svg)[0])
+        across = re.findall(r'(?:\bx|cx|x1)="(-?[\d.]+)"', svg) + re.findall(r"[MH](-?[\d.]+)", svg)
+        assert all(-1 <= float(x) <= width + 1 for x in across), svg
+
+
+def test_ticks_are_round_numbers_within_their_bounds() -> None:
+    assert ticks(0, 10, 5) == [0, 2, 4, 6, 8, 10]
+    assert ticks(9.7, 11.2, 4) == [10.0, 10.5, 11.0]
+    assert ticks(0, 3 * 2**20, 4, "bytes") == [0, 2**20, 2 * 2**20, 3 * 2**20]
+    assert ticks(5, 5) == [5]

@@ -89,7 +89,8 @@
         row.hidden = !fits;
         if (sections[at]) sections[at].hidden = !fits;
       });
-      shown.textContent = many === rows.length ? `${many} ${box.dataset.what}` : `${many} of ${rows.length} ${box.dataset.what}`;
+      const what = box.dataset.what + (rows.length === 1 ? "" : "s");
+      shown.textContent = many === rows.length ? `${many} ${what}` : `${many} of ${rows.length} ${what}`;
       sort(state.get(name("sort")) || "");
     }
 

@@ -1,0 +1,132 @@
+"""The tables of all cases: of one run, and of several beside each other. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perflab.page.case_view import CaseView, verdict_of
+from perflab.page.quantities import change_text, interval_text, title_of
+from perflab.page.table import TONES, Cell, Column, PageTable, Row, number_cell, order, text_cell
+from perflab.records import Verdict
+from perflab.report.beside_text import cases_of, name_in
+from perflab.report.contents import Case, Compared, Contents, RunContents
+from perflab.units import format_change
+
+_SEEN = ("latency", "peak", "bound", "flops", "registers", "spill_store_bytes", "shared_bytes", "warps_per_sm")
+"""Quantities whose columns are shown at first."""
+_MOST_COLUMNS = 48
+
+
+def identity(number: int, at: int, several: bool) -> str:
+    """Where a case's section is found on the page."""
+    return f"run-{number}-case-{at + 1}" if several else f"case-{at + 1}"
+
+
+def rank(verdict: str, others: Sequence[str] = ()) -> int:
+    """What needs a look first; ``others`` is the order of the rest."""
+    first = (Verdict.REGRESSED, Verdict.FAILED, Verdict.OOM, Verdict.INCONCLUSIVE)
+    if verdict in first:
+        return first.index(Verdict(verdict))
+    return len(first) + (list(others).index(verdict) if verdict in others else 0)
+
+
+def run_table(run: RunContents, views: Sequence[CaseView]) -> PageTable:
+    """A line for each case; columns that few ask for are hidden at first."""
+    names = list(dict.fromkeys(name for case in run.cases for name in case.quantities))
+    names = sorted(names, key=lambda name: _SEEN.index(name) if name in _SEEN else len(_SEEN))[:_MOST_COLUMNS]
+    tiers = list(dict.fromkeys(case.tier for case in run.cases if case.tier))
+    latencies = [case.quantities[name] for case in run.cases for name in ("latency",) if name in case.quantities]
+    compared = any(one.ratio is not None for one in latencies)
+    columns = [Column("case", "case"), Column("verdict", "verdict")]
+    for name in names:
+        columns.append(Column(title_of(name), name.replace(" ", "_"), number=True, hidden=name not in _SEEN))
+        if name == "latency":
+            columns.append(Column("change", "change", number=True, hidden=not compared))
+            columns.append(Column("95 % interval", "interval", number=True, hidden=not compared))
+            columns.append(Column("noise", "noise", number=True, hidden=compared))
+    columns += [Column("file", "file", hidden=True), Column("parameters", "parameters", hidden=True)]
+    columns += [*([Column("tier", "tier")] if len(tiers) > 1 else []), Column("why", "why", hidden=True)]
+    rows = [Row(_cells(one, names, tiers=len(tiers) > 1), verdict=one.verdict) for one in views]
+    counts = dict.fromkeys((one.verdict for one in views), 0)
+    for one in views:
+        counts[one.verdict] += 1
+    verdicts = [(name, counts[name], TONES.get(name, "")) for name in sorted(counts, key=rank)]
+    return PageTable(columns, rows, verdicts if len(verdicts) > 1 else [])
+
+
+def _cells(view: CaseView, names: Sequence[str], *, tiers: bool) -> list[Cell]:
+    case = view.case
+    cells = [
+        text_cell(case.name, href=f"#{view.id}", more=case.variant if case.variant not in case.name else ""),
+        text_cell(view.verdict, tone=view.tone),
+    ]
+    for name in names:
+        one = case.quantities.get(name)
+        change = change_text(one) if one is not None and name != "latency" else ""
+        tone = "bad" if one is not None and one.worse else ""
+        more = change if change != "same" else ""
+        cells.append(number_cell(one.now, one.unit, more, tone) if one is not None else Cell(number=True))
+        if name == "latency":
+            cells += _latency_cells(case, tone)
+    file = case.case.partition("[")[0].partition("::")[0]
+    parameters = ", ".join(f"{name}={value}" for name, value in case.parameters.items())
+    tier = [text_cell(case.tier or "")] if tiers else []
+    return [
+        *cells,
+        text_cell(file),
+        text_cell(parameters),
+        *tier,
+        text_cell("; ".join(case.reasons)),
+    ]
+
+
+def _latency_cells(case: Case, tone: str) -> list[Cell]:
+    one, times = case.quantities.get("latency"), case.times
+    noise = times.noise if times is not None and times.samples > 1 else None
+    noise_cell = number_cell(noise, "share")
+    if one is None or one.ratio is None:
+        return [Cell(number=True), Cell(number=True), noise_cell]
+    change = Cell("" if tone else format_change(one.ratio), order(one.ratio), number=True)
+    if tone:
+        change = Cell("", order(one.ratio), number=True, more=format_change(one.ratio), tone=tone)
+    return [change, Cell(interval_text(one), order(one.low) if one.low is not None else None, number=True), noise_cell]
+
+
+def compared_table(contents: Contents) -> PageTable:
+    """Each case in each run. A run that cannot be compared says why in the place of a ratio."""
+    columns = [Column("case", "case")]
+    for number in range(1, len(contents.runs) + 1):
+        columns += [
+            Column(f"verdict {number}", f"verdict{number}", hidden=len(contents.runs) > 3),
+            Column(f"time {number}", f"time{number}", number=True),
+            *([Column("against 1", f"ratio{number}", number=True)] if number > 1 else []),
+            Column(f"peak {number}", f"peak{number}", number=True),
+        ]
+    rows = [Row(_compared_cells(contents, one)) for one in contents.compared]
+    return PageTable(columns, rows)
+
+
+def _compared_cells(contents: Contents, compared: Compared) -> list[Cell]:
+    cells = [text_cell(name_in(contents, compared), more=compared.variant)]
+    for number, case in enumerate(cases_of(contents, compared), 1):
+        at = compared.cases[number - 1]
+        if case is None or at is None:
+            cells += [Cell()] + [Cell(number=True)] * (3 if number > 1 else 2)
+            continue
+        verdict = verdict_of(case)
+        cells.append(text_cell(verdict, href=f"#{identity(number, at, True)}", tone=TONES.get(verdict, "")))
+        latency, peak = case.quantities.get("latency"), case.quantities.get("peak")
+        cells.append(number_cell(latency.now, latency.unit) if latency is not None else Cell(number=True))
+        if number > 1:
+            cells.append(_ratio_cell(compared, number - 1))
+        change = compared.ratios.get("peak", [None] * number)[number - 1]
+        more = format_change(change) if change is not None and change != 1.0 else ""
+        cells.append(number_cell(peak.now, peak.unit, more) if peak is not None else Cell(number=True))
+    return cells
+
+
+def _ratio_cell(compared: Compared, at: int) -> Cell:
+    ratio, why = compared.ratios.get("latency", [None] * (at + 1))[at], compared.elsewhere[at]
+    if ratio is not None:
+        return Cell(format_change(ratio), order(ratio), number=True)
+    return Cell("", number=True, more=why) if why is not None else Cell(number=True)

@@ -1,0 +1,71 @@
+"""What could have disturbed a run: its environments, what cases report, how calibration and counters read. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from perflab.page.quantities import CALIBRATION
+from perflab.page.sentences import evidence_of
+from perflab.page.table import Column, PageTable, Row, number_cell, text_cell
+from perflab.records import Environment
+from perflab.report.contents import RunContents
+from perflab.units import format_names
+
+
+def environment_table(given: Sequence[Environment]) -> PageTable:
+    """Machine and versions, a column for each environment."""
+    plain = [{name: getattr(one, name) for name in one.__struct_fields__} for one in given]
+    names = [name for name in plain[0] if any(one[name] is not None for one in plain)]
+    columns = [
+        Column("what"),
+        *(Column(f"environment {at}" if len(given) > 1 else "value") for at in range(1, len(given) + 1)),
+    ]
+    rows = [
+        Row(
+            [
+                text_cell(name.replace("_", " ")),
+                *(text_cell("–" if one[name] is None else str(one[name])) for one in plain),
+            ]
+        )
+        for name in names
+    ]
+    return PageTable(columns, rows)
+
+
+def disturbances_of(run: RunContents) -> list[str]:
+    """What went on beside cases, each sentence once with the cases that it is of."""
+    found: dict[str, list[str]] = {}
+    for case in run.cases:
+        for text in evidence_of(case):
+            if not text.startswith(("the machine ", CALIBRATION)):
+                found.setdefault(text, []).append(case.name)
+    return [f"{text}: {format_names(names)}" for text, names in found.items()]
+
+
+def machine_table(run: RunContents) -> PageTable | None:
+    """How the calibration workloads, whose code never changes, read over the run; and the machine's counters."""
+    read: dict[tuple[str, str], list[float]] = {}
+    for case in run.cases:
+        for name, one in case.quantities.items():
+            if name.startswith(CALIBRATION):
+                read.setdefault((name, one.unit), []).append(one.now)
+        evidence = case.evidence
+        if evidence is not None:
+            figures = {
+                ("cores that other processes used", "cores"): evidence.neighbours_cores,
+                ("time stolen by the hypervisor", "share"): evidence.steal_share,
+                ("time waiting for a core", "share"): evidence.pressure_share,
+                ("load average", "load"): evidence.load_average,
+            }
+            for key, value in figures.items():
+                if value is not None:
+                    read.setdefault(key, []).append(value)
+    if not read:
+        return None
+    columns = [Column("over all cases"), *(Column(one, number=True) for one in ("least", "median", "most"))]
+    rows = [
+        Row([text_cell(name), *(number_cell(value, unit) for value in (min(values), median(values), max(values)))])
+        for (name, unit), values in read.items()
+    ]
+    return PageTable(columns, rows)

@@ -1,0 +1,126 @@
+"""The pictures of a case: readings against the baseline, pairs, what the peak is made of, live memory. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from perflab.measure.records import Paired
+from perflab.page.charts import Strand, colour, stack, steps, strip
+from perflab.report.beside_text import amount
+from perflab.report.contents import STEPS, Case, Times
+from perflab.units import format_change, format_count, format_ns
+
+_SMALLEST = 0.002
+"""Of a peak: parts below this share are drawn and listed as one."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A chart with its caption, and the names of its colours if it has several."""
+
+    svg: Markup
+    caption: str = ""
+    legend: Sequence[tuple[str, str]] = ()
+    """Class of a colour, and what it stands for."""
+
+
+def pictures_of(case: Case) -> list[Picture]:
+    """All that there is to draw, readings first."""
+    return [*_readings(case), *_pairs(case), *_composition(case), *_timeline(case)]
+
+
+def _readings(case: Case) -> list[Picture]:
+    """The samples here, other processes, and the baseline's, along one axis."""
+    times, latency = case.times, case.quantities.get("latency")
+    if times is None or latency is None:
+        return []
+    strands = [
+        Strand("samples", "tick", times.quantiles_ns),
+        Strand("fresh processes", "dot", times.fresh_ns),
+        Strand("set aside", "ring", times.set_aside_ns),
+        Strand("baseline", "old", times.before_ns),
+    ]
+    in_turns = case.paired is not None or case.paired_to_anchor is not None
+    before, interval = None if in_turns else latency.before, None  # of turns, interval and limit are the pairs'
+    if before is not None and latency.low is not None:
+        high = latency.high if latency.high is not None else max(latency.low * 4, 4.0)
+        interval = (before * latency.low, before * high)
+    limit = before * latency.limit if before is not None and latency.limit is not None else None
+    svg = strip(
+        f"Time of one call of {case.name}",
+        strands,
+        format_ns,
+        limit=limit,
+        interval=interval,
+        middle=latency.now if before is not None else None,
+        description=_sampled(times),
+    )
+    told = [_sampled(times)]
+    told += ["each dot is the median of one process"] if times.before_ns or times.fresh_ns else []
+    told += ["dashed: the limit"] if limit is not None else []
+    return [Picture(svg, "; ".join(told) + ".")]
+
+
+def _sampled(times: Times) -> str:
+    calls = f" of {times.repetitions} calls" if times.repetitions > 1 else ""
+    each = ": each line is 5 % of them" if times.samples > STEPS else ""
+    return f"{format_count(times.samples, 'sample')}{calls}{each}, the median {format_ns(times.median_ns)}"
+
+
+def _pairs(case: Case) -> list[Picture]:
+    found = []
+    for paired in (case.paired, case.paired_to_anchor):
+        if paired is not None and (paired.screen or paired.confirm):
+            found.append(_pair(case, paired))
+    return found
+
+
+def _pair(case: Case, paired: Paired) -> Picture:
+    latency = case.quantities.get("latency")
+    strands = [
+        Strand("first pairs", "dot", paired.screen),
+        Strand("more pairs", "dot", paired.confirm),
+        Strand("base / base", "old", paired.control),
+    ]
+    interval = None
+    if latency is not None and latency.low is not None and latency.high is not None:
+        interval = (latency.low, latency.high)
+    svg = strip(
+        f"{case.name} in turns with {paired.against}",
+        strands,
+        format_change,
+        limit=latency.limit if latency is not None else None,
+        interval=interval,
+        middle=latency.ratio if latency is not None else None,
+    )
+    caption = f"In turns with {paired.against}: each dot is a pair of fresh processes, its time against the other's."
+    return Picture(svg, caption)
+
+
+def _composition(case: Case) -> list[Picture]:
+    whole = sum(case.memory.values())
+    if not whole:
+        return []
+    ordered = sorted(((name, size) for name, size in case.memory.items() if size > 0), key=lambda one: -one[1])
+    large = [(name, float(size)) for name, size in ordered if size >= _SMALLEST * whole]
+    rest = whole - sum(size for _, size in large)
+    parts = [*large, *([("other", rest)] if rest > 0 else [])]
+    svg = stack(f"Peak memory of {case.name}: {_bytes(whole)}", parts, _bytes)
+    legend = [(colour(number), f"{name} {_bytes(size)}") for number, (name, size) in enumerate(parts)]
+    return [Picture(svg, f"Peak memory of one call, {_bytes(whole)}.", legend)]
+
+
+def _timeline(case: Case) -> list[Picture]:
+    timeline = case.timeline
+    if timeline is None or not timeline.highest_bytes:
+        return []
+    marks = [(name, at) for name, at in timeline.phases.items() if at < len(timeline.highest_bytes)]
+    svg = steps(f"Live memory over one call of {case.name}", timeline.highest_bytes, _bytes, marks, "bytes")
+    return [Picture(svg, "Live memory over one call: allocations and frees from left to right, the peak marked.")]
+
+
+def _bytes(size: float) -> str:
+    return amount(round(size), "bytes")

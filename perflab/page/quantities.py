@@ -1,0 +1,98 @@
+"""A case's numbers as tables of a page, with what they were compared with. Pure."""
+
+from __future__ import annotations
+
+from math import inf
+
+from perflab.page.table import Cell, Column, PageTable, Row, number_cell, text_cell
+from perflab.records import MEANINGLESS
+from perflab.report.beside_text import amount
+from perflab.report.contents import Quantity, Table
+from perflab.units import format_change, format_interval, format_percent
+
+CALIBRATION = "calibration "
+"""How quantities begin that tell of the machine, and not of the case."""
+_TITLES = {
+    "bound": "lower bound of time",
+    "roofline": "roofline time",
+    "estimate": "estimated time",
+    "saved": "saved for backward",
+    "bytes": "bytes moved",
+    "flops": "FLOPs",
+}
+
+
+def title_of(name: str) -> str:
+    """A quantity's name, as tables have it."""
+    return _TITLES.get(name, name.replace("_", " "))
+
+
+def change_text(one: Quantity) -> str:
+    """How a quantity changed: by a share, of counts and bytes by an amount."""
+    if one.before is None or one.ratio is None:
+        return ""
+    if one.now == one.before:
+        return "same"
+    if not one.exact:
+        return format_change(one.ratio)
+    difference = one.now - one.before
+    return f"{'+' if difference > 0 else ''}{amount(difference, one.unit)}"
+
+
+def interval_text(one: Quantity) -> str:
+    """The interval of the ratio, in words where there is none, or where it says nothing."""
+    if one.exact:
+        return "exact"
+    if one.low is None:
+        return ""
+    high = one.high if one.high is not None else inf
+    vague = one.low <= 1.0 <= high and high >= MEANINGLESS * one.low
+    return "can't tell" if vague else format_interval(one.low, high)
+
+
+def limit_text(one: Quantity) -> str:
+    """From where on a change counts."""
+    if one.limit is None:
+        return "not gated" if one.before is not None else ""
+    return "none allowed" if one.limit == 1.0 else f"+{format_percent(one.limit - 1)}"
+
+
+def quantity_table(quantities: dict[str, Quantity]) -> PageTable:
+    """Each number with what it was compared with."""
+    compared = any(one.before is not None for one in quantities.values())
+    columns = [Column("quantity"), Column("now", number=True)]
+    if compared:
+        titles = ("before", "change", "95 % interval", "limit")
+        columns += [Column(title, number=True) for title in titles]
+    rows = []
+    for name, one in quantities.items():
+        tone = "bad" if one.worse else ""
+        cells = [text_cell(title_of(name)), number_cell(one.now, one.unit)]
+        if compared:
+            cells += [
+                number_cell(one.before, one.unit),
+                Cell(change_text(one), number=True)
+                if not tone
+                else Cell("", number=True, more=change_text(one), tone=tone),
+                Cell(interval_text(one) if one.before is not None else "", number=True),
+                Cell(limit_text(one), number=True),
+            ]
+        rows.append(Row(cells))
+    return PageTable(columns, rows)
+
+
+def page_table(table: Table) -> PageTable:
+    """A tier's table."""
+    columns = [Column(column.title, number=column.unit != "text") for column in table.columns]
+    rows = [
+        Row(
+            [
+                number_cell(value, column.unit)
+                if isinstance(value, int | float) and column.unit != "text"
+                else Cell("" if value is None else str(value), number=column.unit != "text")
+                for value, column in zip(row, table.columns, strict=True)
+            ]
+        )
+        for row in table.rows
+    ]
+    return PageTable(columns, rows)

@@ -1,0 +1,92 @@
+"""What a page says of a case in sentences: why, evidence, what was not compared, what could have disturbed it. Pure."""
+
+from __future__ import annotations
+
+from perflab.measure.records import Evidence
+from perflab.page.quantities import CALIBRATION
+from perflab.report.beside_text import amount
+from perflab.report.contents import Case
+from perflab.units import format_count, format_ns, format_percent
+
+
+def sentences_of(case: Case) -> dict[str, list[str]]:
+    """By title; lists may be empty."""
+    return {
+        "Why": case.reasons,
+        "Evidence": _looked_at(case),
+        "Cause": case.cause,
+        "In short": case.facts,
+        "Drift": [_drifted(name, one.recorded, one.steps) for name, one in case.drift.items() if one.decides],
+        "Not compared": [
+            *([f"time: {case.no_times}"] if case.no_times else []),
+            *(f"{one.quantity}: {one.reason}" for one in case.not_compared),
+        ],
+        "Noted by the test": [f"{name} = {value}" for name, value in case.noted.items()],
+        "Quoted from elsewhere": [f"{one.source}: {format_ns(one.ns)}" for one in case.quotes],
+        "Memory beside it": [f"{name}: {amount(size, 'bytes')}" for name, size in case.memory_beside.items()],
+        "What could have disturbed it": evidence_of(case),
+    }
+
+
+def _looked_at(case: Case) -> list[str]:
+    """How it was looked at again."""
+    times, told = case.times, []
+    if times is not None and times.fresh_ns:
+        told.append(f"measured again {format_count(len(times.fresh_ns), 'time')} in fresh processes")
+    if times is not None and times.set_aside_ns:
+        told.append(f"{len(times.set_aside_ns)} more were disturbed, and set aside")
+    for paired in (case.paired, case.paired_to_anchor):
+        if paired is not None:
+            pairs = [*paired.screen, *paired.confirm]
+            told.append(f"{format_count(len(pairs), 'pair')} of fresh processes in turns with {paired.against}")
+    if told and case.disturbed == []:
+        told.append("nothing disturbed the processes that were judged")
+    return told
+
+
+def _drifted(name: str, recorded: str, steps: int) -> str:
+    return f"{name} is compared with its anchor of {recorded}, {steps} accepted steps ago"
+
+
+def evidence_of(case: Case) -> list[str]:
+    """What was going on beside the case, as far as that is known."""
+    told = list(case.disturbed or [])
+    told += [text for text in case.beside if not any(one.startswith(text) for one in told)]
+    times = case.times
+    if times is not None and times.settled is False:
+        told.append(f"its readings had not settled after {times.warmup_calls} warm-up calls")
+    told += [f"work ran on in {name} after the call had returned" for name in (times.ran_on if times else [])]
+    told += [f"no profile: {case.not_profiled}"] if case.not_profiled else []
+    read = {name: one for name, one in case.quantities.items() if name.startswith(CALIBRATION)}
+    if read:
+        figures = [f"{name.removeprefix(CALIBRATION)} {amount(one.now, one.unit)}" for name, one in read.items()]
+        told.append(f"calibration workload: {', '.join(figures)}")
+    return told + ([facts] if case.evidence is not None and (facts := _figures(case.evidence)) else [])
+
+
+def _figures(evidence: Evidence) -> str:
+    """The machine's counters over the samples, in one sentence."""
+    told = [f"over {format_ns(evidence.span_ns)}"]
+    if evidence.neighbours_cores is not None:
+        told.append(f"other processes {evidence.neighbours_cores:.2f} cores")
+    if evidence.steal_share is not None:
+        told.append(f"stolen {format_percent(evidence.steal_share)}")
+    if evidence.pressure_share is not None:
+        told.append(f"waiting for a core {format_percent(evidence.pressure_share)}")
+    if evidence.involuntary_switches is not None:
+        told.append(f"{evidence.involuntary_switches:,} involuntary switches")
+    if evidence.load_average is not None:
+        told.append(f"load {evidence.load_average:.1f}")
+    clocks = [one for one in (evidence.cpu_mhz_before, evidence.cpu_mhz_after) if one is not None]
+    told += [f"CPU {' to '.join(f'{one:,.0f}' for one in dict.fromkeys(clocks))} MHz"] if clocks else []
+    for when, state in (("before", evidence.gpu_before), ("after", evidence.gpu_after)):
+        if state is not None:
+            figures = [
+                *([f"{state.sm_clock_mhz:,} MHz"] if state.sm_clock_mhz is not None else []),
+                *([f"{state.temperature_c} °C"] if state.temperature_c is not None else []),
+                *([f"{state.power_w:.0f} W"] if state.power_w is not None else []),
+                *([f"{state.neighbours} other processes"] if state.neighbours else []),
+                *state.throttle,
+            ]
+            told += [f"GPU {when}: {', '.join(figures)}"] if figures else []
+    return "the machine " + ", ".join(told)
