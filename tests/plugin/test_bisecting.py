@@ -12,6 +12,7 @@ import pytest
 from perflab.cli import main
 from perflab.history.bisect import run
 from perflab.history.bisect.state import PLACE, State
+from tests.harness.histories import write_runs
 from tests.plugin.conftest import Project, begin_repository, commit, git, worktrees
 
 NAME = "test_story.py::test_work"
@@ -87,6 +88,29 @@ def test_a_count_is_bisected_without_timing_and_what_was_tried_is_not_tried_agai
     assert again == output
     assert "trying" not in progress
     assert "resumed: " in progress
+
+
+def test_the_range_is_that_of_the_cases_newest_event_and_a_part_of_its_name_is_enough(
+    repository: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    develop(repository, costly=3)
+    commits = git(repository, "rev-list", "--reverse", "HEAD").split()
+    nights = [commits[1]] * 3 + [commits[4]] * 3
+    write_runs(
+        repository.pytester.path / ".perflab/nights",
+        6,
+        {NAME: lambda run: {"operators": 4 if run >= 3 else 3}, f"{NAME}_else": lambda run: {"operators": 9}},
+        commits=nights.__getitem__,
+    )
+    assert main(["history", ".perflab/nights", "--bisect=story"]) == 2
+    assert "its history has 2 such cases" in capsys.readouterr().err
+    assert main(["history", ".perflab/nights", f"--bisect={NAME}_else"]) == 2
+    assert "has no event in this history\n  -> name a range: --good=COMMIT --bad=COMMIT" in capsys.readouterr().err
+    assert main(["history", ".perflab/nights", f"--bisect={NAME}"]) == 0
+    output, progress = capsys.readouterr()
+    assert f"event 1: operators of {NAME}" in progress
+    assert f"{commits[1][:7]}..{commits[4][:7]} (3 commits): operators 3 -> 4" in output
+    assert re.search(r"\n[0-9a-f]{7} cost more: this commit brought the step\n$", output)
 
 
 def test_a_commit_at_which_the_case_does_not_run_is_skipped_and_the_answer_names_what_is_left(
