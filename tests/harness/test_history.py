@@ -22,10 +22,15 @@ from perflab.cli import main
 from perflab.data import to_json
 from perflab.documents import write_document
 from perflab.errors import UsageError
+from perflab.git import ask_git
+from perflab.history.baseline_log import read_log
 from perflab.history.bisect.search import standing
+from perflab.history.change_points import Change as Shift
 from perflab.history.contents import Contents, chosen, newest_alarm
+from perflab.history.events import Event, gather
 from perflab.history.folder import read_branch, read_folder
-from perflab.history.judging import largest_false_discovery
+from perflab.history.judging import Found, largest_false_discovery
+from perflab.history.series import Series
 from perflab.history.text import as_text, sparkline
 from perflab.measured.store.baselines import Baselines
 from perflab.records import Change, Judgement, Policy, Verdict
@@ -203,6 +208,17 @@ def test_what_was_accepted_comes_from_the_log_with_commit_and_reason(
     assert "commit 1" in shown, "what lies between"
 
 
+def test_every_version_of_this_projects_own_baselines_is_read() -> None:
+    root = Path(__file__).parents[2]
+    if ask_git(root, "rev-parse", "--is-shallow-repository") != "false":
+        pytest.skip("this clone has no history: git fetch --unshallow")
+    history = read_log(root / "baselines")
+    assert history.left_out == []
+    assert len(history.runs) >= 12
+    known = {one.quantity for one in history.series}
+    assert known >= {"latency", "peak", "operators", "saved", "flops", "registers", "waits"}, "of every tier"
+
+
 # --- events -------------------------------------------------------------------------------------------------------
 
 
@@ -300,6 +316,33 @@ def test_events_of_two_machines_stand_apart_and_their_numbers_never_share_a_seri
     contents = contents_in(tmp_path)
     assert len(contents.series) == 2
     assert [event.environments for event in contents.events] == [[0], [1]]
+
+
+def shifts(*spans: tuple[int, int]) -> list[Event]:
+    """Events of series that all have 100 points; the first of each new level lies from one run to another."""
+    series = [Series(f"t.py::test_{at}", "", "latency", 0, "ns", is_exact=False) for at, _ in enumerate(spans)]
+    for one in series:
+        one.runs.extend(range(100))
+        one.values.extend([1.0] * 100)
+    found = [
+        Found(at, Shift(first - 1, last, last, 1.1, 1.05, 1.15, 1e-6), is_alarm=True)
+        for at, (first, last) in enumerate(spans)
+    ]
+    return gather(series, ["here"], found)
+
+
+def test_an_interval_that_missed_its_place_does_not_make_an_event_beside_a_much_larger_one() -> None:
+    (event,) = shifts(*[(19, 21)] * 20, (23, 24))
+    assert (len(event.members), event.first, event.last) == (21, 19, 21), "the few do not widen what the many say"
+    assert [len(event.members) for event in shifts(*[(19, 21)] * 20, (40, 41))] == [20, 1], "far away is another event"
+    assert [len(event.members) for event in shifts(*[(19, 21)] * 4, *[(23, 24)] * 4)] == [4, 4], "as is one of its size"
+
+
+def test_an_events_range_is_what_all_of_its_changes_have_in_common() -> None:
+    (event,) = shifts((10, 20), (15, 30), (18, 19))
+    assert (event.first, event.last) == (18, 19)
+    first, second = shifts((10, 20), (18, 30), (25, 40), (19, 21))
+    assert [(len(one.members), one.first, one.last) for one in (first, second)] == [(3, 19, 20), (1, 25, 40)]
 
 
 def test_what_passes_one_percent_alone_is_possible_and_no_alarm(
