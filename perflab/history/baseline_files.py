@@ -12,14 +12,8 @@ from statistics import median
 import msgspec
 
 from perflab.errors import DocumentError
-from perflab.history.results_files import (
-    UNIT_BYTES,
-    UNIT_COUNT,
-    UNIT_NS,
-    Resources,
-    basis_text,
-    prediction_text,
-)
+from perflab.history.narrow import UNIT_BYTES, UNIT_COUNT, UNIT_NS, Resources
+from perflab.history.results_files import basis_text, prediction_text
 from perflab.history.series import INEXACT_COUNTS, Place, Reading, exact_place, places_of
 from perflab.records import Environment, ExactEnvironment
 

@@ -70,7 +70,8 @@ def history_command(parser: argparse.ArgumentParser) -> Callable[[argparse.Names
             return _bisect(given)
         if given.recent < 1:
             raise UsageError(f"--recent={given.recent}", "give how many runs are recent, 1 or more")
-        from perflab.history.contents import chosen, contents_of, newest_alarm
+        from perflab.history.contents import chosen, newest_alarm
+        from perflab.history.telling import contents_of
 
         history = read_history(given.folder, given.branch, given.git, given.quantity)
         history.finish(_date(given.since))

@@ -1,7 +1,4 @@
-"""Reads what a history needs of one results file, report or journal, and skips all else: samples, profiles, reasons.
-
-The structures are narrow on purpose: a file of 10,000 cases is read in a tenth of a second.
-"""
+"""Reads what a history needs of one results file, report or journal, and skips all else: samples, profiles, reasons."""
 
 from __future__ import annotations
 
@@ -13,158 +10,13 @@ from statistics import median
 import msgspec
 
 from perflab.errors import DocumentError
+from perflab.history import narrow
+from perflab.history.narrow import UNIT_BYTES, UNIT_COUNT, UNIT_NS
 from perflab.history.series import CALIBRATION, INEXACT_COUNTS, NEW, History, Reading, Run, places_of
 from perflab.records import Environment
 
 REPORT = "perflab report"
 NEWEST_RESULTS, NEWEST_REPORT = 2, 1
-UNIT_NS, UNIT_BYTES, UNIT_COUNT = "ns", "bytes", "count"
-
-
-class _Narrow(msgspec.Struct, gc=False):
-    """Reads some of an object's fields, whatever others it has."""
-
-
-class _Head(_Narrow):
-    schema: int
-    kind: str | None = None
-
-
-# --- a report as JSON: the quantities of a case stand ready -------------------------------------------------
-
-
-class _Quantity(_Narrow):
-    now: float | None = None
-    unit: str = ""
-    exact: bool = False
-
-
-class _ReportCase(_Narrow):
-    case: str
-    quantities: dict[str, _Quantity] = {}
-    variant: str = ""
-    environment: int | None = None
-    verdict: str = ""
-    compared_by: dict[str, str] = {}
-
-
-class _ReportRun(_Narrow):
-    created: datetime
-    cases: list[_ReportCase]
-    commit: str | None = None
-    environments: list[Environment] = []
-
-
-class _Report(_Narrow):
-    runs: list[_ReportRun]
-
-
-# --- results as a run wrote them ----------------------------------------------------------------------------
-
-
-class _Changed(_Narrow):
-    now: float
-
-
-class _Judgement(_Narrow):
-    verdict: str
-    reasons: list[str] = []
-    latency: _Changed | None = None
-    memory: _Changed | None = None
-    phases: dict[str, _Changed] = {}
-
-
-class _Memory(_Narrow):
-    peak_bytes: int
-
-
-class _Replicate(_Narrow):
-    median_ns: float
-    fastest_ns: float
-    phases_ns: dict[str, float] = {}
-    memory: _Memory | None = None
-    yardsticks_ns: dict[str, float] = {}
-    counts: dict[str, int] = {}
-
-
-class _Cost(_Narrow):
-    calls: int
-    flops: int = 0
-    bytes_moved: int = 0
-
-
-class Resources(_Narrow):
-    """What a compiled kernel takes."""
-
-    registers: int
-    spill_store_bytes: int = 0
-    spill_load_bytes: int = 0
-    stack_bytes: int = 0
-    static_shared_bytes: int = 0
-    dynamic_shared_bytes: int = 0
-    warps_per_sm: int = 0
-    instructions: dict[str, int] = {}
-    ptxas: str = ""
-
-    def readings(self) -> dict[str, Reading]:
-        """By quantity, named as in a report."""
-        sizes = {name: getattr(self, name) for name in ("spill_store_bytes", "spill_load_bytes", "stack_bytes")}
-        sizes["shared_bytes"] = self.static_shared_bytes + self.dynamic_shared_bytes
-        counts = {"registers": self.registers, "warps_per_sm": self.warps_per_sm, **self.instructions}
-        return {name: Reading(value, UNIT_BYTES, True) for name, value in sizes.items()} | {
-            name: Reading(value, UNIT_COUNT, True) for name, value in counts.items()
-        }
-
-
-class _Size(_Narrow):
-    size_bytes: int
-
-
-class _DryRun(_Narrow):
-    asked_bytes: int = 0
-
-
-class _Now(_Narrow):
-    """A prediction, or a compiled kernel."""
-
-    gpu: str | None = None
-    torch: str | None = None
-    peak_bytes: int | None = None
-    costs: list[_Cost] = []
-    saved: list[_Size] = []
-    launches: int = 0
-    allocated_bytes: int = 0
-    reserved_bytes: int = 0
-    dry_run: _DryRun | None = None
-    arch: int | None = None
-    triton: str | None = None
-    resources: Resources | None = None
-
-
-class _Outcome(_Narrow):
-    environment: Environment | None = None
-    summary: _Replicate | None = None
-    fresh: list[_Replicate] = []
-    now: _Now | None = None
-
-
-class _Mode(msgspec.Struct, frozen=True):
-    cache: str = "warm"
-    cuda_graph: bool = False
-
-
-class _Result(_Narrow):
-    case: str
-    judgement: _Judgement
-    outcome: _Outcome | None = None
-    failure: str | None = None
-    mode: _Mode = _Mode()
-
-
-class _Document(_Narrow):
-    created: datetime
-    results: list[_Result]
-    commit: str | None = None
 
 
 def read_into(history: History, raw: bytes, file: str) -> None:
@@ -174,16 +26,16 @@ def read_into(history: History, raw: bytes, file: str) -> None:
         DocumentError: it is damaged, from a newer perflab, or not one of ours. Nothing was added then.
     """
     try:
-        head = msgspec.json.decode(raw, type=_Head)
+        head = msgspec.json.decode(raw, type=narrow.Head)
         if head.kind is not None and head.kind != REPORT:
             raise DocumentError(f"it is a {head.kind!r}", "name results of runs")
         if head.schema > (NEWEST_REPORT if head.kind == REPORT else NEWEST_RESULTS):
             raise DocumentError("it was written by a newer perflab", "upgrade perflab")
         if head.kind == REPORT:
-            for run in msgspec.json.decode(raw, type=_Report).runs:
+            for run in msgspec.json.decode(raw, type=narrow.Report).runs:
                 _add_report(history, run, file)
         else:
-            _add_results(history, msgspec.json.decode(raw, type=_Document), file)
+            _add_results(history, msgspec.json.decode(raw, type=narrow.Document), file)
     except msgspec.DecodeError as error:
         what = "it is damaged" if not isinstance(error, msgspec.ValidationError) else "it holds no results of perflab"
         raise DocumentError(f"{what}: {error}", "write it anew: pytest -m perf --perf-json=FILE") from error
@@ -196,7 +48,7 @@ def readings_of(raw: bytes, case: str, variant: str) -> dict[str, Reading]:
         DocumentError: it is no results file, or the case has no numbers there; its text says why.
     """
     try:
-        results = msgspec.json.decode(raw, type=_Document).results
+        results = msgspec.json.decode(raw, type=narrow.Document).results
     except msgspec.DecodeError as error:
         raise DocumentError(f"it holds no results of perflab: {error}", "write it anew") from error
     problem = "the case is not there"
@@ -227,14 +79,14 @@ def read_journal_into(history: History, raw: bytes, file: str, created: datetime
     for number, line in enumerate(lines, 1):
         try:
             if line:
-                results.append(msgspec.json.decode(line, type=_Result))
+                results.append(msgspec.json.decode(line, type=narrow.Result))
         except msgspec.DecodeError as error:
             if number < len(lines):
                 raise DocumentError(f"line {number} is damaged: {error}", "remove the file") from error
-    _add_results(history, _Document(created, results), file)
+    _add_results(history, narrow.Document(created, results), file)
 
 
-def _add_report(history: History, run: _ReportRun, file: str) -> None:
+def _add_report(history: History, run: narrow.ReportRun, file: str) -> None:
     for case in run.cases:
         if case.environment is not None and not 0 <= case.environment < len(run.environments):
             raise DocumentError(f"{case.case} names an environment that is not there", "write the report anew")
@@ -270,7 +122,7 @@ def _numbers(history: History, environment: Environment | None, variant: str) ->
     return history.place(times), history.place(exact)
 
 
-def _add_results(history: History, document: _Document, file: str) -> None:
+def _add_results(history: History, document: narrow.Document, file: str) -> None:
     number = history.begin(Run(_aware(document.created), document.commit, file))
     numbers: dict[tuple[Environment | None, str], tuple[int, int]] = {}
     for result in document.results:
@@ -290,7 +142,7 @@ def _aware(created: datetime) -> datetime:
     return created if created.tzinfo is not None else created.replace(tzinfo=UTC)
 
 
-def _variant(result: _Result) -> str:
+def _variant(result: narrow.Result) -> str:
     now = result.outcome.now if result.outcome is not None else None
     if now is not None:
         return now.gpu or ""
@@ -298,7 +150,7 @@ def _variant(result: _Result) -> str:
     return f"{{{', '.join(words)}}}" if words else ""
 
 
-def _where(outcome: _Outcome) -> str:
+def _where(outcome: narrow.Outcome) -> str:
     now = outcome.now
     if now is None:
         return ""
@@ -317,7 +169,7 @@ def basis_text(compared_by: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {value}" for name, value in compared_by.items() if value)
 
 
-def _readings(result: _Result, outcome: _Outcome) -> dict[str, Reading]:
+def _readings(result: narrow.Result, outcome: narrow.Outcome) -> dict[str, Reading]:
     if outcome.now is not None:
         return _of_what_did_not_run(outcome.now)
     judged = outcome.fresh or ([outcome.summary] if outcome.summary is not None else [])
@@ -345,7 +197,7 @@ def _readings(result: _Result, outcome: _Outcome) -> dict[str, Reading]:
     return found
 
 
-def _of_what_did_not_run(now: _Now) -> dict[str, Reading]:
+def _of_what_did_not_run(now: narrow.Now) -> dict[str, Reading]:
     if now.resources is not None:
         return now.resources.readings()
     if now.peak_bytes is None:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from perflab.history.command import read_history
-from perflab.history.contents import Contents, contents_of
+from perflab.history.contents import Contents
+from perflab.history.telling import contents_of
 
 ENVIRONMENT = {
     "device": "cpu",

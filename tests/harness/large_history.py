@@ -85,7 +85,7 @@ def write(folder: Path, runs: int, cases: int) -> None:
 def judge(folder: Path) -> dict[str, float]:
     """Load and judge a folder in this process: seconds of both, and bytes of memory at the peak."""
     from perflab.history.command import read_history
-    from perflab.history.contents import contents_of
+    from perflab.history.telling import contents_of
 
     begun, begun_cpu = time.perf_counter(), time.process_time()
     history = read_history(str(folder), None, git=False, quantity=None)

@@ -9,8 +9,9 @@ from perflab.errors import UsageError
 from perflab.git import top_of
 from perflab.history.bisect.run import LATENCY, Answer, Range, bisect
 from perflab.history.bisect.trials import Bench
-from perflab.history.contents import ACCEPTED, ALARM, POSSIBLE, Contents, EventRow, contents_of
+from perflab.history.contents import ACCEPTED, ALARM, POSSIBLE, Contents, EventRow
 from perflab.history.series import History
+from perflab.history.telling import contents_of
 from perflab.report.lines import short_name
 from perflab.units import format_names
 

@@ -73,7 +73,11 @@ class Bench:
             UntestableError: the case does not run at one of them.
         """
         with self._checked_out(head) as tree:
-            options = [f"--perf-against={base}", f"--perf-against-threshold={100 * threshold:.3g}%", "--perf-evidence=off"]
+            options = [
+                f"--perf-against={base}",
+                f"--perf-against-threshold={100 * threshold:.3g}%",
+                "--perf-evidence=off",
+            ]
             raw = self._session(tree, options)
         try:
             document = msgspec.json.decode(raw, type=Document)
