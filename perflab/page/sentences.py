@@ -34,7 +34,8 @@ def _looked_at(case: Case) -> list[str]:
     if times is not None and times.fresh_ns:
         told.append(f"measured again {format_count(len(times.fresh_ns), 'time')} in fresh processes")
     if times is not None and times.set_aside_ns:
-        told.append(f"{len(times.set_aside_ns)} more were disturbed, and set aside")
+        many = len(times.set_aside_ns)
+        told.append(f"{many} disturbed {'ones were' if many > 1 else 'one was'} set aside")
     for paired in (case.paired, case.paired_to_anchor):
         if paired is not None:
             pairs = [*paired.screen, *paired.confirm]
