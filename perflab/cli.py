@@ -15,6 +15,7 @@ from perflab.attention.command import attention_command
 from perflab.doctor.checkup import checkup
 from perflab.documents import PASSED, merge, read_document, write_document
 from perflab.errors import PerflabError, UsageError
+from perflab.history.command import history_command
 from perflab.profiles.nsys.command import nsys_command
 from perflab.report.command import compare_command, report_command
 from perflab.report.escaping import for_reading, lines_of, one_line
@@ -119,6 +120,7 @@ COMMANDS: dict[str, Callable[[argparse.ArgumentParser], Run]] = {
     "compare": compare_command,
     "doctor": doctor_command,
     **{name: command for one in tiers() for name, command in one.commands().items()},
+    "history": history_command,
     "memory": memory_command,
     "merge": merge_command,
     "nsys": nsys_command,

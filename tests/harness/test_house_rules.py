@@ -66,6 +66,10 @@ _COMPARED = (
 _PYTEST = "pytest _pytest pluggy msgspec filelock xdist pytest_benchmark syrupy"
 
 
+_STATISTICS_FILES = ("change_points", "noise", "steps", "thresholds")
+_STATISTICS = " ".join(f"history.{file}" for file in _STATISTICS_FILES)
+
+
 def tier_rooms(tier: str, own: str, others: str = "") -> dict[str, Room]:
     """The rooms that each tier has. ``own``: what else it is made of; ``others``: rooms of other tiers it needs."""
     mine = " ".join(f"{tier}.{room}" for room in ("records", "settings", "judge", "store", "report", *own.split()))
@@ -182,10 +186,15 @@ ROOMS = {
         packages=_PYTEST,
         torch=When.CALLED,
     ),
+    "history": Room(
+        below=f"perflab {_GROUND} measure.records store report page plugin.session compared.sides {_STATISTICS}",
+        packages="msgspec markupsafe",
+    ),
+    **{f"history.{file}": Room(below=f"history {_STATISTICS}", packages="numpy") for file in _STATISTICS_FILES},
     # The top.
     "doctor": Room(below=f"{_GROUND} measure {_PLUGIN} {_MEASURED} {_COMPARED}", packages="msgspec"),
     "cli": Room(
-        below=f"{_GROUND} attention doctor snapshots store report profiles.nsys",
+        below=f"{_GROUND} attention doctor history snapshots store report profiles.nsys",
         packages="msgspec",
     ),
     "__main__": Room(below="cli"),
@@ -209,6 +218,7 @@ NAMES_TIERS = {
     "plugin.fixtures": "every run declares all fixtures, and loads no tier for it",
     "plugin.case": "perf.compare, which takes two callables and no second version",
     "doctor": "it tries the gate of measured and compared cases",
+    "history": "a bisection runs commits in the worktrees of a comparison",
 }
 """Common rooms that import a tier by its name, and why; others ask ``tiers``."""
 TIERS_AS_TEXT = {
@@ -519,6 +529,7 @@ def test_loading_the_plugin_loads_nothing_heavy() -> None:
 def test_no_module_of_a_room_that_loads_torch_late_loads_anything_heavy_when_imported() -> None:
     modules = [module_of(file) for file in FILES]
     late = [module for module in modules if ROOMS[room_of(module)].torch < When.IMPORTED]
+    late = [module for module in late if "numpy" not in ROOMS[room_of(module)].packages.split()]
     assert loaded_after(f"import {', '.join(late)}") == []
 
 

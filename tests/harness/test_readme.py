@@ -20,7 +20,7 @@ def test_it_is_installed_from_the_repository_as_long_as_no_index_has_it() -> Non
     named = [
         re.findall(r"(\S*perflab\[[^]]*\])(.*)", text) for text in (readme.split("## In your project")[1], *workflows)
     ]
-    assert len(named) == 4
+    assert len(named) == 5
     for found in named:
         assert found
         for name, rest in found:

@@ -21,11 +21,9 @@ def read_workflow(path: Path) -> dict[str, Any]:
     return found
 
 
-def job_of(workflow: dict[str, Any]) -> dict[str, Any]:
-    """The one job that each of them has."""
-    (job,) = workflow["jobs"].values()
-    found: dict[str, Any] = job
-    return found
+def jobs_of(workflow: dict[str, Any]) -> list[dict[str, Any]]:
+    """Its jobs: mostly one."""
+    return list(workflow["jobs"].values())
 
 
 def commands_of(step: dict[str, Any]) -> list[str]:
@@ -58,10 +56,12 @@ class Runner:
         """The words of each pip command."""
         return [shlex.split(line) for line in (self.folder / "pip.txt").read_text(encoding="utf-8").splitlines()]
 
-    def run(self, path: Path, **replaced: str) -> None:
-        """Run a workflow. ``replaced``: commands for steps, by name with ``_`` for what is no letter."""
+    def run(self, path: Path, job: int = 0, **replaced: str) -> None:
+        """Run a workflow's job. ``replaced``: commands for steps, by name with ``_`` for what is no letter."""
         workflow, bin_folder = read_workflow(path), self._tools()
-        own = {"REASON": "as it is meant", "BASE": "origin/main", "GITHUB_RUN_ID": "1"}
+        own = {"REASON": "as it is meant", "BASE": "origin/main", "GITHUB_RUN_ID": "1", "NUMBER": "7"}
+        own["RESULTS"] = str(self.folder / "results.json")
+        own |= {"GITHUB_REPOSITORY": "owner/project", "GITHUB_SHA": "0" * 40}
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("PERF", "PYTEST_"))},
             **{name: str(value) for name, value in workflow["env"].items()},
@@ -71,7 +71,7 @@ class Runner:
             "GITHUB_PATH": str(self.folder / "path.txt"),
             "GITHUB_STEP_SUMMARY": str(self.folder / "summary.md"),
         }
-        for step in job_of(workflow)["steps"]:
+        for step in jobs_of(workflow)[job]["steps"]:
             if "run" not in step or not self._is_due(step):
                 continue
             script = replaced.get(step["name"].replace(" ", "_"), step["run"])

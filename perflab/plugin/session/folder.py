@@ -17,7 +17,8 @@ _README = """\
 Made by perflab. `runs/` holds a journal of each measuring session, one finished case a line, kept so that an
 interrupted run loses nothing; `times/` holds the times of this machine's last runs, which the next run is compared
 with where none are committed; `snapshots/` holds memory snapshots; `profiles/`
-holds one profiled call of each case, for Perfetto and for flame graphs. All of it may be deleted.
+holds one profiled call of each case, for Perfetto and for flame graphs; `bisect.json` is what the last
+`perflab history --bisect` has found so far. All of it may be deleted.
 Baselines live in the directory named by --perf-baselines, and belong into version control.
 """
 

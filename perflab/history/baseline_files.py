@@ -1,0 +1,199 @@
+"""What one version of a baseline file accepts of each case. Narrow: rows, replicates' details and anchors are skipped.
+
+Every schema that perflab has written is read, told by what is in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
+
+import msgspec
+
+from perflab.errors import DocumentError
+from perflab.history.narrow import UNIT_BYTES, UNIT_COUNT, UNIT_NS, Resources
+from perflab.history.results_files import basis_text, prediction_text
+from perflab.history.series import INEXACT_COUNTS, Place, Reading, exact_place, places_of
+from perflab.records import Environment, ExactEnvironment
+
+_REAL_UNITS = dict.fromkeys(("asked", "allocated", "reserved", "to_device", "to_host"), UNIT_BYTES)
+"""Of what a dry run counts."""
+
+
+class _Narrow(msgspec.Struct, gc=False):
+    """Reads some of an object's fields, whatever others it has."""
+
+
+class _Accepted(_Narrow):
+    date: str
+    reason: str | None = None
+
+
+class _Memory(_Narrow):
+    peak_bytes: int
+
+
+class _Replicate(_Narrow):
+    median_ns: float
+    memory: _Memory | None = None
+    counts: dict[str, int] = {}
+
+
+class _Times(_Narrow):
+    environment: str
+    recorded: str
+    replicates: list[_Replicate] = []
+    accepted: list[_Accepted] = []
+
+
+class _Needs(_Narrow):
+    recorded: str
+    peak_bytes: list[int] = []
+    counts: dict[str, int] = {}
+    accepted: list[_Accepted] = []
+
+
+class _Exact(_Narrow):
+    needs: dict[str, _Needs]
+
+
+class _Predicted(_Narrow):
+    torch: str
+    recorded: str
+    peak_bytes: int
+    costs: list[tuple[str, str, str, int, int, int]] = []
+    saved_bytes: int = 0
+    real: dict[str, int] = {}
+    reason: str | None = None
+
+
+class _Save(_Narrow):
+    recorded: str
+    triton: str = ""
+    reason: str | None = None
+
+
+class _OldKernel(_Narrow):
+    """Of schema 1: each said for itself when it was saved."""
+
+    recorded: str
+    resources: Resources
+    triton: str = ""
+    reason: str | None = None
+
+
+class _Kernel(Resources):
+    save: str = ""
+
+
+class _File(_Narrow):
+    schema: int
+    cases: dict[str, msgspec.Raw]
+    environments: msgspec.Raw = msgspec.Raw(b"{}")
+    gpu: str | None = None
+    registration: str | None = None
+    saves: dict[str, _Save] = {}
+
+
+@dataclass(frozen=True)
+class Level:
+    """What was accepted of a case, in one environment."""
+
+    case: str
+    """Its name within the file."""
+    variant: str
+    places: tuple[Place, Place]
+    recorded: str
+    reason: str | None
+    readings: dict[str, Reading]
+
+
+def levels_in(raw: bytes) -> tuple[str | None, list[Level]]:
+    """The registration whose kernels a file holds, None of cases of tests; and what it accepts.
+
+    Raises:
+        DocumentError: it is damaged, or none of ours.
+    """
+    try:
+        file = msgspec.json.decode(raw, type=_File)
+        return file.registration, list(_levels(file))
+    except (msgspec.DecodeError, KeyError) as error:
+        raise DocumentError(f"it is no baseline file: {error}", "see git log") from error
+
+
+def _levels(file: _File) -> Iterator[Level]:
+    if file.gpu is not None:
+        yield from _predicted(file, file.gpu)
+    elif file.registration is not None:
+        yield from _kernels(file)
+    elif any(b'"needs"' in bytes(raw) for raw in file.cases.values()):
+        yield from _exact(file)
+    else:
+        yield from _times(file)
+
+
+def _times(file: _File) -> Iterator[Level]:
+    environments = msgspec.json.decode(file.environments, type=dict[str, Environment])
+    places = {name: places_of(one, "") for name, one in environments.items()}
+    for name, raw in file.cases.items():
+        one = msgspec.json.decode(raw, type=_Times)
+        if not one.replicates:
+            continue
+        readings = {"latency": Reading(median(each.median_ns for each in one.replicates), UNIT_NS, False)}
+        peaks = [each.memory.peak_bytes for each in one.replicates if each.memory is not None]
+        if peaks:
+            readings["peak"] = Reading(max(peaks), UNIT_BYTES, True)
+        readings.update(_counts(one.replicates[0].counts))
+        yield Level(name, "", places[one.environment], one.recorded, _reason(one.accepted, one.recorded), readings)
+
+
+def _exact(file: _File) -> Iterator[Level]:
+    environments = msgspec.json.decode(file.environments, type=dict[str, ExactEnvironment])
+    places = {name: exact_place(one) for name, one in environments.items()}
+    for name, raw in file.cases.items():
+        for key, one in msgspec.json.decode(raw, type=_Exact).needs.items():
+            readings = _counts(one.counts)
+            if one.peak_bytes:
+                readings["peak"] = Reading(max(one.peak_bytes), UNIT_BYTES, True)
+            where = (places[key], places[key])
+            yield Level(name, "", where, one.recorded, _reason(one.accepted, one.recorded), readings)
+
+
+def _predicted(file: _File, gpu: str) -> Iterator[Level]:
+    for name, raw in file.cases.items():
+        one = msgspec.json.decode(raw, type=_Predicted)
+        readings = {
+            "peak": Reading(one.peak_bytes, UNIT_BYTES, True),
+            "saved": Reading(one.saved_bytes, UNIT_BYTES, True),
+            "operators": Reading(sum(cost[3] for cost in one.costs), UNIT_COUNT, True),
+            "flops": Reading(sum(cost[4] for cost in one.costs), UNIT_COUNT, True),
+            "bytes": Reading(sum(cost[5] for cost in one.costs), UNIT_BYTES, True),
+            **{
+                quantity: Reading(value, _REAL_UNITS.get(quantity, UNIT_COUNT), True)
+                for quantity, value in one.real.items()
+            },
+        }
+        where = places_of(None, prediction_text(gpu, one.torch))
+        yield Level(name, gpu, where, one.recorded, one.reason, readings)
+
+
+def _kernels(file: _File) -> Iterator[Level]:
+    for name, raw in file.cases.items():
+        if file.schema == 1:
+            old = msgspec.json.decode(raw, type=_OldKernel)
+            save, resources = _Save(old.recorded, old.triton, old.reason), old.resources
+        else:
+            kernel = msgspec.json.decode(raw, type=_Kernel)
+            save, resources = file.saves[kernel.save], kernel
+        where = places_of(None, basis_text({"triton": save.triton}))
+        yield Level(name, "", where, save.recorded, save.reason, resources.readings())
+
+
+def _counts(counts: dict[str, int]) -> dict[str, Reading]:
+    return {name: Reading(value, UNIT_COUNT, name not in INEXACT_COUNTS) for name, value in counts.items()}
+
+
+def _reason(accepted: list[_Accepted], recorded: str) -> str | None:
+    """Why the level was accepted: the latest change, if it is of this very save."""
+    return accepted[-1].reason if accepted and accepted[-1].date == recorded else None

@@ -1,0 +1,118 @@
+"""The history that git holds of accepted baselines: every version of their files, commit by commit.
+
+A point is a level that was accepted: when, in which commit, and why. A commit that saves nothing anew adds none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import unquote
+
+from perflab.errors import DocumentError, UsageError
+from perflab.git import run_git, top_of
+from perflab.history.baseline_files import Level, levels_in
+from perflab.history.git_objects import objects_of
+from perflab.history.series import History, LeftOut, Run
+from perflab.store.case_files import paths_of
+
+_GONE = "0" * 40
+
+
+class _Version(NamedTuple):
+    """A file as a commit left it."""
+
+    path: str
+    content: str
+    """Name of the object; zeros where the commit deleted the file."""
+
+
+class _Touching(NamedTuple):
+    """A commit that changed baselines."""
+
+    commit: str
+    date: str
+    subject: str
+    versions: list[_Version]
+
+
+def read_log(directory: Path) -> History:
+    """What was accepted in a directory of baselines, from its repository's log; merges count as one commit.
+
+    Raises:
+        UsageError: it lies in no repository, or no commit has it.
+        RivalError: git failed.
+    """
+    top = top_of(directory if directory.is_dir() else Path())
+    if top is None:
+        raise UsageError(f"{directory} lies in no git repository", "name the directory of committed baselines")
+    place = directory.resolve().relative_to(top.resolve()).as_posix() if directory.is_dir() else str(directory)
+    history = History(f"the log of {place}/")
+    history.are_accepted = True
+    seen: dict[tuple[str, str, str, str], str] = {}
+    names: dict[str, str] = {}
+    with objects_of(top) as objects:
+        for touching in _touching(top, place):
+            run: int | None = None
+            for version in touching.versions:
+                if version.content == _GONE:
+                    continue
+                content = objects.read(version.content)
+                try:
+                    if content is None:
+                        raise DocumentError("git does not have it", "git fetch --unshallow")
+                    registration, levels = levels_in(content)
+                except DocumentError as error:
+                    history.left_out.append(LeftOut(f"{touching.commit[:7]}:{version.path}", error.problem))
+                    continue
+                if registration is None and version.path not in names:
+                    names[version.path] = _test_file(version.path, top)
+                module = registration or names[version.path]
+                for level in levels:
+                    if _is_known(seen, module, level):
+                        continue
+                    if run is None:
+                        created = datetime.fromisoformat(touching.date)
+                        run = history.begin(Run(created, touching.commit, touching.subject))
+                    places = history.place(level.places[0]), history.place(level.places[1])
+                    said = f"accepted: {level.reason}" if level.reason else "accepted"
+                    history.add(run, f"{module}::{level.case}", level.variant, places, said, level.readings)
+    if not history.runs:
+        problem = f": {history.left_out[0].problem}" if history.left_out else ""
+        raise UsageError(
+            f"no commit has baselines in {place}/{problem}", "save and commit some: pytest -m perf --perf-update"
+        )
+    return history
+
+
+def _is_known(seen: dict[tuple[str, str, str, str], str], module: str, level: Level) -> bool:
+    """Whether an earlier commit had this very level; else it is noted."""
+    key = (module, level.case, level.variant, level.places[0].text)
+    said = f"{level.recorded} {[(name, one.value) for name, one in sorted(level.readings.items())]}"
+    if seen.get(key) == said:
+        return True
+    seen[key] = said
+    return False
+
+
+def _touching(top: Path, place: str) -> Iterator[_Touching]:
+    """The commits that changed JSON files there, oldest first, as the current branch had them one after another."""
+    form = "--format=%x01%H%x00%cI%x00%s"
+    follow = ["--first-parent", "--diff-merges=first-parent", "--no-renames", "--reverse"]
+    log = run_git(top, "log", *follow, form, "--raw", "--no-abbrev", "-z", "--", f":(top,literal){place}")
+    for block in log.split("\x01")[1:]:
+        commit, date, rest = block.split("\0", 2)
+        subject, *fields = rest.split("\0")
+        words = [field.strip("\n") for field in fields if field.strip("\n")]
+        pairs = list(zip(words[::2], words[1::2], strict=False))
+        versions = [_Version(path, head.split()[3]) for head, path in pairs if path.endswith(".json")]
+        yield _Touching(commit, date, subject.strip("\n"), versions)
+
+
+def _test_file(path: str, top: Path) -> str:
+    """The test file that a baseline file belongs to, as node ids name it."""
+    module = path.rpartition("/")[2].removesuffix(".json")
+    there = paths_of(module, top)
+    return there[0] if len(there) == 1 else unquote(module).replace(".", "/") + ".py"

@@ -1,0 +1,87 @@
+"""What a bisection is asked for: the case by a part of its name, the range by an event of its history."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from perflab.errors import UsageError
+from perflab.git import top_of
+from perflab.history.bisect.run import LATENCY, Answer, Range, bisect
+from perflab.history.bisect.trials import Bench
+from perflab.history.contents import ACCEPTED, ALARM, POSSIBLE, Contents, EventRow
+from perflab.history.series import History
+from perflab.history.telling import contents_of
+from perflab.report.lines import short_name
+from perflab.units import format_names
+
+
+def ask(
+    case: str,
+    source: Callable[[], History],
+    ends: tuple[str | None, str | None],
+    quantity: str | None,
+    *,
+    build: Sequence[str],
+    options: Sequence[str],
+    told: Callable[[str], None],
+) -> Answer:
+    """Bisect the range that the ends name, or else that of the case's newest event.
+
+    Args:
+        case: a node id; with a source, a part of one.
+        source: reads the history; only asked where an end is missing.
+        ends: the good and the bad commit, as far as they are named.
+        quantity: what stepped; None: what the event says, or else the time.
+        build: run in each worktree first.
+        options: what else pytest is given.
+        told: told of progress.
+
+    Raises:
+        UsageError: nothing to bisect is named.
+    """
+    root = Path().resolve()
+    if top_of(root) is None:
+        raise UsageError("--bisect: this is no git repository", "go to the project's folder")
+    good, bad = ends
+    if good is not None and bad is not None:
+        bench = Bench(root, case, "", options, build, told)
+        return bisect(bench, Range(good, bad, quantity or LATENCY), told)
+    contents = contents_of(source(), root)
+    name, variant = _case(contents, case)
+    event, found = _event(contents, name, variant, quantity)
+    if event.good is None or event.bad is None:
+        raise UsageError(f"event {event.number} lies between runs that name no commits", "name --good and --bad")
+    row = contents.series[found]
+    member = next(one for one in event.members if one.series == found)
+    told(f"event {event.number}: {row.quantity} of {name}{variant}")
+    bench = Bench(root, name, variant, options, build, told)
+    return bisect(bench, Range(good or event.good, bad or event.bad, row.quantity, member.ratio), told)
+
+
+def _case(contents: Contents, text: str) -> tuple[str, str]:
+    found = list(dict.fromkeys((row.case, row.variant) for row in contents.series if text in row.case + row.variant))
+    exact = [one for one in found if text in (one[0], "".join(one))]
+    if len(exact) == 1:
+        return exact[0]
+    if len(found) != 1:
+        many = format_names([short_name(one[0]) + one[1] for one in found]) or "none"
+        raise UsageError(f"--bisect={text}: its history has {len(found)} such cases ({many})", "name one of them")
+    return found[0]
+
+
+def _event(contents: Contents, case: str, variant: str, quantity: str | None) -> tuple[EventRow, int]:
+    """The newest event of the case, and its series in it: alarms before what is only possible, times before counts."""
+    ranked: list[tuple[tuple[bool, int, bool], EventRow, int]] = []
+    for event in contents.events:
+        for one in event.members:
+            row = contents.series[one.series]
+            is_asked = (row.case, row.variant) == (case, variant) and quantity in (None, row.quantity)
+            can_be_tried = row.exact or row.quantity == LATENCY
+            if is_asked and can_be_tried and event.kind in (ALARM, ACCEPTED, POSSIBLE):
+                rank = (event.kind != POSSIBLE, event.first_new, not row.exact)
+                ranked.append((rank, event, one.series))
+    if not ranked:
+        raise UsageError(f"{case}{variant} has no event in this history", "name a range: --good=COMMIT --bad=COMMIT")
+    _, event, series = max(ranked, key=lambda one: one[0])
+    return event, series

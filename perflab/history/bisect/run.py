@@ -1,0 +1,228 @@
+"""A bisection from its range to its answer: compares the ends, then tries commits by halves, and keeps what it found.
+
+An exact quantity decides by its value. A time is compared in turns with the good commit, and the threshold lies half
+of the step away from it; where that comparison cannot tell, the bisection stops, since a guess would name a commit that
+may have done nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from perflab.data import changed
+from perflab.errors import UsageError
+from perflab.git import ask_git, commit_named, run_git
+from perflab.history.bisect.search import Side, Standing, standing, steps_left
+from perflab.history.bisect.state import SCHEMA, State, Trial, keep, resumed
+from perflab.history.bisect.trials import Bench, UntestableError
+from perflab.records import Change, Judgement, Verdict
+from perflab.units import format_change, format_count, format_interval
+
+LATENCY = "latency"
+THRESHOLD = 0.02
+"""By which the ends must differ, where no event says how large the step is: as for --perf-against."""
+_LEAST_THRESHOLD = 0.003
+_SHORT = 7
+
+
+@dataclass(frozen=True)
+class Range:
+    """What is searched, and for what."""
+
+    good: str
+    bad: str
+    quantity: str
+    ratio: float | None = None
+    """The step that an event says; None: nobody knows yet."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a bisection came to."""
+
+    lines: list[str]
+    is_found: bool
+
+
+class _UnclearError(Exception):
+    """The step is inside of the noise; the text is the evidence."""
+
+
+def bisect(bench: Bench, searched: Range, told: Callable[[str], None]) -> Answer:
+    """Find the commit.
+
+    Args:
+        bench: where the case runs.
+        searched: the range.
+        told: told of every commit that is tried.
+
+    Raises:
+        UsageError: the range is none.
+        StateError: an interrupted bisection's file is damaged.
+    """
+    good, bad = _commit(bench.root, searched.good), _commit(bench.root, searched.bad)
+    commits = _path(bench.root, good, bad)
+    options = " ".join([*bench.options, *bench.build])
+    name = bench.case + bench.variant
+    begun = State(schema=SCHEMA, case=name, quantity=searched.quantity, good=good, bad=bad, options=options)
+    state = resumed(begun, bench.root)
+    if state.trials:
+        told(f"resumed: {format_count(len(state.trials), 'commit')} of this range had been tried")
+    try:
+        if not state.ends:
+            told(f"comparing the ends: {good[:_SHORT]} and {bad[:_SHORT]}")
+            state = _with_ends(bench, state, searched.ratio)
+            keep(state, bench.root)
+        while (where := _standing(commits, state)).next is not None:
+            told(f"trying {_named(bench.root, where.next)}, about {steps_left(len(where.suspects))} to go")
+            trial = _tried(bench, state, where.next)
+            told(f"  {trial.side}: {trial.said}")
+            state = changed(state, trials=[*state.trials, trial])
+            keep(state, bench.root)
+    except _UnclearError as problem:
+        return Answer([*_told(bench.root, commits, state), str(problem)], is_found=False)
+    return _answer(bench.root, commits, state)
+
+
+def _with_ends(bench: Bench, state: State, expected: float | None) -> State:
+    """The state with what the ends of the range show.
+
+    Raises:
+        _UnclearError: they do not differ beyond the noise.
+    """
+    try:
+        if state.quantity != LATENCY:
+            old, new = bench.value(state.good, state.quantity), bench.value(state.bad, state.quantity)
+            if old == new:
+                raise _UnclearError(f"stopped: {state.quantity} is {old:.15g} at both ends of the range")
+            return changed(state, old=old, new=new, ends=f"{state.quantity} {old:.15g} -> {new:.15g}")
+        threshold = THRESHOLD if expected is None else min(THRESHOLD, _half(expected))
+        judgement, change = bench.compare(state.bad, state.good, threshold)
+    except UntestableError as problem:
+        raise UsageError(
+            f"an end of the range cannot be tried: {problem}", "name other ends: --good=COMMIT --bad=COMMIT"
+        ) from None
+    if not _is_slower(judgement) and not change.is_faster:
+        raise _UnclearError(
+            f"stopped: the step is inside the noise: between the ends of the range this machine finds {_said(change)}"
+        )
+    return changed(state, ratio=change.ratio, ends=f"latency {_said(change)}")
+
+
+def _tried(bench: Bench, state: State, commit: str) -> Trial:
+    """What a commit shows.
+
+    Raises:
+        _UnclearError: the comparison cannot tell.
+    """
+    try:
+        if state.quantity != LATENCY:
+            return _by_value(bench, state, commit)
+        return _by_turns(bench, state, commit)
+    except UntestableError as problem:
+        return Trial(commit=commit, side="skipped", said=str(problem))
+
+
+def _by_value(bench: Bench, state: State, commit: str) -> Trial:
+    assert state.old is not None
+    assert state.new is not None
+    value = bench.value(commit, state.quantity)
+    side: Side = "bad" if abs(value - state.new) < abs(value - state.old) else "good"
+    return Trial(commit=commit, side=side, said=f"{state.quantity} {value:.15g}")
+
+
+def _by_turns(bench: Bench, state: State, commit: str) -> Trial:
+    assert state.ratio is not None
+    is_slowdown = state.ratio > 1.0
+    # What is judged is whether the head is slower: of a step for the better, the old side is the head.
+    head, base = (commit, state.good) if is_slowdown else (state.good, commit)
+    judgement, change = bench.compare(head, base, _half(state.ratio))
+    said = _said(change) if is_slowdown else f"{state.good[:_SHORT]} is {_said(change)} against it"
+    if _is_slower(judgement):
+        return Trial(commit=commit, side="bad", said=said)
+    if _is_unclear(judgement, change, max(state.ratio, 1.0 / state.ratio)):
+        raise _UnclearError(f"stopped at {commit[:_SHORT]}: inside the noise, {said}")
+    return Trial(commit=commit, side="good", said=said)
+
+
+def _is_slower(judgement: Judgement) -> bool:
+    return LATENCY in judgement.worse
+
+
+def _is_unclear(judgement: Judgement, change: Change, step: float) -> bool:
+    """Whether the whole step could still be hidden in what was found."""
+    if change.high is not None and change.high < step:
+        return False
+    return judgement.verdict is Verdict.INCONCLUSIVE or change.ratio >= math.sqrt(step)
+
+
+def _half(ratio: float) -> float:
+    """The threshold in the middle of a step, as a share."""
+    return max(_LEAST_THRESHOLD, math.exp(abs(math.log(ratio)) / 2.0) - 1.0)
+
+
+def _said(change: Change) -> str:
+    if change.low is None or change.high is None:
+        return format_change(change.ratio)
+    return f"{format_change(change.ratio)} ({format_interval(change.low, change.high)})"
+
+
+# --- the range ----------------------------------------------------------------------------------------------
+
+
+def _commit(root: Path, name: str) -> str:
+    found = commit_named(root, name.partition("+")[0])
+    if found is None:
+        raise UsageError(f"{name} is no commit of this repository", "fetch it, or name another: --good and --bad")
+    return found
+
+
+def _path(root: Path, good: str, bad: str) -> list[str]:
+    """The commits after ``good`` up to ``bad``, oldest first; a merge stands for what it merged."""
+    if ask_git(root, "merge-base", "--is-ancestor", good, bad) is None:
+        raise UsageError(
+            f"{good[:_SHORT]} is no ancestor of {bad[:_SHORT]}", "name ends of which the good one came before the other"
+        )
+    commits = run_git(root, "rev-list", "--reverse", "--first-parent", "--ancestry-path", f"{good}..{bad}").split()
+    if not commits or commits[-1] != bad:
+        raise UsageError(f"no commit lies between {good[:_SHORT]} and {bad[:_SHORT]}", "name a wider range")
+    return commits
+
+
+def _standing(commits: Sequence[str], state: State) -> Standing:
+    return standing(commits, {trial.commit: trial.side for trial in state.trials})
+
+
+def _answer(root: Path, commits: Sequence[str], state: State) -> Answer:
+    suspects = _standing(commits, state).suspects
+    lines = _told(root, commits, state)
+    if len(suspects) == 1:
+        merges = ask_git(root, "rev-list", "--parents", "--max-count=1", suspects[0]) or ""
+        lines.append(f"{_named(root, suspects[0])}: this commit brought the step")
+        if len(merges.split()) > 2:
+            short = suspects[0][:_SHORT]
+            lines.append(f"  it is a merge; to go on: --good=$(git merge-base {short}^ {short}^2) --bad={short}^2")
+        return Answer(lines, is_found=True)
+    lines.append(f"one of these {len(suspects)} commits brought the step; those before the last could not be tried:")
+    lines += [f"  {_named(root, commit)}" for commit in suspects]
+    return Answer(lines, is_found=False)
+
+
+def _told(root: Path, commits: Sequence[str], state: State) -> list[str]:
+    """What was asked, and the evidence so far, oldest commit first."""
+    head = f"{state.quantity} of {state.case}: {state.good[:_SHORT]}..{state.bad[:_SHORT]}"
+    lines = [f"{head} ({format_count(len(commits), 'commit')}){': ' if state.ends else ''}{state.ends}"]
+    by_commit = {trial.commit: trial for trial in state.trials}
+    for commit in commits:
+        if commit in by_commit:
+            trial = by_commit[commit]
+            lines.append(f"  {trial.side:<8}{_named(root, commit)}: {trial.said}")
+    return lines
+
+
+def _named(root: Path, commit: str) -> str:
+    subject = ask_git(root, "log", "--max-count=1", "--format=%s", commit)
+    return f"{commit[:_SHORT]} {subject}" if subject else commit[:_SHORT]

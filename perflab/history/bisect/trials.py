@@ -1,0 +1,153 @@
+"""Runs a case at commits of a project: one commit alone for an exact quantity, two in turns for a time.
+
+Each commit is checked out into a cached worktree, and the session's pytest runs there. What a session of pytest says is
+read from its results file.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from perflab.compared.sides.checkout import other_side
+from perflab.compared.sides.imports import import_path
+from perflab.errors import DocumentError, RivalError
+from perflab.git import top_of
+from perflab.history.results_files import in_a_line, readings_of
+from perflab.records import Change, Judgement, Verdict
+from perflab.results import Document
+
+_PATIENCE_S = 3600.0
+"""A session that takes longer hangs."""
+
+
+class UntestableError(Exception):
+    """A commit at which the case cannot be run; the text says why."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where and how a case is run."""
+
+    root: Path
+    """The project's folder, in its repository."""
+    case: str
+    """Node id."""
+    variant: str
+    """Its mode's suffix, or the GPU of a prediction; mostly empty."""
+    options: Sequence[str]
+    """What else pytest is given."""
+    build: Sequence[str]
+    """A command that is run in each worktree first; empty: none."""
+    told: Callable[[str], None]
+    """Told what is waited for."""
+
+    def value(self, commit: str, quantity: str) -> float:
+        """An exact quantity of the case at a commit.
+
+        Raises:
+            UntestableError: the case does not run there, or has no such quantity.
+        """
+        with self._checked_out(commit) as tree:
+            raw = self._session(tree, ["--perf-check=off"])
+        try:
+            found = readings_of(raw, self.case, self.variant)
+        except DocumentError as error:
+            raise UntestableError(error.problem) from None
+        if quantity not in found:
+            raise UntestableError(f"the case has no {quantity} there")
+        return found[quantity].value
+
+    def compare(self, head: str, base: str, threshold: float) -> tuple[Judgement, Change]:
+        """Two commits in turns: the judgement on the case at ``head``, and how its time compares with ``base``.
+
+        Raises:
+            UntestableError: the case does not run at one of them.
+        """
+        with self._checked_out(head) as tree:
+            options = [
+                f"--perf-against={base}",
+                f"--perf-against-threshold={100 * threshold:.3g}%",
+                "--perf-evidence=off",
+            ]
+            raw = self._session(tree, options)
+        try:
+            document = msgspec.json.decode(raw, type=Document)
+        except msgspec.DecodeError as error:
+            raise UntestableError(f"another perflab ran there: {error}") from None
+        results = [one for one in document.results if (one.case, one.mode.suffix.strip()) == (self.case, self.variant)]
+        if not results:
+            raise UntestableError("the case is not there")
+        judgement = results[-1].judgement
+        unusable = (Verdict.NEW, Verdict.FAILED, Verdict.SKIPPED, Verdict.INCOMPARABLE, Verdict.OOM)
+        if judgement.latency is None or judgement.verdict in unusable:
+            reason = next(iter(judgement.reasons), f"it was {judgement.verdict}")
+            raise UntestableError(in_a_line(results[-1].failure) or reason)
+        return judgement, judgement.latency
+
+    @contextmanager
+    def _checked_out(self, commit: str) -> Iterator[Path]:
+        try:
+            with other_side(commit, self.root, [], self.told) as tree:
+                if self.build:
+                    self._build(tree.root)
+                yield tree.root
+        except RivalError as error:
+            raise UntestableError(error.problem) from None
+
+    def _build(self, tree: Path) -> None:
+        done = subprocess.run(self.build, cwd=tree, capture_output=True, text=True, check=False, errors="replace")
+        if done.returncode:
+            raise UntestableError(f"it cannot be built: {_last_line(done.stderr or done.stdout)}")
+
+    def _session(self, tree: Path, options: Sequence[str]) -> bytes:
+        """The results file of one session in a worktree."""
+        with tempfile.TemporaryDirectory(prefix="perflab-bisect-") as folder:
+            results = Path(folder) / "results.json"
+            command = [sys.executable, "-m", "pytest", "-m", "perf", self.case, f"--perf-json={results}"]
+            try:
+                done = subprocess.run(
+                    [*command, *options, *self.options],
+                    cwd=tree,
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(self._path(tree))},
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    text=True,
+                    errors="replace",
+                    timeout=_PATIENCE_S,
+                    check=False,
+                )
+            except subprocess.TimeoutExpired:
+                raise UntestableError(f"pytest took more than {_PATIENCE_S:.0f} s") from None
+            try:
+                return results.read_bytes()
+            except OSError:
+                pass
+        raise UntestableError(_why(done.stdout, done.stderr) or f"pytest ended with {done.returncode}")
+
+    def _path(self, tree: Path) -> list[str]:
+        """The import path that the worktree's own code is found on, also of what is installed from the project."""
+        top = top_of(self.root)
+        here = top.resolve() if top is not None else self.root
+        worktree = tree if here == self.root else Path(str(tree)[: -len(str(self.root.relative_to(here))) - 1])
+        own = [str(path) for path in (tree / "src", worktree / "src") if path.is_dir()]
+        return list(dict.fromkeys([*own, *import_path(here, worktree)]))
+
+
+def _why(stdout: str, stderr: str) -> str:
+    """The line of what pytest said that says most."""
+    lines = [line.strip() for line in (stderr + "\n" + stdout).splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith(("ERROR", "E  ", "ImportError", "error:"))]
+    return (errors or lines or [""])[-1 if not errors else 0].removeprefix("E").strip()
+
+
+def _last_line(text: str) -> str:
+    return text.strip().rpartition("\n")[2]

@@ -1,0 +1,121 @@
+"""A series as SVG: its points, the levels between changes, and each change as the band that it lies in. Pure.
+
+The horizontal axis counts runs, so that all charts of a page have the same moment at the same place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from markupsafe import Markup
+
+from perflab.history.contents import Contents, SeriesRow
+from perflab.history.wording import short, value_text
+from perflab.page.svg import Scale, around, chart, element, rounded, ticks
+
+WIDTH, HEIGHT = 640, 150
+_LEFT, _RIGHT, _TOP, _BOTTOM = 74, 14, 18, 24
+_LEAST_HEIGHT = 0.06
+"""The axis spans this share of the values at least, so that noise does not look like a change."""
+_MOST_POINTS = 200
+"""With more, points are drawn as a line alone."""
+SPARK_WIDTH, SPARK_HEIGHT = 110, 20
+_SPARK_POINTS = 40
+
+
+def line_chart(row: SeriesRow, contents: Contents) -> Markup:
+    """The chart of one series."""
+    across = Scale(0, max(1, len(contents.runs) - 1), _LEFT, WIDTH - _RIGHT)
+    middle = (max(row.values) + min(row.values)) / 2
+    least = [middle * (1 + sign * _LEAST_HEIGHT / 2) for sign in (-1, 1)]
+    up = around([*row.values, *least], HEIGHT - _BOTTOM, _TOP, 0.06)
+    parts = [*_axes(row, contents, across, up), *_bands(row, contents, across)]
+    places = [(across(run), up(value)) for run, value in zip(row.runs, row.values, strict=True)]
+    parts.append(element("path", d=_path(places), class_="series"))
+    for level in row.levels if not row.exact else ():
+        start, end = across(row.runs[level.first]), across(row.runs[level.last])
+        parts.append(element("path", d=f"M{rounded(start)} {rounded(up(level.value))}H{rounded(end)}", class_="level"))
+    if len(places) <= _MOST_POINTS:
+        parts += [_point(row, contents, at, place) for at, place in enumerate(places)]
+    return chart(f"{row.quantity} of {row.name}", described(row, contents), WIDTH, HEIGHT, parts)
+
+
+def described(row: SeriesRow, contents: Contents) -> str:
+    """The chart in words: its levels, and from when to when they were."""
+    said = []
+    for level in row.levels:
+        first, last = contents.runs[row.runs[level.first]], contents.runs[row.runs[level.last]]
+        span = " to ".join(dict.fromkeys((first.created[:10], last.created[:10])))
+        said.append(f"{value_text(level.value, row.unit)} over {level.last - level.first + 1} points, {span}")
+    return "; ".join(said)
+
+
+def spark(row: SeriesRow) -> Markup:
+    """The same, small, for a row of a table."""
+    step = -(-len(row.values) // _SPARK_POINTS)
+    values = row.values[::step]
+    low, high = min(values), max(values)
+    room = max(high - low, 0.1 * high) or 1.0
+    middle = (low + high) / 2
+    up = Scale(middle - room / 2, middle + room / 2, SPARK_HEIGHT - 2, 2)
+    across = Scale(0, max(1, len(values) - 1), 2, SPARK_WIDTH - 2)
+    path = _path([(across(at), up(value)) for at, value in enumerate(values)])
+    title = element("title", f"{row.quantity} of {row.name}: {value_text(row.values[-1], row.unit)} at last")
+    drawn = [title, element("path", d=path, class_="series")]
+    return element("svg", drawn, viewBox=f"0 0 {SPARK_WIDTH} {SPARK_HEIGHT}", role="img", class_="spark")
+
+
+def _path(places: Sequence[tuple[float, float]]) -> str:
+    if len(places) == 1:
+        return f"M{rounded(places[0][0])} {rounded(places[0][1])}h0.1"
+    return "M" + "L".join(f"{rounded(x)} {rounded(y)}" for x, y in places)
+
+
+def _axes(row: SeriesRow, contents: Contents, across: Scale, up: Scale) -> list[Markup]:
+    marks = ticks(up.low, up.high, 4, row.unit)
+    grid = "".join(f"M{_LEFT} {rounded(up(value))}H{WIDTH - _RIGHT}" for value in marks)
+    parts = [element("path", d=grid, class_="grid")]
+    for value in marks:
+        text = value_text(value, row.unit)
+        parts.append(element("text", text, x=_LEFT - 8, y=rounded(up(value) + 4), class_="faint end"))
+    runs = contents.runs
+    for at, anchor in ((0, ""), (len(runs) - 1, " end")) if len(runs) > 1 else ((0, ""),):
+        x = rounded(across(at))
+        parts.append(element("text", runs[at].created[:10], x=x, y=HEIGHT - 6, class_=f"faint{anchor}"))
+    return parts
+
+
+def _bands(row: SeriesRow, contents: Contents, across: Scale) -> list[Markup]:
+    """Each change of the series: the runs that it lies among, with the event's number above them."""
+    parts = []
+    number_of = {
+        (one.at, one.before, one.after): (event.number, event.kind)
+        for event in contents.events
+        if event.number in row.events
+        for one in event.members
+        if contents.series[one.series] is row
+    }
+    for (_, before, after), (number, kind) in sorted(number_of.items()):
+        start, end = across(row.runs[before]), across(row.runs[after])
+        parts.append(
+            element(
+                "rect",
+                x=rounded(start),
+                y=_TOP,
+                width=rounded(max(end - start, 1.5)),
+                height=HEIGHT - _TOP - _BOTTOM,
+                class_=f"band {kind}",
+            )
+        )
+        x = rounded((start + end) / 2)
+        parts.append(element("text", f"event {number}", x=x, y=_TOP - 5, class_="faint middle"))
+    return parts
+
+
+def _point(row: SeriesRow, contents: Contents, at: int, place: tuple[float, float]) -> Markup:
+    run = contents.runs[row.runs[at]]
+    commit = f", {short(run.commit)}" if run.commit else ""
+    word = contents.words[row.words[at]]
+    said = f"{run.created[:16].replace('T', ' ')}{commit}: {value_text(row.values[at], row.unit)}"
+    tip = element("title", f"{said}, {word}" if word else said)
+    return element("circle", [tip], cx=rounded(place[0]), cy=rounded(place[1]), r=2.6, class_="dot")

@@ -1,0 +1,178 @@
+"""`perflab history`: its arguments, and which source and format they name."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import shutil
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from perflab.errors import UsageError
+from perflab.files import write_whole
+from perflab.git import top_of
+from perflab.history.baseline_log import read_log
+from perflab.history.folder import read_branch, read_folder
+from perflab.history.series import BY_PRODUCTS, History
+from perflab.report.escaping import one_line
+
+if TYPE_CHECKING:
+    from perflab.history.contents import Contents
+
+_RECENT = 10
+_JOURNALS = Path(".perflab/runs")
+_BASELINES = Path("baselines")
+
+
+def history_command(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
+    """Show how each case's numbers went over many runs, when they changed, and which commits lie there.
+
+    Reads a folder of results files, a folder on a branch, or with --git the log of the baselines. Without any of them
+    it reads the journals of the last runs here. An event is one change of level, whatever cases share it. Exits with
+    0; with --fail, with 1 if there is a recent alarm.
+    """
+    parser.add_argument(
+        "folder",
+        nargs="?",
+        metavar="DIR",
+        help="folder of results files, searched recursively (default: .perflab/runs); with --branch, a folder there; "
+        "with --git, the baselines",
+    )
+    parser.add_argument("--git", action="store_true", help="read every accepted baseline from git's log")
+    parser.add_argument("--branch", metavar="NAME", help="read the folder on this branch, without a checkout")
+    parser.add_argument("--case", metavar="SUBSTRING", help="show only cases whose name contains this")
+    parser.add_argument("--quantity", metavar="NAME", help="show only this quantity, such as latency or peak")
+    parser.add_argument("--since", metavar="DATE", help="leave out what is older, such as 2026-11-01")
+    parser.add_argument("--format", choices=("text", "json", "csv", "html"), default="text", help="(default: text)")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write to this file, and not to the terminal")
+    parser.add_argument("--fail", action="store_true", help="exit with 1 if an alarm for the worse is recent")
+    parser.add_argument(
+        "--recent",
+        type=int,
+        default=_RECENT,
+        metavar="N",
+        help=f"with --fail: how many of the last runs are recent (default: {_RECENT})",
+    )
+
+    parser.add_argument(
+        "--bisect", metavar="CASE", help="find the commit that changed this case, by comparing commits by halves"
+    )
+    parser.add_argument("--good", metavar="COMMIT", help="with --bisect: has the old level (default: the event's)")
+    parser.add_argument("--bad", metavar="COMMIT", help="with --bisect: has the new level (default: the event's)")
+    parser.add_argument("--build", metavar="COMMAND", help="with --bisect: run this in each commit's worktree first")
+    parser.add_argument("--pytest", metavar="OPTIONS", default="", help="with --bisect: more options for pytest")
+
+    def run(given: argparse.Namespace) -> int:
+        if given.bisect is not None:
+            return _bisect(given)
+        if given.recent < 1:
+            raise UsageError(f"--recent={given.recent}", "give how many runs are recent, 1 or more")
+        from perflab.history.contents import chosen, newest_alarm
+        from perflab.history.telling import contents_of
+
+        history = read_history(given.folder, given.branch, given.git, given.quantity)
+        history.finish(_date(given.since))
+        if not history.runs:
+            raise UsageError(f"--since={given.since}: no run is as new as that", "name an earlier date")
+        contents = contents_of(history, Path())
+        shown = chosen(contents, given.case, given.quantity)
+        if not shown.series:
+            raise UsageError(_nothing(given.case, given.quantity), f"there are: {_known(history)}")
+        text = _formatted(shown, given.format)
+        if given.output is None:
+            sys.stdout.write(text)
+        else:
+            write_whole(given.output, text.encode("utf-8", "backslashreplace"))
+        alarm = newest_alarm(shown, given.recent) if given.fail else None
+        if alarm is not None:
+            print(f"perflab history: event {alarm.number} is an alarm within {given.recent} runs", file=sys.stderr)
+        return 0 if alarm is None else 1
+
+    return run
+
+
+def _bisect(given: argparse.Namespace) -> int:
+    from perflab.history.bisect.ask import ask
+
+    def source() -> History:
+        history = read_history(given.folder, given.branch, given.git, given.quantity)
+        history.finish(_date(given.since))
+        return history
+
+    answer = ask(
+        given.bisect,
+        source,
+        (given.good, given.bad),
+        given.quantity,
+        build=shlex.split(given.build or ""),
+        options=shlex.split(given.pytest),
+        told=lambda text: print(one_line(text), file=sys.stderr, flush=True),
+    )
+    print("\n".join(map(one_line, answer.lines)))
+    return 0 if answer.is_found else 1
+
+
+def read_history(folder: str | None, branch: str | None, git: bool, quantity: str | None) -> History:
+    """What the arguments name. By-products are read if one is the quantity that is asked for.
+
+    Raises:
+        UsageError: they name nothing, or too much.
+        RivalError: git does not have it.
+    """
+    if git and branch is not None:
+        raise UsageError("--git and --branch", "give one: --git reads baselines, --branch reads results files")
+    skipped = [one for one in BY_PRODUCTS if one != quantity]
+    if git:
+        return read_log(Path(folder) if folder is not None else _BASELINES)
+    if branch is not None:
+        top = top_of(Path())
+        if top is None:
+            raise UsageError(f"--branch={branch}: this is no git repository", "go to the repository that has it")
+        return read_branch(top, branch, folder or "", skipped)
+    if folder is None and not _JOURNALS.is_dir():
+        raise UsageError(
+            "neither a folder nor --git nor --branch is given, and there are no journals in .perflab/runs",
+            "name a folder of results files (--perf-json), or --git for accepted baselines",
+        )
+    return read_folder(Path(folder) if folder is not None else _JOURNALS, skipped)
+
+
+def _date(text: str | None) -> datetime | None:
+    if text is None:
+        return None
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(f"--since={text} is no date", "write it like 2026-11-01 or 2026-11-01T06:00") from None
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+
+
+def _formatted(contents: Contents, form: str) -> str:
+    if form == "text":
+        from perflab.history.text import as_text
+
+        return as_text(contents, max(80, shutil.get_terminal_size((80, 24)).columns))
+    if form == "html":
+        from perflab.history.page import as_page
+
+        return as_page(contents)
+    from perflab.history.tables import as_csv, as_json
+
+    return as_json(contents) if form == "json" else as_csv(contents)
+
+
+def _nothing(case: str | None, quantity: str | None) -> str:
+    asked = [f"--case={case}"] * (case is not None) + [f"--quantity={quantity}"] * (quantity is not None)
+    return f"{' '.join(asked)}: no series is called so"
+
+
+def _known(history: History) -> str:
+    from perflab.report.lines import short_name
+    from perflab.units import format_names
+
+    cases = format_names(list(dict.fromkeys(short_name(one.case) for one in history.series)))
+    quantities = format_names(list(dict.fromkeys(one.quantity for one in history.series)), 12)
+    return f"{cases}; {quantities}"

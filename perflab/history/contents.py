@@ -1,0 +1,173 @@
+"""Everything that is said of a history, as plain data. JSON is this; text, CSV and the page are made from nothing else.
+
+Indices point into the lists beside them: runs, environments, words, series. Times are nanoseconds, memory is bytes.
+"""
+
+from __future__ import annotations
+
+from perflab.data import Data, changed
+
+SCHEMA = 1
+KIND = "perflab history"
+ALARM, POSSIBLE, MACHINE, ACCEPTED = "alarm", "possible", "machine", "accepted"
+
+
+class RunRow(Data, frozen=True):
+    """One run; of baselines one commit that saved some."""
+
+    created: str
+    """ISO 8601."""
+    file: str
+    """Where it was read; of baselines, the commit's subject."""
+    commit: str | None = None
+
+
+class Level(Data, frozen=True):
+    """Points that have one level."""
+
+    first: int
+    """Index of the first point."""
+    last: int
+    value: float
+    """The median of the points."""
+
+
+class SeriesRow(Data, frozen=True):
+    """One quantity of one case in one environment. A point a run."""
+
+    case: str
+    variant: str
+    """What tells results of one case apart: its mode, or the GPU of a prediction."""
+    name: str
+    """Both in short, and no other case's."""
+    quantity: str
+    unit: str
+    exact: bool
+    environment: int
+    points: int
+    ratio: float | None
+    """The last level over the first one; null where that is 0."""
+    runs: list[int]
+    values: list[float]
+    words: list[int]
+    """Of each point: the verdict of the run, or why the level was accepted."""
+    levels: list[Level]
+    events: list[int]
+    """Numbers of the events that it has part in."""
+
+
+class CommitRow(Data, frozen=True):
+    """One commit."""
+
+    commit: str
+    date: str
+    subject: str
+
+
+class Member(Data, frozen=True):
+    """One series' part in an event. Points are indices into its series."""
+
+    series: int
+    before: int
+    """The last point that surely has the old level."""
+    after: int
+    """The first that surely has the new one."""
+    at: int
+    """Most likely the first of the new one."""
+    old: float
+    """The old level."""
+    new: float
+    ratio: float | None
+    """New over old; null where the old level is 0."""
+    low: float | None
+    """95 % interval of the ratio."""
+    high: float | None
+    p: float | None = None
+    """Chance of such a change in an unchanged series; null of exact quantities and accepted levels."""
+
+
+class EventRow(Data, frozen=True):
+    """Changes of one cause."""
+
+    number: int
+    kind: str
+    """``alarm``; ``possible``: no alarm, since among so many series such changes come by chance; ``machine``: the
+    calibration workload changed as well, or no commit lies between; ``accepted``: a baseline."""
+    worse: bool
+    ratio: float | None
+    """The median over its members: of times, where there are some."""
+    smallest: float | None
+    largest: float | None
+    environments: list[int]
+    last_old: int
+    """The last run of the old level."""
+    first_new: int
+    """The first run that surely has the new level."""
+    members: list[Member]
+    cases: int
+    """How many cases share it, also where a choice of cases leaves some of its members out."""
+    good: str | None = None
+    bad: str | None = None
+    commits: list[CommitRow] = []
+    """What lies between, the newest first, as far as the repository at hand has it."""
+    commits_total: int | None = None
+    undoes: list[int] = []
+    """Numbers of the events whose old level came back."""
+    undone_by: list[int] = []
+    machine_ratio: float | None = None
+    """By what the calibration workload changed."""
+    reasons: list[str] = []
+    """Why levels were accepted."""
+
+
+class LeftOutRow(Data, frozen=True):
+    """A file that is not part of the history."""
+
+    file: str
+    problem: str
+
+
+class Contents(Data, frozen=True):
+    """A history."""
+
+    kind: str
+    schema: int
+    perflab: str
+    source: str
+    accepted: bool
+    """Whether points are accepted levels, and no runs."""
+    runs: list[RunRow]
+    environments: list[str]
+    words: list[str]
+    events: list[EventRow]
+    series: list[SeriesRow]
+    left_out: list[LeftOutRow]
+
+
+def chosen(contents: Contents, case: str | None, quantity: str | None) -> Contents:
+    """The part of it that is about cases, and a quantity, with these in their names. What is an alarm does not change.
+
+    Args:
+        contents: the whole.
+        case: a part of names of cases; None: all.
+        quantity: the name of a quantity; None: all.
+    """
+    kept = [
+        at
+        for at, one in enumerate(contents.series)
+        if (case is None or case in one.case + one.variant) and (quantity is None or quantity == one.quantity)
+    ]
+    new = {old: at for at, old in enumerate(kept)}
+    events = []
+    for event in contents.events:
+        members = [changed(one, series=new[one.series]) for one in event.members if one.series in new]
+        if members:
+            events.append(changed(event, members=members))
+    return changed(contents, series=[contents.series[at] for at in kept], events=events)
+
+
+def newest_alarm(contents: Contents, recent: int) -> EventRow | None:
+    """The newest alarm for the worse whose new level began within so many of the last runs; None if there is none."""
+    since = len(contents.runs) - recent
+    found = [one for one in contents.events if one.kind == ALARM and one.worse and one.first_new >= since]
+    return max((one for one in found if not one.undone_by), key=lambda one: one.first_new, default=None)

@@ -1,0 +1,196 @@
+"""Changes of many series made events: one event gives one alarm, whatever shares it. Pure.
+
+A change lies somewhere among the runs after its last old point up to its first new one. Changes in one environment and
+one direction that have a run in common are one event. Of all ways to share changes out, the run that most of them have
+in common is taken first, and so on. An interval misses its place one time in twenty, so a few that lie close beside a
+much larger event belong to it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from perflab.history.judging import Found
+from perflab.history.series import Series
+
+HIGHER_IS_BETTER = ("warps_per_sm", "mma", "wgmma", "tcgen05", "tma")
+"""Of kernels: occupancy, and instructions of tensor cores and TMA."""
+_BESIDE_RUNS = 3
+"""An interval that missed its place lies this close to it."""
+_BESIDE_SHARE = 0.1
+"""So many of an event's changes may have missed."""
+_EXPLAINS = 0.5
+"""The machine explains an event if it changed by at least this share of it, as logarithms."""
+
+
+@dataclass
+class Event:
+    """Changes of one cause."""
+
+    group: str
+    """What its environments have in common."""
+    is_worse: bool
+    is_alarm: bool
+    members: list[Found]
+    first: int
+    """The earliest run that may be the first of the new level."""
+    last: int
+    """The latest one."""
+    ratio: float = 1.0
+    """The median of its members' ratios: of times, where there are some."""
+    came_back: list[int] = field(default_factory=list)
+    """Numbers of the earlier events that it undoes."""
+    undone_by: list[int] = field(default_factory=list)
+    machine: float | None = None
+    """By which ratio the calibration workload changed there, if that explains it."""
+
+
+def is_worse(series: Series, found: Found) -> bool:
+    """Whether a change is for the worse."""
+    return (found.change.ratio > 1.0) != (series.quantity in HIGHER_IS_BETTER)
+
+
+def gather(series: Sequence[Series], groups: Sequence[str], found: Sequence[Found]) -> list[Event]:
+    """Changes as events, in the order of time.
+
+    Args:
+        series: what was judged.
+        groups: by place, what the exact quantities and times of one machine have in common.
+        found: the changes. Alarms and possible ones make events apart, so that no alarm rests on what is possible.
+    """
+    kinds: dict[tuple[bool, int, bool], list[Found]] = {}
+    for one in found:
+        own = series[one.series]
+        kinds.setdefault((one.is_alarm, own.place, is_worse(own, one)), []).append(one)
+    events: list[Event] = []
+    for (alarm, place, worse), ones in kinds.items():
+        for members, first, last in _clusters(series, ones):
+            events.append(Event(groups[place], worse, alarm, members, first, last))
+    events = _joined(series, events)
+    for event in events:
+        timed = [one for one in event.members if not series[one.series].is_exact]
+        event.ratio = math.exp(median(_log(one.change.ratio) for one in timed or event.members))
+    events.sort(key=lambda event: (event.first, event.last, not event.is_worse, event.group))
+    _note_returns(events)
+    return events
+
+
+def span(series: Sequence[Series], found: Found) -> tuple[int, int]:
+    """The runs that may be the first of the new level: from, to."""
+    runs = series[found.series].runs
+    return runs[found.change.before] + 1, runs[found.change.after]
+
+
+def _clusters(series: Sequence[Series], found: Sequence[Found]) -> list[tuple[list[Found], int, int]]:
+    """Changes that have a run in common, with the runs that all of them have: the largest such cluster first."""
+    left = [(*span(series, one), one) for one in found]
+    clusters: list[tuple[list[Found], int, int]] = []
+    while left:
+        run = _most_common(left)
+        members = [(first, last, one) for first, last, one in left if first <= run <= last]
+        left = [row for row in left if not row[0] <= run <= row[1]]
+        first, last = max(row[0] for row in members), min(row[1] for row in members)
+        home = next(
+            (
+                at
+                for at, (others, begin, end) in enumerate(clusters)
+                if len(members) <= _BESIDE_SHARE * len(others)
+                and first <= end + _BESIDE_RUNS
+                and last >= begin - _BESIDE_RUNS
+            ),
+            None,
+        )
+        if home is None:
+            clusters.append(([one for *_, one in members], first, last))
+        else:
+            clusters[home][0].extend(one for *_, one in members)
+    return clusters
+
+
+def _most_common(rows: Sequence[tuple[int, int, Found]]) -> int:
+    """The run that most intervals hold; the earliest of several."""
+    steps: dict[int, int] = {}
+    for first, last, _ in rows:
+        steps[first] = steps.get(first, 0) + 1
+        steps[last + 1] = steps.get(last + 1, 0) - 1
+    most, depth, where = 0, 0, 0
+    for run in sorted(steps):
+        depth += steps[run]
+        if depth > most:
+            most, where = depth, run
+    return where
+
+
+def _joined(series: Sequence[Series], events: Sequence[Event]) -> list[Event]:
+    """The same with exact changes as part of the event in time that they explain."""
+    exact = [event for event in events if all(series[one.series].is_exact for one in event.members)]
+    kept = [event for event in events if event not in exact]
+    for event in exact:
+        home = next(
+            (
+                other
+                for other in kept
+                if (other.group, other.is_worse, other.is_alarm) == (event.group, event.is_worse, event.is_alarm)
+                and other.first <= event.last
+                and event.first <= other.last
+            ),
+            None,
+        )
+        if home is None:
+            kept.append(event)
+            continue
+        home.members.extend(event.members)
+        home.first, home.last = max(home.first, event.first), min(home.last, event.last)
+    return kept
+
+
+def _note_returns(events: Sequence[Event]) -> None:
+    """Note which event undoes which: where most of what it changed came back to what it was before the other one."""
+    by_change = {(one.series, one.change.at): at for at, event in enumerate(events) for one in event.members}
+    for at, event in enumerate(events):
+        undone: dict[int, int] = {}
+        for one in event.members:
+            earlier = by_change.get((one.series, one.undoes)) if one.undoes is not None else None
+            if earlier is not None:
+                undone[earlier] = undone.get(earlier, 0) + 1
+        for earlier, many in sorted(undone.items()):
+            if 2 * many >= len(event.members) and earlier != at:
+                event.came_back.append(earlier)
+                events[earlier].undone_by.append(at)
+
+
+def blame_the_machine(
+    events: Sequence[Event],
+    series: Sequence[Series],
+    machines: Sequence[Series],
+    moved: Sequence[Found],
+) -> None:
+    """Note the events at whose place the calibration workload's own series changed, as far as it explains them.
+
+    Args:
+        events: what was found in the cases' series.
+        series: those series.
+        machines: the calibration workload's series.
+        moved: its changes.
+    """
+    steps: Mapping[int, list[Found]] = {
+        place: [one for one in moved if machines[one.series].place == place]
+        for place in {one.place for one in machines}
+    }
+    for event in events:
+        times = [one for one in event.members if not series[one.series].is_exact]
+        if len(times) < len(event.members):
+            continue  # code that needs something else is other code
+        for one in steps.get(series[times[0].series].place, ()):
+            first, last = span(machines, one)
+            together = first <= event.last and event.first <= last
+            ratio, own = _log(one.change.ratio), _log(event.ratio)
+            if together and ratio * own > 0 and abs(ratio) >= _EXPLAINS * abs(own):
+                event.machine = one.change.ratio
+
+
+def _log(ratio: float) -> float:
+    return math.log(ratio) if 0 < ratio < math.inf else math.copysign(50.0, ratio - 1.0)

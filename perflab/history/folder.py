@@ -1,0 +1,94 @@
+"""The history that a folder of results files holds, on a disk or on a branch. A damaged file is named and left out."""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Collection, Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from perflab.errors import DocumentError, UsageError
+from perflab.files import read_regular
+from perflab.history.git_objects import files_on, objects_of
+from perflab.history.results_files import read_into, read_journal_into
+from perflab.history.series import History, LeftOut
+
+_ENDS = (".json", ".jsonl")
+_JOURNAL = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d)-(\d\d)-(\d\d)-(\d{6})-\d+\.jsonl")
+_REMEDY = "name a folder with what --perf-json, perflab report --format=json or perflab merge wrote"
+
+
+def read_folder(folder: Path, skipped: Collection[str] = ()) -> History:
+    """All results files in a folder and the folders in it, without the quantities that are ``skipped``.
+
+    Raises:
+        UsageError: there is no such folder, or no results file in it.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is no folder", _REMEDY)
+    paths = sorted(path for path in folder.rglob("*") if path.suffix in _ENDS)
+
+    def contents() -> Iterator[tuple[str, bytes | str]]:
+        for path in paths:
+            try:
+                yield str(path), read_regular(path)
+            except OSError as error:
+                yield str(path), f"cannot be read: {error.strerror}"
+
+    return _read(History(str(folder), skipped), contents())
+
+
+def read_branch(repository: Path, branch: str, folder: str, skipped: Collection[str] = ()) -> History:
+    """The same of a folder on a branch of a git repository, which is not checked out.
+
+    Raises:
+        RivalError: there is no such branch or folder, or no git.
+        UsageError: there is no results file in it.
+    """
+    found = [(path, name) for path, name in files_on(repository, branch, folder) if path.endswith(_ENDS)]
+    with objects_of(repository) as objects:
+
+        def contents() -> Iterator[tuple[str, bytes | str]]:
+            for path, name in found:
+                content = objects.read(name)
+                yield f"{branch}:{path}", "git does not have it" if content is None else content
+
+        return _read(History(f"{branch}:{folder}", skipped), contents())
+
+
+def _read(history: History, contents: Iterable[tuple[str, bytes | str]]) -> History:
+    collects = gc.isenabled()
+    gc.disable()  # millions of short-lived objects, and no cycles among them
+    try:
+        for file, content in contents:
+            if isinstance(content, str):
+                history.left_out.append(LeftOut(file, content))
+                continue
+            try:
+                if file.endswith(".jsonl"):
+                    read_journal_into(history, content, file, _begun(file))
+                else:
+                    read_into(history, content, file)
+            except DocumentError as error:
+                history.left_out.append(LeftOut(file, error.problem))
+    finally:
+        if collects:
+            gc.enable()
+    if not history.runs:
+        first = next((f": {one.file}: {one.problem}" for one in history.left_out), "")
+        raise UsageError(f"{history.source} holds no results{first}", _REMEDY)
+    return history
+
+
+def _begun(file: str) -> datetime:
+    """When a journal was begun, by its name.
+
+    Raises:
+        DocumentError: that is no journal's.
+    """
+    found = _JOURNAL.fullmatch(file.rpartition("/")[2])
+    if found is None:
+        raise DocumentError("its name is no journal's", "keep the name that perflab gave it")
+    date, hour, minute, second, microsecond = found.groups()
+    return datetime.fromisoformat(f"{date}T{hour}:{minute}:{second}.{microsecond}").replace(tzinfo=UTC)

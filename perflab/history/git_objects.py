@@ -1,0 +1,120 @@
+"""Reads many objects of a git repository through one process, and names the commits between two.
+
+Nothing is checked out, and the user's tree is not touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from perflab.errors import RivalError
+from perflab.git import ask_git, commit_named, run_git
+
+_MOST_COMMITS = 20
+"""Commits of one range that are listed; the others are counted."""
+
+
+class Objects:
+    """Contents of objects by name, one after another."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    def read(self, name: str) -> bytes | None:
+        """The content of a blob; None if there is no such object."""
+        source, sink = self._process.stdout, self._process.stdin
+        assert source is not None
+        assert sink is not None
+        sink.write(name.encode("utf-8", "surrogateescape") + b"\n")
+        sink.flush()
+        words = source.readline().split()
+        if len(words) != 3 or not words[2].isdigit():
+            return None  # "… missing", or nothing: git has ended
+        content = source.read(int(words[2]))
+        source.read(1)
+        return content if words[1] == b"blob" else None
+
+
+@contextlib.contextmanager
+def objects_of(folder: Path) -> Iterator[Objects]:
+    """Open ``git cat-file --batch`` for the length of the block.
+
+    Raises:
+        RivalError: there is no git.
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    try:
+        process = subprocess.Popen(
+            ["git", "-C", str(folder), "cat-file", "--batch"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+        )
+    except FileNotFoundError:
+        raise RivalError("git is not installed", "install git, or name a folder of results files") from None
+    with process:
+        try:
+            yield Objects(process)
+        finally:
+            process.kill()
+
+
+class Commit(NamedTuple):
+    """One commit, as it is listed."""
+
+    commit: str
+    date: str
+    subject: str
+
+
+class Between(NamedTuple):
+    """The commits after one commit up to another."""
+
+    many: int
+    newest: list[Commit]
+    """At most so many as are shown, the newest first."""
+
+
+def commits_between(folder: Path, good: str, bad: str) -> Between | None:
+    """What came after ``good`` up to ``bad``, merges as one; None if the repository does not have both."""
+    good, bad = clean(good), clean(bad)
+    if commit_named(folder, good) is None or commit_named(folder, bad) is None:
+        return None
+    count = ask_git(folder, "rev-list", "--count", "--first-parent", f"{good}..{bad}")
+    form = ["--format=%H%x09%cs%x09%s", f"--max-count={_MOST_COMMITS}"]
+    listed = ask_git(folder, "log", "--first-parent", *form, f"{good}..{bad}")
+    if count is None or listed is None:
+        return None
+    return Between(int(count), [Commit(*line.split("\t", 2)) for line in listed.splitlines()])
+
+
+def clean(commit: str) -> str:
+    """The commit that a tree with changed files was at."""
+    return commit.partition("+")[0]
+
+
+def files_on(folder: Path, branch: str, below: str) -> list[tuple[str, str]]:
+    """Names and objects of the files below a folder of a branch, as ``(path, object)``.
+
+    Raises:
+        RivalError: there is no such branch, or folder.
+    """
+    commit = commit_named(folder, branch) or commit_named(folder, f"origin/{branch}")
+    if commit is None:
+        raise RivalError(f"--branch={branch}: there is no such branch here", f"fetch it: git fetch origin {branch}")
+    place = below.strip("/")
+    tree = commit if place in ("", ".") else f"{commit}:{place}"
+    rows = run_git(folder, "ls-tree", "-r", "-z", "--full-tree", tree).split("\0")
+    found = []
+    for row in filter(None, rows):
+        head, _, path = row.partition("\t")
+        _mode, kind, name = head.split()
+        if kind == "blob":
+            found.append((path, name))
+    return found

@@ -1,0 +1,114 @@
+"""Which changes of level there are in a history, and which of them are alarms.
+
+Across many series false alarms add up. A change is an alarm if its chance in an unchanged series is at most 1 %, and if
+it passes Benjamini and Hochberg's procedure over all series of its environment, so that of all alarms at most one in
+twenty is false (Benjamini and Hochberg 1995, "Controlling the false discovery rate"). One that passes the first alone
+is possible, and no alarm. Exact quantities do not vary: each of their changes is one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from perflab.history.series import Series
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from perflab.history.change_points import Change
+
+_THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
+MOST_P = 0.01
+FALSE_DISCOVERIES = 0.05
+COUNTS = 0.05
+"""Share by which an accepted time must differ from the one before it: the gate's default threshold."""
+_FEWEST = 4
+"""Points of a series that can be judged at all."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A change of one series."""
+
+    series: int
+    """Index into the series that were judged."""
+    change: Change
+    is_alarm: bool
+    undoes: int | None = None
+    """The ``at`` of the earlier change that this one takes back."""
+
+
+def judge(series: Sequence[Series]) -> list[Found]:
+    """All changes of these series: by series, the oldest first."""
+    noisy = [at for at, one in enumerate(series) if not one.is_exact and len(one.values) >= _FEWEST]
+    noisy = [at for at in noisy if min(series[at].values) > 0]
+    changes = _statistics().find_changes([series[at].values for at in noisy])
+    limits = _limits([(series[at].place, ones) for at, ones in zip(noisy, changes, strict=True)])
+    found = []
+    for at, ones in zip(noisy, changes, strict=True):
+        limit = limits.get(series[at].place, 0.0)
+        found += [Found(at, one, one.p <= limit, _undone(ones, one)) for one in ones if one.p <= MOST_P]
+    return sorted([*found, *_exact(series)], key=lambda one: (one.series, one.change.at))
+
+
+def judge_accepted(series: Sequence[Series]) -> list[Found]:
+    """The steps between accepted levels: of exact quantities all, of times those that a gate would have counted."""
+    found = list(_exact(series))
+    for at, one in enumerate(series):
+        values = one.values
+        for new in range(1, len(values)) if not one.is_exact else ():
+            ratio = values[new] / values[new - 1] if values[new - 1] else 1.0
+            if not 1.0 / (1.0 + COUNTS) < ratio < 1.0 + COUNTS:
+                found.append(Found(at, _statistics().Change(new - 1, new, new, ratio, ratio, ratio, 0.0, None), True))
+    return sorted(found, key=lambda one: (one.series, one.change.at))
+
+
+def _statistics() -> ModuleType:
+    """What finds changes. It loads numpy, with one thread for linear algebra, since matrices are small here.
+
+    Processes that are started later, which measure, have as many as ever.
+    """
+    before = {name: os.environ.get(name) for name in _THREADS}
+    os.environ.update(dict.fromkeys(_THREADS, "1"))
+    try:
+        from perflab.history import change_points
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+    return change_points
+
+
+def _exact(series: Sequence[Series]) -> Iterator[Found]:
+    for at, one in enumerate(series):
+        if one.is_exact and min(one.values) != max(one.values):
+            changes = _statistics().find_exact_changes(one.values)
+            yield from (Found(at, change, True, _undone(changes, change)) for change in changes)
+
+
+def _undone(changes: Sequence[Change], one: Change) -> int | None:
+    return changes[one.back_to].at if one.back_to is not None else None
+
+
+def _limits(series: Sequence[tuple[int, Sequence[Change]]]) -> dict[int, float]:
+    """By environment, the largest p that is an alarm."""
+    chances: dict[int, list[float]] = {}
+    many: dict[int, int] = {}
+    for place, changes in series:
+        chances.setdefault(place, []).extend(change.p for change in changes)
+        many[place] = many.get(place, 0) + max(1, len(changes))
+    return {
+        place: min(MOST_P, largest_false_discovery(ones, many[place], FALSE_DISCOVERIES))
+        for place, ones in chances.items()
+    }
+
+
+def largest_false_discovery(chances: Sequence[float], many: int, rate: float) -> float:
+    """Benjamini and Hochberg's limit: the largest of these p that passes among ``many`` hypotheses; 0 if none does."""
+    passing = [p for rank, p in enumerate(sorted(chances), 1) if p <= rate * rank / many]
+    return max(passing, default=0.0)

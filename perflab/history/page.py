@@ -1,0 +1,189 @@
+"""A history as one page: events first, then a table of all series, then each series as a chart with its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from perflab.history.chart import described, line_chart, spark
+from perflab.history.contents import ACCEPTED, ALARM, MACHINE, POSSIBLE, Contents, EventRow, Member, SeriesRow
+from perflab.history.text import since_start
+from perflab.history.wording import member_change, remarks, short, summary, title, value_text, where
+from perflab.page.render import render
+from perflab.page.table import Cell, Column, PageTable, Row, number_cell, text_cell
+from perflab.report.escaping import one_line
+
+MOST_CHARTS = 150
+"""Series that are drawn: those with events first. The table has all, and JSON all numbers."""
+MOST_ROWS = 2_000
+"""Series in the table."""
+MOST_POINTS = 200
+"""Points of a series whose numbers stand below its chart, the newest."""
+_MOST_MEMBERS = 40
+_LEAST_P = 1e-6
+_HEADS = {
+    ALARM: "Events",
+    ACCEPTED: "Accepted changes",
+    MACHINE: "The machine's, no alarms",
+    POSSIBLE: "Possible, no alarms",
+}
+
+
+@dataclass(frozen=True)
+class EventView:
+    """What the template shows of an event."""
+
+    event: EventRow
+    title: str
+    where: str
+    remarks: Sequence[str]
+    tone: str
+    commits: PageTable | None
+    commits_left: int
+    members: PageTable
+    members_left: int
+
+
+@dataclass(frozen=True)
+class SeriesView:
+    """What the template shows of a series."""
+
+    id: str
+    row: SeriesRow
+    is_open: bool
+    last: str
+    change: str
+    chart: Markup
+    told: str
+    numbers: PageTable
+    numbers_left: int
+
+
+def as_page(contents: Contents) -> str:
+    """The page."""
+    order = sorted(range(len(contents.series)), key=lambda at: (not contents.series[at].events, at))
+    drawn = order[:MOST_CHARTS]
+    listed = order[:MOST_ROWS]
+    kinds = [
+        (head, [_event(one, contents, drawn) for one in reversed(contents.events) if one.kind == kind])
+        for kind, head in _HEADS.items()
+    ]
+    return render(
+        "history.html",
+        title=f"perflab history: {contents.source}",
+        summary=summary(contents),
+        kinds=[(head, events) for head, events in kinds if events],
+        table=_table(listed, drawn, contents),
+        rows_left=len(order) - len(listed),
+        series=[_series(at, contents) for at in drawn],
+        charts_left=len(order) - len(drawn),
+        left_out=contents.left_out,
+        environments=contents.environments,
+        version=contents.perflab,
+    )
+
+
+def _event(event: EventRow, contents: Contents, drawn: Sequence[int]) -> EventView:
+    tone = "" if event.kind != ALARM else "bad" if event.worse else "good"
+    commits = [Row([text_cell(short(one.commit), more=one.date), text_cell(one.subject)]) for one in event.commits]
+    members = []
+    for one in event.members[:_MOST_MEMBERS]:
+        row = contents.series[one.series]
+        href = f"#series-{one.series + 1}" if one.series in drawn else None
+        cells = [
+            text_cell(row.name, href=href),
+            text_cell(row.quantity),
+            number_cell_of(one.old, row),
+            number_cell_of(one.new, row),
+            Cell(member_change(one, row), one.ratio, number=True),
+            Cell(chance_text(one, row), one.p, number=True),
+        ]
+        members.append(Row(cells))
+    heads = [Column("case"), Column("quantity"), *(Column(one, number=True) for one in ("before", "after"))]
+    heads += [Column("change (95 % interval)", number=True), Column("p", number=True)]
+    return EventView(
+        event=event,
+        title=title(event, contents),
+        where=where(event, contents),
+        remarks=remarks(event, contents),
+        tone=tone,
+        commits=PageTable([Column("commit"), Column("subject")], commits) if commits else None,
+        commits_left=max(0, (event.commits_total or 0) - len(commits)),
+        members=PageTable(heads, members),
+        members_left=len(event.members) - len(members),
+    )
+
+
+def chance_text(member: Member, row: SeriesRow) -> str:
+    """The chance of a change in an unchanged series."""
+    if member.p is None:
+        return "exact" if row.exact else "accepted"
+    return f"{member.p:.1g}" if member.p >= _LEAST_P else f"< {_LEAST_P:.0e}"
+
+
+def number_cell_of(value: float, row: SeriesRow) -> Cell:
+    """A value of a series."""
+    return Cell(value_text(value, row.unit), float(f"{value:.7g}"), number=True)
+
+
+def _table(listed: Sequence[int], drawn: Sequence[int], contents: Contents) -> PageTable:
+    columns = [
+        Column("case", "case"),
+        Column("quantity", "quantity"),
+        Column("history", "history"),
+        Column("points", "points", number=True),
+        Column("first level", "first", number=True, hidden=True),
+        Column("last", "last", number=True),
+        Column("change", "change", number=True),
+        Column("events", "events"),
+        Column("environment", "environment", hidden=len(contents.environments) < 2),
+    ]
+    known = set(drawn)
+    rows = []
+    for at in listed:
+        row = contents.series[at]
+        cells = [
+            text_cell(row.name, href=f"#series-{at + 1}" if at in known else None),
+            text_cell(row.quantity),
+            Cell(spark(row), row.ratio),
+            number_cell(row.points, "count"),
+            number_cell_of(row.levels[0].value, row),
+            number_cell_of(row.values[-1], row),
+            Cell(since_start(row), row.ratio, number=True),
+            text_cell(", ".join(map(str, row.events))),
+            text_cell(f"no. {row.environment + 1}"),
+        ]
+        rows.append(Row(cells, verdict="changed" if row.events else "unchanged"))
+    changed = sum(bool(contents.series[at].events) for at in listed)
+    return PageTable(columns, rows, [("changed", changed, ""), ("unchanged", len(listed) - changed, "")])
+
+
+def _series(at: int, contents: Contents) -> SeriesView:
+    row = contents.series[at]
+    start = max(0, len(row.values) - MOST_POINTS)
+    rows = []
+    for point in reversed(range(start, len(row.values))):
+        run = contents.runs[row.runs[point]]
+        cells = [
+            text_cell(run.created[:16].replace("T", " ")),
+            text_cell(short(run.commit) if run.commit else ""),
+            number_cell_of(row.values[point], row),
+            text_cell(contents.words[row.words[point]]),
+            *([text_cell(run.file)] if contents.accepted else []),
+        ]
+        rows.append(Row(cells))
+    columns = [Column("when"), Column("commit"), Column("value", number=True), Column("said")]
+    columns += [Column("subject")] if contents.accepted else []
+    return SeriesView(
+        id=f"series-{at + 1}",
+        row=row,
+        is_open=bool(row.events),
+        last=value_text(row.values[-1], row.unit),
+        change=since_start(row),
+        chart=line_chart(row, contents),
+        told=one_line(described(row, contents)),
+        numbers=PageTable(columns, rows),
+        numbers_left=start,
+    )

@@ -1,0 +1,223 @@
+"""Reads what a history needs of one results file, report or journal, and skips all else: samples, profiles, reasons."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from statistics import median
+
+import msgspec
+
+from perflab.errors import DocumentError
+from perflab.history import narrow
+from perflab.history.narrow import UNIT_BYTES, UNIT_COUNT, UNIT_NS
+from perflab.history.series import CALIBRATION, INEXACT_COUNTS, NEW, History, Reading, Run, places_of
+from perflab.records import Environment
+
+REPORT = "perflab report"
+NEWEST_RESULTS, NEWEST_REPORT = 2, 1
+
+
+def read_into(history: History, raw: bytes, file: str) -> None:
+    """Add the run, or the runs, of one file.
+
+    Raises:
+        DocumentError: it is damaged, from a newer perflab, or not one of ours. Nothing was added then.
+    """
+    try:
+        head = msgspec.json.decode(raw, type=narrow.Head)
+        if head.kind is not None and head.kind != REPORT:
+            raise DocumentError(f"it is a {head.kind!r}", "name results of runs")
+        if head.schema > (NEWEST_REPORT if head.kind == REPORT else NEWEST_RESULTS):
+            raise DocumentError("it was written by a newer perflab", "upgrade perflab")
+        if head.kind == REPORT:
+            for run in msgspec.json.decode(raw, type=narrow.Report).runs:
+                _add_report(history, run, file)
+        else:
+            _add_results(history, msgspec.json.decode(raw, type=narrow.Document), file)
+    except msgspec.DecodeError as error:
+        what = "it is damaged" if not isinstance(error, msgspec.ValidationError) else "it holds no results of perflab"
+        raise DocumentError(f"{what}: {error}", "write it anew: pytest -m perf --perf-json=FILE") from error
+
+
+def readings_of(raw: bytes, case: str, variant: str) -> dict[str, Reading]:
+    """The quantities of one case of a results file.
+
+    Raises:
+        DocumentError: it is no results file, or the case has no numbers there; its text says why.
+    """
+    try:
+        results = msgspec.json.decode(raw, type=narrow.Document).results
+    except msgspec.DecodeError as error:
+        raise DocumentError(f"it holds no results of perflab: {error}", "write it anew") from error
+    problem = "the case is not there"
+    for one in results:
+        if one.case != case:
+            continue
+        if one.outcome is not None and _variant(one) == variant:
+            return _readings(one, one.outcome)
+        problem = in_a_line(one.failure) or next(iter(one.judgement.reasons), one.judgement.verdict)
+    raise DocumentError(problem, "run the case by itself")
+
+
+def in_a_line(failure: str | None) -> str:
+    """The line of a test's failure that says most: the error, where pytest marks it; else the last one."""
+    lines = (failure or "").strip().splitlines()
+    errors = [line[1:].strip() for line in lines if line.startswith("E ")]
+    return next(iter(errors or lines[-1:]), "")
+
+
+def read_journal_into(history: History, raw: bytes, file: str, created: datetime) -> None:
+    """Add a run of which only the journal is there. A last line that was cut off is no damage.
+
+    Raises:
+        DocumentError: another line is no result.
+    """
+    lines = raw.split(b"\n")
+    results = []
+    for number, line in enumerate(lines, 1):
+        try:
+            if line:
+                results.append(msgspec.json.decode(line, type=narrow.Result))
+        except msgspec.DecodeError as error:
+            if number < len(lines):
+                raise DocumentError(f"line {number} is damaged: {error}", "remove the file") from error
+    _add_results(history, narrow.Document(created, results), file)
+
+
+def _add_report(history: History, run: narrow.ReportRun, file: str) -> None:
+    for case in run.cases:
+        if case.environment is not None and not 0 <= case.environment < len(run.environments):
+            raise DocumentError(f"{case.case} names an environment that is not there", "write the report anew")
+    number = history.begin(Run(_aware(run.created), run.commit, file))
+    places = [_numbers(history, environment, "") for environment in run.environments]
+    for case in run.cases:
+        name, variant = case.case, case.variant
+        if case.environment is not None:
+            where = places[case.environment]
+        else:
+            where = _numbers(history, None, basis_text(case.compared_by))
+        word = history.word(case.verdict)
+        columns = history.columns(name, variant, where)
+        for quantity, one in case.quantities.items():  # a million times: as ``History.add``, without its calls
+            value = one.now
+            if value is None or not 0.0 <= value < math.inf:
+                continue
+            column = columns.get(quantity, NEW)
+            if column is NEW:
+                is_exact = one.exact and quantity not in INEXACT_COUNTS
+                column = history.column(columns, name, variant, quantity, where, Reading(value, one.unit, is_exact))
+            if isinstance(column, tuple):
+                column[0](number)
+                column[1](value)
+                column[2](word)
+            elif column is not None:
+                column(value)
+    history.end(number)
+
+
+def _numbers(history: History, environment: Environment | None, variant: str) -> tuple[int, int]:
+    times, exact = places_of(environment, variant)
+    return history.place(times), history.place(exact)
+
+
+def _add_results(history: History, document: narrow.Document, file: str) -> None:
+    number = history.begin(Run(_aware(document.created), document.commit, file))
+    numbers: dict[tuple[Environment | None, str], tuple[int, int]] = {}
+    for result in document.results:
+        outcome = result.outcome
+        if outcome is None:
+            continue
+        variant, where = _variant(result), _where(outcome)
+        key = (outcome.environment, where)
+        if key not in numbers:
+            numbers[key] = _numbers(history, outcome.environment, where)
+        readings = {name: one for name, one in _readings(result, outcome).items() if 0 <= one.value < math.inf}
+        history.add(number, result.case, variant, numbers[key], result.judgement.verdict, readings)
+    history.end(number)
+
+
+def _aware(created: datetime) -> datetime:
+    return created if created.tzinfo is not None else created.replace(tzinfo=UTC)
+
+
+def _variant(result: narrow.Result) -> str:
+    now = result.outcome.now if result.outcome is not None else None
+    if now is not None:
+        return now.gpu or ""
+    words = ["cold"] * (result.mode.cache == "cold") + ["graph"] * result.mode.cuda_graph
+    return f"{{{', '.join(words)}}}" if words else ""
+
+
+def _where(outcome: narrow.Outcome) -> str:
+    now = outcome.now
+    if now is None:
+        return ""
+    if now.gpu is not None:
+        return prediction_text(f"{now.gpu}-dry-run" if now.dry_run is not None else now.gpu, now.torch or "")
+    return basis_text({"triton": now.triton or "", "ptxas": now.resources.ptxas if now.resources is not None else ""})
+
+
+def prediction_text(place: str, torch: str) -> str:
+    """Where a prediction's numbers belong."""
+    return basis_text({"GPU": place, "torch": torch})
+
+
+def basis_text(compared_by: Mapping[str, str]) -> str:
+    """What must agree before numbers of what did not run are compared: ``GPU h100, torch 2.13.0``."""
+    return ", ".join(f"{name} {value}" for name, value in compared_by.items() if value)
+
+
+def _readings(result: narrow.Result, outcome: narrow.Outcome) -> dict[str, Reading]:
+    if outcome.now is not None:
+        return _of_what_did_not_run(outcome.now)
+    judged = outcome.fresh or ([outcome.summary] if outcome.summary is not None else [])
+    if not judged:
+        return {}
+    latency, memory = result.judgement.latency, result.judgement.memory
+    shown = outcome.summary or judged[0]
+    found = {
+        "latency": _time(latency.now if latency is not None else shown.median_ns),
+        "fastest": _time(min(one.fastest_ns for one in judged)),
+    }
+    for name, ns in shown.phases_ns.items():
+        change = result.judgement.phases.get(name)
+        found[name] = _time(change.now if change is not None else ns)
+    peaks = [one.memory.peak_bytes for one in judged if one.memory is not None]
+    if peaks:
+        found["peak"] = Reading(memory.now if memory is not None else max(peaks), UNIT_BYTES, True)
+    for name in judged[0].counts:
+        count = min(one.counts[name] for one in judged if name in one.counts)
+        found[name] = Reading(count, UNIT_COUNT, name not in INEXACT_COUNTS)
+    for name in shown.yardsticks_ns:
+        found[CALIBRATION + name] = _time(
+            median(one.yardsticks_ns[name] for one in judged if name in one.yardsticks_ns)
+        )
+    return found
+
+
+def _of_what_did_not_run(now: narrow.Now) -> dict[str, Reading]:
+    if now.resources is not None:
+        return now.resources.readings()
+    if now.peak_bytes is None:
+        return {}
+    sizes = {
+        "peak": now.peak_bytes,
+        "saved": sum(one.size_bytes for one in now.saved),
+        "bytes": sum(one.bytes_moved for one in now.costs),
+    }
+    if now.dry_run is not None:
+        sizes |= {"asked": now.dry_run.asked_bytes, "allocated": now.allocated_bytes, "reserved": now.reserved_bytes}
+    counts = {
+        "flops": sum(one.flops for one in now.costs),
+        "operators": sum(one.calls for one in now.costs),
+        "launches": now.launches,
+    }
+    return {name: Reading(value, UNIT_BYTES, True) for name, value in sizes.items()} | {
+        name: Reading(value, UNIT_COUNT, True) for name, value in counts.items() if value
+    }
+
+
+def _time(value_ns: float) -> Reading:
+    return Reading(value_ns, UNIT_NS, False)

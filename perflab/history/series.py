@@ -1,0 +1,255 @@
+"""Many runs as series: a case's quantity, in an environment that compares, over time. Columns of numbers.
+
+A million points are held as three arrays a series, 16 bytes a point: no object stands for one.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from statistics import median
+from typing import NamedTuple
+
+from perflab.environment import exact_environment
+from perflab.records import Environment, ExactEnvironment
+
+CALIBRATION = "calibration "
+"""How quantities begin that are the machine's: readings of fixed work beside a case."""
+BY_PRODUCTS = ("fastest",)
+"""Quantities that follow another one: read and judged only where they are asked for."""
+INEXACT_COUNTS = ("instructions", "callgrind_instructions")
+"""Counts that are not the same from run to run: they are judged as times are."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, or one commit of the baselines."""
+
+    created: datetime
+    commit: str | None
+    """40 hexadecimal digits, with ``+dirty`` behind them if files differed."""
+    file: str
+    """Where it was read; of baselines, the commit's subject."""
+
+
+class Place(NamedTuple):
+    """What numbers of one series share, so that they compare."""
+
+    text: str
+    """As it is shown."""
+    group: str
+    """What exact quantities and times of one machine have in common."""
+    is_exact: bool
+
+
+@dataclass
+class Series:
+    """One quantity of one case in one place. Columns have a value a point, in the order of runs."""
+
+    case: str
+    variant: str
+    quantity: str
+    place: int
+    """Index into ``History.places``."""
+    unit: str
+    is_exact: bool
+    runs: array[int] = field(default_factory=lambda: array("i"))
+    """Indices into ``History.runs``."""
+    values: array[float] = field(default_factory=lambda: array("d"))
+    words: array[int] = field(default_factory=lambda: array("i"))
+    """Indices into ``History.words``: the verdict of the run, or why a level was accepted."""
+
+
+class LeftOut(NamedTuple):
+    """A file that is not part of the history, and why."""
+
+    file: str
+    problem: str
+
+
+class Reading(NamedTuple):
+    """One quantity of one case in one run."""
+
+    value: float
+    unit: str
+    is_exact: bool
+
+
+Points = tuple[Callable[[int], None], Callable[[float], None], Callable[[int], None]]
+"""What takes the run, the value and the word of one more point."""
+Column = Points | Callable[[float], None] | None
+"""Where a quantity's points go: into a series, among readings of the calibration workload, or nowhere."""
+Columns = dict[str, Column]
+
+
+def _nowhere(_point: float) -> None:
+    """Takes nothing."""
+
+
+NEW: Points = (_nowhere, _nowhere, _nowhere)
+"""Stands for a quantity that has no column yet."""
+
+
+class History:
+    """Runs and series, as they are read. ``finish`` puts them into order.
+
+    Args:
+        source: what is read, for people.
+        skipped: quantities that nobody asks for.
+    """
+
+    def __init__(self, source: str, skipped: Collection[str] = ()) -> None:
+        self.source = source
+        self.runs: list[Run] = []
+        self.places: list[Place] = []
+        self.words: list[str] = []
+        self.series: list[Series] = []
+        self.left_out: list[LeftOut] = []
+        self.are_accepted = False
+        """Whether points are accepted levels, and no runs."""
+        self.machines: list[Series] = []
+        """The calibration workload's own series: of each run in each environment the median over all cases."""
+        self._skipped = frozenset(skipped)
+        self._columns: dict[tuple[str, str, tuple[int, int]], Columns] = {}
+        self._known: dict[tuple[str, str, str, int], Series] = {}
+        self._readings: dict[tuple[int, str], list[float]] = {}
+        self._calibration: dict[tuple[int, str], Series] = {}
+        self._place_numbers: dict[Place, int] = {}
+        self._word_numbers: dict[str, int] = {}
+
+    def begin(self, run: Run) -> int:
+        """Add a run; returns its number."""
+        self.runs.append(run)
+        return len(self.runs) - 1
+
+    def place(self, place: Place) -> int:
+        """The number of a place."""
+        number = self._place_numbers.setdefault(place, len(self.places))
+        if number == len(self.places):
+            self.places.append(place)
+        return number
+
+    def word(self, text: str) -> int:
+        """The number of a word."""
+        number = self._word_numbers.setdefault(text, len(self.words))
+        if number == len(self.words):
+            self.words.append(text)
+        return number
+
+    def columns(self, case: str, variant: str, places: tuple[int, int]) -> Columns:
+        """Where the points of a case in an environment go, by quantity."""
+        return self._columns.setdefault((case, variant, places), {})
+
+    def column(
+        self, columns: Columns, case: str, variant: str, quantity: str, places: tuple[int, int], reading: Reading
+    ) -> Column:
+        """Where a quantity's points go, if there is no column of it yet.
+
+        Exact ones of several machines are one series.
+        """
+        if quantity in self._skipped:
+            found: Column = None
+        elif quantity.startswith(CALIBRATION):
+            found = self._readings.setdefault((places[0], quantity), []).append
+        else:
+            place = places[reading.is_exact]
+            series = self._known.get((case, variant, quantity, place))
+            if series is None:
+                series = Series(case, variant, quantity, place, reading.unit, reading.is_exact)
+                self._known[case, variant, quantity, place] = series
+                self.series.append(series)
+            found = (series.runs.append, series.values.append, series.words.append)
+        columns[quantity] = found
+        return found
+
+    def add(
+        self, run: int, case: str, variant: str, places: tuple[int, int], word: str, readings: Mapping[str, Reading]
+    ) -> None:
+        """What one run says of a case.
+
+        Args:
+            run: its number.
+            case: the case's name.
+            variant: what tells results of one case apart.
+            places: numbers of the places of times, and of exact quantities.
+            word: the verdict, or why it was accepted.
+            readings: by quantity; those of the calibration workload among them.
+        """
+        number = self.word(word)
+        columns = self.columns(case, variant, places)
+        for quantity, reading in readings.items():
+            column = columns.get(quantity, NEW)
+            if column is NEW:
+                column = self.column(columns, case, variant, quantity, places, reading)
+            if isinstance(column, tuple):
+                column[0](run)
+                column[1](reading.value)
+                column[2](number)
+            elif column is not None:
+                column(reading.value)
+
+    def end(self, run: int) -> None:
+        """The run is read: what the calibration workload took beside its cases becomes a point of the machine's."""
+        for (place, name), values_ns in self._readings.items():
+            if not values_ns:
+                continue
+            series = self._calibration.get((place, name))
+            if series is None:
+                series = self._calibration[place, name] = Series("", "", name, place, "ns", is_exact=False)
+                self.machines.append(series)
+            series.runs.append(run)
+            series.values.append(median(values_ns))
+            series.words.append(self.word(""))
+            values_ns.clear()
+
+    def finish(self, since: datetime | None = None) -> None:
+        """Put runs and points in order of time, without those before ``since``."""
+        order = sorted(range(len(self.runs)), key=lambda at: (self.runs[at].created, self.runs[at].file))
+        kept = [at for at in order if since is None or self.runs[at].created >= since]
+        if kept != list(range(len(self.runs))):
+            rank = {old: new for new, old in enumerate(kept)}
+            for one in [*self.series, *self.machines]:
+                points = sorted((rank[run], at) for at, run in enumerate(one.runs) if run in rank)
+                one.runs = array("i", (run for run, _ in points))
+                one.values = array("d", (one.values[at] for _, at in points))
+                one.words = array("i", (one.words[at] for _, at in points))
+            self.runs = [self.runs[at] for at in kept]
+        self.series = [one for one in self.series if one.runs]
+        self.machines = [one for one in self.machines if one.runs]
+
+
+def places_of(environment: Environment | None, variant: str) -> tuple[Place, Place]:
+    """Where times, and exact quantities, of results from an environment belong.
+
+    Args:
+        environment: of what was run; None of what was predicted or compiled.
+        variant: what such a result is for.
+    """
+    if environment is None:
+        nowhere = Place(variant or "no machine", variant or "no machine", is_exact=True)
+        return nowhere, nowhere
+    exact = exact_environment(environment)
+    group = repr(exact)
+    return Place(_times_text(environment), group, is_exact=False), exact_place(exact)
+
+
+def exact_place(exact: ExactEnvironment) -> Place:
+    """Where exact quantities belong that say so themselves."""
+    return Place(_exact_text(exact), repr(exact), is_exact=True)
+
+
+def _times_text(environment: Environment) -> str:
+    versions = [f"torch {environment.torch}", *([f"CUDA {environment.cuda}"] if environment.cuda else [])]
+    driver = [f"driver {environment.driver}"] if environment.driver else []
+    cores = f"{environment.cores} cores, {environment.threads} threads"
+    machine = [f"machine {environment.machine}"] if environment.machine else []
+    named = f"{environment.device}: {environment.device_name}"
+    return " · ".join([f"{named}, {cores}", *versions, *driver, f"Python {environment.python}", *machine])
+
+
+def _exact_text(exact: ExactEnvironment) -> str:
+    named = f"{exact.device}: {exact.device_name}" if exact.device_name else exact.device
+    threads = f"{exact.threads} thread{'s' * (exact.threads != 1)}"
+    return f"{named}, {exact.isa}, {threads}, any machine · torch {exact.torch} · Python {exact.python}"

@@ -1,0 +1,40 @@
+"""A history for programs: JSON, which is all of it, and CSV with a row a point. Pure."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import msgspec
+
+from perflab.data import to_json
+from perflab.history.contents import Contents
+
+COLUMNS = ("case", "variant", "quantity", "unit", "environment", "created", "commit", "value", "said", "level", "file")
+
+
+def as_json(contents: Contents) -> str:
+    """The contents, indented."""
+    return msgspec.json.format(to_json(contents), indent=1).decode("utf-8") + "\n"
+
+
+def as_csv(contents: Contents) -> str:
+    """A row a point, with the level that it belongs to. Texts that a spreadsheet would compute have a quote before."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for row in contents.series:
+        ends = iter(row.levels)
+        level = next(ends)
+        for point, (run, value, word) in enumerate(zip(row.runs, row.values, row.words, strict=True)):
+            if point > level.last:
+                level = next(ends)
+            one = contents.runs[run]
+            cells = [row.case, row.variant, row.quantity, row.unit, contents.environments[row.environment]]
+            cells += [one.created, one.commit or "", f"{value:.17g}", contents.words[word]]
+            writer.writerow([_plain(cell) for cell in [*cells, f"{level.value:.17g}", one.file]])
+    return text.getvalue().encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _plain(cell: str) -> str:
+    return f"'{cell}" if cell[:1] in ("=", "+", "@", "\t", "\r") else cell

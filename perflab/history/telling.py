@@ -1,0 +1,191 @@
+"""From a history to its contents: judged, its changes made events, each with the commits that lie there."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+from perflab import __version__
+from perflab.history.contents import (
+    ACCEPTED,
+    ALARM,
+    KIND,
+    MACHINE,
+    POSSIBLE,
+    SCHEMA,
+    CommitRow,
+    Contents,
+    EventRow,
+    LeftOutRow,
+    Level,
+    Member,
+    RunRow,
+    SeriesRow,
+)
+from perflab.history.events import Event, blame_the_machine, gather
+from perflab.history.git_objects import clean, commits_between
+from perflab.history.judging import Found, judge, judge_accepted
+from perflab.history.series import History, Series
+from perflab.report.lines import short_name
+
+
+def contents_of(history: History, repository: Path) -> Contents:
+    """Judge a history, and put into words and numbers what there is to say.
+
+    Args:
+        history: all that was read.
+        repository: where commits are looked up.
+    """
+    series = history.series
+    groups = [place.group for place in history.places]
+    if history.are_accepted:
+        events = gather(series, groups, judge_accepted(series))
+    else:
+        events = gather(series, groups, judge(series))
+        blame_the_machine(events, series, history.machines, judge(history.machines))
+    parts: dict[int, list[tuple[int, Found]]] = {}
+    for number, event in enumerate(events, 1):
+        for one in event.members:
+            parts.setdefault(one.series, []).append((number, one))
+    names = short_names((one.case, one.variant) for one in series)
+    used = {place: number for number, place in enumerate(dict.fromkeys(one.place for one in series))}
+    rows = [
+        _series(one, names[one.case, one.variant], used[one.place], parts.get(at, [])) for at, one in enumerate(series)
+    ]
+    return Contents(
+        kind=KIND,
+        schema=SCHEMA,
+        perflab=__version__,
+        source=history.source,
+        accepted=history.are_accepted,
+        runs=[RunRow(created=one.created.isoformat(), file=one.file, commit=one.commit) for one in history.runs],
+        environments=_told_apart([history.places[place].text for place in used]),
+        words=history.words,
+        events=[_event(number, one, rows, history, repository) for number, one in enumerate(events, 1)],
+        series=rows,
+        left_out=[LeftOutRow(file=one.file, problem=one.problem) for one in history.left_out],
+    )
+
+
+def short_names(cases: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """Cases with their variants by names as short as tells them apart: ``step[small] h100``, ``test_a:step[small]``."""
+    names = {one: f"{short_name(one[0])} {one[1]}".rstrip() for one in cases}
+    for depth in range(1, 8):
+        often = Counter(names.values())
+        alike = [one for one, name in names.items() if often[name] > 1]
+        if not alike:
+            break
+        for case, variant in alike:
+            path = case.partition("[")[0].replace(".py::", "/").replace("::", "/").split("/")[:-1]
+            names[case, variant] = ":".join([*path[-depth:], f"{short_name(case)} {variant}".rstrip()])
+    return names
+
+
+def _series(one: Series, name: str, environment: int, parts: Sequence[tuple[int, Found]]) -> SeriesRow:
+    starts = [0, *sorted({found.change.at for _, found in parts}), len(one.values)]
+    levels = [
+        Level(first=first, last=end - 1, value=one.values[first] if one.is_exact else median(one.values[first:end]))
+        for first, end in pairwise(starts)
+        if first < end
+    ]
+    return SeriesRow(
+        case=one.case,
+        variant=one.variant,
+        name=name,
+        quantity=one.quantity,
+        unit=one.unit,
+        exact=one.is_exact,
+        environment=environment,
+        points=len(one.values),
+        ratio=levels[-1].value / levels[0].value if levels[0].value else None,
+        runs=list(one.runs),
+        values=list(one.values),
+        words=list(one.words),
+        levels=levels,
+        events=sorted({number for number, _ in parts}),
+    )
+
+
+def _event(number: int, event: Event, rows: Sequence[SeriesRow], history: History, repository: Path) -> EventRow:
+    members = [_member(one, rows[one.series], accepted=history.are_accepted) for one in event.members]
+    members.sort(key=lambda one: -abs(math.log(one.ratio)) if one.ratio else -math.inf)
+    timed = [one for one in members if not rows[one.series].exact]
+    ratios = [one.ratio for one in timed or members if one.ratio is not None]
+    last_old, first_new = event.first - 1, event.last
+    good, bad = history.runs[last_old].commit, history.runs[first_new].commit
+    between = commits_between(repository, good, bad) if good and bad else None
+    reasons = [
+        history.words[rows[one.series].words[one.at]].removeprefix("accepted: ")
+        for one in members
+        if history.are_accepted and history.words[rows[one.series].words[one.at]] != ACCEPTED
+    ]
+    return EventRow(
+        number=number,
+        kind=_kind(event, history, no_code=len(timed) == len(members) and _is_same_code(good, bad)),
+        worse=event.is_worse,
+        ratio=median(ratios) if ratios else None,
+        smallest=min(ratios, default=None),
+        largest=max(ratios, default=None),
+        environments=sorted({rows[one.series].environment for one in members}),
+        last_old=last_old,
+        first_new=first_new,
+        members=members,
+        cases=len({(rows[one.series].case, rows[one.series].variant) for one in members}),
+        good=good,
+        bad=bad,
+        commits=[CommitRow(commit=one.commit, date=one.date, subject=one.subject) for one in between.newest]
+        if between
+        else [],
+        commits_total=between.many if between else None,
+        undoes=[one + 1 for one in event.came_back],
+        undone_by=[one + 1 for one in event.undone_by],
+        machine_ratio=event.machine,
+        reasons=list(dict.fromkeys(reasons)),
+    )
+
+
+def _is_same_code(good: str | None, bad: str | None) -> bool:
+    return good is not None and good == bad == clean(good)
+
+
+def _kind(event: Event, history: History, *, no_code: bool) -> str:
+    if history.are_accepted:
+        return ACCEPTED
+    if event.machine is not None or no_code:
+        return MACHINE
+    return ALARM if event.is_alarm else POSSIBLE
+
+
+def _member(found: Found, row: SeriesRow, *, accepted: bool) -> Member:
+    change = found.change
+    at = next(place for place, level in enumerate(row.levels) if level.first == change.at)
+    return Member(
+        series=found.series,
+        before=change.before,
+        after=change.after,
+        at=change.at,
+        old=row.levels[at - 1].value,
+        new=row.levels[at].value,
+        ratio=_finite(change.ratio),
+        low=_finite(change.low),
+        high=_finite(change.high),
+        p=None if accepted or row.exact else change.p,
+    )
+
+
+def _finite(ratio: float) -> float | None:
+    return ratio if math.isfinite(ratio) else None
+
+
+def _told_apart(texts: Sequence[str]) -> list[str]:
+    """Environments by name; of two that read the same, the second with a number."""
+    seen: dict[str, int] = {}
+    found = []
+    for text in texts:
+        seen[text] = seen.get(text, 0) + 1
+        found.append(text if seen[text] == 1 else f"{text} ({seen[text]})")
+    return found

@@ -1,0 +1,181 @@
+"""A history for a terminal: events first, then a table with a line a series. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from statistics import median
+
+from perflab.history.contents import ACCEPTED, ALARM, MACHINE, POSSIBLE, Contents, EventRow, SeriesRow
+from perflab.history.wording import (
+    difference_text,
+    member_lines,
+    remarks,
+    series_name,
+    short,
+    summary,
+    title,
+    value_text,
+    where,
+)
+from perflab.report.escaping import one_line
+from perflab.report.lines import shorten
+from perflab.units import format_change, format_count
+
+_TICKS = "▁▂▃▄▅▆▇█"
+_SPARK, _LEAST_SPARK = 24, 10
+_BESIDE = 50
+"""Columns of the table that are neither name nor picture take about so much."""
+_LEAST_HEIGHT = 0.1
+_MOST_MEMBERS = 6
+_MOST_COMMITS = 8
+_MOST_IN_FULL = 6
+"""So few series are shown point by point."""
+_MOST_POINTS = 20
+_MOST_LINES = 200
+"""Lines of the table; JSON has all of them."""
+_HEADS = {
+    ALARM: "events",
+    ACCEPTED: "accepted changes",
+    MACHINE: "the machine's, no alarms",
+    POSSIBLE: "possible, no alarms",
+}
+
+
+def as_text(contents: Contents, width: int) -> str:
+    """The text, with a line's end at its end."""
+    return "\n".join(one_line(line) for line in _lines(contents, width)) + "\n"
+
+
+def _lines(contents: Contents, width: int) -> Iterator[str]:
+    yield f"{contents.source}: {summary(contents)}"
+    for one in contents.left_out[:_MOST_COMMITS]:
+        yield f"left out: {one.file}: {one.problem}"
+    if len(contents.left_out) > _MOST_COMMITS:
+        more = format_count(len(contents.left_out) - _MOST_COMMITS, "more file")
+        yield f"and {more} left out; --format=json names all"
+    yield ""
+    for kind, head in _HEADS.items():
+        events = [one for one in contents.events if one.kind == kind]
+        if events:
+            yield head
+            for event in reversed(events):
+                yield from _event(event, contents, width)
+            yield ""
+    if not contents.events:
+        yield "no event: nothing changed its level"
+        yield ""
+    yield from _table(contents, width)
+    if len(contents.series) <= _MOST_IN_FULL:
+        for row in contents.series:
+            yield from _points(row, contents, width)
+
+
+def _points(row: SeriesRow, contents: Contents, width: int) -> Iterator[str]:
+    """The last points of a series, the newest first, with what was said of each."""
+    yield shorten(series_name(row), width)
+    points = list(zip(row.runs, row.values, row.words, strict=True))[-_MOST_POINTS:]
+    for run, value, word in reversed(points):
+        one = contents.runs[run]
+        commit = short(one.commit) if one.commit else ""
+        when, value_said = one.created[:16].replace("T", " "), value_text(value, row.unit)
+        line = f"  {when}  {commit:<7}  {value_said:>9}  {contents.words[word]}"
+        yield shorten_end(line.rstrip(), width)
+    yield ""
+
+
+def shorten_end(line: str, width: int) -> str:
+    """Cut at its end."""
+    return line if len(line) <= width else f"{line[: width - 1]}…"
+
+
+def _event(event: EventRow, contents: Contents, width: int) -> Iterator[str]:
+    yield from _wrapped(f"{event.number}  ", title(event, contents), width)
+    yield from _wrapped("   ", where(event, contents), width)
+    for remark in remarks(event, contents):
+        yield from _wrapped("   ", remark, width)
+    for one in event.commits[:_MOST_COMMITS]:
+        yield shorten_end(f"     {short(one.commit)} {one.date} {one.subject}", width)
+    if event.commits_total is not None and event.commits_total > min(len(event.commits), _MOST_COMMITS):
+        yield f"     and {event.commits_total - min(len(event.commits), _MOST_COMMITS)} more"
+    if len(event.members) > 1:
+        for line in member_lines(event, contents, _MOST_MEMBERS):
+            yield shorten(f"     {line}", width)
+
+
+def _wrapped(head: str, text: str, width: int) -> Iterator[str]:
+    line = head
+    for word in text.split(" "):
+        if len(line) > len(head) and len(line) + 1 + len(word) > width:
+            yield line
+            line = " " * len(head)
+        line += word if line == head or not line.strip() else f" {word}"
+    yield line
+
+
+def _table(contents: Contents, width: int) -> Iterator[str]:
+    shown = 0
+    for number, environment in enumerate(contents.environments):
+        rows = [row for row in contents.series if row.environment == number]
+        if not rows:
+            continue
+        rows.sort(key=lambda row: not row.events)  # what changed stands first
+        if shown >= _MOST_LINES:
+            break
+        yield environment
+        yield from _rows(rows[: _MOST_LINES - shown], width)
+        shown += len(rows[: _MOST_LINES - shown])
+        yield ""
+    if shown < len(contents.series):
+        yield f"{len(contents.series) - shown} more series: choose with --case or --quantity; --format=json has all"
+
+
+def _rows(rows: Sequence[SeriesRow], width: int) -> Iterator[str]:
+    heads = ("case", "quantity", "history", "points", "last", "change", "events")
+    longest = max(len(row.name) for row in rows)
+    spark = min(_SPARK, max(_LEAST_SPARK, width - _BESIDE - longest))
+    cells = [
+        (
+            row.name,
+            row.quantity,
+            sparkline(row.values, spark),
+            str(len(row.values)),
+            value_text(row.values[-1], row.unit),
+            since_start(row),
+            ", ".join(map(str, row.events)),
+        )
+        for row in rows
+    ]
+    widths = [max(len(line[at]) for line in [heads, *cells]) for at in range(len(heads))]
+    widths[0] = min(widths[0], max(12, width - sum(widths[1:]) - 2 * (len(heads) - 1)))
+    last = ""
+    for line in [heads, *cells]:
+        name = "" if line[0] == last else shorten(line[0], widths[0])
+        last = line[0]
+        fields = [name.ljust(widths[0]), line[1].ljust(widths[1]), line[2].ljust(widths[2])]
+        fields += [line[at].rjust(widths[at]) for at in (3, 4, 5)]
+        yield "  ".join([*fields, line[6]]).rstrip()
+
+
+def since_start(row: SeriesRow) -> str:
+    """The change from the first level to the last one."""
+    if len(row.levels) == 1:
+        return "same"
+    if row.exact:
+        return difference_text(row.levels[0].value, row.levels[-1].value, row.unit)
+    return format_change(row.ratio) if row.ratio is not None else "from 0"
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Values as bars, thinned to ``width`` by medians of neighbours.
+
+    Full height is a tenth of the values at least, so that noise does not look like a change; one level is a line in the
+    middle.
+    """
+    many = min(len(values), width)
+    edges = [round(at * len(values) / many) for at in range(many + 1)]
+    thin = [median(values[start:end]) for start, end in pairwise(edges)]
+    low, high = min(thin), max(thin)
+    height = max(high - low, _LEAST_HEIGHT * high) or 1.0
+    bottom = (low + high - height) / 2
+    return "".join(_TICKS[min(len(_TICKS) - 1, int((one - bottom) / height * len(_TICKS)))] for one in thin)

@@ -1,0 +1,134 @@
+"""An event in words, the same for a terminal and for the page. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perflab.history.contents import ACCEPTED, MACHINE, POSSIBLE, Contents, EventRow, Member, SeriesRow
+from perflab.units import format_bytes, format_change, format_count, format_interval, format_ns, format_si
+
+_SHORT = 7
+_LONG = 1e7
+
+
+def value_text(value: float, unit: str) -> str:
+    """A value with its unit."""
+    if unit == "ns":
+        return format_ns(value)
+    if unit == "bytes":
+        return format_bytes(int(value))
+    return f"{value:,.15g}" if value < _LONG else format_si(value)
+
+
+def series_name(row: SeriesRow) -> str:
+    """``latency of step[small]``."""
+    return f"{row.quantity} of {row.name}"
+
+
+def title(event: EventRow, contents: Contents) -> str:
+    """``slower: +8.1 % (+6.9 %…+9.4 %), latency of step[small] and 3 more cases``."""
+    rows = contents.series
+    timed = any(not rows[one.series].exact for one in event.members)
+    word = ("slower" if event.worse else "faster") if timed else ("needs more" if event.worse else "needs less")
+    if event.kind == ACCEPTED:
+        word = f"accepted, {word}"
+    first = _first(event, rows)
+    others = event.cases - 1
+    shared = f" and {format_count(others, 'more case')}" if others else ""
+    return f"{word}: {_size(event, first, rows)}, {series_name(rows[first.series])}{shared}"
+
+
+def _first(event: EventRow, rows: Sequence[SeriesRow]) -> Member:
+    """The member that speaks for all: a time, if there is one; the largest change."""
+    timed = [one for one in event.members if not rows[one.series].exact]
+    return (timed or event.members)[0]
+
+
+def _size(event: EventRow, first: Member, rows: Sequence[SeriesRow]) -> str:
+    row = rows[first.series]
+    if row.exact:
+        return f"{values_text(first, row)} ({member_change(first, row)})"
+    if event.cases == 1 or event.smallest is None or event.largest is None or event.ratio is None:
+        return member_change(first, row)
+    return f"{format_change(event.ratio)} ({format_interval(event.smallest, event.largest)} over the cases)"
+
+
+def values_text(member: Member, row: SeriesRow) -> str:
+    """``1.20 ms -> 1.31 ms``."""
+    return f"{value_text(member.old, row.unit)} -> {value_text(member.new, row.unit)}"
+
+
+def difference_text(old: float, new: float, unit: str) -> str:
+    """``+12.0 KiB``; ``same`` of equal values."""
+    return "same" if new == old else f"{'+' if new > old else '-'}{value_text(abs(new - old), unit)}"
+
+
+def member_change(member: Member, row: SeriesRow) -> str:
+    """``+8.1 % (+6.9 %…+9.4 %)``; of what is exact, the difference."""
+    if row.exact:
+        return difference_text(member.old, member.new, row.unit)
+    if member.ratio is None:
+        return "from 0"
+    if member.low is None or member.high is None or member.low == member.high:
+        return format_change(member.ratio)
+    return f"{format_change(member.ratio)} ({format_interval(member.low, member.high)})"
+
+
+def where(event: EventRow, contents: Contents) -> str:
+    """``2026-11-03, abc1234..def5678 (3 commits)``."""
+    runs = contents.runs
+    old, new = runs[event.last_old], runs[event.first_new]
+    dates = list(dict.fromkeys((old.created[:10], new.created[:10])))
+    said = " to ".join(dates)
+    if event.good is None or event.bad is None:
+        return f"{said}, between {old.file} and {new.file}, which name no commits"
+    span = f"{short(event.good)}..{short(event.bad)}"
+    if event.commits_total is None:
+        return f"{said}, {span} (this repository does not have them)"
+    return f"{said}, {span} ({format_count(event.commits_total, 'commit')})"
+
+
+def short(commit: str) -> str:
+    """``abc1234``, with ``+dirty`` behind it where files differed."""
+    name, plus, rest = commit.partition("+")
+    return name[:_SHORT] + plus + rest
+
+
+def remarks(event: EventRow, contents: Contents) -> list[str]:
+    """What else is to be known of an event, as sentences."""
+    said = []
+    if event.kind == POSSIBLE:
+        said.append("no alarm: among so many series a change like this one comes by chance")
+    if event.kind == MACHINE and event.machine_ratio is not None:
+        said.append(
+            f"the machine's: fixed work, timed beside the cases, changed by {format_change(event.machine_ratio)}"
+        )
+    elif event.kind == MACHINE:
+        said.append("not the code's: both sides are the same commit")
+    for number in event.undoes:
+        said.append(f"the level before event {number} came back")
+    for number in event.undone_by:
+        said.append(f"it did not stay: event {number} took it back")
+    said += [f"reason: {reason}" for reason in event.reasons]
+    return said
+
+
+def member_lines(event: EventRow, contents: Contents, most: int) -> list[str]:
+    """Its members, a line each; those past ``most`` are counted."""
+    lines = []
+    for one in event.members[:most]:
+        row = contents.series[one.series]
+        lines.append(f"{series_name(row)}: {values_text(one, row)}  {member_change(one, row)}")
+    left = len(event.members) - most
+    return lines + ([f"and {left} more series"] if left > 0 else [])
+
+
+def summary(contents: Contents) -> str:
+    """One line: what was read."""
+    runs, cases = contents.runs, {(row.case, row.variant) for row in contents.series}
+    dates = list(dict.fromkeys((runs[0].created[:10], runs[-1].created[:10]))) if runs else []
+    what = "commit with baselines" if contents.accepted else "run"
+    many = f"{len(runs)} {what.replace('commit', 'commits')}" if len(runs) != 1 and contents.accepted else None
+    counted = many or format_count(len(runs), what)
+    over = f", {' to '.join(dates)}" if dates else ""
+    return f"{counted}{over}; {format_count(len(cases), 'case')}, {len(contents.series)} series"

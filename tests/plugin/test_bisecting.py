@@ -1,0 +1,157 @@
+"""``perflab history --bisect`` from outside: a small project whose cost changes in one of several commits."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from perflab.cli import main
+from perflab.history.bisect import run
+from perflab.history.bisect.state import PLACE, State
+from tests.harness.histories import write_runs
+from tests.plugin.conftest import Project, begin_repository, commit, git, worktrees
+
+NAME = "test_story.py::test_work"
+CASE = """
+from pathlib import Path
+
+import torch
+from conftest import Virtual
+
+here = Path(__file__).parent
+
+def work(x):
+    import engine
+    Virtual.now_ns += round(1_000_000 * engine.COST_MS)
+    for _ in range(engine.OPERATORS):
+        x = x + 1
+    return x
+
+def test_work(perf):
+    assert perf(work, torch.zeros(4)) is not None
+"""
+
+
+def engine(project: Project, cost_ms: float, operators: int, text: str = "") -> None:
+    (project.pytester.path / "engine.py").write_text(f"COST_MS = {cost_ms}\nOPERATORS = {operators}\n{text}")
+
+
+@pytest.fixture
+def repository(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """A project of one commit, in whose folder we are."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "executable", project.python)
+    monkeypatch.chdir(project.pytester.path)
+    project.test_file.write_text(CASE)
+    engine(project, 100, 3)
+    begin_repository(project)
+    git(project, "tag", "good")
+    return project
+
+
+def develop(project: Project, *, costly: int, broken: int | None = None) -> None:
+    """Six more commits: from one of them on the case costs more, and at one it cannot be imported."""
+    for number in range(1, 7):
+        cost_ms, operators = (108, 4) if number >= costly else (100, 3)
+        engine(project, cost_ms, operators, "import missing_module\n" if number == broken else "")
+        (project.pytester.path / "notes.txt").write_text(str(number))
+        commit(project, "cost more" if number == costly else f"change {number}")
+
+
+def ask(*arguments: str) -> list[str]:
+    return ["history", f"--bisect={NAME}", "--good=good", "--bad=HEAD", *arguments]
+
+
+def test_a_count_is_bisected_without_timing_and_what_was_tried_is_not_tried_again(
+    repository: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    develop(repository, costly=4)
+    assert main(ask("--quantity=operators")) == 0
+    output, progress = capsys.readouterr()
+    lines = output.splitlines()
+    assert re.fullmatch(
+        rf"operators of {NAME}: [0-9a-f]{{7}}\.\.[0-9a-f]{{7}} \(6 commits\): operators 3 -> 4", lines[0]
+    )
+    assert re.fullmatch(r"[0-9a-f]{7} cost more: this commit brought the step", lines[-1])
+    assert any(re.fullmatch(r"  good    [0-9a-f]{7} change 3: operators 3", line) for line in lines)
+    assert any(re.fullmatch(r"  bad     [0-9a-f]{7} cost more: operators 4", line) for line in lines)
+    assert len(lines) <= 2 + 3, "six commits take three trials at most"
+    assert "comparing the ends" in progress
+    assert worktrees(repository) <= 3, "no more worktrees than the cache keeps"
+
+    assert main(ask("--quantity=operators")) == 0
+    again, progress = capsys.readouterr()
+    assert again == output
+    assert "trying" not in progress
+    assert "resumed: " in progress
+
+
+def test_the_range_is_that_of_the_cases_newest_event_and_a_part_of_its_name_is_enough(
+    repository: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    develop(repository, costly=3)
+    commits = git(repository, "rev-list", "--reverse", "HEAD").split()
+    nights = [commits[1]] * 3 + [commits[4]] * 3
+    write_runs(
+        repository.pytester.path / ".perflab/nights",
+        6,
+        {NAME: lambda run: {"operators": 4 if run >= 3 else 3}, f"{NAME}_else": lambda run: {"operators": 9}},
+        commits=nights.__getitem__,
+    )
+    assert main(["history", ".perflab/nights", "--bisect=story"]) == 2
+    assert "its history has 2 such cases" in capsys.readouterr().err
+    assert main(["history", ".perflab/nights", f"--bisect={NAME}_else"]) == 2
+    assert "has no event in this history\n  -> name a range: --good=COMMIT --bad=COMMIT" in capsys.readouterr().err
+    assert main(["history", ".perflab/nights", f"--bisect={NAME}"]) == 0
+    output, progress = capsys.readouterr()
+    assert f"event 1: operators of {NAME}" in progress
+    assert f"{commits[1][:7]}..{commits[4][:7]} (3 commits): operators 3 -> 4" in output
+    assert re.search(r"\n[0-9a-f]{7} cost more: this commit brought the step\n$", output)
+
+
+def test_a_commit_at_which_the_case_does_not_run_is_skipped_and_the_answer_names_what_is_left(
+    repository: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    develop(repository, costly=4, broken=3)
+    assert main(ask("--quantity=operators")) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert any(
+        re.fullmatch(r"  skipped [0-9a-f]{7} change 3: .*No module named 'missing_module'.*", line) for line in lines
+    )
+    assert lines[-3].startswith("one of these 2 commits brought the step")
+    assert [line.split(" ", 3)[3] for line in lines[-2:]] == ["change 3", "cost more"]
+
+
+def test_a_time_is_bisected_in_turns_and_an_interrupted_search_resumes(
+    repository: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    develop(repository, costly=5)
+    keep = run.keep
+
+    def keep_and_stop(state: State, root: Path) -> None:
+        keep(state, root)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(run, "keep", keep_and_stop)
+        assert main(ask()) == 130
+    capsys.readouterr()
+    assert json.loads((repository.pytester.path / PLACE).read_text())["ends"].startswith("latency +8.0% (+7")
+    assert main(ask()) == 0
+    output, progress = capsys.readouterr()
+    assert "comparing the ends" not in progress
+    assert re.search(r"\n  bad     [0-9a-f]{7} cost more: \+8\.0%.*\n", output)
+    assert re.search(r"\n[0-9a-f]{7} cost more: this commit brought the step\n", output)
+
+
+def test_a_step_inside_the_noise_stops_the_search(repository: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    develop(repository, costly=7)
+    assert main(ask()) == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith(
+        "stopped: the step is inside the noise: between the ends of the range this machine finds 0.0%"
+    )
