@@ -59,7 +59,7 @@ def gather(series: Sequence[Series], groups: Sequence[str], found: Sequence[Foun
     Args:
         series: what was judged.
         groups: by place, what the exact quantities and times of one machine have in common.
-        found: the changes. Alarms and possible ones make events apart, so that no alarm rests on what is possible.
+        found: the changes. No alarm rests on what is possible, but what is possible may belong to one.
     """
     kinds: dict[tuple[bool, int, bool], list[Found]] = {}
     for one in found:
@@ -71,8 +71,9 @@ def gather(series: Sequence[Series], groups: Sequence[str], found: Sequence[Foun
             events.append(Event(groups[place], worse, alarm, members, first, last))
     events = _joined(series, events)
     for event in events:
-        timed = [one for one in event.members if not series[one.series].is_exact]
-        event.ratio = math.exp(median(_log(one.change.ratio) for one in timed or event.members))
+        sure = [one for one in event.members if one.is_alarm] or event.members
+        timed = [one for one in sure if not series[one.series].is_exact]
+        event.ratio = math.exp(median(_log(one.change.ratio) for one in timed or sure))
     events.sort(key=lambda event: (event.first, event.last, not event.is_worse, event.group))
     _note_returns(events)
     return events
@@ -125,26 +126,34 @@ def _most_common(rows: Sequence[tuple[int, int, Found]]) -> int:
 
 
 def _joined(series: Sequence[Series], events: Sequence[Event]) -> list[Event]:
-    """The same with exact changes as part of the event in time that they explain."""
-    exact = [event for event in events if all(series[one.series].is_exact for one in event.members)]
-    kept = [event for event in events if event not in exact]
-    for event in exact:
-        home = next(
-            (
-                other
-                for other in kept
-                if (other.group, other.is_worse, other.is_alarm) == (event.group, event.is_worse, event.is_alarm)
-                and other.first <= event.last
-                and event.first <= other.last
-            ),
-            None,
-        )
+    """The same with fewer: exact changes belong to the event in time that they explain, possible ones to an alarm.
+
+    Only what is certain says where an event lies.
+    """
+    kept: list[Event] = []
+    for event in sorted(events, key=lambda event: (not event.is_alarm, not _timed(series, event))):
+        home = next((other for other in kept if _belongs(series, event, other)), None)
         if home is None:
             kept.append(event)
             continue
         home.members.extend(event.members)
-        home.first, home.last = max(home.first, event.first), min(home.last, event.last)
+        if event.is_alarm:
+            home.first, home.last = max(home.first, event.first), min(home.last, event.last)
     return kept
+
+
+def _belongs(series: Sequence[Series], event: Event, other: Event) -> bool:
+    """Whether an event is part of another one: one direction, perhaps one run, and no times of two machines."""
+    if (event.group, event.is_worse) != (other.group, other.is_worse):
+        return False
+    own, others = _timed(series, event), _timed(series, other)
+    same_place = not own or not others or not own.isdisjoint(others)
+    return same_place and event.first <= other.last and other.first <= event.last
+
+
+def _timed(series: Sequence[Series], event: Event) -> set[int]:
+    """The machines whose times changed in an event."""
+    return {series[one.series].place for one in event.members if not series[one.series].is_exact}
 
 
 def _note_returns(events: Sequence[Event]) -> None:

@@ -351,10 +351,12 @@ def test_what_passes_one_percent_alone_is_possible_and_no_alarm(
     from perflab.history import change_points
 
     def invented(series: Any) -> list[list[change_points.Change]]:
-        """Of a hundred series one has a chance that one in a hundred would have, and one is certain."""
-        chances = {0: 0.008, 1: 1e-9}
+        """Of a hundred series two have a chance that one in a hundred would have, and one is certain."""
+        seen = {0: (5, 0.008), 1: (10, 1e-9), 2: (10, 0.008)}
         return [
-            [change_points.Change(9, 10, 10, 1.05, 1.02, 1.08, chances[at], None)] if at in chances else []
+            [change_points.Change(run - 1, run, run, 1.05, 1.02, 1.08, p, None) for run, p in [seen[at]]]
+            if at in seen
+            else []
             for at in range(len(series))
         ]
 
@@ -362,9 +364,9 @@ def test_what_passes_one_percent_alone_is_possible_and_no_alarm(
     write_runs(tmp_path, 20, {case_name(number): latency(lambda run: 1e6, number) for number in range(100)})
     contents = contents_in(tmp_path)
     assert {event.kind: [contents.series[one.series].name for one in event.members] for event in contents.events} == {
-        "alarm": ["step[1]"],
+        "alarm": ["step[1]", "step[2]"],
         "possible": ["step[0]"],
-    }
+    }, "what is possible by itself belongs to an alarm at its place"
     text = as_text(contents, 100)
     assert text.index("\nevents\n") < text.index("\npossible, no alarms\n")
     assert "no alarm: among so many series a change like this one comes by chance" in text
