@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from perflab.data import Amount, Data, Parameters, Positive, Share
-from perflab.profiles.records import Explanation, Profile
+from perflab.profiles.records import Explanation, PeakExplanation, Profile
 from perflab.records import Environment, TierRecord
 
 
@@ -201,6 +201,8 @@ class Record(TierRecord, frozen=True):
     """The same with the code of its anchor."""
     explained: Explanation | None = None
     """Of a case that became worse: what it does otherwise than before."""
+    explained_peak: PeakExplanation | None = None
+    """Of one that needs more memory: what is alive at its peak and was not before."""
 
 
 def per_call_ns(samples_ns: list[int], repetitions: int) -> list[float]:
