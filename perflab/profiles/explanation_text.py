@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perflab.profiles.records import GAPS, LET_GO, Explanation, Part, PeakChange, PeakExplanation
+from perflab.profiles.records import LET_GO, UNNAMED, Explanation, Part, PeakChange, PeakExplanation
 from perflab.units import format_bytes, format_ns
 
 MOST = 3
@@ -71,7 +71,7 @@ def _what(part: Part) -> str:
         return f"{many} {part.operator}{others}{where}{line}"
     if part.shapes:
         return f"{part.operator} on other inputs, {part.shapes}{where}{line}"
-    if part.operator in GAPS:
+    if part.operator in UNNAMED:
         what = f"{'less' if part.change_ns < 0 else 'more'} {part.operator}"
     else:
         what = f"{part.operator} {'faster' if part.change_ns < 0 else 'slower'} at the same shapes"

@@ -34,6 +34,9 @@ not PyTorch's own, an ``autograd.Function`` among them; ``other`` is what no ope
 """
 GAPS = ("host wait", "kernel wait", "python")
 """Categories that are no operator's."""
+DISPATCH = "dispatch"
+UNNAMED = (*GAPS, DISPATCH)
+"""Categories that stand in an operator's place: of gaps, and of PyTorch's own work in a compact profile."""
 
 
 class ProfileRow(Data, frozen=True):
@@ -78,6 +81,8 @@ class Profile(Data, frozen=True):
     rows: list[ProfileRow] = []
     """The most time first."""
     notes: list[str] = []
+    is_compact: bool = False
+    """Whether it was cut for a baseline: a row without places then stands for all further calls of its operator."""
 
     @property
     def explained_ns(self) -> float:

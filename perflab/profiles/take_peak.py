@@ -106,7 +106,7 @@ def _recorded(workload: Workload, device: torch.device, marking: _Marking) -> _P
 def _run_within_a_range(workload: Workload, marking: _Marking) -> Any:
     """One call, marked, within a range that was opened before the marks.
 
-    The profiler drops events of a device's memory that lie in no range, and a mark ends ranges that are opened within it.
+    The profiler drops events of a device's memory that lie in no range, and a mark ends the ranges opened within it.
     """
     import torch
 

@@ -127,7 +127,7 @@ class Evidence:
         release_memory(device)
         self._progress.show("profile in a fresh process")
         try:
-            found = measure_fresh(self._config, [one.case], str(device), profile=True)[one.case].measurement
+            found = measure_fresh(self._config, [one.case], str(device), profiled=[one.case])[one.case].measurement
         except FreshProcessError as error:
             return Explanation(base=against, problem=could_not(error.problem))
         if found is None or found.profile is None:

@@ -20,6 +20,8 @@ from perflab.measured.store.exact import split
 from perflab.measured.store.other_environments import beside_others
 from perflab.plugin.session.folder import own_folder
 from perflab.plugin.session.saving import Saving
+from perflab.profiles.compact import compact
+from perflab.profiles.records import Profile
 from perflab.records import Policy, Verdict
 from perflab.report.lines import short_name
 from perflab.results import Result
@@ -58,7 +60,8 @@ def _save_what_was_asked(saving: Saving, baselines: Baselines, refused: dict[str
     saving.chosen += len(cases)
     chosen = [saving.results[case] for case in cases]
     records = {case: record for case, record in _measured(saving).items() if case in cases}
-    replicates = Replicates(saving.config, chosen, settings.replicates, saving.budget, saving.notes)
+    profile_ns = settings.stored_profile_ns if settings.evidence == "on" else 0.0
+    replicates = Replicates(saving.config, chosen, settings.replicates, saving.budget, saving.notes, profile_ns)
     stopped: KeyboardInterrupt | None = None
     if not saving.interrupted:
         try:
@@ -67,7 +70,7 @@ def _save_what_was_asked(saving: Saving, baselines: Baselines, refused: dict[str
             stopped = error
     fit = replicates.fitness()
     entries = {
-        case: _entry(record, replicates.kept(case), saving.now, saving.commit, fit.get(case))
+        case: _entry(record, replicates.kept(case), saving.now, saving.commit, fit.get(case), replicates.profile(case))
         for case, record in records.items()
     }
     accepts = settings.noisy == "accept"
@@ -153,11 +156,20 @@ def _reading(saving: Saving, baselines: Baselines, result: Result, refused: Entr
         return None
     policy, replicates = result.policy or Policy(), record.fresh or [record.summary]
     found = fitness(replicates, record.environment, policy)
-    entry = refused or _entry(record, replicates, saving.now, None, found)
+    profile = record.measurement.profile if record.measurement is not None else None
+    kept = compact(profile) if profile is not None else None
+    entry = refused or _entry(record, replicates, saving.now, None, found, kept)
     return Reading(entry, policy, is_worse=verdict is Verdict.REGRESSED)
 
 
-def _entry(record: Record, replicates: list[Replicate], now: str, commit: str | None, found: Fitness | None) -> Entry:
+def _entry(
+    record: Record,
+    replicates: list[Replicate],
+    now: str,
+    commit: str | None,
+    found: Fitness | None,
+    profile: Profile | None,
+) -> Entry:
     return Entry(
         environment=record.environment,
         recorded=now,
@@ -165,6 +177,6 @@ def _entry(record: Record, replicates: list[Replicate], now: str, commit: str | 
         parameters=record.parameters,
         out_of_memory=record.out_of_memory,
         commit=commit,
-        profile=record.measurement.profile if record.measurement is not None else None,
+        profile=profile,
         noisy=found.marks if found is not None else [],
     )

@@ -260,9 +260,10 @@ class Local(Measuring):
             measured = super()._measure(workload)
         else:
             self.progress("in a fresh process")
-            found = measure_fresh(
-                self.config, [state.case], str(self.device), self._share_s(), profile=state.settings.profile
-            )[state.case]
+            profiled = [state.case] if state.settings.profile else []
+            found = measure_fresh(self.config, [state.case], str(self.device), self._share_s(), profiled=profiled)[
+                state.case
+            ]
             self._learned.out_of_memory = found.out_of_memory
             measured = None if found.measurement is None else Measured(found.measurement, workload.run())
         return measured
