@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from perflab.data import changed
 from perflab.errors import UsageError
 from perflab.measure import clock
 from perflab.measure.allocator import keep_freed_memory
@@ -31,7 +32,7 @@ from perflab.measure.nvtx import (
     nvtx_range,
     with_ranges,
 )
-from perflab.measure.records import Measurement, Replicate, per_call_ns, summarize
+from perflab.measure.records import Measurement, OutOfMemory, Replicate, per_call_ns, summarize
 from perflab.measure.sampling import Plan, Progress, collect, warm_up
 from perflab.measure.span import check_agreement
 from perflab.measure.statistics import relative_half_width
@@ -197,6 +198,16 @@ def try_take_apart(workload: Workload, device: torch.device) -> TakenApart:
 
     found = _tried(lambda: take_peak(workload, device))
     return TakenApart(problem=found) if isinstance(found, str) else TakenApart(found)
+
+
+def with_what_was_alive(found: OutOfMemory, workload: Workload, device: torch.device) -> OutOfMemory:
+    """The same with what is alive when another call runs out of memory, if it does."""
+    from perflab.profiles.take_peak import take_failure
+
+    failure = _tried(lambda: take_failure(workload, device))
+    if failure is None or isinstance(failure, str):
+        return found
+    return changed(found, alive=failure.alive.parts, asked_by=failure.asked_by)
 
 
 def _tried(take: Callable[[], _Found]) -> _Found | str:

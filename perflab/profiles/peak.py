@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -68,16 +68,19 @@ class Askers:
         return self._phases_at[number][1] if number >= 0 else ""
 
 
-def made_by_call(events: Sequence[BlockEvent], began_ns: int, askers: Askers) -> list[PeakPart]:
+def made_by_call(
+    events: Sequence[BlockEvent], began_ns: int, askers: Askers, failed_ns: int | None = None
+) -> list[PeakPart]:
     """What a call has made, and let go of what was there, up to its peak: what it rises above its beginning.
 
     Args:
         events: of the allocator, in order of time; those of earlier calls say whose a block is that this one frees.
         began_ns: when the call began.
         askers: who asked for what.
+        failed_ns: when it ran out of memory; then that moment is meant, and no peak.
     """
-    first = next((number for number, one in enumerate(events) if one.time_ns >= began_ns), len(events))
-    end = _peak(events, first)
+    first = bisect_left(events, began_ns, key=_time)
+    end = _peak(events, first) if failed_ns is None else bisect_left(events, failed_ns, key=_time)
     there: dict[int, int] = {}
     """By address, the number of the event that gave the block."""
     freed: dict[int, int] = {}
@@ -97,10 +100,15 @@ def made_by_call(events: Sequence[BlockEvent], began_ns: int, askers: Askers) ->
         if events[number].size_bytes > 0 and freed.get(number, end) >= end:
             last = askers.at(events[freed[number]]) if number in freed else None
             asked = askers.at(events[number])
-            parts.append(
-                _part(category_of(asked.phase, last.phase if last else None), events[number].size_bytes, asked)
-            )
+            category = category_of(asked.phase, last.phase if last is not None else None)
+            if failed_ns is not None:  # nobody knows what would have become of it
+                category = f"made by the {asked.phase or 'call'}"
+            parts.append(_part(category, events[number].size_bytes, asked))
     return summed(parts)
+
+
+def _time(event: BlockEvent) -> int:
+    return event.time_ns
 
 
 def _peak(events: Sequence[BlockEvent], first: int) -> int:

@@ -8,7 +8,7 @@ import torch
 from nocuda import Gpu, is_active, library
 from perflab.measure.memory import measure_memory
 from perflab.measure.workload import Step
-from perflab.profiles.take_peak import take_peak
+from perflab.profiles.take_peak import take_failure, take_peak
 
 from .active import needs_nocuda, said_by
 
@@ -160,3 +160,24 @@ def test_the_parts_of_a_training_steps_peak_add_up_to_what_the_gate_measures() -
     assert {part.module for part in backward} <= {"0", "2"}
     assert {part.line.split(":")[0] for part in backward} == {"tests/nocuda/test_memory.py"}
     assert backward
+
+
+def test_a_step_that_fills_the_device_says_what_was_alive_and_who_asked_for_more() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    net = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096) for _ in range(6))).to(device)
+    data = torch.ones(16_384, 4096, device=device)
+    step = Step(lambda: net(data).sum(), lambda loss: loss.backward())
+    needed = 16_384 * 4096 * 4
+    torch.cuda.empty_cache()
+    room = torch.cuda.memory_reserved() + 3 * needed + needed // 2
+    torch.cuda.set_per_process_memory_fraction(room / Gpu().total_bytes)
+    try:
+        found = take_failure(step, device)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert found is not None
+    assert (found.asked_by.operator, found.asked_by.module) == ("aten::addmm", "*")
+    made = [part for part in found.alive.parts if part.category == "made by the forward"]
+    assert [(part.operator, part.blocks, part.size_bytes) for part in made] == [("aten::addmm", 3, 3 * needed)]
+    held = sum(part.size_bytes for part in found.alive.parts) - 3 * needed
+    assert held == data.nbytes + sum(-(-one.nbytes // 512) * 512 for one in net.parameters())

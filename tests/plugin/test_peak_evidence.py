@@ -133,6 +133,22 @@ def test_two_versions_that_are_compared_are_told_apart_in_the_same_way(step: Pro
     assert explained(step)["parts"][0]["change_bytes"] == 3 * 63 * ROW
 
 
+def test_a_step_that_runs_out_of_memory_says_what_was_alive_and_what_would_free_it(step: Project) -> None:
+    model(step, rows=64)
+    text = (step.pytester.path / "net.py").read_text()
+    (step.pytester.path / "net.py").write_text(
+        text.replace("return self.head(x)", "torch.empty(2**50, dtype=torch.uint8)\n        return self.head(x)")
+    )
+    result = step.run("--perf-json=results.json", "-v")
+    result.assert_outcomes(skipped=1)
+    assert "out of memory: 1024 TiB asked for, by aten::empty in Net (net.py:23)" in said(result)
+    alive = said(result).partition("alive then: ")[2]
+    assert alive.startswith("43.5 KiB, of which 36.0 KiB made by the forward in blocks.*, ")
+    assert "checkpointing blocks.* would free up to 36.0 KiB of it" in alive
+    (one,) = json.loads((step.pytester.path / "results.json").read_text())["results"]
+    assert sum(part["size_bytes"] for part in one["outcome"]["out_of_memory"]["alive"]) > 36 * 1024
+
+
 def test_a_baseline_that_is_not_committed_is_a_reason_and_evidence_can_be_turned_off(step: Project) -> None:
     begin_repository(step)
     model(step, first="# not committed\n")

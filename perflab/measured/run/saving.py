@@ -175,7 +175,9 @@ def _entry(
         recorded=now,
         replicates=replicates,
         parameters=record.parameters,
-        out_of_memory=record.out_of_memory,
+        out_of_memory=changed(record.out_of_memory, alive=[], asked_by=None, remedies=[])
+        if record.out_of_memory
+        else None,
         commit=commit,
         profile=profile,
         noisy=found.marks if found is not None else [],
