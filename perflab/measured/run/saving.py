@@ -7,7 +7,7 @@ from dataclasses import replace
 from perflab.data import changed
 from perflab.errors import BaselineError
 from perflab.measure.nvtx import ranges_asked
-from perflab.measure.records import Record, Replicate
+from perflab.measure.records import OutOfMemory, Record, Replicate
 from perflab.measured.judge.fitness import Fitness, fitness
 from perflab.measured.judge.local_history import Reading
 from perflab.measured.records import Entry, MeasuredCase
@@ -170,14 +170,13 @@ def _entry(
     found: Fitness | None,
     profile: Profile | None,
 ) -> Entry:
+    ran_out = record.out_of_memory  # of which a baseline keeps no more than how much was asked for
     return Entry(
         environment=record.environment,
         recorded=now,
         replicates=replicates,
         parameters=record.parameters,
-        out_of_memory=changed(record.out_of_memory, alive=[], asked_by=None, remedies=[])
-        if record.out_of_memory
-        else None,
+        out_of_memory=OutOfMemory(asked_bytes=ran_out.asked_bytes) if ran_out is not None else None,
         commit=commit,
         profile=profile,
         noisy=found.marks if found is not None else [],
