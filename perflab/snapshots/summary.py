@@ -156,7 +156,7 @@ def _reserved(snapshot: Snapshot, peak: int, alive_bytes: int) -> Iterator[Table
         ("fragments: free space within segments", reserved_bytes - alive_bytes),
         ("reserved", reserved_bytes),
     )
-    columns = (Column("what", "what"), Column("bytes", "size", "exact"))
+    columns = (Column("what", "what"), _SIZE)
     yield Table("reserved", "Reserved by the allocator at the peak", columns, rows)
 
 
