@@ -11,10 +11,14 @@ from perflab.measure.sampling import Progress
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
-_ENDING_S = 0.02
+_ENDING_S = 0.2
 """What a thread with nothing more to do may take to end on a busy machine, such as those of a pool that is gone."""
+_ENDING_USES_S = 0.002
+"""Processor time that it may take meanwhile."""
 _GLANCE_S = 0.0001
 _LOOK_S = 0.005
+_LOOKS = 3
+"""On a busy machine a thread may still be at the last words of its work as the first look begins."""
 _BUSY_SHARE = 0.5
 _CLOCK_OF_A_THREAD = 4 | 2
 """``CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED`` (linux/posix-timers.h)."""
@@ -42,7 +46,7 @@ class BetweenSamples:
         self._looks += 1
         started = set(threading.enumerate()) - self._others
         if started and self._looks > 2:  # before the first call, and after it
-            started = _still_alive(started)
+            started = _running_on(started)
             self._ran_on |= {f"thread {thread.name!r}": None for thread in started}
         self._others |= started
         if what == "memory":  # the samples are over
@@ -50,22 +54,28 @@ class BetweenSamples:
         self._progress(what)
 
 
-def _still_alive(threads: set[threading.Thread]) -> set[threading.Thread]:
+def _running_on(threads: set[threading.Thread]) -> set[threading.Thread]:
+    """Those that compute, or do not end: a wait for the scheduler is no work."""
+    before = {thread: _used_s(thread) for thread in threads}
     deadline_s = time.monotonic() + _ENDING_S
-    while threads and time.monotonic() < deadline_s:
+    computing: set[threading.Thread] = set()
+    while threads - computing and time.monotonic() < deadline_s:
         time.sleep(_GLANCE_S)
         threads = {thread for thread in threads if thread.is_alive()}
-    return threads
+        computing |= {thread for thread in threads if _used_s(thread) - before[thread] > _ENDING_USES_S}
+    return threads | computing
 
 
 def _computing() -> list[threading.Thread]:
     """Threads of Python's, this one left out, that take processor time though nothing is called."""
     if not sys.platform.startswith("linux"):
         return []
-    others = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
-    before = {thread: _used_s(thread) for thread in others}
-    time.sleep(_LOOK_S)
-    return [thread for thread in others if _used_s(thread) - before[thread] > _BUSY_SHARE * _LOOK_S]
+    found = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
+    for _ in range(_LOOKS):
+        before = {thread: _used_s(thread) for thread in found}
+        time.sleep(_LOOK_S if found else 0.0)
+        found = [thread for thread in found if _used_s(thread) - before[thread] > _BUSY_SHARE * _LOOK_S]
+    return found
 
 
 def _used_s(thread: threading.Thread) -> float:
