@@ -45,9 +45,13 @@ def interval_text(one: Quantity) -> str:
         return "exact"
     if one.low is None:
         return ""
+    return "can't tell" if is_vague(one) else format_interval(one.low, one.high if one.high is not None else inf)
+
+
+def is_vague(one: Quantity) -> bool:
+    """Whether its interval says nothing: faster or slower, its ends a factor of ``MEANINGLESS`` apart."""
     high = one.high if one.high is not None else inf
-    vague = one.low <= 1.0 <= high and high >= MEANINGLESS * one.low
-    return "can't tell" if vague else format_interval(one.low, high)
+    return one.low is not None and one.low <= 1.0 <= high and high >= MEANINGLESS * one.low
 
 
 def limit_text(one: Quantity) -> str:

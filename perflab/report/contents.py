@@ -18,7 +18,7 @@ from perflab.records import Change, Drift, Environment, Shortage, Uncompared
 
 KIND, SCHEMA = "perflab report", 1
 STEPS = 20
-"""Of a distribution: 21 quantiles, 5 % apart, whatever number of samples there is."""
+"""Of a distribution with more samples than this and one: 21 quantiles, 5 % apart."""
 Number = int | float
 Scalar = str | int | float | bool | None
 
@@ -49,12 +49,14 @@ class Times(Data, frozen=True):
     samples: int
     repetitions: int
     """Calls in each sample."""
-    quantiles_ns: list[float]
-    """Of one call, from the fastest sample to the slowest, in steps of 5 %."""
     median_ns: float
     noise: float
     """Half the width of the median's interval within the process, as a share."""
     clock: str
+    samples_ns: list[float] = []
+    """Of one call, in the order in which they were taken, if there are 21 at most."""
+    quantiles_ns: list[float] = []
+    """Of more samples: the fastest, the slowest and every 5 % between them, each one that was measured."""
     fresh_ns: list[float] = []
     """Median of each fresh process in which the case was measured again."""
     before_ns: list[float] = []
@@ -238,16 +240,10 @@ def exact_quantities(
 
 
 def quantiles(values: Iterable[float]) -> list[float]:
-    """From the least to the most in ``STEPS`` equal steps, between neighbours by proportion."""
+    """From the least to the most in ``STEPS`` equal steps; each is the value nearest to its rank, so one of them."""
     ordered = sorted(values)
     last = len(ordered) - 1
-    found = []
-    for step in range(STEPS + 1):
-        at = last * step / STEPS
-        below = int(at)
-        above = min(below + 1, last)
-        found.append(round(ordered[below] + (ordered[above] - ordered[below]) * (at - below), 3))
-    return found
+    return [ordered[(last * step + STEPS // 2) // STEPS] for step in range(STEPS + 1)]
 
 
 def first_rows(

@@ -90,10 +90,25 @@ def test_a_measured_case_stands_with_its_numbers_and_what_they_were_compared_wit
 
 
 def test_samples_are_a_distribution_of_bounded_size() -> None:
-    assert quantiles([3.0, 1.0, 2.0]) == [round(1.0 + at / 10, 3) for at in range(STEPS + 1)]
     assert quantiles([5.0]) == [5.0] * (STEPS + 1)
     many = quantiles(float(one) for one in range(100_001))
     assert (len(many), many[0], many[10], many[-1]) == (STEPS + 1, 0.0, 50_000.0, 100_000.0)
+
+
+@pytest.mark.parametrize("often", [1, 7])
+def test_no_reading_is_shown_that_nobody_measured(often: int) -> None:
+    taken = [10.0, 11.0, 12.0, 30.0, 31.0, 32.0] * often  # two ways to run, and nothing between them
+    measurement = Measurement(
+        samples_ns=[round(2 * one) for one in taken], repetitions=2, warmup_calls=3, settled=True, clock="host"
+    )
+    one = result(outcome=record(replicate(20.0, samples=len(taken)), measurement=measurement))
+    times = gather([Source("a", document(one))]).runs[0].cases[0].times
+    assert times is not None
+    if often == 1:
+        assert (times.samples_ns, times.quantiles_ns) == (taken, [])
+    else:
+        assert (times.samples_ns, len(times.quantiles_ns)) == ([], STEPS + 1)
+        assert set(times.quantiles_ns) == set(taken)
 
 
 def test_each_tier_says_what_it_knows() -> None:

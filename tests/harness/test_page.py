@@ -13,10 +13,13 @@ import pytest
 from perflab.cli import main
 from perflab.data import changed
 from perflab.documents import write_document
-from perflab.page.charts import Bar, Strand, bars, stack, steps, strip
+from perflab.page.charts import Bar, bars, stack, steps
+from perflab.page.pictures import pictures_of
 from perflab.page.render import policy
+from perflab.page.strip import Strand, strip
 from perflab.page.svg import ticks
 from perflab.records import Judgement, Verdict
+from perflab.report.contents import Case, Quantity, Times
 from perflab.results import Document, Result
 from tests.harness.browser import chromium, needs_browser, opened
 from tests.harness.large_page import large_run
@@ -298,6 +301,50 @@ def test_a_strip_draws_readings_baseline_limit_and_interval_on_one_axis() -> Non
     assert float(high) > dots[1]
     assert "limit 9.5" in svg
     assert "95 % interval 8.5 to 13.0" in svg
+
+
+def test_a_reading_that_is_off_the_axis_is_said_and_not_drawn() -> None:
+    svg = strip("times", [Strand("samples", "tick", [1.0, 1.1, 1.2, 1.3, 5.63])], "{:.2f} ms".format)
+    (drawn,) = re.findall(r'd="([^"]+)" class="tick"', svg)
+    assert drawn.count("M") == 4
+    assert ">1 beyond: 5.63 ms</text>" in svg
+    ends = [float(x) for x in re.findall(r"M([\d.]+)", drawn)]
+    assert max(ends) < 520 - len("1 beyond: 5.63 ms") * 6  # beside the words, and not below them
+
+
+@pytest.mark.parametrize(("high", "words"), [(None, "1.3 and more"), (50.0, "1.3 to 50.0"), (1.6, "1.3 to 1.6")])
+def test_an_interval_without_an_end_in_sight_runs_out_as_an_arrow(high: float | None, words: str) -> None:
+    svg = strip("times", [Strand("samples", "tick", [1.0, 1.1, 1.2])], str, interval=(1.3, high), middle=1.4)
+    (line,) = re.findall(r'd="([^"]+)" class="interval"', svg)
+    assert ("L" in line) == (high is None or high > 3)
+    assert f"95 % interval {words}</desc>" in svg
+
+
+def test_a_picture_has_the_interval_that_the_table_has() -> None:
+    def told(low: float, high: float | None) -> tuple[str, str]:
+        times = Times(
+            samples=3, repetitions=1, median_ns=2e4, noise=0.1, clock="host", samples_ns=[1.9e4, 2e4, 2.1e4],
+        )  # fmt: skip
+        latency = Quantity(unit="ns", exact=False, now=2e4, before=1e4, ratio=2.0, low=low, high=high, limit=1.05)
+        found = case_of(times=times, quantities={"latency": latency})
+        (picture,) = pictures_of(found)
+        return str(picture.svg), picture.caption
+
+    svg, caption = told(3.37, None)
+    assert "95 % interval 33.7 µs and more" in svg
+    assert "can't tell" not in caption
+    svg, caption = told(0.5, None)
+    assert "95 % interval" not in svg
+    assert "95 % interval: can't tell" in caption
+
+
+def case_of(**changes: Any) -> Case:
+    """A case of a report's contents."""
+    fields: dict[str, Any] = {
+        **{"case": "t.py::test_a", "name": "a", "variant": "", "tier": "measured", "environment": None},
+        **{"verdict": "ok", "reasons": [], "parameters": {}, "quantities": {}},
+    }
+    return Case(**{**fields, **changes})
 
 
 @pytest.mark.parametrize("values", [[1.0], [0.0, 0.0], [1e-9, 1e9], [5.0] * 21])
