@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from perflab.page.case_view import CaseView, verdict_of
 from perflab.page.quantities import change_text, interval_text, title_of
-from perflab.page.table import TONES, Cell, Column, PageTable, Row, number_cell, order, text_cell
+from perflab.page.table import TONES, Cell, Column, PageTable, Row, noise_cell, number_cell, order, text_cell
 from perflab.records import Verdict
 from perflab.report.beside_text import cases_of, name_in
 from perflab.report.contents import Case, Compared, Contents, RunContents
+from perflab.report.lines import with_mark
 from perflab.units import format_change
 
 _SEEN = ("latency", "peak", "bound", "flops", "registers", "spill_store_bytes", "shared_bytes", "warps_per_sm")
@@ -57,7 +58,7 @@ def run_table(run: RunContents, views: Sequence[CaseView]) -> PageTable:
 def _cells(view: CaseView, names: Sequence[str], *, tiers: bool) -> list[Cell]:
     case = view.case
     cells = [
-        text_cell(case.name, href=f"#{view.id}", more=case.variant if case.variant not in case.name else ""),
+        text_cell(case.name, href=f"#{view.id}", more=_behind(case)),
         text_cell(view.verdict, tone=view.tone),
     ]
     for name in names:
@@ -80,16 +81,24 @@ def _cells(view: CaseView, names: Sequence[str], *, tiers: bool) -> list[Cell]:
     ]
 
 
+def _behind(case: Case) -> str:
+    """What stands behind the name: the variant, and whether the case was disturbed."""
+    return with_mark(case.variant if case.variant not in case.name else "", disturbed=bool(case.beside)).strip()
+
+
 def _latency_cells(case: Case, tone: str) -> list[Cell]:
     one, times = case.quantities.get("latency"), case.times
     noise = times.noise if times is not None and times.samples > 1 else None
-    noise_cell = number_cell(noise, "share")
     if one is None or one.ratio is None:
-        return [Cell(number=True), Cell(number=True), noise_cell]
+        return [Cell(number=True), Cell(number=True), noise_cell(noise)]
     change = Cell("" if tone else format_change(one.ratio), order(one.ratio), number=True)
     if tone:
         change = Cell("", order(one.ratio), number=True, more=format_change(one.ratio), tone=tone)
-    return [change, Cell(interval_text(one), order(one.low) if one.low is not None else None, number=True), noise_cell]
+    return [
+        change,
+        Cell(interval_text(one), order(one.low) if one.low is not None else None, number=True),
+        noise_cell(noise),
+    ]
 
 
 def compared_table(contents: Contents) -> PageTable:

@@ -10,8 +10,6 @@ from perflab.report.beside_text import amount
 from perflab.report.contents import Quantity, Table
 from perflab.units import format_change, format_interval, format_percent
 
-CALIBRATION = "calibration "
-"""How quantities begin that tell of the machine, and not of the case."""
 _TITLES = {
     "bound": "lower bound of time",
     "roofline": "roofline time",

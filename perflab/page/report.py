@@ -15,6 +15,7 @@ from perflab.page.table import TONES, PageTable
 from perflab.records import Verdict
 from perflab.report.beside_text import run_facts
 from perflab.report.contents import Contents, RunContents
+from perflab.report.lines import MARKED
 from perflab.report.tally import ACCEPTED
 from perflab.units import format_names
 
@@ -41,6 +42,11 @@ class RunView:
     environments: PageTable | None
     disturbances: Sequence[str]
     calibration: PageTable | None
+
+    @property
+    def legend(self) -> str:
+        """What the mark behind a case's name is, if any has it."""
+        return MARKED if any(case.beside for case in self.run.cases) else ""
 
 
 def report_page(contents: Contents) -> str:

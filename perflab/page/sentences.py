@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from perflab.measure.records import Evidence
-from perflab.page.quantities import CALIBRATION
 from perflab.report.beside_text import amount
-from perflab.report.contents import Case
+from perflab.report.contents import CALIBRATION, Case
 from perflab.units import format_count, format_ns, format_percent
 
 

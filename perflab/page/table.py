@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from perflab.report.beside_text import amount
-from perflab.units import format_ratio
+from perflab.units import format_noise, format_ratio
 
 NOTHING = "–"
 MOST_COLUMNS = 60
@@ -71,6 +71,11 @@ def number_cell(value: float | None, unit: str, more: str = "", tone: str = "") 
     if value is None:
         return Cell(number=True)
     return Cell(written(value, unit), sort=order(value), number=True, more=more, tone=tone)
+
+
+def noise_cell(share: float | None) -> Cell:
+    """Half the width of a median's interval, sorted by its value."""
+    return Cell(format_noise(share), sort=order(share), number=True) if share is not None else Cell(number=True)
 
 
 def order(value: float) -> float | int:

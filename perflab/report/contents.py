@@ -19,6 +19,8 @@ from perflab.records import Change, Drift, Environment, Shortage, Uncompared
 KIND, SCHEMA = "perflab report", 1
 STEPS = 20
 """Of a distribution with more samples than this and one: 21 quantiles, 5 % apart."""
+CALIBRATION = "calibration "
+"""How quantities begin that tell of the machine, and not of the case."""
 Number = int | float
 Scalar = str | int | float | bool | None
 
@@ -150,6 +152,19 @@ class Case(Data, frozen=True):
     side_by_side: str | None = None
 
 
+class MachineReading(Data, frozen=True):
+    """What a calibration workload took over the cases of a run, or what a counter of the machine read beside them."""
+
+    of: str
+    unit: str
+    """``ns``, ``cores``, ``share`` of the time, ``load``."""
+    least: float
+    median: float
+    most: float
+    cases: int
+    """How many have it."""
+
+
 class RunContents(Data, frozen=True):
     """One run."""
 
@@ -171,6 +186,8 @@ class RunContents(Data, frozen=True):
     cases: list[Case]
     tables: dict[str, Any]
     """What tiers set beside each other: ``studies``, ``side_by_side``."""
+    machine: list[MachineReading] = []
+    """The machine meanwhile, over all cases."""
     baselines: str | None = None
     threshold: float | None = None
     command: str | None = None

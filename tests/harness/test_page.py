@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from perflab.cli import main
 from perflab.data import changed
 from perflab.documents import write_document
+from perflab.measure.records import Evidence, Measurement
 from perflab.page.charts import Bar, bars, stack, steps
 from perflab.page.pictures import pictures_of
 from perflab.page.render import policy
@@ -21,9 +23,10 @@ from perflab.page.svg import ticks
 from perflab.records import Judgement, Verdict
 from perflab.report.contents import Case, Quantity, Times
 from perflab.results import Document, Result
+from perflab.units import format_bytes, format_change, format_noise, format_ns, format_percent, format_ratio
 from tests.harness.browser import chromium, needs_browser, opened
 from tests.harness.large_page import large_run
-from tests.harness.make import document, environment, record, result
+from tests.harness.make import document, environment, record, replicate, result
 from tests.harness.test_damage import run_of_everything
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'`\n\x1b[31m\u202e{{ 7 * 7 }}&amp;"
@@ -91,6 +94,114 @@ def test_every_number_of_the_page_stands_in_the_json_beside_it(
     shown = [float(number) for number in re.findall(r'data-v="([^"]+)"', page)]
     assert len(shown) > 20
     assert [number for number in shown if float(f"{number:.6g}") not in known] == []
+
+
+_WITH_UNIT = r"[-+]?\d[\d,.]*(?:e[+-]\d+)?(?: (?:ns|µs|ms|s|min|B|KiB|MiB|GiB)\b|%)|×[\d.]+"
+
+
+def figures_of(page: str) -> set[str]:
+    """Each number with a unit that a page shows, or says to those who do not see its pictures; without axes."""
+    plain = re.sub(r"<(style|script)>.*?</\1>", "", page, flags=re.DOTALL)
+    plain = re.sub(r'<text[^>]*class="faint (?:middle|end)"[^>]*>[^<]*</text>', "", plain)
+    return set(re.findall(_WITH_UNIT, html.unescape(re.sub(r"<[^>]*>", "\n", plain))))
+
+
+def figures_in(contents: Any) -> set[str]:
+    """Each number of plain data in every way in which it may be written; and what stands in its sentences."""
+    numbers = {*numbers_in(contents)}
+    for run in contents["runs"]:
+        for case in run["cases"]:
+            numbers.add(sum(case.get("memory", {}).values()))
+            for one in case["quantities"].values():
+                before = one.get("before", 0)
+                numbers |= {before * one[name] for name in ("low", "high", "limit") if name in one}
+                numbers.add(one["now"] - before)
+    ways = [
+        *(format_ns, lambda one: format_ns(1e9 * one), format_noise, format_change, format_percent, format_ratio),
+        *(
+            lambda one: format_bytes(round(one)),
+            lambda one: f"{100 * one:.1f}%",
+            lambda one: f"+{format_percent(one - 1)}",
+        ),
+    ]
+    written = {way(one) for one in numbers for way in ways if 0 <= one < 1e20}
+    written |= {f"{sign}{format_bytes(abs(one))}" for one in numbers if isinstance(one, int) for sign in "+-"}
+    written |= {part for text in written for part in re.findall(_WITH_UNIT, text)}
+    return written | set(re.findall(_WITH_UNIT, json.dumps(contents, ensure_ascii=False)))
+
+
+def uneven_run() -> Document:
+    """Two cases whose calibration, counters and noise differ, levels of one parameter and of one study."""
+
+    def one(level: str, noise: float, **changes: Any) -> Result:
+        summary = replicate(
+            1.2345e6, noise=noise, yardsticks_ns={"memory": (2.345e6 + 1e5 * ("study" in changes)) * (1 + noise)}
+        )
+        seen = Evidence(span_ns=10**9, load_average=1.5 + noise, neighbours_cores=noise)
+        taken = Measurement(
+            samples_ns=[1_234_500] * 9, repetitions=1, warmup_calls=3, settled=True, clock="host", evidence=seen
+        )
+        made = record(summary, parameters={"impl": level}, measurement=taken)
+        return result(f"t.py::test_{changes.get('study', 'a')}[{level}]", outcome=made, **changes)
+
+    levels = {"calm": 0.0321, "rough": 0.321, "wild": 9.566}
+    disturbed = Judgement(verdict=Verdict.OK, beside=["other processes used 1.6 cores"])
+    return document(
+        *(one(name, noise, side_by_side="impl") for name, noise in levels.items()),
+        *(one(name, noise, study="switches", judgement=disturbed) for name, noise in levels.items()),
+    )
+
+
+@pytest.mark.parametrize("run", [run_of_everything, uneven_run, lambda: large_run(3, profiled=1)])
+def test_every_figure_that_is_written_or_said_stands_in_the_json_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], run: Callable[[], Document]
+) -> None:
+    page = page_of(tmp_path, run()).read_text(encoding="utf-8")
+    capsys.readouterr()
+    assert main(["report", str(tmp_path / "run-1.json"), "--format=json"]) == 0
+    contents = json.loads(capsys.readouterr().out)
+    shown = figures_of(page)
+    assert len(shown) > 10
+    assert shown - figures_in(contents) == set()
+    if run is uneven_run:  # a median between two cases is no case's
+        contents["runs"] = [{**one, "machine": []} for one in contents["runs"]]
+        assert shown - figures_in(contents) != set()
+
+
+def test_an_interval_is_named_has_no_negative_end_and_is_none_where_nobody_can_tell(tmp_path: Path) -> None:
+    page = page_of(tmp_path, uneven_run()).read_text(encoding="utf-8")
+    charts = [found for found in re.findall(r"<desc>([^<]*)</desc>", page) if "calm" in found]
+    assert len(charts) == 2
+    for told in charts:
+        assert "1.23 ms (1.19 ms to 1.27 ms)" in told
+        assert "1.23 ms (838 µs to 1.63 ms)" in told
+        assert re.search(r"wild( \*)? 1.23 ms, can&#39;t tell", told)
+        assert not re.search(r"[( ]-\d", told)
+    captions = [found for found in re.findall(r"<figcaption>([^<]*)", page) if "end of a bar" in found]
+    assert len(captions) == 2
+    for told in captions:
+        assert "95 % interval of the median" in told
+        assert "can&#39;t tell: the noise is as large as the median" in told
+
+
+def test_a_disturbed_case_is_marked_in_the_table_and_the_mark_has_a_legend(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = page_of(tmp_path, uneven_run()).read_text(encoding="utf-8")
+    explorer, study = page[page.index('id="table"') :].split("Study: switches", 1)
+    marked = re.findall(r"<td><a[^>]*>([^<]*)</a> <small>\*</small>", explorer)
+    assert marked == [f"switches[{name}]" for name in ("calm", "rough", "wild")]
+    assert "* disturbed while it was measured" in explorer
+    assert "* disturbed while it was measured" in study[: study.index("</figcaption>")]
+    assert ">rough *</text>" in study
+    assert "&gt;±100%" in explorer  # as in the terminal, and not 956.6 %
+    capsys.readouterr()
+    assert main(["report", str(tmp_path / "run-1.json"), "--format=json"]) == 0
+    tables = json.loads(capsys.readouterr().out)["runs"][0]["tables"]
+    rows = tables["studies"][0]["tables"][0]["rows"]
+    assert [(row["label"], row["disturbed"]) for row in rows] == [("calm", True), ("rough", True), ("wild", True)]
+    assert [row.get("intervals", {}).get("median") is None for row in rows] == [False, False, True]
+    assert not any("disturbed" in level for level in tables["side_by_side"][0]["levels"])
 
 
 def test_a_thousand_cases_take_less_than_5_mb(tmp_path: Path) -> None:

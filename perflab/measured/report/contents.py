@@ -12,6 +12,7 @@ from perflab.profiles.records import Profile
 from perflab.profiles.text import by_category, notes_of, top_rows
 from perflab.records import Judgement
 from perflab.report.contents import (
+    CALIBRATION,
     STEPS,
     Case,
     Quantity,
@@ -25,7 +26,6 @@ from perflab.report.contents import (
 from perflab.results import Result
 from perflab.units import format_count
 
-CALIBRATION = "calibration"
 ROWS = 12
 
 
@@ -77,7 +77,7 @@ def _quantities(result: Result, record: Record, summary: Replicate | None) -> di
     counted = "counts" in judgement.worse
     found |= {name: changed(one, worse=one.worse and counted) for name, one in gated.items()}
     for name, ns in summary.yardsticks_ns.items():
-        found[f"{CALIBRATION} {name}"] = quantity("ns", ns, exact=False)
+        found[f"{CALIBRATION}{name}"] = quantity("ns", ns, exact=False)
     return found
 
 

@@ -64,7 +64,7 @@ def _block(table: StudyTable, columns: Sequence[int], width: int) -> list[str]:
     )
     lines = [(shorten(table.head, labels).ljust(labels) + heads).rstrip()]
     for row in table.rows:
-        label = shorten(row.label, labels).ljust(labels)
+        label = shorten(row.marked, labels).ljust(labels)
         if row.said and is_first:
             lines += textwrap.wrap(
                 f"{label}  {' '.join(row.said.split())}",
@@ -91,7 +91,7 @@ def _widths(table: StudyTable, at: int, room: int) -> tuple[int, int]:
 
 
 def _label_width(table: StudyTable, width: int) -> int:
-    return min(max(map(len, [table.head, *(row.label for row in table.rows)])), width - _GAP - _LEAST_COLUMN)
+    return min(max(map(len, [table.head, *(row.marked for row in table.rows)])), width - _GAP - _LEAST_COLUMN)
 
 
 def _cut(text: str, width: int) -> str:
@@ -136,9 +136,9 @@ def _rows_of_markdown(table: StudyTable) -> Iterator[str]:
     yield f"|---|{'--:|' * len(table.columns)}"
     for row in table.rows:
         if row.said:
-            yield f"| {' | '.join([f'{code(row.label)}: {escape(row.said)}', *([''] * len(table.columns))])} |"
+            yield f"| {' | '.join([f'{code(row.marked)}: {escape(row.said)}', *([''] * len(table.columns))])} |"
         else:
-            yield f"| {' | '.join([code(row.label), *(escape(f'{c.text} {c.change}'.strip()) for c in row.cells)])} |"
+            yield f"| {' | '.join([code(row.marked), *(escape(f'{c.text} {c.change}'.strip()) for c in row.cells)])} |"
 
 
 # --- data --------------------------------------------------------------------------------------------------------
@@ -171,6 +171,11 @@ def _row_of_data(table: StudyTable, row: StudyRow) -> dict[str, Any]:
     pairs = [(_name(column), cell) for column, cell in zip(table.columns, row.cells, strict=True)]
     ratios = {name: _number(cell.ratio) for name, cell in pairs if cell.ratio is not None}
     plain["values"] = {name: _number(cell.value) for name, cell in pairs}
+    plain |= (
+        {"intervals": found} if (found := {n: list(c.interval) for n, c in pairs if c.interval is not None}) else {}
+    )
+    plain |= {"noise": row.noise} if row.noise is not None else {}
+    plain |= {"disturbed": True} if row.disturbed else {}
     return {**plain, "versus": ratios} if ratios else plain
 
 
