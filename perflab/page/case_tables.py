@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from perflab.page.case_view import CaseView, verdict_of
@@ -111,8 +112,19 @@ def compared_table(contents: Contents) -> PageTable:
             *([Column("against 1", f"ratio{number}", number=True)] if number > 1 else []),
             Column(f"peak {number}", f"peak{number}", number=True),
         ]
-    rows = [Row(_compared_cells(contents, one)) for one in contents.compared]
-    return PageTable(columns, rows)
+    found = [_verdicts(contents, one) for one in contents.compared]
+    pairs = zip(contents.compared, found, strict=True)
+    rows = [Row(_compared_cells(contents, one), ",".join(f"{at} {said}" for at, said in own)) for one, own in pairs]
+    counts = Counter(one for own in found for one in own)
+    order_of = sorted(counts, key=lambda one: (one[0], rank(one[1])))
+    filters = [(f"{at} {said}", counts[at, said], TONES.get(said, "")) for at, said in order_of]
+    return PageTable(columns, rows, filters)
+
+
+def _verdicts(contents: Contents, compared: Compared) -> list[tuple[int, str]]:
+    """What a row is filtered by: the number of each run, and the case's verdict in it."""
+    cases = enumerate(cases_of(contents, compared), 1)
+    return [(number, verdict_of(case)) for number, case in cases if case is not None]
 
 
 def _compared_cells(contents: Contents, compared: Compared) -> list[Cell]:

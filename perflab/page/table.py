@@ -39,7 +39,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """A row; ``verdict`` is what it is filtered by."""
+    """A row; ``verdict`` is what it is filtered by: one, or several with commas between them."""
 
     cells: Sequence[Cell]
     verdict: str = ""

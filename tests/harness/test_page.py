@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2 import Environment, FileSystemLoader
 
 from perflab.cli import main
 from perflab.data import changed
@@ -17,9 +18,10 @@ from perflab.documents import write_document
 from perflab.measure.records import Evidence, Measurement
 from perflab.page.charts import Bar, bars, stack, steps
 from perflab.page.pictures import pictures_of
-from perflab.page.render import policy
+from perflab.page.render import policy, render
 from perflab.page.strip import Strand, strip
 from perflab.page.svg import ticks
+from perflab.page.table import Cell, Column, PageTable, Row
 from perflab.records import Judgement, Verdict
 from perflab.report.contents import Case, Quantity, Times
 from perflab.results import Document, Result
@@ -31,6 +33,7 @@ from tests.harness.test_damage import run_of_everything
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'`\n\x1b[31m\u202e{{ 7 * 7 }}&amp;"
 LONG = "x" * 10_000
+CALM = Judgement(verdict=Verdict.OK)
 WIDTHS = (400, 1000, 2000)
 
 
@@ -375,6 +378,47 @@ def test_a_link_to_a_case_opens_it_keeps_the_filter_and_leads_back(tmp_path: Pat
 
 
 @needs_browser
+def test_a_filter_of_several_runs_holds_in_each_of_them(tmp_path: Path, browser: Any) -> None:
+    first = large_run(60)
+    second = changed(first, results=[changed(one, judgement=CALM) for one in first.results])
+    page = page_of(tmp_path, first, second)
+    sections = "details.case > summary > span:first-child"
+    with opened(browser, page) as seen:
+        assert len(seen.texts(sections)) == 120
+        seen.page.fill("input[name=q]", "large-512 -11")
+        names = seen.texts(".explore tbody tr td:first-child")
+        assert 0 < len(names) < 5
+        assert seen.texts(sections) == names * 2
+        seen.page.click("button[name=reset]")
+        seen.page.click(".tally a >> nth=0")
+        assert seen.page.url.endswith("#verdict=1+regressed")
+        assert seen.page.is_checked("input[name=verdict][value='1 regressed']")
+        names = seen.texts(".explore tbody tr td:first-child")
+        assert len(names) == 2
+        assert seen.texts(sections) == names * 2
+        seen.page.check("input[name=verdict][value='2 ok']")
+        assert len(seen.texts(".explore tbody tr")) == 60
+        seen.page.reload()
+        assert len(seen.texts(".explore tbody tr")) == 60
+        assert seen.said == []
+
+
+@needs_browser
+@pytest.mark.parametrize(("what", "words"), [("case", "3 cases"), ("series", "3 series"), ("level", "3 levels")])
+def test_rows_are_counted_in_words_that_exist(tmp_path: Path, browser: Any, what: str, words: str) -> None:
+    page = tmp_path / "table.html"
+    macros = FileSystemLoader(Path(render.__code__.co_filename).with_name("templates"))
+    text = "{% from 'macros.html' import explorer %}{{ explorer(table, 'All', what) }}"
+    text += "<script>{% include 'explore.js' %}</script>"
+    table = PageTable([Column("name", "name")], [Row([Cell(name)]) for name in "abc"])
+    made = Environment(loader=macros, autoescape=True).from_string(text)
+    page.write_text(made.render(table=table, what=what), encoding="utf-8")
+    with opened(browser, page) as seen:
+        assert seen.texts(".controls output") == [words]
+        assert seen.said == []
+
+
+@needs_browser
 def test_a_link_to_a_case_that_a_filter_hides_shows_it(tmp_path: Path, browser: Any) -> None:
     with opened(browser, page_of(tmp_path, large_run(60)), "#verdict=regressed&at=case-1") as seen:
         assert seen.page.locator("#case-1").is_visible()
@@ -389,6 +433,23 @@ def test_print_shows_whole_tables_and_no_controls(tmp_path: Path, browser: Any) 
             "(() => { const t = document.querySelector('.tall'); return t.scrollHeight - t.clientHeight })()"
         )
         assert tall <= 1
+
+
+@needs_browser
+@pytest.mark.parametrize(("cases", "whole"), [(60, True), (240, False)])
+def test_print_opens_sections_or_says_that_it_does_not(tmp_path: Path, browser: Any, cases: int, whole: bool) -> None:
+    with opened(browser, page_of(tmp_path, large_run(cases))) as seen:
+        seen.page.emulate_media(media="print")
+        opened_before = seen.page.locator("details.case[open]").count()
+        seen.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        assert seen.page.locator("details.case[open]").count() == (cases if whole else opened_before)
+        assert opened_before > 0
+        assert seen.page.locator("details.case[open] details.more:not([open])").count() == 0
+        assert seen.page.locator(".unprinted").is_visible() != whole
+        seen.page.evaluate("dispatchEvent(new Event('afterprint'))")
+        assert seen.page.locator("details.case[open]").count() == opened_before
+        seen.page.emulate_media(media="screen")
+        assert not seen.page.locator(".unprinted").is_visible()
 
 
 # --- charts -------------------------------------------------------------------------------------------------------
