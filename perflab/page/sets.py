@@ -12,13 +12,12 @@ from perflab.page.table import Cell, Column, PageTable, Row, noise_cell, number_
 from perflab.report.beside_text import amount
 from perflab.report.contents import RunContents
 from perflab.report.lines import MARKED, with_mark
+from perflab.report.view import CHARTED
 from perflab.units import format_ratio
 
 INTERVAL = "a line at the end of a bar: 95 % interval of the median, by the noise within its process"
 _UNTOLD = "can't tell"
 _WHY_UNTOLD = f"{_UNTOLD}: the noise is as large as the median"
-_CHARTED = ("ns", "s", "bytes", "per second")
-"""Units of which the first column is drawn."""
 Places = Mapping[str, str]
 """By node id, where a case's section is on the page."""
 
@@ -45,7 +44,7 @@ def _study(study: dict[str, Any], table: dict[str, Any], places: Places) -> SetV
         {
             one["unit"]: one
             for one in reversed(table["columns"])
-            if one["unit"] in _CHARTED and not one["name"].startswith("quoted")
+            if one["unit"] in CHARTED and not one["name"].startswith("quoted")
         }.values()
     )[::-1]
     pictures = [picture for column in charted if (picture := _study_picture(study, column, measured)) is not None]

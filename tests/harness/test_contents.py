@@ -149,6 +149,18 @@ def test_a_results_file_without_a_commit_still_reads(tmp_path: Path) -> None:
     assert read_document(path).commit is None
 
 
+def test_a_report_as_json_is_named_as_what_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, made = tmp_path / "a.json", tmp_path / "report.json"
+    write_document(document(measured(100)), source)
+    assert main(["report", str(source), "--format=json", f"--output={made}"]) == 0
+    capsys.readouterr()
+    for command in ("report", "merge"):
+        assert main([command, str(made)]) == 2
+        said = capsys.readouterr().err
+        assert f"{made} is a report, which perflab report --format=json wrote from a results file" in said
+        assert "-> name that results file; a report's JSON is read by perflab history" in said
+
+
 # --- several runs ------------------------------------------------------------------------------------------------
 
 

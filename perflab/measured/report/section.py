@@ -66,7 +66,7 @@ def sections(document: Document, results: Sequence[Result], view: View) -> list[
         return []
     in_collected_order = [one for one in results if any(one is other for other in measured)]
     groups = side_by_side_markdown(side_by_side(in_collected_order, view.side_by_side))
-    blocks = ["\n".join(group) for group in groups] + study_markdown(studies(in_collected_order, document.findings))
+    blocks = groups + study_markdown(studies(in_collected_order, document.findings))
     notes = [MARKED] if any(one.judgement.beside for one in measured) else []
     unfolded = {
         f"profile of {name_of(one)}": _profiles([one], _PAGE, brief=False)

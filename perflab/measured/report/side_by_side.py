@@ -20,6 +20,7 @@ from perflab.measured.report.table import is_disturbed, said_instead
 from perflab.records import Environment
 from perflab.report.escaping import escape
 from perflab.report.lines import Line, short_name, with_mark, wrap_facts
+from perflab.report.text_bars import bars_block
 from perflab.results import Result, parameters_of
 from perflab.units import format_bytes, format_multiple, format_ns, format_rate
 
@@ -148,9 +149,9 @@ def side_by_side_lines(groups: Sequence[Group], width: int = 80) -> list[Line]:
     return lines
 
 
-def side_by_side_markdown(groups: Sequence[Group]) -> list[list[str]]:
-    """Each group as the lines of a Markdown table."""
-    tables = []
+def side_by_side_markdown(groups: Sequence[Group]) -> list[str]:
+    """Each group as a Markdown table, and as bars of letters."""
+    blocks = []
     for group in groups:
         used = [title for title in _COLUMNS if any(level.cells.get(title) for level in group.levels)]
         title = escape(f"{group.title}, by {group.parameter}")
@@ -159,8 +160,9 @@ def side_by_side_markdown(groups: Sequence[Group]) -> list[list[str]]:
             said = f"{level.name}: {level.said}" if level.said else level.marked
             name = "<br>".join(map(escape, [said, *level.phases]))
             lines.append(f"| {' | '.join([name, *(escape(level.cells.get(t, '')) for t in used)])} |")
-        tables.append(lines)
-    return tables
+        timed = [(one.marked, one.ns, one.cells.get("median", "")) for one in group.levels if one.ns is not None]
+        blocks += ["\n".join(lines), *bars_block(f"time of one call, {group.title}", timed)]
+    return blocks
 
 
 def side_by_side_data(groups: Sequence[Group]) -> list[dict[str, Any]]:

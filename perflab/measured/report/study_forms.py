@@ -13,6 +13,8 @@ from perflab.measured.report.studies import Study, StudyRow, StudyTable
 from perflab.records import Environment
 from perflab.report.escaping import code, escape
 from perflab.report.lines import Line, shorten, wrap_facts
+from perflab.report.text_bars import bars_block
+from perflab.report.view import CHARTED
 
 _GAP = 2
 _LEAST_COLUMN = 24
@@ -124,7 +126,7 @@ def study_markdown(found: Sequence[Study]) -> list[str]:
             if table.nothing:
                 blocks.append(escape(table.nothing))
                 continue
-            blocks.append("\n".join(_rows_of_markdown(table)))
+            blocks += ["\n".join(_rows_of_markdown(table)), *_bars(table)]
             blocks += [escape(source) for source in _sources(table)]
         if study.findings:
             blocks.append("\n".join(f"- {escape(' '.join(finding.split()))}" for finding in study.findings))
@@ -139,6 +141,26 @@ def _rows_of_markdown(table: StudyTable) -> Iterator[str]:
             yield f"| {' | '.join([f'{code(row.marked)}: {escape(row.said)}', *([''] * len(table.columns))])} |"
         else:
             yield f"| {' | '.join([code(row.marked), *(escape(f'{c.text} {c.change}'.strip()) for c in row.cells)])} |"
+
+
+def _bars(table: StudyTable) -> list[str]:
+    """The first column that can be drawn, as bars of letters."""
+    for at, column in enumerate(table.columns):
+        if column.unit in CHARTED and column.source is None:
+            cells = [(row.marked, row.cells[at]) for row in table.rows if row.cells]
+            drawn = [
+                (name, value, f"{cell.text} {cell.change}".strip())
+                for name, cell in cells
+                if (value := _drawable(cell.value)) is not None
+            ]
+            return bars_block(f"{column.title}, {table.head}", drawn)
+    return []
+
+
+def _drawable(value: Value) -> float | None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return float(value) if 0 <= value < math.inf else None
 
 
 # --- data --------------------------------------------------------------------------------------------------------
