@@ -7,7 +7,19 @@ from collections.abc import Sequence
 
 from perflab.page.case_view import CaseView, verdict_of
 from perflab.page.quantities import change_text, interval_text, title_of
-from perflab.page.table import TONES, Cell, Column, PageTable, Row, noise_cell, number_cell, order, text_cell
+from perflab.page.table import (
+    LONGEST_VALUE,
+    TONES,
+    Cell,
+    Column,
+    PageTable,
+    Row,
+    noise_cell,
+    number_cell,
+    order,
+    short,
+    text_cell,
+)
 from perflab.records import Verdict
 from perflab.report.beside_text import cases_of, name_in
 from perflab.report.contents import Case, Compared, Contents, RunContents
@@ -59,7 +71,7 @@ def run_table(run: RunContents, views: Sequence[CaseView]) -> PageTable:
 def _cells(view: CaseView, names: Sequence[str], *, tiers: bool) -> list[Cell]:
     case = view.case
     cells = [
-        text_cell(case.name, href=f"#{view.id}", more=_behind(case)),
+        text_cell(short(case.name), href=f"#{view.id}", more=_behind(case)),
         text_cell(view.verdict, tone=view.tone),
     ]
     for name in names:
@@ -75,8 +87,8 @@ def _cells(view: CaseView, names: Sequence[str], *, tiers: bool) -> list[Cell]:
     tier = [text_cell(case.tier or "")] if tiers else []
     return [
         *cells,
-        text_cell(file),
-        text_cell(parameters),
+        text_cell(short(file)),
+        text_cell(short(parameters, LONGEST_VALUE)),
         *tier,
         text_cell("; ".join(case.reasons)),
     ]
@@ -128,7 +140,7 @@ def _verdicts(contents: Contents, compared: Compared) -> list[tuple[int, str]]:
 
 
 def _compared_cells(contents: Contents, compared: Compared) -> list[Cell]:
-    cells = [text_cell(name_in(contents, compared), more=compared.variant)]
+    cells = [text_cell(short(name_in(contents, compared)), more=compared.variant)]
     for number, case in enumerate(cases_of(contents, compared), 1):
         at = compared.cases[number - 1]
         if case is None or at is None:

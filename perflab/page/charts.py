@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -76,6 +77,32 @@ def axis(at: Sequence[float], scale: Scale, top: float, bottom: float, write: Ca
         for value in at
     ]
     return [element("path", d=grid, class_="grid"), *labels] if at else []
+
+
+def ratios(title: str, given: Sequence[Bar]) -> Markup:
+    """Bars from the line where nothing changed: to the right what became more, to the left what became less.
+
+    The axis is logarithmic, so that twice and half are equally far from the line.
+
+    Args:
+        title: what the picture is called.
+        given: at least one; values are ratios above zero.
+    """
+    left = min(200.0, max(60.0, LETTER * max(len(bar.name) for bar in given) + 10))
+    right = LETTER * max(len(bar.text) for bar in given) + 12
+    logs = [math.log(bar.value) for bar in given]
+    low, high = min(0.0, *logs), max(0.0, *logs)
+    scale = Scale(low, high if high > low else low + 1.0, left, WIDTH - right)
+    parts = [element("path", d=f"M{rounded(scale(0.0))} 0V{22 * len(given) + 6}", class_="edge")]
+    letters = int((left - 8) / LETTER)
+    for number, (bar, log) in enumerate(zip(given, logs, strict=True)):
+        y = 4 + 22 * number
+        start, end = sorted((scale(0.0), scale(log)))
+        parts.append(element("text", shorten(bar.name, letters), x=rounded(left - 8), y=y + 13, class_="end"))
+        size = rounded(max(end - start, 0.5))
+        parts.append(element("rect", x=rounded(start), y=y + 2, width=size, height=14, class_="bar"))
+        parts.append(element("text", bar.text, x=rounded(end + 6), y=y + 13, class_="faint"))
+    return chart(title, "; ".join(f"{bar.name} {bar.text}" for bar in given), WIDTH, 22 * len(given) + 8, parts)
 
 
 def steps(

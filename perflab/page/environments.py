@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perflab.page.sentences import evidence_of
-from perflab.page.table import Column, PageTable, Row, number_cell, text_cell
+from perflab.page.table import Column, PageTable, Row, number_cell, short, text_cell
 from perflab.records import Environment
 from perflab.report.contents import CALIBRATION, RunContents
 from perflab.units import format_names
@@ -38,7 +38,7 @@ def disturbances_of(run: RunContents) -> list[str]:
         for text in evidence_of(case):
             if not text.startswith(("the machine ", CALIBRATION)):
                 found.setdefault(text, []).append(case.name)
-    return [f"{text}: {format_names(names)}" for text, names in found.items()]
+    return [f"{text}: {format_names([short(name) for name in names])}" for text, names in found.items()]
 
 
 def machine_table(run: RunContents) -> PageTable | None:

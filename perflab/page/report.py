@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import perflab
 from perflab.page.case_tables import compared_table, identity, rank, run_table
 from perflab.page.case_view import CaseView, case_view, verdict_of
+from perflab.page.differences import differences
 from perflab.page.environments import disturbances_of, environment_table, machine_table
 from perflab.page.render import render
 from perflab.page.sets import SetView, sets_of
@@ -60,6 +61,7 @@ def report_page(contents: Contents) -> str:
         runs=runs,
         several=several,
         compared=compared_table(contents) if several else None,
+        differences=differences(contents) if several else [],
         version=perflab.__version__,
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from perflab.page.charts import Bar, bars
 from perflab.page.pictures import Picture
-from perflab.page.table import Cell, Column, PageTable, Row, noise_cell, number_cell, text_cell, written
+from perflab.page.table import Cell, Column, PageTable, Row, noise_cell, number_cell, short, text_cell, written
 from perflab.report.beside_text import amount
 from perflab.report.contents import RunContents
 from perflab.report.lines import MARKED, with_mark
@@ -76,7 +76,7 @@ def _study_cell(row: dict[str, Any], column: dict[str, Any]) -> Cell:
 
 
 def _marked(row: dict[str, Any], name: str) -> str:
-    return with_mark(row[name], disturbed=row.get("disturbed", False))
+    return with_mark(short(row[name]), disturbed=row.get("disturbed", False))
 
 
 def _untold(row: dict[str, Any], low: float | None) -> str:

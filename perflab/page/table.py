@@ -6,9 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from perflab.report.beside_text import amount
+from perflab.report.escaping import one_line
+from perflab.report.lines import shorten
 from perflab.units import format_noise, format_ratio
 
 NOTHING = "–"
+LONGEST_NAME = 120
+"""Letters of a name. The JSON has names whole, a case's section the first and last of a longer id."""
+LONGEST_VALUE = 200
 MOST_COLUMNS = 60
 """For so many ``style.css`` has rules that hide one."""
 
@@ -71,6 +76,11 @@ def number_cell(value: float | None, unit: str, more: str = "", tone: str = "") 
     if value is None:
         return Cell(number=True)
     return Cell(written(value, unit), sort=order(value), number=True, more=more, tone=tone)
+
+
+def short(text: str, most: int = LONGEST_NAME) -> str:
+    """A name as pages have it: of one that would fill a screen its beginning and its end."""
+    return shorten(one_line(text), most)
 
 
 def noise_cell(share: float | None) -> Cell:

@@ -240,6 +240,10 @@ def test_hostile_names_do_nothing_and_are_shown_as_text(tmp_path: Path, browser:
         assert seen.said == []
         assert seen.page.evaluate("document.scripts.length") == 1
         assert seen.page.evaluate("document.images.length") == 0
+        high = seen.page.eval_on_selector_all(
+            "th, td, h1, h2, h3, summary, .id, .facts", "ones => Math.max(...ones.map(one => one.clientHeight))"
+        )
+        assert high < 900  # no name fills a screen
         text = seen.page.evaluate("document.body.textContent")
         assert "<img src=x onerror=alert(2)>" in text
         assert "{{ 7 * 7 }}&amp;" in text
@@ -532,6 +536,28 @@ def test_charts_of_odd_numbers_stay_within_their_picture(values: list[float]) ->
         width = float(re.findall(r'viewBox="0 0 ([\d.]+)', svg)[0])
         across = re.findall(r'(?:\bx|cx|x1)="(-?[\d.]+)"', svg) + re.findall(r"[MH](-?[\d.]+)", svg)
         assert all(-1 <= float(x) <= width + 1 for x in across), svg
+
+
+def test_two_runs_have_a_chart_of_what_differs_between_them(tmp_path: Path) -> None:
+    def run(**medians_ms: float) -> Document:
+        return document(
+            *(result(f"t.py::test_{name}", outcome=record(replicate(ms * 1e6))) for name, ms in medians_ms.items())
+        )
+
+    here, there = run(same=5, slower=10, faster=10, gone=1), run(same=5, slower=20, faster=5, new=1)
+    page = page_of(tmp_path, here, there).read_text(encoding="utf-8")
+    section = page[page.index('id="differences"') : page.index('id="compared"')]
+    assert re.findall(r"<desc>([^<]*)</desc>", section) == ["slower +100.0%; faster -50.0%"]
+    assert "Time of run 2 against the first run that has a case, 2 of 3 cases differ; not judged" in section
+    (line,) = re.findall(r'd="M([\d.]+) 0V[\d.]+" class="edge"', section)
+    bars = [(float(x), float(size)) for x, size in re.findall(r'<rect x="([\d.]+)" y="\d+" width="([\d.]+)"', section)]
+    (slower, long), (faster, as_long) = bars
+    assert slower == pytest.approx(float(line), abs=0.2)
+    assert faster + as_long == pytest.approx(float(line), abs=0.2)
+    assert long == pytest.approx(as_long, abs=0.2)  # twice is as far as half
+    elsewhere = record(replicate(20e6), environment=environment(machine="b"))
+    page = page_of(tmp_path, here, document(result("t.py::test_slower", outcome=elsewhere))).read_text(encoding="utf-8")
+    assert 'id="differences"' not in page
 
 
 def test_ticks_are_round_numbers_within_their_bounds() -> None:
