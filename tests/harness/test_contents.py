@@ -180,6 +180,7 @@ def test_runs_of_one_environment_have_ratios(tmp_path: Path, capsys: pytest.Capt
     assert main(["compare", *map(str, paths)]) == 0
     text = capsys.readouterr().out
     assert "110 ms +10.0%" in text
+    assert "1: a.json · no commit · 2025-11-20 12:00" in text
     assert main(["report", *map(str, paths)]) == 0
     assert capsys.readouterr().out == text
 
