@@ -142,6 +142,17 @@ def test_what_turns_said_and_readings_without_bound_are_json(
     assert "latency" in case["quantities"]
 
 
+def test_a_case_that_is_noise_alone_is_written_so_that_it_reads(tmp_path: Path) -> None:
+    wild = record(replicate(5 * MS, noise=9.566))
+    one = result(outcome=wild, judgement=judge(wild, entry([replicate(43 * MS, noise=60.0)]), Policy()))
+    assert one.judgement.latency is not None
+    assert one.judgement.latency.low is not None
+    write_document(document(one), tmp_path / "a.json")
+    latency = read_document(tmp_path / "a.json").results[0].judgement.latency
+    assert latency is not None
+    assert (latency.low, latency.high) == (0.0, None)
+
+
 def test_a_results_file_without_a_commit_still_reads(tmp_path: Path) -> None:
     path = tmp_path / "old.json"
     write_document(document(result()), path)
