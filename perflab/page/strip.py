@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,7 +15,9 @@ _LABEL = 112
 """Room for names at the left."""
 _RIGHT = 16
 _FAR = 3.0
-"""An end of an interval that is so many times the largest reading runs out of the picture."""
+"""How much further off than others a reading, or an end of an interval, is left out of the picture."""
+_LEAST_WIDTH = 0.02
+"""Of a distribution, as a share: readings that hardly differ are not told apart from noise."""
 Interval = tuple[float, float | None]
 """Both ends; none where nothing bounds it from above."""
 
@@ -78,25 +81,30 @@ def strip(
 
 
 def _scale(shown: Sequence[Strand], limit: float | None, interval: Interval | None, middle: float | None) -> Scale:
-    inner = [value for strand in shown for value in _inner(strand)]
+    inner = [value for strand in shown for value in _inner(strand) if strand.kind != "ring"]
+    far = _FAR * max(inner, default=math.inf)
+    inner += [value for strand in shown if strand.kind == "ring" for value in strand.values if value < far]
     marks = [one for one in (limit, middle) if one is not None]
-    ends = [one for one in interval or () if one is not None and (not inner or one < _FAR * max(inner))]
+    ends = [one for one in interval or () if one is not None and one < far]
     return around([*inner, *marks, *ends], _LABEL, WIDTH - _RIGHT)
 
 
 def _inner(strand: Strand) -> Sequence[float]:
-    """Of a distribution, what is not its last outlier: one slow sample would squeeze all others into a corner."""
-    if strand.kind != "tick" or len(strand.values) < 4:
-        return strand.values
+    """Of a distribution, what is not far behind four fifths of it: a few slow samples would squeeze all others."""
     ordered = sorted(strand.values)
-    width = ordered[-2] - ordered[0]
-    return ordered[:-1] if ordered[-1] - ordered[-2] > width else ordered
+    if strand.kind != "tick" or not ordered:
+        return ordered
+    most = ordered[math.ceil(0.8 * len(ordered)) - 1]
+    reach = most + _FAR * max(most - ordered[0], _LEAST_WIDTH * most)
+    return [value for value in ordered if value <= reach]
 
 
 def _beyond(strand: Strand, scale: Scale, write: Callable[[float], str]) -> str:
     """What is said of values that are not drawn."""
     values = [value for value in strand.values if value > scale.high]
-    return f"{len(values)} beyond: {', '.join(map(write, values))}" if values else ""
+    if not values:
+        return ""
+    return f"{len(values)} beyond{', up to' if len(values) > 1 else ':'} {write(max(values))}"
 
 
 def _drawn(interval: Interval, middle: float | None, scale: Scale, y: float) -> list[Markup]:

@@ -484,8 +484,22 @@ def test_a_reading_that_is_off_the_axis_is_said_and_not_drawn() -> None:
     (drawn,) = re.findall(r'd="([^"]+)" class="tick"', svg)
     assert drawn.count("M") == 4
     assert ">1 beyond: 5.63 ms</text>" in svg
+    assert "samples: 1.00 ms, 1.10 ms, 1.20 ms, 1.30 ms, 5.63 ms" in svg
     ends = [float(x) for x in re.findall(r"M([\d.]+)", drawn)]
     assert max(ends) < 520 - len("1 beyond: 5.63 ms") * 6  # beside the words, and not below them
+
+
+def test_a_few_slow_readings_and_disturbed_processes_squeeze_nothing_into_a_corner() -> None:
+    usual = [1.0 + 0.01 * at for at in range(17)]
+    strands = [Strand("quantiles", "tick", [*usual, 1.2, 9.0, 11.0]), Strand("set aside", "ring", [1.5, 700.0])]
+    svg = strip("times", strands, "{:.4g} ms".format)
+    assert ">2 beyond, up to 11 ms</text>" in svg
+    assert ">1 beyond: 700 ms</text>" in svg
+    assert len(places(svg, "ring")) == 1
+    (drawn,) = re.findall(r'd="([^"]+)" class="tick"', svg)
+    found = [float(x) for x in re.findall(r"M([\d.]+)", drawn)]
+    assert len(found) == 18
+    assert found[-1] - found[0] > 80  # pixels; with all readings on the axis less than one
 
 
 @pytest.mark.parametrize(("high", "words"), [(None, "1.3 and more"), (50.0, "1.3 to 50.0"), (1.6, "1.3 to 1.6")])
