@@ -19,6 +19,8 @@ from perflab.results import Document, Result
 
 SCHEMA = 2
 """1 had a key for each tier where ``outcome`` is."""
+_REPORT, _HEAD = b'"perflab report"', 200
+"""How a report as JSON begins: its kind, within so many bytes."""
 PASSED, FAILED, NOTHING_RUN = 0, 1, 5
 """pytest's exit statuses that a run ends with in peace; with any other one it ended early."""
 
@@ -35,6 +37,11 @@ def read_document(path: Path) -> Document:
         raise DocumentError(f"there is no file {path}", "name what pytest wrote with --perf-json=FILE") from error
     except OSError as error:
         raise DocumentError(f"cannot read {path}: {error.strerror}", "name what pytest wrote, a file") from error
+    if _REPORT in raw[:_HEAD]:
+        raise DocumentError(
+            f"{path} is a report, which perflab report --format=json wrote from a results file",
+            "name that results file; a report's JSON is read by perflab history, and by programs",
+        )
     return decoded(
         raw,
         Document,

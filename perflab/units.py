@@ -134,6 +134,11 @@ def format_percent(fraction: float) -> str:
     return f"{_three_digits(percent)}%" if percent >= 99.95 else f"{percent:.3g}%"
 
 
+def format_noise(share: float) -> str:
+    """Half the width of a median's interval: 0.012 is ``±1.2%``; as much as the median itself says nothing."""
+    return f"±{100 * share:.1f}%" if share < 1.0 else ">±100%"
+
+
 def format_names(names: Sequence[str], most: int = 5) -> str:
     """Names for a line of text: ``a, b, c, d, e and 7 more``."""
     more = f" and {len(names) - most} more" if len(names) > most else ""

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from perflab.page.case_view import CaseView, verdict_of
 from perflab.page.quantities import change_text, interval_text, title_of
-from perflab.page.table import TONES, Cell, Column, PageTable, Row, number_cell, order, text_cell
+from perflab.page.table import (
+    LONGEST_VALUE,
+    TONES,
+    Cell,
+    Column,
+    PageTable,
+    Row,
+    noise_cell,
+    number_cell,
+    order,
+    short,
+    text_cell,
+)
 from perflab.records import Verdict
 from perflab.report.beside_text import cases_of, name_in
 from perflab.report.contents import Case, Compared, Contents, RunContents
+from perflab.report.lines import with_mark
 from perflab.units import format_change
 
 _SEEN = ("latency", "peak", "bound", "flops", "registers", "spill_store_bytes", "shared_bytes", "warps_per_sm")
@@ -57,7 +71,7 @@ def run_table(run: RunContents, views: Sequence[CaseView]) -> PageTable:
 def _cells(view: CaseView, names: Sequence[str], *, tiers: bool) -> list[Cell]:
     case = view.case
     cells = [
-        text_cell(case.name, href=f"#{view.id}", more=case.variant if case.variant not in case.name else ""),
+        text_cell(short(case.name), href=f"#{view.id}", more=_behind(case)),
         text_cell(view.verdict, tone=view.tone),
     ]
     for name in names:
@@ -73,23 +87,31 @@ def _cells(view: CaseView, names: Sequence[str], *, tiers: bool) -> list[Cell]:
     tier = [text_cell(case.tier or "")] if tiers else []
     return [
         *cells,
-        text_cell(file),
-        text_cell(parameters),
+        text_cell(short(file)),
+        text_cell(short(parameters, LONGEST_VALUE)),
         *tier,
         text_cell("; ".join(case.reasons)),
     ]
 
 
+def _behind(case: Case) -> str:
+    """What stands behind the name: the variant, and whether the case was disturbed."""
+    return with_mark(case.variant if case.variant not in case.name else "", disturbed=bool(case.beside)).strip()
+
+
 def _latency_cells(case: Case, tone: str) -> list[Cell]:
     one, times = case.quantities.get("latency"), case.times
     noise = times.noise if times is not None and times.samples > 1 else None
-    noise_cell = number_cell(noise, "share")
     if one is None or one.ratio is None:
-        return [Cell(number=True), Cell(number=True), noise_cell]
+        return [Cell(number=True), Cell(number=True), noise_cell(noise)]
     change = Cell("" if tone else format_change(one.ratio), order(one.ratio), number=True)
     if tone:
         change = Cell("", order(one.ratio), number=True, more=format_change(one.ratio), tone=tone)
-    return [change, Cell(interval_text(one), order(one.low) if one.low is not None else None, number=True), noise_cell]
+    return [
+        change,
+        Cell(interval_text(one), order(one.low) if one.low is not None else None, number=True),
+        noise_cell(noise),
+    ]
 
 
 def compared_table(contents: Contents) -> PageTable:
@@ -102,12 +124,23 @@ def compared_table(contents: Contents) -> PageTable:
             *([Column("against 1", f"ratio{number}", number=True)] if number > 1 else []),
             Column(f"peak {number}", f"peak{number}", number=True),
         ]
-    rows = [Row(_compared_cells(contents, one)) for one in contents.compared]
-    return PageTable(columns, rows)
+    found = [_verdicts(contents, one) for one in contents.compared]
+    pairs = zip(contents.compared, found, strict=True)
+    rows = [Row(_compared_cells(contents, one), ",".join(f"{at} {said}" for at, said in own)) for one, own in pairs]
+    counts = Counter(one for own in found for one in own)
+    order_of = sorted(counts, key=lambda one: (one[0], rank(one[1])))
+    filters = [(f"{at} {said}", counts[at, said], TONES.get(said, "")) for at, said in order_of]
+    return PageTable(columns, rows, filters)
+
+
+def _verdicts(contents: Contents, compared: Compared) -> list[tuple[int, str]]:
+    """What a row is filtered by: the number of each run, and the case's verdict in it."""
+    cases = enumerate(cases_of(contents, compared), 1)
+    return [(number, verdict_of(case)) for number, case in cases if case is not None]
 
 
 def _compared_cells(contents: Contents, compared: Compared) -> list[Cell]:
-    cells = [text_cell(name_in(contents, compared), more=compared.variant)]
+    cells = [text_cell(short(name_in(contents, compared)), more=compared.variant)]
     for number, case in enumerate(cases_of(contents, compared), 1):
         at = compared.cases[number - 1]
         if case is None or at is None:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from perflab.page.pictures import Picture, pictures_of
-from perflab.page.quantities import CALIBRATION, page_table, quantity_table
+from perflab.page.quantities import page_table, quantity_table
 from perflab.page.sentences import sentences_of
 from perflab.page.table import TONES, PageTable
 from perflab.report.beside_text import amount
-from perflab.report.contents import Case, Quantity, Table
+from perflab.report.contents import CALIBRATION, Case, Quantity, Table
 from perflab.units import format_change
 
 LONGEST_FAILURE = 200

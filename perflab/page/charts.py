@@ -1,20 +1,18 @@
-"""Charts of a page: bars with intervals, a strip of readings against a baseline, a stack of parts. Pure."""
+"""Charts of a page: bars with intervals, steps over time, a stack of parts. Pure."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from perflab.page.svg import Scale, around, chart, element, rounded, ticks
+from perflab.page.svg import Scale, chart, element, rounded, ticks
 from perflab.report.lines import shorten
 
 WIDTH = 520
-_LABEL = 112
-"""Room for names at the left."""
-_RIGHT = 16
-_LETTER = 6.6
+LETTER = 6.6
 """Of a label, on the average."""
 _COLOURS = 8
 
@@ -41,13 +39,13 @@ def bars(title: str, given: Sequence[Bar], write: Callable[[float], str], unit: 
         write: turns a value into text, for the axis.
         unit: ``bytes`` for round binary numbers.
     """
-    left = min(200.0, max(60.0, _LETTER * max(len(bar.name) for bar in given) + 10))
-    right = _LETTER * max(len(bar.text) for bar in given) + 12
+    left = min(200.0, max(60.0, LETTER * max(len(bar.name) for bar in given) + 10))
+    right = LETTER * max(len(bar.text) for bar in given) + 12
     highest = max(max(bar.value, bar.high or 0.0) for bar in given) or 1.0
     scale = Scale(0.0, highest, left, WIDTH - right)
     step, height = 22, 22 * len(given) + 26
-    parts = _axis(ticks(0.0, highest, 4, unit), scale, 2, height - 22, write)
-    letters = int((left - 8) / _LETTER)
+    parts = axis(ticks(0.0, highest, 4, unit), scale, 2, height - 22, write)
+    letters = int((left - 8) / LETTER)
     for number, bar in enumerate(given):
         y = 4 + step * number
         parts.append(element("text", shorten(bar.name, letters), x=rounded(left - 8), y=y + 13, class_="end"))
@@ -71,7 +69,8 @@ def _whisker(low: float, high: float, y: float) -> Markup:
     return element("path", d=f"M{a} {y - 4}v8M{a} {y}H{b}M{b} {y - 4}v8", class_="whisker")
 
 
-def _axis(at: Sequence[float], scale: Scale, top: float, bottom: float, write: Callable[[float], str]) -> list[Markup]:
+def axis(at: Sequence[float], scale: Scale, top: float, bottom: float, write: Callable[[float], str]) -> list[Markup]:
+    """Vertical lines at some values, and the values below them."""
     grid = "".join(f"M{rounded(scale(value))} {rounded(top)}V{rounded(bottom)}" for value in at)
     labels = [
         element("text", write(value), x=rounded(scale(value)), y=rounded(bottom + 15), class_="faint middle")
@@ -80,77 +79,30 @@ def _axis(at: Sequence[float], scale: Scale, top: float, bottom: float, write: C
     return [element("path", d=grid, class_="grid"), *labels] if at else []
 
 
-@dataclass(frozen=True)
-class Strand:
-    """One row of a strip: values of one kind. ``kind``: ``tick``, ``dot``, ``old`` or ``ring``."""
+def ratios(title: str, given: Sequence[Bar]) -> Markup:
+    """Bars from the line where nothing changed: to the right what became more, to the left what became less.
 
-    name: str
-    kind: str
-    values: Sequence[float]
-
-
-def strip(
-    title: str,
-    strands: Sequence[Strand],
-    write: Callable[[float], str],
-    *,
-    limit: float | None = None,
-    interval: tuple[float, float] | None = None,
-    middle: float | None = None,
-    description: str = "",
-) -> Markup:
-    """Readings along one axis, each kind on its own row; the limit as a dashed line, an interval below them.
+    The axis is logarithmic, so that twice and half are equally far from the line.
 
     Args:
         title: what the picture is called.
-        strands: what is drawn, from above.
-        write: turns a value into text.
-        limit: from where on a change counts.
-        interval: what the true value lies within.
-        middle: the value that the interval is of.
-        description: what is to be said beside the numbers.
+        given: at least one; values are ratios above zero.
     """
-    shown = [strand for strand in strands if strand.values]
-    inner = [value for strand in shown for value in _inner(strand)]
-    extra = [one for one in (limit, middle, *(interval or ())) if one is not None]
-    near = [one for one in extra if not inner or one < 3 * max(inner)]  # an end that is far off runs out of the picture
-    near += [one for one in (limit, middle) if one is not None]
-    scale = around([*inner, *near], _LABEL, WIDTH - _RIGHT)
-    rows = len(shown) + (interval is not None)
-    bottom = 6 + 20 * rows
-    axis = ticks(scale.low, scale.high, 4)
-    parts = _axis(axis, scale, 2, bottom, write)
-    for number, strand in enumerate(shown):
-        y = 16 + 20 * number
-        parts.append(element("text", strand.name, x=_LABEL - 10, y=y + 4, class_="end"))
-        places = [scale(min(max(value, scale.low), scale.high)) for value in strand.values]
-        if strand.kind == "tick":
-            parts.append(element("path", d="".join(f"M{rounded(x)} {y - 6}v12" for x in places), class_="tick"))
-        else:
-            parts += [element("circle", cx=rounded(x), cy=y, r=4, class_=strand.kind) for x in places]
-    if interval is not None:
-        y = 16 + 20 * len(shown)
-        low, high = (min(max(scale(one), _LABEL), WIDTH - _RIGHT) for one in interval)
-        parts.append(element("text", "95 % interval", x=_LABEL - 10, y=y + 4, class_="end"))
-        parts.append(element("path", d=f"M{rounded(low)} {y}H{rounded(high)}", class_="interval"))
-        if middle is not None and scale.low <= middle <= scale.high:
-            parts.append(element("circle", cx=rounded(scale(middle)), cy=y, r=3.5, class_="dot"))
-    if limit is not None and scale.low <= limit <= scale.high:
-        x = rounded(scale(limit))
-        parts.append(element("path", d=f"M{x} 2V{bottom}", class_="limit"))
-    told = [f"{strand.name}: {', '.join(map(write, strand.values))}" for strand in shown]
-    told += [f"95 % interval {write(interval[0])} to {write(interval[1])}"] if interval is not None else []
-    told += [f"limit {write(limit)}"] if limit is not None else []
-    return chart(title, ". ".join([*told, *([description] if description else [])]), WIDTH, bottom + 20, parts)
-
-
-def _inner(strand: Strand) -> Sequence[float]:
-    """Of a distribution, what is not its last outlier: one slow sample would squeeze all others into a corner."""
-    if strand.kind != "tick" or len(strand.values) < 4:
-        return strand.values
-    ordered = sorted(strand.values)
-    width = ordered[-2] - ordered[0]
-    return ordered[:-1] if ordered[-1] - ordered[-2] > width else ordered
+    left = min(200.0, max(60.0, LETTER * max(len(bar.name) for bar in given) + 10))
+    right = LETTER * max(len(bar.text) for bar in given) + 12
+    logs = [math.log(bar.value) for bar in given]
+    low, high = min(0.0, *logs), max(0.0, *logs)
+    scale = Scale(low, high if high > low else low + 1.0, left, WIDTH - right)
+    parts = [element("path", d=f"M{rounded(scale(0.0))} 0V{22 * len(given) + 6}", class_="edge")]
+    letters = int((left - 8) / LETTER)
+    for number, (bar, log) in enumerate(zip(given, logs, strict=True)):
+        y = 4 + 22 * number
+        start, end = sorted((scale(0.0), scale(log)))
+        parts.append(element("text", shorten(bar.name, letters), x=rounded(left - 8), y=y + 13, class_="end"))
+        size = rounded(max(end - start, 0.5))
+        parts.append(element("rect", x=rounded(start), y=y + 2, width=size, height=14, class_="bar"))
+        parts.append(element("text", bar.text, x=rounded(end + 6), y=y + 13, class_="faint"))
+    return chart(title, "; ".join(f"{bar.name} {bar.text}" for bar in given), WIDTH, 22 * len(given) + 8, parts)
 
 
 def steps(

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
 
-from perflab.page.quantities import CALIBRATION
 from perflab.page.sentences import evidence_of
-from perflab.page.table import Column, PageTable, Row, number_cell, text_cell
+from perflab.page.table import Column, PageTable, Row, number_cell, short, text_cell
 from perflab.records import Environment
-from perflab.report.contents import RunContents
+from perflab.report.contents import CALIBRATION, RunContents
 from perflab.units import format_names
 
 
@@ -40,32 +38,16 @@ def disturbances_of(run: RunContents) -> list[str]:
         for text in evidence_of(case):
             if not text.startswith(("the machine ", CALIBRATION)):
                 found.setdefault(text, []).append(case.name)
-    return [f"{text}: {format_names(names)}" for text, names in found.items()]
+    return [f"{text}: {format_names([short(name) for name in names])}" for text, names in found.items()]
 
 
 def machine_table(run: RunContents) -> PageTable | None:
     """How the calibration workloads, whose code never changes, read over the run; and the machine's counters."""
-    read: dict[tuple[str, str], list[float]] = {}
-    for case in run.cases:
-        for name, one in case.quantities.items():
-            if name.startswith(CALIBRATION):
-                read.setdefault((name, one.unit), []).append(one.now)
-        evidence = case.evidence
-        if evidence is not None:
-            figures = {
-                ("cores that other processes used", "cores"): evidence.neighbours_cores,
-                ("time stolen by the hypervisor", "share"): evidence.steal_share,
-                ("time waiting for a core", "share"): evidence.pressure_share,
-                ("load average", "load"): evidence.load_average,
-            }
-            for key, value in figures.items():
-                if value is not None:
-                    read.setdefault(key, []).append(value)
-    if not read:
+    if not run.machine:
         return None
     columns = [Column("over all cases"), *(Column(one, number=True) for one in ("least", "median", "most"))]
     rows = [
-        Row([text_cell(name), *(number_cell(value, unit) for value in (min(values), median(values), max(values)))])
-        for (name, unit), values in read.items()
+        Row([text_cell(one.of), *(number_cell(value, one.unit) for value in (one.least, one.median, one.most))])
+        for one in run.machine
     ]
     return PageTable(columns, rows)

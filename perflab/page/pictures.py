@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from perflab.measure.records import Paired
-from perflab.page.charts import Strand, colour, stack, steps, strip
+from perflab.page.charts import colour, stack, steps
+from perflab.page.quantities import is_vague
+from perflab.page.strip import Strand, strip
 from perflab.report.beside_text import amount
-from perflab.report.contents import STEPS, Case, Times
+from perflab.report.contents import STEPS, Case, Quantity, Times
 from perflab.units import format_change, format_count, format_ns
 
 _SMALLEST = 0.002
@@ -38,16 +40,15 @@ def _readings(case: Case) -> list[Picture]:
     if times is None or latency is None:
         return []
     strands = [
-        Strand("samples", "tick", times.quantiles_ns),
+        Strand("samples", "tick", times.samples_ns),
+        Strand("quantiles", "tick", times.quantiles_ns),
         Strand("fresh processes", "dot", times.fresh_ns),
         Strand("set aside", "ring", times.set_aside_ns),
         Strand("baseline", "old", times.before_ns),
     ]
     in_turns = case.paired is not None or case.paired_to_anchor is not None
-    before, interval = None if in_turns else latency.before, None  # of turns, interval and limit are the pairs'
-    if before is not None and latency.low is not None:
-        high = latency.high if latency.high is not None else max(latency.low * 4, 4.0)
-        interval = (before * latency.low, before * high)
+    before = None if in_turns else latency.before  # of turns, interval and limit are the pairs'
+    interval = _interval(latency, before) if before is not None else None
     limit = before * latency.limit if before is not None and latency.limit is not None else None
     svg = strip(
         f"Time of one call of {case.name}",
@@ -61,12 +62,25 @@ def _readings(case: Case) -> list[Picture]:
     told = [_sampled(times)]
     told += ["each dot is the median of one process"] if times.before_ns or times.fresh_ns else []
     told += ["dashed: the limit"] if limit is not None else []
+    told += _untold(latency) if before is not None else []
     return [Picture(svg, "; ".join(told) + ".")]
+
+
+def _interval(latency: Quantity, of: float = 1.0) -> tuple[float, float | None] | None:
+    """Of the ratio times ``of``; without an upper end where nothing bounds it. None where it says nothing."""
+    if latency.low is None or is_vague(latency):
+        return None
+    return of * latency.low, of * latency.high if latency.high is not None else None
+
+
+def _untold(latency: Quantity) -> list[str]:
+    """What stands in the place of an interval that says nothing."""
+    return ["95 % interval: can't tell"] if is_vague(latency) else []
 
 
 def _sampled(times: Times) -> str:
     calls = f" of {times.repetitions} calls" if times.repetitions > 1 else ""
-    each = ": each line is 5 % of them" if times.samples > STEPS else ""
+    each = f": {STEPS + 1} of them, 5 % apart by rank" if times.quantiles_ns else ""
     return f"{format_count(times.samples, 'sample')}{calls}{each}, the median {format_ns(times.median_ns)}"
 
 
@@ -85,19 +99,17 @@ def _pair(case: Case, paired: Paired) -> Picture:
         Strand("more pairs", "dot", paired.confirm),
         Strand("base / base", "old", paired.control),
     ]
-    interval = None
-    if latency is not None and latency.low is not None and latency.high is not None:
-        interval = (latency.low, latency.high)
     svg = strip(
         f"{case.name} in turns with {paired.against}",
         strands,
         format_change,
         limit=latency.limit if latency is not None else None,
-        interval=interval,
+        interval=_interval(latency) if latency is not None else None,
         middle=latency.ratio if latency is not None else None,
     )
-    caption = f"In turns with {paired.against}: each dot is a pair of fresh processes, its time against the other's."
-    return Picture(svg, caption)
+    told = [f"In turns with {paired.against}: each dot is a pair of fresh processes, its time against the other's"]
+    told += _untold(latency) if latency is not None else []
+    return Picture(svg, "; ".join(told) + ".")
 
 
 def _composition(case: Case) -> list[Picture]:

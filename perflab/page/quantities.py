@@ -10,8 +10,6 @@ from perflab.report.beside_text import amount
 from perflab.report.contents import Quantity, Table
 from perflab.units import format_change, format_interval, format_percent
 
-CALIBRATION = "calibration "
-"""How quantities begin that tell of the machine, and not of the case."""
 _TITLES = {
     "bound": "lower bound of time",
     "roofline": "roofline time",
@@ -45,9 +43,13 @@ def interval_text(one: Quantity) -> str:
         return "exact"
     if one.low is None:
         return ""
+    return "can't tell" if is_vague(one) else format_interval(one.low, one.high if one.high is not None else inf)
+
+
+def is_vague(one: Quantity) -> bool:
+    """Whether its interval says nothing: faster or slower, its ends a factor of ``MEANINGLESS`` apart."""
     high = one.high if one.high is not None else inf
-    vague = one.low <= 1.0 <= high and high >= MEANINGLESS * one.low
-    return "can't tell" if vague else format_interval(one.low, high)
+    return one.low is not None and one.low <= 1.0 <= high and high >= MEANINGLESS * one.low
 
 
 def limit_text(one: Quantity) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from perflab.page.table import short
 from perflab.report.escaping import lines_of, one_line
 
 _HERE = Path(__file__).parent / "templates"
@@ -46,6 +47,7 @@ def _environment() -> Environment:
         finalize=_finalized,
     )
     made.filters["in_lines"] = in_lines
+    made.filters["short"] = short
     made.globals["style"] = Markup(_source("style.css"))
     made.globals["script"] = Markup(_source("explore.js"))
     made.globals["policy"] = Markup(policy())

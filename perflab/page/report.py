@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import perflab
 from perflab.page.case_tables import compared_table, identity, rank, run_table
 from perflab.page.case_view import CaseView, case_view, verdict_of
+from perflab.page.differences import differences
 from perflab.page.environments import disturbances_of, environment_table, machine_table
 from perflab.page.render import render
 from perflab.page.sets import SetView, sets_of
@@ -15,6 +16,7 @@ from perflab.page.table import TONES, PageTable
 from perflab.records import Verdict
 from perflab.report.beside_text import run_facts
 from perflab.report.contents import Contents, RunContents
+from perflab.report.lines import MARKED
 from perflab.report.tally import ACCEPTED
 from perflab.units import format_names
 
@@ -42,6 +44,11 @@ class RunView:
     disturbances: Sequence[str]
     calibration: PageTable | None
 
+    @property
+    def legend(self) -> str:
+        """What the mark behind a case's name is, if any has it."""
+        return MARKED if any(case.beside for case in self.run.cases) else ""
+
 
 def report_page(contents: Contents) -> str:
     """The page of one run, or of several beside each other."""
@@ -54,6 +61,7 @@ def report_page(contents: Contents) -> str:
         runs=runs,
         several=several,
         compared=compared_table(contents) if several else None,
+        differences=differences(contents) if several else [],
         version=perflab.__version__,
     )
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from perflab.measure.records import Evidence
-from perflab.page.quantities import CALIBRATION
+from perflab.page.table import LONGEST_VALUE, short
 from perflab.report.beside_text import amount
-from perflab.report.contents import Case
+from perflab.report.contents import CALIBRATION, Case
 from perflab.units import format_count, format_ns, format_percent
 
 
@@ -21,7 +21,9 @@ def sentences_of(case: Case) -> dict[str, list[str]]:
             *([f"time: {case.no_times}"] if case.no_times else []),
             *(f"{one.quantity}: {one.reason}" for one in case.not_compared),
         ],
-        "Noted by the test": [f"{name} = {value}" for name, value in case.noted.items()],
+        "Noted by the test": [
+            f"{short(name)} = {short(str(value), LONGEST_VALUE)}" for name, value in case.noted.items()
+        ],
         "Quoted from elsewhere": [f"{one.source}: {format_ns(one.ns)}" for one in case.quotes],
         "Memory beside it": [f"{name}: {amount(size, 'bytes')}" for name, size in case.memory_beside.items()],
         "What could have disturbed it": evidence_of(case),
@@ -43,6 +45,10 @@ def _looked_at(case: Case) -> list[str]:
     if told and case.disturbed == []:
         told.append("nothing disturbed the processes that were judged")
     return told
+
+
+def _noted(name: str, value: object) -> str:
+    return f"{short(name)} = {short(str(value), LONGEST_VALUE)}"
 
 
 def _drifted(name: str, recorded: str, steps: int) -> str:

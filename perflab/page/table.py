@@ -6,9 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from perflab.report.beside_text import amount
-from perflab.units import format_ratio
+from perflab.report.escaping import one_line
+from perflab.report.lines import shorten
+from perflab.units import format_noise, format_ratio
 
 NOTHING = "–"
+LONGEST_NAME = 120
+"""Letters of a name. The JSON has names whole, a case's section the first and last of a longer id."""
+LONGEST_VALUE = 200
 MOST_COLUMNS = 60
 """For so many ``style.css`` has rules that hide one."""
 
@@ -39,7 +44,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """A row; ``verdict`` is what it is filtered by."""
+    """A row; ``verdict`` is what it is filtered by: one, or several with commas between them."""
 
     cells: Sequence[Cell]
     verdict: str = ""
@@ -71,6 +76,16 @@ def number_cell(value: float | None, unit: str, more: str = "", tone: str = "") 
     if value is None:
         return Cell(number=True)
     return Cell(written(value, unit), sort=order(value), number=True, more=more, tone=tone)
+
+
+def short(text: str, most: int = LONGEST_NAME) -> str:
+    """A name as pages have it: of one that would fill a screen its beginning and its end."""
+    return shorten(one_line(text), most)
+
+
+def noise_cell(share: float | None) -> Cell:
+    """Half the width of a median's interval, sorted by its value."""
+    return Cell(format_noise(share), sort=order(share), number=True) if share is not None else Cell(number=True)
 
 
 def order(value: float) -> float | int:

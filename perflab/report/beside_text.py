@@ -22,9 +22,9 @@ _LONG = 10_000_000
 def run_facts(run: RunContents) -> list[str]:
     """What tells one run from another: commit, time, machines, whether it ended."""
     commit = run.commit
-    short = f"{commit[:10]}{'+dirty' if commit.endswith('+dirty') else ''}" if commit else "no commit"
+    short = f"{commit[:10]}{'+dirty' if commit.endswith('+dirty') else ''}" if commit else ""
     return [
-        f"commit {short}",
+        f"commit {short}" if commit else "no commit",
         run.created[:16].replace("T", " "),
         *(machine_of(environment) for environment in run.environments),
         *([] if run.complete else ["not known to be complete"]),

@@ -18,7 +18,9 @@ from perflab.records import Change, Drift, Environment, Shortage, Uncompared
 
 KIND, SCHEMA = "perflab report", 1
 STEPS = 20
-"""Of a distribution: 21 quantiles, 5 % apart, whatever number of samples there is."""
+"""Of a distribution with more samples than this and one: 21 quantiles, 5 % apart."""
+CALIBRATION = "calibration "
+"""How quantities begin that tell of the machine, and not of the case."""
 Number = int | float
 Scalar = str | int | float | bool | None
 
@@ -49,12 +51,14 @@ class Times(Data, frozen=True):
     samples: int
     repetitions: int
     """Calls in each sample."""
-    quantiles_ns: list[float]
-    """Of one call, from the fastest sample to the slowest, in steps of 5 %."""
     median_ns: float
     noise: float
     """Half the width of the median's interval within the process, as a share."""
     clock: str
+    samples_ns: list[float] = []
+    """Of one call, in the order in which they were taken, if there are 21 at most."""
+    quantiles_ns: list[float] = []
+    """Of more samples: the fastest, the slowest and every 5 % between them, each one that was measured."""
     fresh_ns: list[float] = []
     """Median of each fresh process in which the case was measured again."""
     before_ns: list[float] = []
@@ -148,6 +152,19 @@ class Case(Data, frozen=True):
     side_by_side: str | None = None
 
 
+class MachineReading(Data, frozen=True):
+    """What a calibration workload took over the cases of a run, or what a counter of the machine read beside them."""
+
+    of: str
+    unit: str
+    """``ns``, ``cores``, ``share`` of the time, ``load``."""
+    least: float
+    median: float
+    most: float
+    cases: int
+    """How many have it."""
+
+
 class RunContents(Data, frozen=True):
     """One run."""
 
@@ -169,6 +186,8 @@ class RunContents(Data, frozen=True):
     cases: list[Case]
     tables: dict[str, Any]
     """What tiers set beside each other: ``studies``, ``side_by_side``."""
+    machine: list[MachineReading] = []
+    """The machine meanwhile, over all cases."""
     baselines: str | None = None
     threshold: float | None = None
     command: str | None = None
@@ -238,16 +257,10 @@ def exact_quantities(
 
 
 def quantiles(values: Iterable[float]) -> list[float]:
-    """From the least to the most in ``STEPS`` equal steps, between neighbours by proportion."""
+    """From the least to the most in ``STEPS`` equal steps; each is the value nearest to its rank, so one of them."""
     ordered = sorted(values)
     last = len(ordered) - 1
-    found = []
-    for step in range(STEPS + 1):
-        at = last * step / STEPS
-        below = int(at)
-        above = min(below + 1, last)
-        found.append(round(ordered[below] + (ordered[above] - ordered[below]) * (at - below), 3))
-    return found
+    return [ordered[(last * step + STEPS // 2) // STEPS] for step in range(STEPS + 1)]
 
 
 def first_rows(

@@ -10,6 +10,7 @@ from perflab.records import Environment, Verdict
 from perflab.report.beside import beside_each_other
 from perflab.report.contents import KIND, SCHEMA, Case, Contents, RunContents, counted
 from perflab.report.lines import names_of
+from perflab.report.machine import machine_readings
 from perflab.report.summary import unseen_failures
 from perflab.report.tally import ACCEPTED, outcome, way_of
 from perflab.results import Document, Result, parameters_of
@@ -54,6 +55,7 @@ def _run(source: Source) -> RunContents:
         environments=environments,
         cases=cases,
         tables=tables,
+        machine=machine_readings(cases),
         baselines=document.baselines,
         threshold=document.threshold,
         command=document.command,

@@ -10,6 +10,9 @@ from perflab.records import Verdict
 from perflab.report.tally import ACCEPTED, outcome
 from perflab.results import Result
 
+_MARK = "*"
+MARKED = f"{_MARK} disturbed while it was measured"
+
 
 @dataclass(frozen=True)
 class Line:
@@ -67,6 +70,11 @@ def shorten(name: str, width: int) -> str:
         return name
     tail = (width - 1) * 2 // 3
     return name[: width - 1 - tail] + "…" + name[-tail:]
+
+
+def with_mark(name: str, *, disturbed: bool) -> str:
+    """A case's name, marked if it was disturbed; ``MARKED`` says below the table, or the chart, what the mark is."""
+    return f"{name} {_MARK}" if disturbed else name
 
 
 def verdict_text(result: Result) -> str:

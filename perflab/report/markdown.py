@@ -13,6 +13,7 @@ from perflab.report.lines import Row, shown_verdict
 from perflab.report.not_run import not_run
 from perflab.report.summary import hint, unseen_failures
 from perflab.report.tally import tally
+from perflab.report.text_bars import FENCE
 from perflab.report.view import DEFAULT_VIEW, View
 from perflab.results import Document, Result
 from perflab.tiers import by_table, tier
@@ -76,12 +77,13 @@ def markdown(
 def fitting(blocks: Sequence[str], page: str | None) -> str:
     """The blocks as a text; where a page has all of them, no longer than a comment on GitHub may be.
 
-    What is unfolded goes first, then rows and blocks from the end.
+    What is unfolded and bars go first, then rows and blocks from the end.
     """
     text = "\n\n".join(blocks) + "\n"
     if page is None or len(text) <= LONGEST_COMMENT:
         return text
-    lines = [line for block in blocks if not block.startswith("<details>") for line in (*block.split("\n"), "")]
+    first = [block for block in blocks if not block.startswith(("<details>", FENCE))]
+    lines = [line for block in first for line in (*block.split("\n"), "")]
     kept, room = [], LONGEST_COMMENT - len(_LEFT_OUT) - 2
     for line in lines:
         room -= len(line) + 1

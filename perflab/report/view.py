@@ -20,6 +20,8 @@ COUNTS = (
     "instructions",
     "callgrind_instructions",
 )
+CHARTED = ("ns", "s", "bytes", "per second")
+"""Units of which a study's first column is drawn."""
 STATISTICS = ("median", "min", "max", "mean", "std", "iqr")
 STANDARD = (
     *STATISTICS,

@@ -90,10 +90,25 @@ def test_a_measured_case_stands_with_its_numbers_and_what_they_were_compared_wit
 
 
 def test_samples_are_a_distribution_of_bounded_size() -> None:
-    assert quantiles([3.0, 1.0, 2.0]) == [round(1.0 + at / 10, 3) for at in range(STEPS + 1)]
     assert quantiles([5.0]) == [5.0] * (STEPS + 1)
     many = quantiles(float(one) for one in range(100_001))
     assert (len(many), many[0], many[10], many[-1]) == (STEPS + 1, 0.0, 50_000.0, 100_000.0)
+
+
+@pytest.mark.parametrize("often", [1, 7])
+def test_no_reading_is_shown_that_nobody_measured(often: int) -> None:
+    taken = [10.0, 11.0, 12.0, 30.0, 31.0, 32.0] * often  # two ways to run, and nothing between them
+    measurement = Measurement(
+        samples_ns=[round(2 * one) for one in taken], repetitions=2, warmup_calls=3, settled=True, clock="host"
+    )
+    one = result(outcome=record(replicate(20.0, samples=len(taken)), measurement=measurement))
+    times = gather([Source("a", document(one))]).runs[0].cases[0].times
+    assert times is not None
+    if often == 1:
+        assert (times.samples_ns, times.quantiles_ns) == (taken, [])
+    else:
+        assert (times.samples_ns, len(times.quantiles_ns)) == ([], STEPS + 1)
+        assert set(times.quantiles_ns) == set(taken)
 
 
 def test_each_tier_says_what_it_knows() -> None:
@@ -127,11 +142,34 @@ def test_what_turns_said_and_readings_without_bound_are_json(
     assert "latency" in case["quantities"]
 
 
+def test_a_case_that_is_noise_alone_is_written_so_that_it_reads(tmp_path: Path) -> None:
+    wild = record(replicate(5 * MS, noise=9.566))
+    one = result(outcome=wild, judgement=judge(wild, entry([replicate(43 * MS, noise=60.0)]), Policy()))
+    assert one.judgement.latency is not None
+    assert one.judgement.latency.low is not None
+    write_document(document(one), tmp_path / "a.json")
+    latency = read_document(tmp_path / "a.json").results[0].judgement.latency
+    assert latency is not None
+    assert (latency.low, latency.high) == (0.0, None)
+
+
 def test_a_results_file_without_a_commit_still_reads(tmp_path: Path) -> None:
     path = tmp_path / "old.json"
     write_document(document(result()), path)
     assert "commit" not in json.loads(path.read_text())
     assert read_document(path).commit is None
+
+
+def test_a_report_as_json_is_named_as_what_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, made = tmp_path / "a.json", tmp_path / "report.json"
+    write_document(document(measured(100)), source)
+    assert main(["report", str(source), "--format=json", f"--output={made}"]) == 0
+    capsys.readouterr()
+    for command in ("report", "merge"):
+        assert main([command, str(made)]) == 2
+        said = capsys.readouterr().err
+        assert f"{made} is a report, which perflab report --format=json wrote from a results file" in said
+        assert "-> name that results file; a report's JSON is read by perflab history" in said
 
 
 # --- several runs ------------------------------------------------------------------------------------------------
@@ -153,6 +191,7 @@ def test_runs_of_one_environment_have_ratios(tmp_path: Path, capsys: pytest.Capt
     assert main(["compare", *map(str, paths)]) == 0
     text = capsys.readouterr().out
     assert "110 ms +10.0%" in text
+    assert "1: a.json · no commit · 2025-11-20 12:00" in text
     assert main(["report", *map(str, paths)]) == 0
     assert capsys.readouterr().out == text
 

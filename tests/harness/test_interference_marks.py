@@ -51,7 +51,7 @@ def test_side_by_side_and_studies_mark_it_at_its_name() -> None:
     assert not any("naive *" in line for line in text)
     assert text.count("* disturbed while it was measured") == 1
     assert not any("* disturbed" in line for line in lines(*run[1:]))
-    assert len(re.findall(r"flash .?\*", markdown(document(*run)))) == 2
+    assert len(re.findall(r"flash .?\*", markdown(document(*run)))) == 4  # two tables, and bars
     assert "disturbed while it was measured" in markdown(document(*run))
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from perflab.records import Judgement, Policy, Verdict
 from perflab.report.escaping import code
 from perflab.report.markdown import markdown
+from perflab.report.text_bars import bars_block, text_bars
 from perflab.results import Document, Result
 from tests.harness.make import cuda_environment, document, entry, judge, quiet, record, replicate, result
 
@@ -52,6 +53,34 @@ why: code
 (accept: --perf-update)
 """
     )
+
+
+def test_bars_are_as_long_as_their_numbers_and_no_name_ends_their_block() -> None:
+    lines = text_bars(
+        [("a", 4.0, "4 ms"), ("``` b", 1.0, "1 ms"), ("c", 0.0125, "12.5 µs"), ("d", 1e-9, "–"), ("e", 0, "0 s")]
+    )
+    assert lines == [
+        f"a     {40 * '█'} 4 ms", f"``` b {10 * '█'} 1 ms", "c     ▏ 12.5 µs", "d     ▏ –", "e       0 s",
+    ]  # fmt: skip
+    (block,) = bars_block("title", [("```", 1.0, "x"), ("y" * 99, 2.0, "z\n```")])
+    assert (block.split("\n")[0], block.split("\n")[-1], len(block.split("\n"))) == ("````text", "````", 5)
+    assert bars_block("title", [("a", 1.0, "x")]) == []
+
+
+def test_side_by_side_has_bars_of_letters_in_markdown() -> None:
+    levels = {"flash": 5e6, "math": 10e6}
+    ones = [
+        result(
+            f"t.py::test_a[{name}]",
+            outcome=record(replicate(ns), parameters={"impl": name}),
+            judgement=Judgement(verdict=Verdict.OK, beside=["busy"] if name == "math" else []),
+            side_by_side="impl",
+        )
+        for name, ns in levels.items()
+    ]
+    text = markdown(document(*ones))
+    assert f"```text\ntime of one call, a\nflash  {20 * '█'} 5.00 ms\nmath * {40 * '█'} 10.0 ms\n```" in text
+    assert r"\* disturbed while it was measured" in text
 
 
 def test_a_run_that_was_not_compared_with_baselines_names_none_and_says_first_with_what_it_was() -> None:

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2 import Environment, FileSystemLoader
 
 from perflab.cli import main
 from perflab.data import changed
 from perflab.documents import write_document
-from perflab.page.charts import Bar, Strand, bars, stack, steps, strip
-from perflab.page.render import policy
+from perflab.measure.records import Evidence, Measurement
+from perflab.page.charts import Bar, bars, stack, steps
+from perflab.page.pictures import pictures_of
+from perflab.page.render import policy, render
+from perflab.page.strip import Strand, strip
 from perflab.page.svg import ticks
+from perflab.page.table import Cell, Column, PageTable, Row
 from perflab.records import Judgement, Verdict
+from perflab.report.contents import Case, Quantity, Times
 from perflab.results import Document, Result
+from perflab.units import format_bytes, format_change, format_noise, format_ns, format_percent, format_ratio
 from tests.harness.browser import chromium, needs_browser, opened
 from tests.harness.large_page import large_run
-from tests.harness.make import document, environment, record, result
+from tests.harness.make import document, environment, record, replicate, result
 from tests.harness.test_damage import run_of_everything
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'`\n\x1b[31m\u202e{{ 7 * 7 }}&amp;"
 LONG = "x" * 10_000
+CALM = Judgement(verdict=Verdict.OK)
 WIDTHS = (400, 1000, 2000)
 
 
@@ -90,6 +99,114 @@ def test_every_number_of_the_page_stands_in_the_json_beside_it(
     assert [number for number in shown if float(f"{number:.6g}") not in known] == []
 
 
+_WITH_UNIT = r"[-+]?\d[\d,.]*(?:e[+-]\d+)?(?: (?:ns|µs|ms|s|min|B|KiB|MiB|GiB)\b|%)|×[\d.]+"
+
+
+def figures_of(page: str) -> set[str]:
+    """Each number with a unit that a page shows, or says to those who do not see its pictures; without axes."""
+    plain = re.sub(r"<(style|script)>.*?</\1>", "", page, flags=re.DOTALL)
+    plain = re.sub(r'<text[^>]*class="faint (?:middle|end)"[^>]*>[^<]*</text>', "", plain)
+    return set(re.findall(_WITH_UNIT, html.unescape(re.sub(r"<[^>]*>", "\n", plain))))
+
+
+def figures_in(contents: Any) -> set[str]:
+    """Each number of plain data in every way in which it may be written; and what stands in its sentences."""
+    numbers = {*numbers_in(contents)}
+    for run in contents["runs"]:
+        for case in run["cases"]:
+            numbers.add(sum(case.get("memory", {}).values()))
+            for one in case["quantities"].values():
+                before = one.get("before", 0)
+                numbers |= {before * one[name] for name in ("low", "high", "limit") if name in one}
+                numbers.add(one["now"] - before)
+    ways = [
+        *(format_ns, lambda one: format_ns(1e9 * one), format_noise, format_change, format_percent, format_ratio),
+        *(
+            lambda one: format_bytes(round(one)),
+            lambda one: f"{100 * one:.1f}%",
+            lambda one: f"+{format_percent(one - 1)}",
+        ),
+    ]
+    written = {way(one) for one in numbers for way in ways if 0 <= one < 1e20}
+    written |= {f"{sign}{format_bytes(abs(one))}" for one in numbers if isinstance(one, int) for sign in "+-"}
+    written |= {part for text in written for part in re.findall(_WITH_UNIT, text)}
+    return written | set(re.findall(_WITH_UNIT, json.dumps(contents, ensure_ascii=False)))
+
+
+def uneven_run() -> Document:
+    """Two cases whose calibration, counters and noise differ, levels of one parameter and of one study."""
+
+    def one(level: str, noise: float, **changes: Any) -> Result:
+        summary = replicate(
+            1.2345e6, noise=noise, yardsticks_ns={"memory": (2.345e6 + 1e5 * ("study" in changes)) * (1 + noise)}
+        )
+        seen = Evidence(span_ns=10**9, load_average=1.5 + noise, neighbours_cores=noise)
+        taken = Measurement(
+            samples_ns=[1_234_500] * 9, repetitions=1, warmup_calls=3, settled=True, clock="host", evidence=seen
+        )
+        made = record(summary, parameters={"impl": level}, measurement=taken)
+        return result(f"t.py::test_{changes.get('study', 'a')}[{level}]", outcome=made, **changes)
+
+    levels = {"calm": 0.0321, "rough": 0.321, "wild": 9.566}
+    disturbed = Judgement(verdict=Verdict.OK, beside=["other processes used 1.6 cores"])
+    return document(
+        *(one(name, noise, side_by_side="impl") for name, noise in levels.items()),
+        *(one(name, noise, study="switches", judgement=disturbed) for name, noise in levels.items()),
+    )
+
+
+@pytest.mark.parametrize("run", [run_of_everything, uneven_run, lambda: large_run(3, profiled=1)])
+def test_every_figure_that_is_written_or_said_stands_in_the_json_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], run: Callable[[], Document]
+) -> None:
+    page = page_of(tmp_path, run()).read_text(encoding="utf-8")
+    capsys.readouterr()
+    assert main(["report", str(tmp_path / "run-1.json"), "--format=json"]) == 0
+    contents = json.loads(capsys.readouterr().out)
+    shown = figures_of(page)
+    assert len(shown) > 10
+    assert shown - figures_in(contents) == set()
+    if run is uneven_run:  # a median between two cases is no case's
+        contents["runs"] = [{**one, "machine": []} for one in contents["runs"]]
+        assert shown - figures_in(contents) != set()
+
+
+def test_an_interval_is_named_has_no_negative_end_and_is_none_where_nobody_can_tell(tmp_path: Path) -> None:
+    page = page_of(tmp_path, uneven_run()).read_text(encoding="utf-8")
+    charts = [found for found in re.findall(r"<desc>([^<]*)</desc>", page) if "calm" in found]
+    assert len(charts) == 2
+    for told in charts:
+        assert "1.23 ms (1.19 ms to 1.27 ms)" in told
+        assert "1.23 ms (838 µs to 1.63 ms)" in told
+        assert re.search(r"wild( \*)? 1.23 ms, can&#39;t tell", told)
+        assert not re.search(r"[( ]-\d", told)
+    captions = [found for found in re.findall(r"<figcaption>([^<]*)", page) if "end of a bar" in found]
+    assert len(captions) == 2
+    for told in captions:
+        assert "95 % interval of the median" in told
+        assert "can&#39;t tell: the noise is as large as the median" in told
+
+
+def test_a_disturbed_case_is_marked_in_the_table_and_the_mark_has_a_legend(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = page_of(tmp_path, uneven_run()).read_text(encoding="utf-8")
+    explorer, study = page[page.index('id="table"') :].split("Study: switches", 1)
+    marked = re.findall(r"<td><a[^>]*>([^<]*)</a> <small>\*</small>", explorer)
+    assert marked == [f"switches[{name}]" for name in ("calm", "rough", "wild")]
+    assert "* disturbed while it was measured" in explorer
+    assert "* disturbed while it was measured" in study[: study.index("</figcaption>")]
+    assert ">rough *</text>" in study
+    assert "&gt;±100%" in explorer  # as in the terminal, and not 956.6 %
+    capsys.readouterr()
+    assert main(["report", str(tmp_path / "run-1.json"), "--format=json"]) == 0
+    tables = json.loads(capsys.readouterr().out)["runs"][0]["tables"]
+    rows = tables["studies"][0]["tables"][0]["rows"]
+    assert [(row["label"], row["disturbed"]) for row in rows] == [("calm", True), ("rough", True), ("wild", True)]
+    assert [row.get("intervals", {}).get("median") is None for row in rows] == [False, False, True]
+    assert not any("disturbed" in level for level in tables["side_by_side"][0]["levels"])
+
+
 def test_a_thousand_cases_take_less_than_5_mb(tmp_path: Path) -> None:
     page = page_of(tmp_path, large_run(1000))
     assert page.stat().st_size < 5_000_000
@@ -123,6 +240,10 @@ def test_hostile_names_do_nothing_and_are_shown_as_text(tmp_path: Path, browser:
         assert seen.said == []
         assert seen.page.evaluate("document.scripts.length") == 1
         assert seen.page.evaluate("document.images.length") == 0
+        high = seen.page.eval_on_selector_all(
+            "th, td, h1, h2, h3, summary, p, li", "ones => Math.max(...ones.map(one => one.clientHeight))"
+        )
+        assert high < 900  # no name fills a screen
         text = seen.page.evaluate("document.body.textContent")
         assert "<img src=x onerror=alert(2)>" in text
         assert "{{ 7 * 7 }}&amp;" in text
@@ -261,6 +382,47 @@ def test_a_link_to_a_case_opens_it_keeps_the_filter_and_leads_back(tmp_path: Pat
 
 
 @needs_browser
+def test_a_filter_of_several_runs_holds_in_each_of_them(tmp_path: Path, browser: Any) -> None:
+    first = large_run(60)
+    second = changed(first, results=[changed(one, judgement=CALM) for one in first.results])
+    page = page_of(tmp_path, first, second)
+    sections = "details.case > summary > span:first-child"
+    with opened(browser, page) as seen:
+        assert len(seen.texts(sections)) == 120
+        seen.page.fill("input[name=q]", "large-512 -11")
+        names = seen.texts(".explore tbody tr td:first-child")
+        assert 0 < len(names) < 5
+        assert seen.texts(sections) == names * 2
+        seen.page.click("button[name=reset]")
+        seen.page.click(".tally a >> nth=0")
+        assert seen.page.url.endswith("#verdict=1+regressed")
+        assert seen.page.is_checked("input[name=verdict][value='1 regressed']")
+        names = seen.texts(".explore tbody tr td:first-child")
+        assert len(names) == 2
+        assert seen.texts(sections) == names * 2
+        seen.page.check("input[name=verdict][value='2 ok']")
+        assert len(seen.texts(".explore tbody tr")) == 60
+        seen.page.reload()
+        assert len(seen.texts(".explore tbody tr")) == 60
+        assert seen.said == []
+
+
+@needs_browser
+@pytest.mark.parametrize(("what", "words"), [("case", "3 cases"), ("series", "3 series"), ("level", "3 levels")])
+def test_rows_are_counted_in_words_that_exist(tmp_path: Path, browser: Any, what: str, words: str) -> None:
+    page = tmp_path / "table.html"
+    macros = FileSystemLoader(Path(render.__code__.co_filename).with_name("templates"))
+    text = "{% from 'macros.html' import explorer %}{{ explorer(table, 'All', what) }}"
+    text += "<script>{% include 'explore.js' %}</script>"
+    table = PageTable([Column("name", "name")], [Row([Cell(name)]) for name in "abc"])
+    made = Environment(loader=macros, autoescape=True).from_string(text)
+    page.write_text(made.render(table=table, what=what), encoding="utf-8")
+    with opened(browser, page) as seen:
+        assert seen.texts(".controls output") == [words]
+        assert seen.said == []
+
+
+@needs_browser
 def test_a_link_to_a_case_that_a_filter_hides_shows_it(tmp_path: Path, browser: Any) -> None:
     with opened(browser, page_of(tmp_path, large_run(60)), "#verdict=regressed&at=case-1") as seen:
         assert seen.page.locator("#case-1").is_visible()
@@ -275,6 +437,23 @@ def test_print_shows_whole_tables_and_no_controls(tmp_path: Path, browser: Any) 
             "(() => { const t = document.querySelector('.tall'); return t.scrollHeight - t.clientHeight })()"
         )
         assert tall <= 1
+
+
+@needs_browser
+@pytest.mark.parametrize(("cases", "whole"), [(60, True), (240, False)])
+def test_print_opens_sections_or_says_that_it_does_not(tmp_path: Path, browser: Any, cases: int, whole: bool) -> None:
+    with opened(browser, page_of(tmp_path, large_run(cases))) as seen:
+        seen.page.emulate_media(media="print")
+        opened_before = seen.page.locator("details.case[open]").count()
+        seen.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        assert seen.page.locator("details.case[open]").count() == (cases if whole else opened_before)
+        assert opened_before > 0
+        assert seen.page.locator("details.case[open] details.more:not([open])").count() == 0
+        assert seen.page.locator(".unprinted").is_visible() != whole
+        seen.page.evaluate("dispatchEvent(new Event('afterprint'))")
+        assert seen.page.locator("details.case[open]").count() == opened_before
+        seen.page.emulate_media(media="screen")
+        assert not seen.page.locator(".unprinted").is_visible()
 
 
 # --- charts -------------------------------------------------------------------------------------------------------
@@ -300,6 +479,64 @@ def test_a_strip_draws_readings_baseline_limit_and_interval_on_one_axis() -> Non
     assert "95 % interval 8.5 to 13.0" in svg
 
 
+def test_a_reading_that_is_off_the_axis_is_said_and_not_drawn() -> None:
+    svg = strip("times", [Strand("samples", "tick", [1.0, 1.1, 1.2, 1.3, 5.63])], "{:.2f} ms".format)
+    (drawn,) = re.findall(r'd="([^"]+)" class="tick"', svg)
+    assert drawn.count("M") == 4
+    assert ">1 beyond: 5.63 ms</text>" in svg
+    assert "samples: 1.00 ms, 1.10 ms, 1.20 ms, 1.30 ms, 5.63 ms" in svg
+    ends = [float(x) for x in re.findall(r"M([\d.]+)", drawn)]
+    assert max(ends) < 520 - len("1 beyond: 5.63 ms") * 6  # beside the words, and not below them
+
+
+def test_a_few_slow_readings_and_disturbed_processes_squeeze_nothing_into_a_corner() -> None:
+    usual = [1.0 + 0.01 * at for at in range(17)]
+    strands = [Strand("quantiles", "tick", [*usual, 1.2, 9.0, 11.0]), Strand("set aside", "ring", [1.5, 700.0])]
+    svg = strip("times", strands, "{:.4g} ms".format)
+    assert ">2 beyond, up to 11 ms</text>" in svg
+    assert ">1 beyond: 700 ms</text>" in svg
+    assert len(places(svg, "ring")) == 1
+    (drawn,) = re.findall(r'd="([^"]+)" class="tick"', svg)
+    found = [float(x) for x in re.findall(r"M([\d.]+)", drawn)]
+    assert len(found) == 18
+    assert found[-1] - found[0] > 80  # pixels; with all readings on the axis less than one
+
+
+@pytest.mark.parametrize(("high", "words"), [(None, "1.3 and more"), (50.0, "1.3 to 50.0"), (1.6, "1.3 to 1.6")])
+def test_an_interval_without_an_end_in_sight_runs_out_as_an_arrow(high: float | None, words: str) -> None:
+    svg = strip("times", [Strand("samples", "tick", [1.0, 1.1, 1.2])], str, interval=(1.3, high), middle=1.4)
+    (line,) = re.findall(r'd="([^"]+)" class="interval"', svg)
+    assert ("L" in line) == (high is None or high > 3)
+    assert f"95 % interval {words}</desc>" in svg
+
+
+def test_a_picture_has_the_interval_that_the_table_has() -> None:
+    def told(low: float, high: float | None) -> tuple[str, str]:
+        times = Times(
+            samples=3, repetitions=1, median_ns=2e4, noise=0.1, clock="host", samples_ns=[1.9e4, 2e4, 2.1e4],
+        )  # fmt: skip
+        latency = Quantity(unit="ns", exact=False, now=2e4, before=1e4, ratio=2.0, low=low, high=high, limit=1.05)
+        found = case_of(times=times, quantities={"latency": latency})
+        (picture,) = pictures_of(found)
+        return str(picture.svg), picture.caption
+
+    svg, caption = told(3.37, None)
+    assert "95 % interval 33.7 µs and more" in svg
+    assert "can't tell" not in caption
+    svg, caption = told(0.5, None)
+    assert "95 % interval" not in svg
+    assert "95 % interval: can't tell" in caption
+
+
+def case_of(**changes: Any) -> Case:
+    """A case of a report's contents."""
+    fields: dict[str, Any] = {
+        **{"case": "t.py::test_a", "name": "a", "variant": "", "tier": "measured", "environment": None},
+        **{"verdict": "ok", "reasons": [], "parameters": {}, "quantities": {}},
+    }
+    return Case(**{**fields, **changes})
+
+
 @pytest.mark.parametrize("values", [[1.0], [0.0, 0.0], [1e-9, 1e9], [5.0] * 21])
 def test_charts_of_odd_numbers_stay_within_their_picture(values: list[float]) -> None:
     made = [
@@ -313,6 +550,28 @@ def test_charts_of_odd_numbers_stay_within_their_picture(values: list[float]) ->
         width = float(re.findall(r'viewBox="0 0 ([\d.]+)', svg)[0])
         across = re.findall(r'(?:\bx|cx|x1)="(-?[\d.]+)"', svg) + re.findall(r"[MH](-?[\d.]+)", svg)
         assert all(-1 <= float(x) <= width + 1 for x in across), svg
+
+
+def test_two_runs_have_a_chart_of_what_differs_between_them(tmp_path: Path) -> None:
+    def run(**medians_ms: float) -> Document:
+        return document(
+            *(result(f"t.py::test_{name}", outcome=record(replicate(ms * 1e6))) for name, ms in medians_ms.items())
+        )
+
+    here, there = run(same=5, slower=10, faster=10, gone=1), run(same=5, slower=20, faster=5, new=1)
+    page = page_of(tmp_path, here, there).read_text(encoding="utf-8")
+    section = page[page.index('id="differences"') : page.index('id="compared"')]
+    assert re.findall(r"<desc>([^<]*)</desc>", section) == ["slower +100.0%; faster -50.0%"]
+    assert "Time of run 2 against the first run that has a case, 2 of 3 cases differ; not judged" in section
+    (line,) = re.findall(r'd="M([\d.]+) 0V[\d.]+" class="edge"', section)
+    bars = [(float(x), float(size)) for x, size in re.findall(r'<rect x="([\d.]+)" y="\d+" width="([\d.]+)"', section)]
+    (slower, long), (faster, as_long) = bars
+    assert slower == pytest.approx(float(line), abs=0.2)
+    assert faster + as_long == pytest.approx(float(line), abs=0.2)
+    assert long == pytest.approx(as_long, abs=0.2)  # twice is as far as half
+    elsewhere = record(replicate(20e6), environment=environment(machine="b"))
+    page = page_of(tmp_path, here, document(result("t.py::test_slower", outcome=elsewhere))).read_text(encoding="utf-8")
+    assert 'id="differences"' not in page
 
 
 def test_ticks_are_round_numbers_within_their_bounds() -> None:

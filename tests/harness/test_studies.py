@@ -342,12 +342,18 @@ def test_markdown_has_the_table_whole_and_the_findings_as_a_list() -> None:
     tricky = case("eager", peak_bytes=2**20, facts={"dtype": "a|b *c*"}, versus="switch=compiled")
     shown = markdown(run(tricky, case("compiled", 5), out_of_memory("fused"), findings={STUDY: ["use | it"]}))
     at = shown.index("#### study: switches · against switch=compiled")
-    assert shown[at:].splitlines()[2:9] == [
+    assert shown[at:].splitlines()[2:15] == [
         "| `step[small-…-fp32]` | median | peak | dtype |",
         "|---|--:|--:|--:|",
         r"| `eager` | 10.0 ms ×2.00 | 1.00 MiB | a\|b \*c\* |",
         "| `compiled` | 5.00 ms | – | – |",
         "| `fused`: out of memory (16.0 GiB asked for) |  |  |  |",
+        "",
+        "```text",
+        "median, step[small-…-fp32]",
+        f"eager    {40 * '█'} 10.0 ms ×2.00",
+        f"compiled {20 * '█'} 5.00 ms",
+        "```",
         "",
         r"- use \| it",
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -34,7 +33,8 @@ _T_95 = (
     2.131,
 )
 _T_95_MANY = 1.960
-_LARGEST_LOG = math.log(sys.float_info.max)
+_LARGEST_LOG = math.log(1e30)
+"""Of an end of an interval: what is further off is no bound, and no number that a file of ours may hold."""
 
 
 def robust_spread(values: Sequence[float]) -> float:
@@ -90,8 +90,10 @@ def compare(before: Sequence[float], now: Sequence[float], noise: float) -> Rati
 
 
 def ratio_of(log_ratio: float) -> float:
-    """The ratio that a log-ratio means; infinity where no float is as large, as the end of an interval may be."""
-    return math.exp(log_ratio) if log_ratio < _LARGEST_LOG else math.inf
+    """The ratio that a log-ratio means; infinity or zero where it is so far off that it bounds nothing."""
+    if abs(log_ratio) >= _LARGEST_LOG:
+        return math.inf if log_ratio > 0 else 0.0
+    return math.exp(log_ratio)
 
 
 def _middle(values: Sequence[float]) -> float:

@@ -14,7 +14,7 @@ from perflab.measured.report.matmul_rate import share_of_rate
 from perflab.measured.report.samples import interquartile_range_ns, slowest_ns
 from perflab.report.view import COLLECTED, PHASES, STANDARD, STATISTICS, View
 from perflab.results import Result
-from perflab.units import format_bytes, format_change, format_ns, format_percent, format_ratio, format_si
+from perflab.units import format_bytes, format_change, format_noise, format_ns, format_percent, format_ratio, format_si
 
 Value = str | int | float | bool | None
 NOTHING = "–"
@@ -23,7 +23,7 @@ _TIMES = (*STATISTICS, "first", *PHASES)
 _COMPARED_TIMES = ("median", "min", "max", "mean", "first", *PHASES)
 _UNITS = {"peak": "bytes", "MFU": "share", "spread": "share", "vs_base": "ratio", "ops": "per second"}
 _WRITTEN: dict[str, Callable[[float], str]] = {
-    "spread": lambda noise: f"±{100 * noise:.1f}%" if noise < 1.0 else ">±100%",
+    "spread": format_noise,
     "vs_base": format_change,
 }
 """What is not written as its unit is."""
@@ -131,6 +131,14 @@ def shown_ns(result: Result) -> float | None:
     # Where other processes were asked, in turns or not, theirs is the time that was judged.
     judged = record.fresh or record.paired or record.paired_to_anchor
     return (latency.now if latency is not None and judged else None) or record.summary.median_ns
+
+
+def interval_ns(result: Result) -> tuple[float, float] | None:
+    """95 % interval of that time, by the noise within the process; None of one sample, or where nobody can tell."""
+    shown, summary = shown_ns(result), result.record.summary if result.record is not None else None
+    if shown is None or summary is None or summary.samples < 2 or summary.noise >= 1.0:
+        return None
+    return shown * (1 - summary.noise), shown * (1 + summary.noise)
 
 
 def is_of_a_phase(unit: str, record: Record) -> bool:

@@ -11,11 +11,21 @@ from perflab.profiles.explanation_text import explanation_texts
 from perflab.profiles.records import Profile
 from perflab.profiles.text import by_category, notes_of, top_rows
 from perflab.records import Judgement
-from perflab.report.contents import Case, Quantity, Table, Times, exact_quantities, first_rows, quantiles, quantity
+from perflab.report.contents import (
+    CALIBRATION,
+    STEPS,
+    Case,
+    Quantity,
+    Table,
+    Times,
+    exact_quantities,
+    first_rows,
+    quantiles,
+    quantity,
+)
 from perflab.results import Result
 from perflab.units import format_count
 
-CALIBRATION = "calibration"
 ROWS = 12
 
 
@@ -67,15 +77,18 @@ def _quantities(result: Result, record: Record, summary: Replicate | None) -> di
     counted = "counts" in judgement.worse
     found |= {name: changed(one, worse=one.worse and counted) for name, one in gated.items()}
     for name, ns in summary.yardsticks_ns.items():
-        found[f"{CALIBRATION} {name}"] = quantity("ns", ns, exact=False)
+        found[f"{CALIBRATION}{name}"] = quantity("ns", ns, exact=False)
     return found
 
 
 def _times(record: Record, measurement: Measurement, summary: Replicate, judgement: Judgement) -> Times:
+    samples_ns = [round(one, 3) for one in per_call_ns(measurement.samples_ns, measurement.repetitions)]
+    few = len(samples_ns) <= STEPS + 1
     return Times(
         samples=summary.samples,
         repetitions=measurement.repetitions,
-        quantiles_ns=quantiles(per_call_ns(measurement.samples_ns, measurement.repetitions)),
+        samples_ns=samples_ns if few else [],
+        quantiles_ns=[] if few else quantiles(samples_ns),
         median_ns=summary.median_ns,
         noise=summary.noise,
         clock=measurement.clock,

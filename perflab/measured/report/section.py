@@ -20,12 +20,12 @@ from perflab.measured.report.side_by_side import (
 )
 from perflab.measured.report.studies import Study, studies, without_quotes
 from perflab.measured.report.study_forms import study_data, study_lines, study_markdown
-from perflab.measured.report.table import MARKED, needs_a_look, rows, table
+from perflab.measured.report.table import needs_a_look, rows, table
 from perflab.mode import DEFAULT
 from perflab.profiles.records import Profile
 from perflab.profiles.text import lines as profile_lines
 from perflab.records import Environment, Verdict
-from perflab.report.lines import Line, name_of, wrap_facts
+from perflab.report.lines import MARKED, Line, name_of, wrap_facts
 from perflab.report.not_run import without_skipped
 from perflab.report.section import Section
 from perflab.report.view import View
@@ -66,7 +66,7 @@ def sections(document: Document, results: Sequence[Result], view: View) -> list[
         return []
     in_collected_order = [one for one in results if any(one is other for other in measured)]
     groups = side_by_side_markdown(side_by_side(in_collected_order, view.side_by_side))
-    blocks = ["\n".join(group) for group in groups] + study_markdown(studies(in_collected_order, document.findings))
+    blocks = groups + study_markdown(studies(in_collected_order, document.findings))
     notes = [MARKED] if any(one.judgement.beside for one in measured) else []
     unfolded = {
         f"profile of {name_of(one)}": _profiles([one], _PAGE, brief=False)

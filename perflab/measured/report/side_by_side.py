@@ -14,12 +14,13 @@ from typing import Any
 
 from perflab.data import Parameters
 from perflab.measure.records import Record
-from perflab.measured.report.columns import is_of_a_phase, named, shown_ns
+from perflab.measured.report.columns import interval_ns, is_of_a_phase, named, shown_ns
 from perflab.measured.report.matmul_rate import share_of_rate, with_best_rates
-from perflab.measured.report.table import marked, said_instead
+from perflab.measured.report.table import is_disturbed, said_instead
 from perflab.records import Environment
 from perflab.report.escaping import escape
-from perflab.report.lines import Line, short_name, wrap_facts
+from perflab.report.lines import Line, short_name, with_mark, wrap_facts
+from perflab.report.text_bars import bars_block
 from perflab.results import Result, parameters_of
 from perflab.units import format_bytes, format_multiple, format_ns, format_rate
 
@@ -38,6 +39,16 @@ class Level:
     ns: float | None = None
     """Time of one call; ``cells`` has it as text."""
     result: Result | None = None
+
+    @property
+    def marked(self) -> str:
+        """The name as tables have it."""
+        return with_mark(self.name, disturbed=self.disturbed)
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether anything disturbed it while it was measured."""
+        return self.result is not None and is_disturbed(self.result)
 
 
 @dataclass(frozen=True)
@@ -115,7 +126,7 @@ def side_by_side_lines(groups: Sequence[Group], width: int = 80) -> list[Line]:
     used = [(title, 2 + max(map(len, [title, *cells[title]]))) for title in _COLUMNS if any(cells[title])]
     room = max(width, 80) - sum(size for _, size in used)
     named = max(
-        len(text) for group in groups for text in [*(f"  {level.name}" for level in group.levels), _head(group)]
+        len(text) for group in groups for text in [*(f"  {level.marked}" for level in group.levels), _head(group)]
     )
     names = min(room, max(20, named))
     lines: list[Line] = []
@@ -126,7 +137,7 @@ def side_by_side_lines(groups: Sequence[Group], width: int = 80) -> list[Line]:
             lines.append(Line(head.ljust(names) + "".join(title.rjust(size) for title, size in used)))
         lines.append(Line(group.title))
         for level in group.levels:
-            name = f"  {level.name}"
+            name = f"  {level.marked}"
             if level.said:
                 lines.append(Line(f"{name}  {level.said}"[: max(width, 80)]))
                 continue
@@ -138,19 +149,20 @@ def side_by_side_lines(groups: Sequence[Group], width: int = 80) -> list[Line]:
     return lines
 
 
-def side_by_side_markdown(groups: Sequence[Group]) -> list[list[str]]:
-    """Each group as the lines of a Markdown table."""
-    tables = []
+def side_by_side_markdown(groups: Sequence[Group]) -> list[str]:
+    """Each group as a Markdown table, and as bars of letters."""
+    blocks = []
     for group in groups:
         used = [title for title in _COLUMNS if any(level.cells.get(title) for level in group.levels)]
         title = escape(f"{group.title}, by {group.parameter}")
         lines = [f"| {' | '.join([title, *used])} |", f"|---|{'--:|' * len(used)}"]
         for level in group.levels:
-            said = f"{level.name}: {level.said}" if level.said else level.name
+            said = f"{level.name}: {level.said}" if level.said else level.marked
             name = "<br>".join(map(escape, [said, *level.phases]))
             lines.append(f"| {' | '.join([name, *(escape(level.cells.get(t, '')) for t in used)])} |")
-        tables.append(lines)
-    return tables
+        timed = [(one.marked, one.ns, one.cells.get("median", "")) for one in group.levels if one.ns is not None]
+        blocks += ["\n".join(lines), *bars_block(f"time of one call, {group.title}", timed)]
+    return blocks
 
 
 def side_by_side_data(groups: Sequence[Group]) -> list[dict[str, Any]]:
@@ -174,10 +186,14 @@ def _level_data(group: Group, level: Level) -> dict[str, Any]:
     summary = record.summary if record is not None else None
     if level.result is None or summary is None or level.ns is None:
         return {"level": level.name, "ns": level.ns, "quoted": True}
+    low_ns, high_ns = interval_ns(level.result) or (None, None)
     return {
         "level": level.name,
+        **({"disturbed": True} if level.disturbed else {}),
         "case": level.result.case,
         "ns": level.ns,
+        "low_ns": low_ns,
+        "high_ns": high_ns,
         "ratio": level.ns / fastest if fastest > 0 else None,
         "noise": summary.noise if summary.samples > 1 else None,
         "phases_ns": summary.phases_ns,
@@ -243,7 +259,7 @@ def _level(one: _Member, ns: float, best_ns: float, best: dict[str, float]) -> L
             text += f" {format_rate(flops / (phase_ns / 1e9), 'FLOP')}"
             text += f" {_share(flops, phase_ns, record)}" if record.matmul_flops_per_second is not None else ""
         phases.append(text)
-    return Level(marked(one.level, one.result), cells, phases, ns=ns, result=one.result)
+    return Level(one.level, cells, phases, ns=ns, result=one.result)
 
 
 def _share(flops: float, ns: float, record: Record) -> str:

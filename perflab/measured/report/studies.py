@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from perflab.environment import slug
-from perflab.measured.report.columns import Column, Value, is_of_a_phase, named, quoted
+from perflab.measured.report.columns import Column, Value, interval_ns, is_of_a_phase, named, quoted
 from perflab.measured.report.matmul_rate import with_best_rates
-from perflab.measured.report.table import marked, said_instead
+from perflab.measured.report.table import is_disturbed, said_instead
 from perflab.records import Environment
-from perflab.report.lines import names_of
+from perflab.report.lines import names_of, with_mark
 from perflab.report.view import STANDARD
 from perflab.results import Result, parameters_of
 
@@ -30,6 +30,8 @@ class Cell:
     value: Value = None
     change: str = ""
     ratio: float | None = None
+    interval: tuple[float, float] | None = None
+    """95 %, of a median."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,14 @@ class StudyRow:
     label: str
     cells: list[Cell] = field(default_factory=list)
     said: str = ""
+    disturbed: bool = False
+    noise: float | None = None
+    """Half the width of the median's interval within the process, as a share; None of a single sample."""
+
+    @property
+    def marked(self) -> str:
+        """The label as tables have it."""
+        return with_mark(self.label, disturbed=self.disturbed)
 
 
 @dataclass(frozen=True)
@@ -129,7 +139,9 @@ def _table(results: list[Result]) -> StudyTable:
             continue
         base = bases.get(_key(result, result.versus)) if result.versus is not None else None
         cells = [_cell(column, result, base if base is not result else None) for column in columns]
-        rows.append(StudyRow(result.case, marked(label, result), cells))
+        summary = result.record.summary
+        noise = summary.noise if summary.samples > 1 else None
+        rows.append(StudyRow(result.case, label, cells, disturbed=is_disturbed(result), noise=noise))
     return StudyTable(environment, head, columns, rows)
 
 
@@ -181,7 +193,7 @@ def _cell(column: Column, result: Result, base: Result | None) -> Cell:
     value = column.value(result)
     change = column.change(value, column.value(base)) if base is not None else None
     ratio, text = change if change is not None else (None, "")
-    return Cell(column.text(value), value, text, ratio)
+    return Cell(column.text(value), value, text, ratio, interval_ns(result) if column.name == "median" else None)
 
 
 # --- labels ------------------------------------------------------------------------------------------------------

@@ -13,6 +13,8 @@ from perflab.measured.report.studies import Study, StudyRow, StudyTable
 from perflab.records import Environment
 from perflab.report.escaping import code, escape
 from perflab.report.lines import Line, shorten, wrap_facts
+from perflab.report.text_bars import bars_block
+from perflab.report.view import CHARTED
 
 _GAP = 2
 _LEAST_COLUMN = 24
@@ -64,7 +66,7 @@ def _block(table: StudyTable, columns: Sequence[int], width: int) -> list[str]:
     )
     lines = [(shorten(table.head, labels).ljust(labels) + heads).rstrip()]
     for row in table.rows:
-        label = shorten(row.label, labels).ljust(labels)
+        label = shorten(row.marked, labels).ljust(labels)
         if row.said and is_first:
             lines += textwrap.wrap(
                 f"{label}  {' '.join(row.said.split())}",
@@ -91,7 +93,7 @@ def _widths(table: StudyTable, at: int, room: int) -> tuple[int, int]:
 
 
 def _label_width(table: StudyTable, width: int) -> int:
-    return min(max(map(len, [table.head, *(row.label for row in table.rows)])), width - _GAP - _LEAST_COLUMN)
+    return min(max(map(len, [table.head, *(row.marked for row in table.rows)])), width - _GAP - _LEAST_COLUMN)
 
 
 def _cut(text: str, width: int) -> str:
@@ -124,7 +126,7 @@ def study_markdown(found: Sequence[Study]) -> list[str]:
             if table.nothing:
                 blocks.append(escape(table.nothing))
                 continue
-            blocks.append("\n".join(_rows_of_markdown(table)))
+            blocks += ["\n".join(_rows_of_markdown(table)), *_bars(table)]
             blocks += [escape(source) for source in _sources(table)]
         if study.findings:
             blocks.append("\n".join(f"- {escape(' '.join(finding.split()))}" for finding in study.findings))
@@ -136,9 +138,29 @@ def _rows_of_markdown(table: StudyTable) -> Iterator[str]:
     yield f"|---|{'--:|' * len(table.columns)}"
     for row in table.rows:
         if row.said:
-            yield f"| {' | '.join([f'{code(row.label)}: {escape(row.said)}', *([''] * len(table.columns))])} |"
+            yield f"| {' | '.join([f'{code(row.marked)}: {escape(row.said)}', *([''] * len(table.columns))])} |"
         else:
-            yield f"| {' | '.join([code(row.label), *(escape(f'{c.text} {c.change}'.strip()) for c in row.cells)])} |"
+            yield f"| {' | '.join([code(row.marked), *(escape(f'{c.text} {c.change}'.strip()) for c in row.cells)])} |"
+
+
+def _bars(table: StudyTable) -> list[str]:
+    """The first column that can be drawn, as bars of letters."""
+    for at, column in enumerate(table.columns):
+        if column.unit in CHARTED and column.source is None:
+            cells = [(row.marked, row.cells[at]) for row in table.rows if row.cells]
+            drawn = [
+                (name, value, f"{cell.text} {cell.change}".strip())
+                for name, cell in cells
+                if (value := _drawable(cell.value)) is not None
+            ]
+            return bars_block(f"{column.title}, {table.head}", drawn)
+    return []
+
+
+def _drawable(value: Value) -> float | None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return float(value) if 0 <= value < math.inf else None
 
 
 # --- data --------------------------------------------------------------------------------------------------------
@@ -171,6 +193,11 @@ def _row_of_data(table: StudyTable, row: StudyRow) -> dict[str, Any]:
     pairs = [(_name(column), cell) for column, cell in zip(table.columns, row.cells, strict=True)]
     ratios = {name: _number(cell.ratio) for name, cell in pairs if cell.ratio is not None}
     plain["values"] = {name: _number(cell.value) for name, cell in pairs}
+    plain |= (
+        {"intervals": found} if (found := {n: list(c.interval) for n, c in pairs if c.interval is not None}) else {}
+    )
+    plain |= {"noise": row.noise} if row.noise is not None else {}
+    plain |= {"disturbed": True} if row.disturbed else {}
     return {**plain, "versus": ratios} if ratios else plain
 
 

@@ -16,7 +16,7 @@ from perflab.measured.report.columns import Column, columns_of, ordered
 from perflab.records import Verdict
 from perflab.report.counts import changed, count_fact
 from perflab.report.drift import drift_sentences
-from perflab.report.lines import Line, Row, names_of, shorten, shown_verdict, verdict_text, wrap_facts
+from perflab.report.lines import Line, Row, names_of, shorten, shown_verdict, verdict_text, with_mark, wrap_facts
 from perflab.report.view import DEFAULT_VIEW, View
 from perflab.results import Result
 from perflab.units import format_bytes, format_names, format_ns, format_rate
@@ -24,8 +24,6 @@ from perflab.units import format_bytes, format_names, format_ns, format_rate
 _LEAST_WIDTH = {"ns": 9, "bytes": 9}
 _LEAST_OTHER_WIDTH = 8
 _LEAST_NAME_WIDTH = 22
-_MARK = "*"
-MARKED = f"{_MARK} disturbed while it was measured"
 WORTH_TELLING = 0.05
 """Share of a cold call's time from which on it is said what an empty one takes."""
 
@@ -148,7 +146,12 @@ def needs_a_look(result: Result) -> bool:
 
 def marked(name: str, result: Result) -> str:
     """A case's name in a table that has no room for what disturbed it; ``MARKED`` says below it what the mark is."""
-    return f"{name} {_MARK}" if result.judgement.beside else name
+    return with_mark(name, disturbed=is_disturbed(result))
+
+
+def is_disturbed(result: Result) -> bool:
+    """Whether anything disturbed the case while it was measured."""
+    return bool(result.judgement.beside)
 
 
 def _facts(result: Result, width: int) -> list[str]:

@@ -25,10 +25,8 @@
     const verdicts = [...controls.querySelectorAll("[name=verdict]")];
     const columns = [...controls.querySelectorAll("[name=column]")];
     const usual = columns.filter((one) => one.checked).map((one) => one.value).join();
-    const sections = rows.map((row) => {
-      const link = row.querySelector('a[href^="#"]');
-      return link && document.getElementById(link.hash.slice(1))?.closest("details.case");
-    });
+    const sections = rows.map((row) => [...row.querySelectorAll('a[href^="#"]')].flatMap((link) =>
+      document.getElementById(link.hash.slice(1))?.closest("details.case") ?? []));
     let texts = null;
     controls.hidden = false;
     heads.forEach((head, at) => {
@@ -84,12 +82,13 @@
       if (words.length && !texts) texts = rows.map((row) => row.textContent.toLowerCase());
       let many = 0;
       rows.forEach((row, at) => {
-        const fits = (!wanted.size || wanted.has(row.dataset.verdict)) && words.every((word) => texts[at].includes(word));
+        const verdicts = (row.dataset.verdict || "").split(",");
+        const fits = (!wanted.size || verdicts.some((one) => wanted.has(one))) && words.every((word) => texts[at].includes(word));
         many += fits;
         row.hidden = !fits;
-        if (sections[at]) sections[at].hidden = !fits;
+        for (const section of sections[at]) section.hidden = !fits;
       });
-      const what = box.dataset.what + (rows.length === 1 ? "" : "s");
+      const what = rows.length === 1 ? box.dataset.what : box.dataset.many;
       shown.textContent = many === rows.length ? `${many} ${what}` : `${many} of ${rows.length} ${what}`;
       sort(state.get(name("sort")) || "");
     }
@@ -142,6 +141,17 @@
     keep(state, true);
     go(state);
   });
+  // A page is printed as it is read: what is folded has no place to click on paper.
+  const mostPrinted = 200;
+  let unfolded = [];
+  window.addEventListener("beforeprint", () => {
+    const shown = [...document.querySelectorAll("details.case")].filter((one) => !one.hidden);
+    const chosen = shown.length > mostPrinted ? shown.filter((one) => one.open) : shown;
+    unfolded = [...chosen, ...document.querySelectorAll("details.more")].filter((one) => !one.open);
+    for (const one of unfolded) one.open = true;
+    for (const note of document.querySelectorAll(".unprinted")) note.hidden = chosen === shown;
+  });
+  window.addEventListener("afterprint", () => { for (const one of unfolded) one.open = false; });
   window.addEventListener("hashchange", all);
   window.addEventListener("popstate", all);
   all();
