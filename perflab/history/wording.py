@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from perflab.history.contents import ACCEPTED, MACHINE, POSSIBLE, Contents, EventRow, Member, SeriesRow
-from perflab.units import format_bytes, format_change, format_count, format_interval, format_ns, format_si
+from perflab.units import BYTES_PER, format_bytes, format_change, format_count, format_interval, format_ns, format_si
 
 _SHORT = 7
 _LONG = 1e7
+_MOST_PLACES = 3
+_NEAR = 100
+"""Values that differ by less are told in one unit."""
 
 
 def value_text(value: float, unit: str) -> str:
@@ -55,7 +59,25 @@ def _size(event: EventRow, first: Member, rows: Sequence[SeriesRow]) -> str:
 
 def values_text(member: Member, row: SeriesRow) -> str:
     """``1.20 ms -> 1.31 ms``."""
-    return f"{value_text(member.old, row.unit)} -> {value_text(member.new, row.unit)}"
+    return pair_text(member.old, member.new, row.unit)
+
+
+def pair_text(old: float, new: float, unit: str) -> str:
+    """Two values, told apart: ``1.20 ms -> 1.31 ms``, ``1,000 B -> 2,000 B``, ``473.000 MiB -> 472.988 MiB``.
+
+    Bytes are in one unit, that of the larger one, with as many digits as show a difference; or else as they are.
+    """
+    texts = value_text(old, unit), value_text(new, unit)
+    low, high = sorted((old, new))
+    in_one_unit = texts[0].split()[-1] == texts[1].split()[-1]
+    if unit == "bytes" and low != high and (texts[0] == texts[1] or (not in_one_unit and high < _NEAR * low)):
+        name = value_text(high, unit).split()[-1]
+        places = max(2, math.ceil(1 - math.log10((high - low) / BYTES_PER[name])))
+        if name in ("B", "KiB") or places > _MOST_PLACES:
+            texts = f"{int(old):,} B", f"{int(new):,} B"
+        else:
+            texts = f"{old / BYTES_PER[name]:.{places}f} {name}", f"{new / BYTES_PER[name]:.{places}f} {name}"
+    return " -> ".join(texts)
 
 
 def difference_text(old: float, new: float, unit: str) -> str:

@@ -32,6 +32,7 @@ from perflab.history.folder import read_branch, read_folder
 from perflab.history.judging import Found, largest_false_discovery
 from perflab.history.series import Series
 from perflab.history.text import as_text, sparkline
+from perflab.history.wording import pair_text
 from perflab.measured.store.baselines import Baselines
 from perflab.records import Change, Judgement, Policy, Verdict
 from perflab.results import Document
@@ -461,6 +462,16 @@ def test_names_are_as_long_as_tells_cases_apart(tmp_path: Path) -> None:
     assert [row.name for row in contents_in(tmp_path).series] == ["a:test_x:step[1]", "b:test_x:step[1]", "step[2]"]
 
 
+def test_two_values_are_told_so_that_they_differ() -> None:
+    assert pair_text(1000, 2000, "bytes") == "1,000 B -> 2,000 B"
+    assert pair_text(473 * 2**20, 473 * 2**20 - 12 * 2**10, "bytes") == "473.000 MiB -> 472.988 MiB"
+    assert pair_text(2**30, 2**30 + 1, "bytes") == "1,073,741,824 B -> 1,073,741,825 B"
+    assert pair_text(900 * 2**10, 1.2 * 2**20, "bytes") == "0.88 MiB -> 1.20 MiB"
+    assert pair_text(1024, 2048, "bytes") == "1.00 KiB -> 2.00 KiB"
+    assert pair_text(0, 2048, "bytes") == "0 B -> 2.00 KiB"
+    assert pair_text(1.2e6, 1.31e6, "ns") == "1.20 ms -> 1.31 ms"
+
+
 def test_a_sparkline_has_the_width_it_may_and_shows_noise_as_small() -> None:
     assert sparkline([1.0, 1.0, 2.0, 2.0], 24) == "▁▁██"
     assert sparkline([5.0] * 100, 24) == "▅" * 24
@@ -566,6 +577,20 @@ def test_hostile_names_do_nothing(tmp_path: Path, browser: Any) -> None:
 
 
 # --- bisection ----------------------------------------------------------------------------------------------------
+
+
+def test_a_phase_is_no_quantity_to_bisect_by_single_readings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    git(tmp_path, "init", "--quiet")
+    times = noisy(step(20, after=1.3e6), 1)
+    write_runs(tmp_path / "nights", 40, {case_name(1): lambda run: {"forward": times[run]}})
+    monkeypatch.chdir(tmp_path)
+    assert main(["history", "nights", "--bisect=step[1]", "--quantity=forward"]) == 2
+    assert (
+        "--quantity=forward: two readings of it differ without a change of the code\n"
+        "  -> bisect latency, which is compared in turns" in capsys.readouterr().err
+    )
 
 
 @given(st.integers(1, 60), st.data())
