@@ -84,6 +84,13 @@ class Member(Data, frozen=True):
     high: float | None
     p: float | None = None
     """Chance of such a change in an unchanged series; null of exact quantities and accepted levels."""
+    machine: float | None = None
+    """By what ratio the calibration workload changed at its place; null: it did not."""
+    rest: float | None = None
+    """What that leaves of the ratio."""
+    rest_low: float | None = None
+    """95 % interval of what is left."""
+    rest_high: float | None = None
 
 
 class EventRow(Data, frozen=True):
@@ -91,8 +98,8 @@ class EventRow(Data, frozen=True):
 
     number: int
     kind: str
-    """``alarm``; ``possible``: no alarm, since among so many series such changes come by chance; ``machine``: the
-    calibration workload changed as well, or no commit lies between; ``accepted``: a baseline."""
+    """``alarm``; ``possible``: no alarm, since among so many series such changes come by chance; ``machine``: what the
+    calibration workload did there explains it, or no commit lies between; ``accepted``: a baseline."""
     worse: bool
     ratio: float | None
     """The median over its members: of times, where there are some."""
@@ -105,7 +112,8 @@ class EventRow(Data, frozen=True):
     """The first run that surely has the new level."""
     members: list[Member]
     cases: int
-    """How many cases share it, also where a choice of cases leaves some of its members out."""
+    """How many cases share it: of an event with times, those whose time changed. Also where a choice of cases leaves
+    some of its members out."""
     good: str | None = None
     bad: str | None = None
     commits: list[CommitRow] = []
@@ -115,7 +123,9 @@ class EventRow(Data, frozen=True):
     """Numbers of the events whose old level came back."""
     undone_by: list[int] = []
     machine_ratio: float | None = None
-    """By what the calibration workload changed."""
+    """By what the calibration workload changed there: the median over its members."""
+    rest_ratio: float | None = None
+    """What that leaves of their changes: the median over its members."""
     reasons: list[str] = []
     """Why levels were accepted."""
 

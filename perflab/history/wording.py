@@ -10,6 +10,7 @@ from perflab.units import BYTES_PER, format_bytes, format_change, format_count, 
 
 _SHORT = 7
 _LONG = 1e7
+_FIXED_WORK = "fixed work, timed beside the cases,"
 _MOST_PLACES = 3
 _NEAR = 100
 """Values that differ by less are told in one unit."""
@@ -39,7 +40,18 @@ def title(event: EventRow, contents: Contents) -> str:
     first = _first(event, rows)
     others = event.cases - 1
     shared = f" and {format_count(others, 'more case')}" if others else ""
-    return f"{word}: {_size(event, first, rows)}, {series_name(rows[first.series])}{shared}"
+    also = _also(event, rows) if timed else ""
+    return f"{word}: {_size(event, first, rows)}, {series_name(rows[first.series])}{shared}{also}"
+
+
+def _also(event: EventRow, rows: Sequence[SeriesRow]) -> str:
+    """What is exact in an event of times: ``; peak of other +1 B and 2 more exact changes``."""
+    exact = [one for one in event.members if rows[one.series].exact]
+    if not exact:
+        return ""
+    row = rows[exact[0].series]
+    more = f" and {format_count(len(exact) - 1, 'more exact change')}" if len(exact) > 1 else ""
+    return f"; {series_name(row)} {member_change(exact[0], row)}{more}"
 
 
 def _first(event: EventRow, rows: Sequence[SeriesRow]) -> Member:
@@ -122,17 +134,27 @@ def remarks(event: EventRow, contents: Contents) -> list[str]:
     if event.kind == POSSIBLE:
         said.append("no alarm: among so many series a change like this one comes by chance")
     if event.kind == MACHINE and event.machine_ratio is not None:
-        said.append(
-            f"the machine's: fixed work, timed beside the cases, changed by {format_change(event.machine_ratio)}"
-        )
+        said.append(f"the machine's: {_FIXED_WORK} changed by {format_change(event.machine_ratio)}")
     elif event.kind == MACHINE:
         said.append("not the code's: both sides are the same commit")
+    elif event.machine_ratio is not None:
+        said.append(_not_the_machines(event))
     for number in event.undoes:
         said.append(f"the level before event {number} came back")
     for number in event.undone_by:
         said.append(f"it did not stay: event {number} took it back")
     said += [f"reason: {reason}" for reason in event.reasons]
     return said
+
+
+def _not_the_machines(event: EventRow) -> str:
+    """What an event is without the machine's part."""
+    parts = [one for one in event.members if one.rest is not None]
+    left = format_change(event.rest_ratio or 1.0)
+    if event.cases == 1 and parts and parts[0].rest_low is not None and parts[0].rest_high is not None:
+        left += f" ({format_interval(parts[0].rest_low, parts[0].rest_high)})"
+    changed = format_change(event.machine_ratio or 1.0)
+    return f"the machine changed too: {_FIXED_WORK} by {changed}; without that, {left} is left"
 
 
 def member_lines(event: EventRow, contents: Contents, most: int) -> list[str]:

@@ -8,6 +8,7 @@ import io
 import json
 import math
 import re
+from array import array
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -30,6 +31,7 @@ from perflab.history.contents import Contents, chosen, newest_alarm
 from perflab.history.events import Event, gather
 from perflab.history.folder import read_branch, read_folder
 from perflab.history.judging import Found, largest_false_discovery
+from perflab.history.machine import without_the_machine
 from perflab.history.series import Series
 from perflab.history.text import as_text, sparkline
 from perflab.history.wording import pair_text
@@ -285,13 +287,27 @@ def test_an_exact_change_at_the_place_of_a_slowdown_is_part_of_its_event(tmp_pat
     assert event.ratio == pytest.approx(1.3, rel=0.05), "the size is the time's"
 
 
-def test_a_step_of_the_calibration_workload_at_the_same_place_is_the_machines(tmp_path: Path) -> None:
-    def both(seed: int, machine: float) -> Any:
-        times, fixed = noisy(step(20, after=1.2e6), seed), noisy(step(20, 5e4, 5e4 * machine), seed + 100)
-        return lambda run: {"latency": times[run], "calibration interpreter": fixed[run]}
+WORKLOADS = ("interpreter", "matmul", "memory")
 
-    write_runs(tmp_path / "machine", 40, {case_name(number): both(number, 1.2) for number in range(3)})
-    write_runs(tmp_path / "code", 40, {case_name(number): both(number, 1.0) for number in range(3)})
+
+def beside_fixed_work(seed: int, case: float, **machine: float) -> Any:
+    """A case whose time steps by a ratio at run 20, and calibration workloads that step by theirs."""
+    times = noisy(step(20, after=case * 1e6), seed)
+    fixed = {
+        name: noisy(step(20, 5e4, 5e4 * machine.get(name, 1.0)), seed + 100 * (1 + at))
+        for at, name in enumerate(WORKLOADS)
+    }
+    return lambda run: {"latency": times[run]} | {f"calibration {name}": fixed[name][run] for name in WORKLOADS}
+
+
+def everywhere(ratio: float) -> dict[str, float]:
+    return dict.fromkeys(WORKLOADS, ratio)
+
+
+def test_a_step_of_the_calibration_workload_at_the_same_place_is_the_machines(tmp_path: Path) -> None:
+    for name, machine in (("machine", 1.2), ("code", 1.0)):
+        cases = {case_name(number): beside_fixed_work(number, 1.2, **everywhere(machine)) for number in range(3)}
+        write_runs(tmp_path / name, 40, cases)
     (event,) = contents_in(tmp_path / "machine").events
     assert event.kind == "machine"
     assert event.machine_ratio == pytest.approx(1.2, rel=0.02)
@@ -299,6 +315,84 @@ def test_a_step_of_the_calibration_workload_at_the_same_place_is_the_machines(tm
     assert "the machine's: fixed work, timed beside the cases, changed by +" in text
     (event,) = contents_in(tmp_path / "code").events
     assert (event.kind, event.machine_ratio) == ("alarm", None)
+
+
+@pytest.mark.parametrize(("case", "machine"), [(1.1, 1.05), (1.05 * 1.05, 1.05), (1.3, 1.05), (0.9, 0.95)])
+def test_what_the_machine_leaves_of_a_change_is_an_alarm_and_both_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], case: float, machine: float
+) -> None:
+    """Half of a slowdown is the machine's: the other half is the code's, which nobody is to overlook."""
+    cases = {case_name(1): beside_fixed_work(1, case, **everywhere(machine))}
+    write_runs(tmp_path, 40, cases)
+    (event,) = contents_in(tmp_path).events
+    assert event.kind == "alarm"
+    assert event.machine_ratio == pytest.approx(machine, abs=0.01)
+    assert event.rest_ratio == pytest.approx(case / machine, rel=0.03)
+    assert event.members[0].rest_low < case / machine < event.members[0].rest_high
+    assert main(["history", str(tmp_path), "--fail", "--recent=25"]) == int(case > 1)
+    text = " ".join(capsys.readouterr().out.split())
+    assert re.search(
+        r"the machine changed too: fixed work, timed beside the cases, by [+-]\d\.\d%; "
+        r"without that, [+-]\d+\.\d% \([+-]\d+\.\d%…[+-]\d+\.\d%\) is left",
+        text,
+    )
+
+
+def test_one_workload_of_three_does_not_speak_for_the_machine(tmp_path: Path) -> None:
+    write_runs(tmp_path, 40, {case_name(1): beside_fixed_work(1, 1.1, memory=1.1)})
+    (event,) = contents_in(tmp_path).events
+    assert (event.kind, event.machine_ratio) == ("alarm", None)
+
+
+def test_of_many_cases_on_a_slower_machine_the_one_that_got_slower_itself_is_the_alarm(tmp_path: Path) -> None:
+    cases = {case_name(at): beside_fixed_work(at, 1.05, **everywhere(1.05)) for at in range(12)}
+    cases[case_name(12)] = beside_fixed_work(12, 1.2, **everywhere(1.05))
+    write_runs(tmp_path, 40, cases)
+    contents = contents_in(tmp_path)
+    kinds = {event.kind: [contents.series[one.series].name for one in event.members] for event in contents.events}
+    assert kinds["alarm"] == ["step[12]"]
+    assert len(kinds["machine"]) >= 10, "noise may hide a step of 5 % from one or the other"
+
+
+def test_only_an_alarm_of_the_machines_own_series_explains_a_change() -> None:
+    def named(quantity: str) -> Series:
+        return Series("", "", quantity, 0, "ns", False, array("i", range(40)), array("d", [1.0] * 40))
+
+    shift = Shift(19, 20, 20, 1.1, 1.09, 1.11, 1e-9)
+    change = Found(0, shift, is_alarm=True)
+    for is_alarm in (True, False):
+        moved = [Found(0, shift, is_alarm)]
+        (left,) = without_the_machine([change], [named("latency")], [named("memory")], moved)
+        assert left.is_machines is is_alarm
+
+
+def test_what_needs_more_memory_on_a_slower_machine_is_an_alarm_beside_the_machines(tmp_path: Path) -> None:
+    times = beside_fixed_work(1, 1.2, **everywhere(1.2))
+    write_runs(tmp_path, 40, {case_name(1): lambda run: {**times(run), "peak": 4096 + 512 * (run >= 20)}})
+    contents = contents_in(tmp_path)
+    assert {
+        event.kind: [contents.series[one.series].quantity for one in event.members] for event in contents.events
+    } == {
+        "machine": ["latency"],
+        "alarm": ["peak"],
+    }
+
+
+def test_a_slowdown_names_only_cases_that_got_slower_and_what_else_changed(tmp_path: Path) -> None:
+    slow, flat = noisy(step(20, after=1.3e6), 1), noisy(step(99), 2)
+    gemm, other = (f"tests/test_a.py::test_{name}" for name in ("gemm", "other"))
+    write_runs(
+        tmp_path,
+        40,
+        {
+            gemm: lambda run: {"latency": slow[run]},
+            other: lambda run: {"latency": flat[run], "peak": 4096 + (run >= 20)},
+        },
+    )
+    contents = contents_in(tmp_path)
+    (event,) = contents.events
+    assert event.cases == 1
+    assert re.search(r"slower: \+\S+ \(\S+\), latency of gemm; peak of other \+1 B\n", as_text(contents, 120))
 
 
 def test_a_step_between_runs_of_one_commit_is_not_the_codes(tmp_path: Path) -> None:
