@@ -152,6 +152,8 @@ class Contents(Data, frozen=True):
     events: list[EventRow]
     series: list[SeriesRow]
     left_out: list[LeftOutRow]
+    repeated: int = 0
+    """Runs left out since another file has them as well: a run counts once, whatever files it stands in."""
 
 
 def chosen(contents: Contents, case: str | None, quantity: str | None) -> Contents:

@@ -69,21 +69,23 @@ def in_a_line(failure: str | None) -> str:
 
 
 def read_journal_into(history: History, raw: bytes, file: str, created: datetime) -> None:
-    """Add a run of which only the journal is there. A last line that was cut off is no damage.
+    """Add a run of which only the journal is there. Of each case the last line counts; half a line is no damage.
 
     Raises:
         DocumentError: another line is no result.
     """
     lines = raw.split(b"\n")
-    results = []
+    results: dict[tuple[str, str], narrow.Result] = {}
     for number, line in enumerate(lines, 1):
         try:
             if line:
-                results.append(msgspec.json.decode(line, type=narrow.Result))
+                one = msgspec.json.decode(line, type=narrow.Result)
+                results[one.case, _variant(one)] = one
         except msgspec.DecodeError as error:
             if number < len(lines):
                 raise DocumentError(f"line {number} is damaged: {error}", "remove the file") from error
-    _add_results(history, narrow.Document(created, results), file)
+    commit = next((one.commit for one in results.values()), None)
+    _add_results(history, narrow.Document(created, list(results.values()), commit), file, is_journal=True)
 
 
 def _add_report(history: History, run: narrow.ReportRun, file: str) -> None:
@@ -122,8 +124,8 @@ def _numbers(history: History, environment: Environment | None, variant: str) ->
     return history.place(times), history.place(exact)
 
 
-def _add_results(history: History, document: narrow.Document, file: str) -> None:
-    number = history.begin(Run(_aware(document.created), document.commit, file))
+def _add_results(history: History, document: narrow.Document, file: str, *, is_journal: bool = False) -> None:
+    number = history.begin(Run(_aware(document.created), document.commit, file, is_journal))
     numbers: dict[tuple[Environment | None, str], tuple[int, int]] = {}
     for result in document.results:
         outcome = result.outcome

@@ -13,6 +13,7 @@ from statistics import median
 from typing import NamedTuple
 
 from perflab.environment import exact_environment
+from perflab.history.repeats import repeats
 from perflab.records import Environment, ExactEnvironment
 
 CALIBRATION = "calibration "
@@ -32,6 +33,8 @@ class Run:
     """40 hexadecimal digits, with ``+dirty`` behind them if files differed."""
     file: str
     """Where it was read; of baselines, the commit's subject."""
+    is_journal: bool = False
+    """Whether ``created`` is when it began, and not when it ended."""
 
 
 class Place(NamedTuple):
@@ -107,6 +110,8 @@ class History:
         self.words: list[str] = []
         self.series: list[Series] = []
         self.left_out: list[LeftOut] = []
+        self.repeated = 0
+        """Runs that were read from several files, and count once: how many were too many."""
         self.are_accepted = False
         """Whether points are accepted levels, and no runs."""
         self.machines: list[Series] = []
@@ -205,9 +210,12 @@ class History:
             values_ns.clear()
 
     def finish(self, since: datetime | None = None) -> None:
-        """Put runs and points in order of time, without those before ``since``."""
+        """Put runs and points in order of time, each run once, without those before ``since``."""
+        again = set() if self.are_accepted else repeats(self.runs, self.series)
         order = sorted(range(len(self.runs)), key=lambda at: (self.runs[at].created, self.runs[at].file))
-        kept = [at for at in order if since is None or self.runs[at].created >= since]
+        order = [at for at in order if since is None or self.runs[at].created >= since]
+        kept = [at for at in order if at not in again]
+        self.repeated = len(order) - len(kept)
         if kept != list(range(len(self.runs))):
             rank = {old: new for new, old in enumerate(kept)}
             for one in [*self.series, *self.machines]:

@@ -69,6 +69,7 @@ def contents_of(history: History, repository: Path) -> Contents:
         events=[_event(number, one, rows, history, repository) for number, one in enumerate(events, 1)],
         series=rows,
         left_out=[LeftOutRow(file=one.file, problem=one.problem) for one in history.left_out],
+        repeated=history.repeated,
     )
 
 

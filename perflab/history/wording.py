@@ -175,4 +175,5 @@ def summary(contents: Contents) -> str:
     many = f"{len(runs)} {what.replace('commit', 'commits')}" if len(runs) != 1 and contents.accepted else None
     counted = many or format_count(len(runs), what)
     over = f", {' to '.join(dates)}" if dates else ""
-    return f"{counted}{over}; {format_count(len(cases), 'case')}, {len(contents.series)} series"
+    again = f"; {format_count(contents.repeated, 'repeat')} of a run left out" if contents.repeated else ""
+    return f"{counted}{over}; {format_count(len(cases), 'case')}, {len(contents.series)} series{again}"

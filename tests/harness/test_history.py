@@ -128,6 +128,39 @@ def test_a_journal_is_a_run_too_and_its_half_written_line_is_no_damage(tmp_path:
     assert [row.values for row in contents.series if row.quantity == "latency"] == [[7.0 * MS] * 2]
 
 
+def test_of_each_case_in_a_journal_the_last_line_counts(tmp_path: Path) -> None:
+    lines = [to_json(result(outcome=record(replicate(ms * MS)))) for ms in (7.0, 8.0)]
+    (tmp_path / "2026-01-01T03-00-00-000000-1.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    assert [row.values for row in contents_in(tmp_path).series if row.quantity == "latency"] == [[8.0 * MS]]
+
+
+def test_a_run_counts_once_whatever_files_it_stands_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in (1, 2):
+        first, other = (result(f"t.py::test_{name}", outcome=record(replicate(100.0 * MS))) for name in "ab")
+        created = datetime(2026, 1, number, tzinfo=UTC)
+        one = document(first, other, created=created)  # equal numbers of two nights are two runs
+        write_document(one, tmp_path / f"{number}.json")
+        (tmp_path / "copies").mkdir(exist_ok=True)
+        if number == 2:
+            write_document(one, tmp_path / "copies/the-same.json")
+        report = tmp_path / f"copies/report-{number}.json"
+        assert main(["report", str(tmp_path / f"{number}.json"), "--format=json", f"--output={report}"]) == 0
+        begun = one.created - timedelta(minutes=5)
+        (tmp_path / f"{begun:%Y-%m-%dT%H-%M-%S-%f}-1.jsonl").write_bytes(to_json(first) + b"\n")
+    capsys.readouterr()
+    contents = contents_in(tmp_path)
+    assert [run.file.rpartition("/")[2] for run in contents.runs] == ["1.json", "2.json"], "the richest"
+    assert contents.repeated == 5
+    assert [row.values for row in contents.series if row.quantity == "latency"] == [[100.0 * MS] * 2] * 2
+    assert "; 5 repeats of a run left out\n" in as_text(contents, 100)
+
+
+def test_runs_of_one_moment_that_differ_are_two(tmp_path: Path) -> None:
+    for name, ms in (("a", 100.0), ("b", 101.0)):
+        write_document(night(1, ms=ms), tmp_path / f"{name}.json")
+    assert (len(contents_in(tmp_path).runs), contents_in(tmp_path).repeated) == (2, 0)
+
+
 def test_of_a_thousand_files_the_damaged_ones_are_named_and_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
