@@ -6,6 +6,7 @@ The horizontal axis counts runs, so that all charts of a page have the same mome
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from markupsafe import Markup
 
@@ -52,8 +53,7 @@ def described(row: SeriesRow, contents: Contents) -> str:
 
 def spark(row: SeriesRow) -> Markup:
     """The same, small, for a row of a table."""
-    step = -(-len(row.values) // _SPARK_POINTS)
-    values = row.values[::step]
+    values = thinned(row.values, _SPARK_POINTS)
     low, high = min(values), max(values)
     room = max(high - low, 0.1 * high) or 1.0
     middle = (low + high) / 2
@@ -63,6 +63,18 @@ def spark(row: SeriesRow) -> Markup:
     title = element("title", f"{row.quantity} of {row.name}: {value_text(row.values[-1], row.unit)} at last")
     drawn = [title, element("path", d=path, class_="series")]
     return element("svg", drawn, viewBox=f"0 0 {SPARK_WIDTH} {SPARK_HEIGHT}", role="img", class_="spark")
+
+
+def thinned(values: Sequence[float], most: int) -> list[float]:
+    """At most so many of the values, in their order: of each stretch the least and the greatest, and the last one."""
+    if len(values) <= most:
+        return list(values)
+    stretches = (most - 1) // 2
+    edges = [round(at * (len(values) - 1) / stretches) for at in range(stretches + 1)]
+    kept = {len(values) - 1}
+    for start, end in pairwise(edges):
+        kept |= {min(range(start, end), key=values.__getitem__), max(range(start, end), key=values.__getitem__)}
+    return [values[at] for at in sorted(kept)]
 
 
 def _path(places: Sequence[tuple[float, float]]) -> str:

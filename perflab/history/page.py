@@ -14,6 +14,7 @@ from perflab.history.wording import member_change, remarks, short, summary, titl
 from perflab.page.render import render
 from perflab.page.table import Cell, Column, PageTable, Row, number_cell, text_cell
 from perflab.report.escaping import one_line
+from perflab.units import format_count
 
 MOST_CHARTS = 150
 """Series that are drawn: those with events first. The table has all, and JSON all numbers."""
@@ -23,6 +24,8 @@ MOST_POINTS = 200
 """Points of a series whose numbers stand below its chart, the newest."""
 _MOST_MEMBERS = 40
 _LEAST_P = 1e-6
+_BANDS = ("a band is where a change lies, with 95 % certainty", "a band lies between the two runs of a change")
+"""Of what varies, and of what is exact."""
 _HEADS = {
     ALARM: "Events",
     ACCEPTED: "Accepted changes",
@@ -57,6 +60,8 @@ class SeriesView:
     change: str
     chart: Markup
     told: str
+    bands: str
+    """What its bands are."""
     numbers: PageTable
     numbers_left: int
 
@@ -77,9 +82,11 @@ def as_page(contents: Contents) -> str:
         kinds=[(head, events) for head, events in kinds if events],
         table=_table(listed, drawn, contents),
         rows_left=len(order) - len(listed),
+        rows_left_same=not any(contents.series[at].events for at in order[MOST_ROWS:]),
         series=[_series(at, contents) for at in drawn],
         charts_left=len(order) - len(drawn),
         left_out=contents.left_out,
+        left_out_head=f"{format_count(len(contents.left_out), 'file')} left out",
         environments=contents.environments,
         version=contents.perflab,
     )
@@ -184,6 +191,7 @@ def _series(at: int, contents: Contents) -> SeriesView:
         change=since_start(row),
         chart=line_chart(row, contents),
         told=one_line(described(row, contents)),
+        bands=_BANDS[row.exact],
         numbers=PageTable(columns, rows),
         numbers_left=start,
     )

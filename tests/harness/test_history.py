@@ -27,6 +27,7 @@ from perflab.git import ask_git
 from perflab.history.baseline_log import read_log
 from perflab.history.bisect.search import standing
 from perflab.history.change_points import Change as Shift
+from perflab.history.chart import thinned
 from perflab.history.contents import Contents, chosen, newest_alarm
 from perflab.history.events import Event, gather
 from perflab.history.folder import read_branch, read_folder
@@ -587,6 +588,67 @@ def test_names_are_as_long_as_tells_cases_apart(tmp_path: Path) -> None:
     cases = ("tests/a/test_x.py::test_step[1]", "tests/b/test_x.py::test_step[1]", "tests/b/test_x.py::test_step[2]")
     write_runs(tmp_path, 4, {case: lambda run: {"peak": 1} for case in cases})
     assert [row.name for row in contents_in(tmp_path).series] == ["a:test_x:step[1]", "b:test_x:step[1]", "step[2]"]
+
+
+@given(st.lists(st.floats(1, 2), min_size=1, max_size=400))
+def test_a_small_picture_keeps_the_least_the_greatest_and_the_last_value(values: list[float]) -> None:
+    few = thinned(values, 40)
+    assert len(few) <= 40
+    assert (min(few), max(few), few[-1]) == (min(values), max(values), values[-1])
+    rest = iter(values)
+    assert all(one in rest for one in few), "in their order"
+
+
+def test_the_page_of_a_few_files_speaks_of_one_file_and_of_exact_changes(tmp_path: Path) -> None:
+    nights = tmp_path / "nights"
+    times = noisy(step(20, after=1.3e6), 1)
+    cases = {
+        case_name(1): lambda run: {"peak": 4096 * (1 + (run >= 10))},
+        case_name(2): lambda run: {"latency": times[run]},
+    }
+    write_runs(nights, 40, cases)
+    (nights / "broken.json").write_text("{")
+    page = page_of(tmp_path).read_text(encoding="utf-8")
+    assert "<summary>1 file left out</summary>" in page
+    exact = page.index("a band lies between the two runs of a change</figcaption>")
+    assert "<title>peak of step[1]</title>" in page[page.rindex("<figure>", 0, exact) : exact]
+    noisy_one = page.index("a band is where a change lies, with 95 % certainty</figcaption>")
+    assert "<title>latency of step[2]</title>" in page[page.rindex("<figure>", 0, noisy_one) : noisy_one]
+
+
+def test_the_page_says_of_series_that_it_leaves_out_whether_they_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perflab.history.page.MOST_ROWS", 2)
+    for name, changing in (("some", 3), ("none", 1)):
+        cases = {case_name(at): lambda run, at=at, many=changing: {"peak": 4096 + (at < many) * run} for at in range(4)}
+        write_runs(tmp_path / name / "nights", 4, cases)
+    assert "2 more series, in the JSON</p>" in page_of(tmp_path / "some").read_text(encoding="utf-8")
+    assert "2 more series, in the JSON: all of them unchanged</p>" in page_of(tmp_path / "none").read_text(
+        encoding="utf-8"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--bisect=x", '--pytest="x'], '--pytest="x: no closing quotation\n  -> write it as for a shell'),
+        (["--bisect=x", "--build='q"], "--build='q: no closing quotation\n  -> write it as for a shell"),
+        (["--bisect=x", "--format=json"], "--format=json with --bisect\n  -> leave it out"),
+        (["--bisect=x", "--output=F"], "--output=F with --bisect\n  -> leave it out"),
+        (["--bisect=x", "--fail"], "--fail with --bisect\n  -> leave it out"),
+        (["--bisect=x", "--case=y"], "--case=y with --bisect\n  -> leave it out"),
+        (["--good=HEAD"], "--good=HEAD without --bisect\n  -> add --bisect=CASE"),
+        (["--bad=HEAD"], "--bad=HEAD without --bisect\n  -> add --bisect=CASE"),
+        (["--build=make"], "--build=make without --bisect\n  -> add --bisect=CASE"),
+        (["--pytest=-x"], "--pytest=-x without --bisect\n  -> add --bisect=CASE"),
+    ],
+)
+def test_options_that_would_make_no_difference_are_refused(
+    capsys: pytest.CaptureFixture[str], given: list[str], said: str
+) -> None:
+    assert main(["history", *given]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_two_values_are_told_so_that_they_differ() -> None:
