@@ -46,7 +46,9 @@ class SeriesRow(Data, frozen=True):
     environment: int
     points: int
     ratio: float | None
-    """The last level over the first one; null where that is 0."""
+    """How the last level stands to the first one: the product of its changes' ratios; null where that is 0."""
+    difference: float
+    """The last level less the first one."""
     runs: list[int]
     values: list[float]
     words: list[int]
@@ -79,6 +81,8 @@ class Member(Data, frozen=True):
     new: float
     ratio: float | None
     """New over old; null where the old level is 0."""
+    difference: float
+    """New less old."""
     low: float | None
     """95 % interval of the ratio."""
     high: float | None

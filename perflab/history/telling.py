@@ -103,13 +103,20 @@ def _series(one: Series, name: str, environment: int, parts: Sequence[tuple[int,
         exact=one.is_exact,
         environment=environment,
         points=len(one.values),
-        ratio=levels[-1].value / levels[0].value if levels[0].value else None,
+        ratio=_over_all(one, levels, parts),
+        difference=levels[-1].value - levels[0].value,
         runs=list(one.runs),
         values=list(one.values),
         words=list(one.words),
         levels=levels,
         events=sorted({number for number, _ in parts}),
     )
+
+
+def _over_all(one: Series, levels: Sequence[Level], parts: Sequence[tuple[int, Found]]) -> float | None:
+    if not one.is_exact:
+        return _finite(math.prod(found.change.ratio for _, found in parts))
+    return levels[-1].value / levels[0].value if levels[0].value else None
 
 
 def _event(number: int, event: Event, rows: Sequence[SeriesRow], history: History, repository: Path) -> EventRow:
@@ -176,6 +183,7 @@ def _member(found: Found, row: SeriesRow, *, accepted: bool) -> Member:
         old=row.levels[at - 1].value,
         new=row.levels[at].value,
         ratio=_finite(change.ratio),
+        difference=row.levels[at].value - row.levels[at - 1].value,
         low=_finite(change.low),
         high=_finite(change.high),
         p=None if accepted or row.exact else change.p,

@@ -162,7 +162,7 @@ def since_start(row: SeriesRow) -> str:
     if len(row.levels) == 1:
         return "same"
     if row.exact:
-        return difference_text(row.levels[0].value, row.levels[-1].value, row.unit)
+        return difference_text(row.difference, row.unit)
     return format_change(row.ratio) if row.ratio is not None else "from 0"
 
 

@@ -92,15 +92,15 @@ def pair_text(old: float, new: float, unit: str) -> str:
     return " -> ".join(texts)
 
 
-def difference_text(old: float, new: float, unit: str) -> str:
-    """``+12.0 KiB``; ``same`` of equal values."""
-    return "same" if new == old else f"{'+' if new > old else '-'}{value_text(abs(new - old), unit)}"
+def difference_text(difference: float, unit: str) -> str:
+    """``+12.0 KiB``; ``same`` of none."""
+    return f"{'+' if difference > 0 else '-'}{value_text(abs(difference), unit)}" if difference else "same"
 
 
 def member_change(member: Member, row: SeriesRow) -> str:
     """``+8.1 % (+6.9 %…+9.4 %)``; of what is exact, the difference."""
     if row.exact:
-        return difference_text(member.old, member.new, row.unit)
+        return difference_text(member.difference, row.unit)
     if member.ratio is None:
         return "from 0"
     if member.low is None or member.high is None or member.low == member.high:

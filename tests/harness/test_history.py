@@ -11,6 +11,7 @@ import re
 from array import array
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,12 @@ from perflab.history.folder import read_branch, read_folder
 from perflab.history.judging import Found, largest_false_discovery
 from perflab.history.machine import without_the_machine
 from perflab.history.series import Series
-from perflab.history.text import as_text, sparkline
-from perflab.history.wording import pair_text
+from perflab.history.text import as_text, since_start, sparkline
+from perflab.history.wording import pair_text, value_text
 from perflab.measured.store.baselines import Baselines
 from perflab.records import Change, Judgement, Policy, Verdict
 from perflab.results import Document
+from perflab.units import format_change
 from tests.harness.browser import chromium, needs_browser, opened
 from tests.harness.histories import (
     case_name,
@@ -694,13 +696,46 @@ def numbers_in(plain: Any) -> Iterator[float]:
         yield plain
 
 
+class Shown(HTMLParser):
+    """What a reader of a page sees or hears: all texts but an axis's marks, which stand for no number."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self._open: list[tuple[str, str]] = []
+        self.texts: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in ("meta", "link", "input", "br", "img", "col"):
+            self._open.append((tag, dict(attrs).get("class") or ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        while self._open and self._open.pop()[0] != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        tag, kind = self._open[-1] if self._open else ("", "")
+        if tag not in ("style", "script") and not (tag == "text" and "faint" in kind):
+            self.texts.append(data)
+
+
+VALUE = re.compile(r"(?<![\w.+-])\d[\d,]*(?:\.\d+)?(?:e[+-]\d+)? (?:ns|µs|ms|s|min|h|B|KiB|MiB|GiB)\b")
+CHANGE = re.compile(r"[+-]\d+\.\d%|[+-]\d[\d.]* (?:B|KiB|MiB|GiB)\b")
+
+
 def test_every_number_of_the_page_stands_in_the_json_beside_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     some_nights(tmp_path / "nights")
+    cases = {
+        case_name(3): beside_fixed_work(3, 1.2, **everywhere(1.1)),
+        case_name(4): lambda run: {"peak": 4096 + 64 * (run > 5)},
+    }
+    write_runs(tmp_path / "nights/more", 40, cases)
     page = page_of(tmp_path).read_text(encoding="utf-8")
     assert main(["history", str(tmp_path / "nights"), "--format=json"]) == 0
-    known = sorted(numbers_in(json.loads(capsys.readouterr().out)))
+    numbers = set(numbers_in(json.loads(capsys.readouterr().out)))
+    known = sorted(numbers)
     shown = [float(number) for number in re.findall(r'data-v="([^"]+)"', page)]
     assert len(shown) > 10
     nearest = [
@@ -709,6 +744,23 @@ def test_every_number_of_the_page_stands_in_the_json_beside_it(
         if (at := bisect.bisect(known, number)) >= 0
     ]
     assert nearest == pytest.approx(shown, rel=1e-6)
+
+    said = " ".join(Shown(page).texts)
+    values, changes = set(VALUE.findall(said)), set(CHANGE.findall(said))
+    assert len(values) > 20
+    assert {change[-1] for change in changes} >= {"%", "B"}
+    assert values <= {value_text(abs(one), unit) for one in numbers for unit in ("ns", "bytes")}
+    differences = {f"{'+' if one > 0 else '-'}{value_text(abs(one), 'bytes')}" for one in numbers}
+    assert changes <= {format_change(one) for one in numbers} | differences
+    assert "the machine changed too" in said
+
+
+def test_a_change_is_told_alike_in_its_event_and_in_the_table(tmp_path: Path) -> None:
+    write_runs(tmp_path, 40, {case_name(1): latency(step(20), 7, noise=0.03)})
+    contents = contents_in(tmp_path)
+    (event,) = contents.events
+    assert event.ratio is not None
+    assert since_start(contents.series[0]) == format_change(event.ratio)
 
 
 def test_a_page_of_thousands_of_series_says_what_it_leaves_out_and_takes_less_than_5_mb(tmp_path: Path) -> None:
