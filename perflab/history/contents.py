@@ -134,6 +134,40 @@ class EventRow(Data, frozen=True):
     """Why levels were accepted."""
 
 
+class BreakMember(Data, frozen=True):
+    """A quantity of a case that is measured elsewhere from a run on."""
+
+    before: int
+    """The series that ended."""
+    after: int
+    """The one that began."""
+    old: float
+    """The last level before."""
+    new: float
+    """The first level after. The two are not compared."""
+
+
+class BreakRow(Data, frozen=True):
+    """A change of the environment, across which nothing is judged."""
+
+    run: int
+    """The first one in the new environment."""
+    before: str
+    """What the old one has for itself."""
+    now: str
+    """What the new one has."""
+    members: list[BreakMember]
+
+
+class BetweenRow(Data, frozen=True):
+    """The commits between two runs that were asked for."""
+
+    older: int
+    newer: int
+    commits: list[CommitRow]
+    """The newest first."""
+
+
 class LeftOutRow(Data, frozen=True):
     """A file that is not part of the history."""
 
@@ -156,6 +190,10 @@ class Contents(Data, frozen=True):
     events: list[EventRow]
     series: list[SeriesRow]
     left_out: list[LeftOutRow]
+    breaks: list[BreakRow] = []
+    """Where series ended and began anew."""
+    between: BetweenRow | None = None
+    """With ``--between``."""
     repeated: int = 0
     """Runs left out since another file has them as well: a run counts once, whatever files it stands in."""
 
@@ -179,7 +217,13 @@ def chosen(contents: Contents, case: str | None, quantity: str | None) -> Conten
         members = [changed(one, series=new[one.series]) for one in event.members if one.series in new]
         if members:
             events.append(changed(event, members=members))
-    return changed(contents, series=[contents.series[at] for at in kept], events=events)
+    breaks = []
+    for one in contents.breaks:
+        pairs = [pair for pair in one.members if pair.after in new]
+        moved = [changed(pair, before=new[pair.before], after=new[pair.after]) for pair in pairs]
+        if moved:
+            breaks.append(changed(one, members=moved))
+    return changed(contents, series=[contents.series[at] for at in kept], events=events, breaks=breaks)
 
 
 def newest_alarm(contents: Contents, recent: int) -> EventRow | None:

@@ -9,8 +9,8 @@ from markupsafe import Markup
 
 from perflab.history.chart import described, line_chart, spark
 from perflab.history.contents import ACCEPTED, ALARM, MACHINE, POSSIBLE, Contents, EventRow, Member, SeriesRow
-from perflab.history.text import since_start
-from perflab.history.wording import member_change, remarks, short, summary, title, value_text, where
+from perflab.history.text import NEW_ENVIRONMENTS, since_start
+from perflab.history.wording import break_text, member_change, remarks, short, summary, title, value_text, where
 from perflab.page.render import render
 from perflab.page.table import Cell, Column, PageTable, Row, number_cell, text_cell
 from perflab.report.escaping import one_line
@@ -79,6 +79,8 @@ def as_page(contents: Contents) -> str:
         "history.html",
         title=f"perflab history: {contents.source}",
         summary=summary(contents),
+        breaks=[one_line(break_text(one, contents)) for one in reversed(contents.breaks)],
+        breaks_head=NEW_ENVIRONMENTS.capitalize(),
         kinds=[(head, events) for head, events in kinds if events],
         table=_table(listed, drawn, contents),
         rows_left=len(order) - len(listed),

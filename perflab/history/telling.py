@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 
 from perflab import __version__
+from perflab.history.breaks import breaks_in
 from perflab.history.contents import (
     ACCEPTED,
     ALARM,
@@ -57,6 +58,7 @@ def contents_of(history: History, repository: Path) -> Contents:
     rows = [
         _series(one, names[one.case, one.variant], used[one.place], parts.get(at, [])) for at, one in enumerate(series)
     ]
+    environments = _told_apart([history.places[place].text for place in used])
     return Contents(
         kind=KIND,
         schema=SCHEMA,
@@ -64,11 +66,12 @@ def contents_of(history: History, repository: Path) -> Contents:
         source=history.source,
         accepted=history.are_accepted,
         runs=[RunRow(created=one.created.isoformat(), file=one.file, commit=one.commit) for one in history.runs],
-        environments=_told_apart([history.places[place].text for place in used]),
+        environments=environments,
         words=history.words,
         events=[_event(number, one, rows, history, repository) for number, one in enumerate(events, 1)],
         series=rows,
         left_out=[LeftOutRow(file=one.file, problem=one.problem) for one in history.left_out],
+        breaks=[] if history.are_accepted else breaks_in(rows, environments),
         repeated=history.repeated,
     )
 

@@ -6,8 +6,10 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import median
 
+from perflab.history.between import between_lines
 from perflab.history.contents import ACCEPTED, ALARM, MACHINE, POSSIBLE, Contents, EventRow, SeriesRow
 from perflab.history.wording import (
+    break_text,
     difference_text,
     member_lines,
     remarks,
@@ -29,6 +31,8 @@ _BESIDE = 50
 _LEAST_HEIGHT = 0.1
 _MOST_MEMBERS = 6
 _MOST_COMMITS = 8
+_MOST_BREAKS = 8
+NEW_ENVIRONMENTS = "new environments, which begin new series"
 _MOST_IN_FULL = 6
 """So few series are shown point by point."""
 _MOST_POINTS = 20
@@ -48,6 +52,11 @@ def as_text(contents: Contents, width: int) -> str:
 
 
 def _lines(contents: Contents, width: int) -> Iterator[str]:
+    if contents.between is not None:
+        head, *commits = between_lines(contents)
+        yield head
+        yield from (shorten_end(line, width) for line in commits)
+        return
     yield f"{contents.source}: {summary(contents)}"
     for one in contents.left_out[:_MOST_COMMITS]:
         yield f"left out: {one.file}: {one.problem}"
@@ -64,6 +73,11 @@ def _lines(contents: Contents, width: int) -> Iterator[str]:
             yield ""
     if not contents.events:
         yield "no event: nothing changed its level"
+        yield ""
+    if contents.breaks:
+        yield NEW_ENVIRONMENTS
+        for begun in reversed(contents.breaks[-_MOST_BREAKS:]):
+            yield from _wrapped("   ", break_text(begun, contents), width)
         yield ""
     yield from _table(contents, width)
     if len(contents.series) <= _MOST_IN_FULL:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from perflab.history.contents import ACCEPTED, MACHINE, POSSIBLE, Contents, EventRow, Member, SeriesRow
+from perflab.history.contents import ACCEPTED, MACHINE, POSSIBLE, BreakRow, Contents, EventRow, Member, SeriesRow
 from perflab.units import BYTES_PER, format_bytes, format_change, format_count, format_interval, format_ns, format_si
 
 _SHORT = 7
@@ -117,6 +117,9 @@ def where(event: EventRow, contents: Contents) -> str:
     if event.good is None or event.bad is None:
         return f"{said}, between {old.file} and {new.file}, which name no commits"
     span = f"{short(event.good)}..{short(event.bad)}"
+    if event.kind == ACCEPTED:
+        many = "" if event.commits_total is None else f", {format_count(event.commits_total, 'commit')} before"
+        return f"{said}, accepted in {short(event.bad)} {new.file}; the last one in {short(event.good)}{many}"
     if event.commits_total is None:
         return f"{said}, {span} (this repository does not have them)"
     return f"{said}, {span} ({format_count(event.commits_total, 'commit')})"
@@ -155,6 +158,19 @@ def _not_the_machines(event: EventRow) -> str:
         left += f" ({format_interval(parts[0].rest_low, parts[0].rest_high)})"
     changed = format_change(event.machine_ratio or 1.0)
     return f"the machine changed too: {_FIXED_WORK} by {changed}; without that, {left} is left"
+
+
+def break_text(one: BreakRow, contents: Contents) -> str:
+    """``from 2026-02-10, abc1234: torch 2.14, before torch 2.13; latency of gemm 1.3 ms -> 1.2 ms, not judged``."""
+    run = contents.runs[one.run]
+    since = ", ".join([run.created[:10], *([short(run.commit)] if run.commit else [])])
+    first = one.members[0]
+    row = contents.series[first.after]
+    many = len(one.members) - 1
+    more = f", and {many} more series" if many else ""
+    was = f", before {one.before}" if one.before else ""
+    now = one.now or "another environment"
+    return f"from {since}: {now}{was}; {series_name(row)} {pair_text(first.old, first.new, row.unit)}{more}, not judged"
 
 
 def member_lines(event: EventRow, contents: Contents, most: int) -> list[str]:

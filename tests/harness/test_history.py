@@ -200,6 +200,10 @@ def test_a_branch_is_read_without_a_checkout(tmp_path: Path) -> None:
     history.finish()
     assert [list(one.values) for one in history.series] == [[4096.0, 4097.0, 4098.0, 4099.0, 4100.0]]
     assert history.runs[0].file == "perf-results:run-000.json"
+    with pytest.raises(
+        UsageError, match="--branch=perf-results has no folder nigths\n  -> name one of its folders: nights"
+    ):
+        read_branch(tmp_path, "perf-results", "nigths")
 
 
 def test_what_was_accepted_comes_from_the_log_with_commit_and_reason(
@@ -245,6 +249,9 @@ def test_what_was_accepted_comes_from_the_log_with_commit_and_reason(
     assert "accepted, faster: -20.0%, latency of step" in shown
     assert "reason: a cache, which pays" in shown
     assert "commit 1" in shown, "what lies between"
+    head = git(tmp_path, "rev-parse", "--short=7", "HEAD")
+    first = git(tmp_path, "rev-parse", "--short=7", "HEAD~2")
+    assert f"accepted in {head} commit 2; the last one in {first}, 2 commits before" in " ".join(shown.split())
 
 
 def test_every_version_of_this_projects_own_baselines_is_read() -> None:
@@ -301,6 +308,32 @@ def test_commits_between_are_listed_where_the_repository_is_at_hand(
     assert f"2026-01-06 to 2026-01-07, {commits[1][:7]}..{commits[4][:7]} (3 commits)" in shown
     assert re.findall(r"[0-9a-f]{7} \d{4}-\d\d-\d\d change (\d)", shown) == ["4", "3", "2"]
     assert "needs more: 5 -> 6 (+1), operators of step[1]" in shown
+
+
+def test_the_commits_between_any_two_runs_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    git(tmp_path, "init", "--quiet")
+    commits = []
+    for number in range(30):
+        git(tmp_path, "commit", "--quiet", "--allow-empty", f"--message=change {number}")
+        commits.append(git(tmp_path, "rev-parse", "HEAD"))
+    write_runs(tmp_path / "nights", 30, {case_name(1): lambda run: {"peak": 5}}, commits=commits.__getitem__)
+    monkeypatch.chdir(tmp_path)
+    for named in ((commits[2][:9], "2026-01-28"), ("run-027.json", commits[2]), ("2026-01-03T03", "run-027.json")):
+        assert main(["history", "nights", "--between", *named]) == 0
+        head, *lines = capsys.readouterr().out.splitlines()
+        ends = [f"{commits[at][:7]} (2026-01-{at + 1:02}, run-{at:03}.json)" for at in (2, 27)]
+        assert head == f"between {ends[0]} and {ends[1]}: 25 commits"
+        assert [line.split()[-1] for line in lines] == [str(number) for number in range(27, 2, -1)]
+    assert main(["history", "nights", "--between", commits[2], commits[27], "--format=json"]) == 0
+    found = msgspec.json.decode(capsys.readouterr().out, type=Contents).between
+    assert found is not None
+    assert (found.older, found.newer, len(found.commits)) == (2, 27, 25)
+    assert main(["history", "nights", "--between", "nothing", commits[27]]) == 2
+    assert "--between=nothing: no run is called so\n  -> name its commit, date or file" in capsys.readouterr().err
+    assert main(["history", "nights", "--between", "run-001.json", commits[27], "--format=html"]) == 2
+    assert "--between with --format=html" in capsys.readouterr().err
 
 
 def test_a_level_that_came_back_is_said_to_have(tmp_path: Path) -> None:
@@ -447,6 +480,34 @@ def test_events_of_two_machines_stand_apart_and_their_numbers_never_share_a_seri
     contents = contents_in(tmp_path)
     assert len(contents.series) == 2
     assert [event.environments for event in contents.events] == [[0], [1]]
+
+
+def test_another_pytorch_begins_new_series_and_the_history_says_so(tmp_path: Path) -> None:
+    times = noisy(lambda run: 1.30e6 if run < 40 else 1.20e6, 1, noise=0.001)
+    cases = {case_name(1): lambda run: {"latency": times[run], "peak": 4096}, case_name(2): latency(step(99), 2)}
+    write_runs(tmp_path / "nights", 60, cases)
+    for path in sorted((tmp_path / "nights").iterdir())[40:]:
+        path.write_text(path.read_text().replace('"2.13.0"', '"2.14.0"'))
+    contents = contents_in(tmp_path / "nights")
+    assert contents.events == [], "numbers of two environments are not compared"
+    (one,) = contents.breaks
+    assert (one.run, one.before, one.now, len(one.members)) == (40, "torch 2.13.0", "torch 2.14.0", 3)
+    text = " ".join(as_text(contents, 80).split())
+    said = (
+        f"from 2026-02-10, {41:040x}"[:24]
+        + ": torch 2.14.0, before torch 2.13.0; latency of step[1] 1.30 ms -> 1.20 ms, and 2 more series, not judged"
+    )
+    assert said in text
+    assert said in page_of(tmp_path).read_text(encoding="utf-8").replace("&gt;", ">")
+    alone = chosen(contents, "step[2]", None)
+    assert [(alone.series[pair.before].name, pair.old) for pair in alone.breaks[0].members] == [
+        ("step[2]", alone.series[0].levels[-1].value)
+    ]
+    (tmp_path / "mixed").mkdir()
+    for at, path in enumerate(sorted((tmp_path / "nights").iterdir())):  # two machines by turns are none
+        text = path.read_text().replace('"2.14.0"', '"2.13.0"')
+        (tmp_path / "mixed" / path.name).write_text(text.replace('"nightly"', '"other"') if at % 2 else text)
+    assert contents_in(tmp_path / "mixed").breaks == []
 
 
 def shifts(*spans: tuple[int, int]) -> list[Event]:
