@@ -33,6 +33,7 @@ _MOST_MEMBERS = 6
 _MOST_COMMITS = 8
 _MOST_BREAKS = 8
 NEW_ENVIRONMENTS = "new environments, which begin new series"
+_MOST_QUANTITY = 24
 _MOST_IN_FULL = 6
 """So few series are shown point by point."""
 _MOST_POINTS = 20
@@ -99,7 +100,8 @@ def _points(row: SeriesRow, contents: Contents, width: int) -> Iterator[str]:
 
 
 def shorten_end(line: str, width: int) -> str:
-    """Cut at its end."""
+    """On one line, cut at its end."""
+    line = one_line(line)
     return line if len(line) <= width else f"{line[: width - 1]}…"
 
 
@@ -119,7 +121,7 @@ def _event(event: EventRow, contents: Contents, width: int) -> Iterator[str]:
 
 def _wrapped(head: str, text: str, width: int) -> Iterator[str]:
     line = head
-    for word in text.split(" "):
+    for word in one_line(text).split(" "):
         if len(line) > len(head) and len(line) + 1 + len(word) > width:
             yield line
             line = " " * len(head)
@@ -146,19 +148,20 @@ def _table(contents: Contents, width: int) -> Iterator[str]:
 
 def _rows(rows: Sequence[SeriesRow], width: int) -> Iterator[str]:
     heads = ("case", "quantity", "history", "points", "last", "change", "events")
-    longest = max(len(row.name) for row in rows)
+    names = [one_line(row.name) for row in rows]  # as wide as it is shown
+    longest = max(map(len, names))
     spark = min(_SPARK, max(_LEAST_SPARK, width - _BESIDE - longest))
     cells = [
         (
-            row.name,
-            row.quantity,
+            name,
+            shorten(one_line(row.quantity), _MOST_QUANTITY),
             sparkline(row.values, spark),
             str(len(row.values)),
             value_text(row.values[-1], row.unit),
             since_start(row),
             ", ".join(map(str, row.events)),
         )
-        for row in rows
+        for name, row in zip(names, rows, strict=True)
     ]
     widths = [max(len(line[at]) for line in [heads, *cells]) for at in range(len(heads))]
     widths[0] = min(widths[0], max(12, width - sum(widths[1:]) - 2 * (len(heads) - 1)))

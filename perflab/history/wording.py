@@ -6,10 +6,14 @@ import math
 from collections.abc import Sequence
 
 from perflab.history.contents import ACCEPTED, MACHINE, POSSIBLE, BreakRow, Contents, EventRow, Member, SeriesRow
+from perflab.report.escaping import one_line
+from perflab.report.lines import shorten
 from perflab.units import BYTES_PER, format_bytes, format_change, format_count, format_interval, format_ns, format_si
 
 _SHORT = 7
 _LONG = 1e7
+_LONGEST = 60
+"""Letters of a name within a sentence."""
 _FIXED_WORK = "fixed work, timed beside the cases,"
 _MOST_PLACES = 3
 _NEAR = 100
@@ -26,8 +30,8 @@ def value_text(value: float, unit: str) -> str:
 
 
 def series_name(row: SeriesRow) -> str:
-    """``latency of step[small]``."""
-    return f"{row.quantity} of {row.name}"
+    """``latency of step[small]``; what nobody can read to its end is cut."""
+    return f"{shorten(one_line(row.quantity), _LONGEST)} of {shorten(one_line(row.name), _LONGEST)}"
 
 
 def title(event: EventRow, contents: Contents) -> str:

@@ -643,8 +643,20 @@ def test_no_line_of_the_text_is_wider_than_a_terminal(tmp_path: Path) -> None:
     times = noisy(step(20), 1)
     long_name = "tests/test_a.py::test_" + "very_" * 30 + "long[small-128-fp32-checkpointing]"
     write_runs(tmp_path, 40, {long_name: lambda run: {"latency": times[run], "peak": 4096}})
-    longest = max(as_text(contents_in(tmp_path), 80).splitlines(), key=len)
-    assert len(longest) <= 80 or " " not in longest.strip(), "only a name that cannot be broken may be longer"
+    _source, *lines = as_text(contents_in(tmp_path), 80).splitlines()
+    assert max(map(len, lines)) <= 80
+
+
+def test_columns_stand_below_each_other_whatever_a_name_holds(tmp_path: Path) -> None:
+    times = noisy(step(20), 1)
+    names = ("plain", "y[\u202eabc]", "y[\x1b[2Jabc]", "x" * 10_000)
+    write_runs(tmp_path, 40, {f"t.py::test_{name}": lambda run: {"latency": times[run]} for name in names})
+    lines = as_text(contents_in(tmp_path), 80).splitlines()
+    (head,) = [line for line in lines if line.startswith("case ")]
+    rows = lines[lines.index(head) + 1 :][: len(names)]
+    assert {row.index("latency") for row in rows} == {head.index("quantity")}
+    assert any(r"y[\u202eabc]" in row for row in rows)
+    assert len("".join(lines)) < 8_000, "a name of 10,000 letters fills no screen"
 
 
 def test_names_are_as_long_as_tells_cases_apart(tmp_path: Path) -> None:
