@@ -138,7 +138,7 @@ def _table(contents: Contents, width: int) -> Iterator[str]:
         rows.sort(key=lambda row: not row.events)  # what changed stands first
         if shown >= _MOST_LINES:
             break
-        yield environment
+        yield from _wrapped("", environment, width)
         yield from _rows(rows[: _MOST_LINES - shown], width)
         shown += len(rows[: _MOST_LINES - shown])
         yield ""
