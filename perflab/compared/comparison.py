@@ -17,7 +17,7 @@ from perflab.compared.rounds import CaseRound, CaseTurns, Round, RoundPlan, Witn
 from perflab.compared.sides.messages import Ended
 from perflab.compared.sides.process import ANSWER_WITHIN_S, Start
 from perflab.mode import Mode
-from perflab.profiles.records import Profile
+from perflab.profiles.records import Peak, Profile
 
 HEAD, BASE, TWIN = "head", "base", "twin"
 
@@ -191,32 +191,59 @@ def compare(
         longest_s = max(longest_s, time.monotonic() - began_s)
 
 
-def profiles_of(
-    case: str, start: StartSide, limits: Limits, profile_ns: float, say: Callable[[str], None]
-) -> tuple[Profile, Profile] | str:
-    """The profiles of base and head, from one fresh process each; or why there are none.
+Looked = tuple[Profile, Profile] | str
+Weighed = tuple[Peak, Peak] | str
+"""Of base and head; or why there are none."""
+
+
+def looked_into(
+    case: str,
+    start: StartSide,
+    limits: Limits,
+    profile_ns: float | None,
+    say: Callable[[str], None],
+    *,
+    takes_apart: bool = False,
+) -> tuple[Looked, Weighed]:
+    """Profiles and peaks of base and head, from one fresh process each.
 
     Args:
         case: which.
         start: makes processes.
         limits: of time.
         profile_ns: time of each profile; each side has two, and the faster one counts, since it was disturbed less.
+            None: there are none.
         say: called with what is under way.
+        takes_apart: whether there are peaks.
 
     Raises:
         RivalError: a side does not start, or imports the other side's code.
     """
+    plan = RoundPlan(0.0, memory=False, profile_ns=profile_ns, takes_apart=takes_apart)
     with _started(start, [case], limits) as running:
-        found = running.run(case, [], RoundPlan(0.0, memory=False, profile_ns=profile_ns), say)
-    sides = []
+        found = running.run(case, [], plan, say)
+    sides = [found.turns[side] for side in (BASE, HEAD) if side in found.turns]
+    profiles = [min(one.profiles, key=lambda profile: profile.timer_ns) for one in sides if one.profiles]
+    peaks = [one.peak for one in sides if one.peak is not None]
+    no_profile, no_peak = (
+        _why_not(found, of)
+        for of in (lambda one: (one.profiles, one.not_profiled), lambda one: (one.peak, one.not_taken_apart))
+    )
+    return (
+        (profiles[0], profiles[1]) if len(profiles) > 1 else no_profile,
+        (peaks[0], peaks[1]) if len(peaks) > 1 else no_peak,
+    )
+
+
+def _why_not(found: CaseRound, of: Callable[[CaseTurns], tuple[object, str | None]]) -> str:
+    """Why a side was not looked into, the base first: its own words, or how its test ended."""
     for side in (BASE, HEAD):
         turns, ended = found.turns.get(side), found.ended.get(side)
-        if turns is None or not turns.profiles:
-            said = turns.not_profiled if turns is not None and turns.not_profiled else None
+        there, said = of(turns) if turns is not None else (None, None)
+        if not there:
             last = ended.text.strip().rpartition("\n")[2] if ended is not None else "it has not the case"
-            return f"{side}: {said or last or 'it was not profiled'}"
-        sides.append(min(turns.profiles, key=lambda profile: profile.timer_ns))
-    return sides[0], sides[1]
+            return f"{side}: {said or last or 'it was not looked into'}"
+    return "it was not looked into"
 
 
 def _suspects(result: Comparison, policy: PairedPolicy) -> list[Compared]:

@@ -22,7 +22,9 @@ from perflab.compared.sides.messages import (
     Question,
     Ready,
     SetUp,
+    TakeApart,
     Taken,
+    TakenApart,
     Turn,
     Warm,
     Warmed,
@@ -34,7 +36,7 @@ from perflab.environment import core_numbers
 from perflab.errors import RivalError, SideEndedError
 from perflab.measure.records import Evidence, Memory
 from perflab.mode import Mode
-from perflab.profiles.records import Profile
+from perflab.profiles.records import Peak, Profile
 
 LEAST_BLOCKS = 2
 """Blocks of a case in a round, however long they take."""
@@ -57,6 +59,8 @@ class CaseTurns:
     clock: str = "host"
     profiles: list[Profile] = field(default_factory=list)
     not_profiled: str | None = None
+    peak: Peak | None = None
+    not_taken_apart: str | None = None
 
 
 @dataclass
@@ -100,7 +104,9 @@ class RoundPlan:
     """Whether chance decides which side is set up first: that side may be the slower one. Else it is the head, which
     then has the device for itself, should memory run out."""
     profile_ns: float | None = None
-    """Time of each profile, where sides are only profiled: twice each, in turns."""
+    """Time of each profile, where sides are only looked into: twice each, in turns."""
+    takes_apart: bool = False
+    """Whether sides are only looked into, and say what is alive at the peak of a call."""
 
 
 Say = Callable[[str], None]
@@ -233,8 +239,8 @@ class Round:
             if not isinstance(warmed, Warmed):
                 return
             result.turns[side].warmed = warmed
-        if plan.profile_ns is not None:
-            self._examine(result, plan.profile_ns, say)
+        if plan.profile_ns is not None or plan.takes_apart:
+            self._look_into(result, plan, say)
             return
         paces = [
             Pace(turns.warmed.repetitions, turns.warmed.sample_ns) for turns in result.turns.values() if turns.warmed
@@ -265,24 +271,30 @@ class Round:
             turns = result.turns[side]
             turns.memory, turns.counts, turns.clock = weighed.memory, weighed.counts, weighed.clock
 
-    def _examine(self, result: CaseRound, profile_ns: float, say: Say) -> None:
-        """Profile the sides in the order ABBA, so that what drifts meets both."""
+    def _look_into(self, result: CaseRound, plan: RoundPlan, say: Say) -> None:
+        """Profile the sides in the order ABBA, so that what drifts meets both; take their peaks apart."""
         sides = list(result.turns)
-        for side in (*sides, *reversed(sides)):
+        for side in (*sides, *reversed(sides)) if plan.profile_ns is not None else ():
             say(f"profile of {side}")
-            examined = self._ask(result, side, Examine(budget_ns=profile_ns))
+            examined = self._ask(result, side, Examine(budget_ns=plan.profile_ns or 0.0))
             if not isinstance(examined, Examined):
                 return
             turns = result.turns[side]
             turns.not_profiled = examined.problem
             turns.profiles += [examined.profile] if examined.profile is not None else []
+        for side in sides if plan.takes_apart else ():
+            say(f"peak memory of {side}")
+            found = self._ask(result, side, TakeApart())
+            if not isinstance(found, TakenApart):
+                return
+            result.turns[side].peak, result.turns[side].not_taken_apart = found.peak, found.problem
 
     def _ask(
-        self, result: CaseRound, side: str, question: Warm | Turn | Weigh | Examine
-    ) -> Warmed | Taken | Weighed | Examined | None:
+        self, result: CaseRound, side: str, question: Warm | Turn | Weigh | Examine | TakeApart
+    ) -> Warmed | Taken | Weighed | Examined | TakenApart | None:
         """Ask for a step of a case; None if the case ended instead, which is kept."""
         answer = self._answer_to(side, question)
-        if isinstance(answer, Warmed | Taken | Weighed | Examined):
+        if isinstance(answer, Warmed | Taken | Weighed | Examined | TakenApart):
             return answer
         if not isinstance(answer, Ended):
             raise self._out_of_turn(side, answer)

@@ -2,7 +2,7 @@
 
 Across many series false alarms add up. A change is an alarm if its chance in an unchanged series is at most 1 %, and if
 it passes Benjamini and Hochberg's procedure over all series of its environment, so that of all alarms at most one in
-twenty is false (Benjamini and Hochberg 1995, "Controlling the false discovery rate"). One that passes the first alone
+ten is false (Benjamini and Hochberg 1995, "Controlling the false discovery rate"). One that passes the first alone
 is possible, and no alarm. Exact quantities do not vary: each of their changes is one.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 MOST_P = 0.01
-FALSE_DISCOVERIES = 0.05
+FALSE_DISCOVERIES = 0.1
 COUNTS = 0.05
 """Share by which an accepted time must differ from the one before it: the gate's default threshold."""
 _FEWEST = 4

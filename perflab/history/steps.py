@@ -23,10 +23,10 @@ LAST = 3
 STEP_SD = 3.0
 """Standard deviation of the sizes of steps that are expected, in units of the noise."""
 AGE = 1.0
-FALLING = 1.3
+FALLING = 1.4
 """A step ``a`` points from the end weighs ``(a + AGE) ** -FALLING``: it is to be found while it is new."""
 _WINDOW = 9
-_CLIP_SD = 3.0
+_CLIP_SD = 2.7
 _MAD_TO_SD = 1.4826 * 1.1
 """From the median distance to a running median of nine points to the standard deviation of normal noise."""
 _SMALLEST_SD = 1e-4

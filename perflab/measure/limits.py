@@ -9,6 +9,7 @@ from perflab.measure.sampling import OVERRUN
 from perflab.units import BYTES_PER
 
 _ASKED = re.compile(r"[Tt]ried to allocate ([0-9.]+) ?(bytes|[KMGT]iB|B)\b")
+_CACHED = re.compile(r"([0-9.]+) ?(bytes|[KMGT]iB|B) is reserved by PyTorch but unallocated")
 _RAN_OUT = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 CALLS_AT_LEAST = 7
 """Two calls of warm-up, three samples, and the two of the memory pass: no measurement takes fewer."""
@@ -45,8 +46,10 @@ def as_out_of_memory(error: BaseException) -> OutOfMemory | None:
         isinstance(error, RuntimeError) and any(said in text for said in _RAN_OUT)
     ):
         return None
-    match = _ASKED.search(text)
+    return OutOfMemory(asked_bytes=_bytes(_ASKED.search(text)), cached_bytes=_bytes(_CACHED.search(text)))
+
+
+def _bytes(match: re.Match[str] | None) -> int | None:
     if match is None:
-        return OutOfMemory(asked_bytes=None)
-    scale = 1 if match[2] == "bytes" else BYTES_PER[match[2]]
-    return OutOfMemory(asked_bytes=round(float(match[1]) * scale))
+        return None
+    return round(float(match[1]) * (1 if match[2] == "bytes" else BYTES_PER[match[2]]))

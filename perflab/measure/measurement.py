@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from perflab.data import changed
 from perflab.errors import UsageError
 from perflab.measure import clock
 from perflab.measure.allocator import keep_freed_memory
@@ -30,7 +32,7 @@ from perflab.measure.nvtx import (
     nvtx_range,
     with_ranges,
 )
-from perflab.measure.records import Measurement, Replicate, per_call_ns, summarize
+from perflab.measure.records import Measurement, OutOfMemory, Replicate, per_call_ns, summarize
 from perflab.measure.sampling import Plan, Progress, collect, warm_up
 from perflab.measure.span import check_agreement
 from perflab.measure.statistics import relative_half_width
@@ -40,11 +42,12 @@ if TYPE_CHECKING:
     import torch
 
     from perflab.measure.workload import Workload
-    from perflab.profiles.records import Profile
+    from perflab.profiles.records import Peak, Profile
     from perflab.profiles.take import ProfilePlan
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
+_Found = TypeVar("_Found")
 _FROZEN_BY_PYTHON = 1000
 """Python 3.12 has 375 objects frozen when it starts, 3.11 and 3.13 none; PyTorch brings some hundred thousand."""
 
@@ -173,16 +176,48 @@ class Profiled:
 NO_PROFILE = Profiled()
 
 
+@dataclass(frozen=True)
+class TakenApart:
+    """What is alive at the peak of a call, or why that is not known."""
+
+    peak: Peak | None = None
+    problem: str | None = None
+
+
 def try_profile(workload: Workload, device: torch.device, plan: ProfilePlan, progress: Progress) -> Profiled:
     """Profile a warm workload; what the profiler cannot do is no reason to lose a measurement."""
     from perflab.profiles.take import take_profile
 
+    found = _tried(lambda: take_profile(workload, device, stopwatch_for(device), plan, progress))
+    return Profiled(problem=found) if isinstance(found, str) else Profiled(found)
+
+
+def try_take_apart(workload: Workload, device: torch.device) -> TakenApart:
+    """The same of the peak of one call."""
+    from perflab.profiles.take_peak import take_peak
+
+    found = _tried(lambda: take_peak(workload, device))
+    return TakenApart(problem=found) if isinstance(found, str) else TakenApart(found)
+
+
+def with_what_was_alive(found: OutOfMemory, workload: Workload, device: torch.device) -> OutOfMemory:
+    """The same with what is alive when another call runs out of memory, if it does."""
+    from perflab.profiles.take_peak import take_failure
+
+    failure = _tried(lambda: take_failure(workload, device))
+    if failure is None or isinstance(failure, str):
+        return found
+    return changed(found, alive=failure.alive.parts, asked_by=failure.asked_by)
+
+
+def _tried(take: Callable[[], _Found]) -> _Found | str:
+    """What was taken, or why it could not be: the measurement was complete before."""
     try:
-        return Profiled(take_profile(workload, device, stopwatch_for(device), plan, progress))
+        return take()
     except UsageError as error:
-        return Profiled(problem=f"{error.problem}; {error.remedy}")
-    except (RuntimeError, MemoryError, OSError) as error:  # out of memory, say; the measurement was complete before
-        return Profiled(problem=f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
+        return f"{error.problem}; {error.remedy}"
+    except (RuntimeError, MemoryError, OSError) as error:  # out of memory, say
+        return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def replicate_of(measurement: Measurement) -> Replicate:

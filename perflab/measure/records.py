@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from perflab.data import Amount, Data, Parameters, Positive, Share
-from perflab.profiles.records import Explanation, Profile
+from perflab.profiles.records import Explanation, PeakExplanation, PeakPart, Profile
 from perflab.records import Environment, TierRecord
 
 
@@ -135,6 +135,14 @@ class OutOfMemory(Data, frozen=True):
 
     asked_bytes: Amount | None
     """Size of the allocation that failed, where the allocator says it."""
+    asked_by: PeakPart | None = None
+    """Operator, module and line that asked for it, where a call that was repeated under the profiler told."""
+    alive: list[PeakPart] = []
+    """What was alive then, the largest first."""
+    cached_bytes: Amount | None = None
+    """CUDA: what PyTorch had reserved and nobody used, in pieces of which none was large enough."""
+    remedies: list[str] = []
+    """Names of those that the case declares (``perf.fits``)."""
 
 
 class Paired(Data, frozen=True):
@@ -201,6 +209,8 @@ class Record(TierRecord, frozen=True):
     """The same with the code of its anchor."""
     explained: Explanation | None = None
     """Of a case that became worse: what it does otherwise than before."""
+    explained_peak: PeakExplanation | None = None
+    """Of one that needs more memory: what is alive at its peak and was not before."""
 
 
 def per_call_ns(samples_ns: list[int], repetitions: int) -> list[float]:

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 from perflab.measure.allocator import keep_freed_memory
 from perflab.measure.clock import Sample
 from perflab.measure.devices import current_device, release_memory
-from perflab.measure.measurement import Profiled, collector_at_ease, stopwatch_for, try_profile
+from perflab.measure.measurement import (
+    Profiled,
+    TakenApart,
+    collector_at_ease,
+    stopwatch_for,
+    try_profile,
+    try_take_apart,
+)
 from perflab.measure.memory import measure_memory
 from perflab.measure.records import Memory
 from perflab.measure.sampling import Plan, Warmup, warm_up
@@ -108,6 +115,13 @@ class Turns:
     def profile(self, budget_ns: float) -> Profiled:
         """Where the time of one call goes, or why that is not known."""
         found = try_profile(self._workload, self._device, ProfilePlan(budget_ns), _say_nothing)
+        self._hand_back()
+        return found
+
+    def take_apart(self) -> TakenApart:
+        """What is alive at the peak of one call, or why that is not known."""
+        self._stopwatch.release()
+        found = try_take_apart(self._workload, self._device)
         self._hand_back()
         return found
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from math import hypot
 from statistics import median
 
-from perflab.profiles.records import GAPS, Explanation, Part, Profile, ProfileRow
+from perflab.profiles.compact import like_compact
+from perflab.profiles.records import GAPS, UNNAMED, Explanation, Part, Profile, ProfileRow
 from perflab.units import format_ns
 
 _SPREADS = 4.0
@@ -85,6 +86,8 @@ def explain(base: Profile, head: Profile, against: str, change_ns: float | None,
         change_ns: how much longer a call takes by the gate's own measurement; None: its time is not the matter.
         room_ns: half the width of that change's interval.
     """
+    if base.is_compact:
+        head = like_compact(head, base)
     before, now = _totals(base.rows), _totals(head.rows)
     facts = [one for key in {**before, **now} if (one := _fact(key, before.get(key), now.get(key))) is not None]
     parts = _by_module(facts)
@@ -123,14 +126,14 @@ def explain(base: Profile, head: Profile, against: str, change_ns: float | None,
 def _totals(rows: Iterable[ProfileRow]) -> dict[_Key, _Total]:
     found: dict[_Key, _Total] = {}
     for row in rows:
-        name = row.category if row.category in GAPS else row.operator
+        name = row.category if row.category in UNNAMED and not row.operator else row.operator
         found.setdefault((name, row.module, row.phase), _Total()).add(row)
     return found
 
 
 def _fact(key: _Key, before: _Total | None, now: _Total | None) -> _Change | None:
     """What the code does otherwise: an operator more or less often, or on other shapes."""
-    if key[0] in GAPS:
+    if key[0] in UNNAMED:
         return None
     old, new = before or _Total(), now or _Total()
     more = new.instances - old.instances

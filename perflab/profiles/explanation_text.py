@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perflab.profiles.records import GAPS, Explanation, Part
-from perflab.units import format_ns
+from perflab.profiles.records import LET_GO, UNNAMED, Explanation, Part, PeakChange, PeakExplanation
+from perflab.units import format_bytes, format_ns
 
 MOST = 3
 """Parts in the text; the results file has all of them."""
@@ -33,6 +33,31 @@ def explanation_texts(found: Explanation, *, timed: bool) -> list[str]:
     return [*texts, *([found.problem] if found.problem else [])]
 
 
+def peak_texts(found: PeakExplanation) -> list[str]:
+    """The same of memory: ``+64.0 MiB = +64.0 MiB 3 more blocks of aten::mul in blocks.* (net.py:9), activations``."""
+    if not found.parts:
+        return [found.problem or "nothing that the profiler records differs at the peak"]
+    texts = [f"{_signed_bytes(part.change_bytes)} {_blocks(part)}" for part in found.parts[:MOST]]
+    rest = found.parts[MOST:]
+    if rest:
+        texts.append(f"{_signed_bytes(sum(part.change_bytes for part in rest))} in {len(rest)} smaller rows")
+    texts[0] = f"{_signed_bytes(found.now_bytes - found.before_bytes)} = {texts[0]}"
+    return [*texts, *([found.problem] if found.problem else [])]
+
+
+def _blocks(part: PeakChange) -> str:
+    of = f" of {part.operator}" if part.operator else ""
+    where = f" in {part.module}" if part.module else ""
+    line = f" ({part.line})" if part.line else ""
+    if part.category == LET_GO:
+        # What is let go counts below zero: one block less makes the peak higher.
+        less = "less" if part.change_bytes > 0 else "more"
+        return f"{less} let go before the peak{of}{where}{line}"
+    many = f"{abs(part.more)} {'more' if part.more > 0 else 'fewer'} block{'s' * (abs(part.more) != 1)}"
+    grown = "larger blocks" if part.change_bytes > 0 else "smaller blocks"
+    return f"{many if part.more else grown}{of}{where}{line}, {part.category}"
+
+
 def _more(parts: Sequence[Part]) -> list[str]:
     return [f"{len(parts) - MOST} more places"] if len(parts) > MOST else []
 
@@ -46,11 +71,15 @@ def _what(part: Part) -> str:
         return f"{many} {part.operator}{others}{where}{line}"
     if part.shapes:
         return f"{part.operator} on other inputs, {part.shapes}{where}{line}"
-    if part.operator in GAPS:
+    if part.operator in UNNAMED:
         what = f"{'less' if part.change_ns < 0 else 'more'} {part.operator}"
     else:
         what = f"{part.operator} {'faster' if part.change_ns < 0 else 'slower'} at the same shapes"
     return f"{what}{where}{line}"
+
+
+def _signed_bytes(change_bytes: int) -> str:
+    return f"{'-' if change_bytes < 0 else '+'}{format_bytes(abs(change_bytes))}"
 
 
 def _signed(change_ns: float) -> str:

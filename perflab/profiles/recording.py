@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 CALL = "perflab: profiled call"
 PHASE = "perflab: phase "
 _DTYPES = {"float": "float32", "double": "float64", "c10::BFloat16": "bfloat16", "c10::Half": "float16"}
+RAN_OUT = "[OutOfMemory]"
+"""How the profiler names the moment at which an allocator found no room."""
+OF_MEMORY = ("[memory]", RAN_OUT)
+"""Events that are no operator's."""
 _API = ("cuda_runtime", "cuda_driver")
 """The host's calls of CUDA, among kineto's kinds of events."""
 _WORK = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -101,7 +105,7 @@ def recorded_calls(profiler: Any, calls: int, *, details: bool = False) -> list[
     results = kineto_results(profiler)
     host, launches = [], {}
     for one in host_events(results):
-        if one.name() == "[memory]":
+        if one.name() in OF_MEMORY:
             continue
         if one.activity_type() in _API:
             launches[one.correlation_id()] = one.start_ns()

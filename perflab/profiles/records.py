@@ -1,4 +1,4 @@
-"""The record of a profile: rows of time that add up to one call. Plain frozen data; times are nanoseconds."""
+"""Records of one call: rows of time that add up to it, and parts that add up to its peak memory. Plain frozen data."""
 
 from __future__ import annotations
 
@@ -34,6 +34,9 @@ not PyTorch's own, an ``autograd.Function`` among them; ``other`` is what no ope
 """
 GAPS = ("host wait", "kernel wait", "python")
 """Categories that are no operator's."""
+DISPATCH = "dispatch"
+UNNAMED = (*GAPS, DISPATCH)
+"""Categories that stand in an operator's place: of gaps, and of PyTorch's own work in a compact profile."""
 
 
 class ProfileRow(Data, frozen=True):
@@ -78,6 +81,8 @@ class Profile(Data, frozen=True):
     rows: list[ProfileRow] = []
     """The most time first."""
     notes: list[str] = []
+    is_compact: bool = False
+    """Whether it was cut for a baseline: a row without places then stands for all further calls of its operator."""
 
     @property
     def explained_ns(self) -> float:
@@ -127,5 +132,62 @@ class Explanation(Data, frozen=True):
     """The most likely cause first."""
     rest_ns: float = 0.0
     """What is left: changes within the noise."""
+    problem: str | None = None
+    """Why nothing could be looked into, or why the parts do not explain the change."""
+
+
+LET_GO = "let go"
+"""The category of what was held before a call and is no more at its peak: it has a negative size."""
+
+
+class PeakPart(Data, frozen=True):
+    """Blocks of one place and kind that are alive at the peak of a call."""
+
+    category: str
+    """Held before the call: ``parameters``, ``gradients``, ``optimizer state``, ``buffers``, ``inputs``, and pools
+    of ``CUDA graphs``. Made by it: ``activations``, ``temporaries``, ``new gradients``, ``new optimizer state``,
+    ``results``. Besides those ``LET_GO``."""
+    size_bytes: int
+    blocks: int
+    operator: str = ""
+    """That asked for them; ``""``: not known, or held before the call."""
+    module: str = ""
+    """As in ``ProfileRow``."""
+    line: str = ""
+
+
+class Peak(Data, frozen=True):
+    """What makes the peak memory of one call: its parts add up to it, to the byte."""
+
+    parts: list[PeakPart]
+    """The largest first."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """What is gated: what was held, and how far the call rose above that."""
+        return sum(part.size_bytes for part in self.parts)
+
+
+class PeakChange(Data, frozen=True):
+    """What is more, or less, at one peak than at another."""
+
+    category: str
+    change_bytes: int
+    more: int = 0
+    """How many more blocks; 0: as many, of other sizes."""
+    operator: str = ""
+    module: str = ""
+    line: str = ""
+
+
+class PeakExplanation(Data, frozen=True):
+    """Why a case needs more memory than before. The parts add up to ``now_bytes - before_bytes``."""
+
+    base: str
+    """Whose peak this one was held against, as people call it."""
+    before_bytes: Amount = 0
+    now_bytes: Amount = 0
+    parts: list[PeakChange] = []
+    """The largest change first."""
     problem: str | None = None
     """Why nothing could be looked into, or why the parts do not explain the change."""

@@ -45,6 +45,8 @@ LEAST_ROUNDS, MOST_ROUNDS = 2, 8
 """How often profiled and plain calls take turns: the more often, the less a drifting machine tells them apart."""
 MOST_CALLS = 40
 """Profiled calls, at most: more say nothing new, and their events fill memory."""
+LEAST_CALLS = 12
+"""Calls that a profile takes at least: three that find places, one that is timed, and two rounds of four."""
 LEAST_ON_CUDA = 5
 """Calls of a round there: one is only the beginning of the next, and plain calls begin on an idle device."""
 _STRANGERS = 0.05

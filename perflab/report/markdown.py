@@ -20,8 +20,8 @@ from perflab.tiers import by_table, tier
 _FIRST = (Verdict.REGRESSED, Verdict.FAILED, Verdict.OOM, Verdict.INCONCLUSIVE)
 _LONGEST_FAILURE = 80
 """Lines of a failure; of a longer one, the last, where the error stands. GitHub takes 1 MiB for a whole summary."""
-LONGEST_COMMENT = 65_536
-"""Characters; GitHub refuses a longer one."""
+LONGEST_COMMENT = 65_000
+"""Characters: GitHub refuses more than 65,536, and a workflow adds lines of its own."""
 _LEFT_OUT = "_The rest does not fit into a comment: it is on the page._"
 _ONE_LINE = 10_000
 """A width that no note reaches: a page wraps text by itself."""

@@ -73,6 +73,17 @@ def peak_moment(level: Sequence[int]) -> int:
     return level.index(max(level))
 
 
+def reserved_at(snapshot: Snapshot, moment: int) -> int | None:
+    """What the allocator had taken of the device then; None where that cannot be said.
+
+    From the end backwards: a recording that was cut off lacks its beginning.
+    """
+    if not snapshot.segments or not snapshot.is_whole:
+        return None
+    later = sum(change for after, change in snapshot.segment_changes if after >= moment)
+    return sum(segment.size_bytes for segment in snapshot.segments) - later
+
+
 def alive_at(snapshot: Snapshot, moment: int) -> list[Block]:
     """The blocks that are there at a moment, in the order in which they came."""
     return [

@@ -121,6 +121,11 @@ class Snapshot:
     rounding_bytes: int = 1
     """Sizes are multiples of it."""
     segments: Sequence[Segment] = ()
+    """As they are at the end."""
+    segment_changes: Sequence[tuple[int, int]] = ()
+    """After how many allocations and frees segments were taken of the device, and how large; below zero: given back."""
+    is_whole: bool = True
+    """Whether all that is alive at the end is among the blocks."""
     stages: Sequence[Stage] = ()
     """In order; they do not overlap. Empty: the recording has no marks."""
     steps: Sequence[Stage] = ()

@@ -122,6 +122,7 @@ class _Device:
         self.marks: list[str] = []
         self.out_of_memory: list[OutOfMemory] = []
         self.cache = [0] * 5
+        self.segment_changes: list[tuple[int, int]] = []
         self.left_out_bytes = 0
 
     def read(self) -> None:
@@ -140,8 +141,10 @@ class _Device:
                 requested_by[rows.addresses[row]] = row
             elif action in (_TAKEN, _MAPPED):
                 self._count(0, rows.sizes[row], retry=given_back_before and action == _TAKEN)
+                self.segment_changes.append((len(self.times_us), rows.sizes[row]))
             elif action in (_GIVEN, _UNMAPPED):
                 self._count(2, rows.sizes[row])
+                self.segment_changes.append((len(self.times_us), -rows.sizes[row]))
             elif action == _OOM:
                 stack = rows.stack_table[rows.stacks[row]]
                 free = rows.device_free.get(row, 0)
@@ -255,6 +258,8 @@ class _Device:
             moments=len(self.times_us),
             rounding_bytes=BLOCK_BYTES,
             segments=[_segment(one) for one in self.raw_segments],
+            segment_changes=self.segment_changes,
+            is_whole=not self.left_out_bytes,
             stages=stages,
             steps=steps or steps_of(stages),
             cache=Cache(taken, taken_bytes, given, given_bytes, retries),

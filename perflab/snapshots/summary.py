@@ -16,6 +16,7 @@ from perflab.snapshots.analysis import (
     outliving,
     parts_by,
     peak_moment,
+    reserved_at,
 )
 from perflab.snapshots.model import Block, Frame, Segment, Snapshot, Stack
 from perflab.snapshots.stacks import is_user_s, line_of
@@ -69,6 +70,7 @@ def summarize(snapshot: Snapshot, name: str, most: int = MOST_ROWS) -> Report:
         _parts("module", "Alive at the peak, by module", blocks, lambda block: module_of(block) or "(none)", most),
         _parts("line", "Alive at the peak, by line", blocks, lambda block: line(block) or "(not recorded)", most),
         _largest(blocks, line, most),
+        *_reserved(snapshot, peak, level[peak]),
         *_stages(snapshot, level),
         *_staying(snapshot, line, most),
         *_fragmentation(snapshot, most),
@@ -142,6 +144,20 @@ def _largest(blocks: Sequence[Block], line: Lines, most: int) -> Table:
 
 def _int(value: Value) -> int:
     return value if isinstance(value, int) else 0
+
+
+def _reserved(snapshot: Snapshot, peak: int, alive_bytes: int) -> Iterator[Table]:
+    """What the categories leave of what the allocator had taken: its rests and what it has cached."""
+    reserved_bytes = reserved_at(snapshot, peak)
+    if reserved_bytes is None or reserved_bytes < alive_bytes:  # events of segments were left out of the recording
+        return
+    rows: tuple[tuple[Value, ...], ...] = (
+        ("alive, all categories", alive_bytes),
+        ("fragments: free space within segments", reserved_bytes - alive_bytes),
+        ("reserved", reserved_bytes),
+    )
+    columns = (Column("what", "what"), _SIZE)
+    yield Table("reserved", "Reserved by the allocator at the peak", columns, rows)
 
 
 def _stages(snapshot: Snapshot, level: Sequence[int]) -> Iterator[Table]:

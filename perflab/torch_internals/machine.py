@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perflab.internals import TORCH, attribute, lookup, needs
 
@@ -105,6 +105,34 @@ class CpuBlockEvent:
     """Class of the innermost module; empty where it was in none."""
     mark: str = ""
     """Name of the outermost of the user's ranges (``record_function``) around it."""
+
+
+class BlockEvent(NamedTuple):
+    """An allocator of PyTorch's gave a block or took it back."""
+
+    time_ns: int
+    thread: int
+    """As the profiler numbers threads."""
+    address: int
+    size_bytes: int
+    """Negative where it was taken back."""
+
+
+def block_events(results: Any, device: torch.device) -> list[BlockEvent]:
+    """What a profiler with ``profile_memory`` saw of a device's blocks, in order of time."""
+    tree = attribute(TORCH, results, "experimental_event_tree", "say what is alive at the peak")()
+    found, waiting = list[BlockEvent](), list(tree)
+    while waiting:
+        event = waiting.pop()
+        fields = event.extra_fields
+        if event.tag.name == "Allocation" and _is_on(fields.device, device):
+            found.append(BlockEvent(event.start_time_ns, event.start_tid, fields.ptr, fields.alloc_size))
+        waiting.extend(event.children)
+    return sorted(found, key=lambda one: one.time_ns)
+
+
+def _is_on(one: torch.device, device: torch.device) -> bool:
+    return one.type == device.type and (device.index is None or one.index == device.index)
 
 
 def cpu_block_events(results: Any) -> list[CpuBlockEvent]:

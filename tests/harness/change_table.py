@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from perflab.history.change_points import find_changes
+from perflab.history.judging import FALSE_DISCOVERIES, MOST_P
 from tests.harness.made_series import HARDER, NOISE, Floats
 
 POINTS = 50
@@ -25,6 +26,7 @@ NOISE_SD = (0.005, 0.02, 0.05)
 STEPS = (0.02, 0.05, 0.10)
 LOOKS = (1, 2, 3, 4, 5, 8, 12, 20)
 """Runs since the step after which each series is looked at."""
+MANY = (1, 10, 100, 1_000)
 NEAR = 5
 """A change found no further from the step is the step."""
 Changes = dict[str, list[list[int]]]
@@ -93,6 +95,23 @@ def delays(python: str | None, series: int, few: int) -> list[str]:
     return rows
 
 
+def among_many(series: int) -> list[str]:
+    """How soon one changed case is an alarm among unchanged ones: by Benjamini and Hochberg's limit for the first."""
+    rows = [
+        "| noise, step of 5 % | " + " | ".join(f"1 of {many:,}" for many in MANY) + " |",
+        "|---|" + "--:|" * len(MANY),
+    ]
+    for noise in NOISE:
+        whole = changed(noise, 0.02, 0.05, series)
+        found = [find_changes(whole[:, : POINTS + look].tolist()) for look in LOOKS]
+        cells = []
+        for many in MANY:
+            limit = min(MOST_P, FALSE_DISCOVERIES / many)
+            cells.append(delay([[[one.at for one in ones if one.p <= limit] for ones in by_look] for by_look in found]))
+        rows.append(f"| {noise}, 2.0% | {' | '.join(cells)} |")
+    return rows
+
+
 def delay(changes: Sequence[list[list[int]]]) -> str:
     """The share of series in which the step was found within 5 runs and 20, and after how many in half of all."""
     soonest = [LOOKS[-1] + 1] * len(changes[0])
@@ -113,7 +132,9 @@ def main() -> None:
     given = parser.parse_args()
     print("\n".join(false_alarms(given.others, given.series, given.few)), flush=True)
     print()
-    print("\n".join(delays(given.others, given.series // 4, given.few // 4)))
+    print("\n".join(delays(given.others, given.series // 4, given.few // 4)), flush=True)
+    print()
+    print("\n".join(among_many(given.series // 4)))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,9 @@ import json
 
 import pytest
 
+from perflab.data import changed
 from perflab.profiles.categories import categories
+from perflab.profiles.compact import MOST_ROWS, compact, like_compact
 from perflab.profiles.device import Kernel, device_sums
 from perflab.profiles.difference import explain
 from perflab.profiles.events import NODE, RANGE_SCOPE, Event, nested
@@ -346,6 +348,60 @@ def test_counts_are_explained_without_times() -> None:
 def test_what_could_not_be_looked_into_says_why() -> None:
     said = Explanation(base="main", problem="could not look, because base: its process hung")
     assert explanation_texts(said, timed=True) == ["could not look, because base: its process hung"]
+
+
+# --- kept in a baseline ------------------------------------------------------------------------------------------
+
+
+def _many(modules: int) -> list[ProfileRow]:
+    """Rows of three operators in so many modules, with PyTorch's own work and gaps beside them."""
+    names = [f"blocks.{number}" for number in range(modules)]
+    return [
+        *(row("aten::a", 1000.0 * at, 2, module) for at, module in enumerate(names, start=1)),
+        *(row("aten::b", 1000.0 * at, 2, module) for at, module in enumerate(names, start=1)),
+        *(row("aten::view", 10.0, 4, module, category="dispatch") for module in names),
+        *(row("", 7.0, 0, module, category="python") for module in names),
+        row("aten::once", 1.0, 1, names[0]),
+    ]
+
+
+def test_a_compact_profile_is_short_and_still_knows_how_often_each_operator_is_called() -> None:
+    whole = profile(*_many(100))
+    cut = compact(whole)
+    assert len(cut.rows) <= MOST_ROWS + 5
+    assert cut.explained_ns == pytest.approx(whole.explained_ns, rel=0.01)
+    for name in ("aten::a", "aten::b", "aten::once"):
+        assert sum(one.instances for one in cut.rows if one.operator == name) == sum(
+            one.instances for one in whole.rows if one.operator == name
+        )
+    assert sum(bool(one.line) for one in cut.rows) == MOST_ROWS
+
+
+def test_unchanged_code_has_no_cause_against_a_compact_profile() -> None:
+    whole = profile(*_many(100))
+    found = explain(compact(whole), whole, "stored", 0.0, 1000.0)
+    assert (found.parts, found.problem) == ([], None)
+    assert like_compact(whole, compact(whole)).rows == compact(whole).rows
+
+
+def test_what_is_new_against_a_compact_profile_is_named_with_its_place_and_what_is_more_with_its_number() -> None:
+    whole = profile(*_many(100))
+    new = profile(*_many(100), row("aten::new", 5.0, 3, "blocks.3"))
+    (part,) = explain(compact(whole), new, "stored", None).parts
+    assert (part.operator, part.module, part.line, part.more) == ("aten::new", "blocks.3", "model.py:8", 3)
+    more = profile(*_many(100), row("aten::a", 5.0, 3, "elsewhere"))
+    (part,) = explain(compact(whole), more, "stored", None).parts
+    assert (part.operator, part.more) == ("aten::a", 3)
+    kept = profile(*_many(3))
+    (part,) = explain(compact(kept), profile(*_many(3), row("aten::a", 5.0, 3, "elsewhere")), "stored", None).parts
+    assert (part.operator, part.module, part.more) == ("aten::a", "elsewhere", 3)
+
+
+def test_dispatch_and_gaps_of_a_compact_profile_are_told_by_their_own_names() -> None:
+    base = profile(*_many(100))
+    rows = (changed(one, time_ns=90 * one.time_ns) if one.category == "dispatch" else one for one in base.rows)
+    found = explain(compact(base), profile(*rows), "stored", 89_000.0, 1000.0)
+    assert explanation_texts(found, timed=True)[0] == "+89.0 µs = +89.0 µs more dispatch"
 
 
 # --- for other tools ---------------------------------------------------------------------------------------------

@@ -6,6 +6,9 @@ import pytest
 import torch
 
 from nocuda import Gpu, is_active, library
+from perflab.measure.memory import measure_memory
+from perflab.measure.workload import Step
+from perflab.profiles.take_peak import take_failure, take_peak
 
 from .active import needs_nocuda, said_by
 
@@ -134,3 +137,47 @@ def test_pinned_memory_is_known_as_such() -> None:
     assert torch.empty(10).pin_memory().is_pinned()
     assert torch.empty(10, pin_memory=True).is_pinned()
     assert not torch.empty(10).is_pinned()
+
+
+def test_the_parts_of_a_training_steps_peak_add_up_to_what_the_gate_measures() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    net = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.ReLU(), torch.nn.Linear(300, 5)).to(device)
+    data, optimizer = torch.ones(64, 300, device=device), torch.optim.AdamW(net.parameters())
+
+    def forward() -> torch.Tensor:
+        optimizer.zero_grad()
+        return net(data).square().mean()
+
+    step = Step(forward, lambda loss: loss.backward(), optimizer.step)
+    for _ in range(2):
+        step.run()
+    memory, _ = measure_memory(step, device)
+    peak = take_peak(step, device)
+    assert peak.peak_bytes == memory.peak_bytes
+    parameters = [part for part in peak.parts if part.category == "parameters"]
+    assert sum(part.size_bytes for part in parameters) == sum(-(-one.nbytes // 512) * 512 for one in net.parameters())
+    backward = [part for part in peak.parts if part.category == "new gradients"]
+    assert {part.module for part in backward} <= {"0", "2"}
+    assert {part.line.split(":")[0] for part in backward} == {"tests/nocuda/test_memory.py"}
+    assert backward
+
+
+def test_a_step_that_fills_the_device_says_what_was_alive_and_who_asked_for_more() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    net = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096) for _ in range(6))).to(device)
+    data = torch.ones(16_384, 4096, device=device)
+    step = Step(lambda: net(data).sum(), lambda loss: loss.backward())
+    needed = 16_384 * 4096 * 4
+    torch.cuda.empty_cache()
+    room = torch.cuda.memory_reserved() + 3 * needed + needed // 2
+    torch.cuda.set_per_process_memory_fraction(room / Gpu().total_bytes)
+    try:
+        found = take_failure(step, device)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert found is not None
+    assert (found.asked_by.operator, found.asked_by.module) == ("aten::addmm", "*")
+    made = [part for part in found.alive.parts if part.category == "made by the forward"]
+    assert [(part.operator, part.blocks, part.size_bytes) for part in made] == [("aten::addmm", 3, 3 * needed)]
+    held = sum(part.size_bytes for part in found.alive.parts) - 3 * needed
+    assert held == data.nbytes + sum(-(-one.nbytes // 512) * 512 for one in net.parameters())

@@ -119,3 +119,32 @@ def test_out_of_memory_is_told_with_what_was_asked(tmp_path: Path, capsys: pytes
     assert free["bytes"] > 0
     assert sum(one["bytes"] for one in alive) == torch.cuda.memory_allocated()
     assert kept.numel() == 3 << 30
+
+
+def test_what_is_alive_and_the_fragments_are_what_the_allocator_had_reserved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "reserved.pickle"
+    mib = 1 << 20
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    torch.cuda.memory._record_memory_history(max_entries=1000, stacks="python", clear_history=True)
+    kept = [torch.empty(size * mib, dtype=torch.uint8, device="cuda") for size in (30, 3, 50)]
+    kept[0] = torch.empty(1, device="cuda")  # 30 MiB are cached
+    kept.append(torch.empty(60 * mib, dtype=torch.uint8, device="cuda"))
+    alive, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    kept.clear()
+    torch.cuda.empty_cache()  # what is reserved at the end is no measure
+    torch.cuda.memory._dump_snapshot(str(path))
+    torch.cuda.memory._record_memory_history(enabled=None)
+    assert torch.cuda.memory_reserved() <= before + 2 * mib
+    assert main(["memory", str(path), "--format=json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    by_name = {row["what"].partition(":")[0]: row["bytes"] for row in told["tables"]["reserved"]}
+    assert by_name == {
+        "alive, all categories": told["peak_bytes"],
+        "fragments": reserved - told["peak_bytes"],
+        "reserved": reserved,
+    }
+    assert told["peak_bytes"] == sum(row["bytes"] for row in told["tables"]["by_category"]) == alive
+    assert by_name["fragments"] >= 30 * mib

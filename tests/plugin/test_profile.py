@@ -120,13 +120,30 @@ def test_a_case_that_does_more_names_operator_module_and_line_by_its_baselines_c
     assert "cause:" not in said(silent)
 
 
+def stored(project: Project) -> str:
+    """The file of its times."""
+    (path,) = (project.pytester.path / "baselines").glob("cpu-*/test_story.json")
+    return path.read_text()
+
+
 def test_without_a_commit_the_stored_profile_is_held_against_a_new_one(net: Project) -> None:
-    net.run("--perf-update", "--perf-profile", "--perf-replicates=1", "--perf-budget=0.5").assert_outcomes(passed=1)
+    net.run("--perf-update", "--perf-replicates=2", "--perf-budget=2").assert_outcomes(passed=1)
+    (line,) = (line for line in stored(net).splitlines() if '"profile"' in line)
+    profile = json.loads(f"{{{line.rstrip(',')}}}")["profile"]
+    assert profile["is_compact"]
+    assert sum(row["instances"] for row in profile["rows"] if row.get("operator") == "aten::addmm") == 3
+    assert len([row for row in profile["rows"] if row["category"] == "dispatch"]) == 1
     worse(net)
     result = net.run("--perf-budget=0.5", "--perf-json=results.json")
     result.assert_outcomes(failed=1)
     assert f"cause: 6 more aten::neg in Net ({LINE})" in said(result)
     assert record(net)["explained"]["base"] == "the profile stored with its baseline"
+
+
+@pytest.mark.parametrize("asked", ["--perf-evidence=off", "--perf-replicates=1", "--perf-budget=0.01"])
+def test_no_profile_is_stored_where_nobody_would_use_it_or_it_would_take_long(net: Project, asked: str) -> None:
+    net.run("--perf-update", "--perf-replicates=2", "--perf-budget=2", asked).assert_outcomes(passed=1)
+    assert '"profile"' not in stored(net)
 
 
 def test_a_comparison_of_two_versions_names_the_cause(net: Project) -> None:

@@ -267,7 +267,10 @@ def test_running_out_of_memory_fails_once_the_baseline_did_not(project: Project)
     result = project.run()
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        ["work ran out of memory, and its baseline did not", "why: out of memory: 1024 TiB asked for"]
+        [
+            "work ran out of memory, and its baseline did not",
+            "why: out of memory: 1024 TiB asked for, by aten::empty (test_story.py:10)",
+        ]
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -241,7 +242,7 @@ def test_nights_are_kept_on_a_branch_and_their_history_is_a_page(runner: Runner)
     for _ in range(2):
         runner.run(workflow("-history"))
         assert set(runner.outcomes.values()) == {0}, runner.output
-        git(runner.clone, "worktree", "remove", "--force", str(runner.folder / "kept"))
+        shutil.rmtree(runner.folder / "kept")  # as a runner empties its temporary folder
         time.sleep(1.1)  # the name of a night's file has its second
     files = git(runner.clone, "ls-tree", "-r", "--name-only", "origin/perf-results").split()
     assert [re.sub(r"\d+", "0", name) for name in files] == ["results/0-0/0-0-0T0Z-0.json"] * 2
@@ -267,4 +268,9 @@ def test_a_pull_request_has_one_comment_which_is_updated(runner: Runner) -> None
         git(runner.clone, "add", "--all")
         git(runner.clone, "commit", "--quiet", "--message=second")
     assert all(body.startswith("<!-- perflab -->\n") and "attend" in body for body in bodies)
+    assert all("(<https://example.org/artifact>)" in body for body in bodies)
+    assert all(
+        body.endswith("[History of the default branch](https://OWNER.github.io/REPOSITORY/)\n") for body in bodies
+    )
+    assert "attend" in (runner.clone / "report.html").read_text()
     assert bodies[0] != bodies[1]

@@ -60,7 +60,7 @@ class Runner:
         """Run a workflow's job. ``replaced``: commands for steps, by name with ``_`` for what is no letter."""
         workflow, bin_folder = read_workflow(path), self._tools()
         own = {"REASON": "as it is meant", "BASE": "origin/main", "GITHUB_RUN_ID": "1", "NUMBER": "7"}
-        own["RESULTS"] = str(self.folder / "results.json")
+        own |= {"RESULTS": str(self.folder / "results.json"), "PAGE": "https://example.org/artifact"}
         own |= {"GITHUB_REPOSITORY": "owner/project", "GITHUB_SHA": "0" * 40}
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("PERF", "PYTEST_"))},

@@ -13,7 +13,7 @@ import pytest
 from perflab.compared.comparison import BASE, HEAD, Compared, Comparison, Limits, compare
 from perflab.compared.judge.paired import PairedPolicy
 from perflab.compared.run.conclusions import conclude, without_numbers
-from perflab.compared.run.evidence import MOST, explained_by_turns, is_to_explain
+from perflab.compared.run.evidence import MOST, Found, explained_by_turns, is_to_explain
 from perflab.compared.run.start_sides import Starts, turns_ns, two_sides, witness_of_host
 from perflab.compared.sides.checkout import Tree
 from perflab.compared.sides.process import ANSWER_WITHIN_S
@@ -30,7 +30,6 @@ from perflab.plugin.case.verdicts import failure_of
 from perflab.plugin.config.marker import for_case
 from perflab.plugin.config.settings import Settings
 from perflab.plugin.noting import NOTES, AllNotes
-from perflab.profiles.records import Explanation
 from perflab.records import Verdict
 from perflab.results import Result
 from perflab.units import format_names
@@ -136,7 +135,7 @@ class Against:
             budgets = {case: turns_ns(self._case_settings[case]) for case in cases}
             patience_s = max((self._case_settings[case].patience_s() for case in cases), default=ANSWER_WITHIN_S)
             limits = Limits(budgets, self._budget.left_s, witness_of_host(), answer_within_s=patience_s)
-            explained: dict[str, Explanation] = {}
+            explained: dict[str, Found] = {}
             try:
                 compare(
                     cases,
@@ -160,7 +159,7 @@ class Against:
         starts: Starts,
         limits: Limits,
         base: Tree,
-        into: dict[str, Explanation],
+        into: dict[str, Found],
     ) -> None:
         """Look into what became worse, the worst first."""
         worse = [one for one in concluded.values() if is_to_explain(one.judgement)]
@@ -198,10 +197,10 @@ class Against:
                 self._results[item.nodeid] = result
 
 
-def _with(result: Result, explained: Explanation | None) -> Result:
-    if explained is None or result.record is None:
+def _with(result: Result, found: Found | None) -> Result:
+    if found is None or result.record is None:
         return result
-    return changed(result, outcome=changed(result.record, explained=explained))
+    return changed(result, outcome=found.within(result.record))
 
 
 def _nothing(_case: str) -> None:

@@ -1,18 +1,24 @@
-"""Why a case became worse: both versions profiled, and what the head does otherwise."""
+"""Why a case became worse: both versions looked into, and what the head does otherwise."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
 
-from perflab.compared.comparison import Limits, StartSide, profiles_of
+from perflab.compared.comparison import Limits, Looked, StartSide, Weighed, looked_into
 from perflab.compared.run.conclusions import in_short
+from perflab.data import changed
 from perflab.errors import RivalError
+from perflab.measure.records import Record
 from perflab.mode import DEFAULT
 from perflab.plugin.config.settings import Settings
 from perflab.profiles.difference import explain
-from perflab.profiles.records import Explanation
+from perflab.profiles.peak_difference import explain_peak
+from perflab.profiles.records import Explanation, PeakExplanation
 from perflab.records import Change, Judgement, Verdict
 
+_Record = TypeVar("_Record", bound=Record)
 MOST = 3
 """Cases of a run that are looked into, the worst first: each takes two processes more."""
 _CALLS = 20
@@ -21,9 +27,39 @@ LEAST_S = 10.0
 """What that takes of a quick case: mostly their start."""
 
 
-def is_to_explain(judgement: Judgement) -> bool:
+@dataclass(frozen=True)
+class Found:
+    """What was found in both versions of a case; None: it was not asked."""
+
+    explained: Explanation | None = None
+    peak: PeakExplanation | None = None
+
+    def within(self, record: _Record) -> _Record:
+        """The record of the case with it."""
+        return changed(record, explained=self.explained, explained_peak=self.peak)
+
+
+def asks_for_profiles(judgement: Judgement) -> bool:
     """Whether a profile could say why a case failed."""
     return judgement.verdict is Verdict.REGRESSED and bool({"latency", "counts"} & set(judgement.worse))
+
+
+def asks_for_peaks(judgement: Judgement) -> bool:
+    """Whether what is alive at the peak could."""
+    return judgement.verdict is Verdict.REGRESSED and "memory" in judgement.worse and judgement.memory is not None
+
+
+def is_to_explain(judgement: Judgement) -> bool:
+    """Whether anything could."""
+    return asks_for_profiles(judgement) or asks_for_peaks(judgement)
+
+
+def not_looked(judgement: Judgement, against: str, problem: str) -> Found:
+    """Nothing was found, and why."""
+    return Found(
+        Explanation(base=against, problem=problem) if asks_for_profiles(judgement) else None,
+        PeakExplanation(base=against, problem=problem) if asks_for_peaks(judgement) else None,
+    )
 
 
 def explained_by_turns(
@@ -35,8 +71,8 @@ def explained_by_turns(
     against: str,
     name: str,
     say: Callable[[str], None],
-) -> Explanation:
-    """What the head does otherwise than the base, by profiles of both.
+) -> Found:
+    """What the head does otherwise than the base, by profiles and peaks of both.
 
     Args:
         case: which.
@@ -48,22 +84,36 @@ def explained_by_turns(
         name: the base, as --perf-against takes it.
         say: called with what is under way.
     """
-    if settings.mode != DEFAULT:
-        return Explanation(
-            base=against,
-            problem=f"could not look, because a profile is of plain calls, and the case is timed with {settings.mode}",
-        )
+    is_plain = settings.mode == DEFAULT
+    profiles: Looked = f"a profile is of plain calls, and the case is timed with {settings.mode}"
+    peaks: Weighed = "it was not asked"
     left_s = limits.seconds_left()
     if left_s is not None and left_s < least_s(judgement):
-        return Explanation(base=against, problem=settings.over_before("both versions could be profiled"))
-    try:
-        found = profiles_of(case, start, limits, settings.evidence_ns, say)
-    except (RivalError, OSError) as error:
-        found = in_short(error.problem, name) if isinstance(error, RivalError) else str(error)
-    if isinstance(found, str):
-        return Explanation(base=against, problem=f"could not look, because {found}")
-    change_ns, room_ns = change_of(judgement)
-    return explain(*found, against, change_ns, room_ns)
+        return not_looked(judgement, against, settings.over_before("both versions could be looked into"))
+    if is_plain or asks_for_peaks(judgement):
+        profile_ns = settings.evidence_ns if is_plain and asks_for_profiles(judgement) else None
+        try:
+            seen, peaks = looked_into(case, start, limits, profile_ns, say, takes_apart=asks_for_peaks(judgement))
+        except (RivalError, OSError) as error:
+            seen = peaks = in_short(error.problem, name) if isinstance(error, RivalError) else str(error)
+        profiles = seen if is_plain else profiles
+    unseen = not_looked(judgement, against, could_not(profiles) if isinstance(profiles, str) else "").explained
+    unweighed = not_looked(judgement, against, could_not(peaks) if isinstance(peaks, str) else "").peak
+    return Found(
+        unseen if isinstance(profiles, str) else explain(*profiles, against, *change_of(judgement)),
+        unweighed if isinstance(peaks, str) else explain_peak(*peaks, against, grown_bytes(judgement)),
+    )
+
+
+def could_not(why: str) -> str:
+    """How evidence says that there is none."""
+    return f"could not look, because {why}"
+
+
+def grown_bytes(judgement: Judgement) -> int:
+    """How much higher the peak is by the gate's own measurement."""
+    memory = judgement.memory
+    return int(memory.now) - int(memory.before) if memory is not None else 0
 
 
 def least_s(judgement: Judgement) -> float:

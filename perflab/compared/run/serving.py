@@ -30,7 +30,9 @@ from perflab.compared.sides.messages import (
     Hello,
     Ready,
     SetUp,
+    TakeApart,
     Taken,
+    TakenApart,
     Turn,
     Warm,
     Warmed,
@@ -135,6 +137,9 @@ class Server:
                 elif isinstance(question, Examine):
                     found = turns.profile(question.budget_ns)
                     self._say(Examined(profile=found.profile, problem=found.problem))
+                elif isinstance(question, TakeApart):
+                    apart = turns.take_apart()
+                    self._say(TakenApart(peak=apart.peak, problem=apart.problem))
                 elif isinstance(question, Finish):
                     return workload.run()
                 else:  # the other side has died in its turns, and nobody will ask for more
@@ -174,7 +179,7 @@ class Server:
             reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
             self._outcome = ("skipped", getattr(report, "wasxfail", None) or reason.removeprefix("Skipped: "))
 
-    def _say(self, message: Hello | Ready | Warmed | Taken | Weighed | Examined | Ended) -> None:
+    def _say(self, message: Hello | Ready | Warmed | Taken | Weighed | Examined | TakenApart | Ended) -> None:
         try:
             send(self._connection, message)
         except OSError:
@@ -190,7 +195,7 @@ class Server:
         """Packages of this side's project that came from elsewhere; an installed version is meant to."""
         return [] if self._serve.own is None else copies(sys.modules, {Path(self._serve.own), self._root})
 
-    def _heard(self) -> SetUp | Warm | Turn | Weigh | Examine | Finish | Bye:
+    def _heard(self) -> SetUp | Warm | Turn | Weigh | Examine | TakeApart | Finish | Bye:
         try:
             return next_question(self._connection)
         except (EOFError, OSError):

@@ -14,7 +14,7 @@ import msgspec
 from perflab.data import Data, Parameters
 from perflab.measure.records import Memory, OutOfMemory
 from perflab.mode import DEFAULT, Mode
-from perflab.profiles.records import Profile
+from perflab.profiles.records import Peak, Profile
 from perflab.records import Environment
 
 PROTOCOL = 1
@@ -112,6 +112,18 @@ class Examined(Data, frozen=True, tag=True):
     """Why there is none."""
 
 
+class TakeApart(Data, frozen=True, tag=True):
+    """Question: say what is alive at the peak of a call."""
+
+
+class TakenApart(Data, frozen=True, tag=True):
+    """Answer to ``TakeApart``."""
+
+    peak: Peak | None = None
+    problem: str | None = None
+    """Why there is none."""
+
+
 class Finish(Data, frozen=True, tag=True):
     """The case has been measured enough: let its test go on."""
 
@@ -132,8 +144,8 @@ class Ended(Data, frozen=True, tag=True):
     out_of_memory: OutOfMemory | None = None
 
 
-Question = SetUp | Warm | Turn | Weigh | Examine | Finish | Bye
-Answer = Hello | Ready | Warmed | Taken | Weighed | Examined | Ended
+Question = SetUp | Warm | Turn | Weigh | Examine | TakeApart | Finish | Bye
+Answer = Hello | Ready | Warmed | Taken | Weighed | Examined | TakenApart | Ended
 
 _QUESTIONS: msgspec.json.Decoder[Question] = msgspec.json.Decoder(Question)
 _ANSWERS: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)

@@ -44,6 +44,7 @@ from perflab.measured.judge.doubts import TOO_NOISY, Sides, difference_doubts, e
 from perflab.measured.judge.exact import Comparable, comparable, judge_exact
 from perflab.measured.judge.finding import NOT_COMPARED, Finding, worse_of_two, worst_of
 from perflab.measured.judge.interference import disturbances, is_witnessed
+from perflab.measured.judge.out_of_memory import out_of_memory_texts
 from perflab.measured.judge.robust import compare, robust_spread
 from perflab.measured.judge.unsettled import after_turns, is_unsettled
 from perflab.measured.records import Baseline, Entry
@@ -173,8 +174,7 @@ def _judge_times(record: Record, here: Replicate, now: Sequence[Replicate], time
 
 
 def _judge_out_of_memory(record: Record, baseline: Baseline, times: Entry | None) -> Judgement:
-    asked = record.out_of_memory.asked_bytes if record.out_of_memory else None
-    reasons = [f"out of memory: {format_bytes(asked)} asked for" if asked is not None else "out of memory"]
+    reasons = out_of_memory_texts(record.out_of_memory) if record.out_of_memory is not None else ["out of memory"]
     found = comparable(baseline.exact, record.environment) if baseline.exact is not None else None
     if isinstance(found, Comparable) and found.exact.peak_bytes:
         reasons.append(f"the baseline needed {format_bytes(max(found.exact.peak_bytes))}")

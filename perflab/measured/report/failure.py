@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from statistics import median
 
 from perflab.measure.records import Paired, Record
 from perflab.measured.report.not_compared import in_words, listed, reasons_of
-from perflab.profiles.explanation_text import explanation_texts
-from perflab.profiles.records import Explanation
+from perflab.profiles.explanation_text import explanation_texts, peak_texts
 from perflab.records import Change, Judgement, Policy, Verdict
 from perflab.report.counts import changed, count_row
 from perflab.report.drift import headline
@@ -20,7 +20,7 @@ from perflab.units import format_bytes, format_change, format_interval, format_n
 
 NO_TELLING = "can't tell"
 """In the place of an interval: readings that are too few, or that differ too much."""
-_CAUSE_LINES = 7
+_CAUSE_LINES = 8
 UNCHANGED = 0.02
 """A phase that moved less than this is called unchanged."""
 
@@ -38,8 +38,8 @@ def explain(result: Result, accept: str | None) -> str:
     where = _where(judgement.phases)
     if where:
         lines.append(f"where: {where}")
-    if record is not None and record.explained is not None:
-        lines += _cause(record.explained, timed="latency" in judgement.worse)
+    if record is not None:
+        lines += _causes(record, timed="latency" in judgement.worse)
     for reason in judgement.reasons:
         lines += wrapped(f"why: {reason}", indent="     ")
     if accept is not None:
@@ -47,10 +47,20 @@ def explain(result: Result, accept: str | None) -> str:
     return "\n".join(lines)
 
 
-def _cause(explained: Explanation, *, timed: bool) -> list[str]:
+def _causes(record: Record, *, timed: bool) -> list[str]:
     """What the code does otherwise than before, in a few lines; all of it stands in the results file."""
-    lines = wrapped(f"cause: {' · '.join(explanation_texts(explained, timed=timed))}", indent="       ")
-    return lines if len(lines) <= _CAUSE_LINES else [*lines[: _CAUSE_LINES - 1], "       …"]
+    texts = {
+        "cause": explanation_texts(record.explained, timed=timed) if record.explained is not None else [],
+        "at the peak": peak_texts(record.explained_peak) if record.explained_peak is not None else [],
+    }
+    several = all(texts.values())
+    return [line for title, said in texts.items() if said for line in _cause(title, said, several=several)]
+
+
+def _cause(title: str, texts: Sequence[str], *, several: bool) -> list[str]:
+    most = _CAUSE_LINES // 2 if several else _CAUSE_LINES
+    lines = wrapped(f"{title}: {' · '.join(texts)}", indent=" " * (len(title) + 2))
+    return lines if len(lines) <= most else [*lines[: most - 1], f"{' ' * (len(title) + 2)}…"]
 
 
 def _headline(result: Result) -> str:

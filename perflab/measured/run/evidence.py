@@ -1,29 +1,39 @@
-"""Why a measured case became worse: profiled beside its baseline's commit, or held against the stored profile."""
+"""Why a measured case became worse: looked into beside its baseline's commit, or held against the stored profile."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
 
-import msgspec
 import pytest
 
 from perflab.compared.comparison import Limits
 from perflab.compared.run.conclusions import in_short
-from perflab.compared.run.evidence import MOST, change_of, explained_by_turns, is_to_explain, least_s
+from perflab.compared.run.evidence import (
+    MOST,
+    Found,
+    asks_for_peaks,
+    asks_for_profiles,
+    change_of,
+    could_not,
+    explained_by_turns,
+    is_to_explain,
+    least_s,
+    not_looked,
+)
 from perflab.compared.run.start_sides import two_sides, witness_of_host
 from perflab.errors import FreshProcessError, RivalError
 from perflab.measure.devices import release_memory
-from perflab.measured.records import Anchor, Entry, Exact
+from perflab.measured.records import Anchor, Entry, Exact, MemoryAnchor
 from perflab.measured.run.verdict import Judged
 from perflab.plugin.case.fresh_process import measure_fresh
 from perflab.plugin.case.progress import ProgressLine
 from perflab.plugin.case.total_budget import TotalBudget
 from perflab.plugin.session.commit import CodeOf
 from perflab.profiles.difference import explain
-from perflab.profiles.records import Explanation, Profile
+from perflab.profiles.records import Explanation, PeakExplanation, Profile
 
-CodeFor = Callable[[str, Entry | Anchor | Exact], CodeOf]
+CodeFor = Callable[[str, Entry | Anchor | Exact | MemoryAnchor], CodeOf]
 """The commit that something stored was measured at, if its code is there and differs."""
 
 
@@ -38,53 +48,73 @@ class Evidence:
         self._left = MOST
 
     def wanted(self, one: Judged) -> bool:
-        """Whether a case is to be looked into, and something is there to hold it against."""
+        """Whether a case is to be looked into, and something is there to hold it against, or a reason to be given."""
         if (
             not (one.settings.evidence == "on" and is_to_explain(one.judgement))
             or one.record.paired_to_anchor is not None
         ):
             return False
-        return self._left > 0 and (self._commit(one) is not None or self._stored(one) is not None)
+        return self._left > 0 and (self._has_code(one) or self._stored(one) is not None or bool(self._why_not(one)))
 
     def of(self, one: Judged) -> Judged:
         """The case with what it does otherwise than its baseline did."""
         if not self.wanted(one):
             return one
-        self._left -= 1
-        commit = self._commit(one)
-        explained = self._in_turns(one, commit) if commit is not None else self._by_stored(one)
-        return replace(one, record=msgspec.structs.replace(one.record, explained=explained))
+        self._left -= self._has_code(one) or self._stored(one) is not None
+        found = self._in_turns(one) if self._has_code(one) else self._alone(one)
+        return replace(one, record=found.within(one.record))
 
-    def _saved(self, one: Judged) -> Entry | Exact | None:
-        """What the case became worse than: its times, or else what it needs exactly."""
-        return one.baseline.times if "latency" in one.judgement.worse else one.baseline.exact or one.baseline.times
+    def _code(self, one: Judged) -> CodeOf:
+        """The commit of what the case became worse than: its times, or else what it needs exactly."""
+        if one.settings.fresh_process or one.settings.settle != "on":
+            return CodeOf(None, "")
+        exact, times, drift = one.baseline.exact, one.baseline.times, one.judgement.drift.get("memory")
+        if "latency" in one.judgement.worse:
+            return self._code_for("baseline", times) if times is not None else CodeOf(None, "")
+        saved = exact or times
+        anchor = saved.memory_anchor if saved is not None and drift is not None and drift.decides else None
+        if anchor is not None:
+            return self._code_for("anchor", anchor)
+        return self._code_for("baseline", saved) if saved is not None else CodeOf(None, "")
 
-    def _commit(self, one: Judged) -> str | None:
-        saved = self._saved(one)
-        if saved is None or one.settings.fresh_process or one.settings.settle != "on":
-            return None
-        return self._code_for("baseline", saved).commit
+    def _has_code(self, one: Judged) -> bool:
+        return self._code(one).commit is not None
+
+    def _why_not(self, one: Judged) -> str:
+        """Why the memory of the two cannot be compared; empty where it can, or is not the matter."""
+        return self._code(one).told if asks_for_peaks(one.judgement) and not self._has_code(one) else ""
 
     def _stored(self, one: Judged) -> Profile | None:
+        if not asks_for_profiles(one.judgement):
+            return None
         return one.baseline.times.profile if one.baseline.times is not None else None
 
-    def _in_turns(self, one: Judged, commit: str) -> Explanation:
-        device, case = one.state.device, one.case
+    def _in_turns(self, one: Judged) -> Found:
+        device, case, code = one.state.device, one.case, self._code(one)
         assert device is not None
+        assert code.commit is not None
         release_memory(device)
         files, show = [case.split("::")[0]], self._progress.show
         limits = Limits(
             {case: 0.0}, self._budget.left_s, witness_of_host(), weighs=False, answer_within_s=one.settings.patience_s()
         )
-        against = f"{commit[:7]}, where its baseline was saved"
+        against = f"{code.commit[:7]}, {code.told}"
         try:
-            with two_sides(self._config, commit, files, str(device), show) as (starts, _base):
+            with two_sides(self._config, code.commit, files, str(device), show) as (starts, _base):
                 return explained_by_turns(
-                    case, one.judgement, one.settings, starts.start, limits, against, commit, show
+                    case, one.judgement, one.settings, starts.start, limits, against, code.commit, show
                 )
         except (RivalError, OSError) as error:
-            said = in_short(error.problem, commit) if isinstance(error, RivalError) else str(error)
-            return Explanation(base=against, problem=f"could not look, because {said}")
+            said = in_short(error.problem, code.commit) if isinstance(error, RivalError) else str(error)
+            return not_looked(one.judgement, against, could_not(said))
+
+    def _alone(self, one: Judged) -> Found:
+        """Without the other side: by its stored profile, which knows time and calls; of memory it says why not."""
+        why = self._why_not(one)
+        return Found(
+            self._by_stored(one) if self._stored(one) is not None else None,
+            PeakExplanation(base="its baseline", problem=could_not(why)) if why else None,
+        )
 
     def _by_stored(self, one: Judged) -> Explanation:
         before, device = self._stored(one), one.state.device
@@ -97,10 +127,10 @@ class Evidence:
         release_memory(device)
         self._progress.show("profile in a fresh process")
         try:
-            found = measure_fresh(self._config, [one.case], str(device), profile=True)[one.case].measurement
+            found = measure_fresh(self._config, [one.case], str(device), profiled=[one.case])[one.case].measurement
         except FreshProcessError as error:
-            return Explanation(base=against, problem=f"could not look, because {error.problem}")
+            return Explanation(base=against, problem=could_not(error.problem))
         if found is None or found.profile is None:
             why = found.not_profiled if found is not None else "a fresh process ran out of memory"
-            return Explanation(base=against, problem=f"could not look, because {why}")
+            return Explanation(base=against, problem=could_not(str(why)))
         return explain(before, found.profile, against, *change_of(one.judgement))

@@ -66,7 +66,7 @@ class Recheck:
     ) -> None:
         self._remeasuring = Remeasuring(config, progress, budget)
         self._settling = Settling(config, baselines, progress, budget)
-        self._evidence = Evidence(config, self._settling.code, progress, budget)
+        self._evidence = Evidence(config, self._settling.code_of, progress, budget)
         self._progress = progress
         self._turn = turn
         self._stops_early = bool(config.getoption("maxfail", 0))

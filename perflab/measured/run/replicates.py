@@ -11,9 +11,13 @@ from perflab.measure.measurement import replicate_of
 from perflab.measure.records import Record, Replicate
 from perflab.measured.judge.fitness import Fitness, calmest, fitness
 from perflab.measured.run.remeasure import FURTHER_PROCESSES, PROCESS_S
+from perflab.mode import DEFAULT
 from perflab.plugin.case.device_lock import device_turn
 from perflab.plugin.case.fresh_process import JobResult, measure_fresh
 from perflab.plugin.case.total_budget import TotalBudget
+from perflab.profiles.compact import compact
+from perflab.profiles.records import Profile
+from perflab.profiles.take import LEAST_CALLS
 from perflab.records import Policy
 from perflab.results import Result
 
@@ -27,10 +31,17 @@ class Replicates:
         wanted: how many processes measure a case.
         budget: the run's time; further processes are taken within it alone.
         notes: takes what went wrong, and what was disturbed.
+        profile_ns: the most that the profile of a case may take, for the evidence of a later failure; 0: none is taken.
     """
 
     def __init__(
-        self, config: pytest.Config, chosen: Iterable[Result], wanted: int, budget: TotalBudget, notes: list[str]
+        self,
+        config: pytest.Config,
+        chosen: Iterable[Result],
+        wanted: int,
+        budget: TotalBudget,
+        notes: list[str],
+        profile_ns: float = 0.0,
     ) -> None:
         self._config = config
         self._wanted = wanted
@@ -39,11 +50,19 @@ class Replicates:
         self._records: dict[str, Record] = {}
         self._policies: dict[str, Policy] = {}
         self._taken: dict[str, list[Replicate]] = {}
+        self._profiles: dict[str, Profile] = {}
+        self._to_profile: list[str] = []
+        """Cases whose next replicate is profiled too."""
         for result in chosen:
             if result.record is not None and result.record.summary is not None:
                 self._records[result.case] = result.record
                 self._policies[result.case] = result.policy or Policy()
                 self._taken[result.case] = [result.record.summary]
+                profile = result.record.measurement.profile if result.record.measurement is not None else None
+                if profile is not None:
+                    self._profiles[result.case] = profile
+                elif result.mode == DEFAULT and LEAST_CALLS * result.record.summary.median_ns <= profile_ns:
+                    self._to_profile.append(result.case)
 
     @property
     def least(self) -> int:
@@ -55,6 +74,10 @@ class Replicates:
         if case not in self._taken:
             return []
         return calmest(self._taken[case], self._wanted, self._records[case].environment)
+
+    def profile(self, case: str) -> Profile | None:
+        """Where the time of its call went, as much of it as a baseline keeps."""
+        return compact(self._profiles[case]) if case in self._profiles else None
 
     def fitness(self) -> dict[str, Fitness]:
         """By case."""
@@ -90,13 +113,17 @@ class Replicates:
             for device in sorted({self._records[case].device for case in cases}):
                 here = [case for case in cases if self._records[case].device == device]
                 with device_turn(device, self._notes.append):
-                    found |= measure_fresh(self._config, here, device)
+                    profiled = [case for case in here if case in self._to_profile]
+                    found |= measure_fresh(self._config, here, device, profiled=profiled)
         except FreshProcessError as error:
             self._notes.append(f"baselines with fewer replicates: {error}")
             return False
         for case, result in found.items():
             if result.measurement is not None:
                 self._taken[case].append(replicate_of(result.measurement))
+                if result.measurement.profile is not None:
+                    self._profiles[case] = result.measurement.profile
+        self._to_profile = []
         missing = [case for case in cases if case not in found]
         if missing:
             self._notes.append(f"a fresh process gave no replicate of {', '.join(missing)}")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from perflab.data import changed
 from perflab.errors import BaselineError
 from perflab.measure.nvtx import ranges_asked
-from perflab.measure.records import Record, Replicate
+from perflab.measure.records import OutOfMemory, Record, Replicate
 from perflab.measured.judge.fitness import Fitness, fitness
 from perflab.measured.judge.local_history import Reading
 from perflab.measured.records import Entry, MeasuredCase
@@ -20,6 +20,8 @@ from perflab.measured.store.exact import split
 from perflab.measured.store.other_environments import beside_others
 from perflab.plugin.session.folder import own_folder
 from perflab.plugin.session.saving import Saving
+from perflab.profiles.compact import compact
+from perflab.profiles.records import Profile
 from perflab.records import Policy, Verdict
 from perflab.report.lines import short_name
 from perflab.results import Result
@@ -58,7 +60,8 @@ def _save_what_was_asked(saving: Saving, baselines: Baselines, refused: dict[str
     saving.chosen += len(cases)
     chosen = [saving.results[case] for case in cases]
     records = {case: record for case, record in _measured(saving).items() if case in cases}
-    replicates = Replicates(saving.config, chosen, settings.replicates, saving.budget, saving.notes)
+    profile_ns = settings.stored_profile_ns if settings.evidence == "on" else 0.0
+    replicates = Replicates(saving.config, chosen, settings.replicates, saving.budget, saving.notes, profile_ns)
     stopped: KeyboardInterrupt | None = None
     if not saving.interrupted:
         try:
@@ -67,7 +70,7 @@ def _save_what_was_asked(saving: Saving, baselines: Baselines, refused: dict[str
             stopped = error
     fit = replicates.fitness()
     entries = {
-        case: _entry(record, replicates.kept(case), saving.now, saving.commit, fit.get(case))
+        case: _entry(record, replicates.kept(case), saving.now, saving.commit, fit.get(case), replicates.profile(case))
         for case, record in records.items()
     }
     accepts = settings.noisy == "accept"
@@ -153,18 +156,28 @@ def _reading(saving: Saving, baselines: Baselines, result: Result, refused: Entr
         return None
     policy, replicates = result.policy or Policy(), record.fresh or [record.summary]
     found = fitness(replicates, record.environment, policy)
-    entry = refused or _entry(record, replicates, saving.now, None, found)
+    profile = record.measurement.profile if record.measurement is not None else None
+    kept = compact(profile) if profile is not None else None
+    entry = refused or _entry(record, replicates, saving.now, None, found, kept)
     return Reading(entry, policy, is_worse=verdict is Verdict.REGRESSED)
 
 
-def _entry(record: Record, replicates: list[Replicate], now: str, commit: str | None, found: Fitness | None) -> Entry:
+def _entry(
+    record: Record,
+    replicates: list[Replicate],
+    now: str,
+    commit: str | None,
+    found: Fitness | None,
+    profile: Profile | None,
+) -> Entry:
+    ran_out = record.out_of_memory  # of which a baseline keeps no more than how much was asked for
     return Entry(
         environment=record.environment,
         recorded=now,
         replicates=replicates,
         parameters=record.parameters,
-        out_of_memory=record.out_of_memory,
+        out_of_memory=OutOfMemory(asked_bytes=ran_out.asked_bytes) if ran_out is not None else None,
         commit=commit,
-        profile=record.measurement.profile if record.measurement is not None else None,
+        profile=profile,
         noisy=found.marks if found is not None else [],
     )

@@ -17,7 +17,7 @@ from perflab.errors import RivalError
 from perflab.measure.devices import release_memory
 from perflab.measured.judge.interference import disturbances, is_witnessed
 from perflab.measured.judge.unsettled import turns_policy
-from perflab.measured.records import Anchor, Entry, Exact
+from perflab.measured.records import Anchor, Entry, Exact, MemoryAnchor
 from perflab.measured.run.remeasure import looks_faster, no_room
 from perflab.measured.run.verdict import Judged
 from perflab.plugin.case.perf import CaseState
@@ -26,6 +26,7 @@ from perflab.plugin.case.total_budget import TotalBudget
 from perflab.plugin.session.commit import CodeOf, code_of, differs_from
 from perflab.records import Environment, Judgement, Policy, Verdict
 
+Saved = Entry | Anchor | Exact | MemoryAnchor
 PROCESSES = 3
 """That hold the case at once while it is confirmed, beside this one."""
 CALLS_IN_A_PAIR = 16
@@ -101,13 +102,18 @@ class Settling:
             judgement = msgspec.structs.replace(judgement, reasons=[*judgement.reasons, *filter(None, notes)])
         return replace(one, judgement=judgement)
 
-    def code(self, what: str, saved: Entry | Anchor | Exact) -> CodeOf:
+    def code(self, what: str, saved: Saved) -> CodeOf:
         """The commit to compare with, or why there is none."""
+        code = self.code_of(what, saved)
+        if code.commit is None and code.told and not code.told.startswith(_UNCHANGED):
+            return CodeOf(None, f"not settled in turns: {code.told}")
+        return code
+
+    def code_of(self, what: str, saved: Saved) -> CodeOf:
+        """The same without what it is for."""
         root, baselines = self._config.rootpath.resolve(), self._directory
         code = self._code_of(what, root, baselines, saved.recorded, saved.commit)
-        if code.commit is None:
-            return CodeOf(None, f"not settled in turns: {code.told}" if code.told else "")
-        if self._differs_from(code.commit, root, baselines):
+        if code.commit is None or self._differs_from(code.commit, root, baselines):
             return code
         there = f"{code.commit[:7]}, {code.told}"
         return CodeOf(None, f"{_UNCHANGED} {there}: the machine may have changed, or what is installed")

@@ -17,7 +17,7 @@ from perflab.measure.counts import CallCounter
 from perflab.measure.devices import available_bytes, current_device, release_memory
 from perflab.measure.forks import calling
 from perflab.measure.limits import as_out_of_memory
-from perflab.measure.measurement import Measured, measure, stopwatch_for
+from perflab.measure.measurement import Measured, measure, stopwatch_for, with_what_was_alive
 from perflab.measure.records import Measurement, per_call_ns
 from perflab.measure.sampling import Progress
 from perflab.measure.workload import Workload
@@ -99,6 +99,7 @@ class Measuring:
                 raise
             measured = None
         if measured is None:
+            self._look_at_failure(workload)
             self._skip_out_of_memory()
         if not workload.phases and _does_nothing(measured.measurement, workload, self.device):
             state.problem = "no work"
@@ -153,6 +154,9 @@ class Measuring:
         """Note whether the error says that memory ran out."""
         self._learned.out_of_memory = as_out_of_memory(error)
         return self._learned.out_of_memory is not None
+
+    def _look_at_failure(self, workload: Workload) -> None:
+        """Nothing: who asked for this measurement alone has no use for more."""
 
     def _skip_out_of_memory(self) -> NoReturn:
         self.state.done = True
@@ -260,12 +264,22 @@ class Local(Measuring):
             measured = super()._measure(workload)
         else:
             self.progress("in a fresh process")
-            found = measure_fresh(
-                self.config, [state.case], str(self.device), self._share_s(), profile=state.settings.profile
-            )[state.case]
+            profiled = [state.case] if state.settings.profile else []
+            found = measure_fresh(self.config, [state.case], str(self.device), self._share_s(), profiled=profiled)[
+                state.case
+            ]
             self._learned.out_of_memory = found.out_of_memory
             measured = None if found.measurement is None else Measured(found.measurement, workload.run())
         return measured
+
+    def _look_at_failure(self, workload: Workload) -> None:
+        found = self._learned.out_of_memory
+        if found is not None and self.state.settings.evidence == "on" and not self.state.settings.fresh_process:
+            self.progress("what was alive")
+            release_memory(self.device)
+            found = with_what_was_alive(found, workload, self.device)
+            remedies = self.state.exploration.remedies if self.state.exploration is not None else {}
+            self._learned.out_of_memory = msgspec.structs.replace(found, remedies=list(remedies))
 
     def _share_s(self) -> float | None:
         return None if self.saves else self.budget.case_share_s()

@@ -122,9 +122,7 @@ def _format(entries: Mapping[str, Entry]) -> str:
             facts = "".join(f"{as_json(field)}: {as_json(value)}, " for field, value in sorted(anchor.items()))
             lines.append(f'      "anchor": {{{facts}"replicates": {_rows(of_anchor)}}}')
         if profile:
-            rows = profile.pop("rows", [])
-            facts = "".join(f"{as_json(field)}: {as_json(value)}, " for field, value in sorted(profile.items()))
-            lines.append(f'      "profile": {{{facts}"rows": {_rows(rows)}}}')
+            lines.append(f'      "profile": {as_json(profile)}')  # one line: its times differ from save to save
         lines.append(f'      "replicates": {_rows(replicates)}')
         blocks.append(f"    {as_json(name)}: {{\n" + ",\n".join(lines) + "\n    }")
     heads = ",\n".join(f"    {as_json(key)}: {as_json(to_plain(environments[key]))}" for key in sorted(environments))

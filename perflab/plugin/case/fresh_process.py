@@ -71,8 +71,8 @@ class Job(Data, frozen=True):
     """Path of the file that measurements are appended to."""
     budget_s: float | None = None
     """The most that a case's measuring may take, where the run's time is short; its own budget is heeded too."""
-    profile: bool = False
-    """Whether a call is profiled too."""
+    profiled: list[str] = []
+    """Of the cases, those of which a call is profiled too."""
     under_callgrind: bool = False
     """Whether the process only counts the instructions of a call, and reports nothing itself."""
     serve: Serve | None = None
@@ -143,7 +143,12 @@ class FreshProcess:
 
 
 def measure_fresh(
-    config: pytest.Config, cases: Sequence[str], device: str, budget_s: float | None = None, *, profile: bool = False
+    config: pytest.Config,
+    cases: Sequence[str],
+    device: str,
+    budget_s: float | None = None,
+    *,
+    profiled: Sequence[str] = (),
 ) -> dict[str, JobResult]:
     """Measure cases in one fresh process.
 
@@ -152,7 +157,7 @@ def measure_fresh(
         cases: node ids.
         device: where to measure, exactly: a worker's GPU would be another one in a process that is no worker.
         budget_s: what measuring a case may take, if that is less than its budget.
-        profile: whether each is profiled too.
+        profiled: those of which a call is profiled too.
 
     Returns:
         Node id to what was measured; a case that the child could not measure is missing.
@@ -162,7 +167,7 @@ def measure_fresh(
     """
     with tempfile.TemporaryDirectory(prefix="perflab-") as folder:
         results = Path(folder, "results.jsonl")
-        job = Job(cases=list(cases), results=str(results), budget_s=budget_s, profile=profile)
+        job = Job(cases=list(cases), results=str(results), budget_s=budget_s, profiled=list(profiled))
         ended = run_job(config, job, device, Path(folder))
         lines = results.read_bytes().splitlines()
     told = [msgspec.json.decode(line, type=JobResult) for line in lines]

@@ -140,6 +140,11 @@ class Settings:
         return PROFILE_SHARE * self.budget_s * 1e9 if self.profile else None
 
     @property
+    def stored_profile_ns(self) -> float:
+        """The most that the profile may take that a baseline keeps."""
+        return PROFILE_SHARE * self.budget_s * 1e9
+
+    @property
     def evidence_ns(self) -> float:
         """Time for each of the profiles that explain a failure."""
         return EVIDENCE_SHARE * self.budget_s * 1e9

@@ -1,0 +1,71 @@
+"""Says what was asked for and what was alive when a case ran out of memory, and what would free some of it. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from perflab.measure.records import OutOfMemory
+from perflab.profiles.records import PeakPart
+from perflab.units import format_bytes
+
+MOST = 5
+"""Rows of what was alive; the results file has all of them."""
+_WORTH = 0.05
+"""Share of what was alive that a remedy must free to be worth a word."""
+FORWARD, OPTIMIZER = "made by the forward", "made by the optimizer"
+
+
+def out_of_memory_texts(found: OutOfMemory) -> list[str]:
+    """Sentences: what was asked for and by whom, what was alive, and what would free it."""
+    asked = f"out of memory: {format_bytes(found.asked_bytes)} asked for" if found.asked_bytes is not None else ""
+    by = _place(found.asked_by) if found.asked_by is not None else ""
+    texts = [f"{asked or 'out of memory'}{f', by {by}' if by else ''}"]
+    if found.alive:
+        total = sum(part.size_bytes for part in found.alive)
+        sums = _sums(found.alive, lambda part: f"{part.category}{f' in {part.module}' if part.module else ''}")
+        listed = [f"{format_bytes(size)} {name}" for name, size in sums[:MOST] if size > 0]
+        rest = total - sum(size for _, size in sums[:MOST] if size > 0)
+        listed += [f"{format_bytes(rest)} others"] if rest > 0 else []
+        texts.append(f"alive then: {format_bytes(total)}, of which {', '.join(listed)}")
+        texts += [text for text, freed in _remedies(found.alive) if freed > _WORTH * total]
+    if found.cached_bytes and found.asked_bytes is not None and found.cached_bytes > found.asked_bytes:
+        size = format_bytes(found.cached_bytes)
+        texts.append(
+            f"{size} were reserved and free, in pieces that are too small: PYTORCH_ALLOC_CONF=expandable_segments:True"
+        )
+    if found.remedies:
+        texts.append(
+            f"--perf-predict shows the peak with {' and with '.join(found.remedies)}, which perf.fits declares"
+        )
+    return texts
+
+
+def _remedies(alive: Sequence[PeakPart]) -> Iterator[tuple[str, int]]:
+    """What would free some of it, and how much of what was alive at most."""
+    forward = [part for part in alive if part.category == FORWARD and part.module]
+    sums = _sums(forward, lambda part: part.module)
+    if sums:
+        module, size = sums[0]
+        yield f"checkpointing {module} would free up to {format_bytes(size)} of it", size
+    size = sum(part.size_bytes for part in alive if part.category in ("gradients", "let go"))
+    began = any(part.category != FORWARD and part.category.startswith("made by") for part in alive)
+    if size > 0 and not began:
+        yield f"zero_grad() before the forward would free {format_bytes(size)} of it: gradients of the last step", size
+    size = sum(
+        part.size_bytes for part in alive if part.category == OPTIMIZER and part.operator.startswith("aten::_foreach")
+    )
+    yield f"an optimizer with foreach=False, or fused=True, would free up to {format_bytes(size)} of it", size
+
+
+def _sums(parts: Iterable[PeakPart], name_of: Callable[[PeakPart], str]) -> list[tuple[str, int]]:
+    sums: dict[str, int] = defaultdict(int)
+    for part in parts:
+        sums[name_of(part)] += part.size_bytes
+    return sorted(sums.items(), key=lambda item: -item[1])
+
+
+def _place(part: PeakPart) -> str:
+    where = f" in {part.module}" if part.module else ""
+    line = f" ({part.line})" if part.line else ""
+    return f"{part.operator or 'code'}{where}{line}" if part.operator or part.line else ""

@@ -1,0 +1,82 @@
+"""A profile small enough for a baseline, and another one seen in the same way, so that the two can be compared. Pure.
+
+What takes most time keeps its rows. Of the rest there is one row an operator, without its places: so it is still known
+how often each operator is called, and no call is taken for a new one because it was left out. PyTorch's own work, which
+is no cause of anything, is one row.
+"""
+
+from __future__ import annotations
+
+from math import hypot
+
+from perflab.data import changed
+from perflab.profiles.records import DISPATCH, Profile, ProfileRow
+
+MOST_ROWS = 24
+"""Rows that keep their places."""
+_DIGITS = 3
+"""Of times: what is beyond them differs from save to save."""
+
+_Key = tuple[str, str, str]
+
+
+def compact(profile: Profile) -> Profile:
+    """What a baseline keeps of a profile: no FLOPs, which shapes tell, and short numbers."""
+    by_key: dict[_Key, list[ProfileRow]] = {}
+    for row in profile.rows:
+        if row.category != DISPATCH:
+            by_key.setdefault(_key(row), []).append(row)
+    kept: set[_Key] = set()
+    left = MOST_ROWS
+    for key, rows in sorted(by_key.items(), key=lambda item: -sum(row.time_ns for row in item[1])):
+        if len(rows) <= left:
+            kept.add(key)
+            left -= len(rows)
+    return _seen(profile, kept, {_name(row) for row in profile.rows if _key(row) not in kept})
+
+
+def like_compact(profile: Profile, other: Profile) -> Profile:
+    """A profile as ``other`` is seen, which is compact: with places where that one has them, and where all is new."""
+    kept = {_key(row) for row in other.rows if _has_place(row)}
+    pooled = {_name(row) for row in other.rows if not _has_place(row)}
+    return _seen(profile, kept, pooled)
+
+
+def _seen(profile: Profile, kept: set[_Key], pooled: set[str]) -> Profile:
+    """With the rows of some keys as they are, and the others of some operators without places."""
+    rows: list[ProfileRow] = []
+    pools: dict[str, ProfileRow] = {}
+    for row in profile.rows:
+        name = _name(row)
+        if row.category != DISPATCH and (_key(row) in kept or name not in pooled):
+            rows.append(row)
+            continue
+        so_far = pools.get(name) or ProfileRow(category=row.category, operator=row.operator if name != DISPATCH else "")
+        pools[name] = changed(
+            so_far,
+            instances=round(so_far.instances + row.instances, 3),
+            time_ns=so_far.time_ns + row.time_ns,
+            spread_ns=hypot(so_far.spread_ns, row.spread_ns),
+        )
+    together = sorted([*rows, *pools.values()], key=lambda row: -row.time_ns)
+    return changed(profile, rows=[_rounded(row) for row in together], is_compact=True)
+
+
+def _name(row: ProfileRow) -> str:
+    return row.category if row.category == DISPATCH else row.operator or row.category
+
+
+def _key(row: ProfileRow) -> _Key:
+    return _name(row), row.module, row.phase
+
+
+def _has_place(row: ProfileRow) -> bool:
+    return bool(row.module or row.phase or row.line or row.shapes or row.kernel)
+
+
+def _rounded(row: ProfileRow) -> ProfileRow:
+    return changed(row, time_ns=_short(row.time_ns), spread_ns=_short(row.spread_ns), flops=0)
+
+
+def _short(time_ns: float) -> float:
+    return float(f"{time_ns:.{_DIGITS}g}")

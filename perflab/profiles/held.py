@@ -1,0 +1,63 @@
+"""What a callable holds before it runs, by what it is for and by module: parameters, gradients, optimizer state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from perflab.measure.live_tensors import held_storages, storage_of
+from perflab.profiles.peak import summed
+from perflab.profiles.records import PeakPart
+
+if TYPE_CHECKING:
+    import torch
+
+_Owned = tuple[str, str, Any]
+"""Category, module, tensor."""
+
+
+def held_parts(found: Sequence[Any], names: Mapping[int, str], device: torch.device) -> list[PeakPart]:
+    """The storages of these objects, each once; they add up to ``held_bytes``.
+
+    Args:
+        found: what a callable reaches.
+        names: of modules, by ``id``.
+        device: that the storages lie on.
+    """
+    sizes = held_storages(found, device)
+    owners: dict[int, tuple[str, str]] = {}
+    for category, module, tensor in (*_of_modules(found, names), *(("inputs", "", one) for one in found)):
+        storage = storage_of(tensor, device)
+        if storage is not None:
+            owners.setdefault(storage[0], (category, module))
+    return summed(
+        PeakPart(category=owners[address][0], module=owners[address][1], size_bytes=size_bytes, blocks=1)
+        for address, size_bytes in sizes.items()
+    )
+
+
+def _of_modules(found: Sequence[Any], names: Mapping[int, str]) -> Iterator[_Owned]:
+    """Parameters first, since a tensor may be several things."""
+    import torch
+    from torch import nn
+
+    owner: dict[int, str] = {}
+    for module in found:
+        if isinstance(module, nn.Module):
+            for parameter in module.parameters(recurse=False):
+                owner.setdefault(id(parameter), names.get(id(module), ""))
+                yield "parameters", owner[id(parameter)], parameter
+    loose = [one for one in found if isinstance(one, nn.Parameter) and id(one) not in owner]
+    yield from (("parameters", "", one) for one in loose)
+    for one in found:
+        if isinstance(one, nn.Parameter) and one.grad is not None:
+            yield "gradients", owner.get(id(one), ""), one.grad
+    for optimizer in found:
+        if isinstance(optimizer, torch.optim.Optimizer):
+            for key, state in optimizer.state.items():
+                for tensor in state.values() if isinstance(state, dict) else ():
+                    yield "optimizer state", owner.get(id(key), ""), tensor
+    for module in found:
+        if isinstance(module, nn.Module):
+            for buffer in module.buffers(recurse=False):
+                yield "buffers", names.get(id(module), ""), buffer

@@ -1,0 +1,158 @@
+"""What is alive at the peak of a recorded call, by category, operator, module and line. Pure functions."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from perflab.profiles.events import NODE, Call
+from perflab.profiles.placed import Placed
+from perflab.profiles.records import LET_GO, PeakPart
+from perflab.torch_internals.machine import BlockEvent
+
+_ONLY_ALLOCATE = ("aten::empty", "aten::resize_", "aten::new_empty")
+"""Operators that ask for memory on behalf of those that call them."""
+
+
+class Asked(NamedTuple):
+    """Who asked for a block."""
+
+    phase: str
+    operator: str
+    module: str
+    line: str
+
+
+NOBODY = Asked("", "", "", "")
+
+
+class Askers:
+    """Finds who asked for a block at some time, among the operators of recorded calls."""
+
+    def __init__(self, found: Iterable[Placed], phases_at: Sequence[tuple[int, str]] = ()) -> None:
+        """``phases_at``: when each phase began, in order; empty where the calls have none."""
+        self._placed = {id(one.call): one for one in found}
+        self._by_thread: dict[int, list[Call]] = {}
+        for one in self._placed.values():
+            self._by_thread.setdefault(one.call.event.thread, []).append(one.call)
+        for calls in self._by_thread.values():
+            calls.sort(key=lambda call: (call.event.start_ns, -call.event.end_ns))
+        self._starts = {thread: [one.event.start_ns for one in calls] for thread, calls in self._by_thread.items()}
+        self._phases_at = phases_at
+
+    def at(self, event: BlockEvent) -> Asked:
+        """Who ran then on that thread: the innermost operator that does more than to ask for memory."""
+        call = self._running(event)
+        while call is not None and call.name.startswith(_ONLY_ALLOCATE):
+            above = next((one for one in call.above() if id(one) in self._placed), None)
+            if above is None or above.name.startswith(NODE):
+                break
+            call = above
+        if call is None:
+            return Asked(self._phase_at(event.time_ns), "", "", "")
+        one = self._placed[id(call)]
+        operator = "" if call.name.startswith(NODE) else call.name
+        return Asked(one.phase, operator, *one.where)
+
+    def _running(self, event: BlockEvent) -> Call | None:
+        calls = self._by_thread.get(event.thread, [])
+        number = bisect_right(self._starts.get(event.thread, []), event.time_ns) - 1
+        call = calls[number] if number >= 0 else None
+        while call is not None and (call.event.end_ns < event.time_ns or id(call) not in self._placed):
+            call = call.parent
+        return call
+
+    def _phase_at(self, time_ns: int) -> str:
+        number = bisect_right(self._phases_at, time_ns, key=lambda one: one[0]) - 1
+        return self._phases_at[number][1] if number >= 0 else ""
+
+
+def made_by_call(
+    events: Sequence[BlockEvent], began_ns: int, askers: Askers, failed_ns: int | None = None
+) -> list[PeakPart]:
+    """What a call has made, and let go of what was there, up to its peak: what it rises above its beginning.
+
+    Args:
+        events: of the allocator, in order of time; those of earlier calls say whose a block is that this one frees.
+        began_ns: when the call began.
+        askers: who asked for what.
+        failed_ns: when it ran out of memory; then that moment is meant, and no peak.
+    """
+    first = bisect_left(events, began_ns, key=_time)
+    end = _peak(events, first) if failed_ns is None else bisect_left(events, failed_ns, key=_time)
+    there: dict[int, int] = {}
+    """By address, the number of the event that gave the block."""
+    freed: dict[int, int] = {}
+    """By the number of the event that gave a block, that of the one that took it."""
+    parts: list[PeakPart] = []
+    for number, event in enumerate(events):
+        if event.size_bytes >= 0:
+            there[event.address] = number
+            continue
+        giver = there.pop(event.address, None)
+        if giver is not None:
+            freed[giver] = number
+        if first <= number < end and (giver is None or giver < first):
+            asked = askers.at(events[giver]) if giver is not None else NOBODY
+            parts.append(_part(LET_GO, event.size_bytes, asked))
+    for number in range(first, end):
+        if events[number].size_bytes > 0 and freed.get(number, end) >= end:
+            last = askers.at(events[freed[number]]) if number in freed else None
+            asked = askers.at(events[number])
+            category = category_of(asked.phase, last.phase if last is not None else None)
+            if failed_ns is not None:  # nobody knows what would have become of it
+                category = f"made by the {asked.phase or 'call'}"
+            parts.append(_part(category, events[number].size_bytes, asked))
+    return summed(parts)
+
+
+def _time(event: BlockEvent) -> int:
+    return event.time_ns
+
+
+def _peak(events: Sequence[BlockEvent], first: int) -> int:
+    """The number of events up to the first moment at which most is alive."""
+    level = highest = 0
+    end = first
+    for number in range(first, len(events)):
+        level += events[number].size_bytes
+        if level > highest:
+            highest, end = level, number + 1
+    return end
+
+
+def category_of(made_in: str, freed_in: str | None) -> str:
+    """What a block is for, by the phases in which a call made it and let it go; None: not as long as it was watched."""
+    if freed_in == made_in:
+        return "temporaries"
+    if made_in == "optimizer":
+        return "new optimizer state"
+    if made_in == "backward":
+        return "new gradients"
+    return "activations" if freed_in is not None else "results"
+
+
+def _part(category: str, size_bytes: int, asked: Asked) -> PeakPart:
+    return PeakPart(
+        category=category,
+        size_bytes=size_bytes,
+        blocks=-1 if size_bytes < 0 else 1,
+        operator=asked.operator,
+        module=asked.module,
+        line=asked.line,
+    )
+
+
+def summed(parts: Iterable[PeakPart]) -> list[PeakPart]:
+    """Parts of one category and place together, the largest first."""
+    sums: dict[tuple[str, str, str, str], tuple[int, int]] = {}
+    for one in parts:
+        key = one.category, one.operator, one.module, one.line
+        size_bytes, blocks = sums.get(key, (0, 0))
+        sums[key] = size_bytes + one.size_bytes, blocks + one.blocks
+    together = [
+        PeakPart(category=category, size_bytes=size, blocks=blocks, operator=operator, module=module, line=line)
+        for (category, operator, module, line), (size, blocks) in sums.items()
+    ]
+    return sorted(together, key=lambda one: -abs(one.size_bytes))

@@ -1,0 +1,82 @@
+"""Explains why one peak is higher than another: which blocks are new, and where they are asked for. Pure.
+
+A line's number moves when something above it is edited, so it is no part of what makes blocks equal. Of the lines of
+one operator in one module, the one is named that asks for what the other side has nowhere.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+from perflab.profiles.records import Peak, PeakChange, PeakExplanation, PeakPart
+from perflab.units import format_bytes
+
+_Key = tuple[str, str, str]
+"""Category, operator, module."""
+
+
+def explain_peak(base: Peak, head: Peak, against: str, change_bytes: int) -> PeakExplanation:
+    """What makes the peak of ``head`` higher than that of ``base``.
+
+    Args:
+        base, head: of one case.
+        against: the base, as people call it.
+        change_bytes: how much higher it is by the gate's own measurement.
+    """
+    before, now = _by_key(base.parts), _by_key(head.parts)
+    changes = [_change(key, before.get(key, []), now.get(key, [])) for key in {**now, **before}]
+    parts = sorted(
+        (one for one in changes if one.change_bytes or one.more),
+        key=lambda one: (-abs(one.change_bytes), one.change_bytes < 0),
+    )
+    seen_bytes = head.peak_bytes - base.peak_bytes
+    problem = None
+    if seen_bytes != change_bytes:
+        found = f"the gate found {_signed(change_bytes)}"
+        problem = f"the peaks differ by {_signed(seen_bytes)} where this was recorded, and {found}"
+    return PeakExplanation(
+        base=against, before_bytes=base.peak_bytes, now_bytes=head.peak_bytes, parts=parts, problem=problem
+    )
+
+
+def _by_key(parts: Iterable[PeakPart]) -> dict[_Key, list[PeakPart]]:
+    found: dict[_Key, list[PeakPart]] = defaultdict(list)
+    for one in parts:
+        found[one.category, one.operator, one.module].append(one)
+    return found
+
+
+def _change(key: _Key, before: list[PeakPart], now: list[PeakPart]) -> PeakChange:
+    change_bytes, more = (
+        sum(getattr(one, field) for one in now) - sum(getattr(one, field) for one in before)
+        for field in ("size_bytes", "blocks")
+    )
+    # What both sides have, whatever its line, is not what changed.
+    gone, new = (_unlike(some, others) for some, others in ((before, now), (now, before)))
+    largest = max((new if change_bytes > 0 else gone) or new or gone, key=lambda one: abs(one.size_bytes), default=None)
+    category, operator, module = key
+    return PeakChange(
+        category=category,
+        change_bytes=change_bytes,
+        more=more,
+        operator=operator,
+        module=module,
+        line=largest.line if largest is not None else "",
+    )
+
+
+def _unlike(parts: list[PeakPart], others: list[PeakPart]) -> list[PeakPart]:
+    left = Counter((one.size_bytes, one.blocks) for one in others)
+    found = []
+    for one in parts:
+        alike = one.size_bytes, one.blocks
+        if left[alike]:
+            left[alike] -= 1
+        else:
+            found.append(one)
+    return found
+
+
+def _signed(change_bytes: int) -> str:
+    return f"{'-' if change_bytes < 0 else '+'}{format_bytes(abs(change_bytes))}"

@@ -1,0 +1,173 @@
+"""Takes the peak memory of a call apart: what was held before, and what operators, modules and lines add to it.
+
+As in the gate's own pass, a first call lets the profiler know the blocks that the second one frees. Modules and lines
+are marked, which may change what a call needs: then fewer marks are set, until the call rises as far as without any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from perflab.errors import UsageError
+from perflab.measure.devices import collector_off, release_memory, synchronize
+from perflab.measure.graph_pools import free_bytes_in, replayed_pools
+from perflab.measure.limits import as_out_of_memory
+from perflab.profiles.held import held_parts
+from perflab.profiles.host import in_order
+from perflab.profiles.peak import Askers, made_by_call
+from perflab.profiles.placed import placed
+from perflab.profiles.places import Places, module_names
+from perflab.profiles.recording import RAN_OUT, Recorded, recorded_calls, run_marked
+from perflab.profiles.records import Peak, PeakPart
+from perflab.reachable import reachable
+from perflab.torch_internals.machine import (
+    BlockEvent,
+    a_profiler_runs,
+    block_events,
+    device_events,
+    host_events,
+    kineto_results,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+    from perflab.measure.workload import Workload
+
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
+_AROUND = "perflab: peak memory"
+_Marking = Callable[[], contextlib.AbstractContextManager[None]]
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """Two calls, and what was held between them."""
+
+    calls: list[Recorded]
+    events: list[BlockEvent]
+    held: list[PeakPart]
+    pools_bytes: int
+
+    def parts(self, places: Places) -> list[PeakPart]:
+        """All that is alive at the peak of the second call."""
+        found = [one for call in self.calls for one in placed(call.roots, call.phases, places.named)]
+        phases_at = [(phase.start_ns, phase.name) for call in self.calls for phase in call.phases]
+        made = made_by_call(self.events, self.calls[1].root.event.start_ns, Askers(found, phases_at))
+        pools = [PeakPart(category="CUDA graphs", size_bytes=self.pools_bytes, blocks=1)] if self.pools_bytes else []
+        return sorted([*self.held, *pools, *made], key=lambda part: -abs(part.size_bytes))
+
+
+def take_peak(workload: Workload, device: torch.device) -> Peak:
+    """What is alive at the peak of one call of a workload that is warm.
+
+    Raises:
+        UsageError: another profiler runs, or ours saw nothing.
+        Exception: whatever the workload raises.
+    """
+    _refuse_another_profiler()
+    places = Places(module_names(reachable(workload.roots)))
+    plain = _recorded(workload, device, contextlib.nullcontext)
+    parts = plain.parts(places)
+    if _is_compiled(plain):  # marks would compile it again
+        return Peak(parts=parts)
+    total_bytes = sum(part.size_bytes for part in parts)
+    for lines in (True, False):
+        marked = _recorded(workload, device, partial(places.marking, lines=lines)).parts(places)
+        if sum(part.size_bytes for part in marked) == total_bytes:
+            return Peak(parts=marked)
+    return Peak(parts=parts)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A call that ran out of memory."""
+
+    alive: Peak
+    asked_by: PeakPart
+    """What it asked for when it did: operator, module and line, without a size."""
+
+
+def take_failure(workload: Workload, device: torch.device) -> Failure | None:
+    """What is alive when a call runs out of memory; None if this call does not.
+
+    Raises:
+        UsageError: another profiler runs.
+        Exception: whatever else the workload raises.
+    """
+    _refuse_another_profiler()
+    places = Places(module_names(reachable(workload.roots)))
+    with collector_off(), _watching() as profiler:
+        found = list(reachable(workload.roots))
+        held = held_parts(found, module_names(found), device)
+        del found
+        try:
+            _run_within_a_range(workload, places.marking)
+        except Exception as error:
+            if as_out_of_memory(error) is None:
+                raise
+    results = kineto_results(profiler)
+    ran_out = [one for one in (*host_events(results), *device_events(results)) if one.name() == RAN_OUT]
+    if not ran_out:
+        return None
+    failed_ns, thread = ran_out[-1].start_ns(), ran_out[-1].start_thread_id()
+    (call,) = recorded_calls(profiler, 1)
+    found_calls = placed(call.roots, call.phases, places.named)
+    askers = Askers(found_calls, [(phase.start_ns, phase.name) for phase in call.phases])
+    made = made_by_call(block_events(results, device), call.root.event.start_ns, askers, failed_ns)
+    by = askers.at(BlockEvent(failed_ns, thread, 0, 0))
+    return Failure(
+        Peak(parts=sorted([*held, *made], key=lambda part: -abs(part.size_bytes))),
+        PeakPart(category="", size_bytes=0, blocks=0, operator=by.operator, module=by.module, line=by.line),
+    )
+
+
+def _refuse_another_profiler() -> None:
+    if a_profiler_runs():
+        raise UsageError(
+            "a profiler runs in this process already, and a second one would end it",
+            "measure without it; PyTorch has one profiler a process",
+        )
+
+
+def _watching() -> Any:
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it greets on standard error
+    from torch.autograd.profiler import profile
+
+    return profile(use_cpu=True, profile_memory=True, use_kineto=True)
+
+
+def _is_compiled(one: _Pass) -> bool:
+    return any(call.name.startswith("Torch-Compiled Region") for call in in_order(one.calls[1].roots))
+
+
+def _recorded(workload: Workload, device: torch.device, marking: _Marking) -> _Pass:
+    release_memory(device)
+    pools = contextlib.nullcontext(set[Any]()) if device.type != "cuda" else replayed_pools(workload.roots)
+    with collector_off(), pools as replayed, _watching() as profiler:
+        _run_within_a_range(workload, marking)
+        synchronize(device)
+        found = list(reachable(workload.roots))
+        held = held_parts(found, module_names(found), device)
+        pools_bytes = free_bytes_in(replayed, device)
+        del found  # it keeps gradients alive that the next call lets go
+        result = _run_within_a_range(workload, marking)
+        synchronize(device)
+    del result
+    return _Pass(recorded_calls(profiler, 2), block_events(kineto_results(profiler), device), held, pools_bytes)
+
+
+def _run_within_a_range(workload: Workload, marking: _Marking) -> Any:
+    """One call, marked, within a range that was opened before the marks.
+
+    The profiler drops events of a device's memory that lie in no range, and a mark ends the ranges opened within it.
+    """
+    import torch
+
+    with torch.profiler.record_function(_AROUND), marking():
+        return run_marked(workload)

@@ -1,0 +1,117 @@
+"""What a case says that ran out of memory: what it asked for, what was alive, and what would free some of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from perflab.errors import UsageError
+from perflab.measure.limits import as_out_of_memory
+from perflab.measure.records import OutOfMemory
+from perflab.measure.workload import Step, Workload
+from perflab.measured.judge.out_of_memory import out_of_memory_texts
+from perflab.profiles.records import PeakPart
+from perflab.profiles.take_peak import take_failure
+
+CPU = torch.device("cpu")
+MIB = 1 << 20
+TOO_MUCH = 1 << 50
+
+
+def part(category: str, mib: int, module: str = "", operator: str = "") -> PeakPart:
+    """Of what was alive."""
+    return PeakPart(category=category, size_bytes=mib * MIB, blocks=1, module=module, operator=operator)
+
+
+def _failing(where: str) -> Step:
+    """A step that asks for too much in one of its phases."""
+    net = nn.ModuleDict({"first": nn.Linear(64, 64), "second": nn.Linear(64, 64)})
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def ask(phase: str) -> None:
+        if phase == where:
+            torch.empty(TOO_MUCH, dtype=torch.uint8)
+
+    def forward() -> torch.Tensor:
+        kept = torch.relu(net["second"](torch.relu(net["first"](torch.ones(32, 64)))))
+        ask("forward")
+        return kept.sum()
+
+    def backward(loss: torch.Tensor) -> None:
+        loss.backward()
+        ask("backward")
+
+    return Step(forward, backward, optimizer.step)
+
+
+def test_what_is_alive_is_that_of_the_moment_of_failure() -> None:
+    found = take_failure(_failing("forward"), CPU)
+    assert found is not None
+    assert found.asked_by.operator == "aten::empty"
+    assert found.asked_by.line.startswith("tests/harness/test_out_of_memory.py:")
+    sizes = {(one.category, one.module): one.size_bytes for one in found.alive.parts if one.operator != "aten::ones"}
+    assert sizes["parameters", "first"] == 4 * (64 * 64 + 64)
+    assert sum(one.size_bytes for one in found.alive.parts if one.operator == "aten::clamp_min") == 2 * 4 * 32 * 64
+    assert {one.category for one in found.alive.parts} == {"parameters", "made by the forward"}
+
+
+def test_gradients_of_a_backward_that_failed_after_it_are_its_own() -> None:
+    found = take_failure(_failing("backward"), CPU)
+    assert found is not None
+    made = [one for one in found.alive.parts if one.category == "made by the backward"]
+    assert sum(one.size_bytes for one in made) >= 4 * 2 * (64 * 64 + 64)
+    assert {one.module for one in made} >= {"first", "second"}
+
+
+def test_a_call_that_gets_through_is_no_failure_and_another_error_is_raised() -> None:
+    assert take_failure(_failing("nowhere"), CPU) is None
+    with pytest.raises(ZeroDivisionError):
+        take_failure(Workload(lambda: 1 / 0, (), {}), CPU)
+    with torch.autograd.profiler.profile(), pytest.raises(UsageError, match="a profiler runs"):
+        take_failure(_failing("forward"), CPU)
+
+
+def test_cudas_error_says_what_was_asked_for_and_what_was_cached() -> None:
+    text = (
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.18 GiB of which 1.40 GiB is "
+        "free. Of the allocated memory 60.00 GiB is allocated by PyTorch, and 3.50 GiB is reserved by PyTorch but "
+        "unallocated."
+    )
+    found = as_out_of_memory(torch.OutOfMemoryError(text))
+    assert found == OutOfMemory(asked_bytes=2 << 30, cached_bytes=3584 * MIB)
+    (_, cached) = out_of_memory_texts(found)
+    assert "3.50 GiB were reserved and free, in pieces that are too small" in cached
+    assert "expandable_segments:True" in cached
+    assert len(out_of_memory_texts(OutOfMemory(asked_bytes=2 << 30, cached_bytes=MIB))) == 1
+    (_, declared) = out_of_memory_texts(OutOfMemory(asked_bytes=2 << 30, remedies=["bf16", "checkpointing"]))
+    assert declared == "--perf-predict shows the peak with bf16 and with checkpointing, which perf.fits declares"
+
+
+def test_remedies_are_named_by_what_they_would_free_where_that_is_worth_it() -> None:
+    alive = [
+        part("made by the forward", 600, "blocks.*.mlp", "aten::mm"),
+        part("made by the forward", 100, "blocks.*.attention", "aten::mm"),
+        part("gradients", 200, "blocks.*.mlp"),
+        part("parameters", 200, "blocks.*.mlp"),
+    ]
+    texts = out_of_memory_texts(
+        OutOfMemory(asked_bytes=50 * MIB, asked_by=part("", 0, "head", "aten::addmm"), alive=alive)
+    )
+    assert texts == [
+        "out of memory: 50.0 MiB asked for, by aten::addmm in head",
+        "alive then: 1.07 GiB, of which 600 MiB made by the forward in blocks.*.mlp, "
+        "200 MiB gradients in blocks.*.mlp, 200 MiB parameters in blocks.*.mlp, "
+        "100 MiB made by the forward in blocks.*.attention",
+        "checkpointing blocks.*.mlp would free up to 600 MiB of it",
+        "zero_grad() before the forward would free 200 MiB of it: gradients of the last step",
+    ]
+    optimizer = [*alive[2:], part("made by the optimizer", 300, operator="aten::_foreach_sqrt")]
+    assert out_of_memory_texts(OutOfMemory(asked_bytes=None, alive=optimizer))[0] == "out of memory"
+    (remedy,) = out_of_memory_texts(OutOfMemory(asked_bytes=None, alive=optimizer))[2:]
+    assert remedy == "an optimizer with foreach=False, or fused=True, would free up to 300 MiB of it"
+
+
+def test_without_a_second_look_the_size_is_all_that_is_known() -> None:
+    assert out_of_memory_texts(OutOfMemory(asked_bytes=MIB)) == ["out of memory: 1.00 MiB asked for"]
+    assert out_of_memory_texts(OutOfMemory(asked_bytes=None)) == ["out of memory"]

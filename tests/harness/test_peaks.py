@@ -1,0 +1,236 @@
+"""What is alive at the peak of a call: parts that add up to what the gate measures, and what makes two peaks differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+from perflab.measure.memory import measure_memory
+from perflab.measure.workload import Step, Workload
+from perflab.profiles.events import NODE, RANGE_SCOPE, Event, nested
+from perflab.profiles.explanation_text import peak_texts
+from perflab.profiles.peak import Askers, made_by_call, summed
+from perflab.profiles.peak_difference import explain_peak
+from perflab.profiles.placed import Phase, placed
+from perflab.profiles.places import MARK, Where
+from perflab.profiles.records import Peak, PeakPart
+from perflab.profiles.take_peak import take_peak
+from perflab.torch_internals.machine import BlockEvent
+
+CPU = torch.device("cpu")
+PLACES = {f"{MARK}0": Where("blocks.*", "net.py:7"), f"{MARK}1": Where("", "net.py:9")}
+
+
+def askers(*events: Event, phases: tuple[Phase, ...] = ()) -> Askers:
+    """Of one thread that recorded these events."""
+    return Askers(placed(nested(events), phases, PLACES.__getitem__), [(one.start_ns, one.name) for one in phases])
+
+
+def given(time_ns: int, address: int, size_bytes: int, thread: int = 1) -> BlockEvent:
+    """A block comes, or goes if its size is negative."""
+    return BlockEvent(time_ns, thread, address, size_bytes)
+
+
+# --- who asked for what ------------------------------------------------------------------------------------------
+
+
+def test_a_block_belongs_to_the_operator_that_needs_it_and_not_to_the_one_that_allocates() -> None:
+    found = askers(
+        Event(f"{MARK}0", 0, 100, scope=RANGE_SCOPE),
+        Event("aten::linear", 10, 90),
+        Event("aten::addmm", 20, 80),
+        Event("aten::empty", 30, 40),
+    )
+    (part,) = made_by_call([given(35, 1, 64)], 0, found)
+    assert (part.operator, part.module, part.line) == ("aten::addmm", "blocks.*", "net.py:7")
+
+
+def test_memory_that_the_user_asks_for_by_itself_is_his() -> None:
+    found = askers(Event(f"{MARK}1", 0, 100, scope=RANGE_SCOPE), Event("aten::empty", 30, 40))
+    (part,) = made_by_call([given(35, 1, 64)], 0, found)
+    assert (part.operator, part.line) == ("aten::empty", "net.py:9")
+
+
+def test_blocks_are_named_for_the_phases_that_make_them_and_let_them_go() -> None:
+    phases = (Phase("forward", 0, 100), Phase("backward", 100, 200), Phase("optimizer", 200, 300))
+    operators = [Event(f"aten::at{start}", start, start + 5) for start in (10, 20, 110, 120, 210, 250)]
+    found = askers(*operators, Event(f"{NODE}X", 105, 190, sequence=3, forward_thread=1), phases=phases)
+    events = [
+        given(11, 1, 1),  # until the backward
+        given(21, 2, 2),  # until the forward is over
+        given(22, 6, 100),
+        given(23, 6, -100),
+        given(24, 2, -2),
+        given(111, 3, 4),  # to the end
+        given(121, 1, -1),
+        given(211, 4, 8),  # to the end
+        given(212, 5, 200),  # the peak
+        given(251, 5, -200),
+    ]
+    at_peak = {part.category: part.size_bytes for part in made_by_call(events, 0, found)}
+    assert at_peak == {"temporaries": 200, "new optimizer state": 8, "new gradients": 4}
+    earlier = {part.category: part.size_bytes for part in made_by_call(events[:8], 0, found)}
+    assert earlier == {"activations": 1, "temporaries": 102}
+
+
+def test_what_a_call_lets_go_of_before_its_peak_counts_below_zero_and_is_named_for_who_made_it() -> None:
+    found = askers(Event("aten::mm", 10, 20), Event("aten::mul", 110, 120))
+    events = [given(15, 1, 64), given(105, 1, -64), given(106, 9, -32), given(115, 2, 256), given(130, 3, 1)]
+    parts = made_by_call(events, 100, found)
+    assert sum(part.size_bytes for part in parts) == 256 - 64 - 32 + 1
+    assert {(part.category, part.operator, part.size_bytes) for part in parts if part.size_bytes < 0} == {
+        ("let go", "aten::mm", -64),
+        ("let go", "", -32),
+    }
+
+
+def test_a_call_that_never_rises_has_nothing_at_its_peak() -> None:
+    assert made_by_call([given(5, 1, 64), given(105, 1, -64)], 100, askers()) == []
+
+
+def test_an_address_that_is_given_again_is_another_block() -> None:
+    found = askers(Event("aten::a", 10, 20), Event("aten::b", 30, 40))
+    parts = made_by_call([given(15, 1, 8), given(25, 1, -8), given(35, 1, 16)], 0, found)
+    assert [(part.operator, part.size_bytes) for part in parts] == [("aten::b", 16)]
+
+
+# --- real calls --------------------------------------------------------------------------------------------------
+
+
+class Net(nn.Module):
+    """Three layers and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
+        self.head = nn.Linear(32, 8)
+        self.register_buffer("scale", torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = torch.relu(block(x))
+        return self.head(x) * self.scale
+
+
+def _step() -> Workload:
+    net, data = Net(), torch.randn(64, 32)
+    optimizer = torch.optim.AdamW(net.parameters())
+
+    def forward() -> torch.Tensor:
+        optimizer.zero_grad()
+        return net(data).square().mean()
+
+    return Step(forward, lambda loss: loss.backward(), optimizer.step)
+
+
+def _inference() -> Workload:
+    net, data = Net().eval(), torch.randn(64, 32)
+    return Workload(torch.inference_mode()(net), (data,), {})
+
+
+def _replaces_what_it_keeps() -> Workload:
+    kept = [torch.ones(1000)]
+
+    def call() -> None:
+        kept[0] = kept[0].add(1)
+
+    return Workload(call, (), {})
+
+
+@pytest.mark.parametrize("make", [_step, _inference, _replaces_what_it_keeps])
+def test_the_parts_add_up_to_the_peak_that_the_gate_measures(make: Callable[[], Workload]) -> None:
+    workload = make()
+    workload.run()
+    memory, _ = measure_memory(workload, CPU)
+    assert take_peak(workload, CPU).peak_bytes == memory.peak_bytes
+    assert memory.peak_bytes > memory.held_bytes
+
+
+def test_a_training_step_is_taken_apart_by_what_it_is_for_and_by_module() -> None:
+    workload = _step()
+    workload.run()
+    parts = take_peak(workload, CPU).parts
+    sizes = {(part.category, part.module): part.size_bytes for part in parts if not part.operator}
+    block, head = 3 * 4 * (32 * 32 + 32), 4 * (8 * 32 + 8)
+    assert sizes["parameters", "blocks.*"] == sizes["gradients", "blocks.*"] == block
+    assert sizes["parameters", "head"] == sizes["gradients", "head"] == head
+    assert sizes["optimizer state", "head"] == 2 * head + 2 * 4
+    assert sizes["buffers", ""] == 4 * 8
+    assert sizes["inputs", ""] == 4 * 64 * 32
+    kept = [part for part in parts if part.category == "activations" and part.operator == "aten::clamp_min"]
+    assert [(part.blocks, part.size_bytes) for part in kept] == [(3, 3 * 4 * 64 * 32)]
+    assert kept[0].line.startswith("tests/harness/test_peaks.py:")
+
+
+# --- two peaks ---------------------------------------------------------------------------------------------------
+
+
+def part(size: int, blocks: int = 1, line: str = "net.py:7", operator: str = "aten::mul", **fields: str) -> PeakPart:
+    """One of a peak."""
+    return PeakPart(
+        category=fields.get("category", "activations"),
+        size_bytes=size,
+        blocks=blocks,
+        operator=operator,
+        module=fields.get("module", "blocks.*"),
+        line=line,
+    )
+
+
+def test_the_changes_add_up_and_the_largest_comes_first() -> None:
+    base = Peak(parts=[part(100), part(50, operator="aten::mm"), part(-20, -1, category="let go")])
+    head = Peak(parts=[part(400, 4), part(30, operator="aten::mm"), part(7, operator="aten::new")])
+    found = explain_peak(base, head, "main", 307)
+    assert [(one.operator, one.change_bytes, one.more) for one in found.parts] == [
+        ("aten::mul", 300, 3),
+        ("aten::mul", 20, 1),  # no longer let go
+        ("aten::mm", -20, 0),
+        ("aten::new", 7, 1),
+    ]
+    assert sum(one.change_bytes for one in found.parts) == found.now_bytes - found.before_bytes == 307
+    assert found.problem is None
+    assert all(abs(one.change_bytes) >= abs(other.change_bytes) for one, other in pairwise(found.parts))
+
+
+def test_lines_that_moved_are_no_change_and_the_new_one_among_them_is_named() -> None:
+    before = [part(100, line="net.py:7"), part(200, line="net.py:8")]
+    moved = [part(100, line="net.py:17"), part(200, line="net.py:18")]
+    assert explain_peak(Peak(parts=before), Peak(parts=moved), "main", 0).parts == []
+    grown = Peak(parts=[*moved, part(30, line="net.py:19")])
+    (found,) = explain_peak(Peak(parts=before), grown, "main", 30).parts
+    assert (found.change_bytes, found.more, found.line) == (30, 1, "net.py:19")
+
+
+def test_peaks_that_differ_by_something_else_than_the_gate_found_say_so() -> None:
+    found = explain_peak(Peak(parts=[]), Peak(parts=[part(1024)]), "main", 2048)
+    assert found.problem is not None
+    assert "+1.00 KiB where this was recorded, and the gate found +2.00 KiB" in found.problem
+
+
+def test_the_text_has_a_sum_the_largest_changes_and_the_rest_in_one() -> None:
+    head = Peak(
+        parts=[
+            part(4096, 2),
+            part(2048, operator="", category="parameters", module="head", line=""),
+            part(1024, operator="aten::mm", module="", line=""),
+            part(512, operator="aten::a"),
+            part(256, operator="aten::b"),
+        ]
+    )
+    base = Peak(parts=[part(-1024, -1, category="let go"), part(8, operator="aten::mm", module="", line="")])
+    texts = peak_texts(explain_peak(base, head, "main", 8952))
+    assert texts == [
+        "+8.74 KiB = +4.00 KiB 2 more blocks of aten::mul in blocks.* (net.py:7), activations",
+        "+2.00 KiB 1 more block in head, parameters",
+        "+1.00 KiB less let go before the peak of aten::mul in blocks.* (net.py:7)",
+        "+1.74 KiB in 3 smaller rows",
+    ]
+    assert peak_texts(explain_peak(base, base, "main", 0)) == ["nothing that the profiler records differs at the peak"]
+
+
+def test_parts_of_one_place_and_kind_are_one() -> None:
+    assert summed([part(1), part(2), part(4, line="net.py:8")]) == [part(4, line="net.py:8"), part(3, 2)]

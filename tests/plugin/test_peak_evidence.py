@@ -1,0 +1,178 @@
+"""What a user is told of a case that needs more memory: which blocks are new at its peak, by module and line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.plugin.conftest import Project, begin_repository, commit
+
+STEP = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(16, 16)
+
+    def forward(self, x):
+        mask = torch.ones(ROWS, 16)
+        return torch.tanh(self.inner(x)) * mask
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.head = nn.Linear(16, WIDTH)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x).square().mean()
+"""
+CASE = """
+import torch
+from conftest import Virtual
+from net import Net
+
+def test_step(perf):
+    net, data = Net(), torch.ones(64, 16)
+    optimizer = torch.optim.AdamW(net.parameters())
+
+    def forward():
+        Virtual.now_ns += 1_000_000
+        return net(data)
+
+    perf.step(forward=forward, backward=lambda loss: loss.backward(),
+              optimizer=lambda: (optimizer.step(), optimizer.zero_grad()))
+"""
+ROW = 16 * 4
+"""Bytes of a row of a mask."""
+
+
+@pytest.fixture
+def step(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """A project whose case trains a model that stands in a file of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    project.test_file.write_text(CASE)
+    model(project)
+    return project
+
+
+def model(project: Project, *, rows: int = 1, width: int = 4, first: str = "") -> None:
+    """What it is from now on: ``rows`` of each mask, ``width`` of the head, lines that come before all others."""
+    text = first + STEP.replace("ROWS", str(rows)).replace("WIDTH", str(width))
+    (project.pytester.path / "net.py").write_text(text)
+
+
+def saved(project: Project) -> None:
+    """With a baseline that is committed with its code."""
+    begin_repository(project)
+    project.run("--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
+    commit(project, "baseline")
+
+
+def explained(project: Project) -> dict[str, Any]:
+    """What the results file says of the peak."""
+    (one,) = json.loads((project.pytester.path / "results.json").read_text())["results"]
+    found: dict[str, Any] = one["outcome"]["explained_peak"]
+    return found
+
+
+def said(result: pytest.RunResult) -> str:
+    return " ".join(result.stdout.str().split())
+
+
+def grown(project: Project) -> int:
+    """By how much the gate found that the peak has grown."""
+    (one,) = json.loads((project.pytester.path / "results.json").read_text())["results"]
+    memory = one["judgement"]["memory"]
+    return int(memory["now"] - memory["before"])
+
+
+def test_a_case_that_needs_more_memory_names_what_is_new_at_its_peak(step: Project) -> None:
+    saved(step)
+    model(step, rows=64, first="# two lines\n# that move all others\n")
+    result = step.run("--perf-json=results.json")
+    result.assert_outcomes(failed=1)
+    assert "blocks of aten::ones in blocks.* (net.py:13), activations" in said(result)
+    found = explained(step)
+    largest = found["parts"][0]
+    assert (largest["category"], largest["operator"], largest["module"], largest["line"]) == (
+        "activations",
+        "aten::ones",
+        "blocks.*",
+        "net.py:13",
+    )
+    assert largest["change_bytes"] == 3 * 63 * ROW
+    assert found["now_bytes"] - found["before_bytes"] == grown(step) == sum(x["change_bytes"] for x in found["parts"])
+
+
+def test_a_larger_model_is_seen_in_all_that_is_kept_for_its_parameters(step: Project) -> None:
+    saved(step)
+    model(step, width=64)
+    step.run("--perf-json=results.json").assert_outcomes(failed=1)
+    parts = explained(step)["parts"]
+    held = {part["category"]: part["change_bytes"] for part in parts if not part.get("operator")}
+    more = 4 * (60 * 16 + 60)
+    assert held == {"parameters": more, "optimizer state": 2 * more}
+    assert {part["module"] for part in parts if not part.get("operator")} == {"head"}
+    assert sum(part["change_bytes"] for part in parts) == grown(step)
+
+
+def test_two_versions_that_are_compared_are_told_apart_in_the_same_way(step: Project) -> None:
+    begin_repository(step)
+    model(step, rows=64)
+    result = step.run("--perf-against=HEAD", "--perf-budget=0.5", "--perf-json=results.json")
+    result.assert_outcomes(failed=1)
+    assert "aten::ones in blocks.* (net.py:11)" in said(result)
+    assert explained(step)["parts"][0]["change_bytes"] == 3 * 63 * ROW
+
+
+def test_a_step_that_runs_out_of_memory_says_what_was_alive_and_what_would_free_it(step: Project) -> None:
+    model(step, rows=64)
+    text = (step.pytester.path / "net.py").read_text()
+    (step.pytester.path / "net.py").write_text(
+        text.replace("return self.head(x)", "torch.empty(2**50, dtype=torch.uint8)\n        return self.head(x)")
+    )
+    result = step.run("--perf-json=results.json", "-v")
+    result.assert_outcomes(skipped=1)
+    assert "out of memory: 1024 TiB asked for, by aten::empty in Net (net.py:23)" in said(result)
+    alive = said(result).partition("alive then: ")[2]
+    assert alive.startswith("43.5 KiB, of which 36.0 KiB made by the forward in blocks.*, ")
+    assert "checkpointing blocks.* would free up to 36.0 KiB of it" in alive
+    (one,) = json.loads((step.pytester.path / "results.json").read_text())["results"]
+    assert sum(part["size_bytes"] for part in one["outcome"]["out_of_memory"]["alive"]) > 36 * 1024
+
+
+def test_a_baseline_that_is_not_committed_is_a_reason_and_evidence_can_be_turned_off(step: Project) -> None:
+    begin_repository(step)
+    model(step, first="# not committed\n")
+    step.run("--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
+    model(step, rows=64)
+    result = step.run()
+    result.assert_outcomes(failed=1)
+    assert "at the peak: could not look, because its baseline is not committed" in said(result)
+    silent = step.run("--perf-evidence=off")
+    silent.assert_outcomes(failed=1)
+    assert "at the peak" not in said(silent)
+
+
+def test_a_base_that_does_not_run_is_a_reason_and_hides_no_regression(step: Project) -> None:
+    needed = step.pytester.path / "needed.txt"
+    model(step, first="open(__file__.replace('net.py', 'needed.txt'))\n")
+    begin_repository(step)
+    needed.write_text("")
+    with (step.pytester.path / ".gitignore").open("a") as file:
+        file.write("needed.txt\n")
+    step.run("--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
+    commit(step, "baseline")
+    needed.unlink()
+    model(step, rows=64)
+    result = step.run()
+    result.assert_outcomes(failed=1)
+    assert "at the peak: could not look, because" in said(result)
