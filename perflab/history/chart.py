@@ -11,7 +11,7 @@ from itertools import pairwise
 from markupsafe import Markup
 
 from perflab.history.contents import Contents, SeriesRow
-from perflab.history.wording import short, value_text
+from perflab.history.wording import series_name, short, value_text
 from perflab.page.svg import Scale, around, chart, element, rounded, ticks
 
 WIDTH, HEIGHT = 640, 150
@@ -38,7 +38,7 @@ def line_chart(row: SeriesRow, contents: Contents) -> Markup:
         parts.append(element("path", d=f"M{rounded(start)} {rounded(up(level.value))}H{rounded(end)}", class_="level"))
     if len(places) <= _MOST_POINTS:
         parts += [_point(row, contents, at, place) for at, place in enumerate(places)]
-    return chart(f"{row.quantity} of {row.name}", described(row, contents), WIDTH, HEIGHT, parts)
+    return chart(series_name(row), described(row, contents), WIDTH, HEIGHT, parts)
 
 
 def described(row: SeriesRow, contents: Contents) -> str:
@@ -60,7 +60,7 @@ def spark(row: SeriesRow) -> Markup:
     up = Scale(middle - room / 2, middle + room / 2, SPARK_HEIGHT - 2, 2)
     across = Scale(0, max(1, len(values) - 1), 2, SPARK_WIDTH - 2)
     path = _path([(across(at), up(value)) for at, value in enumerate(values)])
-    title = element("title", f"{row.quantity} of {row.name}: {value_text(row.values[-1], row.unit)} at last")
+    title = element("title", f"{series_name(row)}: {value_text(row.values[-1], row.unit)} at last")
     drawn = [title, element("path", d=path, class_="series")]
     return element("svg", drawn, viewBox=f"0 0 {SPARK_WIDTH} {SPARK_HEIGHT}", role="img", class_="spark")
 

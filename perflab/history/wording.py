@@ -16,6 +16,7 @@ _LONGEST = 60
 """Letters of a name within a sentence."""
 _FIXED_WORK = "fixed work, timed beside the cases,"
 _MOST_PLACES = 3
+_GROUPED = 10_000
 _NEAR = 100
 """Values that differ by less are told in one unit."""
 
@@ -31,7 +32,12 @@ def value_text(value: float, unit: str) -> str:
 
 def series_name(row: SeriesRow) -> str:
     """``latency of step[small]``; what nobody can read to its end is cut."""
-    return f"{shorten(one_line(row.quantity), _LONGEST)} of {shorten(one_line(row.name), _LONGEST)}"
+    return f"{brief(row.quantity)} of {brief(row.name)}"
+
+
+def brief(name: str, most: int = _LONGEST) -> str:
+    """A name that fills no screen: its beginning and its end."""
+    return shorten(one_line(name), most)
 
 
 def title(event: EventRow, contents: Contents) -> str:
@@ -79,7 +85,12 @@ def values_text(member: Member, row: SeriesRow) -> str:
 
 
 def pair_text(old: float, new: float, unit: str) -> str:
-    """Two values, told apart: ``1.20 ms -> 1.31 ms``, ``1,000 B -> 2,000 B``, ``473.000 MiB -> 472.988 MiB``.
+    """``1.20 ms -> 1.31 ms``."""
+    return " -> ".join(pair_texts(old, new, unit))
+
+
+def pair_texts(old: float, new: float, unit: str) -> tuple[str, str]:
+    """Two values, told apart: ``1.20 ms``, ``1.31 ms``; ``1000 B``, ``2000 B``; ``473.000 MiB``, ``472.988 MiB``.
 
     Bytes are in one unit, that of the larger one, with as many digits as show a difference; or else as they are.
     """
@@ -90,10 +101,14 @@ def pair_text(old: float, new: float, unit: str) -> str:
         name = value_text(high, unit).split()[-1]
         places = max(2, math.ceil(1 - math.log10((high - low) / BYTES_PER[name])))
         if name in ("B", "KiB") or places > _MOST_PLACES:
-            texts = f"{int(old):,} B", f"{int(new):,} B"
+            texts = _in_bytes(old), _in_bytes(new)
         else:
             texts = f"{old / BYTES_PER[name]:.{places}f} {name}", f"{new / BYTES_PER[name]:.{places}f} {name}"
-    return " -> ".join(texts)
+    return texts
+
+
+def _in_bytes(value: float) -> str:
+    return f"{int(value):,} B" if value >= _GROUPED else f"{int(value)} B"
 
 
 def difference_text(difference: float, unit: str) -> str:

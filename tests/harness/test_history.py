@@ -727,7 +727,7 @@ def test_options_that_would_make_no_difference_are_refused(
 
 
 def test_two_values_are_told_so_that_they_differ() -> None:
-    assert pair_text(1000, 2000, "bytes") == "1,000 B -> 2,000 B"
+    assert pair_text(1000, 2000, "bytes") == "1000 B -> 2000 B"
     assert pair_text(473 * 2**20, 473 * 2**20 - 12 * 2**10, "bytes") == "473.000 MiB -> 472.988 MiB"
     assert pair_text(2**30, 2**30 + 1, "bytes") == "1,073,741,824 B -> 1,073,741,825 B"
     assert pair_text(900 * 2**10, 1.2 * 2**20, "bytes") == "0.88 MiB -> 1.20 MiB"
@@ -871,6 +871,21 @@ def test_axe_finds_no_violation_and_every_chart_has_its_numbers_in_words(
         assert (title, desc) == ("title", "desc")
         assert " of step[" in name
         assert re.match(r"\d.* over \d+ points, 2026-", numbers)
+
+
+def test_no_name_fills_a_screen_of_the_page(tmp_path: Path) -> None:
+    times = noisy(step(20), 1)
+    write_runs(
+        tmp_path / "nights", 40, {f"t.py::test_{'x' * 10_000}": lambda run: {"latency": times[run], "y" * 999: 5}}
+    )
+    assert max(map(len, Shown(page_of(tmp_path).read_text(encoding="utf-8")).texts)) < 500
+
+
+def test_the_page_tells_two_sizes_apart(tmp_path: Path) -> None:
+    large = 473 * 2**20
+    write_runs(tmp_path / "nights", 10, {case_name(1): lambda run: {"peak": large - 12 * 2**10 * (run >= 5)}})
+    said = Shown(page_of(tmp_path).read_text(encoding="utf-8")).texts
+    assert {"473.000 MiB", "472.988 MiB"} <= set(said)
 
 
 @needs_browser
