@@ -75,7 +75,7 @@ def history_command(parser: argparse.ArgumentParser) -> Callable[[argparse.Names
         if given.recent < 1:
             raise UsageError(f"--recent={given.recent}", "give how many runs are recent, 1 or more")
         from perflab.history.between import with_between
-        from perflab.history.contents import chosen, newest_alarm
+        from perflab.history.choice import chosen, newest_alarm
         from perflab.history.telling import contents_of
 
         history = read_history(given.folder, given.branch, given.git, given.quantity)
