@@ -7,6 +7,7 @@ from pathlib import Path
 
 from perflab.data import changed
 from perflab.errors import UsageError
+from perflab.git import commit_named
 from perflab.history.contents import BetweenRow, CommitRow, Contents, RunRow
 from perflab.history.git_objects import clean, commits_between
 from perflab.history.wording import short
@@ -28,7 +29,7 @@ def with_between(contents: Contents, named: tuple[str, str], repository: Path) -
     Raises:
         UsageError: no run, or several, is called so; one names no commit; the repository does not have them.
     """
-    older, newer = sorted(_run(contents.runs, name) for name in named)
+    older, newer = sorted(_run(contents.runs, name, repository) for name in named)
     ends = []
     for at in (older, newer):
         commit = contents.runs[at].commit
@@ -45,7 +46,7 @@ def with_between(contents: Contents, named: tuple[str, str], repository: Path) -
     return changed(contents, between=BetweenRow(older=older, newer=newer, commits=commits))
 
 
-def _run(runs: Sequence[RunRow], name: str) -> int:
+def _run(runs: Sequence[RunRow], name: str, repository: Path) -> int:
     """The run of that name: the last of a day, or of a commit that was measured several times."""
     by_file = [at for at, run in enumerate(runs) if name in (run.file, Path(run.file).name)]
     by_commit = [at for at, run in enumerate(runs) if len(name) >= _SHORTEST and (run.commit or "").startswith(name)]
@@ -53,6 +54,8 @@ def _run(runs: Sequence[RunRow], name: str) -> int:
     if len({clean(runs[at].commit or "") for at in by_commit}) > 1:
         raise UsageError(f"--between={name}: several commits begin so", "give more of its digits")
     found = by_file or by_commit or by_date
+    if not found and (commit := commit_named(repository, name)) is not None:  # a tag, or HEAD~3
+        found = [at for at, run in enumerate(runs) if run.commit is not None and clean(run.commit) == commit]
     if not found:
         last = runs[-1]
         like = ", ".join([*([short(last.commit)] if last.commit else []), last.created[:10], Path(last.file).name])
@@ -65,7 +68,7 @@ def between_lines(contents: Contents) -> Iterator[str]:
     asked = contents.between
     assert asked is not None
     ends = [contents.runs[at] for at in (asked.older, asked.newer)]
-    said = [f"{short(run.commit or '')} ({run.created[:10]}, {Path(run.file).name})" for run in ends]
+    said = [f"{short(run.commit or '')} ({run.created[:10]})" for run in ends]
     yield f"between {said[0]} and {said[1]}: {format_count(len(asked.commits), 'commit')}"
     for one in asked.commits:
         yield f"  {short(one.commit)} {one.date} {one.subject}"
