@@ -58,7 +58,10 @@ def read_journal(path: Path) -> tuple[Document, list[str]]:
         remedy="name another one of .perflab/runs, or what pytest wrote with --perf-json=FILE",
         error=DocumentError,
     )
-    document = merge([document])
+    commits = {result.commit for result in document.results}
+    commit = commits.pop() if len(commits) == 1 else None
+    plain = [changed(result, commit=None) for result in document.results]
+    document = merge([changed(document, results=plain, commit=commit)])
     failed = any(result.failure for result in document.results)
     return changed(document, exitstatus=FAILED if failed else PASSED), notes
 

@@ -39,6 +39,8 @@ class Result(Data, frozen=True):
     """``parameter=level``: what the case is held against in the study's table."""
     mode: Mode = DEFAULT
     """How the case's calls are timed; the default of what is not measured."""
+    commit: str | None = None
+    """Only in a journal, whose lines have no document around them: the project's, as ``Document`` has it."""
 
     @property
     def is_of_a_run(self) -> bool:

@@ -13,8 +13,9 @@ import msgspec
 
 from perflab.errors import DocumentError
 from perflab.history.narrow import UNIT_BYTES, UNIT_COUNT, UNIT_NS, Resources
-from perflab.history.results_files import basis_text, prediction_text
-from perflab.history.series import INEXACT_COUNTS, Place, Reading, exact_place, places_of
+from perflab.history.not_run import basis_text, prediction_text
+from perflab.history.places import Place, exact_place, places_of
+from perflab.history.series import INEXACT_COUNTS, Reading
 from perflab.records import Environment, ExactEnvironment
 
 _REAL_UNITS = dict.fromkeys(("asked", "allocated", "reserved", "to_device", "to_host"), UNIT_BYTES)

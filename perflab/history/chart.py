@@ -6,11 +6,12 @@ The horizontal axis counts runs, so that all charts of a page have the same mome
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from markupsafe import Markup
 
 from perflab.history.contents import Contents, SeriesRow
-from perflab.history.wording import short, value_text
+from perflab.history.wording import series_name, short, value_text
 from perflab.page.svg import Scale, around, chart, element, rounded, ticks
 
 WIDTH, HEIGHT = 640, 150
@@ -37,7 +38,7 @@ def line_chart(row: SeriesRow, contents: Contents) -> Markup:
         parts.append(element("path", d=f"M{rounded(start)} {rounded(up(level.value))}H{rounded(end)}", class_="level"))
     if len(places) <= _MOST_POINTS:
         parts += [_point(row, contents, at, place) for at, place in enumerate(places)]
-    return chart(f"{row.quantity} of {row.name}", described(row, contents), WIDTH, HEIGHT, parts)
+    return chart(series_name(row), described(row, contents), WIDTH, HEIGHT, parts)
 
 
 def described(row: SeriesRow, contents: Contents) -> str:
@@ -52,17 +53,28 @@ def described(row: SeriesRow, contents: Contents) -> str:
 
 def spark(row: SeriesRow) -> Markup:
     """The same, small, for a row of a table."""
-    step = -(-len(row.values) // _SPARK_POINTS)
-    values = row.values[::step]
+    values = thinned(row.values, _SPARK_POINTS)
     low, high = min(values), max(values)
     room = max(high - low, 0.1 * high) or 1.0
     middle = (low + high) / 2
     up = Scale(middle - room / 2, middle + room / 2, SPARK_HEIGHT - 2, 2)
     across = Scale(0, max(1, len(values) - 1), 2, SPARK_WIDTH - 2)
     path = _path([(across(at), up(value)) for at, value in enumerate(values)])
-    title = element("title", f"{row.quantity} of {row.name}: {value_text(row.values[-1], row.unit)} at last")
+    title = element("title", f"{series_name(row)}: {value_text(row.values[-1], row.unit)} at last")
     drawn = [title, element("path", d=path, class_="series")]
     return element("svg", drawn, viewBox=f"0 0 {SPARK_WIDTH} {SPARK_HEIGHT}", role="img", class_="spark")
+
+
+def thinned(values: Sequence[float], most: int) -> list[float]:
+    """At most so many of the values, in their order: of each stretch the least and the greatest, and the last one."""
+    if len(values) <= most:
+        return list(values)
+    stretches = (most - 1) // 2
+    edges = [round(at * (len(values) - 1) / stretches) for at in range(stretches + 1)]
+    kept = {len(values) - 1}
+    for start, end in pairwise(edges):
+        kept |= {min(range(start, end), key=values.__getitem__), max(range(start, end), key=values.__getitem__)}
+    return [values[at] for at in sorted(kept)]
 
 
 def _path(places: Sequence[tuple[float, float]]) -> str:

@@ -46,6 +46,9 @@ def history_command(parser: argparse.ArgumentParser) -> Callable[[argparse.Names
     parser.add_argument("--case", metavar="SUBSTRING", help="show only cases whose name contains this")
     parser.add_argument("--quantity", metavar="NAME", help="show only this quantity, such as latency or peak")
     parser.add_argument("--since", metavar="DATE", help="leave out what is older, such as 2026-11-01")
+    parser.add_argument(
+        "--between", nargs=2, metavar="RUN", help="list the commits between two runs: each by its commit, date or file"
+    )
     parser.add_argument("--format", choices=("text", "json", "csv", "html"), default="text", help="(default: text)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write to this file, and not to the terminal")
     parser.add_argument("--fail", action="store_true", help="exit with 1 if an alarm for the worse is recent")
@@ -63,14 +66,16 @@ def history_command(parser: argparse.ArgumentParser) -> Callable[[argparse.Names
     parser.add_argument("--good", metavar="COMMIT", help="with --bisect: has the old level (default: the event's)")
     parser.add_argument("--bad", metavar="COMMIT", help="with --bisect: has the new level (default: the event's)")
     parser.add_argument("--build", metavar="COMMAND", help="with --bisect: run this in each commit's worktree first")
-    parser.add_argument("--pytest", metavar="OPTIONS", default="", help="with --bisect: more options for pytest")
+    parser.add_argument("--pytest", metavar="OPTIONS", help="with --bisect: more options for pytest")
 
     def run(given: argparse.Namespace) -> int:
+        _refuse_unused(given)
         if given.bisect is not None:
             return _bisect(given)
         if given.recent < 1:
             raise UsageError(f"--recent={given.recent}", "give how many runs are recent, 1 or more")
-        from perflab.history.contents import chosen, newest_alarm
+        from perflab.history.between import with_between
+        from perflab.history.choice import chosen, newest_alarm
         from perflab.history.telling import contents_of
 
         history = read_history(given.folder, given.branch, given.git, given.quantity)
@@ -78,6 +83,8 @@ def history_command(parser: argparse.ArgumentParser) -> Callable[[argparse.Names
         if not history.runs:
             raise UsageError(f"--since={given.since}: no run is as new as that", "name an earlier date")
         contents = contents_of(history, Path())
+        if given.between is not None:
+            contents = with_between(contents, tuple(given.between), Path())
         shown = chosen(contents, given.case, given.quantity)
         if not shown.series:
             raise UsageError(_nothing(given.case, given.quantity), f"there are: {_known(history)}")
@@ -107,12 +114,38 @@ def _bisect(given: argparse.Namespace) -> int:
         source,
         (given.good, given.bad),
         given.quantity,
-        build=shlex.split(given.build or ""),
-        options=shlex.split(given.pytest),
+        build=_words("--build", given.build),
+        options=_words("--pytest", given.pytest),
         told=lambda text: print(one_line(text), file=sys.stderr, flush=True),
     )
     print("\n".join(map(one_line, answer.lines)))
     return 0 if answer.is_found else 1
+
+
+def _refuse_unused(given: argparse.Namespace) -> None:
+    """Raise UsageError for options that would make no difference."""
+    of_bisection = {"--good": given.good, "--bad": given.bad, "--build": given.build, "--pytest": given.pytest}
+    if given.between is not None and given.format not in ("text", "json"):
+        raise UsageError(f"--between with --format={given.format}", "give --format=text, or json")
+    shown = {"--between": given.between, "--case": given.case, "--output": given.output, "--fail": given.fail or None}
+    shown["--format"] = given.format if given.format != "text" else None
+    for name, value in (of_bisection if given.bisect is None else shown).items():
+        if value is None:
+            continue
+        said = name if value is True else f"{name}={value}"
+        if given.bisect is None:
+            raise UsageError(f"{said} without --bisect", "add --bisect=CASE, or leave it out")
+        raise UsageError(
+            f"{said} with --bisect", "leave it out: a bisection answers in text, with status 0 if it found"
+        )
+
+
+def _words(option: str, text: str | None) -> list[str]:
+    try:
+        return shlex.split(text or "")
+    except ValueError as error:
+        problem = str(error)[0].lower() + str(error)[1:]
+        raise UsageError(f"{option}={text}: {problem}", "write it as for a shell, with each quote closed") from None
 
 
 def read_history(folder: str | None, branch: str | None, git: bool, quantity: str | None) -> History:

@@ -5,7 +5,7 @@ Indices point into the lists beside them: runs, environments, words, series. Tim
 
 from __future__ import annotations
 
-from perflab.data import Data, changed
+from perflab.data import Data
 
 SCHEMA = 1
 KIND = "perflab history"
@@ -46,7 +46,9 @@ class SeriesRow(Data, frozen=True):
     environment: int
     points: int
     ratio: float | None
-    """The last level over the first one; null where that is 0."""
+    """How the last level stands to the first one: the product of its changes' ratios; null where that is 0."""
+    difference: float
+    """The last level less the first one."""
     runs: list[int]
     values: list[float]
     words: list[int]
@@ -79,11 +81,20 @@ class Member(Data, frozen=True):
     new: float
     ratio: float | None
     """New over old; null where the old level is 0."""
+    difference: float
+    """New less old."""
     low: float | None
     """95 % interval of the ratio."""
     high: float | None
     p: float | None = None
     """Chance of such a change in an unchanged series; null of exact quantities and accepted levels."""
+    machine: float | None = None
+    """By what ratio the calibration workload changed at its place; null: it did not."""
+    rest: float | None = None
+    """What that leaves of the ratio."""
+    rest_low: float | None = None
+    """95 % interval of what is left."""
+    rest_high: float | None = None
 
 
 class EventRow(Data, frozen=True):
@@ -91,8 +102,8 @@ class EventRow(Data, frozen=True):
 
     number: int
     kind: str
-    """``alarm``; ``possible``: no alarm, since among so many series such changes come by chance; ``machine``: the
-    calibration workload changed as well, or no commit lies between; ``accepted``: a baseline."""
+    """``alarm``; ``possible``: no alarm, since among so many series such changes come by chance; ``machine``: what the
+    calibration workload did there explains it, or no commit lies between; ``accepted``: a baseline."""
     worse: bool
     ratio: float | None
     """The median over its members: of times, where there are some."""
@@ -105,7 +116,8 @@ class EventRow(Data, frozen=True):
     """The first run that surely has the new level."""
     members: list[Member]
     cases: int
-    """How many cases share it, also where a choice of cases leaves some of its members out."""
+    """How many cases share it: of an event with times, those whose time changed. Also where a choice of cases leaves
+    some of its members out."""
     good: str | None = None
     bad: str | None = None
     commits: list[CommitRow] = []
@@ -115,9 +127,45 @@ class EventRow(Data, frozen=True):
     """Numbers of the events whose old level came back."""
     undone_by: list[int] = []
     machine_ratio: float | None = None
-    """By what the calibration workload changed."""
+    """By what the calibration workload changed there: the median over its members."""
+    rest_ratio: float | None = None
+    """What that leaves of their changes: the median over its members."""
     reasons: list[str] = []
     """Why levels were accepted."""
+
+
+class BreakMember(Data, frozen=True):
+    """A quantity of a case that is measured elsewhere from a run on."""
+
+    before: int
+    """The series that ended."""
+    after: int
+    """The one that began."""
+    old: float
+    """The last level before."""
+    new: float
+    """The first level after. The two are not compared."""
+
+
+class BreakRow(Data, frozen=True):
+    """A change of the environment, across which nothing is judged."""
+
+    run: int
+    """The first one in the new environment."""
+    before: str
+    """What the old one has for itself."""
+    now: str
+    """What the new one has."""
+    members: list[BreakMember]
+
+
+class BetweenRow(Data, frozen=True):
+    """The commits between two runs that were asked for."""
+
+    older: int
+    newer: int
+    commits: list[CommitRow]
+    """The newest first."""
 
 
 class LeftOutRow(Data, frozen=True):
@@ -142,32 +190,9 @@ class Contents(Data, frozen=True):
     events: list[EventRow]
     series: list[SeriesRow]
     left_out: list[LeftOutRow]
-
-
-def chosen(contents: Contents, case: str | None, quantity: str | None) -> Contents:
-    """The part of it that is about cases, and a quantity, with these in their names. What is an alarm does not change.
-
-    Args:
-        contents: the whole.
-        case: a part of names of cases; None: all.
-        quantity: the name of a quantity; None: all.
-    """
-    kept = [
-        at
-        for at, one in enumerate(contents.series)
-        if (case is None or case in one.case + one.variant) and (quantity is None or quantity == one.quantity)
-    ]
-    new = {old: at for at, old in enumerate(kept)}
-    events = []
-    for event in contents.events:
-        members = [changed(one, series=new[one.series]) for one in event.members if one.series in new]
-        if members:
-            events.append(changed(event, members=members))
-    return changed(contents, series=[contents.series[at] for at in kept], events=events)
-
-
-def newest_alarm(contents: Contents, recent: int) -> EventRow | None:
-    """The newest alarm for the worse whose new level began within so many of the last runs; None if there is none."""
-    since = len(contents.runs) - recent
-    found = [one for one in contents.events if one.kind == ALARM and one.worse and one.first_new >= since]
-    return max((one for one in found if not one.undone_by), key=lambda one: one.first_new, default=None)
+    breaks: list[BreakRow] = []
+    """Where series ended and began anew."""
+    between: BetweenRow | None = None
+    """With ``--between``."""
+    repeated: int = 0
+    """Runs left out since another file has them as well: a run counts once, whatever files it stands in."""

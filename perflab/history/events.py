@@ -1,15 +1,15 @@
 """Changes of many series made events: one event gives one alarm, whatever shares it. Pure.
 
 A change lies somewhere among the runs after its last old point up to its first new one. Changes in one environment and
-one direction that have a run in common are one event. Of all ways to share changes out, the run that most of them have
-in common is taken first, and so on. An interval misses its place one time in twenty, so a few that lie close beside a
-much larger event belong to it.
+one direction that have a run in common are one event; those that the machine explains stand apart. Of all ways to share
+changes out, the run that most of them have in common is taken first, and so on. An interval misses its place one time
+in twenty, so a few that lie close beside a much larger event belong to it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -22,8 +22,6 @@ _BESIDE_RUNS = 3
 """An interval that missed its place lies this close to it."""
 _BESIDE_SHARE = 0.1
 """So many of an event's changes may have missed."""
-_EXPLAINS = 0.5
-"""The machine explains an event if it changed by at least this share of it, as logarithms."""
 
 
 @dataclass
@@ -44,8 +42,8 @@ class Event:
     came_back: list[int] = field(default_factory=list)
     """Numbers of the earlier events that it undoes."""
     undone_by: list[int] = field(default_factory=list)
-    machine: float | None = None
-    """By which ratio the calibration workload changed there, if that explains it."""
+    is_machines: bool = False
+    """Whether the machine explains each of its changes."""
 
 
 def is_worse(series: Series, found: Found) -> bool:
@@ -61,14 +59,14 @@ def gather(series: Sequence[Series], groups: Sequence[str], found: Sequence[Foun
         groups: by place, what the exact quantities and times of one machine have in common.
         found: the changes. No alarm rests on what is possible, but what is possible may belong to one.
     """
-    kinds: dict[tuple[bool, int, bool], list[Found]] = {}
+    kinds: dict[tuple[bool, int, bool, bool], list[Found]] = {}
     for one in found:
         own = series[one.series]
-        kinds.setdefault((one.is_alarm, own.place, is_worse(own, one)), []).append(one)
+        kinds.setdefault((one.is_alarm, own.place, is_worse(own, one), one.is_machines), []).append(one)
     events: list[Event] = []
-    for (alarm, place, worse), ones in kinds.items():
+    for (alarm, place, worse, machines), ones in kinds.items():
         for members, first, last in _clusters(series, ones):
-            events.append(Event(groups[place], worse, alarm, members, first, last))
+            events.append(Event(groups[place], worse, alarm, members, first, last, is_machines=machines))
     events = _joined(series, events)
     for event in events:
         sure = [one for one in event.members if one.is_alarm] or event.members
@@ -79,15 +77,9 @@ def gather(series: Sequence[Series], groups: Sequence[str], found: Sequence[Foun
     return events
 
 
-def span(series: Sequence[Series], found: Found) -> tuple[int, int]:
-    """The runs that may be the first of the new level: from, to."""
-    runs = series[found.series].runs
-    return runs[found.change.before] + 1, runs[found.change.after]
-
-
 def _clusters(series: Sequence[Series], found: Sequence[Found]) -> list[tuple[list[Found], int, int]]:
     """Changes that have a run in common, with the runs that all of them have: the largest such cluster first."""
-    left = [(*span(series, one), one) for one in found]
+    left = [(*one.span(series), one) for one in found]
     clusters: list[tuple[list[Found], int, int]] = []
     while left:
         run = _most_common(left)
@@ -144,8 +136,8 @@ def _joined(series: Sequence[Series], events: Sequence[Event]) -> list[Event]:
 
 def _belongs(series: Sequence[Series], event: Event, other: Event) -> bool:
     """Whether an event is part of another one: one direction, perhaps one run, and no times of two machines."""
-    if (event.group, event.is_worse) != (other.group, other.is_worse):
-        return False
+    if (event.group, event.is_worse, event.is_machines) != (other.group, other.is_worse, other.is_machines):
+        return False  # the machine's hide nothing of the code's: what needs something else is other code
     own, others = _timed(series, event), _timed(series, other)
     same_place = not own or not others or not own.isdisjoint(others)
     return same_place and event.first <= other.last and other.first <= event.last
@@ -169,36 +161,6 @@ def _note_returns(events: Sequence[Event]) -> None:
             if 2 * many >= len(event.members) and earlier != at:
                 event.came_back.append(earlier)
                 events[earlier].undone_by.append(at)
-
-
-def blame_the_machine(
-    events: Sequence[Event],
-    series: Sequence[Series],
-    machines: Sequence[Series],
-    moved: Sequence[Found],
-) -> None:
-    """Note the events at whose place the calibration workload's own series changed, as far as it explains them.
-
-    Args:
-        events: what was found in the cases' series.
-        series: those series.
-        machines: the calibration workload's series.
-        moved: its changes.
-    """
-    steps: Mapping[int, list[Found]] = {
-        place: [one for one in moved if machines[one.series].place == place]
-        for place in {one.place for one in machines}
-    }
-    for event in events:
-        times = [one for one in event.members if not series[one.series].is_exact]
-        if len(times) < len(event.members):
-            continue  # code that needs something else is other code
-        for one in steps.get(series[times[0].series].place, ()):
-            first, last = span(machines, one)
-            together = first <= event.last and event.first <= last
-            ratio, own = _log(one.change.ratio), _log(event.ratio)
-            if together and ratio * own > 0 and abs(ratio) >= _EXPLAINS * abs(own):
-                event.machine = one.change.ratio
 
 
 def _log(ratio: float) -> float:

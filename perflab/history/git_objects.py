@@ -12,8 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from perflab.errors import RivalError
+from perflab.errors import RivalError, UsageError
 from perflab.git import ask_git, commit_named, run_git
+from perflab.report.escaping import one_line
+from perflab.units import format_names
 
 _MOST_COMMITS = 20
 """Commits of one range that are listed; the others are counted."""
@@ -81,13 +83,13 @@ class Between(NamedTuple):
     """At most so many as are shown, the newest first."""
 
 
-def commits_between(folder: Path, good: str, bad: str) -> Between | None:
+def commits_between(folder: Path, good: str, bad: str, most: int = _MOST_COMMITS) -> Between | None:
     """What came after ``good`` up to ``bad``, merges as one; None if the repository does not have both."""
     good, bad = clean(good), clean(bad)
     if commit_named(folder, good) is None or commit_named(folder, bad) is None:
         return None
     count = ask_git(folder, "rev-list", "--count", "--first-parent", f"{good}..{bad}")
-    form = ["--format=%H%x09%cs%x09%s", f"--max-count={_MOST_COMMITS}"]
+    form = ["--format=%H%x09%cs%x09%s", f"--max-count={most}"]
     listed = ask_git(folder, "log", "--first-parent", *form, f"{good}..{bad}")
     if count is None or listed is None:
         return None
@@ -103,13 +105,18 @@ def files_on(folder: Path, branch: str, below: str) -> list[tuple[str, str]]:
     """Names and objects of the files below a folder of a branch, as ``(path, object)``.
 
     Raises:
-        RivalError: there is no such branch, or folder.
+        RivalError: there is no such branch.
+        UsageError: it has no such folder.
     """
     commit = commit_named(folder, branch) or commit_named(folder, f"origin/{branch}")
     if commit is None:
         raise RivalError(f"--branch={branch}: there is no such branch here", f"fetch it: git fetch origin {branch}")
     place = below.strip("/")
     tree = commit if place in ("", ".") else f"{commit}:{place}"
+    if ask_git(folder, "cat-file", "-t", tree) not in ("tree", "commit"):
+        there = (ask_git(folder, "ls-tree", "-d", "-z", "--name-only", commit) or "").split("\0")
+        named = format_names([one_line(name) for name in filter(None, there)]) or "none"
+        raise UsageError(f"--branch={branch} has no folder {below}", f"name one of its folders: {named}")
     rows = run_git(folder, "ls-tree", "-r", "-z", "--full-tree", tree).split("\0")
     found = []
     for row in filter(None, rows):

@@ -30,6 +30,21 @@ _FEWEST = 4
 
 
 @dataclass(frozen=True)
+class Rest:
+    """What the machine leaves of a change at whose place it changed too."""
+
+    machine: float
+    """By which ratio the calibration workload changed."""
+    ratio: float
+    """The change's ratio over that."""
+    low: float
+    """95 % interval of it."""
+    high: float
+    is_codes: bool
+    """Whether it is more than the noise of both."""
+
+
+@dataclass(frozen=True)
 class Found:
     """A change of one series."""
 
@@ -39,6 +54,18 @@ class Found:
     is_alarm: bool
     undoes: int | None = None
     """The ``at`` of the earlier change that this one takes back."""
+    rest: Rest | None = None
+    """What the machine leaves of it; None where the machine did not change."""
+
+    @property
+    def is_machines(self) -> bool:
+        """Whether the machine explains it."""
+        return self.rest is not None and not self.rest.is_codes
+
+    def span(self, series: Sequence[Series]) -> tuple[int, int]:
+        """The runs that may be the first of the new level: from, to."""
+        runs = series[self.series].runs
+        return runs[self.change.before] + 1, runs[self.change.after]
 
 
 def judge(series: Sequence[Series]) -> list[Found]:

@@ -184,6 +184,8 @@ class Result(Narrow):
     outcome: Outcome | None = None
     failure: str | None = None
     mode: Mode = Mode()
+    commit: str | None = None
+    """In a journal."""
 
 
 class Document(Narrow):

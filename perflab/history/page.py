@@ -9,11 +9,23 @@ from markupsafe import Markup
 
 from perflab.history.chart import described, line_chart, spark
 from perflab.history.contents import ACCEPTED, ALARM, MACHINE, POSSIBLE, Contents, EventRow, Member, SeriesRow
-from perflab.history.text import since_start
-from perflab.history.wording import member_change, remarks, short, summary, title, value_text, where
+from perflab.history.text import NEW_ENVIRONMENTS, since_start
+from perflab.history.wording import (
+    break_text,
+    brief,
+    member_change,
+    pair_texts,
+    remarks,
+    short,
+    summary,
+    title,
+    value_text,
+    where,
+)
 from perflab.page.render import render
 from perflab.page.table import Cell, Column, PageTable, Row, number_cell, text_cell
 from perflab.report.escaping import one_line
+from perflab.units import format_count
 
 MOST_CHARTS = 150
 """Series that are drawn: those with events first. The table has all, and JSON all numbers."""
@@ -22,7 +34,10 @@ MOST_ROWS = 2_000
 MOST_POINTS = 200
 """Points of a series whose numbers stand below its chart, the newest."""
 _MOST_MEMBERS = 40
+_LONGEST_ID = 400
 _LEAST_P = 1e-6
+_BANDS = ("a band is where a change lies, with 95 % certainty", "a band lies between the two runs of a change")
+"""Of what varies, and of what is exact."""
 _HEADS = {
     ALARM: "Events",
     ACCEPTED: "Accepted changes",
@@ -52,11 +67,17 @@ class SeriesView:
 
     id: str
     row: SeriesRow
+    name: str
+    quantity: str
+    case: str
+    """Node id, and what tells its results apart."""
     is_open: bool
     last: str
     change: str
     chart: Markup
     told: str
+    bands: str
+    """What its bands are."""
     numbers: PageTable
     numbers_left: int
 
@@ -74,12 +95,16 @@ def as_page(contents: Contents) -> str:
         "history.html",
         title=f"perflab history: {contents.source}",
         summary=summary(contents),
+        breaks=[one_line(break_text(one, contents)) for one in reversed(contents.breaks)],
+        breaks_head=NEW_ENVIRONMENTS.capitalize(),
         kinds=[(head, events) for head, events in kinds if events],
         table=_table(listed, drawn, contents),
         rows_left=len(order) - len(listed),
+        rows_left_same=not any(contents.series[at].events for at in order[MOST_ROWS:]),
         series=[_series(at, contents) for at in drawn],
         charts_left=len(order) - len(drawn),
         left_out=contents.left_out,
+        left_out_head=f"{format_count(len(contents.left_out), 'file')} left out",
         environments=contents.environments,
         version=contents.perflab,
     )
@@ -93,10 +118,12 @@ def _event(event: EventRow, contents: Contents, drawn: Sequence[int]) -> EventVi
         row = contents.series[one.series]
         href = f"#series-{one.series + 1}" if one.series in drawn else None
         cells = [
-            text_cell(row.name, href=href),
-            text_cell(row.quantity),
-            number_cell_of(one.old, row),
-            number_cell_of(one.new, row),
+            text_cell(brief(row.name), href=href),
+            text_cell(brief(row.quantity)),
+            *(
+                Cell(said, float(f"{value:.7g}"), number=True)
+                for said, value in zip(pair_texts(one.old, one.new, row.unit), (one.old, one.new), strict=True)
+            ),
             Cell(member_change(one, row), one.ratio, number=True),
             Cell(chance_text(one, row), one.p, number=True),
         ]
@@ -145,8 +172,8 @@ def _table(listed: Sequence[int], drawn: Sequence[int], contents: Contents) -> P
     for at in listed:
         row = contents.series[at]
         cells = [
-            text_cell(row.name, href=f"#series-{at + 1}" if at in known else None),
-            text_cell(row.quantity),
+            text_cell(brief(row.name), href=f"#series-{at + 1}" if at in known else None),
+            text_cell(brief(row.quantity)),
             Cell(spark(row), row.ratio),
             number_cell(row.points, "count"),
             number_cell_of(row.levels[0].value, row),
@@ -179,11 +206,15 @@ def _series(at: int, contents: Contents) -> SeriesView:
     return SeriesView(
         id=f"series-{at + 1}",
         row=row,
+        name=brief(row.name),
+        quantity=brief(row.quantity),
+        case=brief(f"{row.case} {row.variant}".rstrip(), _LONGEST_ID),
         is_open=bool(row.events),
         last=value_text(row.values[-1], row.unit),
         change=since_start(row),
         chart=line_chart(row, contents),
         told=one_line(described(row, contents)),
+        bands=_BANDS[row.exact],
         numbers=PageTable(columns, rows),
         numbers_left=start,
     )

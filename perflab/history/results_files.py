@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from statistics import median
 
@@ -12,7 +11,9 @@ import msgspec
 from perflab.errors import DocumentError
 from perflab.history import narrow
 from perflab.history.narrow import UNIT_BYTES, UNIT_COUNT, UNIT_NS
-from perflab.history.series import CALIBRATION, INEXACT_COUNTS, NEW, History, Reading, Run, places_of
+from perflab.history.not_run import basis_text, readings_of_now, where_of
+from perflab.history.places import places_of
+from perflab.history.series import CALIBRATION, INEXACT_COUNTS, NEW, History, Reading, Run
 from perflab.records import Environment
 
 REPORT = "perflab report"
@@ -69,21 +70,23 @@ def in_a_line(failure: str | None) -> str:
 
 
 def read_journal_into(history: History, raw: bytes, file: str, created: datetime) -> None:
-    """Add a run of which only the journal is there. A last line that was cut off is no damage.
+    """Add a run of which only the journal is there. Of each case the last line counts; half a line is no damage.
 
     Raises:
         DocumentError: another line is no result.
     """
     lines = raw.split(b"\n")
-    results = []
+    results: dict[tuple[str, str], narrow.Result] = {}
     for number, line in enumerate(lines, 1):
         try:
             if line:
-                results.append(msgspec.json.decode(line, type=narrow.Result))
+                one = msgspec.json.decode(line, type=narrow.Result)
+                results[one.case, _variant(one)] = one
         except msgspec.DecodeError as error:
             if number < len(lines):
                 raise DocumentError(f"line {number} is damaged: {error}", "remove the file") from error
-    _add_results(history, narrow.Document(created, results), file)
+    commit = next((one.commit for one in results.values()), None)
+    _add_results(history, narrow.Document(created, list(results.values()), commit), file, is_journal=True)
 
 
 def _add_report(history: History, run: narrow.ReportRun, file: str) -> None:
@@ -122,14 +125,14 @@ def _numbers(history: History, environment: Environment | None, variant: str) ->
     return history.place(times), history.place(exact)
 
 
-def _add_results(history: History, document: narrow.Document, file: str) -> None:
-    number = history.begin(Run(_aware(document.created), document.commit, file))
+def _add_results(history: History, document: narrow.Document, file: str, *, is_journal: bool = False) -> None:
+    number = history.begin(Run(_aware(document.created), document.commit, file, is_journal))
     numbers: dict[tuple[Environment | None, str], tuple[int, int]] = {}
     for result in document.results:
         outcome = result.outcome
         if outcome is None:
             continue
-        variant, where = _variant(result), _where(outcome)
+        variant, where = _variant(result), where_of(outcome.now) if outcome.now is not None else ""
         key = (outcome.environment, where)
         if key not in numbers:
             numbers[key] = _numbers(history, outcome.environment, where)
@@ -150,28 +153,9 @@ def _variant(result: narrow.Result) -> str:
     return f"{{{', '.join(words)}}}" if words else ""
 
 
-def _where(outcome: narrow.Outcome) -> str:
-    now = outcome.now
-    if now is None:
-        return ""
-    if now.gpu is not None:
-        return prediction_text(f"{now.gpu}-dry-run" if now.dry_run is not None else now.gpu, now.torch or "")
-    return basis_text({"triton": now.triton or "", "ptxas": now.resources.ptxas if now.resources is not None else ""})
-
-
-def prediction_text(place: str, torch: str) -> str:
-    """Where a prediction's numbers belong."""
-    return basis_text({"GPU": place, "torch": torch})
-
-
-def basis_text(compared_by: Mapping[str, str]) -> str:
-    """What must agree before numbers of what did not run are compared: ``GPU h100, torch 2.13.0``."""
-    return ", ".join(f"{name} {value}" for name, value in compared_by.items() if value)
-
-
 def _readings(result: narrow.Result, outcome: narrow.Outcome) -> dict[str, Reading]:
     if outcome.now is not None:
-        return _of_what_did_not_run(outcome.now)
+        return readings_of_now(outcome.now)
     judged = outcome.fresh or ([outcome.summary] if outcome.summary is not None else [])
     if not judged:
         return {}
@@ -195,28 +179,6 @@ def _readings(result: narrow.Result, outcome: narrow.Outcome) -> dict[str, Readi
             median(one.yardsticks_ns[name] for one in judged if name in one.yardsticks_ns)
         )
     return found
-
-
-def _of_what_did_not_run(now: narrow.Now) -> dict[str, Reading]:
-    if now.resources is not None:
-        return now.resources.readings()
-    if now.peak_bytes is None:
-        return {}
-    sizes = {
-        "peak": now.peak_bytes,
-        "saved": sum(one.size_bytes for one in now.saved),
-        "bytes": sum(one.bytes_moved for one in now.costs),
-    }
-    if now.dry_run is not None:
-        sizes |= {"asked": now.dry_run.asked_bytes, "allocated": now.allocated_bytes, "reserved": now.reserved_bytes}
-    counts = {
-        "flops": sum(one.flops for one in now.costs),
-        "operators": sum(one.calls for one in now.costs),
-        "launches": now.launches,
-    }
-    return {name: Reading(value, UNIT_BYTES, True) for name, value in sizes.items()} | {
-        name: Reading(value, UNIT_COUNT, True) for name, value in counts.items() if value
-    }
 
 
 def _time(value_ns: float) -> Reading:

@@ -12,8 +12,8 @@ from datetime import datetime
 from statistics import median
 from typing import NamedTuple
 
-from perflab.environment import exact_environment
-from perflab.records import Environment, ExactEnvironment
+from perflab.history.places import Place
+from perflab.history.repeats import repeats
 
 CALIBRATION = "calibration "
 """How quantities begin that are the machine's: readings of fixed work beside a case."""
@@ -32,16 +32,8 @@ class Run:
     """40 hexadecimal digits, with ``+dirty`` behind them if files differed."""
     file: str
     """Where it was read; of baselines, the commit's subject."""
-
-
-class Place(NamedTuple):
-    """What numbers of one series share, so that they compare."""
-
-    text: str
-    """As it is shown."""
-    group: str
-    """What exact quantities and times of one machine have in common."""
-    is_exact: bool
+    is_journal: bool = False
+    """Whether ``created`` is when it began, and not when it ended."""
 
 
 @dataclass
@@ -107,6 +99,8 @@ class History:
         self.words: list[str] = []
         self.series: list[Series] = []
         self.left_out: list[LeftOut] = []
+        self.repeated = 0
+        """Runs that were read from several files, and count once: how many were too many."""
         self.are_accepted = False
         """Whether points are accepted levels, and no runs."""
         self.machines: list[Series] = []
@@ -205,9 +199,12 @@ class History:
             values_ns.clear()
 
     def finish(self, since: datetime | None = None) -> None:
-        """Put runs and points in order of time, without those before ``since``."""
+        """Put runs and points in order of time, each run once, without those before ``since``."""
+        again = set() if self.are_accepted else repeats(self.runs, self.series)
         order = sorted(range(len(self.runs)), key=lambda at: (self.runs[at].created, self.runs[at].file))
-        kept = [at for at in order if since is None or self.runs[at].created >= since]
+        order = [at for at in order if since is None or self.runs[at].created >= since]
+        kept = [at for at in order if at not in again]
+        self.repeated = len(order) - len(kept)
         if kept != list(range(len(self.runs))):
             rank = {old: new for new, old in enumerate(kept)}
             for one in [*self.series, *self.machines]:
@@ -218,38 +215,3 @@ class History:
             self.runs = [self.runs[at] for at in kept]
         self.series = [one for one in self.series if one.runs]
         self.machines = [one for one in self.machines if one.runs]
-
-
-def places_of(environment: Environment | None, variant: str) -> tuple[Place, Place]:
-    """Where times, and exact quantities, of results from an environment belong.
-
-    Args:
-        environment: of what was run; None of what was predicted or compiled.
-        variant: what such a result is for.
-    """
-    if environment is None:
-        nowhere = Place(variant or "no machine", variant or "no machine", is_exact=True)
-        return nowhere, nowhere
-    exact = exact_environment(environment)
-    group = repr(exact)
-    return Place(_times_text(environment), group, is_exact=False), exact_place(exact)
-
-
-def exact_place(exact: ExactEnvironment) -> Place:
-    """Where exact quantities belong that say so themselves."""
-    return Place(_exact_text(exact), repr(exact), is_exact=True)
-
-
-def _times_text(environment: Environment) -> str:
-    versions = [f"torch {environment.torch}", *([f"CUDA {environment.cuda}"] if environment.cuda else [])]
-    driver = [f"driver {environment.driver}"] if environment.driver else []
-    cores = f"{environment.cores} cores, {environment.threads} threads"
-    machine = [f"machine {environment.machine}"] if environment.machine else []
-    named = f"{environment.device}: {environment.device_name}"
-    return " · ".join([f"{named}, {cores}", *versions, *driver, f"Python {environment.python}", *machine])
-
-
-def _exact_text(exact: ExactEnvironment) -> str:
-    named = f"{exact.device}: {exact.device_name}" if exact.device_name else exact.device
-    threads = f"{exact.threads} thread{'s' * (exact.threads != 1)}"
-    return f"{named}, {exact.isa}, {threads}, any machine · torch {exact.torch} · Python {exact.python}"

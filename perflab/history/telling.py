@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 
 from perflab import __version__
+from perflab.history.breaks import breaks_in
 from perflab.history.contents import (
     ACCEPTED,
     ALARM,
@@ -26,9 +27,10 @@ from perflab.history.contents import (
     RunRow,
     SeriesRow,
 )
-from perflab.history.events import Event, blame_the_machine, gather
+from perflab.history.events import Event, gather
 from perflab.history.git_objects import clean, commits_between
 from perflab.history.judging import Found, judge, judge_accepted
+from perflab.history.machine import without_the_machine
 from perflab.history.series import History, Series
 from perflab.report.lines import short_name
 
@@ -45,8 +47,8 @@ def contents_of(history: History, repository: Path) -> Contents:
     if history.are_accepted:
         events = gather(series, groups, judge_accepted(series))
     else:
-        events = gather(series, groups, judge(series))
-        blame_the_machine(events, series, history.machines, judge(history.machines))
+        found = without_the_machine(judge(series), series, history.machines, judge(history.machines))
+        events = gather(series, groups, found)
     parts: dict[int, list[tuple[int, Found]]] = {}
     for number, event in enumerate(events, 1):
         for one in event.members:
@@ -56,6 +58,7 @@ def contents_of(history: History, repository: Path) -> Contents:
     rows = [
         _series(one, names[one.case, one.variant], used[one.place], parts.get(at, [])) for at, one in enumerate(series)
     ]
+    environments = _told_apart([history.places[place].text for place in used])
     return Contents(
         kind=KIND,
         schema=SCHEMA,
@@ -63,11 +66,13 @@ def contents_of(history: History, repository: Path) -> Contents:
         source=history.source,
         accepted=history.are_accepted,
         runs=[RunRow(created=one.created.isoformat(), file=one.file, commit=one.commit) for one in history.runs],
-        environments=_told_apart([history.places[place].text for place in used]),
+        environments=environments,
         words=history.words,
         events=[_event(number, one, rows, history, repository) for number, one in enumerate(events, 1)],
         series=rows,
         left_out=[LeftOutRow(file=one.file, problem=one.problem) for one in history.left_out],
+        breaks=[] if history.are_accepted else breaks_in(rows, environments),
+        repeated=history.repeated,
     )
 
 
@@ -101,7 +106,8 @@ def _series(one: Series, name: str, environment: int, parts: Sequence[tuple[int,
         exact=one.is_exact,
         environment=environment,
         points=len(one.values),
-        ratio=levels[-1].value / levels[0].value if levels[0].value else None,
+        ratio=_over_all(one, levels, parts),
+        difference=levels[-1].value - levels[0].value,
         runs=list(one.runs),
         values=list(one.values),
         words=list(one.words),
@@ -110,11 +116,19 @@ def _series(one: Series, name: str, environment: int, parts: Sequence[tuple[int,
     )
 
 
+def _over_all(one: Series, levels: Sequence[Level], parts: Sequence[tuple[int, Found]]) -> float | None:
+    if not one.is_exact:
+        return _finite(math.prod(found.change.ratio for _, found in parts))
+    return levels[-1].value / levels[0].value if levels[0].value else None
+
+
 def _event(number: int, event: Event, rows: Sequence[SeriesRow], history: History, repository: Path) -> EventRow:
     members = [_member(one, rows[one.series], accepted=history.are_accepted) for one in event.members]
     members.sort(key=lambda one: -abs(math.log(one.ratio)) if one.ratio else -math.inf)
     timed = [one for one in members if not rows[one.series].exact]
     ratios = [one.ratio for one in timed or members if one.ratio is not None]
+    machines = [one.machine for one in timed if one.machine is not None]
+    rests = [one.rest for one in timed if one.rest is not None]
     last_old, first_new = event.first - 1, event.last
     good, bad = history.runs[last_old].commit, history.runs[first_new].commit
     between = commits_between(repository, good, bad) if good and bad else None
@@ -134,7 +148,7 @@ def _event(number: int, event: Event, rows: Sequence[SeriesRow], history: Histor
         last_old=last_old,
         first_new=first_new,
         members=members,
-        cases=len({(rows[one.series].case, rows[one.series].variant) for one in members}),
+        cases=len({(rows[one.series].case, rows[one.series].variant) for one in timed or members}),
         good=good,
         bad=bad,
         commits=[CommitRow(commit=one.commit, date=one.date, subject=one.subject) for one in between.newest]
@@ -143,7 +157,8 @@ def _event(number: int, event: Event, rows: Sequence[SeriesRow], history: Histor
         commits_total=between.many if between else None,
         undoes=[one + 1 for one in event.came_back],
         undone_by=[one + 1 for one in event.undone_by],
-        machine_ratio=event.machine,
+        machine_ratio=median(machines) if machines else None,
+        rest_ratio=median(rests) if rests else None,
         reasons=list(dict.fromkeys(reasons)),
     )
 
@@ -155,7 +170,7 @@ def _is_same_code(good: str | None, bad: str | None) -> bool:
 def _kind(event: Event, history: History, *, no_code: bool) -> str:
     if history.are_accepted:
         return ACCEPTED
-    if event.machine is not None or no_code:
+    if event.is_machines or no_code:
         return MACHINE
     return ALARM if event.is_alarm else POSSIBLE
 
@@ -171,9 +186,14 @@ def _member(found: Found, row: SeriesRow, *, accepted: bool) -> Member:
         old=row.levels[at - 1].value,
         new=row.levels[at].value,
         ratio=_finite(change.ratio),
+        difference=row.levels[at].value - row.levels[at - 1].value,
         low=_finite(change.low),
         high=_finite(change.high),
         p=None if accepted or row.exact else change.p,
+        machine=found.rest.machine if found.rest is not None else None,
+        rest=found.rest.ratio if found.rest is not None else None,
+        rest_low=found.rest.low if found.rest is not None else None,
+        rest_high=found.rest.high if found.rest is not None else None,
     )
 
 

@@ -6,8 +6,10 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import median
 
+from perflab.history.between import between_lines
 from perflab.history.contents import ACCEPTED, ALARM, MACHINE, POSSIBLE, Contents, EventRow, SeriesRow
 from perflab.history.wording import (
+    break_text,
     difference_text,
     member_lines,
     remarks,
@@ -29,6 +31,9 @@ _BESIDE = 50
 _LEAST_HEIGHT = 0.1
 _MOST_MEMBERS = 6
 _MOST_COMMITS = 8
+_MOST_BREAKS = 8
+NEW_ENVIRONMENTS = "new environments, which begin new series"
+_MOST_QUANTITY = 24
 _MOST_IN_FULL = 6
 """So few series are shown point by point."""
 _MOST_POINTS = 20
@@ -48,6 +53,11 @@ def as_text(contents: Contents, width: int) -> str:
 
 
 def _lines(contents: Contents, width: int) -> Iterator[str]:
+    if contents.between is not None:
+        head, *commits = between_lines(contents)
+        yield head
+        yield from (shorten_end(line, width) for line in commits)
+        return
     yield f"{contents.source}: {summary(contents)}"
     for one in contents.left_out[:_MOST_COMMITS]:
         yield f"left out: {one.file}: {one.problem}"
@@ -64,6 +74,11 @@ def _lines(contents: Contents, width: int) -> Iterator[str]:
             yield ""
     if not contents.events:
         yield "no event: nothing changed its level"
+        yield ""
+    if contents.breaks:
+        yield NEW_ENVIRONMENTS
+        for begun in reversed(contents.breaks[-_MOST_BREAKS:]):
+            yield from _wrapped("   ", break_text(begun, contents), width)
         yield ""
     yield from _table(contents, width)
     if len(contents.series) <= _MOST_IN_FULL:
@@ -85,7 +100,8 @@ def _points(row: SeriesRow, contents: Contents, width: int) -> Iterator[str]:
 
 
 def shorten_end(line: str, width: int) -> str:
-    """Cut at its end."""
+    """On one line, cut at its end."""
+    line = one_line(line)
     return line if len(line) <= width else f"{line[: width - 1]}…"
 
 
@@ -105,7 +121,7 @@ def _event(event: EventRow, contents: Contents, width: int) -> Iterator[str]:
 
 def _wrapped(head: str, text: str, width: int) -> Iterator[str]:
     line = head
-    for word in text.split(" "):
+    for word in one_line(text).split(" "):
         if len(line) > len(head) and len(line) + 1 + len(word) > width:
             yield line
             line = " " * len(head)
@@ -122,7 +138,7 @@ def _table(contents: Contents, width: int) -> Iterator[str]:
         rows.sort(key=lambda row: not row.events)  # what changed stands first
         if shown >= _MOST_LINES:
             break
-        yield environment
+        yield from _wrapped("", environment, width)
         yield from _rows(rows[: _MOST_LINES - shown], width)
         shown += len(rows[: _MOST_LINES - shown])
         yield ""
@@ -132,19 +148,20 @@ def _table(contents: Contents, width: int) -> Iterator[str]:
 
 def _rows(rows: Sequence[SeriesRow], width: int) -> Iterator[str]:
     heads = ("case", "quantity", "history", "points", "last", "change", "events")
-    longest = max(len(row.name) for row in rows)
+    names = [one_line(row.name) for row in rows]  # as wide as it is shown
+    longest = max(map(len, names))
     spark = min(_SPARK, max(_LEAST_SPARK, width - _BESIDE - longest))
     cells = [
         (
-            row.name,
-            row.quantity,
+            name,
+            shorten(one_line(row.quantity), _MOST_QUANTITY),
             sparkline(row.values, spark),
             str(len(row.values)),
             value_text(row.values[-1], row.unit),
             since_start(row),
             ", ".join(map(str, row.events)),
         )
-        for row in rows
+        for name, row in zip(names, rows, strict=True)
     ]
     widths = [max(len(line[at]) for line in [heads, *cells]) for at in range(len(heads))]
     widths[0] = min(widths[0], max(12, width - sum(widths[1:]) - 2 * (len(heads) - 1)))
@@ -162,7 +179,7 @@ def since_start(row: SeriesRow) -> str:
     if len(row.levels) == 1:
         return "same"
     if row.exact:
-        return difference_text(row.levels[0].value, row.levels[-1].value, row.unit)
+        return difference_text(row.difference, row.unit)
     return format_change(row.ratio) if row.ratio is not None else "from 0"
 
 

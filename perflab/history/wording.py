@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from perflab.history.contents import ACCEPTED, MACHINE, POSSIBLE, Contents, EventRow, Member, SeriesRow
-from perflab.units import format_bytes, format_change, format_count, format_interval, format_ns, format_si
+from perflab.history.contents import ACCEPTED, MACHINE, POSSIBLE, BreakRow, Contents, EventRow, Member, SeriesRow
+from perflab.report.escaping import one_line
+from perflab.report.lines import shorten
+from perflab.units import BYTES_PER, format_bytes, format_change, format_count, format_interval, format_ns, format_si
 
 _SHORT = 7
 _LONG = 1e7
+_LONGEST = 60
+"""Letters of a name within a sentence."""
+_FIXED_WORK = "fixed work, timed beside the cases,"
+_MOST_PLACES = 3
+_GROUPED = 10_000
+_NEAR = 100
+"""Values that differ by less are told in one unit."""
 
 
 def value_text(value: float, unit: str) -> str:
@@ -21,8 +31,13 @@ def value_text(value: float, unit: str) -> str:
 
 
 def series_name(row: SeriesRow) -> str:
-    """``latency of step[small]``."""
-    return f"{row.quantity} of {row.name}"
+    """``latency of step[small]``; what nobody can read to its end is cut."""
+    return f"{brief(row.quantity)} of {brief(row.name)}"
+
+
+def brief(name: str, most: int = _LONGEST) -> str:
+    """A name that fills no screen: its beginning and its end."""
+    return shorten(one_line(name), most)
 
 
 def title(event: EventRow, contents: Contents) -> str:
@@ -35,7 +50,18 @@ def title(event: EventRow, contents: Contents) -> str:
     first = _first(event, rows)
     others = event.cases - 1
     shared = f" and {format_count(others, 'more case')}" if others else ""
-    return f"{word}: {_size(event, first, rows)}, {series_name(rows[first.series])}{shared}"
+    also = _also(event, rows) if timed else ""
+    return f"{word}: {_size(event, first, rows)}, {series_name(rows[first.series])}{shared}{also}"
+
+
+def _also(event: EventRow, rows: Sequence[SeriesRow]) -> str:
+    """What is exact in an event of times: ``; peak of other +1 B and 2 more exact changes``."""
+    exact = [one for one in event.members if rows[one.series].exact]
+    if not exact:
+        return ""
+    row = rows[exact[0].series]
+    more = f" and {format_count(len(exact) - 1, 'more exact change')}" if len(exact) > 1 else ""
+    return f"; {series_name(row)} {member_change(exact[0], row)}{more}"
 
 
 def _first(event: EventRow, rows: Sequence[SeriesRow]) -> Member:
@@ -55,18 +81,45 @@ def _size(event: EventRow, first: Member, rows: Sequence[SeriesRow]) -> str:
 
 def values_text(member: Member, row: SeriesRow) -> str:
     """``1.20 ms -> 1.31 ms``."""
-    return f"{value_text(member.old, row.unit)} -> {value_text(member.new, row.unit)}"
+    return pair_text(member.old, member.new, row.unit)
 
 
-def difference_text(old: float, new: float, unit: str) -> str:
-    """``+12.0 KiB``; ``same`` of equal values."""
-    return "same" if new == old else f"{'+' if new > old else '-'}{value_text(abs(new - old), unit)}"
+def pair_text(old: float, new: float, unit: str) -> str:
+    """``1.20 ms -> 1.31 ms``."""
+    return " -> ".join(pair_texts(old, new, unit))
+
+
+def pair_texts(old: float, new: float, unit: str) -> tuple[str, str]:
+    """Two values, told apart: ``1.20 ms``, ``1.31 ms``; ``1000 B``, ``2000 B``; ``473.000 MiB``, ``472.988 MiB``.
+
+    Bytes are in one unit, that of the larger one, with as many digits as show a difference; or else as they are.
+    """
+    texts = value_text(old, unit), value_text(new, unit)
+    low, high = sorted((old, new))
+    in_one_unit = texts[0].split()[-1] == texts[1].split()[-1]
+    if unit == "bytes" and low != high and (texts[0] == texts[1] or (not in_one_unit and high < _NEAR * low)):
+        name = value_text(high, unit).split()[-1]
+        places = max(2, math.ceil(1 - math.log10((high - low) / BYTES_PER[name])))
+        if name in ("B", "KiB") or places > _MOST_PLACES:
+            texts = _in_bytes(old), _in_bytes(new)
+        else:
+            texts = f"{old / BYTES_PER[name]:.{places}f} {name}", f"{new / BYTES_PER[name]:.{places}f} {name}"
+    return texts
+
+
+def _in_bytes(value: float) -> str:
+    return f"{int(value):,} B" if value >= _GROUPED else f"{int(value)} B"
+
+
+def difference_text(difference: float, unit: str) -> str:
+    """``+12.0 KiB``; ``same`` of none."""
+    return f"{'+' if difference > 0 else '-'}{value_text(abs(difference), unit)}" if difference else "same"
 
 
 def member_change(member: Member, row: SeriesRow) -> str:
     """``+8.1 % (+6.9 %…+9.4 %)``; of what is exact, the difference."""
     if row.exact:
-        return difference_text(member.old, member.new, row.unit)
+        return difference_text(member.difference, row.unit)
     if member.ratio is None:
         return "from 0"
     if member.low is None or member.high is None or member.low == member.high:
@@ -83,6 +136,9 @@ def where(event: EventRow, contents: Contents) -> str:
     if event.good is None or event.bad is None:
         return f"{said}, between {old.file} and {new.file}, which name no commits"
     span = f"{short(event.good)}..{short(event.bad)}"
+    if event.kind == ACCEPTED:
+        many = "" if event.commits_total is None else f", {format_count(event.commits_total, 'commit')} before"
+        return f"{said}, accepted in {short(event.bad)} {new.file}; the last one in {short(event.good)}{many}"
     if event.commits_total is None:
         return f"{said}, {span} (this repository does not have them)"
     return f"{said}, {span} ({format_count(event.commits_total, 'commit')})"
@@ -100,17 +156,40 @@ def remarks(event: EventRow, contents: Contents) -> list[str]:
     if event.kind == POSSIBLE:
         said.append("no alarm: among so many series a change like this one comes by chance")
     if event.kind == MACHINE and event.machine_ratio is not None:
-        said.append(
-            f"the machine's: fixed work, timed beside the cases, changed by {format_change(event.machine_ratio)}"
-        )
+        said.append(f"the machine's: {_FIXED_WORK} changed by {format_change(event.machine_ratio)}")
     elif event.kind == MACHINE:
         said.append("not the code's: both sides are the same commit")
+    elif event.machine_ratio is not None:
+        said.append(_not_the_machines(event))
     for number in event.undoes:
         said.append(f"the level before event {number} came back")
     for number in event.undone_by:
         said.append(f"it did not stay: event {number} took it back")
     said += [f"reason: {reason}" for reason in event.reasons]
     return said
+
+
+def _not_the_machines(event: EventRow) -> str:
+    """What an event is without the machine's part."""
+    parts = [one for one in event.members if one.rest is not None]
+    left = format_change(event.rest_ratio or 1.0)
+    if event.cases == 1 and parts and parts[0].rest_low is not None and parts[0].rest_high is not None:
+        left += f" ({format_interval(parts[0].rest_low, parts[0].rest_high)})"
+    changed = format_change(event.machine_ratio or 1.0)
+    return f"the machine changed too: {_FIXED_WORK} by {changed}; without that, {left} is left"
+
+
+def break_text(one: BreakRow, contents: Contents) -> str:
+    """``from 2026-02-10, abc1234: torch 2.14, before torch 2.13; latency of gemm 1.3 ms -> 1.2 ms, not judged``."""
+    run = contents.runs[one.run]
+    since = ", ".join([run.created[:10], *([short(run.commit)] if run.commit else [])])
+    first = one.members[0]
+    row = contents.series[first.after]
+    many = len(one.members) - 1
+    more = f", and {many} more series" if many else ""
+    was = f", before {one.before}" if one.before else ""
+    now = one.now or "another environment"
+    return f"from {since}: {now}{was}; {series_name(row)} {pair_text(first.old, first.new, row.unit)}{more}, not judged"
 
 
 def member_lines(event: EventRow, contents: Contents, most: int) -> list[str]:
@@ -131,4 +210,5 @@ def summary(contents: Contents) -> str:
     many = f"{len(runs)} {what.replace('commit', 'commits')}" if len(runs) != 1 and contents.accepted else None
     counted = many or format_count(len(runs), what)
     over = f", {' to '.join(dates)}" if dates else ""
-    return f"{counted}{over}; {format_count(len(cases), 'case')}, {len(contents.series)} series"
+    again = f"; {format_count(contents.repeated, 'repeat')} of a run left out" if contents.repeated else ""
+    return f"{counted}{over}; {format_count(len(cases), 'case')}, {len(contents.series)} series{again}"

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from perflab.cli import main
 from perflab.history.command import read_history
 from perflab.history.contents import Contents
 from perflab.history.telling import contents_of
@@ -94,3 +95,38 @@ def git(folder: Path, *words: str) -> str:
     identity = ["-c", "user.name=perflab", "-c", "user.email=perflab@example.org", "-c", "commit.gpgsign=false"]
     done = subprocess.run(["git", *identity, *words], cwd=folder, capture_output=True, text=True, check=True)
     return done.stdout.strip()
+
+
+WORKLOADS = ("interpreter", "matmul", "memory")
+
+
+def beside_fixed_work(seed: int, case: float, **machine: float) -> Any:
+    """A case whose time steps by a ratio at run 20, and calibration workloads that step by theirs."""
+    times = noisy(step(20, after=case * 1e6), seed)
+    fixed = {
+        name: noisy(step(20, 5e4, 5e4 * machine.get(name, 1.0)), seed + 100 * (1 + at))
+        for at, name in enumerate(WORKLOADS)
+    }
+    return lambda run: {"latency": times[run]} | {f"calibration {name}": fixed[name][run] for name in WORKLOADS}
+
+
+def everywhere(ratio: float) -> dict[str, float]:
+    return dict.fromkeys(WORKLOADS, ratio)
+
+
+def some_nights(folder: Path) -> None:
+    times = noisy(step(30), 3)
+    write_runs(
+        folder,
+        40,
+        {
+            case_name(1): lambda run: {"latency": times[run], "operators": 5 + (run >= 30), "peak": 4096},
+            case_name(2): latency(lambda run: 2e6, 4),
+        },
+    )
+
+
+def page_of(folder: Path) -> Path:
+    page = folder / "page.html"
+    assert main(["history", str(folder / "nights"), "--format=html", f"--output={page}"]) == 0
+    return page

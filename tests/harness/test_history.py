@@ -1,15 +1,8 @@
-"""``perflab history``: what is read, which changes are events, and what is said of them in each format."""
+"""``perflab history``: which changes are events, what shares one, and what an alarm is."""
 
 from __future__ import annotations
 
-import bisect
-import csv
-import io
-import json
-import math
 import re
-from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,207 +12,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perflab.cli import main
-from perflab.data import to_json
-from perflab.documents import write_document
-from perflab.errors import UsageError
-from perflab.git import ask_git
-from perflab.history.baseline_log import read_log
-from perflab.history.bisect.search import standing
 from perflab.history.change_points import Change as Shift
-from perflab.history.contents import Contents, chosen, newest_alarm
+from perflab.history.choice import chosen, newest_alarm
+from perflab.history.contents import Contents
 from perflab.history.events import Event, gather
-from perflab.history.folder import read_branch, read_folder
 from perflab.history.judging import Found, largest_false_discovery
 from perflab.history.series import Series
-from perflab.history.text import as_text, sparkline
-from perflab.measured.store.baselines import Baselines
-from perflab.records import Change, Judgement, Policy, Verdict
-from perflab.results import Document
-from tests.harness.browser import chromium, needs_browser, opened
+from perflab.history.text import as_text
 from tests.harness.histories import (
     case_name,
     contents_in,
     git,
     latency,
     noisy,
+    page_of,
     step,
     write_runs,
 )
-from tests.harness.make import (
-    MS,
-    document,
-    entry,
-    environment,
-    predicted_result,
-    record,
-    replicate,
-    result,
-    successor,
-)
-
-# --- what is read -------------------------------------------------------------------------------------------------
-
-
-def night(number: int, ms: float = 100.0, **changes: Any) -> Document:
-    measured = record(replicate(ms * MS, peak_bytes=1024, counts={"operators": 5}, yardsticks_ns={"memory": 9.0}))
-    created = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=number)
-    return document(result(outcome=measured), created=created, commit=f"{number:040x}", **changes)
-
-
-def test_results_files_are_read_wherever_they_lie_in_the_order_of_their_runs(tmp_path: Path) -> None:
-    for number, place in ((3, "a.json"), (1, "deep/er/b.json"), (2, "c.json")):
-        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
-        write_document(night(number, ms=100.0 + number), tmp_path / place)
-    contents = contents_in(tmp_path)
-    assert [run.commit for run in contents.runs] == [f"{number:040x}" for number in (1, 2, 3)]
-    by_name = {row.quantity: row for row in contents.series}
-    assert by_name["latency"].values == [101.0 * MS, 102.0 * MS, 103.0 * MS]
-    assert by_name["peak"].values == [1024.0] * 3
-    assert by_name["operators"].values == [5.0] * 3
-    assert set(by_name) == {"latency", "peak", "operators"}, (
-        "the machine's readings are no case's, by-products are asked"
-    )
-    assert {row.quantity for row in contents_in(tmp_path, "fastest").series} == {*by_name, "fastest"}
-
-
-def test_a_report_as_json_and_the_results_it_was_made_of_are_the_same_history(tmp_path: Path) -> None:
-    judged = Judgement(verdict=Verdict.OK, latency=Change(before=90.0 * MS, now=95.0 * MS, ratio=95 / 90))
-    measured = record(replicate(phases_ns={"forward": 30.0 * MS}, peak_bytes=2048, counts={"operators": 7}))
-    cases = document(
-        result("t.py::test_a", outcome=measured, judgement=judged),
-        result(
-            "t.py::test_b", outcome=record(fresh=[replicate(80.0 * MS), replicate(82.0 * MS), replicate(90.0 * MS)])
-        ),
-        predicted_result(),
-    )
-    write_document(cases, tmp_path / "plain/run.json")
-    plain = contents_in(tmp_path / "plain", "fastest")
-    report = tmp_path / "report/run.json"
-    report.parent.mkdir()
-    assert main(["report", str(tmp_path / "plain/run.json"), "--format=json", f"--output={report}"]) == 0
-    reported = contents_in(report.parent, "fastest")
-
-    def known(contents: Contents) -> dict[tuple[str, ...], tuple[float, str, bool]]:
-        return {
-            (row.case, row.variant, row.quantity, contents.environments[row.environment]): (
-                row.values[0],
-                row.unit,
-                row.exact,
-            )
-            for row in contents.series
-        }
-
-    both = known(plain)
-    assert len(both) > 8
-    assert {
-        key: value for key, value in known(reported).items() if key[2] not in ("bound", "roofline", "estimate")
-    } == both
-
-
-def test_a_journal_is_a_run_too_and_its_half_written_line_is_no_damage(tmp_path: Path) -> None:
-    line = to_json(result(outcome=record(replicate(7.0 * MS)))) + b"\n"
-    for day in (1, 2):
-        (tmp_path / f"2026-01-0{day}T03-00-00-000000-{day}.jsonl").write_bytes(line + line[:50] * (day == 2))
-    contents = contents_in(tmp_path)
-    assert [run.created[:10] for run in contents.runs] == ["2026-01-01", "2026-01-02"]
-    assert [row.values for row in contents.series if row.quantity == "latency"] == [[7.0 * MS] * 2]
-
-
-def test_of_a_thousand_files_the_damaged_ones_are_named_and_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_runs(tmp_path, 1000, {case_name(1): lambda run: {"peak": 4096}})
-    (tmp_path / "run-500.json").write_bytes((tmp_path / "run-500.json").read_bytes()[:-40])
-    (tmp_path / "run-600.json").write_text('{"schema": 1, "benchmarks": []}')
-    (tmp_path / "run-700.json").write_bytes(b"\x00\xff\x00")
-    (tmp_path / "run-800.json").write_text('{"kind": "perflab report", "schema": 99, "runs": []}')
-    assert main(["history", str(tmp_path)]) == 0
-    shown = capsys.readouterr().out
-    assert f"{tmp_path}: 996 runs, 2026-01-01 to " in shown
-    left_out = [line for line in shown.splitlines() if line.startswith("left out: ")]
-    assert [re.findall(r"run-(\d+)", line) for line in left_out] == [["500"], ["600"], ["700"], ["800"]]
-    assert "newer perflab" in left_out[3]
-
-
-def test_a_folder_without_results_says_what_to_name(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"is no folder\n  -> name a folder with what --perf-json"):
-        read_folder(tmp_path / "nowhere")
-    (tmp_path / "broken.json").write_text("{")
-    with pytest.raises(UsageError, match=r"holds no results: .*broken\.json: it is damaged"):
-        read_folder(tmp_path)
-
-
-def test_a_branch_is_read_without_a_checkout(tmp_path: Path) -> None:
-    write_runs(tmp_path / "nights", 5, {case_name(1): lambda run: {"peak": 4096 + run}})
-    git(tmp_path, "init", "--quiet", "--initial-branch=perf-results")
-    git(tmp_path, "add", "--all")
-    git(tmp_path, "commit", "--quiet", "--message=nights")
-    git(tmp_path, "switch", "--quiet", "--orphan", "main")
-    git(tmp_path, "commit", "--quiet", "--allow-empty", "--message=code")
-    assert not (tmp_path / "nights").exists()
-    history = read_branch(tmp_path, "perf-results", "nights")
-    history.finish()
-    assert [list(one.values) for one in history.series] == [[4096.0, 4097.0, 4098.0, 4099.0, 4100.0]]
-    assert history.runs[0].file == "perf-results:run-000.json"
-
-
-def test_what_was_accepted_comes_from_the_log_with_commit_and_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    git(tmp_path, "init", "--quiet", "--initial-branch=main")
-    policy, here = Policy(), environment(machine="0123abcd")
-    stored, case = None, "tests/test_model.py::test_step"
-    for number, (ms, peak_bytes, reason) in enumerate(
-        ((100.0, 1024, None), (100.0, 1024, None), (80.0, 2048, "a cache, which pays"))
-    ):
-        three = [replicate(ms * MS, peak_bytes=peak_bytes, counts={"operators": 5}) for _ in range(3)]
-        new = entry(three, environment=here, recorded=f"2026-01-0{number + 1}T03:00:00Z")
-        if number != 1:  # the second commit changes code alone
-            stored = successor(stored, new, policy, reason)
-            assert stored.times is not None
-            assert stored.exact is not None
-            times, exact = stored.times, stored.exact
-            Baselines(tmp_path / "baselines", None).save(
-                {case: new}, {case: new}, lambda *_, exact=exact: exact, lambda *_, times=times: times
-            )
-        (tmp_path / "code.py").write_text(str(number))
-        git(tmp_path, "add", "--all")
-        git(tmp_path, "commit", "--quiet", f"--message=commit {number}")
-    monkeypatch.chdir(tmp_path)
-    assert main(["history", "--git", "--format=json"]) == 0
-    found = msgspec.json.decode(capsys.readouterr().out, type=Contents)
-    assert found.accepted
-    assert [run.file for run in found.runs] == ["commit 0", "commit 2"]
-    values = {row.quantity: row.values for row in found.series}
-    assert values == {"latency": [100.0 * MS, 80.0 * MS], "peak": [1024.0, 2048.0], "operators": [5.0, 5.0]}
-    assert {row.case for row in found.series} == {"tests/test_model.py::test_step"}
-    reasons = {row.quantity: [found.words[word] for word in row.words] for row in found.series}
-    assert reasons["peak"] == ["accepted", "accepted: a cache, which pays"]
-    assert {event.kind for event in found.events} == {"accepted"}
-    assert {(event.worse, event.good, event.commits_total) for event in found.events} == {
-        (True, git(tmp_path, "rev-parse", "HEAD~2"), 2),
-        (False, git(tmp_path, "rev-parse", "HEAD~2"), 2),
-    }
-    assert main(["history", "--git"]) == 0
-    shown = capsys.readouterr().out
-    assert "accepted, needs more: 1.00 KiB -> 2.00 KiB (+1.00 KiB), peak of step" in shown
-    assert "accepted, faster: -20.0%, latency of step" in shown
-    assert "reason: a cache, which pays" in shown
-    assert "commit 1" in shown, "what lies between"
-
-
-def test_every_version_of_this_projects_own_baselines_is_read() -> None:
-    root = Path(__file__).parents[2]
-    if ask_git(root, "rev-parse", "--is-shallow-repository") != "false":
-        pytest.skip("this clone has no history: git fetch --unshallow")
-    history = read_log(root / "baselines")
-    assert history.left_out == []
-    assert len(history.runs) >= 12
-    known = {one.quantity for one in history.series}
-    assert known >= {"latency", "peak", "operators", "saved", "flops", "registers", "waits"}, "of every tier"
-
-
-# --- events -------------------------------------------------------------------------------------------------------
 
 
 def test_a_step_that_several_cases_share_is_one_event_with_size_place_and_cases(tmp_path: Path) -> None:
@@ -264,6 +73,32 @@ def test_commits_between_are_listed_where_the_repository_is_at_hand(
     assert "needs more: 5 -> 6 (+1), operators of step[1]" in shown
 
 
+def test_the_commits_between_any_two_runs_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    git(tmp_path, "init", "--quiet")
+    commits = []
+    for number in range(30):
+        git(tmp_path, "commit", "--quiet", "--allow-empty", f"--message=change {number}")
+        commits.append(git(tmp_path, "rev-parse", "HEAD"))
+    write_runs(tmp_path / "nights", 30, {case_name(1): lambda run: {"peak": 5}}, commits=commits.__getitem__)
+    monkeypatch.chdir(tmp_path)
+    for named in ((commits[2][:9], "2026-01-28"), ("run-027.json", commits[2]), ("2026-01-03T03", "HEAD~2")):
+        assert main(["history", "nights", "--between", *named]) == 0
+        head, *lines = capsys.readouterr().out.splitlines()
+        ends = [f"{commits[at][:7]} (2026-01-{at + 1:02})" for at in (2, 27)]
+        assert head == f"between {ends[0]} and {ends[1]}: 25 commits"
+        assert [line.split()[-1] for line in lines] == [str(number) for number in range(27, 2, -1)]
+    assert main(["history", "nights", "--between", commits[2], commits[27], "--format=json"]) == 0
+    found = msgspec.json.decode(capsys.readouterr().out, type=Contents).between
+    assert found is not None
+    assert (found.older, found.newer, len(found.commits)) == (2, 27, 25)
+    assert main(["history", "nights", "--between", "nothing", commits[27]]) == 2
+    assert "--between=nothing: no run is called so\n  -> name its commit, date or file" in capsys.readouterr().err
+    assert main(["history", "nights", "--between", "run-001.json", commits[27], "--format=html"]) == 2
+    assert "--between with --format=html" in capsys.readouterr().err
+
+
 def test_a_level_that_came_back_is_said_to_have(tmp_path: Path) -> None:
     write_runs(tmp_path, 30, {case_name(1): lambda run: {"operators": 6 if 10 <= run < 20 else 5}})
     contents = contents_in(tmp_path)
@@ -284,20 +119,21 @@ def test_an_exact_change_at_the_place_of_a_slowdown_is_part_of_its_event(tmp_pat
     assert event.ratio == pytest.approx(1.3, rel=0.05), "the size is the time's"
 
 
-def test_a_step_of_the_calibration_workload_at_the_same_place_is_the_machines(tmp_path: Path) -> None:
-    def both(seed: int, machine: float) -> Any:
-        times, fixed = noisy(step(20, after=1.2e6), seed), noisy(step(20, 5e4, 5e4 * machine), seed + 100)
-        return lambda run: {"latency": times[run], "calibration interpreter": fixed[run]}
-
-    write_runs(tmp_path / "machine", 40, {case_name(number): both(number, 1.2) for number in range(3)})
-    write_runs(tmp_path / "code", 40, {case_name(number): both(number, 1.0) for number in range(3)})
-    (event,) = contents_in(tmp_path / "machine").events
-    assert event.kind == "machine"
-    assert event.machine_ratio == pytest.approx(1.2, rel=0.02)
-    text = as_text(contents_in(tmp_path / "machine"), 100)
-    assert "the machine's: fixed work, timed beside the cases, changed by +" in text
-    (event,) = contents_in(tmp_path / "code").events
-    assert (event.kind, event.machine_ratio) == ("alarm", None)
+def test_a_slowdown_names_only_cases_that_got_slower_and_what_else_changed(tmp_path: Path) -> None:
+    slow, flat = noisy(step(20, after=1.3e6), 1), noisy(step(99), 2)
+    gemm, other = (f"tests/test_a.py::test_{name}" for name in ("gemm", "other"))
+    write_runs(
+        tmp_path,
+        40,
+        {
+            gemm: lambda run: {"latency": slow[run]},
+            other: lambda run: {"latency": flat[run], "peak": 4096 + (run >= 20)},
+        },
+    )
+    contents = contents_in(tmp_path)
+    (event,) = contents.events
+    assert event.cases == 1
+    assert re.search(r"slower: \+\S+ \(\S+\), latency of gemm; peak of other \+1 B\n", as_text(contents, 120))
 
 
 def test_a_step_between_runs_of_one_commit_is_not_the_codes(tmp_path: Path) -> None:
@@ -316,6 +152,34 @@ def test_events_of_two_machines_stand_apart_and_their_numbers_never_share_a_seri
     contents = contents_in(tmp_path)
     assert len(contents.series) == 2
     assert [event.environments for event in contents.events] == [[0], [1]]
+
+
+def test_another_pytorch_begins_new_series_and_the_history_says_so(tmp_path: Path) -> None:
+    times = noisy(lambda run: 1.30e6 if run < 40 else 1.20e6, 1, noise=0.001)
+    cases = {case_name(1): lambda run: {"latency": times[run], "peak": 4096}, case_name(2): latency(step(99), 2)}
+    write_runs(tmp_path / "nights", 60, cases)
+    for path in sorted((tmp_path / "nights").iterdir())[40:]:
+        path.write_text(path.read_text().replace('"2.13.0"', '"2.14.0"'))
+    contents = contents_in(tmp_path / "nights")
+    assert contents.events == [], "numbers of two environments are not compared"
+    (one,) = contents.breaks
+    assert (one.run, one.before, one.now, len(one.members)) == (40, "torch 2.13.0", "torch 2.14.0", 3)
+    text = " ".join(as_text(contents, 80).split())
+    said = (
+        f"from 2026-02-10, {41:040x}"[:24]
+        + ": torch 2.14.0, before torch 2.13.0; latency of step[1] 1.30 ms -> 1.20 ms, and 2 more series, not judged"
+    )
+    assert said in text
+    assert said in page_of(tmp_path).read_text(encoding="utf-8").replace("&gt;", ">")
+    alone = chosen(contents, "step[2]", None)
+    assert [(alone.series[pair.before].name, pair.old) for pair in alone.breaks[0].members] == [
+        ("step[2]", alone.series[0].levels[-1].value)
+    ]
+    (tmp_path / "mixed").mkdir()
+    for at, path in enumerate(sorted((tmp_path / "nights").iterdir())):  # two machines by turns are none
+        text = path.read_text().replace('"2.14.0"', '"2.13.0"')
+        (tmp_path / "mixed" / path.name).write_text(text.replace('"nightly"', '"other"') if at % 2 else text)
+    assert contents_in(tmp_path / "mixed").breaks == []
 
 
 def shifts(*spans: tuple[int, int]) -> list[Event]:
@@ -386,199 +250,3 @@ def test_the_limit_of_false_discoveries_is_benjamini_and_hochbergs(
     for p in chances:
         rank = sum(other <= p for other in chances)
         assert p <= limit or p > rate * rank / many
-
-
-# --- what is shown ------------------------------------------------------------------------------------------------
-
-
-def some_nights(folder: Path) -> None:
-    times = noisy(step(30), 3)
-    write_runs(
-        folder,
-        40,
-        {
-            case_name(1): lambda run: {"latency": times[run], "operators": 5 + (run >= 30), "peak": 4096},
-            case_name(2): latency(lambda run: 2e6, 4),
-        },
-    )
-
-
-def test_json_is_what_the_text_was_made_of_and_csv_has_a_row_a_point(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    some_nights(tmp_path / "nights")
-    asked = ["history", str(tmp_path / "nights")]
-    assert main([*asked, "--format=json"]) == 0
-    found = msgspec.json.decode(capsys.readouterr().out, type=Contents)
-    assert (found.kind, found.schema) == ("perflab history", 1)
-    assert found == contents_in(tmp_path / "nights")
-    assert main([*asked, "--format=csv", "--quantity=latency", f"--output={tmp_path / 'out.csv'}"]) == 0
-    rows = list(csv.DictReader(io.StringIO((tmp_path / "out.csv").read_text(encoding="utf-8"))))
-    assert len(rows) == 80
-    by_case = {row.case: row for row in found.series if row.quantity == "latency"}
-    assert [float(row["value"]) for row in rows if row["case"] == case_name(1)] == by_case[case_name(1)].values
-    assert {float(row["level"]) for row in rows} == {level.value for row in by_case.values() for level in row.levels}
-    assert rows[0]["commit"] == f"{1:040x}"
-
-
-def test_a_spreadsheet_computes_nothing_that_a_name_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_runs(tmp_path, 4, {"=cmd|' /C calc'!A0": lambda run: {"peak": 1}})
-    assert main(["history", str(tmp_path), "--format=csv"]) == 0
-    assert capsys.readouterr().out.splitlines()[1].startswith("'=cmd")
-
-
-def test_fail_exits_with_1_for_a_recent_alarm_for_the_worse_alone(tmp_path: Path) -> None:
-    some_nights(tmp_path)
-    assert main(["history", str(tmp_path)]) == 0
-    assert main(["history", str(tmp_path), "--fail"]) == 1
-    assert main(["history", str(tmp_path), "--fail", "--recent=5"]) == 0
-    assert main(["history", str(tmp_path), "--fail", "--recent=40", "--case=step[2]"]) == 0
-    write_runs(tmp_path / "better", 40, {case_name(1): latency(step(35, 1.2e6, 1e6), 1)})
-    assert main(["history", str(tmp_path / "better"), "--fail"]) == 0
-
-
-def test_since_leaves_out_what_is_older(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    some_nights(tmp_path)
-    assert main(["history", str(tmp_path), "--since=2026-02-05"]) == 0
-    assert ": 5 runs, 2026-02-05 to 2026-02-09; " in capsys.readouterr().out
-    assert main(["history", str(tmp_path), "--since=soon"]) == 2
-    assert "--since=soon is no date" in capsys.readouterr().err
-    assert main(["history", str(tmp_path), "--case=nothing"]) == 2
-    assert "no series is called so\n  -> there are: step[1], step[2]; latency" in capsys.readouterr().err
-
-
-def test_no_line_of_the_text_is_wider_than_a_terminal(tmp_path: Path) -> None:
-    times = noisy(step(20), 1)
-    long_name = "tests/test_a.py::test_" + "very_" * 30 + "long[small-128-fp32-checkpointing]"
-    write_runs(tmp_path, 40, {long_name: lambda run: {"latency": times[run], "peak": 4096}})
-    longest = max(as_text(contents_in(tmp_path), 80).splitlines(), key=len)
-    assert len(longest) <= 80 or " " not in longest.strip(), "only a name that cannot be broken may be longer"
-
-
-def test_names_are_as_long_as_tells_cases_apart(tmp_path: Path) -> None:
-    cases = ("tests/a/test_x.py::test_step[1]", "tests/b/test_x.py::test_step[1]", "tests/b/test_x.py::test_step[2]")
-    write_runs(tmp_path, 4, {case: lambda run: {"peak": 1} for case in cases})
-    assert [row.name for row in contents_in(tmp_path).series] == ["a:test_x:step[1]", "b:test_x:step[1]", "step[2]"]
-
-
-def test_a_sparkline_has_the_width_it_may_and_shows_noise_as_small() -> None:
-    assert sparkline([1.0, 1.0, 2.0, 2.0], 24) == "▁▁██"
-    assert sparkline([5.0] * 100, 24) == "▅" * 24
-    assert sparkline([0.0, 0.0], 24) == "▅▅"
-    assert set(sparkline([100.0, 101.0] * 5, 10)) <= set("▄▅"), "one percent is not a mountain"
-    assert len(sparkline([float(at) for at in range(100)], 24)) == 24
-
-
-# --- the page -----------------------------------------------------------------------------------------------------
-
-HOSTILE = "<script>alert(1)</script>\"'&amp;{{ 7 * 7 }}\n\u202e\x1b[2J<img src=x onerror=alert(2)>"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
-
-
-def page_of(folder: Path) -> Path:
-    page = folder / "page.html"
-    assert main(["history", str(folder / "nights"), "--format=html", f"--output={page}"]) == 0
-    return page
-
-
-def numbers_in(plain: Any) -> Iterator[float]:
-    if isinstance(plain, dict | list):
-        for one in plain.values() if isinstance(plain, dict) else plain:
-            yield from numbers_in(one)
-    elif isinstance(plain, int | float) and not isinstance(plain, bool):
-        yield plain
-
-
-def test_every_number_of_the_page_stands_in_the_json_beside_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    some_nights(tmp_path / "nights")
-    page = page_of(tmp_path).read_text(encoding="utf-8")
-    assert main(["history", str(tmp_path / "nights"), "--format=json"]) == 0
-    known = sorted(numbers_in(json.loads(capsys.readouterr().out)))
-    shown = [float(number) for number in re.findall(r'data-v="([^"]+)"', page)]
-    assert len(shown) > 10
-    nearest = [
-        min(known[max(0, at - 1) : at + 1], key=lambda one: abs(one - number))
-        for number in shown
-        if (at := bisect.bisect(known, number)) >= 0
-    ]
-    assert nearest == pytest.approx(shown, rel=1e-6)
-
-
-def test_a_page_of_thousands_of_series_says_what_it_leaves_out_and_takes_less_than_5_mb(tmp_path: Path) -> None:
-    cases = {case_name(number): latency(step(20 + number % 3), number) for number in range(200)}
-    cases |= {case_name(number): latency(lambda run: 1e6, number) for number in range(200, 2500)}
-    write_runs(tmp_path / "nights", 40, cases)
-    page = page_of(tmp_path)
-    text = page.read_text(encoding="utf-8")
-    assert page.stat().st_size < 5_000_000
-    assert "500 more series, in the JSON" in text
-    assert "2350 more series, in the table" in text
-
-
-@needs_browser
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_no_violation_and_every_chart_has_its_numbers_in_words(
-    tmp_path: Path, browser: Any, scheme: str
-) -> None:
-    from axe_playwright_python.sync_playwright import Axe
-
-    some_nights(tmp_path / "nights")
-    for width in (400, 1000):
-        with opened(browser, page_of(tmp_path), color_scheme=scheme, viewport={"width": width, "height": 900}) as seen:
-            seen.page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
-            found = Axe().run(seen.page)
-            assert found.violations_count == 0, found.generate_report()
-            assert seen.said == []
-            assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
-            charts = seen.page.eval_on_selector_all(
-                "svg.chart",
-                "ones => ones.map(one => [...one.children].slice(0, 2).map(part => [part.tagName, part.textContent]))",
-            )
-    assert len(charts) == 4
-    for (title, name), (desc, numbers) in charts:
-        assert (title, desc) == ("title", "desc")
-        assert " of step[" in name
-        assert re.match(r"\d.* over \d+ points, 2026-", numbers)
-
-
-@needs_browser
-def test_hostile_names_do_nothing(tmp_path: Path, browser: Any) -> None:
-    times = noisy(step(20), 1)
-    write_runs(
-        tmp_path / "nights",
-        40,
-        {f"t.py::test_a[{HOSTILE}{'x' * 10_000}]": lambda run: {"latency": times[run], HOSTILE: times[run]}},
-        commits=lambda run: f"{HOSTILE}{run}",
-    )
-    with opened(browser, page_of(tmp_path)) as seen:
-        assert seen.said == []
-        assert seen.page.evaluate("document.scripts.length") == 1
-        assert seen.page.evaluate("document.images.length") == 0
-    assert not {"\x1b", "\u202e"} & {*(tmp_path / "page.html").read_text(encoding="utf-8")}
-    assert not {"\x1b", "\u202e"} & {*as_text(contents_in(tmp_path / "nights"), 80)}
-
-
-# --- bisection ----------------------------------------------------------------------------------------------------
-
-
-@given(st.integers(1, 60), st.data())
-def test_a_bisection_ends_with_the_culprit_among_as_few_commits_as_can_be_told_apart(many: int, data: Any) -> None:
-    commits = [f"c{at}" for at in range(many)]
-    culprit = data.draw(st.integers(0, many - 1))
-    skipped = data.draw(st.sets(st.integers(0, many - 2), max_size=many - 1)) if many > 1 else set()
-    tried: dict[str, Any] = {}
-    while (where := standing(commits, tried)).next is not None:
-        at = commits.index(where.next)
-        assert where.next not in tried
-        tried[where.next] = "skipped" if at in skipped else "bad" if at >= culprit else "good"
-    found = where.suspects
-    assert commits[culprit] in found
-    assert all(commits.index(one) in skipped for one in found[:-1]), "only what could not be tried is left beside it"
-    assert len(tried) <= math.ceil(math.log2(many)) + len(skipped) + 1

@@ -155,3 +155,24 @@ def test_a_step_inside_the_noise_stops_the_search(repository: Project, capsys: p
     assert last.startswith(
         "stopped: the step is inside the noise: between the ends of the range this machine finds 0.0%"
     )
+
+
+def test_a_quantity_that_varies_blames_no_commit_by_single_readings(
+    repository: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(1, 5):
+        engine(repository, 100 + number / 100, 3, f"# a comment {number}\n")  # as much as two readings of one code
+        commit(repository, f"comment {number}")
+    assert main(ask("--quantity=fastest")) == 2
+    output, problem = capsys.readouterr()
+    assert output == ""
+    assert "--quantity=fastest: two readings of it differ without a change of the code\n  -> bisect lat" in problem
+
+
+def test_values_are_told_with_their_unit(repository: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    larger = CASE.replace("torch.zeros(4)", "torch.zeros(4096)")
+    repository.test_file.write_text(larger)
+    commit(repository, "larger")
+    assert main(ask("--quantity=peak")) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert re.search(r": peak [\d.,]+ B -> [\d.]+ KiB$", lines[0])

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from perflab.cli import main
+from perflab.history.folder import read_folder
+from perflab.journals import read_journal
 from tests.plugin.conftest import Project, begin_repository, git
 
 
@@ -51,6 +53,23 @@ def test_the_journal_of_a_run_is_reported_like_its_results(
         file.write(b'{"case": "test_story.py::te')  # killed while it wrote
     assert main(["report", str(journal)]) == 0
     assert "half-written" in capsys.readouterr().out
+
+
+def test_the_journal_of_a_run_knows_its_commit_and_is_the_same_run_as_its_results(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin_repository(project)
+    head = git(project, "rev-parse", "HEAD").strip()
+    project.run()
+    (journal,) = (project.pytester.path / ".perflab" / "runs").glob("*.jsonl")
+    found, _ = read_journal(journal)
+    assert (found.commit, found.results[0].commit) == (head, None)
+    history = read_folder(journal.parent)
+    assert [run.commit for run in history.runs] == [head]
+    project.run("--perf-json=.perflab/runs/results.json")
+    history = read_folder(journal.parent)
+    history.finish()
+    assert (len(history.runs), history.repeated) == (2, 1)
 
 
 def test_a_page_and_a_comparison_need_nothing_but_the_files(

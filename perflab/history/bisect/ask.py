@@ -7,7 +7,7 @@ from pathlib import Path
 
 from perflab.errors import UsageError
 from perflab.git import top_of
-from perflab.history.bisect.run import LATENCY, Answer, Range, bisect
+from perflab.history.bisect.run import LATENCY, Answer, Range, bisect, inexact
 from perflab.history.bisect.trials import Bench
 from perflab.history.contents import ACCEPTED, ALARM, POSSIBLE, Contents, EventRow
 from perflab.history.series import History
@@ -72,10 +72,14 @@ def _case(contents: Contents, text: str) -> tuple[str, str]:
 
 def _event(contents: Contents, case: str, variant: str, quantity: str | None) -> tuple[EventRow, int]:
     """The newest event of the case, and its series in it: alarms before what is only possible, times before counts."""
+    series = contents.series
+    asked = [one for one in series if (one.case, one.variant) == (case, variant) and one.quantity == quantity]
+    if quantity is not None and quantity != LATENCY and asked and not any(one.exact for one in asked):
+        raise inexact(quantity)
     ranked: list[tuple[tuple[bool, int, bool], EventRow, int]] = []
     for event in contents.events:
         for one in event.members:
-            row = contents.series[one.series]
+            row = series[one.series]
             is_asked = (row.case, row.variant) == (case, variant) and quantity in (None, row.quantity)
             can_be_tried = row.exact or row.quantity == LATENCY
             if is_asked and can_be_tried and event.kind in (ALARM, ACCEPTED, POSSIBLE):
@@ -83,5 +87,5 @@ def _event(contents: Contents, case: str, variant: str, quantity: str | None) ->
                 ranked.append((rank, event, one.series))
     if not ranked:
         raise UsageError(f"{case}{variant} has no event in this history", "name a range: --good=COMMIT --bad=COMMIT")
-    _, event, series = max(ranked, key=lambda one: one[0])
-    return event, series
+    _, event, found = max(ranked, key=lambda one: one[0])
+    return event, found

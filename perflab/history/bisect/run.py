@@ -1,8 +1,8 @@
 """A bisection from its range to its answer: compares the ends, then tries commits by halves, and keeps what it found.
 
-An exact quantity decides by its value. A time is compared in turns with the good commit, and the threshold lies half
-of the step away from it; where that comparison cannot tell, the bisection stops, since a guess would name a commit that
-may have done nothing.
+An exact quantity decides by its value. The time of a call is compared in turns with the good commit, and the threshold
+lies half of the step away from it; where that comparison cannot tell, the bisection stops, since a guess would name a
+commit that may have done nothing. Of anything else that varies, two readings differ without a reason: it is refused.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from perflab.git import ask_git, commit_named, run_git
 from perflab.history.bisect.search import Side, Standing, standing, steps_left
 from perflab.history.bisect.state import SCHEMA, State, Trial, keep, resumed
 from perflab.history.bisect.trials import Bench, UntestableError
+from perflab.history.wording import pair_text, value_text
 from perflab.records import Change, Judgement, Verdict
 from perflab.units import format_change, format_count, format_interval
 
@@ -95,10 +96,11 @@ def _with_ends(bench: Bench, state: State, expected: float | None) -> State:
     """
     try:
         if state.quantity != LATENCY:
-            old, new = bench.value(state.good, state.quantity), bench.value(state.bad, state.quantity)
+            old, unit = _exact_value(bench, state.good, state.quantity)
+            new, _ = _exact_value(bench, state.bad, state.quantity)
             if old == new:
-                raise _UnclearError(f"stopped: {state.quantity} is {old:.15g} at both ends of the range")
-            return changed(state, old=old, new=new, ends=f"{state.quantity} {old:.15g} -> {new:.15g}")
+                raise _UnclearError(f"stopped: {state.quantity} is {value_text(old, unit)} at both ends of the range")
+            return changed(state, old=old, new=new, ends=f"{state.quantity} {pair_text(old, new, unit)}")
         threshold = THRESHOLD if expected is None else min(THRESHOLD, _half(expected))
         judgement, change = bench.compare(state.bad, state.good, threshold)
     except UntestableError as problem:
@@ -129,9 +131,30 @@ def _tried(bench: Bench, state: State, commit: str) -> Trial:
 def _by_value(bench: Bench, state: State, commit: str) -> Trial:
     assert state.old is not None
     assert state.new is not None
-    value = bench.value(commit, state.quantity)
+    value, unit = _exact_value(bench, commit, state.quantity)
     side: Side = "bad" if abs(value - state.new) < abs(value - state.old) else "good"
-    return Trial(commit=commit, side=side, said=f"{state.quantity} {value:.15g}")
+    return Trial(commit=commit, side=side, said=f"{state.quantity} {value_text(value, unit)}")
+
+
+def _exact_value(bench: Bench, commit: str, quantity: str) -> tuple[float, str]:
+    """The value, with its unit.
+
+    Raises:
+        UntestableError: the case does not run there.
+        UsageError: single readings of it say nothing.
+    """
+    found = bench.value(commit, quantity)
+    if not found.is_exact:
+        raise inexact(quantity)
+    return found.value, found.unit
+
+
+def inexact(quantity: str) -> UsageError:
+    """What is to be said of a quantity whose two readings differ although nothing changed."""
+    return UsageError(
+        f"--quantity={quantity}: two readings of it differ without a change of the code",
+        f"bisect {LATENCY}, which is compared in turns, or something exact: a count, peak",
+    )
 
 
 def _by_turns(bench: Bench, state: State, commit: str) -> Trial:

@@ -22,6 +22,7 @@ from perflab.compared.sides.imports import import_path
 from perflab.errors import DocumentError, RivalError
 from perflab.git import top_of
 from perflab.history.results_files import in_a_line, readings_of
+from perflab.history.series import Reading
 from perflab.records import Change, Judgement, Verdict
 from perflab.results import Document
 
@@ -50,8 +51,8 @@ class Bench:
     told: Callable[[str], None]
     """Told what is waited for."""
 
-    def value(self, commit: str, quantity: str) -> float:
-        """An exact quantity of the case at a commit.
+    def value(self, commit: str, quantity: str) -> Reading:
+        """A quantity of the case at a commit, as one session reads it.
 
         Raises:
             UntestableError: the case does not run there, or has no such quantity.
@@ -64,7 +65,7 @@ class Bench:
             raise UntestableError(error.problem) from None
         if quantity not in found:
             raise UntestableError(f"the case has no {quantity} there")
-        return found[quantity].value
+        return found[quantity]
 
     def compare(self, head: str, base: str, threshold: float) -> tuple[Judgement, Change]:
         """Two commits in turns: the judgement on the case at ``head``, and how its time compares with ``base``.

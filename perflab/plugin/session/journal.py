@@ -10,8 +10,9 @@ import os
 from datetime import UTC, datetime
 from pathlib import Path
 
-from perflab.data import to_json
+from perflab.data import changed, to_json
 from perflab.files import is_abandoned, sweep, try_lock
+from perflab.plugin.session.commit import current_commit
 from perflab.plugin.session.folder import OWN_TIMES, own_folder
 from perflab.results import Result
 from perflab.store.write_lock import forget_dead_lock
@@ -26,11 +27,14 @@ class Journal:
     Args:
         root: pytest's root directory.
         baselines: where a run that was killed while it saved may have left something behind.
+        results: the results file that the session will write, if any.
     """
 
-    def __init__(self, root: Path, baselines: Path) -> None:
+    def __init__(self, root: Path, baselines: Path, results: Path | None = None) -> None:
         self._root = root
         self._baselines = baselines
+        self._results = results
+        self._commit: str | None = None
         self._handle: int | None = None
         self.path: Path | None = None
         self.problem: str | None = None
@@ -42,7 +46,7 @@ class Journal:
             if self._handle is None:
                 self._begin()
             assert self._handle is not None
-            line = to_json(result) + b"\n"
+            line = to_json(changed(result, commit=self._commit)) + b"\n"
             if os.write(self._handle, line) != len(line):
                 raise OSError(None, "the disk is full")
         except OSError as error:
@@ -71,6 +75,7 @@ class Journal:
         for directory in (self._baselines, self._root / OWN_TIMES):
             sweep(directory)
             forget_dead_lock(directory)
+        self._commit = current_commit(self._root, self._baselines, self._results)
         path = runs / f"{datetime.now(UTC):%Y-%m-%dT%H-%M-%S-%f}-{os.getpid()}.jsonl"
         self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
         try_lock(self._handle)

@@ -54,7 +54,7 @@ class Collected:
         self._settings = settings
         self._noted = noted
         self._results: dict[str, Result] = {}
-        self._journal = Journal(config.rootpath, settings.baselines)
+        self._journal = Journal(config.rootpath, settings.baselines, settings.json)
         self._notes: list[str] = []
         self._stale: list[str] = []
         self._findings: dict[str, list[str]] = {}

@@ -1,0 +1,41 @@
+"""The part of a history that is asked for, and whether an alarm of it is recent. Pure."""
+
+from __future__ import annotations
+
+from perflab.data import changed
+from perflab.history.contents import ALARM, Contents, EventRow
+
+
+def chosen(contents: Contents, case: str | None, quantity: str | None) -> Contents:
+    """The part of it that is about cases, and a quantity, with these in their names. What is an alarm does not change.
+
+    Args:
+        contents: the whole.
+        case: a part of names of cases; None: all.
+        quantity: the name of a quantity; None: all.
+    """
+    kept = [
+        at
+        for at, one in enumerate(contents.series)
+        if (case is None or case in one.case + one.variant) and (quantity is None or quantity == one.quantity)
+    ]
+    new = {old: at for at, old in enumerate(kept)}
+    events = []
+    for event in contents.events:
+        members = [changed(one, series=new[one.series]) for one in event.members if one.series in new]
+        if members:
+            events.append(changed(event, members=members))
+    breaks = []
+    for one in contents.breaks:
+        pairs = [pair for pair in one.members if pair.after in new]
+        moved = [changed(pair, before=new[pair.before], after=new[pair.after]) for pair in pairs]
+        if moved:
+            breaks.append(changed(one, members=moved))
+    return changed(contents, series=[contents.series[at] for at in kept], events=events, breaks=breaks)
+
+
+def newest_alarm(contents: Contents, recent: int) -> EventRow | None:
+    """The newest alarm for the worse whose new level began within so many of the last runs; None if there is none."""
+    since = len(contents.runs) - recent
+    found = [one for one in contents.events if one.kind == ALARM and one.worse and one.first_new >= since]
+    return max((one for one in found if not one.undone_by), key=lambda one: one.first_new, default=None)

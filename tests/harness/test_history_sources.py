@@ -1,0 +1,240 @@
+"""What ``perflab history`` reads: folders, a branch, journals, the log of baselines; each run once."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from perflab.cli import main
+from perflab.data import to_json
+from perflab.documents import write_document
+from perflab.errors import UsageError
+from perflab.git import ask_git
+from perflab.history.baseline_log import read_log
+from perflab.history.contents import Contents
+from perflab.history.folder import read_branch, read_folder
+from perflab.history.text import as_text
+from perflab.measured.store.baselines import Baselines
+from perflab.records import Change, Judgement, Policy, Verdict
+from perflab.results import Document
+from tests.harness.histories import (
+    case_name,
+    contents_in,
+    git,
+    write_runs,
+)
+from tests.harness.make import (
+    MS,
+    document,
+    entry,
+    environment,
+    predicted_result,
+    record,
+    replicate,
+    result,
+    successor,
+)
+
+
+def night(number: int, ms: float = 100.0, **changes: Any) -> Document:
+    measured = record(replicate(ms * MS, peak_bytes=1024, counts={"operators": 5}, yardsticks_ns={"memory": 9.0}))
+    created = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=number)
+    return document(result(outcome=measured), created=created, commit=f"{number:040x}", **changes)
+
+
+def test_results_files_are_read_wherever_they_lie_in_the_order_of_their_runs(tmp_path: Path) -> None:
+    for number, place in ((3, "a.json"), (1, "deep/er/b.json"), (2, "c.json")):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        write_document(night(number, ms=100.0 + number), tmp_path / place)
+    contents = contents_in(tmp_path)
+    assert [run.commit for run in contents.runs] == [f"{number:040x}" for number in (1, 2, 3)]
+    by_name = {row.quantity: row for row in contents.series}
+    assert by_name["latency"].values == [101.0 * MS, 102.0 * MS, 103.0 * MS]
+    assert by_name["peak"].values == [1024.0] * 3
+    assert by_name["operators"].values == [5.0] * 3
+    assert set(by_name) == {"latency", "peak", "operators"}, (
+        "the machine's readings are no case's, by-products are asked"
+    )
+    assert {row.quantity for row in contents_in(tmp_path, "fastest").series} == {*by_name, "fastest"}
+
+
+def test_a_report_as_json_and_the_results_it_was_made_of_are_the_same_history(tmp_path: Path) -> None:
+    judged = Judgement(verdict=Verdict.OK, latency=Change(before=90.0 * MS, now=95.0 * MS, ratio=95 / 90))
+    measured = record(replicate(phases_ns={"forward": 30.0 * MS}, peak_bytes=2048, counts={"operators": 7}))
+    cases = document(
+        result("t.py::test_a", outcome=measured, judgement=judged),
+        result(
+            "t.py::test_b", outcome=record(fresh=[replicate(80.0 * MS), replicate(82.0 * MS), replicate(90.0 * MS)])
+        ),
+        predicted_result(),
+    )
+    write_document(cases, tmp_path / "plain/run.json")
+    plain = contents_in(tmp_path / "plain", "fastest")
+    report = tmp_path / "report/run.json"
+    report.parent.mkdir()
+    assert main(["report", str(tmp_path / "plain/run.json"), "--format=json", f"--output={report}"]) == 0
+    reported = contents_in(report.parent, "fastest")
+
+    def known(contents: Contents) -> dict[tuple[str, ...], tuple[float, str, bool]]:
+        return {
+            (row.case, row.variant, row.quantity, contents.environments[row.environment]): (
+                row.values[0],
+                row.unit,
+                row.exact,
+            )
+            for row in contents.series
+        }
+
+    both = known(plain)
+    assert len(both) > 8
+    assert {
+        key: value for key, value in known(reported).items() if key[2] not in ("bound", "roofline", "estimate")
+    } == both
+
+
+def test_a_journal_is_a_run_too_and_its_half_written_line_is_no_damage(tmp_path: Path) -> None:
+    line = to_json(result(outcome=record(replicate(7.0 * MS)))) + b"\n"
+    for day in (1, 2):
+        (tmp_path / f"2026-01-0{day}T03-00-00-000000-{day}.jsonl").write_bytes(line + line[:50] * (day == 2))
+    contents = contents_in(tmp_path)
+    assert [run.created[:10] for run in contents.runs] == ["2026-01-01", "2026-01-02"]
+    assert [row.values for row in contents.series if row.quantity == "latency"] == [[7.0 * MS] * 2]
+
+
+def test_of_each_case_in_a_journal_the_last_line_counts(tmp_path: Path) -> None:
+    lines = [to_json(result(outcome=record(replicate(ms * MS)))) for ms in (7.0, 8.0)]
+    (tmp_path / "2026-01-01T03-00-00-000000-1.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    assert [row.values for row in contents_in(tmp_path).series if row.quantity == "latency"] == [[8.0 * MS]]
+
+
+def test_a_run_counts_once_whatever_files_it_stands_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in (1, 2):
+        first, other = (result(f"t.py::test_{name}", outcome=record(replicate(100.0 * MS))) for name in "ab")
+        created = datetime(2026, 1, number, tzinfo=UTC)
+        one = document(first, other, created=created)  # equal numbers of two nights are two runs
+        write_document(one, tmp_path / f"{number}.json")
+        (tmp_path / "copies").mkdir(exist_ok=True)
+        if number == 2:
+            write_document(one, tmp_path / "copies/the-same.json")
+        report = tmp_path / f"copies/report-{number}.json"
+        assert main(["report", str(tmp_path / f"{number}.json"), "--format=json", f"--output={report}"]) == 0
+        begun = one.created - timedelta(minutes=5)
+        (tmp_path / f"{begun:%Y-%m-%dT%H-%M-%S-%f}-1.jsonl").write_bytes(to_json(first) + b"\n")
+    capsys.readouterr()
+    contents = contents_in(tmp_path)
+    assert [run.file.rpartition("/")[2] for run in contents.runs] == ["1.json", "2.json"], "the richest"
+    assert contents.repeated == 5
+    assert [row.values for row in contents.series if row.quantity == "latency"] == [[100.0 * MS] * 2] * 2
+    assert "; 5 repeats of a run left out\n" in as_text(contents, 100)
+
+
+def test_runs_of_one_moment_that_differ_are_two(tmp_path: Path) -> None:
+    for name, ms in (("a", 100.0), ("b", 101.0)):
+        write_document(night(1, ms=ms), tmp_path / f"{name}.json")
+    assert (len(contents_in(tmp_path).runs), contents_in(tmp_path).repeated) == (2, 0)
+
+
+def test_of_a_thousand_files_the_damaged_ones_are_named_and_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_runs(tmp_path, 1000, {case_name(1): lambda run: {"peak": 4096}})
+    (tmp_path / "run-500.json").write_bytes((tmp_path / "run-500.json").read_bytes()[:-40])
+    (tmp_path / "run-600.json").write_text('{"schema": 1, "benchmarks": []}')
+    (tmp_path / "run-700.json").write_bytes(b"\x00\xff\x00")
+    (tmp_path / "run-800.json").write_text('{"kind": "perflab report", "schema": 99, "runs": []}')
+    assert main(["history", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert f"{tmp_path}: 996 runs, 2026-01-01 to " in shown
+    left_out = [line for line in shown.splitlines() if line.startswith("left out: ")]
+    assert [re.findall(r"run-(\d+)", line) for line in left_out] == [["500"], ["600"], ["700"], ["800"]]
+    assert "newer perflab" in left_out[3]
+
+
+def test_a_folder_without_results_says_what_to_name(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"is no folder\n  -> name a folder with what --perf-json"):
+        read_folder(tmp_path / "nowhere")
+    (tmp_path / "broken.json").write_text("{")
+    with pytest.raises(UsageError, match=r"holds no results: .*broken\.json: it is damaged"):
+        read_folder(tmp_path)
+
+
+def test_a_branch_is_read_without_a_checkout(tmp_path: Path) -> None:
+    write_runs(tmp_path / "nights", 5, {case_name(1): lambda run: {"peak": 4096 + run}})
+    git(tmp_path, "init", "--quiet", "--initial-branch=perf-results")
+    git(tmp_path, "add", "--all")
+    git(tmp_path, "commit", "--quiet", "--message=nights")
+    git(tmp_path, "switch", "--quiet", "--orphan", "main")
+    git(tmp_path, "commit", "--quiet", "--allow-empty", "--message=code")
+    assert not (tmp_path / "nights").exists()
+    history = read_branch(tmp_path, "perf-results", "nights")
+    history.finish()
+    assert [list(one.values) for one in history.series] == [[4096.0, 4097.0, 4098.0, 4099.0, 4100.0]]
+    assert history.runs[0].file == "perf-results:run-000.json"
+    with pytest.raises(
+        UsageError, match="--branch=perf-results has no folder nigths\n  -> name one of its folders: nights"
+    ):
+        read_branch(tmp_path, "perf-results", "nigths")
+
+
+def test_what_was_accepted_comes_from_the_log_with_commit_and_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    git(tmp_path, "init", "--quiet", "--initial-branch=main")
+    policy, here = Policy(), environment(machine="0123abcd")
+    stored, case = None, "tests/test_model.py::test_step"
+    for number, (ms, peak_bytes, reason) in enumerate(
+        ((100.0, 1024, None), (100.0, 1024, None), (80.0, 2048, "a cache, which pays"))
+    ):
+        three = [replicate(ms * MS, peak_bytes=peak_bytes, counts={"operators": 5}) for _ in range(3)]
+        new = entry(three, environment=here, recorded=f"2026-01-0{number + 1}T03:00:00Z")
+        if number != 1:  # the second commit changes code alone
+            stored = successor(stored, new, policy, reason)
+            assert stored.times is not None
+            assert stored.exact is not None
+            times, exact = stored.times, stored.exact
+            Baselines(tmp_path / "baselines", None).save(
+                {case: new}, {case: new}, lambda *_, exact=exact: exact, lambda *_, times=times: times
+            )
+        (tmp_path / "code.py").write_text(str(number))
+        git(tmp_path, "add", "--all")
+        git(tmp_path, "commit", "--quiet", f"--message=commit {number}")
+    monkeypatch.chdir(tmp_path)
+    assert main(["history", "--git", "--format=json"]) == 0
+    found = msgspec.json.decode(capsys.readouterr().out, type=Contents)
+    assert found.accepted
+    assert [run.file for run in found.runs] == ["commit 0", "commit 2"]
+    values = {row.quantity: row.values for row in found.series}
+    assert values == {"latency": [100.0 * MS, 80.0 * MS], "peak": [1024.0, 2048.0], "operators": [5.0, 5.0]}
+    assert {row.case for row in found.series} == {"tests/test_model.py::test_step"}
+    reasons = {row.quantity: [found.words[word] for word in row.words] for row in found.series}
+    assert reasons["peak"] == ["accepted", "accepted: a cache, which pays"]
+    assert {event.kind for event in found.events} == {"accepted"}
+    assert {(event.worse, event.good, event.commits_total) for event in found.events} == {
+        (True, git(tmp_path, "rev-parse", "HEAD~2"), 2),
+        (False, git(tmp_path, "rev-parse", "HEAD~2"), 2),
+    }
+    assert main(["history", "--git"]) == 0
+    shown = capsys.readouterr().out
+    assert "accepted, needs more: 1.00 KiB -> 2.00 KiB (+1.00 KiB), peak of step" in shown
+    assert "accepted, faster: -20.0%, latency of step" in shown
+    assert "reason: a cache, which pays" in shown
+    assert "commit 1" in shown, "what lies between"
+    head = git(tmp_path, "rev-parse", "--short=7", "HEAD")
+    first = git(tmp_path, "rev-parse", "--short=7", "HEAD~2")
+    assert f"accepted in {head} commit 2; the last one in {first}, 2 commits before" in " ".join(shown.split())
+
+
+def test_every_version_of_this_projects_own_baselines_is_read() -> None:
+    root = Path(__file__).parents[2]
+    if ask_git(root, "rev-parse", "--is-shallow-repository") != "false":
+        pytest.skip("this clone has no history: git fetch --unshallow")
+    history = read_log(root / "baselines")
+    assert history.left_out == []
+    assert len(history.runs) >= 12
+    known = {one.quantity for one in history.series}
+    assert known >= {"latency", "peak", "operators", "saved", "flops", "registers", "waits"}, "of every tier"

@@ -1,0 +1,134 @@
+"""A history as text, JSON and CSV, and which options choose what is shown."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from perflab.cli import main
+from perflab.history.contents import Contents
+from perflab.history.text import as_text, sparkline
+from perflab.history.wording import pair_text
+from tests.harness.histories import (
+    case_name,
+    contents_in,
+    latency,
+    noisy,
+    some_nights,
+    step,
+    write_runs,
+)
+
+
+def test_json_is_what_the_text_was_made_of_and_csv_has_a_row_a_point(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    some_nights(tmp_path / "nights")
+    asked = ["history", str(tmp_path / "nights")]
+    assert main([*asked, "--format=json"]) == 0
+    found = msgspec.json.decode(capsys.readouterr().out, type=Contents)
+    assert (found.kind, found.schema) == ("perflab history", 1)
+    assert found == contents_in(tmp_path / "nights")
+    assert main([*asked, "--format=csv", "--quantity=latency", f"--output={tmp_path / 'out.csv'}"]) == 0
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "out.csv").read_text(encoding="utf-8"))))
+    assert len(rows) == 80
+    by_case = {row.case: row for row in found.series if row.quantity == "latency"}
+    assert [float(row["value"]) for row in rows if row["case"] == case_name(1)] == by_case[case_name(1)].values
+    assert {float(row["level"]) for row in rows} == {level.value for row in by_case.values() for level in row.levels}
+    assert rows[0]["commit"] == f"{1:040x}"
+
+
+def test_a_spreadsheet_computes_nothing_that_a_name_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_runs(tmp_path, 4, {"=cmd|' /C calc'!A0": lambda run: {"peak": 1}})
+    assert main(["history", str(tmp_path), "--format=csv"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].startswith("'=cmd")
+
+
+def test_fail_exits_with_1_for_a_recent_alarm_for_the_worse_alone(tmp_path: Path) -> None:
+    some_nights(tmp_path)
+    assert main(["history", str(tmp_path)]) == 0
+    assert main(["history", str(tmp_path), "--fail"]) == 1
+    assert main(["history", str(tmp_path), "--fail", "--recent=5"]) == 0
+    assert main(["history", str(tmp_path), "--fail", "--recent=40", "--case=step[2]"]) == 0
+    write_runs(tmp_path / "better", 40, {case_name(1): latency(step(35, 1.2e6, 1e6), 1)})
+    assert main(["history", str(tmp_path / "better"), "--fail"]) == 0
+
+
+def test_since_leaves_out_what_is_older(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    some_nights(tmp_path)
+    assert main(["history", str(tmp_path), "--since=2026-02-05"]) == 0
+    assert ": 5 runs, 2026-02-05 to 2026-02-09; " in capsys.readouterr().out
+    assert main(["history", str(tmp_path), "--since=soon"]) == 2
+    assert "--since=soon is no date" in capsys.readouterr().err
+    assert main(["history", str(tmp_path), "--case=nothing"]) == 2
+    assert "no series is called so\n  -> there are: step[1], step[2]; latency" in capsys.readouterr().err
+
+
+def test_no_line_of_the_text_is_wider_than_a_terminal(tmp_path: Path) -> None:
+    times = noisy(step(20), 1)
+    long_name = "tests/test_a.py::test_" + "very_" * 30 + "long[small-128-fp32-checkpointing]"
+    write_runs(tmp_path, 40, {long_name: lambda run: {"latency": times[run], "peak": 4096}})
+    _source, *lines = as_text(contents_in(tmp_path), 80).splitlines()
+    assert max(map(len, lines)) <= 80
+
+
+def test_columns_stand_below_each_other_whatever_a_name_holds(tmp_path: Path) -> None:
+    times = noisy(step(20), 1)
+    names = ("plain", "y[\u202eabc]", "y[\x1b[2Jabc]", "x" * 10_000)
+    write_runs(tmp_path, 40, {f"t.py::test_{name}": lambda run: {"latency": times[run]} for name in names})
+    lines = as_text(contents_in(tmp_path), 80).splitlines()
+    (head,) = [line for line in lines if line.startswith("case ")]
+    rows = lines[lines.index(head) + 1 :][: len(names)]
+    assert {row.index("latency") for row in rows} == {head.index("quantity")}
+    assert any(r"y[\u202eabc]" in row for row in rows)
+    assert len("".join(lines)) < 8_000, "a name of 10,000 letters fills no screen"
+
+
+def test_names_are_as_long_as_tells_cases_apart(tmp_path: Path) -> None:
+    cases = ("tests/a/test_x.py::test_step[1]", "tests/b/test_x.py::test_step[1]", "tests/b/test_x.py::test_step[2]")
+    write_runs(tmp_path, 4, {case: lambda run: {"peak": 1} for case in cases})
+    assert [row.name for row in contents_in(tmp_path).series] == ["a:test_x:step[1]", "b:test_x:step[1]", "step[2]"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--bisect=x", '--pytest="x'], '--pytest="x: no closing quotation\n  -> write it as for a shell'),
+        (["--bisect=x", "--build='q"], "--build='q: no closing quotation\n  -> write it as for a shell"),
+        (["--bisect=x", "--format=json"], "--format=json with --bisect\n  -> leave it out"),
+        (["--bisect=x", "--output=F"], "--output=F with --bisect\n  -> leave it out"),
+        (["--bisect=x", "--fail"], "--fail with --bisect\n  -> leave it out"),
+        (["--bisect=x", "--case=y"], "--case=y with --bisect\n  -> leave it out"),
+        (["--good=HEAD"], "--good=HEAD without --bisect\n  -> add --bisect=CASE"),
+        (["--bad=HEAD"], "--bad=HEAD without --bisect\n  -> add --bisect=CASE"),
+        (["--build=make"], "--build=make without --bisect\n  -> add --bisect=CASE"),
+        (["--pytest=-x"], "--pytest=-x without --bisect\n  -> add --bisect=CASE"),
+    ],
+)
+def test_options_that_would_make_no_difference_are_refused(
+    capsys: pytest.CaptureFixture[str], given: list[str], said: str
+) -> None:
+    assert main(["history", *given]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_two_values_are_told_so_that_they_differ() -> None:
+    assert pair_text(1000, 2000, "bytes") == "1000 B -> 2000 B"
+    assert pair_text(473 * 2**20, 473 * 2**20 - 12 * 2**10, "bytes") == "473.000 MiB -> 472.988 MiB"
+    assert pair_text(2**30, 2**30 + 1, "bytes") == "1,073,741,824 B -> 1,073,741,825 B"
+    assert pair_text(900 * 2**10, 1.2 * 2**20, "bytes") == "0.88 MiB -> 1.20 MiB"
+    assert pair_text(1024, 2048, "bytes") == "1.00 KiB -> 2.00 KiB"
+    assert pair_text(0, 2048, "bytes") == "0 B -> 2.00 KiB"
+    assert pair_text(1.2e6, 1.31e6, "ns") == "1.20 ms -> 1.31 ms"
+
+
+def test_a_sparkline_has_the_width_it_may_and_shows_noise_as_small() -> None:
+    assert sparkline([1.0, 1.0, 2.0, 2.0], 24) == "▁▁██"
+    assert sparkline([5.0] * 100, 24) == "▅" * 24
+    assert sparkline([0.0, 0.0], 24) == "▅▅"
+    assert set(sparkline([100.0, 101.0] * 5, 10)) <= set("▄▅"), "one percent is not a mountain"
+    assert len(sparkline([float(at) for at in range(100)], 24)) == 24
