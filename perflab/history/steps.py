@@ -85,19 +85,21 @@ def evidence(series: Floats) -> Evidence:
 
 
 def size(series: Floats, place: int) -> tuple[float, float]:
-    """Size of the step at one place of one series (``n``, logarithms), and its standard deviation."""
+    """Size of the step at one place of one series (``n``, logarithms), and its standard deviation.
+
+    No size is expected here: what speaks for a step must not pull its size towards nothing.
+    """
     y, smallest = _standardized(series[None, :])
     n = y.shape[1]
     weights, means, variances = [], [], []
     for k, model in enumerate(whitened()):
         fit = _fit(y, smallest, k, np.array([place]))
-        precision = 1.0 / STEP_SD**2 + fit.length_sq[0]
-        mean = fit.along[0, 0] / precision
+        mean = fit.along[0, 0] / fit.length_sq[0]
         rest = fit.residual[0] - fit.along[0, 0] * mean
         scale = -model.log_scale[:n].sum() - 0.5 * np.log(fit.level_sq)
-        weights.append(scale - 0.5 * np.log1p(STEP_SD**2 * fit.length_sq[0]) - 0.5 * (n - 1) * np.log(rest))
+        weights.append(scale - 0.5 * np.log(fit.length_sq[0]) - 0.5 * (n - 2) * np.log(rest))
         means.append(mean)
-        variances.append(rest / (n - 3) / precision)
+        variances.append(rest / (n - 4) / fit.length_sq[0])
     share = np.array(weights) + log_weights(CHANGED)
     share = np.exp(share - share.max())
     share /= share.sum()
