@@ -17,7 +17,12 @@ _Owned = tuple[str, str, Any]
 
 
 def held_parts(found: Sequence[Any], names: Mapping[int, str], device: torch.device) -> list[PeakPart]:
-    """The storages of these objects, each once; they add up to ``held_bytes``.
+    """The storages of these objects, each once; they add up to ``held_bytes``. Arguments as of ``held_by_address``."""
+    return summed(held_by_address(found, names, device).values())
+
+
+def held_by_address(found: Sequence[Any], names: Mapping[int, str], device: torch.device) -> dict[int, PeakPart]:
+    """The storages of these objects, each once, by address.
 
     Args:
         found: what a callable reaches.
@@ -30,10 +35,10 @@ def held_parts(found: Sequence[Any], names: Mapping[int, str], device: torch.dev
         storage = storage_of(tensor, device)
         if storage is not None:
             owners.setdefault(storage[0], (category, module))
-    return summed(
-        PeakPart(category=owners[address][0], module=owners[address][1], size_bytes=size_bytes, blocks=1)
+    return {
+        address: PeakPart(category=owners[address][0], module=owners[address][1], size_bytes=size_bytes, blocks=1)
         for address, size_bytes in sizes.items()
-    )
+    }
 
 
 def _of_modules(found: Sequence[Any], names: Mapping[int, str]) -> Iterator[_Owned]:
@@ -50,7 +55,7 @@ def _of_modules(found: Sequence[Any], names: Mapping[int, str]) -> Iterator[_Own
     loose = [one for one in found if isinstance(one, nn.Parameter) and id(one) not in owner]
     yield from (("parameters", "", one) for one in loose)
     for one in found:
-        if isinstance(one, nn.Parameter) and one.grad is not None:
+        if isinstance(one, torch.Tensor) and one.is_leaf and one.grad is not None:
             yield "gradients", owner.get(id(one), ""), one.grad
     for optimizer in found:
         if isinstance(optimizer, torch.optim.Optimizer):

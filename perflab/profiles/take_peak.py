@@ -17,13 +17,14 @@ from perflab.errors import UsageError
 from perflab.measure.devices import collector_off, release_memory, synchronize
 from perflab.measure.graph_pools import free_bytes_in, replayed_pools
 from perflab.measure.limits import as_out_of_memory
-from perflab.profiles.held import held_parts
+from perflab.measure.live_tensors import held_storages
+from perflab.profiles.held import held_by_address, held_parts
 from perflab.profiles.host import in_order
-from perflab.profiles.peak import Askers, made_by_call
+from perflab.profiles.peak import Askers, made_by_call, summed
 from perflab.profiles.placed import placed
 from perflab.profiles.places import Places, module_names
 from perflab.profiles.recording import RAN_OUT, Recorded, recorded_calls, run_marked
-from perflab.profiles.records import Peak, PeakPart
+from perflab.profiles.records import LET_GO, Peak, PeakPart
 from perflab.reachable import reachable
 from perflab.torch_internals.machine import (
     BlockEvent,
@@ -104,13 +105,14 @@ def take_failure(workload: Workload, device: torch.device) -> Failure | None:
     places = Places(module_names(reachable(workload.roots)))
     with collector_off(), _watching() as profiler:
         found = list(reachable(workload.roots))
-        held = held_parts(found, module_names(found), device)
+        before = held_by_address(found, module_names(found), device)
         del found
         try:
             _run_within_a_range(workload, places.marking)
         except Exception as error:
             if as_out_of_memory(error) is None:
                 raise
+        left = held_storages(reachable(workload.roots), device)
     results = kineto_results(profiler)
     ran_out = [one for one in (*host_events(results), *device_events(results)) if one.name() == RAN_OUT]
     if not ran_out:
@@ -119,7 +121,11 @@ def take_failure(workload: Workload, device: torch.device) -> Failure | None:
     (call,) = recorded_calls(profiler, 1)
     found_calls = placed(call.roots, call.phases, places.named)
     askers = Askers(found_calls, [(phase.start_ns, phase.name) for phase in call.phases])
-    made = made_by_call(block_events(results, device), call.root.event.start_ns, askers, failed_ns)
+    events, began_ns = block_events(results, device), call.root.event.start_ns
+    # What of it the call has let go is asked of the objects: the profiler says it for CUDA alone.
+    anew = {event.address for event in events if event.size_bytes > 0 and event.time_ns >= began_ns}
+    held = summed(part for address, part in before.items() if address in left and address not in anew)
+    made = [part for part in made_by_call(events, began_ns, askers, failed_ns) if part.category != LET_GO]
     by = askers.at(BlockEvent(failed_ns, thread, 0, 0))
     return Failure(
         Peak(parts=sorted([*held, *made], key=lambda part: -abs(part.size_bytes))),

@@ -11,6 +11,7 @@ from perflab.measure.limits import as_out_of_memory
 from perflab.measure.records import OutOfMemory
 from perflab.measure.workload import Step, Workload
 from perflab.measured.judge.out_of_memory import out_of_memory_texts
+from perflab.profiles.held import held_parts
 from perflab.profiles.records import PeakPart
 from perflab.profiles.take_peak import take_failure
 
@@ -62,6 +63,30 @@ def test_gradients_of_a_backward_that_failed_after_it_are_its_own() -> None:
     made = [one for one in found.alive.parts if one.category == "made by the backward"]
     assert sum(one.size_bytes for one in made) >= 4 * 2 * (64 * 64 + 64)
     assert {one.module for one in made} >= {"first", "second"}
+
+
+def test_gradients_that_the_step_has_let_go_are_neither_alive_nor_a_remedy() -> None:
+    net = nn.Linear(512, 512)
+    net(torch.ones(1, 512)).sum().backward()
+
+    def step() -> None:
+        net.zero_grad()
+        kept = torch.relu(net(torch.ones(64, 512)))
+        torch.empty(TOO_MUCH, dtype=torch.uint8)
+        kept.sum().backward()
+
+    found = take_failure(Workload(step, (), {}), CPU)
+    assert found is not None
+    assert "gradients" not in {one.category for one in found.alive.parts}
+    texts = out_of_memory_texts(OutOfMemory(asked_bytes=TOO_MUCH, alive=found.alive.parts))
+    assert not any("zero_grad" in text for text in texts)
+
+
+def test_gradients_of_tensors_that_no_module_has_are_gradients() -> None:
+    leaf = torch.ones(1024, requires_grad=True)
+    (leaf * 2).sum().backward()
+    sizes = {one.category: one.size_bytes for one in held_parts([leaf, leaf.grad], {}, CPU)}
+    assert sizes == {"inputs": 4096, "gradients": 4096}
 
 
 def test_a_call_that_gets_through_is_no_failure_and_another_error_is_raised() -> None:

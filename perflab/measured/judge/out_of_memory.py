@@ -48,7 +48,7 @@ def _remedies(alive: Sequence[PeakPart]) -> Iterator[tuple[str, int]]:
     if sums:
         module, size = sums[0]
         yield f"checkpointing {module} would free up to {format_bytes(size)} of it", size
-    size = sum(part.size_bytes for part in alive if part.category in ("gradients", "let go"))
+    size = sum(part.size_bytes for part in alive if part.category == "gradients")
     began = any(part.category != FORWARD and part.category.startswith("made by") for part in alive)
     if size > 0 and not began:
         yield f"zero_grad() before the forward would free {format_bytes(size)} of it: gradients of the last step", size
