@@ -29,7 +29,7 @@ def test_neighbours_that_pass_hide_no_slowdown_and_the_failure_says_that_nothing
     result.assert_outcomes(failed=1)
     result.stdout.re_match_lines([r"latency\s+100 ms\s+150 ms\s+\+50\.0%.*"])
     said = " ".join(result.stdout.str().split())
-    assert "in fresh processes; nothing disturbed it; 2 disturbed ones were set aside if this is meant" in said
+    assert "in fresh processes; nothing disturbed it; 2 disturbed ones were set aside cause:" in said
     (row,) = written(slower)
     assert row["judgement"]["disturbed"] == []
     assert row["outcome"]["measurement"]["evidence"]["neighbours_cores"] == 1.5

@@ -85,6 +85,8 @@ def test_every_argument_of_a_command_stands_there(command: str) -> None:
         value = "|".join(action.choices) if action.choices else action.metavar
         if not action.option_strings:
             taken.append(f"{value}..." if action.nargs == "+" else value)
+        elif isinstance(action.nargs, int) and action.nargs > 1:
+            taken.append(" ".join([action.option_strings[-1], *[str(value)] * action.nargs]))
         else:
             taken.append(action.option_strings[-1] + (f"={value}" if action.nargs != 0 else ""))
     documented = rows(f"### `perflab {command}`")
