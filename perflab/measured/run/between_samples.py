@@ -39,6 +39,8 @@ class BetweenSamples:
         self._others = set(threading.enumerate())
         """Threads that are no call's: from before the first, and what the first left for all others."""
         self._looks = 0
+        self._waiting: set[str] = set()
+        """Threads that one call left behind without work to do: a pool may have grown."""
 
     def __call__(self, what: str) -> None:
         """Look, and show."""
@@ -46,16 +48,21 @@ class BetweenSamples:
         self._looks += 1
         started = set(threading.enumerate()) - self._others
         if started and self._looks > 2:  # before the first call, and after it
-            started = _running_on(started)
-            self._ran_on |= {f"thread {thread.name!r}": None for thread in started}
+            waiting, computing = _running_on(started)
+            left = {f"thread {thread.name!r}" for thread in waiting}
+            if left and self._waiting:  # for the second time: each call leaves some
+                self._ran_on |= dict.fromkeys(sorted(self._waiting | left))
+            self._waiting |= left
+            self._ran_on |= {f"thread {thread.name!r}": None for thread in computing}
+            started = waiting | computing
         self._others |= started
         if what == "memory":  # the samples are over
             self._ran_on |= {f"thread {thread.name!r}": None for thread in _computing()}
         self._progress(what)
 
 
-def _running_on(threads: set[threading.Thread]) -> set[threading.Thread]:
-    """Those that compute, or do not end: a wait for the scheduler is no work."""
+def _running_on(threads: set[threading.Thread]) -> tuple[set[threading.Thread], set[threading.Thread]]:
+    """Those that do not end, and those that compute."""
     before = {thread: _used_s(thread) for thread in threads}
     deadline_s = time.monotonic() + _ENDING_S
     computing: set[threading.Thread] = set()
@@ -63,7 +70,7 @@ def _running_on(threads: set[threading.Thread]) -> set[threading.Thread]:
         time.sleep(_GLANCE_S)
         threads = {thread for thread in threads if thread.is_alive()}
         computing |= {thread for thread in threads if _used_s(thread) - before[thread] > _ENDING_USES_S}
-    return threads | computing
+    return threads - computing, computing
 
 
 def _computing() -> list[threading.Thread]:

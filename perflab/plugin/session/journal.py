@@ -75,9 +75,7 @@ class Journal:
         for directory in (self._baselines, self._root / OWN_TIMES):
             sweep(directory)
             forget_dead_lock(directory)
-        if any(
-            (folder / ".git").exists() for folder in (self._root, *self._root.parents)
-        ):  # nothing starts for nothing
+        if any((folder / ".git").exists() for folder in (self._root, *self._root.parents)):  # or git starts in vain
             self._commit = current_commit(self._root, self._baselines, self._results)
         path = runs / f"{datetime.now(UTC):%Y-%m-%dT%H-%M-%S-%f}-{os.getpid()}.jsonl"
         self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
