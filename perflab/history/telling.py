@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -123,10 +123,13 @@ def _over_all(one: Series, levels: Sequence[Level], parts: Sequence[tuple[int, F
 
 
 def _event(number: int, event: Event, rows: Sequence[SeriesRow], history: History, repository: Path) -> EventRow:
-    members = [_member(one, rows[one.series], accepted=history.are_accepted) for one in event.members]
+    undone = {key: by + 1 for key, by in event.undone_by.items()}
+    members = [_member(one, rows[one.series], undone, accepted=history.are_accepted) for one in event.members]
     members.sort(key=lambda one: -abs(math.log(one.ratio)) if one.ratio else -math.inf)
     timed = [one for one in members if not rows[one.series].exact]
     ratios = [one.ratio for one in timed or members if one.ratio is not None]
+    alarms = {(one.series, one.change.at) for one in event.members if one.is_alarm}
+    sure = [one.ratio for one in timed or members if one.ratio is not None and (one.series, one.at) in alarms] or ratios
     machines = [one.machine for one in timed if one.machine is not None]
     rests = [one.rest for one in timed if one.rest is not None]
     last_old, first_new = event.first - 1, event.last
@@ -141,7 +144,7 @@ def _event(number: int, event: Event, rows: Sequence[SeriesRow], history: Histor
         number=number,
         kind=_kind(event, history, no_code=len(timed) == len(members) and _is_same_code(good, bad)),
         worse=event.is_worse,
-        ratio=median(ratios) if ratios else None,
+        ratio=median(sure) if sure else None,
         smallest=min(ratios, default=None),
         largest=max(ratios, default=None),
         environments=sorted({rows[one.series].environment for one in members}),
@@ -156,7 +159,7 @@ def _event(number: int, event: Event, rows: Sequence[SeriesRow], history: Histor
         else [],
         commits_total=between.many if between else None,
         undoes=[one + 1 for one in event.came_back],
-        undone_by=[one + 1 for one in event.undone_by],
+        undone_by=sorted(set(undone.values())),
         machine_ratio=median(machines) if machines else None,
         rest_ratio=median(rests) if rests else None,
         reasons=list(dict.fromkeys(reasons)),
@@ -175,7 +178,7 @@ def _kind(event: Event, history: History, *, no_code: bool) -> str:
     return ALARM if event.is_alarm else POSSIBLE
 
 
-def _member(found: Found, row: SeriesRow, *, accepted: bool) -> Member:
+def _member(found: Found, row: SeriesRow, undone: Mapping[tuple[int, int], int], *, accepted: bool) -> Member:
     change = found.change
     at = next(place for place, level in enumerate(row.levels) if level.first == change.at)
     return Member(
@@ -194,6 +197,7 @@ def _member(found: Found, row: SeriesRow, *, accepted: bool) -> Member:
         rest=found.rest.ratio if found.rest is not None else None,
         rest_low=found.rest.low if found.rest is not None else None,
         rest_high=found.rest.high if found.rest is not None else None,
+        undone_by=undone.get((found.series, change.at)),
     )
 
 

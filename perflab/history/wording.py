@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 from perflab.history.contents import ACCEPTED, MACHINE, POSSIBLE, BreakRow, Contents, EventRow, Member, SeriesRow
@@ -163,8 +164,12 @@ def remarks(event: EventRow, contents: Contents) -> list[str]:
         said.append(_not_the_machines(event))
     for number in event.undoes:
         said.append(f"the level before event {number} came back")
-    for number in event.undone_by:
-        said.append(f"it did not stay: event {number} took it back")
+    returns = Counter(one.undone_by for one in event.members if one.undone_by is not None)
+    for number, many in sorted(returns.items()):
+        if many == len(event.members):
+            said.append(f"it did not stay: event {number} took it back")
+        else:
+            said.append(f"in {many} of {len(event.members)} series the level came back in event {number}")
     said += [f"reason: {reason}" for reason in event.reasons]
     return said
 

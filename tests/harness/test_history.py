@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perflab.cli import main
+from perflab.data import changed
 from perflab.history.change_points import Change as Shift
 from perflab.history.choice import chosen, newest_alarm
 from perflab.history.contents import Contents
@@ -108,6 +109,33 @@ def test_a_level_that_came_back_is_said_to_have(tmp_path: Path) -> None:
     assert "it did not stay: event 2 took it back" in text
     assert "the level before event 1 came back" in text
     assert newest_alarm(contents, 30) is None, "what came back is no reason to fail"
+
+
+def test_one_case_of_ten_that_came_back_silences_no_alarm(tmp_path: Path) -> None:
+    def operators(number: int) -> Any:
+        return lambda run: {"operators": 6 if run >= 10 and not (number == 0 and run >= 20) else 1}
+
+    write_runs(tmp_path, 30, {case_name(number): operators(number) for number in range(10)})
+    contents = contents_in(tmp_path)
+    up, down = contents.events
+    assert (up.undone_by, down.undoes) == ([2], [1])
+    text = as_text(contents, 100)
+    assert "in 1 of 10 series the level came back in event 2" in text
+    assert "it did not stay" not in text
+    assert main(["history", str(tmp_path), "--fail", "--recent=25"]) == 1
+    assert main(["history", str(tmp_path), "--fail", "--recent=25", "--case=step[0]"]) == 0, "that one came back"
+
+
+def test_what_came_back_bit_by_bit_is_over_when_all_of_it_did(tmp_path: Path) -> None:
+    def operators(number: int) -> Any:
+        return lambda run: {"operators": 6 if 10 <= run < 15 + 5 * number else 1}
+
+    write_runs(tmp_path, 30, {case_name(number): operators(number) for number in range(3)})
+    contents = contents_in(tmp_path)
+    assert contents.events[0].undone_by == [2, 3, 4]
+    assert newest_alarm(contents, 30) is None
+    bits = [changed(one, kind="possible") if one.number == 3 else one for one in contents.events]
+    assert newest_alarm(changed(contents, events=bits), 30) is not None, "what is only possible brings nothing back"
 
 
 def test_an_exact_change_at_the_place_of_a_slowdown_is_part_of_its_event(tmp_path: Path) -> None:
@@ -216,9 +244,9 @@ def test_what_passes_one_percent_alone_is_possible_and_no_alarm(
 
     def invented(series: Any) -> list[list[change_points.Change]]:
         """Of a hundred series two have a chance that one in a hundred would have, and one is certain."""
-        seen = {0: (5, 0.008), 1: (10, 1e-9), 2: (10, 0.008)}
+        seen = {0: (5, 0.008, 1.05), 1: (10, 1e-9, 1.05), 2: (10, 0.008, 1.3)}
         return [
-            [change_points.Change(run - 1, run, run, 1.05, 1.02, 1.08, p, None) for run, p in [seen[at]]]
+            [change_points.Change(run - 1, run, run, ratio, 1.02, 1.38, p, None) for run, p, ratio in [seen[at]]]
             if at in seen
             else []
             for at in range(len(series))
@@ -228,9 +256,11 @@ def test_what_passes_one_percent_alone_is_possible_and_no_alarm(
     write_runs(tmp_path, 20, {case_name(number): latency(lambda run: 1e6, number) for number in range(100)})
     contents = contents_in(tmp_path)
     assert {event.kind: [contents.series[one.series].name for one in event.members] for event in contents.events} == {
-        "alarm": ["step[1]", "step[2]"],
+        "alarm": ["step[2]", "step[1]"],
         "possible": ["step[0]"],
     }, "what is possible by itself belongs to an alarm at its place"
+    (alarm,) = [event for event in contents.events if event.kind == "alarm"]
+    assert (alarm.smallest, alarm.ratio, alarm.largest) == (1.05, 1.05, 1.30), "the size is that of what is certain"
     text = as_text(contents, 100)
     assert text.index("\nevents\n") < text.index("\npossible, no alarms\n")
     assert "no alarm: among so many series a change like this one comes by chance" in text
