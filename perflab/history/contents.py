@@ -29,7 +29,7 @@ class Level(Data, frozen=True):
     """Index of the first point."""
     last: int
     value: float
-    """The median of the points."""
+    """The median of the points; the first of them where it is exact or accepted."""
 
 
 class SeriesRow(Data, frozen=True):
@@ -44,6 +44,8 @@ class SeriesRow(Data, frozen=True):
     unit: str
     exact: bool
     environment: int
+    judged: bool
+    """Whether it has enough points for a change to be found."""
     points: int
     ratio: float | None
     """How the last level stands to the first one: the product of its changes' ratios; null where that is 0."""

@@ -105,8 +105,10 @@ def _add_report(history: History, run: narrow.ReportRun, file: str) -> None:
         columns = history.columns(name, variant, where)
         for quantity, one in case.quantities.items():  # a million times: as ``History.add``, without its calls
             value = one.now
-            if value is None or not 0.0 <= value < math.inf:
-                continue
+            if value is None or not 0.0 < value < math.inf:
+                is_exact = one.exact and quantity not in INEXACT_COUNTS
+                if value is None or not Reading(value, one.unit, is_exact).is_usable:
+                    continue
             column = columns.get(quantity, NEW)
             if column is NEW:
                 is_exact = one.exact and quantity not in INEXACT_COUNTS
@@ -136,7 +138,7 @@ def _add_results(history: History, document: narrow.Document, file: str, *, is_j
         key = (outcome.environment, where)
         if key not in numbers:
             numbers[key] = _numbers(history, outcome.environment, where)
-        readings = {name: one for name, one in _readings(result, outcome).items() if 0 <= one.value < math.inf}
+        readings = _readings(result, outcome)
         history.add(number, result.case, variant, numbers[key], result.judgement.verdict, readings)
     history.end(number)
 

@@ -29,7 +29,7 @@ from perflab.history.contents import (
 )
 from perflab.history.events import Event, gather
 from perflab.history.git_objects import clean, commits_between
-from perflab.history.judging import Found, judge, judge_accepted
+from perflab.history.judging import FEWEST, Found, judge, judge_accepted
 from perflab.history.machine import without_the_machine
 from perflab.history.series import History, Series
 from perflab.report.lines import short_name
@@ -56,7 +56,14 @@ def contents_of(history: History, repository: Path) -> Contents:
     names = short_names((one.case, one.variant) for one in series)
     used = {place: number for number, place in enumerate(dict.fromkeys(one.place for one in series))}
     rows = [
-        _series(one, names[one.case, one.variant], used[one.place], parts.get(at, [])) for at, one in enumerate(series)
+        _series(
+            one,
+            names[one.case, one.variant],
+            used[one.place],
+            parts.get(at, []),
+            accepted=history.are_accepted,
+        )
+        for at, one in enumerate(series)
     ]
     environments = _told_apart([history.places[place].text for place in used])
     return Contents(
@@ -90,10 +97,13 @@ def short_names(cases: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
     return names
 
 
-def _series(one: Series, name: str, environment: int, parts: Sequence[tuple[int, Found]]) -> SeriesRow:
+def _series(
+    one: Series, name: str, environment: int, parts: Sequence[tuple[int, Found]], *, accepted: bool
+) -> SeriesRow:
+    is_sure = one.is_exact or accepted
     starts = [0, *sorted({found.change.at for _, found in parts}), len(one.values)]
     levels = [
-        Level(first=first, last=end - 1, value=one.values[first] if one.is_exact else median(one.values[first:end]))
+        Level(first=first, last=end - 1, value=one.values[first] if is_sure else median(one.values[first:end]))
         for first, end in pairwise(starts)
         if first < end
     ]
@@ -105,6 +115,7 @@ def _series(one: Series, name: str, environment: int, parts: Sequence[tuple[int,
         unit=one.unit,
         exact=one.is_exact,
         environment=environment,
+        judged=is_sure or len(one.values) >= FEWEST,
         points=len(one.values),
         ratio=_over_all(one, levels, parts),
         difference=levels[-1].value - levels[0].value,

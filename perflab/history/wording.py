@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from perflab.history.contents import ACCEPTED, MACHINE, POSSIBLE, BreakRow, Contents, EventRow, Member, SeriesRow
+from perflab.history.judging import FEWEST
 from perflab.report.escaping import one_line
 from perflab.report.lines import shorten
 from perflab.units import BYTES_PER, format_bytes, format_change, format_count, format_interval, format_ns, format_si
@@ -205,6 +206,15 @@ def member_lines(event: EventRow, contents: Contents, most: int) -> list[str]:
         lines.append(f"{series_name(row)}: {values_text(one, row)}  {member_change(one, row)}")
     left = len(event.members) - most
     return lines + ([f"and {left} more series"] if left > 0 else [])
+
+
+def no_event(contents: Contents) -> str:
+    """What is to be said where there is none: also of how many series nothing can be said."""
+    few = sum(not row.judged for row in contents.series)
+    if not few:
+        return "no event: nothing changed its level"
+    said = f"fewer than {FEWEST} runs and {'were' if few > 1 else 'was'} not judged"
+    return f"no event; {few} series {'have' if few > 1 else 'has'} {said}"
 
 
 def summary(contents: Contents) -> str:

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from perflab.cli import main
 from perflab.data import changed
+from perflab.history import change_points
 from perflab.history.change_points import Change as Shift
 from perflab.history.choice import chosen, newest_alarm
 from perflab.history.contents import Contents
 from perflab.history.events import Event, gather
-from perflab.history.judging import Found, largest_false_discovery
+from perflab.history.judging import FALSE_DISCOVERIES, FEWEST, Found, judge, largest_false_discovery
 from perflab.history.series import Series
 from perflab.history.text import as_text
 from tests.harness.histories import (
@@ -210,6 +211,52 @@ def test_another_pytorch_begins_new_series_and_the_history_says_so(tmp_path: Pat
     assert contents_in(tmp_path / "mixed").breaks == []
 
 
+def test_a_series_too_short_to_judge_is_not_called_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert change_points.SHORTEST == FEWEST
+    times = [1.00e6, 1.01e6, 1.00e6, 2.00e6, 2.01e6, 2.00e6, 2.01e6, 2.02e6]
+    cases = {case_name(1): lambda run: {"latency": times[run], "peak": 5}}
+    write_runs(tmp_path / "few", 6, cases)
+    assert main(["history", str(tmp_path / "few")]) == 0
+    shown = capsys.readouterr().out
+    assert "\nno event; 1 series has fewer than 8 runs and was not judged\n" in shown
+    assert re.search(r"latency .* too few\n", shown)
+    assert re.search(r"peak .* same\n", shown), "one level of what is exact is one, however few runs there are"
+    assert [(row.quantity, row.judged) for row in contents_in(tmp_path / "few").series] == [
+        ("latency", False),
+        ("peak", True),
+    ]
+    assert main(["history", str(tmp_path / "few"), "--format=html"]) == 0
+    page = capsys.readouterr().out
+    assert "no event; 1 series has fewer than 8 runs" in page
+    assert "not judged" in page.partition("<table")[2]
+    write_runs(tmp_path / "enough", 8, cases)
+    assert [row.judged for row in contents_in(tmp_path / "enough").series] == [True, True]
+
+
+def test_series_too_short_to_judge_are_no_hypotheses_among_the_others() -> None:
+    def series(values: list[float]) -> Series:
+        one = Series("t.py::test_a", "", "latency", 0, "ns", is_exact=False)
+        one.values.extend(values)
+        one.runs.extend(range(len(values)))
+        return one
+
+    alone = series(noisy(step(57, after=1.04e6), 4, noise=0.012)[:60])
+    (found,) = judge([alone])
+    assert found.is_alarm
+    assert found.change.p > FALSE_DISCOVERIES / 300, "three hundred hypotheses more would make it none"
+    few = [series(noisy(lambda run: 1e6, seed)[:5]) for seed in range(300)]
+    assert judge([alone, *few]) == [found]
+
+
+def test_a_reading_of_nothing_is_no_time_and_silences_no_series(tmp_path: Path) -> None:
+    times = noisy(step(20, after=1.3e6), 1)
+    cases = {case_name(1): lambda run: {"latency": times[run] * (run != 5), "peak": 0}}
+    write_runs(tmp_path, 40, cases)
+    contents = contents_in(tmp_path)
+    assert [(row.quantity, row.points) for row in contents.series] == [("latency", 39), ("peak", 40)]
+    assert len(contents.events) == 1
+
+
 def shifts(*spans: tuple[int, int]) -> list[Event]:
     """Events of series that all have 100 points; the first of each new level lies from one run to another."""
     series = [Series(f"t.py::test_{at}", "", "latency", 0, "ns", is_exact=False) for at, _ in enumerate(spans)]
@@ -240,8 +287,6 @@ def test_an_events_range_is_what_all_of_its_changes_have_in_common() -> None:
 def test_what_passes_one_percent_alone_is_possible_and_no_alarm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from perflab.history import change_points
-
     def invented(series: Any) -> list[list[change_points.Change]]:
         """Of a hundred series two have a chance that one in a hundred would have, and one is certain."""
         seen = {0: (5, 0.008, 1.05), 1: (10, 1e-9, 1.05), 2: (10, 0.008, 1.3)}

@@ -18,6 +18,9 @@ from perflab.git import ask_git
 from perflab.history.baseline_log import read_log
 from perflab.history.contents import Contents
 from perflab.history.folder import read_branch, read_folder
+from perflab.history.places import Place
+from perflab.history.series import History, Reading, Run
+from perflab.history.telling import contents_of
 from perflab.history.text import as_text
 from perflab.measured.store.baselines import Baselines
 from perflab.records import Change, Judgement, Policy, Verdict
@@ -227,6 +230,43 @@ def test_what_was_accepted_comes_from_the_log_with_commit_and_reason(
     head = git(tmp_path, "rev-parse", "--short=7", "HEAD")
     first = git(tmp_path, "rev-parse", "--short=7", "HEAD~2")
     assert f"accepted in {head} commit 2; the last one in {first}, 2 commits before" in " ".join(shown.split())
+
+
+def accepted(*levels_ms: float) -> History:
+    """A log of baselines: a commit a level, all of them in one second, as a rebase leaves them."""
+    history = History("the log of baselines/")
+    history.are_accepted = True
+    place = history.place(Place("here", "here", is_exact=False))
+    for number, ms in enumerate(levels_ms):
+        run = history.begin(Run(datetime(2026, 1, 1, tzinfo=UTC), f"{number:040x}", f"save {100 - number}"))
+        readings = {"latency": Reading(ms * MS, "ns", is_exact=False)}
+        history.add(run, "t.py::test_a", "", (place, place), "accepted", readings)
+    history.finish()
+    return history
+
+
+def test_accepted_levels_keep_the_order_of_their_commits(tmp_path: Path) -> None:
+    contents = contents_of(accepted(1.0, 3.0, 2.0), tmp_path)
+    assert contents.series[0].values == [1.0 * MS, 3.0 * MS, 2.0 * MS]
+    assert [run.file for run in contents.runs] == ["save 100", "save 99", "save 98"]
+
+
+def test_small_accepted_steps_add_up_and_all_numbers_of_them_agree(tmp_path: Path) -> None:
+    contents = contents_of(accepted(1.00, 1.04, 1.08, 1.09, 1.12, 1.13, 1.40), tmp_path)
+    (row,) = contents.series
+    assert [(event.members[0].at, round(event.ratio or 0.0, 4)) for event in contents.events] == [
+        (2, 1.08),
+        (6, round(1.40 / 1.08, 4)),
+    ]
+    assert [level.value for level in row.levels] == [1.00 * MS, 1.08 * MS, 1.40 * MS]
+    assert row.ratio == pytest.approx(1.40)
+    assert row.difference == pytest.approx(0.40 * MS)
+    assert row.judged
+    text = as_text(contents, 100)
+    assert "accepted, slower: +29.6%, latency of a" in text
+    assert re.search(r"latency .* \+40\.0%  1, 2\n", text)
+    creeping = contents_of(accepted(*(1.045**number for number in range(10))), tmp_path)
+    assert (creeping.series[0].ratio or 0.0) > 1.4, "ten saves of 4.5 % are no standstill"
 
 
 def test_every_version_of_this_projects_own_baselines_is_read() -> None:
