@@ -13,12 +13,14 @@ import pytest
 from perflab.cli import main
 from perflab.data import to_json
 from perflab.documents import write_document
-from perflab.errors import UsageError
+from perflab.errors import DocumentError, UsageError
 from perflab.git import ask_git
+from perflab.history.baseline_files import levels_in
 from perflab.history.baseline_log import read_log
 from perflab.history.contents import Contents
 from perflab.history.folder import read_branch, read_folder
 from perflab.history.places import Place
+from perflab.history.results_files import read_into
 from perflab.history.series import History, Reading, Run
 from perflab.history.telling import contents_of
 from perflab.history.text import as_text
@@ -156,6 +158,44 @@ def test_of_a_thousand_files_the_damaged_ones_are_named_and_left_out(
     left_out = [line for line in shown.splitlines() if line.startswith("left out: ")]
     assert [re.findall(r"run-(\d+)", line) for line in left_out] == [["500"], ["600"], ["700"], ["800"]]
     assert "newer perflab" in left_out[3]
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "said"),
+    [
+        ("deep.json", b'{"schema": 1, "x": ' + b"[" * 200_000, "it is damaged"),
+        ("text.json", b'{"schema": 1, "kind": "\xff"}', "it is damaged"),
+        ("empty.json", b"", "it is damaged"),
+        ("2026-99-03T10-00-00-000000-1.jsonl", b"", "its name is no date"),
+        ("2026-01-03T10-00-00-000000-1.jsonl", b"[" * 200_000 + b"\n", "line 1 is damaged"),
+        ("2026-01-03T10-00-00-000000-1.jsonl", b'{"case": "\xff"}\n', "line 1 is damaged"),
+    ],
+)
+def test_whatever_is_wrong_with_one_file_the_others_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, raw: bytes, said: str
+) -> None:
+    write_runs(tmp_path, 3, {case_name(1): lambda run: {"peak": 4096}})
+    (tmp_path / name).write_bytes(raw)
+    assert main(["history", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert ": 3 runs, " in shown
+    assert f"left out: {tmp_path / name}: {said}" in shown
+
+
+@pytest.mark.parametrize("raw", [b'{"schema": 1, "cases": ' + b"[" * 200_000, b'{"schema": 1, "gpu": "\xff"}', b"{"])
+def test_a_damaged_baseline_file_is_told_and_no_traceback(raw: bytes) -> None:
+    with pytest.raises(DocumentError, match="it is no baseline file"):
+        levels_in(raw)
+
+
+def test_of_a_report_with_one_damaged_run_nothing_is_added(tmp_path: Path) -> None:
+    write_runs(tmp_path, 2, {case_name(1): lambda run: {"peak": 4096}})
+    first, second = (msgspec.json.decode((tmp_path / f"run-00{at}.json").read_bytes()) for at in (0, 1))
+    second["runs"][0]["cases"][0]["environment"] = 7
+    history = History("a report")
+    with pytest.raises(DocumentError, match="names an environment that is not there"):
+        read_into(history, msgspec.json.encode(first | {"runs": first["runs"] + second["runs"]}), "both.json")
+    assert (history.runs, history.series) == ([], [])
 
 
 def test_a_folder_without_results_says_what_to_name(tmp_path: Path) -> None:
