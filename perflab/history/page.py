@@ -101,7 +101,7 @@ def as_page(contents: Contents) -> str:
         breaks=[one_line(break_text(one, contents)) for one in reversed(contents.breaks)],
         breaks_head=NEW_ENVIRONMENTS.capitalize(),
         kinds=[(head, events) for head, events in kinds if events],
-        no_event=no_event(contents),
+        no_event=f"{no_event(contents).capitalize()}.",
         table=_table(listed, drawn, contents),
         rows_left=len(order) - len(listed),
         rows_left_same=all(_word(contents.series[at]) == "unchanged" for at in order[MOST_ROWS:]),

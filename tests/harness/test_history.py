@@ -227,7 +227,7 @@ def test_a_series_too_short_to_judge_is_not_called_the_same(tmp_path: Path, caps
     ]
     assert main(["history", str(tmp_path / "few"), "--format=html"]) == 0
     page = capsys.readouterr().out
-    assert "no event; 1 series has fewer than 8 runs" in page
+    assert "No event; 1 series has fewer than 8 runs and was not judged." in page
     assert "not judged" in page.partition("<table")[2]
     write_runs(tmp_path / "enough", 8, cases)
     assert [row.judged for row in contents_in(tmp_path / "enough").series] == [True, True]
