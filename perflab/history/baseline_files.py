@@ -12,7 +12,7 @@ from statistics import median
 import msgspec
 
 from perflab.errors import DocumentError
-from perflab.history.narrow import UNIT_BYTES, UNIT_COUNT, UNIT_NS, Resources
+from perflab.history.narrow import DAMAGED, UNIT_BYTES, UNIT_COUNT, UNIT_NS, Resources
 from perflab.history.not_run import basis_text, prediction_text
 from perflab.history.places import Place, exact_place, places_of
 from perflab.history.series import INEXACT_COUNTS, Reading
@@ -119,7 +119,7 @@ def levels_in(raw: bytes) -> tuple[str | None, list[Level]]:
     try:
         file = msgspec.json.decode(raw, type=_File)
         return file.registration, list(_levels(file))
-    except (msgspec.DecodeError, KeyError) as error:
+    except (*DAMAGED, KeyError) as error:
         raise DocumentError(f"it is no baseline file: {error}", "see git log") from error
 
 

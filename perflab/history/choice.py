@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from perflab.data import changed
 from perflab.history.contents import ALARM, Contents, EventRow
 
@@ -35,7 +37,23 @@ def chosen(contents: Contents, case: str | None, quantity: str | None) -> Conten
 
 
 def newest_alarm(contents: Contents, recent: int) -> EventRow | None:
-    """The newest alarm for the worse whose new level began within so many of the last runs; None if there is none."""
+    """The newest alarm for the worse whose new level began within so many of the last runs and has stayed; or None."""
     since = len(contents.runs) - recent
     found = [one for one in contents.events if one.kind == ALARM and one.worse and one.first_new >= since]
-    return max((one for one in found if not one.undone_by), key=lambda one: one.first_new, default=None)
+    alarms = {one.number for one in contents.events if one.kind == ALARM}
+    stayed = (one for one in found if not _is_over(one, contents, alarms))
+    return max(stayed, key=lambda one: one.first_new, default=None)
+
+
+def _is_over(event: EventRow, contents: Contents, alarms: Collection[int]) -> bool:
+    """Whether what it changed came back: what is exact all of it, and at least half of the times.
+
+    Of several times noise may hide a return. What is only possible, or the machine's, brings nothing back.
+    """
+    back = {True: 0, False: 0}
+    many = {True: 0, False: 0}
+    for one in event.members:
+        is_exact = contents.series[one.series].exact
+        many[is_exact] += 1
+        back[is_exact] += one.undone_by in alarms
+    return back[True] == many[True] and 2 * back[False] >= many[False]

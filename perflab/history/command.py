@@ -55,7 +55,6 @@ def history_command(parser: argparse.ArgumentParser) -> Callable[[argparse.Names
     parser.add_argument(
         "--recent",
         type=int,
-        default=_RECENT,
         metavar="N",
         help=f"with --fail: how many of the last runs are recent (default: {_RECENT})",
     )
@@ -72,8 +71,9 @@ def history_command(parser: argparse.ArgumentParser) -> Callable[[argparse.Names
         _refuse_unused(given)
         if given.bisect is not None:
             return _bisect(given)
-        if given.recent < 1:
-            raise UsageError(f"--recent={given.recent}", "give how many runs are recent, 1 or more")
+        recent = _RECENT if given.recent is None else given.recent
+        if recent < 1:
+            raise UsageError(f"--recent={recent}", "give how many runs are recent, 1 or more")
         from perflab.history.between import with_between
         from perflab.history.choice import chosen, newest_alarm
         from perflab.history.telling import contents_of
@@ -93,9 +93,9 @@ def history_command(parser: argparse.ArgumentParser) -> Callable[[argparse.Names
             sys.stdout.write(text)
         else:
             write_whole(given.output, text.encode("utf-8", "backslashreplace"))
-        alarm = newest_alarm(shown, given.recent) if given.fail else None
+        alarm = newest_alarm(shown, recent) if given.fail else None
         if alarm is not None:
-            print(f"perflab history: event {alarm.number} is an alarm within {given.recent} runs", file=sys.stderr)
+            print(f"perflab history: event {alarm.number} is an alarm within {recent} runs", file=sys.stderr)
         return 0 if alarm is None else 1
 
     return run
@@ -127,7 +127,19 @@ def _refuse_unused(given: argparse.Namespace) -> None:
     of_bisection = {"--good": given.good, "--bad": given.bad, "--build": given.build, "--pytest": given.pytest}
     if given.between is not None and given.format not in ("text", "json"):
         raise UsageError(f"--between with --format={given.format}", "give --format=text, or json")
+    if given.git and given.fail:
+        raise UsageError("--fail with --git", "leave it out: accepted levels raise no alarm")
+    if given.recent is not None and not given.fail and given.bisect is None:
+        raise UsageError(f"--recent={given.recent} without --fail", "add --fail, or leave it out")
+    if given.bisect is not None and given.good is not None and given.bad is not None:
+        source = {"--git": given.git or None, "--branch": given.branch, "--since": given.since, given.folder: True}
+        named = next((name for name, value in source.items() if name is not None and value is not None), None)
+        if named is not None:
+            raise UsageError(
+                f"{named} with --good and --bad", "leave it out: both ends are named, and no history is read"
+            )
     shown = {"--between": given.between, "--case": given.case, "--output": given.output, "--fail": given.fail or None}
+    shown["--recent"] = given.recent
     shown["--format"] = given.format if given.format != "text" else None
     for name, value in (of_bisection if given.bisect is None else shown).items():
         if value is None:

@@ -29,7 +29,7 @@ class Level(Data, frozen=True):
     """Index of the first point."""
     last: int
     value: float
-    """The median of the points."""
+    """The median of the points; the first of them where it is exact or accepted."""
 
 
 class SeriesRow(Data, frozen=True):
@@ -44,6 +44,8 @@ class SeriesRow(Data, frozen=True):
     unit: str
     exact: bool
     environment: int
+    judged: bool
+    """Whether it has enough points for a change to be found."""
     points: int
     ratio: float | None
     """How the last level stands to the first one: the product of its changes' ratios; null where that is 0."""
@@ -95,6 +97,8 @@ class Member(Data, frozen=True):
     rest_low: float | None = None
     """95 % interval of what is left."""
     rest_high: float | None = None
+    undone_by: int | None = None
+    """Number of the event that brought the old level back; null: none did."""
 
 
 class EventRow(Data, frozen=True):
@@ -106,7 +110,7 @@ class EventRow(Data, frozen=True):
     calibration workload did there explains it, or no commit lies between; ``accepted``: a baseline."""
     worse: bool
     ratio: float | None
-    """The median over its members: of times, where there are some."""
+    """The median over its members: of times, where there are some, and of alarms, where there are some."""
     smallest: float | None
     largest: float | None
     environments: list[int]
@@ -126,6 +130,7 @@ class EventRow(Data, frozen=True):
     undoes: list[int] = []
     """Numbers of the events whose old level came back."""
     undone_by: list[int] = []
+    """Numbers of the events that brought the old level back in some of its members."""
     machine_ratio: float | None = None
     """By what the calibration workload changed there: the median over its members."""
     rest_ratio: float | None = None

@@ -8,10 +8,8 @@ in twenty, so a few that lie close beside a much larger event belong to it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import median
 
 from perflab.history.judging import Found
 from perflab.history.series import Series
@@ -37,11 +35,10 @@ class Event:
     """The earliest run that may be the first of the new level."""
     last: int
     """The latest one."""
-    ratio: float = 1.0
-    """The median of its members' ratios: of times, where there are some."""
     came_back: list[int] = field(default_factory=list)
     """Numbers of the earlier events that it undoes."""
-    undone_by: list[int] = field(default_factory=list)
+    undone_by: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Of each member whose old level came back, by its series and place: the number of the event that brought it."""
     is_machines: bool = False
     """Whether the machine explains each of its changes."""
 
@@ -68,10 +65,6 @@ def gather(series: Sequence[Series], groups: Sequence[str], found: Sequence[Foun
         for members, first, last in _clusters(series, ones):
             events.append(Event(groups[place], worse, alarm, members, first, last, is_machines=machines))
     events = _joined(series, events)
-    for event in events:
-        sure = [one for one in event.members if one.is_alarm] or event.members
-        timed = [one for one in sure if not series[one.series].is_exact]
-        event.ratio = math.exp(median(_log(one.change.ratio) for one in timed or sure))
     events.sort(key=lambda event: (event.first, event.last, not event.is_worse, event.group))
     _note_returns(events)
     return events
@@ -149,19 +142,15 @@ def _timed(series: Sequence[Series], event: Event) -> set[int]:
 
 
 def _note_returns(events: Sequence[Event]) -> None:
-    """Note which event undoes which: where most of what it changed came back to what it was before the other one."""
+    """Note which event undoes which: each member that came back, and what most of an event's members came back to."""
     by_change = {(one.series, one.change.at): at for at, event in enumerate(events) for one in event.members}
     for at, event in enumerate(events):
         undone: dict[int, int] = {}
         for one in event.members:
             earlier = by_change.get((one.series, one.undoes)) if one.undoes is not None else None
-            if earlier is not None:
+            if earlier is not None and one.undoes is not None and earlier != at:
+                events[earlier].undone_by.setdefault((one.series, one.undoes), at)
                 undone[earlier] = undone.get(earlier, 0) + 1
         for earlier, many in sorted(undone.items()):
-            if 2 * many >= len(event.members) and earlier != at:
+            if 2 * many >= len(event.members):
                 event.came_back.append(earlier)
-                events[earlier].undone_by.append(at)
-
-
-def _log(ratio: float) -> float:
-    return math.log(ratio) if 0 < ratio < math.inf else math.copysign(50.0, ratio - 1.0)

@@ -91,4 +91,7 @@ def _begun(file: str) -> datetime:
     if found is None:
         raise DocumentError("its name is no journal's", "keep the name that perflab gave it")
     date, hour, minute, second, microsecond = found.groups()
-    return datetime.fromisoformat(f"{date}T{hour}:{minute}:{second}.{microsecond}").replace(tzinfo=UTC)
+    try:
+        return datetime.fromisoformat(f"{date}T{hour}:{minute}:{second}.{microsecond}").replace(tzinfo=UTC)
+    except ValueError:  # a month 99
+        raise DocumentError("its name is no date", "keep the name that perflab gave it") from None

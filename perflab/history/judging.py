@@ -24,9 +24,9 @@ _THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 MOST_P = 0.01
 FALSE_DISCOVERIES = 0.1
 COUNTS = 0.05
-"""Share by which an accepted time must differ from the one before it: the gate's default threshold."""
-_FEWEST = 4
-"""Points of a series that can be judged at all."""
+"""Share by which an accepted time must differ from the last one that did: the gate's default threshold."""
+FEWEST = 8
+"""Points of a series in which a change can be found: ``change_points.SHORTEST``, whose module loads numpy."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,7 @@ class Found:
 
 def judge(series: Sequence[Series]) -> list[Found]:
     """All changes of these series: by series, the oldest first."""
-    noisy = [at for at, one in enumerate(series) if not one.is_exact and len(one.values) >= _FEWEST]
-    noisy = [at for at in noisy if min(series[at].values) > 0]
+    noisy = [at for at, one in enumerate(series) if not one.is_exact and len(one.values) >= FEWEST]
     changes = _statistics().find_changes([series[at].values for at in noisy])
     limits = _limits([(series[at].place, ones) for at, ones in zip(noisy, changes, strict=True)])
     found = []
@@ -82,13 +81,17 @@ def judge(series: Sequence[Series]) -> list[Found]:
 
 
 def judge_accepted(series: Sequence[Series]) -> list[Found]:
-    """The steps between accepted levels: of exact quantities all, of times those that a gate would have counted."""
+    """The steps between accepted levels: of exact quantities all, of times those that a gate would have counted.
+
+    A time is compared with the last one that counted, so that many small steps add up.
+    """
     found = list(_exact(series))
     for at, one in enumerate(series):
-        values = one.values
+        values, base = one.values, 0
         for new in range(1, len(values)) if not one.is_exact else ():
-            ratio = values[new] / values[new - 1] if values[new - 1] else 1.0
+            ratio = values[new] / values[base]
             if not 1.0 / (1.0 + COUNTS) < ratio < 1.0 + COUNTS:
+                base = new
                 found.append(Found(at, _statistics().Change(new - 1, new, new, ratio, ratio, ratio, 0.0, None), True))
     return sorted(found, key=lambda one: (one.series, one.change.at))
 

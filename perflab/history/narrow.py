@@ -13,6 +13,8 @@ import msgspec
 from perflab.history.series import Reading
 from perflab.records import Environment
 
+DAMAGED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What a damaged file makes the decoder raise: also by text that is no UTF-8, or brackets within brackets."""
 UNIT_NS, UNIT_BYTES, UNIT_COUNT = "ns", "bytes", "count"
 
 

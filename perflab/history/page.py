@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from perflab.history.wording import (
     break_text,
     brief,
     member_change,
+    no_event,
     pair_texts,
     remarks,
     short,
@@ -38,6 +40,7 @@ _LONGEST_ID = 400
 _LEAST_P = 1e-6
 _BANDS = ("a band is where a change lies, with 95 % certainty", "a band lies between the two runs of a change")
 """Of what varies, and of what is exact."""
+_FEW = "not judged"
 _HEADS = {
     ALARM: "Events",
     ACCEPTED: "Accepted changes",
@@ -98,9 +101,10 @@ def as_page(contents: Contents) -> str:
         breaks=[one_line(break_text(one, contents)) for one in reversed(contents.breaks)],
         breaks_head=NEW_ENVIRONMENTS.capitalize(),
         kinds=[(head, events) for head, events in kinds if events],
+        no_event=f"{no_event(contents).capitalize()}.",
         table=_table(listed, drawn, contents),
         rows_left=len(order) - len(listed),
-        rows_left_same=not any(contents.series[at].events for at in order[MOST_ROWS:]),
+        rows_left_same=all(_word(contents.series[at]) == "unchanged" for at in order[MOST_ROWS:]),
         series=[_series(at, contents) for at in drawn],
         charts_left=len(order) - len(drawn),
         left_out=contents.left_out,
@@ -182,9 +186,16 @@ def _table(listed: Sequence[int], drawn: Sequence[int], contents: Contents) -> P
             text_cell(", ".join(map(str, row.events))),
             text_cell(f"no. {row.environment + 1}"),
         ]
-        rows.append(Row(cells, verdict="changed" if row.events else "unchanged"))
-    changed = sum(bool(contents.series[at].events) for at in listed)
-    return PageTable(columns, rows, [("changed", changed, ""), ("unchanged", len(listed) - changed, "")])
+        rows.append(Row(cells, verdict=_word(row)))
+    words = Counter(_word(contents.series[at]) for at in listed)
+    kinds = [("changed", words["changed"], ""), ("unchanged", words["unchanged"], "")]
+    return PageTable(columns, rows, kinds + [(_FEW, words[_FEW], "")] * (_FEW in words))
+
+
+def _word(row: SeriesRow) -> str:
+    if row.events:
+        return "changed"
+    return "unchanged" if row.judged else _FEW
 
 
 def _series(at: int, contents: Contents) -> SeriesView:

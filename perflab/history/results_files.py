@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from statistics import median
 
@@ -33,11 +34,13 @@ def read_into(history: History, raw: bytes, file: str) -> None:
         if head.schema > (NEWEST_REPORT if head.kind == REPORT else NEWEST_RESULTS):
             raise DocumentError("it was written by a newer perflab", "upgrade perflab")
         if head.kind == REPORT:
-            for run in msgspec.json.decode(raw, type=narrow.Report).runs:
+            runs = msgspec.json.decode(raw, type=narrow.Report).runs
+            _refuse_nowhere(runs)
+            for run in runs:
                 _add_report(history, run, file)
         else:
             _add_results(history, msgspec.json.decode(raw, type=narrow.Document), file)
-    except msgspec.DecodeError as error:
+    except narrow.DAMAGED as error:
         what = "it is damaged" if not isinstance(error, msgspec.ValidationError) else "it holds no results of perflab"
         raise DocumentError(f"{what}: {error}", "write it anew: pytest -m perf --perf-json=FILE") from error
 
@@ -50,7 +53,7 @@ def readings_of(raw: bytes, case: str, variant: str) -> dict[str, Reading]:
     """
     try:
         results = msgspec.json.decode(raw, type=narrow.Document).results
-    except msgspec.DecodeError as error:
+    except narrow.DAMAGED as error:
         raise DocumentError(f"it holds no results of perflab: {error}", "write it anew") from error
     problem = "the case is not there"
     for one in results:
@@ -82,17 +85,22 @@ def read_journal_into(history: History, raw: bytes, file: str, created: datetime
             if line:
                 one = msgspec.json.decode(line, type=narrow.Result)
                 results[one.case, _variant(one)] = one
-        except msgspec.DecodeError as error:
+        except narrow.DAMAGED as error:
             if number < len(lines):
                 raise DocumentError(f"line {number} is damaged: {error}", "remove the file") from error
     commit = next((one.commit for one in results.values()), None)
     _add_results(history, narrow.Document(created, list(results.values()), commit), file, is_journal=True)
 
 
+def _refuse_nowhere(runs: Sequence[narrow.ReportRun]) -> None:
+    """Raise DocumentError for a case in an environment that its run does not have."""
+    for run in runs:
+        for case in run.cases:
+            if case.environment is not None and not 0 <= case.environment < len(run.environments):
+                raise DocumentError(f"{case.case} names an environment that is not there", "write the report anew")
+
+
 def _add_report(history: History, run: narrow.ReportRun, file: str) -> None:
-    for case in run.cases:
-        if case.environment is not None and not 0 <= case.environment < len(run.environments):
-            raise DocumentError(f"{case.case} names an environment that is not there", "write the report anew")
     number = history.begin(Run(_aware(run.created), run.commit, file))
     places = [_numbers(history, environment, "") for environment in run.environments]
     for case in run.cases:
@@ -105,8 +113,10 @@ def _add_report(history: History, run: narrow.ReportRun, file: str) -> None:
         columns = history.columns(name, variant, where)
         for quantity, one in case.quantities.items():  # a million times: as ``History.add``, without its calls
             value = one.now
-            if value is None or not 0.0 <= value < math.inf:
-                continue
+            if value is None or not 0.0 < value < math.inf:
+                is_exact = one.exact and quantity not in INEXACT_COUNTS
+                if value is None or not Reading(value, one.unit, is_exact).is_usable:
+                    continue
             column = columns.get(quantity, NEW)
             if column is NEW:
                 is_exact = one.exact and quantity not in INEXACT_COUNTS
@@ -136,7 +146,7 @@ def _add_results(history: History, document: narrow.Document, file: str, *, is_j
         key = (outcome.environment, where)
         if key not in numbers:
             numbers[key] = _numbers(history, outcome.environment, where)
-        readings = {name: one for name, one in _readings(result, outcome).items() if 0 <= one.value < math.inf}
+        readings = _readings(result, outcome)
         history.add(number, result.case, variant, numbers[key], result.judgement.verdict, readings)
     history.end(number)
 

@@ -5,6 +5,7 @@ A million points are held as three arrays a series, 16 bytes a point: no object 
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -67,6 +68,11 @@ class Reading(NamedTuple):
     value: float
     unit: str
     is_exact: bool
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it can be a point: finite, and of what varies above 0, since nothing takes no time."""
+        return 0.0 < self.value < math.inf or (self.is_exact and self.value == 0.0)
 
 
 Points = tuple[Callable[[int], None], Callable[[float], None], Callable[[int], None]]
@@ -174,6 +180,8 @@ class History:
         number = self.word(word)
         columns = self.columns(case, variant, places)
         for quantity, reading in readings.items():
+            if not reading.is_usable:
+                continue
             column = columns.get(quantity, NEW)
             if column is NEW:
                 column = self.column(columns, case, variant, quantity, places, reading)
@@ -199,9 +207,14 @@ class History:
             values_ns.clear()
 
     def finish(self, since: datetime | None = None) -> None:
-        """Put runs and points in order of time, each run once, without those before ``since``."""
+        """Put runs and points in order of time, each run once, without those before ``since``.
+
+        Accepted levels are in order already, that of the commits: a rebase gives several of them the same second.
+        """
         again = set() if self.are_accepted else repeats(self.runs, self.series)
-        order = sorted(range(len(self.runs)), key=lambda at: (self.runs[at].created, self.runs[at].file))
+        order = list(range(len(self.runs)))
+        if not self.are_accepted:
+            order.sort(key=lambda at: (self.runs[at].created, self.runs[at].file))
         order = [at for at in order if since is None or self.runs[at].created >= since]
         kept = [at for at in order if at not in again]
         self.repeated = len(order) - len(kept)

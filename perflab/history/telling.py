@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -29,7 +29,7 @@ from perflab.history.contents import (
 )
 from perflab.history.events import Event, gather
 from perflab.history.git_objects import clean, commits_between
-from perflab.history.judging import Found, judge, judge_accepted
+from perflab.history.judging import FEWEST, Found, judge, judge_accepted
 from perflab.history.machine import without_the_machine
 from perflab.history.series import History, Series
 from perflab.report.lines import short_name
@@ -56,7 +56,14 @@ def contents_of(history: History, repository: Path) -> Contents:
     names = short_names((one.case, one.variant) for one in series)
     used = {place: number for number, place in enumerate(dict.fromkeys(one.place for one in series))}
     rows = [
-        _series(one, names[one.case, one.variant], used[one.place], parts.get(at, [])) for at, one in enumerate(series)
+        _series(
+            one,
+            names[one.case, one.variant],
+            used[one.place],
+            parts.get(at, []),
+            accepted=history.are_accepted,
+        )
+        for at, one in enumerate(series)
     ]
     environments = _told_apart([history.places[place].text for place in used])
     return Contents(
@@ -90,10 +97,13 @@ def short_names(cases: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
     return names
 
 
-def _series(one: Series, name: str, environment: int, parts: Sequence[tuple[int, Found]]) -> SeriesRow:
+def _series(
+    one: Series, name: str, environment: int, parts: Sequence[tuple[int, Found]], *, accepted: bool
+) -> SeriesRow:
+    is_sure = one.is_exact or accepted
     starts = [0, *sorted({found.change.at for _, found in parts}), len(one.values)]
     levels = [
-        Level(first=first, last=end - 1, value=one.values[first] if one.is_exact else median(one.values[first:end]))
+        Level(first=first, last=end - 1, value=one.values[first] if is_sure else median(one.values[first:end]))
         for first, end in pairwise(starts)
         if first < end
     ]
@@ -105,6 +115,7 @@ def _series(one: Series, name: str, environment: int, parts: Sequence[tuple[int,
         unit=one.unit,
         exact=one.is_exact,
         environment=environment,
+        judged=is_sure or len(one.values) >= FEWEST,
         points=len(one.values),
         ratio=_over_all(one, levels, parts),
         difference=levels[-1].value - levels[0].value,
@@ -123,10 +134,13 @@ def _over_all(one: Series, levels: Sequence[Level], parts: Sequence[tuple[int, F
 
 
 def _event(number: int, event: Event, rows: Sequence[SeriesRow], history: History, repository: Path) -> EventRow:
-    members = [_member(one, rows[one.series], accepted=history.are_accepted) for one in event.members]
+    undone = {key: by + 1 for key, by in event.undone_by.items()}
+    members = [_member(one, rows[one.series], undone, accepted=history.are_accepted) for one in event.members]
     members.sort(key=lambda one: -abs(math.log(one.ratio)) if one.ratio else -math.inf)
     timed = [one for one in members if not rows[one.series].exact]
     ratios = [one.ratio for one in timed or members if one.ratio is not None]
+    alarms = {(one.series, one.change.at) for one in event.members if one.is_alarm}
+    sure = [one.ratio for one in timed or members if one.ratio is not None and (one.series, one.at) in alarms] or ratios
     machines = [one.machine for one in timed if one.machine is not None]
     rests = [one.rest for one in timed if one.rest is not None]
     last_old, first_new = event.first - 1, event.last
@@ -141,7 +155,7 @@ def _event(number: int, event: Event, rows: Sequence[SeriesRow], history: Histor
         number=number,
         kind=_kind(event, history, no_code=len(timed) == len(members) and _is_same_code(good, bad)),
         worse=event.is_worse,
-        ratio=median(ratios) if ratios else None,
+        ratio=median(sure) if sure else None,
         smallest=min(ratios, default=None),
         largest=max(ratios, default=None),
         environments=sorted({rows[one.series].environment for one in members}),
@@ -156,7 +170,7 @@ def _event(number: int, event: Event, rows: Sequence[SeriesRow], history: Histor
         else [],
         commits_total=between.many if between else None,
         undoes=[one + 1 for one in event.came_back],
-        undone_by=[one + 1 for one in event.undone_by],
+        undone_by=sorted(set(undone.values())),
         machine_ratio=median(machines) if machines else None,
         rest_ratio=median(rests) if rests else None,
         reasons=list(dict.fromkeys(reasons)),
@@ -175,7 +189,7 @@ def _kind(event: Event, history: History, *, no_code: bool) -> str:
     return ALARM if event.is_alarm else POSSIBLE
 
 
-def _member(found: Found, row: SeriesRow, *, accepted: bool) -> Member:
+def _member(found: Found, row: SeriesRow, undone: Mapping[tuple[int, int], int], *, accepted: bool) -> Member:
     change = found.change
     at = next(place for place, level in enumerate(row.levels) if level.first == change.at)
     return Member(
@@ -194,6 +208,7 @@ def _member(found: Found, row: SeriesRow, *, accepted: bool) -> Member:
         rest=found.rest.ratio if found.rest is not None else None,
         rest_low=found.rest.low if found.rest is not None else None,
         rest_high=found.rest.high if found.rest is not None else None,
+        undone_by=undone.get((found.series, change.at)),
     )
 
 

@@ -12,6 +12,7 @@ from perflab.history.wording import (
     break_text,
     difference_text,
     member_lines,
+    no_event,
     remarks,
     series_name,
     short,
@@ -73,7 +74,7 @@ def _lines(contents: Contents, width: int) -> Iterator[str]:
                 yield from _event(event, contents, width)
             yield ""
     if not contents.events:
-        yield "no event: nothing changed its level"
+        yield no_event(contents)
         yield ""
     if contents.breaks:
         yield NEW_ENVIRONMENTS
@@ -176,6 +177,8 @@ def _rows(rows: Sequence[SeriesRow], width: int) -> Iterator[str]:
 
 def since_start(row: SeriesRow) -> str:
     """The change from the first level to the last one."""
+    if not row.judged:
+        return "too few"
     if len(row.levels) == 1:
         return "same"
     if row.exact:

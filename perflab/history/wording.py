@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 from perflab.history.contents import ACCEPTED, MACHINE, POSSIBLE, BreakRow, Contents, EventRow, Member, SeriesRow
+from perflab.history.judging import FEWEST
 from perflab.report.escaping import one_line
 from perflab.report.lines import shorten
 from perflab.units import BYTES_PER, format_bytes, format_change, format_count, format_interval, format_ns, format_si
@@ -163,8 +165,12 @@ def remarks(event: EventRow, contents: Contents) -> list[str]:
         said.append(_not_the_machines(event))
     for number in event.undoes:
         said.append(f"the level before event {number} came back")
-    for number in event.undone_by:
-        said.append(f"it did not stay: event {number} took it back")
+    returns = Counter(one.undone_by for one in event.members if one.undone_by is not None)
+    for number, many in sorted(returns.items()):
+        if many == len(event.members):
+            said.append(f"it did not stay: event {number} took it back")
+        else:
+            said.append(f"in {many} of {len(event.members)} series the level came back in event {number}")
     said += [f"reason: {reason}" for reason in event.reasons]
     return said
 
@@ -200,6 +206,15 @@ def member_lines(event: EventRow, contents: Contents, most: int) -> list[str]:
         lines.append(f"{series_name(row)}: {values_text(one, row)}  {member_change(one, row)}")
     left = len(event.members) - most
     return lines + ([f"and {left} more series"] if left > 0 else [])
+
+
+def no_event(contents: Contents) -> str:
+    """What is to be said where there is none: also of how many series nothing can be said."""
+    few = sum(not row.judged for row in contents.series)
+    if not few:
+        return "no event: nothing changed its level"
+    said = f"fewer than {FEWEST} runs and {'were' if few > 1 else 'was'} not judged"
+    return f"no event; {few} series {'have' if few > 1 else 'has'} {said}"
 
 
 def summary(contents: Contents) -> str:

@@ -12,11 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perflab.cli import main
+from perflab.data import changed
+from perflab.history import change_points
 from perflab.history.change_points import Change as Shift
 from perflab.history.choice import chosen, newest_alarm
 from perflab.history.contents import Contents
 from perflab.history.events import Event, gather
-from perflab.history.judging import Found, largest_false_discovery
+from perflab.history.judging import FALSE_DISCOVERIES, FEWEST, Found, judge, largest_false_discovery
 from perflab.history.series import Series
 from perflab.history.text import as_text
 from tests.harness.histories import (
@@ -110,6 +112,33 @@ def test_a_level_that_came_back_is_said_to_have(tmp_path: Path) -> None:
     assert newest_alarm(contents, 30) is None, "what came back is no reason to fail"
 
 
+def test_one_case_of_ten_that_came_back_silences_no_alarm(tmp_path: Path) -> None:
+    def operators(number: int) -> Any:
+        return lambda run: {"operators": 6 if run >= 10 and not (number == 0 and run >= 20) else 1}
+
+    write_runs(tmp_path, 30, {case_name(number): operators(number) for number in range(10)})
+    contents = contents_in(tmp_path)
+    up, down = contents.events
+    assert (up.undone_by, down.undoes) == ([2], [1])
+    text = as_text(contents, 100)
+    assert "in 1 of 10 series the level came back in event 2" in text
+    assert "it did not stay" not in text
+    assert main(["history", str(tmp_path), "--fail", "--recent=25"]) == 1
+    assert main(["history", str(tmp_path), "--fail", "--recent=25", "--case=step[0]"]) == 0, "that one came back"
+
+
+def test_what_came_back_bit_by_bit_is_over_when_all_of_it_did(tmp_path: Path) -> None:
+    def operators(number: int) -> Any:
+        return lambda run: {"operators": 6 if 10 <= run < 15 + 5 * number else 1}
+
+    write_runs(tmp_path, 30, {case_name(number): operators(number) for number in range(3)})
+    contents = contents_in(tmp_path)
+    assert contents.events[0].undone_by == [2, 3, 4]
+    assert newest_alarm(contents, 30) is None
+    bits = [changed(one, kind="possible") if one.number == 3 else one for one in contents.events]
+    assert newest_alarm(changed(contents, events=bits), 30) is not None, "what is only possible brings nothing back"
+
+
 def test_an_exact_change_at_the_place_of_a_slowdown_is_part_of_its_event(tmp_path: Path) -> None:
     times = noisy(step(20, after=1.3e6), 1)
     write_runs(tmp_path, 40, {case_name(1): lambda run: {"latency": times[run], "operators": 5 + (run >= 20)}})
@@ -182,6 +211,52 @@ def test_another_pytorch_begins_new_series_and_the_history_says_so(tmp_path: Pat
     assert contents_in(tmp_path / "mixed").breaks == []
 
 
+def test_a_series_too_short_to_judge_is_not_called_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert change_points.SHORTEST == FEWEST
+    times = [1.00e6, 1.01e6, 1.00e6, 2.00e6, 2.01e6, 2.00e6, 2.01e6, 2.02e6]
+    cases = {case_name(1): lambda run: {"latency": times[run], "peak": 5}}
+    write_runs(tmp_path / "few", 6, cases)
+    assert main(["history", str(tmp_path / "few")]) == 0
+    shown = capsys.readouterr().out
+    assert "\nno event; 1 series has fewer than 8 runs and was not judged\n" in shown
+    assert re.search(r"latency .* too few\n", shown)
+    assert re.search(r"peak .* same\n", shown), "one level of what is exact is one, however few runs there are"
+    assert [(row.quantity, row.judged) for row in contents_in(tmp_path / "few").series] == [
+        ("latency", False),
+        ("peak", True),
+    ]
+    assert main(["history", str(tmp_path / "few"), "--format=html"]) == 0
+    page = capsys.readouterr().out
+    assert "No event; 1 series has fewer than 8 runs and was not judged." in page
+    assert "not judged" in page.partition("<table")[2]
+    write_runs(tmp_path / "enough", 8, cases)
+    assert [row.judged for row in contents_in(tmp_path / "enough").series] == [True, True]
+
+
+def test_series_too_short_to_judge_are_no_hypotheses_among_the_others() -> None:
+    def series(values: list[float]) -> Series:
+        one = Series("t.py::test_a", "", "latency", 0, "ns", is_exact=False)
+        one.values.extend(values)
+        one.runs.extend(range(len(values)))
+        return one
+
+    alone = series(noisy(step(57, after=1.04e6), 4, noise=0.012)[:60])
+    (found,) = judge([alone])
+    assert found.is_alarm
+    assert found.change.p > FALSE_DISCOVERIES / 300, "three hundred hypotheses more would make it none"
+    few = [series(noisy(lambda run: 1e6, seed)[:5]) for seed in range(300)]
+    assert judge([alone, *few]) == [found]
+
+
+def test_a_reading_of_nothing_is_no_time_and_silences_no_series(tmp_path: Path) -> None:
+    times = noisy(step(20, after=1.3e6), 1)
+    cases = {case_name(1): lambda run: {"latency": times[run] * (run != 5), "peak": 0}}
+    write_runs(tmp_path, 40, cases)
+    contents = contents_in(tmp_path)
+    assert [(row.quantity, row.points) for row in contents.series] == [("latency", 39), ("peak", 40)]
+    assert len(contents.events) == 1
+
+
 def shifts(*spans: tuple[int, int]) -> list[Event]:
     """Events of series that all have 100 points; the first of each new level lies from one run to another."""
     series = [Series(f"t.py::test_{at}", "", "latency", 0, "ns", is_exact=False) for at, _ in enumerate(spans)]
@@ -212,13 +287,11 @@ def test_an_events_range_is_what_all_of_its_changes_have_in_common() -> None:
 def test_what_passes_one_percent_alone_is_possible_and_no_alarm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from perflab.history import change_points
-
     def invented(series: Any) -> list[list[change_points.Change]]:
         """Of a hundred series two have a chance that one in a hundred would have, and one is certain."""
-        seen = {0: (5, 0.008), 1: (10, 1e-9), 2: (10, 0.008)}
+        seen = {0: (5, 0.008, 1.05), 1: (10, 1e-9, 1.05), 2: (10, 0.008, 1.3)}
         return [
-            [change_points.Change(run - 1, run, run, 1.05, 1.02, 1.08, p, None) for run, p in [seen[at]]]
+            [change_points.Change(run - 1, run, run, ratio, 1.02, 1.38, p, None) for run, p, ratio in [seen[at]]]
             if at in seen
             else []
             for at in range(len(series))
@@ -228,9 +301,11 @@ def test_what_passes_one_percent_alone_is_possible_and_no_alarm(
     write_runs(tmp_path, 20, {case_name(number): latency(lambda run: 1e6, number) for number in range(100)})
     contents = contents_in(tmp_path)
     assert {event.kind: [contents.series[one.series].name for one in event.members] for event in contents.events} == {
-        "alarm": ["step[1]", "step[2]"],
+        "alarm": ["step[2]", "step[1]"],
         "possible": ["step[0]"],
     }, "what is possible by itself belongs to an alarm at its place"
+    (alarm,) = [event for event in contents.events if event.kind == "alarm"]
+    assert (alarm.smallest, alarm.ratio, alarm.largest) == (1.05, 1.05, 1.30), "the size is that of what is certain"
     text = as_text(contents, 100)
     assert text.index("\nevents\n") < text.index("\npossible, no alarms\n")
     assert "no alarm: among so many series a change like this one comes by chance" in text

@@ -11,7 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perflab.cli import main
+from perflab.data import changed
+from perflab.history.bisect import run
 from perflab.history.bisect.search import standing
+from perflab.history.bisect.state import State
+from perflab.records import Change, Judgement, Verdict
 from tests.harness.histories import (
     case_name,
     git,
@@ -33,6 +37,58 @@ def test_a_phase_is_no_quantity_to_bisect_by_single_readings(
         "--quantity=forward: two readings of it differ without a change of the code\n"
         "  -> bisect latency, which is compared in turns" in capsys.readouterr().err
     )
+
+
+class Compared:
+    """A bench on which every comparison finds this."""
+
+    root = Path()
+
+    def __init__(self, verdict: Verdict, change: Change) -> None:
+        worse = [run.LATENCY] if verdict is Verdict.REGRESSED else []
+        self.found = Judgement(verdict=verdict, worse=worse, latency=change), change
+
+    def compare(self, _head: str, _base: str, _threshold: float) -> tuple[Judgement, Change]:
+        return self.found
+
+
+def change(ratio: float, low: float, high: float) -> Change:
+    return Change(before=1.0, now=ratio, ratio=ratio, low=low, high=high, limit=1.02)
+
+
+BEGUN = State(schema=1, case="t.py::test_a", quantity="latency", good="a" * 40, bad="b" * 40, options="")
+
+
+def test_a_commit_that_may_have_the_step_is_not_called_good() -> None:
+    of_ten_percent = changed(BEGUN, ratio=1.10)
+
+    def tried(verdict: Verdict, ratio: float, low: float, high: float) -> str:
+        bench: Any = Compared(verdict, change(ratio, low, high))
+        return run._by_turns(bench, of_ten_percent, "c" * 40).side
+
+    for found in ((1.08, 1.02, 1.095), (1.02, 0.93, 1.12)):
+        with pytest.raises(run._UnclearError, match="inside the noise"):
+            tried(Verdict.INCONCLUSIVE, *found)
+    assert tried(Verdict.INCONCLUSIVE, 1.02, 0.98, 1.06) == "good", "ten percent are ruled out"
+    assert tried(Verdict.OK, 1.0, 0.99, 1.01) == "good"
+    assert tried(Verdict.REGRESSED, 1.10, 1.08, 1.12) == "bad"
+
+
+def test_neither_noise_nor_a_step_the_other_way_is_taken_for_the_events() -> None:
+    def ends(verdict: Verdict, found: Change, expected: float | None) -> float | None:
+        bench: Any = Compared(verdict, found)
+        return run._with_ends(bench, BEGUN, expected).ratio
+
+    for expected in (None, 0.97):
+        with pytest.raises(run._UnclearError, match="the step is inside the noise"):
+            ends(Verdict.OK, change(0.97, 0.90, 1.05), expected)
+    faster, slower = change(0.90, 0.89, 0.91), change(1.10, 1.08, 1.12)
+    with pytest.raises(run._UnclearError, match=r"the event is a step of \+10\.0%, but between .* finds -10\.0%"):
+        ends(Verdict.OK, faster, 1.10)
+    with pytest.raises(run._UnclearError, match=r"the event is a step of -10\.0%, but"):
+        ends(Verdict.REGRESSED, slower, 0.90)
+    assert ends(Verdict.OK, faster, None) == ends(Verdict.OK, faster, 0.92) == 0.90
+    assert ends(Verdict.REGRESSED, slower, None) == ends(Verdict.REGRESSED, slower, 1.08) == 1.10
 
 
 @given(st.integers(1, 60), st.data())

@@ -13,11 +13,16 @@ import pytest
 from perflab.cli import main
 from perflab.data import to_json
 from perflab.documents import write_document
-from perflab.errors import UsageError
+from perflab.errors import DocumentError, UsageError
 from perflab.git import ask_git
+from perflab.history.baseline_files import levels_in
 from perflab.history.baseline_log import read_log
 from perflab.history.contents import Contents
 from perflab.history.folder import read_branch, read_folder
+from perflab.history.places import Place
+from perflab.history.results_files import read_into
+from perflab.history.series import History, Reading, Run
+from perflab.history.telling import contents_of
 from perflab.history.text import as_text
 from perflab.measured.store.baselines import Baselines
 from perflab.records import Change, Judgement, Policy, Verdict
@@ -155,6 +160,44 @@ def test_of_a_thousand_files_the_damaged_ones_are_named_and_left_out(
     assert "newer perflab" in left_out[3]
 
 
+@pytest.mark.parametrize(
+    ("name", "raw", "said"),
+    [
+        ("deep.json", b'{"schema": 1, "x": ' + b"[" * 200_000, "it is damaged"),
+        ("text.json", b'{"schema": 1, "kind": "\xff"}', "it is damaged"),
+        ("empty.json", b"", "it is damaged"),
+        ("2026-99-03T10-00-00-000000-1.jsonl", b"", "its name is no date"),
+        ("2026-01-03T10-00-00-000000-1.jsonl", b"[" * 200_000 + b"\n", "line 1 is damaged"),
+        ("2026-01-03T10-00-00-000000-1.jsonl", b'{"case": "\xff"}\n', "line 1 is damaged"),
+    ],
+)
+def test_whatever_is_wrong_with_one_file_the_others_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, raw: bytes, said: str
+) -> None:
+    write_runs(tmp_path, 3, {case_name(1): lambda run: {"peak": 4096}})
+    (tmp_path / name).write_bytes(raw)
+    assert main(["history", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert ": 3 runs, " in shown
+    assert f"left out: {tmp_path / name}: {said}" in shown
+
+
+@pytest.mark.parametrize("raw", [b'{"schema": 1, "cases": ' + b"[" * 200_000, b'{"schema": 1, "gpu": "\xff"}', b"{"])
+def test_a_damaged_baseline_file_is_told_and_no_traceback(raw: bytes) -> None:
+    with pytest.raises(DocumentError, match="it is no baseline file"):
+        levels_in(raw)
+
+
+def test_of_a_report_with_one_damaged_run_nothing_is_added(tmp_path: Path) -> None:
+    write_runs(tmp_path, 2, {case_name(1): lambda run: {"peak": 4096}})
+    first, second = (msgspec.json.decode((tmp_path / f"run-00{at}.json").read_bytes()) for at in (0, 1))
+    second["runs"][0]["cases"][0]["environment"] = 7
+    history = History("a report")
+    with pytest.raises(DocumentError, match="names an environment that is not there"):
+        read_into(history, msgspec.json.encode(first | {"runs": first["runs"] + second["runs"]}), "both.json")
+    assert (history.runs, history.series) == ([], [])
+
+
 def test_a_folder_without_results_says_what_to_name(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"is no folder\n  -> name a folder with what --perf-json"):
         read_folder(tmp_path / "nowhere")
@@ -227,6 +270,43 @@ def test_what_was_accepted_comes_from_the_log_with_commit_and_reason(
     head = git(tmp_path, "rev-parse", "--short=7", "HEAD")
     first = git(tmp_path, "rev-parse", "--short=7", "HEAD~2")
     assert f"accepted in {head} commit 2; the last one in {first}, 2 commits before" in " ".join(shown.split())
+
+
+def accepted(*levels_ms: float) -> History:
+    """A log of baselines: a commit a level, all of them in one second, as a rebase leaves them."""
+    history = History("the log of baselines/")
+    history.are_accepted = True
+    place = history.place(Place("here", "here", is_exact=False))
+    for number, ms in enumerate(levels_ms):
+        run = history.begin(Run(datetime(2026, 1, 1, tzinfo=UTC), f"{number:040x}", f"save {100 - number}"))
+        readings = {"latency": Reading(ms * MS, "ns", is_exact=False)}
+        history.add(run, "t.py::test_a", "", (place, place), "accepted", readings)
+    history.finish()
+    return history
+
+
+def test_accepted_levels_keep_the_order_of_their_commits(tmp_path: Path) -> None:
+    contents = contents_of(accepted(1.0, 3.0, 2.0), tmp_path)
+    assert contents.series[0].values == [1.0 * MS, 3.0 * MS, 2.0 * MS]
+    assert [run.file for run in contents.runs] == ["save 100", "save 99", "save 98"]
+
+
+def test_small_accepted_steps_add_up_and_all_numbers_of_them_agree(tmp_path: Path) -> None:
+    contents = contents_of(accepted(1.00, 1.04, 1.08, 1.09, 1.12, 1.13, 1.40), tmp_path)
+    (row,) = contents.series
+    assert [(event.members[0].at, round(event.ratio or 0.0, 4)) for event in contents.events] == [
+        (2, 1.08),
+        (6, round(1.40 / 1.08, 4)),
+    ]
+    assert [level.value for level in row.levels] == [1.00 * MS, 1.08 * MS, 1.40 * MS]
+    assert row.ratio == pytest.approx(1.40)
+    assert row.difference == pytest.approx(0.40 * MS)
+    assert row.judged
+    text = as_text(contents, 100)
+    assert "accepted, slower: +29.6%, latency of a" in text
+    assert re.search(r"latency .* \+40\.0%  1, 2\n", text)
+    creeping = contents_of(accepted(*(1.045**number for number in range(10))), tmp_path)
+    assert (creeping.series[0].ratio or 0.0) > 1.4, "ten saves of 4.5 % are no standstill"
 
 
 def test_every_version_of_this_projects_own_baselines_is_read() -> None:

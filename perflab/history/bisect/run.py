@@ -92,7 +92,7 @@ def _with_ends(bench: Bench, state: State, expected: float | None) -> State:
     """The state with what the ends of the range show.
 
     Raises:
-        _UnclearError: they do not differ beyond the noise.
+        _UnclearError: they do not differ beyond the noise, or the other way round.
     """
     try:
         if state.quantity != LATENCY:
@@ -107,10 +107,12 @@ def _with_ends(bench: Bench, state: State, expected: float | None) -> State:
         raise UsageError(
             f"an end of the range cannot be tried: {problem}", "name other ends: --good=COMMIT --bad=COMMIT"
         ) from None
-    if not _is_slower(judgement) and not change.is_faster:
-        raise _UnclearError(
-            f"stopped: the step is inside the noise: between the ends of the range this machine finds {_said(change)}"
-        )
+    is_faster = change.is_faster and change.high is not None and change.high < 1.0
+    found = f"between the ends of the range this machine finds {_said(change)}"
+    if not _is_slower(judgement) and not is_faster:
+        raise _UnclearError(f"stopped: the step is inside the noise: {found}")
+    if expected is not None and (expected > 1.0) != (change.ratio > 1.0):
+        raise _UnclearError(f"stopped: the event is a step of {format_change(expected)}, but {found}")
     return changed(state, ratio=change.ratio, ends=f"latency {_said(change)}")
 
 
@@ -176,10 +178,10 @@ def _is_slower(judgement: Judgement) -> bool:
 
 
 def _is_unclear(judgement: Judgement, change: Change, step: float) -> bool:
-    """Whether the whole step could still be hidden in what was found."""
-    if change.high is not None and change.high < step:
-        return False
-    return judgement.verdict is Verdict.INCONCLUSIVE or change.ratio >= math.sqrt(step)
+    """Whether what was found may be the step: it looks so, or the comparison is open and does not rule it out."""
+    if change.ratio >= math.sqrt(step):
+        return True
+    return judgement.verdict is Verdict.INCONCLUSIVE and not (change.high is not None and change.high < step)
 
 
 def _half(ratio: float) -> float:

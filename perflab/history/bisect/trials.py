@@ -21,6 +21,7 @@ from perflab.compared.sides.checkout import other_side
 from perflab.compared.sides.imports import import_path
 from perflab.errors import DocumentError, RivalError
 from perflab.git import top_of
+from perflab.history.narrow import DAMAGED
 from perflab.history.results_files import in_a_line, readings_of
 from perflab.history.series import Reading
 from perflab.records import Change, Judgement, Verdict
@@ -82,7 +83,7 @@ class Bench:
             raw = self._session(tree, options)
         try:
             document = msgspec.json.decode(raw, type=Document)
-        except msgspec.DecodeError as error:
+        except DAMAGED as error:
             raise UntestableError(f"another perflab ran there: {error}") from None
         results = [one for one in document.results if (one.case, one.mode.suffix.strip()) == (self.case, self.variant)]
         if not results:
