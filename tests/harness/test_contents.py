@@ -14,6 +14,7 @@ from perflab.documents import read_document, write_document
 from perflab.errors import DocumentError
 from perflab.journals import read_journal
 from perflab.measure.records import Measurement, Paired
+from perflab.profiles.records import Explanation, PeakChange, PeakExplanation
 from perflab.records import Judgement, Policy, Verdict
 from perflab.report.contents import STEPS, quantiles
 from perflab.report.gather import Source, gather
@@ -87,6 +88,17 @@ def test_a_measured_case_stands_with_its_numbers_and_what_they_were_compared_wit
     assert (quantities["operators"]["worse"], "worse" in quantities["allocations"]) == (True, False)
     assert quantities["calibration memory"] == {"unit": "ns", "exact": False, "now": 7e6}
     assert case["times"]["before_ns"] == [0.999 * 80 * MS, 80 * MS, 1.001 * 80 * MS]
+
+
+def test_the_cause_of_a_higher_peak_is_there_as_data_and_in_words() -> None:
+    part = PeakChange(category="activations", change_bytes=2**20, more=3, operator="aten::mul", line="net.py:9")
+    peak = PeakExplanation(base="main", before_bytes=GIB, now_bytes=GIB + 2**20, parts=[part])
+    time = Explanation(base="main", before_ns=1e6, now_ns=2e6, parts=[], rest_ns=0.0)
+    for explained, said in ((None, []), (time, ["nothing that the profiler records is called more often"])):
+        one = result(outcome=record(replicate(100 * MS), explained=explained, explained_peak=peak))
+        (case,) = gather([Source("a", document(one))]).runs[0].cases
+        assert case.explained_peak == peak
+        assert case.cause == [*said, "+1.00 MiB = +1.00 MiB 3 more blocks of aten::mul (net.py:9), activations"]
 
 
 def test_samples_are_a_distribution_of_bounded_size() -> None:
@@ -223,6 +235,17 @@ def test_a_case_is_compared_with_the_first_run_that_has_it(tmp_path: Path, capsy
     first, second = shown("compare", *paths, capsys=capsys)["compared"]
     assert (first["cases"], first["ratios"]["latency"]) == ([0, None, 0], [None, None, 0.9])
     assert (second["cases"], second["ratios"]["latency"]) == ([None, 0, 1], [None, None, 1.0])
+
+
+def test_a_run_without_numbers_of_a_case_takes_no_ratio_from_the_later_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    skipped = result(verdict=Verdict.SKIPPED, outcome=None)
+    paths = files(tmp_path, document(skipped), document(measured(100)), document(measured(110)))
+    (found,) = shown("compare", *paths, capsys=capsys)["compared"]
+    assert (found["cases"], found["ratios"]["latency"]) == ([0, 0, 0], [None, None, 1.1])
+    (found,) = shown("compare", *paths[:1], *paths[:1], capsys=capsys)["compared"]
+    assert found["ratios"] == {}  # no run has any
 
 
 def test_predictions_are_compared_only_for_one_pytorch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
