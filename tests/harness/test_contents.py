@@ -266,6 +266,15 @@ def test_files_of_one_name_are_told_apart_and_options_of_one_run_are_refused(
     assert [run["label"] for run in shown("compare", *paths, capsys=capsys)["runs"]] == ["x/perf.json", "y/perf.json"]
     for given, said in [
         (["report", *paths, "--sort=name"], "--sort with 2 files\n  -> give --sort with one file"),
+        (["report", *paths, "-v"], "--verbose with 2 files\n  -> give --verbose with one file"),
+        *(
+            (
+                ["report", paths[0], option, f"--format={form}"],
+                f"{option.split('=')[0]} with --format={form}\n  -> give",
+            )
+            for option in ("--side-by-side=impl", "--columns=min", "--sort=name")
+            for form in ("json", "html")
+        ),
         (["compare", paths[0]], "one file is given\n  -> name two or more"),
         (
             ["report", paths[0], "--page=https://x"],
@@ -275,6 +284,15 @@ def test_files_of_one_name_are_told_apart_and_options_of_one_run_are_refused(
     ]:
         assert main([str(one) for one in given]) == 2
         assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("command", "shows_in_full"), [("report", True), ("compare", False)])
+def test_only_the_report_of_one_run_is_said_to_show_a_prediction_in_full(
+    command: str, shows_in_full: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert ("a single prediction in full" in " ".join(capsys.readouterr().out.split())) is shows_in_full
 
 
 # --- journals ----------------------------------------------------------------------------------------------------
