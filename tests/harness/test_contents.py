@@ -163,6 +163,7 @@ def test_a_case_that_is_noise_alone_is_written_so_that_it_reads(tmp_path: Path) 
     latency = read_document(tmp_path / "a.json").results[0].judgement.latency
     assert latency is not None
     assert (latency.low, latency.high) == (0.0, None)
+    assert latency.is_vague  # as it was before it was written
 
 
 def test_a_results_file_without_a_commit_still_reads(tmp_path: Path) -> None:
