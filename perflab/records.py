@@ -90,6 +90,14 @@ MEANINGLESS = 10.0
 """Readings that cannot tell this factor from none at all tell nothing."""
 
 
+def says_nothing(low: float | None, high: float | None) -> bool:
+    """Whether this interval of a ratio, where there is one, tells neither faster from slower nor how much.
+
+    Its ends are a factor of ``MEANINGLESS`` apart; without ``high`` nothing bounds it from above.
+    """
+    return low is not None and low <= 1.0 and (high is None or (high >= 1.0 and high >= MEANINGLESS * low))
+
+
 class Change(Data, frozen=True):
     """One quantity before and now. ``ratio`` is now / before, ``low`` and ``high`` its 95 % interval.
 
@@ -116,10 +124,8 @@ class Change(Data, frozen=True):
 
     @property
     def is_vague(self) -> bool:
-        """Whether the interval says nothing: faster or slower, its ends a factor of ``MEANINGLESS`` apart."""
-        if self.low is None or self.high is None:
-            return False
-        return self.low <= 1.0 <= self.high and self.high >= MEANINGLESS * self.low
+        """Whether the interval says nothing."""
+        return says_nothing(self.low, self.high)
 
 
 class Drift(Data, frozen=True):

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 NS_PER = {"ns": 1.0, "us": 1e3, "\u00b5s": 1e3, "\u03bcs": 1e3, "ms": 1e6, "s": 1e9, "min": 60e9, "h": 3600e9}
 BYTES_PER = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_Amount = TypeVar("_Amount", int, float)
 _QUANTITY = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([%A-Za-z\u00b5\u03bc]*)\s*")
 
 
@@ -100,6 +102,11 @@ def format_bytes(value_bytes: int) -> str:
         if value_bytes >= 0.9995 * BYTES_PER[unit]:
             return f"{_three_digits(value_bytes / BYTES_PER[unit])} {unit}"
     return f"{value_bytes} B"
+
+
+def format_signed(difference: _Amount, written: Callable[[_Amount], str]) -> str:
+    """A difference with its sign, as ``written`` writes amounts: ``+64.0 MiB``, ``-3.10 ms``."""
+    return f"{'-' if difference < 0 else '+'}{written(abs(difference))}"
 
 
 def format_change(ratio: float) -> str:

@@ -17,7 +17,7 @@ _SHOWN = {"latency": "Time", "peak": "Peak memory"}
 
 
 def differences(contents: Contents) -> list[Picture]:
-    """A chart for each later run and quantity of which a case is not what it was in the first run that has it."""
+    """A chart for each later run and quantity that differs in a case from the first run that has numbers of it."""
     found = [_picture(contents, number, name) for number in range(1, len(contents.runs)) for name in _SHOWN]
     return [one for one in found if one is not None]
 
@@ -33,7 +33,7 @@ def _picture(contents: Contents, number: int, name: str) -> Picture | None:
         return None
     given = [Bar(case, ratio, format_change(ratio)) for case, ratio in other[:MOST]]
     title = f"{_SHOWN[name]} of run {number + 1}"
-    told = [f"{title} against the first run that has a case, {_told(len(given), len(other), len(shared))}"]
+    told = [f"{title} against the first run that has numbers of a case, {_told(len(given), len(other), len(shared))}"]
     told += ["not judged: noise alone makes times differ"] if name == "latency" else []
     return Picture(ratios(f"{title}: {title_of(name)}", given), "; ".join(told) + ".")
 

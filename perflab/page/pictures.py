@@ -9,8 +9,8 @@ from markupsafe import Markup
 
 from perflab.measure.records import Paired
 from perflab.page.charts import colour, stack, steps
-from perflab.page.quantities import is_vague
 from perflab.page.strip import Strand, strip
+from perflab.records import says_nothing
 from perflab.report.beside_text import amount
 from perflab.report.contents import STEPS, Case, Quantity, Times
 from perflab.units import format_change, format_count, format_ns
@@ -68,14 +68,14 @@ def _readings(case: Case) -> list[Picture]:
 
 def _interval(latency: Quantity, of: float = 1.0) -> tuple[float, float | None] | None:
     """Of the ratio times ``of``; without an upper end where nothing bounds it. None where it says nothing."""
-    if latency.low is None or is_vague(latency):
+    if latency.low is None or says_nothing(latency.low, latency.high):
         return None
     return of * latency.low, of * latency.high if latency.high is not None else None
 
 
 def _untold(latency: Quantity) -> list[str]:
     """What stands in the place of an interval that says nothing."""
-    return ["95 % interval: can't tell"] if is_vague(latency) else []
+    return ["95 % interval: can't tell"] if says_nothing(latency.low, latency.high) else []
 
 
 def _sampled(times: Times) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from perflab.page.table import Cell, Column, PageTable, Row, number_cell, text_cell
-from perflab.records import MEANINGLESS
+from perflab.records import says_nothing
 from perflab.report.beside_text import amount
 from perflab.report.contents import Quantity, Table
 from perflab.units import format_change, format_interval, format_percent
@@ -43,13 +43,9 @@ def interval_text(one: Quantity) -> str:
         return "exact"
     if one.low is None:
         return ""
-    return "can't tell" if is_vague(one) else format_interval(one.low, one.high if one.high is not None else inf)
-
-
-def is_vague(one: Quantity) -> bool:
-    """Whether its interval says nothing: faster or slower, its ends a factor of ``MEANINGLESS`` apart."""
-    high = one.high if one.high is not None else inf
-    return one.low is not None and one.low <= 1.0 <= high and high >= MEANINGLESS * one.low
+    if says_nothing(one.low, one.high):
+        return "can't tell"
+    return format_interval(one.low, one.high if one.high is not None else inf)
 
 
 def limit_text(one: Quantity) -> str:

@@ -21,9 +21,7 @@ def sentences_of(case: Case) -> dict[str, list[str]]:
             *([f"time: {case.no_times}"] if case.no_times else []),
             *(f"{one.quantity}: {one.reason}" for one in case.not_compared),
         ],
-        "Noted by the test": [
-            f"{short(name)} = {short(str(value), LONGEST_VALUE)}" for name, value in case.noted.items()
-        ],
+        "Noted by the test": [_noted(name, value) for name, value in case.noted.items()],
         "Quoted from elsewhere": [f"{one.source}: {format_ns(one.ns)}" for one in case.quotes],
         "Memory beside it": [f"{name}: {amount(size, 'bytes')}" for name, size in case.memory_beside.items()],
         "What could have disturbed it": evidence_of(case),

@@ -14,7 +14,7 @@ from statistics import median
 
 from perflab.profiles.compact import like_compact
 from perflab.profiles.records import GAPS, UNNAMED, Explanation, Part, Profile, ProfileRow
-from perflab.units import format_ns
+from perflab.units import format_ns, format_signed
 
 _SPREADS = 4.0
 """Standard deviations of a row, from call to call, that its change must exceed."""
@@ -96,8 +96,8 @@ def explain(base: Profile, head: Profile, against: str, change_ns: float | None,
     problem = None
     if change_ns is not None and abs(seen_ns - change_ns) > max(room_ns, _AGREE * abs(change_ns)):
         problem = (
-            f"the profiles differ by {_signed(seen_ns)}, and the gate found {_signed(change_ns)}: they do not explain "
-            "times"
+            f"the profiles differ by {format_signed(seen_ns, format_ns)}, and the gate found "
+            f"{format_signed(change_ns, format_ns)}: they do not explain times"
         )
     elif change_ns is not None:
         common = _common_ratio(before, now)
@@ -229,7 +229,3 @@ def _common_ratio(before: Mapping[_Key, _Total], now: Mapping[_Key, _Total]) -> 
         if key in now and key[0] not in GAPS and one.time_ns > least_ns
     ]
     return max(1.0, median(ratios)) if len(ratios) >= _COMMON_OF else 1.0
-
-
-def _signed(time_ns: float) -> str:
-    return f"{'-' if time_ns < 0 else '+'}{format_ns(abs(time_ns))}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perflab.profiles.records import LET_GO, UNNAMED, Explanation, Part, PeakChange, PeakExplanation
-from perflab.units import format_bytes, format_ns
+from perflab.units import format_bytes, format_count, format_ns, format_signed
 
 MOST = 3
 """Parts in the text; the results file has all of them."""
@@ -27,9 +27,9 @@ def explanation_texts(found: Explanation, *, timed: bool) -> list[str]:
         return [found.problem or "no operator stands out: the change is spread over all of them"]
     whole = sum(part.change_ns for part in found.parts) + found.rest_ns
     rest = found.rest_ns + sum(part.change_ns for part in found.parts[MOST:])
-    texts = [f"{_signed(part.change_ns)} {_what(part)}" for part in found.parts[:MOST]]
-    texts.append(f"{_signed(rest)} unexplained" if len(found.parts) <= MOST else f"{_signed(rest)} smaller ones")
-    texts[0] = f"{_signed(whole)} = {texts[0]}"
+    texts = [f"{format_signed(part.change_ns, format_ns)} {_what(part)}" for part in found.parts[:MOST]]
+    texts.append(f"{format_signed(rest, format_ns)} {'unexplained' if len(found.parts) <= MOST else 'smaller ones'}")
+    texts[0] = f"{format_signed(whole, format_ns)} = {texts[0]}"
     return [*texts, *([found.problem] if found.problem else [])]
 
 
@@ -37,11 +37,12 @@ def peak_texts(found: PeakExplanation) -> list[str]:
     """The same of memory: ``+64.0 MiB = +64.0 MiB 3 more blocks of aten::mul in blocks.* (net.py:9), activations``."""
     if not found.parts:
         return [found.problem or "nothing that the profiler records differs at the peak"]
-    texts = [f"{_signed_bytes(part.change_bytes)} {_blocks(part)}" for part in found.parts[:MOST]]
+    texts = [f"{format_signed(part.change_bytes, format_bytes)} {_blocks(part)}" for part in found.parts[:MOST]]
     rest = found.parts[MOST:]
     if rest:
-        texts.append(f"{_signed_bytes(sum(part.change_bytes for part in rest))} in {len(rest)} smaller rows")
-    texts[0] = f"{_signed_bytes(found.now_bytes - found.before_bytes)} = {texts[0]}"
+        rest_bytes = sum(part.change_bytes for part in rest)
+        texts.append(f"{format_signed(rest_bytes, format_bytes)} in {format_count(len(rest), 'smaller row')}")
+    texts[0] = f"{format_signed(found.now_bytes - found.before_bytes, format_bytes)} = {texts[0]}"
     return [*texts, *([found.problem] if found.problem else [])]
 
 
@@ -59,7 +60,7 @@ def _blocks(part: PeakChange) -> str:
 
 
 def _more(parts: Sequence[Part]) -> list[str]:
-    return [f"{len(parts) - MOST} more places"] if len(parts) > MOST else []
+    return [format_count(len(parts) - MOST, "more place")] if len(parts) > MOST else []
 
 
 def _what(part: Part) -> str:
@@ -76,11 +77,3 @@ def _what(part: Part) -> str:
     else:
         what = f"{part.operator} {'faster' if part.change_ns < 0 else 'slower'} at the same shapes"
     return f"{what}{where}{line}"
-
-
-def _signed_bytes(change_bytes: int) -> str:
-    return f"{'-' if change_bytes < 0 else '+'}{format_bytes(abs(change_bytes))}"
-
-
-def _signed(change_ns: float) -> str:
-    return f"{'-' if change_ns < 0 else '+'}{format_ns(abs(change_ns))}"

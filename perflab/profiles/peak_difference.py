@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from perflab.profiles.records import Peak, PeakChange, PeakExplanation, PeakPart
-from perflab.units import format_bytes
+from perflab.units import format_bytes, format_signed
 
 _Key = tuple[str, str, str]
 """Category, operator, module."""
@@ -33,8 +33,8 @@ def explain_peak(base: Peak, head: Peak, against: str, change_bytes: int) -> Pea
     seen_bytes = head.peak_bytes - base.peak_bytes
     problem = None
     if seen_bytes != change_bytes:
-        found = f"the gate found {_signed(change_bytes)}"
-        problem = f"the peaks differ by {_signed(seen_bytes)} where this was recorded, and {found}"
+        found = f"the gate found {format_signed(change_bytes, format_bytes)}"
+        problem = f"the peaks differ by {format_signed(seen_bytes, format_bytes)} where this was recorded, and {found}"
     return PeakExplanation(
         base=against, before_bytes=base.peak_bytes, now_bytes=head.peak_bytes, parts=parts, problem=problem
     )
@@ -76,7 +76,3 @@ def _unlike(parts: list[PeakPart], others: list[PeakPart]) -> list[PeakPart]:
         else:
             found.append(one)
     return found
-
-
-def _signed(change_bytes: int) -> str:
-    return f"{'-' if change_bytes < 0 else '+'}{format_bytes(abs(change_bytes))}"

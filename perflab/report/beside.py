@@ -16,7 +16,8 @@ Key = tuple[str, str]
 def beside_each_other(runs: Sequence[RunContents]) -> list[Compared]:
     """Each case of any run, in the order of the cases.
 
-    A case's first run is what the others are held against; where times cannot be, memory and counts may.
+    The first run that has numbers of a case is what the others are held against; where times cannot be, memory and
+    counts may.
     """
     places = [{_key(case): at for at, case in enumerate(run.cases)} for run in runs]
     names = {_joined(key): key for place in places for key in place}
@@ -33,16 +34,14 @@ def _joined(key: Key) -> str:
 
 
 def _compared(key: Key, runs: Sequence[RunContents], cases: list[int | None]) -> Compared:
-    first = next(number for number, at in enumerate(cases) if at is not None)
-    base_at = cases[first]
-    assert base_at is not None
-    base, base_environment = runs[first].cases[base_at], _environment(runs[first], runs[first].cases[base_at])
+    there = {number: runs[number].cases[at] for number, at in enumerate(cases) if at is not None}
+    first = next((number for number, case in there.items() if case.quantities), min(there))
+    base, base_environment = there[first], _environment(runs[first], there[first])
     ratios: dict[str, list[float | None]] = {name: [None] * len(runs) for name in base.quantities}
     elsewhere: list[str | None] = [None] * len(runs)
-    for number, at in enumerate(cases):
-        if at is None or number == first:
+    for number, other in there.items():
+        if number == first:
             continue
-        other = runs[number].cases[at]
         why, why_exact = _obstacles(base, base_environment, other, _environment(runs[number], other))
         elsewhere[number] = why
         for name, before in base.quantities.items():

@@ -34,7 +34,7 @@ def report_command(parser: argparse.ArgumentParser) -> Run:
 
     FILE is a results file from --perf-json or perflab merge, or the journal of a run (.perflab/runs/*.jsonl).
     """
-    _declare(parser, "results file or journal; several are set side by side")
+    _declare(parser, "results file or journal; several are set side by side", in_full="; a single prediction in full")
     parser.add_argument(
         "--side-by-side", metavar="PARAMETER", help="compare the values of this parameter, fastest first"
     )
@@ -60,9 +60,9 @@ def report_command(parser: argparse.ArgumentParser) -> Run:
             _parsed("--sort", given.sort, parse_sort),
             every=given.verbose,
         )
+        _refuse_unused(given)
         sources = read_sources(given.files, given.case)
         if len(sources) > 1:
-            _refuse_of_one(given)
             return _shown(given, _beside(sources, given.page))
         return _shown(given, _of_one(sources[0], given, view))
 
@@ -108,25 +108,30 @@ def read_sources(paths: Sequence[Path], case: str | None = None) -> list[Source]
     return chosen
 
 
-def _declare(parser: argparse.ArgumentParser, files: str) -> None:
+def _declare(parser: argparse.ArgumentParser, files: str, in_full: str = "") -> None:
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help=files)
     parser.add_argument("--format", choices=FORMATS, default="text", help="(default: text)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write to this file instead of the terminal")
-    parser.add_argument(
-        "--case", metavar="SUBSTRING", help="show only cases whose name contains this; a single prediction in full"
-    )
+    parser.add_argument("--case", metavar="SUBSTRING", help=f"show only cases whose name contains this{in_full}")
     parser.add_argument("--page", metavar="URL", help="address of the HTML page, which markdown links to")
 
 
-def _refuse_of_one(given: argparse.Namespace) -> None:
+def _refuse_unused(given: argparse.Namespace) -> None:
+    """What the text and the Markdown of one run have, and nothing else; a page and JSON have every case anyway."""
+    many = len(given.files)
     given_of_one = {
         "--side-by-side": given.side_by_side is not None,
         "--columns": given.columns != DEFAULT_COLUMNS,
         "--sort": given.sort != COLLECTED,
+        "--verbose": given.verbose and many > 1,
     }
-    for option, is_given in given_of_one.items():
-        if is_given:
-            raise UsageError(f"{option} with {len(given.files)} files", f"give {option} with one file")
+    for option in [name for name, is_given in given_of_one.items() if is_given]:
+        if many > 1:
+            raise UsageError(f"{option} with {many} files", f"give {option} with one file")
+        if given.format in ("json", "html"):
+            raise UsageError(
+                f"{option} with --format={given.format}", f"give {option} with --format=text or --format=markdown"
+            )
 
 
 def _read(path: Path, label: str) -> Source:

@@ -13,7 +13,7 @@ from typing import Any
 
 from perflab.data import Data, Parameters
 from perflab.measure.records import Evidence, Paired, Quote
-from perflab.profiles.records import Explanation
+from perflab.profiles.records import Explanation, PeakExplanation
 from perflab.records import Change, Drift, Environment, Shortage, Uncompared
 
 KIND, SCHEMA = "perflab report", 1
@@ -134,8 +134,9 @@ class Case(Data, frozen=True):
     """What the test noted."""
     quotes: list[Quote] = []
     explained: Explanation | None = None
+    explained_peak: PeakExplanation | None = None
     cause: list[str] = []
-    """The explanation in words."""
+    """Both explanations in words."""
     not_profiled: str | None = None
     compared_by: dict[str, str] = {}
     """Without an environment: what must agree before its numbers are compared with another run's."""
@@ -203,7 +204,7 @@ class Compared(Data, frozen=True):
     cases: list[int | None]
     """By run: index into its cases."""
     ratios: dict[str, list[float | None]]
-    """By quantity and run: against the first run that has the case; absent where the two cannot be compared."""
+    """By quantity and run: against the first run that has numbers of the case; absent where they cannot be compared."""
     elsewhere: list[str | None]
     """By run: why its times are not compared with the first one's."""
 

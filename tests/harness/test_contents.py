@@ -14,6 +14,7 @@ from perflab.documents import read_document, write_document
 from perflab.errors import DocumentError
 from perflab.journals import read_journal
 from perflab.measure.records import Measurement, Paired
+from perflab.profiles.records import Explanation, PeakChange, PeakExplanation
 from perflab.records import Judgement, Policy, Verdict
 from perflab.report.contents import STEPS, quantiles
 from perflab.report.gather import Source, gather
@@ -89,6 +90,17 @@ def test_a_measured_case_stands_with_its_numbers_and_what_they_were_compared_wit
     assert case["times"]["before_ns"] == [0.999 * 80 * MS, 80 * MS, 1.001 * 80 * MS]
 
 
+def test_the_cause_of_a_higher_peak_is_there_as_data_and_in_words() -> None:
+    part = PeakChange(category="activations", change_bytes=2**20, more=3, operator="aten::mul", line="net.py:9")
+    peak = PeakExplanation(base="main", before_bytes=GIB, now_bytes=GIB + 2**20, parts=[part])
+    time = Explanation(base="main", before_ns=1e6, now_ns=2e6, parts=[], rest_ns=0.0)
+    for explained, said in ((None, []), (time, ["nothing that the profiler records is called more often"])):
+        one = result(outcome=record(replicate(100 * MS), explained=explained, explained_peak=peak))
+        (case,) = gather([Source("a", document(one))]).runs[0].cases
+        assert case.explained_peak == peak
+        assert case.cause == [*said, "+1.00 MiB = +1.00 MiB 3 more blocks of aten::mul (net.py:9), activations"]
+
+
 def test_samples_are_a_distribution_of_bounded_size() -> None:
     assert quantiles([5.0]) == [5.0] * (STEPS + 1)
     many = quantiles(float(one) for one in range(100_001))
@@ -151,6 +163,7 @@ def test_a_case_that_is_noise_alone_is_written_so_that_it_reads(tmp_path: Path) 
     latency = read_document(tmp_path / "a.json").results[0].judgement.latency
     assert latency is not None
     assert (latency.low, latency.high) == (0.0, None)
+    assert latency.is_vague  # as it was before it was written
 
 
 def test_a_results_file_without_a_commit_still_reads(tmp_path: Path) -> None:
@@ -225,6 +238,17 @@ def test_a_case_is_compared_with_the_first_run_that_has_it(tmp_path: Path, capsy
     assert (second["cases"], second["ratios"]["latency"]) == ([None, 0, 1], [None, None, 1.0])
 
 
+def test_a_run_without_numbers_of_a_case_takes_no_ratio_from_the_later_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    skipped = result(verdict=Verdict.SKIPPED, outcome=None)
+    paths = files(tmp_path, document(skipped), document(measured(100)), document(measured(110)))
+    (found,) = shown("compare", *paths, capsys=capsys)["compared"]
+    assert (found["cases"], found["ratios"]["latency"]) == ([0, 0, 0], [None, None, 1.1])
+    (found,) = shown("compare", *paths[:1], *paths[:1], capsys=capsys)["compared"]
+    assert found["ratios"] == {}  # no run has any
+
+
 def test_predictions_are_compared_only_for_one_pytorch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base, same, newer = (prediction(torch=torch) for torch in ("2.13.0", "2.13.0", "2.14.0"))
     paths = files(tmp_path, *(document(predicted_result(one, None)) for one in (base, same, newer)))
@@ -243,6 +267,15 @@ def test_files_of_one_name_are_told_apart_and_options_of_one_run_are_refused(
     assert [run["label"] for run in shown("compare", *paths, capsys=capsys)["runs"]] == ["x/perf.json", "y/perf.json"]
     for given, said in [
         (["report", *paths, "--sort=name"], "--sort with 2 files\n  -> give --sort with one file"),
+        (["report", *paths, "-v"], "--verbose with 2 files\n  -> give --verbose with one file"),
+        *(
+            (
+                ["report", paths[0], option, f"--format={form}"],
+                f"{option.split('=')[0]} with --format={form}\n  -> give",
+            )
+            for option in ("--side-by-side=impl", "--columns=min", "--sort=name")
+            for form in ("json", "html")
+        ),
         (["compare", paths[0]], "one file is given\n  -> name two or more"),
         (
             ["report", paths[0], "--page=https://x"],
@@ -252,6 +285,15 @@ def test_files_of_one_name_are_told_apart_and_options_of_one_run_are_refused(
     ]:
         assert main([str(one) for one in given]) == 2
         assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("command", "shows_in_full"), [("report", True), ("compare", False)])
+def test_only_the_report_of_one_run_is_said_to_show_a_prediction_in_full(
+    command: str, shows_in_full: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert ("a single prediction in full" in " ".join(capsys.readouterr().out.split())) is shows_in_full
 
 
 # --- journals ----------------------------------------------------------------------------------------------------

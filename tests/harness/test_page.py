@@ -562,7 +562,7 @@ def test_two_runs_have_a_chart_of_what_differs_between_them(tmp_path: Path) -> N
     page = page_of(tmp_path, here, there).read_text(encoding="utf-8")
     section = page[page.index('id="differences"') : page.index('id="compared"')]
     assert re.findall(r"<desc>([^<]*)</desc>", section) == ["slower +100.0%; faster -50.0%"]
-    assert "Time of run 2 against the first run that has a case, 2 of 3 cases differ; not judged" in section
+    assert "Time of run 2 against the first run that has numbers of a case, 2 of 3 cases differ; not judged" in section
     (line,) = re.findall(r'd="M([\d.]+) 0V[\d.]+" class="edge"', section)
     bars = [(float(x), float(size)) for x, size in re.findall(r'<rect x="([\d.]+)" y="\d+" width="([\d.]+)"', section)]
     (slower, long), (faster, as_long) = bars

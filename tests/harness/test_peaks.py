@@ -229,6 +229,8 @@ def test_the_text_has_a_sum_the_largest_changes_and_the_rest_in_one() -> None:
         "+1.00 KiB less let go before the peak of aten::mul in blocks.* (net.py:7)",
         "+1.74 KiB in 3 smaller rows",
     ]
+    four = Peak(parts=[part(1024 * size, operator=f"aten::{size}") for size in (4, 3, 2, 1)])
+    assert peak_texts(explain_peak(Peak(parts=[]), four, "main", 10240))[-1] == "+1.00 KiB in 1 smaller row"
     assert peak_texts(explain_peak(base, base, "main", 0)) == ["nothing that the profiler records differs at the peak"]
 
 

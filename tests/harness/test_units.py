@@ -21,6 +21,7 @@ from perflab.units import (
     format_ns,
     format_percent,
     format_rate,
+    format_signed,
     parse_duration_ns,
     parse_fraction,
     parse_seconds,
@@ -209,6 +210,14 @@ def test_a_throughput_has_an_si_prefix(per_second: float, unit: str, text: str) 
 
 def test_a_slow_throughput_is_not_written_as_nothing() -> None:
     assert not format_rate(1 / 300, "steps").startswith("0.00 ")
+
+
+@pytest.mark.parametrize(
+    ("difference", "text"), [(64 * 2**20, "+64.0 MiB"), (-512, "-512 B"), (1, "+1 B"), (-(2**31), "-2.00 GiB")]
+)
+def test_a_difference_is_written_with_its_sign(difference: int, text: str) -> None:
+    assert format_signed(difference, format_bytes) == text
+    assert format_signed(difference * 1e6, format_ns)[0] == text[0]
 
 
 def test_long_lists_of_names_end_with_how_many_more() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from perflab.data import changed
 from perflab.measure.records import Measurement, Memory, Record, Replicate, per_call_ns
 from perflab.measured.report.columns import shown_ns
-from perflab.profiles.explanation_text import explanation_texts
+from perflab.profiles.explanation_text import explanation_texts, peak_texts
 from perflab.profiles.records import Profile
 from perflab.profiles.text import by_category, notes_of, top_rows
 from perflab.records import Judgement
@@ -48,12 +48,17 @@ def describe(result: Result, case: Case) -> Case:
         noted=record.facts,
         quotes=record.quotes,
         explained=record.explained,
-        cause=explanation_texts(record.explained, timed="latency" in result.judgement.worse)
-        if record.explained is not None
-        else [],
+        explained_peak=record.explained_peak,
+        cause=_cause(record, timed="latency" in result.judgement.worse),
         not_profiled=measurement.not_profiled if measurement is not None else None,
         evidence=measurement.evidence if measurement is not None else None,
     )
+
+
+def _cause(record: Record, *, timed: bool) -> list[str]:
+    explained, peak = record.explained, record.explained_peak
+    texts = explanation_texts(explained, timed=timed) if explained is not None else []
+    return [*texts, *(peak_texts(peak) if peak is not None else [])]
 
 
 def _quantities(result: Result, record: Record, summary: Replicate | None) -> dict[str, Quantity]:

@@ -16,7 +16,7 @@ from perflab.report.escaping import result_for_reading
 from perflab.report.failing_table import WIDTH, Quantity, failing_table, wrapped
 from perflab.report.lines import name_of
 from perflab.results import Result
-from perflab.units import format_bytes, format_change, format_interval, format_ns, format_percent
+from perflab.units import format_bytes, format_change, format_interval, format_ns, format_percent, format_signed
 
 NO_TELLING = "can't tell"
 """In the place of an interval: readings that are too few, or that differ too much."""
@@ -95,7 +95,7 @@ def _numbers(judgement: Judgement, counts: dict[str, Change], memory_threshold: 
         rows.append(Quantity((label, *times, interval, limit), failed="latency" in judgement.worse))
     if memory is not None:
         before, now = int(memory.before), int(memory.now)
-        grown = f"{'+' if now > before else '-'}{format_bytes(abs(now - before))}" if now != before else "same"
+        grown = format_signed(now - before, format_bytes) if now != before else "same"
         limit = f"+{format_percent(memory_threshold)}" if memory_threshold else "exact"
         label = "peak, to anchor" if "memory" in to_anchor else "peak"
         sizes = (format_bytes(before), format_bytes(now), grown)

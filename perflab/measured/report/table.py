@@ -19,7 +19,7 @@ from perflab.report.drift import drift_sentences
 from perflab.report.lines import Line, Row, names_of, shorten, shown_verdict, verdict_text, with_mark, wrap_facts
 from perflab.report.view import DEFAULT_VIEW, View
 from perflab.results import Result
-from perflab.units import format_bytes, format_names, format_ns, format_rate
+from perflab.units import format_bytes, format_names, format_ns, format_rate, format_signed
 
 _LEAST_WIDTH = {"ns": 9, "bytes": 9}
 _LEAST_OTHER_WIDTH = 8
@@ -172,7 +172,7 @@ def _why(
     judgement, memory = result.judgement, result.judgement.memory
     if memory is not None and memory.now != memory.before:
         grown = int(memory.now) - int(memory.before)
-        lines.append(f"peak memory {'+' if grown > 0 else '-'}{format_bytes(abs(grown))}")
+        lines.append(f"peak memory {format_signed(grown, format_bytes)}")
     lines += wrap_facts([count_fact(*item) for item in changed(judgement.counts).items()], width)
     if judgement.verdict is not Verdict.NEW:  # "new" says it all
         reasons = [reason for reason in judgement.reasons if (judgement.verdict, reason) not in elsewhere]

@@ -8,12 +8,12 @@ kept that was let go, and the largest row of the peak says what.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from perflab.predicted.judge.growth import Grown, Row
 from perflab.predicted.judge.row_names import Amounts
-from perflab.units import format_bytes, format_flops
+from perflab.units import format_bytes, format_flops, format_signed
 
 MOST = 5
 """Rows of one kind that are told; the baselines' diff has them all."""
@@ -73,8 +73,8 @@ def _layers_said(grown: Grown, worse: Sequence[str]) -> list[str]:
     changed = [f"{stack} has {now} layers instead of {before}" for stack, (before, now) in grown.stacks.items()]
     peak, saved, costs = grown.peak.by_layers, grown.saved.by_layers, grown.costs.by_layers
     told = [
-        *([f"{_signed(peak[0], format_bytes)} at the peak"] if any(peak[:1]) else []),
-        *([f"{_signed(saved[0], format_bytes)} saved for backward"] if any(saved[:1]) else []),
+        *([f"{format_signed(peak[0], format_bytes)} at the peak"] if any(peak[:1]) else []),
+        *([f"{format_signed(saved[0], format_bytes)} saved for backward"] if any(saved[:1]) else []),
         *(_costs_told(costs) if costs else []),
         *([f"{costs[2]:+,} operators"] if any(costs[2:]) else []),
     ]
@@ -143,8 +143,8 @@ def _instead_of(cause: Row, rows: Sequence[Row]) -> str:
 def _costs_told(amounts: Amounts) -> list[str]:
     flops, bytes_moved, _ = amounts
     return [
-        *([_signed(flops, format_flops)] if flops else []),
-        *([f"{_signed(bytes_moved, format_bytes)} moved"] if bytes_moved else []),
+        *([format_signed(flops, format_flops)] if flops else []),
+        *([f"{format_signed(bytes_moved, format_bytes)} moved"] if bytes_moved else []),
     ]
 
 
@@ -159,7 +159,3 @@ def _at(row: Row) -> str:
 def _and_more(rows: Sequence[Row]) -> list[_Said]:
     left = len(rows) - MOST
     return [_Said(f"and {left} more row{'s' * (left != 1)} like these grew")] if left > 0 else []
-
-
-def _signed(amount: int, written: Callable[[int], str]) -> str:
-    return f"{'-' if amount < 0 else '+'}{written(abs(amount))}"

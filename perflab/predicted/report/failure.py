@@ -12,7 +12,7 @@ from perflab.report.escaping import lines_of
 from perflab.report.failing_table import Quantity, failing_table
 from perflab.report.lines import short_name, wrap_facts
 from perflab.results import Result
-from perflab.units import format_bytes, format_change, format_ns, format_percent
+from perflab.units import format_bytes, format_change, format_ns, format_percent, format_signed
 
 
 def explain_prediction(result: Result, accept: str | None) -> str:
@@ -60,7 +60,7 @@ def _time_row(now: Prediction, before: PredictedBaseline | None) -> list[Quantit
     if now.roofline_ns is None or before is None or before.roofline_ns is None:
         return []
     more_ns = now.roofline_ns - before.roofline_ns
-    shown = f"{'-' if more_ns < 0 else '+'}{format_ns(abs(more_ns))}" if more_ns else "same"
+    shown = format_signed(more_ns, format_ns) if more_ns else "same"
     by = format_change(now.roofline_ns / before.roofline_ns) if more_ns else ""
     return [Quantity(("roofline time", format_ns(before.roofline_ns), format_ns(now.roofline_ns), shown, by, "none"))]
 

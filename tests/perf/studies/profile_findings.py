@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from perflab import Profile, ProfileRow, Result
-from perflab.units import format_flops, format_ns
+from perflab.units import format_flops, format_ns, format_signed
 
 from .recommendation import result_parameters
 
@@ -133,9 +133,11 @@ def _changes(found: Profiles) -> list[str]:
             before, now = (_by(found[mode, how][0], lambda row: row.category) for how in (base, head))
             moved = {name: now.get(name, 0.0) - before.get(name, 0.0) for name in {**before, **now}}
             ranked = sorted(moved, key=lambda name: moved[name])
-            told = [f"{name} {_signed(moved[name])}" for name in (ranked[0], ranked[-1]) if moved[name]]
+            told = [
+                f"{name} {format_signed(moved[name], format_ns)}" for name in (ranked[0], ranked[-1]) if moved[name]
+            ]
             whole = found[mode, head][0].timer_ns - found[mode, base][0].timer_ns
-            lines.append(f"{mode}, {base} -> {head}: {_signed(whole)}; {', '.join(told)}")
+            lines.append(f"{mode}, {base} -> {head}: {format_signed(whole, format_ns)}; {', '.join(told)}")
     return lines
 
 
@@ -158,10 +160,6 @@ def _by(profile: Profile, name_of: Callable[[ProfileRow], str]) -> dict[str, flo
         if name_of(row):
             sums[name_of(row)] += row.time_ns
     return dict(sums)
-
-
-def _signed(time_ns: float) -> str:
-    return f"{'-' if time_ns < 0 else '+'}{format_ns(abs(time_ns))}"
 
 
 def _percent(share: float) -> str:
