@@ -103,7 +103,7 @@ def take_failure(workload: Workload, device: torch.device) -> Failure | None:
     """
     _refuse_another_profiler()
     places = Places(module_names(reachable(workload.roots)))
-    with collector_off(), _watching() as profiler:
+    with collector_off(), _watching(device) as profiler:
         found = list(reachable(workload.roots))
         before = held_by_address(found, module_names(found), device)
         del found
@@ -141,11 +141,13 @@ def _refuse_another_profiler() -> None:
         )
 
 
-def _watching() -> Any:
+def _watching(device: torch.device) -> Any:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it greets on standard error
     from torch.autograd.profiler import profile
 
-    return profile(use_cpu=True, profile_memory=True, use_kineto=True)
+    # The process's first profile decides whether later ones see kernels: one without the device would blind them.
+    watched = "cuda" if device.type == "cuda" else None
+    return profile(use_cpu=True, use_device=watched, profile_memory=True, use_kineto=True)
 
 
 def _is_compiled(one: _Pass) -> bool:
@@ -155,7 +157,7 @@ def _is_compiled(one: _Pass) -> bool:
 def _recorded(workload: Workload, device: torch.device, marking: _Marking) -> _Pass:
     release_memory(device)
     pools = contextlib.nullcontext(set[Any]()) if device.type != "cuda" else replayed_pools(workload.roots)
-    with collector_off(), pools as replayed, _watching() as profiler:
+    with collector_off(), pools as replayed, _watching(device) as profiler:
         _run_within_a_range(workload, marking)
         synchronize(device)
         found = list(reachable(workload.roots))
