@@ -7,11 +7,11 @@ another one each round: the null control. What the base differs from itself is t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from perflab.compared.judge.null_control import NO_CONTROL, Control
+from perflab.compared.judge.null_control import NO_CONTROL, Control, wants_more
 from perflab.compared.judge.paired import PairedCase, PairedPolicy, Stage, controls_of, counted, is_doubtful, stage
 from perflab.compared.rounds import CaseRound, CaseTurns, Round, RoundPlan, Witness, stray
 from perflab.compared.sides.messages import Ended
@@ -196,43 +196,49 @@ Weighed = tuple[Peak, Peak] | str
 """Of base and head; or why there are none."""
 
 
+@dataclass(frozen=True)
+class Look:
+    """What is wanted of both sides of a case."""
+
+    profile_ns: float | None
+    """Time of each profile; each side may have two, and the faster one counts, since it was disturbed less. None: there
+    are none."""
+    takes_apart: bool = False
+    """Whether the peak of a call is taken apart."""
+
+
 def looked_into(
-    case: str,
-    start: StartSide,
-    limits: Limits,
-    profile_ns: float | None,
-    say: Callable[[str], None],
-    *,
-    takes_apart: bool = False,
-) -> tuple[Looked, Weighed]:
-    """Profiles and peaks of base and head, from one fresh process each.
+    wanted: Mapping[str, Look], start: StartSide, limits: Limits, say: Callable[[str, str], None]
+) -> Generator[tuple[str, Looked, Weighed], None, None]:
+    """Profiles and peaks of base and head, case by case, from one fresh process each.
 
     Args:
-        case: which.
+        wanted: what is looked for, by case.
         start: makes processes.
         limits: of time.
-        profile_ns: time of each profile; each side has two, and the faster one counts, since it was disturbed less.
-            None: there are none.
-        say: called with what is under way.
-        takes_apart: whether there are peaks.
+        say: called with the case and what is under way.
 
     Raises:
         RivalError: a side does not start, or imports the other side's code.
     """
-    plan = RoundPlan(0.0, memory=False, profile_ns=profile_ns, takes_apart=takes_apart)
-    with _started(start, [case], limits) as running:
-        found = running.run(case, [], plan, say)
-    sides = [found.turns[side] for side in (BASE, HEAD) if side in found.turns]
-    profiles = [min(one.profiles, key=lambda profile: profile.timer_ns) for one in sides if one.profiles]
-    peaks = [one.peak for one in sides if one.peak is not None]
-    no_profile, no_peak = (
-        _why_not(found, of)
-        for of in (lambda one: (one.profiles, one.not_profiled), lambda one: (one.peak, one.not_taken_apart))
-    )
-    return (
-        (profiles[0], profiles[1]) if len(profiles) > 1 else no_profile,
-        (peaks[0], peaks[1]) if len(peaks) > 1 else no_peak,
-    )
+
+    def plan(case: str) -> RoundPlan:
+        look = wanted[case]
+        return RoundPlan(0.0, memory=False, profile_ns=look.profile_ns, takes_apart=look.takes_apart)
+
+    for case, found, _ in _rounds(start, list(wanted), limits, plan, say, "looking for the cause"):
+        sides = [found.turns[side] for side in (BASE, HEAD) if side in found.turns]
+        profiles = [min(one.profiles, key=lambda profile: profile.timer_ns) for one in sides if one.profiles]
+        peaks = [one.peak for one in sides if one.peak is not None]
+        no_profile, no_peak = (
+            _why_not(found, of)
+            for of in (lambda one: (one.profiles, one.not_profiled), lambda one: (one.peak, one.not_taken_apart))
+        )
+        yield (
+            case,
+            (profiles[0], profiles[1]) if len(profiles) > 1 else no_profile,
+            (peaks[0], peaks[1]) if len(peaks) > 1 else no_peak,
+        )
 
 
 def _why_not(found: CaseRound, of: Callable[[CaseTurns], tuple[object, str | None]]) -> str:
@@ -264,7 +270,11 @@ def _screen(
     """One more pair of processes for every case that wants one."""
     told = f"pair {number + 1} of {policy.screen_pairs}"
     first, weigh = number == 0, limits.weighs and number < WEIGHING_ROUNDS
-    for case, found, running in _rounds(start, wanted, limits, say, told, weigh=weigh, first=first):
+
+    def plan(case: str) -> RoundPlan:
+        return RoundPlan(limits.budget_ns[case], memory=weigh, either_first=not first)
+
+    for case, found, running in _rounds(start, wanted, limits, plan, say, told, first=first):
         if first:
             result.base_only = [case for case in running.cases.get(BASE, ()) if case not in running.cases[HEAD]]
         result.cases[case].add(found, policy, confirming=False)
@@ -279,11 +289,18 @@ def _confirm(
     say: Callable[[str, str], None],
 ) -> None:
     """One more pair of processes for every suspect, and in one of them the control."""
+    had = {one.case: len(result.controls.get(one.case, ())) for one in suspects}
+    known = controls_of(result.judged, result.controls)
+    short = [one for one in suspects if wants_more(result.controls, one.case, known.get(one.case, NO_CONTROL))]
     # Each has it in turn; of those that had it as often, the shortest, since it takes half as long again.
-    control = min(suspects, key=lambda one: (len(result.controls.get(one.case, ())), one.median_ns(BASE))).case
+    control = [one.case for one in sorted(short, key=lambda one: (had[one.case], one.median_ns(BASE)))[:1]]
     pairs = max(len(one.logs.pairs) for one in suspects) + 1
     told = f"suspect, pair {pairs} of {policy.looks[-1]} at most"
-    for case, found, _ in _rounds(start, [one.case for one in suspects], limits, say, told, twin=[control]):
+
+    def plan(case: str) -> RoundPlan:
+        return RoundPlan(limits.budget_ns[case], memory=False, either_first=True)
+
+    for case, found, _ in _rounds(start, [one.case for one in suspects], limits, plan, say, told, twin=control):
         result.cases[case].add(found, policy, confirming=True)
         ratio = found.log_ratio(TWIN, BASE)
         if ratio is not None:
@@ -294,11 +311,11 @@ def _rounds(
     start: StartSide,
     wanted: Sequence[str],
     limits: Limits,
+    plan: Callable[[str], RoundPlan],
     say: Callable[[str, str], None],
     told: str,
     *,
     twin: Sequence[str] = (),
-    weigh: bool = False,
     first: bool = False,
 ) -> Iterator[tuple[str, CaseRound, Round]]:
     """Each case once, in processes of one round; after a process has died the rest goes on in new ones."""
@@ -308,8 +325,7 @@ def _rounds(
             alive = True
             while waiting and alive:
                 case = waiting.pop(0)
-                plan = RoundPlan(limits.budget_ns[case], memory=weigh, either_first=not first)
-                found = running.run(case, waiting, plan, _saying(say, case, told))
+                found = running.run(case, waiting, plan(case), _saying(say, case, told))
                 alive = all(ended.outcome != "died" for ended in found.ended.values())
                 yield case, found, running
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -38,6 +39,8 @@ from perflab.measure.records import Evidence, Memory
 from perflab.mode import Mode
 from perflab.profiles.records import Peak, Profile
 
+LOOKED_ENOUGH_S = 3.0
+"""Profiles of both sides that took longer are not taken again: their calls met what disturbs them many times."""
 LEAST_BLOCKS = 2
 """Blocks of a case in a round, however long they take."""
 
@@ -104,7 +107,7 @@ class RoundPlan:
     """Whether chance decides which side is set up first: that side may be the slower one. Else it is the head, which
     then has the device for itself, should memory run out."""
     profile_ns: float | None = None
-    """Time of each profile, where sides are only looked into: twice each, in turns."""
+    """Time of each profile, where sides are only looked into: twice each, in turns, or once where they take long."""
     takes_apart: bool = False
     """Whether sides are only looked into, and say what is alive at the peak of a call."""
 
@@ -274,7 +277,10 @@ class Round:
     def _look_into(self, result: CaseRound, plan: RoundPlan, say: Say) -> None:
         """Profile the sides in the order ABBA, so that what drifts meets both; take their peaks apart."""
         sides = list(result.turns)
-        for side in (*sides, *reversed(sides)) if plan.profile_ns is not None else ():
+        began_s = time.monotonic()
+        for number, side in enumerate((*sides, *reversed(sides)) if plan.profile_ns is not None else ()):
+            if number == len(sides) and time.monotonic() - began_s > LOOKED_ENOUGH_S:
+                break
             say(f"profile of {side}")
             examined = self._ask(result, side, Examine(budget_ns=plan.profile_ns or 0.0))
             if not isinstance(examined, Examined):

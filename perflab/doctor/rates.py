@@ -14,6 +14,7 @@ from statistics import NormalDist, fmean, median
 
 import msgspec
 
+from perflab.compared.judge.null_control import wants_more
 from perflab.compared.judge.paired import (
     SCREEN_PAIRS,
     PairedCase,
@@ -157,8 +158,9 @@ class _Drawing:
                     cases[name].doubtful = sum(is_doubtful(error, policy) for _, error, _ in kept)
                     cases[name].screen = [log for log, _, late in kept if not late]
                     cases[name].confirm = [log for log, _, late in kept if late]
-                if wanted_stage is Stage.OPEN and self._twins:
-                    fewest = min(wanted, key=lambda name: len(controls.get(name, ())))
+                short = [name for name in wanted if wants_more(controls, name, known[name])]
+                if wanted_stage is Stage.OPEN and self._twins and short:
+                    fewest = min(short, key=lambda name: len(controls.get(name, ())))
                     twin = self._twins[(first + taken) % len(self._twins)]
                     controls.setdefault(fewest, []).append(twin[_own(fewest)])
                     seconds += self._three[""] - self._two[""] + self._three[_own(fewest)] - self._two[_own(fewest)]

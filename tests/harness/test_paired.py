@@ -204,10 +204,25 @@ def test_a_control_as_large_as_the_slowdown_makes_it_inconclusive_and_a_smaller_
     assert single.verdict is Verdict.REGRESSED, "a single pair of the base with itself is no evidence"
 
 
-def test_code_that_got_faster_is_improved_and_needs_no_confirmation() -> None:
-    faster = latency_findings({"case": PairedCase(screen=[-0.05, -0.06, -0.05])}, {}, POLICY)["case"]
-    assert faster.verdict is Verdict.IMPROVED
-    assert faster.change.ratio == pytest.approx(math.exp(-0.05))
+def test_code_that_got_faster_is_confirmed_beside_a_control_as_a_slowdown_is() -> None:
+    screened = PairedCase(screen=[-0.05, -0.06, -0.05])
+    assert stage(screened, POLICY, 1) is Stage.OPEN
+    assert latency_findings({"case": screened}, {}, POLICY)["case"].verdict is Verdict.INCONCLUSIVE, "not followed up"
+    faster = PairedCase(screen=[-0.05, -0.06, -0.05], confirm=[-0.05, -0.06, -0.05, -0.055])
+    assert stage(faster, POLICY, 1) is Stage.DECIDED
+    found = latency_findings({"case": faster}, {"case": [0.001, -0.002, 0.0, 0.001]}, POLICY)["case"]
+    assert found.verdict is Verdict.IMPROVED
+    assert found.change.ratio == pytest.approx(math.exp(-0.053), abs=0.002)
+    assert found.change.high is not None
+    assert found.change.high < 0.97
+    off = latency_findings({"case": faster}, {"case": [-0.05, -0.051, -0.05, -0.049]}, POLICY)["case"]
+    assert off.verdict is not Verdict.IMPROVED, "the base came out as much faster than itself"
+
+
+def test_of_a_case_whose_further_pairs_are_not_all_faster_nothing_is_claimed() -> None:
+    mixed = PairedCase(screen=[-0.03, -0.04, -0.03], confirm=[-0.03, 0.0])
+    assert stage(mixed, POLICY, 1) is Stage.CLEARED
+    assert latency_findings({"case": mixed}, {}, POLICY)["case"].verdict is Verdict.OK
 
 
 @pytest.mark.parametrize("case", [PairedCase([0.04] * 3, [0.04]), PairedCase([0.04] * 3), PairedCase([0.009])])

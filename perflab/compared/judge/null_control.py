@@ -22,6 +22,9 @@ from perflab.units import format_change
 
 LEAST_CONTROL = 3
 """Pairs of the base with itself, fewer of which say nothing: one of them may be disturbed."""
+ENOUGH_CONTROL = 8
+"""Pairs of the base with itself in one case, after which it takes no more if they show nothing: a third process costs a
+round half as much again. A control that is off needs them, since its error widens the case's interval."""
 _MEDIAN_OF_THREE = 0.67
 """Standard deviation of the median of three normal values, in units of theirs."""
 
@@ -72,6 +75,11 @@ def control_of(controls: Mapping[str, Sequence[float]], case: str, usual: float)
         seen = estimate(pairs)
         return Control(seen.value, max(seen.error, usual / math.sqrt(len(pairs))))
     return Control(median(pairs), _MEDIAN_OF_THREE * max(spread_of(pairs), usual, LEAST_SPREAD))
+
+
+def wants_more(controls: Mapping[str, Sequence[float]], case: str, control: Control) -> bool:
+    """Whether one more pair of the base with itself, taken with this case, would say more about it."""
+    return len(controls.get(case, ())) < ENOUGH_CONTROL or control.allowance > 0.0
 
 
 def widened(found: Estimate, control: Control) -> Estimate:

@@ -116,7 +116,7 @@ def stage(case: PairedCase, policy: PairedPolicy, cases: int, control: Control =
         clear = taken >= 2 and shows_nothing(pairs, policy) and case.doubtful < taken
         return Stage.CLEARED if clear else Stage.UNSCREENED
     if not case.confirm or FUTILE_AFTER <= taken < policy.looks[0]:
-        return Stage.OPEN if is_suspect(pairs, policy) else Stage.CLEARED
+        return Stage.OPEN if is_suspect(pairs, policy) or looks_faster(pairs, policy) else Stage.CLEARED
     if taken >= policy.looks[-1]:
         return Stage.DECIDED
     if taken not in policy.looks:
@@ -157,6 +157,11 @@ def shows_nothing(two: Sequence[float], policy: PairedPolicy) -> bool:
 def is_suspect(pairs: Sequence[float], policy: PairedPolicy) -> bool:
     """Whether a few pairs saw something, or too little to say that they did not."""
     return median(pairs) > policy.bound / 2.0 or max(pairs) - min(pairs) > SCATTERED * policy.bound
+
+
+def looks_faster(pairs: Sequence[float], policy: PairedPolicy) -> bool:
+    """Whether a few pairs all saw an improvement, which is confirmed as a slowdown is: beside the null control."""
+    return max(pairs) < -policy.bound
 
 
 def detectable(found: Estimate, policy: PairedPolicy) -> float:
@@ -282,8 +287,7 @@ def _of_screen(case: PairedCase, usual: float, control: Control, policy: PairedP
     change = _screen_change(case, policy)
     if control.allowance > RESOLUTION * policy.bound:
         return PairedFinding(Verdict.INCONCLUSIVE, change, [control.told()], least)
-    faster = len(case.pairs) >= policy.screen_pairs and max(case.pairs) < -policy.bound - control.allowance
-    return PairedFinding(Verdict.IMPROVED if faster else Verdict.OK, change, [], least)
+    return PairedFinding(Verdict.OK, change, [], least)
 
 
 def _unfinished(case: PairedCase, policy: PairedPolicy) -> PairedFinding:

@@ -13,7 +13,7 @@ import pytest
 from perflab.compared.comparison import BASE, HEAD, Compared, Comparison, Limits, compare
 from perflab.compared.judge.paired import PairedPolicy
 from perflab.compared.run.conclusions import conclude, without_numbers
-from perflab.compared.run.evidence import MOST, Found, explained_by_turns, is_to_explain
+from perflab.compared.run.evidence import MOST, Asked, Found, explained_by_turns, is_to_explain
 from perflab.compared.run.start_sides import Starts, turns_ns, two_sides, witness_of_host
 from perflab.compared.sides.checkout import Tree
 from perflab.compared.sides.process import ANSWER_WITHIN_S
@@ -164,19 +164,11 @@ class Against:
         """Look into what became worse, the worst first."""
         worse = [one for one in concluded.values() if is_to_explain(one.judgement)]
         worse = [one for one in worse if self._case_settings[one.case].evidence == "on"]
-        for one in sorted(worse, key=lambda one: size_of(one.judgement), reverse=True)[:MOST]:
-            settings = self._case_settings[one.case]
-            self._progress.label(one.case)
-            into[one.case] = explained_by_turns(
-                one.case,
-                one.judgement,
-                settings,
-                starts.start,
-                limits,
-                base.label,
-                base.commit or str(self._settings.against),
-                self._progress.show,
-            )
+        worst = sorted(worse, key=lambda one: size_of(one.judgement), reverse=True)[:MOST]
+        asked = {one.case: Asked(one.judgement, self._case_settings[one.case]) for one in worst}
+        name = base.commit or str(self._settings.against)
+        for case, found in explained_by_turns(asked, starts.start, limits, base.label, name, self._say):
+            into[case] = found
 
     def _keep(self, concluded: Mapping[str, Result], measured: Sequence[str]) -> None:
         """Journal how cases stand, for who looks after this process was killed; what is reported later replaces it."""

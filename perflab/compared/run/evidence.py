@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from perflab.compared.comparison import Limits, Looked, StartSide, Weighed, looked_into
+from perflab.compared.comparison import Limits, Look, Looked, StartSide, Weighed, looked_into
 from perflab.compared.run.conclusions import in_short
 from perflab.data import changed
 from perflab.errors import RivalError
@@ -20,7 +21,7 @@ from perflab.records import Change, Judgement, Verdict
 
 _Record = TypeVar("_Record", bound=Record)
 MOST = 3
-"""Cases of a run that are looked into, the worst first: each takes two processes more."""
+"""Cases of a run that are looked into, the worst first."""
 _CALLS = 20
 """Of a case on each side, at least."""
 LEAST_S = 10.0
@@ -62,41 +63,70 @@ def not_looked(judgement: Judgement, against: str, problem: str) -> Found:
     )
 
 
+@dataclass(frozen=True)
+class Asked:
+    """A case that is to be explained: what of it, and how it is measured."""
+
+    judgement: Judgement
+    settings: Settings
+
+    @property
+    def problem(self) -> str | None:
+        """Why there can be no profile."""
+        mode = self.settings.mode
+        return None if mode == DEFAULT else f"a profile is of plain calls, and the case is timed with {mode}"
+
+    @property
+    def look(self) -> Look | None:
+        """What both sides are asked for; None: nothing."""
+        profiled, apart = asks_for_profiles(self.judgement) and not self.problem, asks_for_peaks(self.judgement)
+        return Look(self.settings.evidence_ns if profiled else None, apart) if profiled or apart else None
+
+
 def explained_by_turns(
-    case: str,
-    judgement: Judgement,
-    settings: Settings,
+    asked: Mapping[str, Asked],
     start: StartSide,
     limits: Limits,
     against: str,
     name: str,
-    say: Callable[[str], None],
-) -> Found:
-    """What the head does otherwise than the base, by profiles and peaks of both.
+    say: Callable[[str, str], None],
+) -> Iterator[tuple[str, Found]]:
+    """What the head does otherwise than the base, by profiles and peaks of both, case by case.
 
     Args:
-        case: which.
-        judgement: what is to be explained.
-        settings: the case's own.
-        start: makes the processes of both sides.
+        asked: what is to be explained, by case, in this order.
+        start: makes the processes of both sides, one each for all cases.
         limits: of time.
         against: the base, as people call it.
         name: the base, as --perf-against takes it.
-        say: called with what is under way.
+        say: called with the case and what is under way.
     """
-    is_plain = settings.mode == DEFAULT
-    profiles: Looked = f"a profile is of plain calls, and the case is timed with {settings.mode}"
-    peaks: Weighed = "it was not asked"
+    waiting = dict(asked)
+    for case, one in asked.items():
+        if one.look is None:
+            yield case, _found(waiting.pop(case), str(one.problem), "it was not asked", against)
+    try:
+        looks = looked_into({case: look for case, one in waiting.items() if (look := one.look)}, start, limits, say)
+        with contextlib.closing(looks):
+            while waiting and _has_time(next(iter(waiting.values())).judgement, limits):
+                case, profiles, peaks = next(looks)
+                yield case, _found(waiting.pop(case), profiles, peaks, against)
+    except (RivalError, OSError) as error:
+        why = in_short(error.problem, name) if isinstance(error, RivalError) else str(error)
+        for case in list(waiting):
+            yield case, _found(waiting.pop(case), why, why, against)
+    for case, one in waiting.items():
+        over = one.settings.over_before("both versions could be looked into")
+        yield case, not_looked(one.judgement, against, over)
+
+
+def _has_time(judgement: Judgement, limits: Limits) -> bool:
     left_s = limits.seconds_left()
-    if left_s is not None and left_s < least_s(judgement):
-        return not_looked(judgement, against, settings.over_before("both versions could be looked into"))
-    if is_plain or asks_for_peaks(judgement):
-        profile_ns = settings.evidence_ns if is_plain and asks_for_profiles(judgement) else None
-        try:
-            seen, peaks = looked_into(case, start, limits, profile_ns, say, takes_apart=asks_for_peaks(judgement))
-        except (RivalError, OSError) as error:
-            seen = peaks = in_short(error.problem, name) if isinstance(error, RivalError) else str(error)
-        profiles = seen if is_plain else profiles
+    return left_s is None or left_s >= least_s(judgement)
+
+
+def _found(one: Asked, profiles: Looked, peaks: Weighed, against: str) -> Found:
+    judgement, profiles = one.judgement, one.problem or profiles
     unseen = not_looked(judgement, against, could_not(profiles) if isinstance(profiles, str) else "").explained
     unweighed = not_looked(judgement, against, could_not(peaks) if isinstance(peaks, str) else "").peak
     return Found(

@@ -57,10 +57,6 @@ def after_turns(stored: Finding, paired: Paired, policy: Policy) -> Finding:
     assert stored.change is not None
     found = found_in_turns(paired, policy)
     said = f"in turns with {paired.against}: {format_change(found.change.ratio)}"
-    if found.verdict is Verdict.IMPROVED and not paired.confirm and stored.verdict is not Verdict.IMPROVED:
-        # Three pairs, of code that runs at one of two speeds, may well agree by chance.
-        alone = f"{len(paired.screen)} pairs alone do not prove an improvement that the stored number does not show"
-        return Finding(found.change, Verdict.INCONCLUSIVE, [said, alone])
     if stored.verdict in (Verdict.INCONCLUSIVE, Verdict.IMPROVED) and found.verdict is Verdict.OK:
         said += f", where the stored number could not tell ({format_change(stored.change.ratio)})"
         if stored.change.limit is not None and stored.change.ratio > stored.change.limit:

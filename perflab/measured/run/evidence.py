@@ -11,6 +11,7 @@ from perflab.compared.comparison import Limits
 from perflab.compared.run.conclusions import in_short
 from perflab.compared.run.evidence import (
     MOST,
+    Asked,
     Found,
     asks_for_peaks,
     asks_for_profiles,
@@ -101,9 +102,12 @@ class Evidence:
         against = f"{code.commit[:7]}, {code.told}"
         try:
             with two_sides(self._config, code.commit, files, str(device), show) as (starts, _base):
-                return explained_by_turns(
-                    case, one.judgement, one.settings, starts.start, limits, against, code.commit, show
-                )
+                asked = {case: Asked(one.judgement, one.settings)}
+                return dict(
+                    explained_by_turns(
+                        asked, starts.start, limits, against, code.commit, lambda _case, what: show(what)
+                    )
+                )[case]
         except (RivalError, OSError) as error:
             said = in_short(error.problem, code.commit) if isinstance(error, RivalError) else str(error)
             return not_looked(one.judgement, against, could_not(said))
