@@ -67,20 +67,20 @@ class Compared:
                 self.head_was_alone = self.head_was_alone or (
                     side == HEAD and HEAD not in found.turns and found.first == HEAD
                 )
-        ratio = found.log_ratio(HEAD, BASE)
+        ratio = found.log_ratio(HEAD, BASE, TWIN)
         if ratio is None:
             if confirming and self.lost is None:
                 self.lost = "it was not timed again"
             return
         self.taken.append((found, confirming))
-        errors = [taken.own_error(HEAD, BASE) for taken, _ in self.taken]
+        errors = [taken.own_error(HEAD, BASE, TWIN) for taken, _ in self.taken]
         counts = counted(errors, policy)
         self.logs.doubtful = sum(
             is_doubtful(error, policy) for error, counts_too in zip(errors, counts, strict=True) if counts_too
         )
         kept = [one for one, counts_too in zip(self.taken, counts, strict=True) if counts_too]
         self.rounds = [taken for taken, _ in kept]
-        logs = [(log, late) for taken, late in kept if (log := taken.log_ratio(HEAD, BASE)) is not None]
+        logs = [(log, late) for taken, late in kept if (log := taken.log_ratio(HEAD, BASE, TWIN)) is not None]
         self.logs.screen = [log for log, late in logs if not late]
         self.logs.confirm = [log for log, late in logs if late]
 

@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import geometric_mean
 
 from perflab.compared import interleave
 from perflab.compared.interleave import SIDES, Pace
@@ -77,13 +78,17 @@ class CaseRound:
     evidence: Evidence | None = None
     """What else went on while the turns were taken."""
 
-    def log_ratio(self, head: str, base: str) -> float | None:
-        """log(head / base) of this pair of processes. None if a side has no turns."""
-        return interleave.log_ratio(self._turns_ns(head), self._turns_ns(base))
+    def log_ratio(self, head: str, *bases: str) -> float | None:
+        """log(head / base) of these processes. None if a side has no turns.
 
-    def own_error(self, head: str, base: str) -> float:
+        Of several processes of the base, those that have turns count together: their geometric mean differs less from
+        the next one's than a single process does, and has nothing to do with what they differ by from each other.
+        """
+        return interleave.log_ratio(self._turns_ns(head), self._turns_ns(*bases))
+
+    def own_error(self, head: str, *bases: str) -> float:
         """Standard error of ``log_ratio`` as the blocks of this pair tell it."""
-        return interleave.own_error(self._turns_ns(head), self._turns_ns(base))
+        return interleave.own_error(self._turns_ns(head), self._turns_ns(*bases))
 
     @property
     def differing_modes(self) -> dict[str, Mode]:
@@ -91,8 +96,9 @@ class CaseRound:
         modes = {side: turns.ready.mode for side, turns in self.turns.items()}
         return modes if len(set(modes.values())) > 1 else {}
 
-    def _turns_ns(self, side: str) -> list[float]:
-        return self.turns[side].turns_ns if side in self.turns else []
+    def _turns_ns(self, *sides: str) -> list[float]:
+        every = [self.turns[side].turns_ns for side in sides if side in self.turns and self.turns[side].turns_ns]
+        return every[0] if len(every) == 1 else [geometric_mean(turn) for turn in zip(*every, strict=False)]
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
+from statistics import correlation, fmean, variance
 
 import pytest
 
+from perflab.compared.comparison import BASE, HEAD, TWIN
 from perflab.compared.judge.null_control import NO_CONTROL, Control, control_of, widened
 from perflab.compared.judge.paired import PairedCase, PairedPolicy, latency_findings
 from perflab.measured.judge.robust import ratio_of
@@ -104,6 +107,28 @@ def test_a_control_within_its_own_error_widens_nothing_and_one_far_outside_count
     assert wide.allowance == pytest.approx(0.02, rel=0.02)
     assert (wide.value, wide.error > found.error) == (found.value, True)
     assert wide.high - wide.low > found.high - found.low + 2 * 0.019
+
+
+def test_both_processes_of_the_base_count_together_and_a_control_that_is_off_is_not_seen_twice() -> None:
+    draw = random.Random(20261123)
+    apart, together, controls = [], [], []
+    for _ in range(400):
+        found = Machine(draw, processes=0.02, readings=0.0, drift=0.0).take(0.05, [HEAD, BASE, TWIN])
+        apart.append(found.log_ratio(HEAD, BASE) or 0.0)
+        together.append(found.log_ratio(HEAD, BASE, TWIN) or 0.0)
+        controls.append(found.log_ratio(TWIN, BASE) or 0.0)
+    assert fmean(together) == pytest.approx(math.log(1.05), abs=0.004)
+    # Of independent processes, head over base varies by two of them, and over two bases by one and a half.
+    assert variance(together) / variance(apart) == pytest.approx(0.75, abs=0.08)
+    assert correlation(apart, controls) > 0.4
+    assert abs(correlation(together, controls)) < 0.12
+
+
+def test_a_base_whose_twin_has_no_turns_counts_alone() -> None:
+    found = Machine(random.Random(1)).take(0.05, [HEAD, BASE, TWIN])
+    alone = found.log_ratio(HEAD, BASE)
+    found.turns[TWIN].turns_ns.clear()
+    assert found.log_ratio(HEAD, BASE, TWIN) == alone
 
 
 def test_pairs_that_a_disturbed_stretch_ruined_are_taken_again_and_not_reported(
