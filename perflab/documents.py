@@ -14,11 +14,12 @@ import msgspec
 from perflab.data import to_json
 from perflab.errors import DocumentError
 from perflab.files import write_whole
-from perflab.reading import decoded
+from perflab.measure.records import CALIBRATION_BEFORE
+from perflab.reading import decoded, rename_key
 from perflab.results import Document, Result
 
-SCHEMA = 2
-"""1 had a key for each tier where ``outcome`` is."""
+OLDEST, SCHEMA = 1, 3
+"""1 had a key for each tier where ``outcome`` is; 2 and before called ``calibration_ns`` ``yardsticks_ns``."""
 _REPORT, _HEAD = b'"perflab report"', 200
 """How a report as JSON begins: its kind, within so many bytes."""
 PASSED, FAILED, NOTHING_RUN = 0, 1, 5
@@ -50,12 +51,12 @@ def read_document(path: Path) -> Document:
         wanted="a file of perflab's results",
         remedy="write it anew: pytest -m perf --perf-json=FILE",
         error=DocumentError,
-        upgrade=_upgrade,
+        upgrade=upgrade,
     )
 
 
-def _upgrade(document: Any) -> None:
-    """What schema 1 had, as schema 2 has it."""
+def upgrade(document: Any) -> None:
+    """What an older schema had, as the newest has it; what is new already stays."""
     results = document.get("results")
     for result in results if isinstance(results, list) else ():
         if isinstance(result, dict):
@@ -63,6 +64,7 @@ def _upgrade(document: Any) -> None:
                 found = result.pop(key, None)
                 if isinstance(found, dict):
                     result["outcome"] = {"type": tier, **found}
+    rename_key(document, *CALIBRATION_BEFORE)
     document["schema"] = SCHEMA
 
 

@@ -84,6 +84,18 @@ def decoded(
         raise error(f"{file} is damaged: a number in it is too long: {problem}", remedy) from problem
 
 
+def rename_key(tree: Any, old: str, new: str) -> None:
+    """Rename a key of plain data wherever it stands with an object below it, for files that were written before."""
+    if isinstance(tree, dict):
+        if isinstance(tree.get(old), dict):
+            tree[new] = tree.pop(old)
+        for one in tree.values():
+            rename_key(one, old, new)
+    elif isinstance(tree, list):
+        for one in tree:
+            rename_key(one, old, new)
+
+
 def _no_number(constant: str) -> NoReturn:
     raise _DamageError(f"{constant} is no number")
 

@@ -18,7 +18,7 @@ from perflab.history.series import CALIBRATION, INEXACT_COUNTS, NEW, History, Re
 from perflab.records import Environment
 
 REPORT = "perflab report"
-NEWEST_RESULTS, NEWEST_REPORT = 2, 1
+NEWEST_RESULTS, NEWEST_REPORT = 3, 1
 
 
 def read_into(history: History, raw: bytes, file: str) -> None:
@@ -184,10 +184,8 @@ def _readings(result: narrow.Result, outcome: narrow.Outcome) -> dict[str, Readi
     for name in judged[0].counts:
         count = min(one.counts[name] for one in judged if name in one.counts)
         found[name] = Reading(count, UNIT_COUNT, name not in INEXACT_COUNTS)
-    for name in shown.yardsticks_ns:
-        found[CALIBRATION + name] = _time(
-            median(one.yardsticks_ns[name] for one in judged if name in one.yardsticks_ns)
-        )
+    for name in shown.calibration:
+        found[CALIBRATION + name] = _time(median(one.calibration[name] for one in judged if name in one.calibration))
     return found
 
 

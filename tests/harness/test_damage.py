@@ -303,7 +303,7 @@ def test_counts_may_be_missing_in_a_file_that_was_saved_before_they_had_to_be_th
 
 def test_a_replicate_without_memory_is_damage_where_memory_stood_with_times(tmp_path: Path) -> None:
     path = _write_times(tmp_path / "baselines")
-    edit(path, r'"schema": 2', '"schema": 1')
+    edit(path, r'"schema": 3', '"schema": 1')
     assert "a replicate has no memory" in refusal(_measured, path)
 
 

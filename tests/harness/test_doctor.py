@@ -136,6 +136,16 @@ def test_a_log_that_was_cut_off_is_read_up_to_there(tmp_path: Path) -> None:
     assert all(len(line) == len(table[0]) for line in table[:-2])
 
 
+def test_a_log_of_before_is_read(tmp_path: Path) -> None:
+    """It called the readings of the calibration workload ``yardsticks_ns``."""
+    log = tmp_path / "log.jsonl"
+    readings = Session(began_s=0.0, seconds=[1.0], replicates={"a": [replicate(calibration_ns={"memory": 7e6})]})
+    append(log, readings)
+    log.write_bytes(log.read_bytes().replace(b"calibration_ns", b"yardsticks_ns"))
+    assert b"yardsticks_ns" in log.read_bytes()
+    assert read(log) == [readings]
+
+
 def test_an_empty_log_and_no_trials_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no trial was recorded"):
         measure_gate(0, tmp_path / "new.jsonl", print)
