@@ -92,7 +92,7 @@ def explain_kernel(result: Result, accept: str | None) -> str:
     elif judgement.verdict is Verdict.FAILED:
         lines = [f"{name} cannot run" if now.resources is not None else f"{name} does not compile"]
     else:
-        lines = [f"{name} could not be judged ({judgement.verdict}), and --perf-check wants it to be"]
+        lines = [f"{name} could not be judged ({judgement.verdict}), and --perf-check fails such cases"]
     if now.problem is not None:
         lines += now.problem.splitlines()
     else:

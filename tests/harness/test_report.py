@@ -422,7 +422,7 @@ def test_running_out_of_memory_is_said_with_the_size_asked_for() -> None:
 def test_a_case_that_strict_checking_fails_says_that_it_was_not_judged_and_why(verdict: Verdict) -> None:
     unjudged = result(judgement=Judgement(verdict=verdict, reasons=["for this reason"]))
     text = explain(unjudged, ACCEPT)
-    assert f"could not be judged ({verdict}), and --perf-check wants it to be" in text
+    assert f"could not be judged ({verdict}), and --perf-check fails such cases" in text
     assert "why: for this reason" in text
 
 

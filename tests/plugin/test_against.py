@@ -58,8 +58,8 @@ def test_a_slower_change_fails_its_test_and_says_by_how_much_against_what(reposi
             r"\s+before\s+now\s+change\s+95 % interval\s+limit",
             r"latency\s+100 ms\s+104 ms\s+\+4\.0%\s+\+\d.*…\+\d.*%\s+\+2%",
             r"peak\s+512 KiB\s+512 KiB\s+same\s+exact\s+exact",
-            r"7 pairs of fresh processes, measured in turns; the base against itself: 0\.0%",
-            r"this side: [0-9a-f]{7} with \d+ uncommitted changes? · against: before \([0-9a-f]{7}\)",
+            r"7 interleaved pairs of fresh processes; base against base: 0\.0%",
+            r"head: [0-9a-f]{7} with \d+ uncommitted changes? · base: before \([0-9a-f]{7}\)",
             r"steady .* 0\.0% .* ok",
             r"work .* \+4\.0% .* REGRESSED",
             r"1 ok · 1 regressed",
@@ -81,7 +81,7 @@ def _out(project: Project) -> str:
 def test_the_same_code_passes_and_the_worktree_is_kept_for_the_next_time(repository: Project) -> None:
     result = repository.run("--perf-against=before", "-k", "work")
     result.assert_outcomes(passed=1, deselected=1)
-    result.stdout.re_match_lines([r"this side: [0-9a-f]{7} .*· against: before.*", r"work .* 0\.0% .* ok", "1 ok"])
+    result.stdout.re_match_lines([r"head: [0-9a-f]{7} .*· base: before.*", r"work .* 0\.0% .* ok", "1 ok"])
     assert worktrees(repository) == 1
     (place,) = (place for place in _shelf(repository).iterdir() if place.is_dir())
     (place / "cost.txt").write_text("300 512")  # somebody meddles with the kept worktree
@@ -137,7 +137,7 @@ def test_skipped(perf):
     result.stdout.fnmatch_lines(
         [
             "*assert 1 == 2",
-            "*only there: test_story.py::test_gone",
+            "*only in the base: test_story.py::test_gone",
             "steady* ok",
             "new * new",
             "broken_there * incomparable",
@@ -160,7 +160,7 @@ def test_modules_that_share_no_case_and_a_new_file_are_no_error(repository: Proj
     result = repository.run("--perf-against=HEAD")
     result.assert_outcomes(passed=6)
     result.stdout.fnmatch_lines(
-        ["*only there: test_another.py::test_last", "first * ok", "renamed * new", "3 ok · 3 new"]
+        ["*only in the base: test_another.py::test_last", "first * ok", "renamed * new", "3 ok · 3 new"]
     )
     alone = repository.run("--perf-against=HEAD", "test_brand_new.py")
     alone.assert_outcomes(passed=2)
@@ -209,7 +209,7 @@ def test_strict_wants_every_case_to_be_compared(repository: Project) -> None:
     repository.test_file.write_text(TWO_CASES.replace("test_steady", "test_new"))
     result = repository.run("--perf-against=HEAD", "--perf-check=strict", "-k", "new")
     result.assert_outcomes(failed=1, deselected=1)
-    result.stdout.fnmatch_lines(["*new could not be judged (new), and --perf-check wants it to be*"])
+    result.stdout.fnmatch_lines(["*new could not be judged (new), and --perf-check fails such cases*"])
 
 
 def test_workers_are_not_used_and_change_nothing(repository: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,8 +250,8 @@ def test_an_installed_version_is_measured_by_this_sides_tests(repository: Projec
     ("against", "said"),
     [
         ("no-such-branch", "*--perf-against=no-such-branch is neither a commit of this repository nor a directory*"),
-        (".", "*--perf-against=. is this very tree*"),
-        ("empty", "*holds neither these tests nor packages that could be imported*"),
+        (".", "*--perf-against=. is the working tree itself*"),
+        ("empty", "*contains neither these tests nor importable packages*"),
     ],
 )
 def test_what_cannot_be_compared_with_is_refused_at_once(repository: Project, against: str, said: str) -> None:

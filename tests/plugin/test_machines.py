@@ -74,7 +74,7 @@ def test_strict_wants_the_time_judged_too(here: Project, monkeypatch: pytest.Mon
     strict = here.run("--perf-check=strict")
     strict.assert_outcomes(failed=1)
     strict.stdout.fnmatch_lines(
-        ["work: its time could not be judged (no times of b yet), and --perf-check wants it to be"]
+        ["work: its time could not be judged (no times of b yet), and --perf-check fails such cases"]
     )
     here.run("--perf-check=strict", "--perf-update-new").assert_outcomes(passed=1)
     here.run("--perf-check=strict").assert_outcomes(passed=1)

@@ -248,7 +248,7 @@ def test_versions_that_time_a_case_in_two_modes_are_not_compared(project: Projec
     result = project.run("--perf-against=HEAD")
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(
-        ["work {cold} *incomparable", "*timed with a cold cache here, and with a warm cache in HEAD*"]
+        ["work {cold} *incomparable", "*timed with a cold cache here, but with a warm cache in HEAD*"]
     )
 
 

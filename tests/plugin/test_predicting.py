@@ -176,7 +176,7 @@ def test_check_off_and_strict_counts_off_and_a_memory_threshold_are_heeded(proje
     strict.assert_outcomes(failed=1)
     strict.stdout.fnmatch_lines(
         [
-            "net could not be judged (new), and --perf-check wants it to be",
+            "net could not be judged (new), and --perf-check fails such cases",
             "if this is meant: pytest -m perf --perf-predict test_net.py::test_net --perf-update-new",
         ]
     )

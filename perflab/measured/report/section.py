@@ -104,7 +104,7 @@ def _profiles(results: Sequence[Result], width: int, *, brief: bool) -> list[str
             found += profile_lines(name_of(result), measurement.profile, width, brief=brief)
             found += [f"  {line}" for line in _other_time(result, measurement.profile)]
         if measurement.not_profiled is not None:
-            said = f"no profile of {name_of(result)}: could not look, because {measurement.not_profiled}"
+            said = f"no profile of {name_of(result)}: {measurement.not_profiled}"
             found += textwrap.wrap(said, width, subsequent_indent="  ")
     return found
 

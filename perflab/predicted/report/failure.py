@@ -25,7 +25,7 @@ def explain_prediction(result: Result, accept: str | None) -> str:
         how = "as predicted" if case.now.dry_run is None else "in a dry run"
         lines = wrapped(f"{name} needs more on {case.now.gpu} than its baseline, {how}: {told}", WIDTH)
     else:
-        said = f"{name} could not be judged ({judgement.verdict}), and --perf-check wants it to be"
+        said = f"{name} could not be judged ({judgement.verdict}), and --perf-check fails such cases"
         lines = wrapped(said, WIDTH)
     if judgement.memory is not None:
         lines += _numbers({"memory": judgement.memory} | judgement.counts, judgement.worse, case)
