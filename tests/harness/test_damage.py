@@ -266,7 +266,7 @@ def edit(path: Path, old: str, new: str) -> None:
         ("exact", r'"counts": \{[^}]*\}, ', "", "it has no counts"),
         ("exact", r'"operators": 4', '"operators": -4', "counts"),
         ("exact", r'"operators": 4', '"operators": 4, "operators": 9', "the key 'operators' stands twice"),
-        ("exact", r'"needs": \{\n.*\n', '"needs": {\n', "it needs nothing anywhere"),
+        ("exact", r'"needs": \{\n.*\n', '"needs": {\n', "its needs are empty"),
         ("predicted", r'"peak_bytes": \d+', '"peak_bytes": -1', "peak_bytes"),
         ("predicted", r'"held_bytes": \d+', f'"held_bytes": {"9" * 400}', "of 400 digits"),
         ("kernels", r'"registers": \d+', '"registers": -1', "registers"),

@@ -115,7 +115,7 @@ def test_a_baseline_of_one_process_shows_no_improvement() -> None:
     judgement = judge(record(replicate(80 * MS)), entry([replicate()]), POLICY)
     assert (judgement.verdict, judgement.suspect) == (Verdict.INCONCLUSIVE, False)
     assert judgement.reasons == [
-        "the baseline is a single process, and does not know its noise; save it again (--perf-update)"
+        "the baseline is a single process, so its noise is unknown; save it again (--perf-update)"
     ]
 
 
@@ -256,7 +256,8 @@ def test_a_slowdown_within_the_noise_of_the_baselines_replicates_is_inconclusive
     assert judgement.latency.limit is not None
     assert judgement.latency.limit > 1.15
     (reason,) = judgement.reasons
-    assert reason.startswith("+15.0% is past the threshold, but within what this baseline's replicates differ by (")
+    within = "but within the differences between this baseline's replicates ("
+    assert reason.startswith(f"+15.0% is past the threshold, {within}")
 
 
 def test_noise_within_the_baselines_processes_widens_the_limit_too() -> None:
@@ -300,14 +301,14 @@ def test_readings_too_wild_for_any_interval_are_inconclusive_and_say_so() -> Non
     assert judgement.verdict is Verdict.INCONCLUSIVE
     assert judgement.latency is not None
     assert judgement.latency.high == math.inf
-    assert "x481, but these readings are too noisy for an interval to say anything" in judgement.reasons
+    assert "x481, but these readings are too noisy for a 95 % interval" in judgement.reasons
 
 
 def test_a_reading_that_is_faster_beyond_any_interval_has_not_improved_and_replaces_no_anchor() -> None:
     before, now = [replicate(7.99 * MS, noise=240.0)], [replicate(0.0166 * MS, noise=1.2)]
     judgement = judge(record(now[0]), entry(before), POLICY)
     assert judgement.verdict is Verdict.INCONCLUSIVE
-    assert judgement.reasons == ["-99.8%, but these readings are too noisy for an interval to say anything"]
+    assert judgement.reasons == ["-99.8%, but these readings are too noisy for a 95 % interval"]
     saved = successor(entry(before), entry(now), POLICY, None)
     assert saved.times is not None
     assert saved.times.accepted == []
@@ -340,7 +341,7 @@ def test_fastest_calls_that_are_as_fast_as_before_are_inconclusive_and_shown() -
     judgement = judge_again(quiet(SLOW, fastest_ns=101 * MS))
     assert judgement.verdict is Verdict.INCONCLUSIVE
     assert judgement.reasons == [
-        "typical calls took +30.0%, but the fastest ones +2.1%: a busy machine looks like that"
+        "typical calls took +30.0%, but the fastest ones +2.1%: that is typical of a busy machine"
     ]
 
 
@@ -364,7 +365,7 @@ def test_a_baseline_of_one_process_does_not_know_its_noise_and_fails_nothing() -
     judgement = judge_again(quiet(SLOW), [replicate(100 * MS)])
     assert judgement.verdict is Verdict.INCONCLUSIVE
     assert judgement.reasons == [
-        "the baseline is a single process, and does not know its noise; save it again (--perf-update)"
+        "the baseline is a single process, so its noise is unknown; save it again (--perf-update)"
     ]
 
 
@@ -508,7 +509,7 @@ def test_latency_that_nobody_can_judge_does_not_hide_a_memory_regression() -> No
     judgement = judge(record(fresh[0], fresh=fresh), entry(quiet(100 * MS, peak_bytes=2**20)), POLICY)
     assert judgement.verdict is Verdict.REGRESSED
     assert judgement.worse == ["memory"]
-    assert "a busy machine looks like that" in judgement.reasons[0]
+    assert "that is typical of a busy machine" in judgement.reasons[0]
 
 
 # --- out of memory -----------------------------------------------------------------------------------------------

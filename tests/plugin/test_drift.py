@@ -31,7 +31,7 @@ def test_four_accepted_steps_of_3_percent_add_up_to_a_failure_that_a_reason_sett
         project.cost(ms=ms)
         update = project.run("--perf-update", QUICK)
         update.assert_outcomes(passed=1)
-        said.append("saved, and still worse than the anchor: work (anchor of 2026-08-01)" in update.stdout.str())
+        said.append("saved, but still worse than the anchor: work (anchor of 2026-08-01)" in update.stdout.str())
     assert said == [False, True, True, True]
     assert saved_case(project)["anchor"]["replicates"][0]["median_ns"] == 100e6
 

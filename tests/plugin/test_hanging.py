@@ -169,7 +169,7 @@ def test_a_replicate_that_hangs_costs_the_replicate_alone(project: Project) -> N
     project.test_file.write_text(BEFORE + f"def once():\n{hang}\ndef test_dead(perf):\n    perf(once)\n" + AFTER)
     result = project.run("--perf-update", "--perf-replicates=2", QUICK)
     result.assert_outcomes(passed=3)
-    result.stdout.fnmatch_lines(["*a fresh process gave no replicate of test_story.py::test_dead*"])
+    result.stdout.fnmatch_lines(["*a fresh process did not measure test_story.py::test_dead*"])
     cases = json.loads(project.baseline_file().read_text())["cases"]
     assert {case: len(entry["replicates"]) for case, entry in cases.items()} == {
         "test_before": 2,

@@ -224,7 +224,7 @@ def test_a_reading_that_does_not_agree_never_mixes_with_the_history(project: Pro
     project.run().assert_outcomes(passed=1)
     project.cost(ms=50)
     faster = project.run()
-    assert "history of 1 case was begun anew: work (700 ms before, 50.0 ms now)" in unwrapped(faster)
+    assert "history of 1 case was restarted: work (700 ms before, 50.0 ms now)" in unwrapped(faster)
     project.run()
     assert own_replicates(project) == 2
     project.cost(ms=700)

@@ -114,8 +114,8 @@ def test_all_cases_are_measured_before_the_largest_suspicion_is_looked_into_and_
     assert story.verdicts() == FOUND
     result.stdout.re_match_lines(
         [
-            r"test_story\.py::test_slower_by\[a_little\] WAITS \(looked at again after all tests\)$",
-            r"test_story\.py::test_slower_by\[much\] WAITS \(looked at again after all tests\)$",
+            r"test_story\.py::test_slower_by\[a_little\] WAITS \(re-checked after all tests\)$",
+            r"test_story\.py::test_slower_by\[much\] WAITS \(re-checked after all tests\)$",
             r"test_story\.py::test_slower_by\[nothing\] PASSED.*",
             r"test_story\.py::test_slower_by\[much\] FAILED.*",
             r"test_story\.py::test_slower_by\[a_little\] FAILED.*\[100%\]",

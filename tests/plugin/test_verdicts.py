@@ -29,7 +29,7 @@ def test_times_of_another_environment_are_refused_by_name_and_the_rest_is_judged
     result = project.run()
     result.assert_outcomes(passed=1)
     result.stdout.re_match_lines(
-        [r"work .* – .* ok", r"this machine's times are of another environment: threads 9\d+ -> \d+: of 1 case.*"]
+        [r"work .* – .* ok", r"this machine's times come from another environment: threads 9\d+ -> \d+: of 1 case.*"]
     )
     project.cost(ms=300, kib=1024)
     project.run().assert_outcomes(failed=1)
@@ -334,8 +334,8 @@ def test_a_memory_regression_needs_no_second_reading_where_there_is_no_time_for_
 @pytest.mark.parametrize(
     ("replicates", "said"),
     [
-        (("108", "116"), r"1 of 1 baseline is noisy, and sees only changes above [\d.]+%"),
-        (("400", "900"), r"1 of 1 baseline is noisy, and can't tell code that takes twice as long \(1\)"),
+        (("108", "116"), r"1 of 1 baseline is noisy, and detects only changes above [\d.]+%"),
+        (("400", "900"), r"1 of 1 baseline is noisy, and cannot detect a doubled time \(1\)"),
     ],
 )
 def test_a_noisy_baseline_says_what_it_cannot_see(project: Project, replicates: tuple[str, str], said: str) -> None:

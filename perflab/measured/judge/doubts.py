@@ -27,7 +27,7 @@ KEPT_CORE = 0.9
 SEEN_AT_LEAST = 2.0
 """Thresholds: what lets a slowdown of so many pass unseen, says nothing."""
 
-TOO_NOISY = "these readings are too noisy for an interval to say anything"
+TOO_NOISY = "these readings are too noisy for a 95 % interval"
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def single_process(sides: Sides) -> list[str]:
     if len(sides.before) > 1:
         return []
     remedy = "--perf-update" if sides.name == "baseline" else "--perf-update --perf-reason=TEXT"
-    return [f"the {sides.name} is a single process, and does not know its noise; save it again ({remedy})"]
+    return [f"the {sides.name} is a single process, so its noise is unknown; save it again ({remedy})"]
 
 
 def difference_doubts(sides: Sides, policy: Policy) -> list[str]:
@@ -128,7 +128,7 @@ def evidence_against(sides: Sides, policy: Policy) -> list[str]:
         busy = f"a {sides.name} from a busy machine" if sides.is_faster else "a busy machine"
         doubts.append(
             f"typical calls took {format_change(sides.change.ratio)}, but the fastest ones "
-            f"{sides.as_change(fastest)}: {busy} looks like that"
+            f"{sides.as_change(fastest)}: that is typical of {busy}"
         )
     workload, machine = _machine_ratios(sides.slow, sides.fast)[-1]
     if machine > MACHINE_SLACK and ratio / machine <= bound:

@@ -115,7 +115,7 @@ def _other_time(result: Result, profile: Profile) -> list[str]:
     if summary is None or abs(profile.timer_ns / summary.median_ns - 1) <= _OTHER_TIME:
         return []
     timed = f" with {result.mode}" if result.mode != DEFAULT else ""
-    return [f"of plain calls now; the case was timed{timed} at {format_ns(summary.median_ns)}"]
+    return [f"this profile is of plain calls; the case was timed{timed} at {format_ns(summary.median_ns)}"]
 
 
 def environments(document: Document) -> list[list[str]]:
