@@ -111,7 +111,7 @@ OPTIONS = (
     Option(
         "--perf-evidence",
         "on",
-        "on: look into both versions of a case that became worse, and name what changed; off: do not",
+        "on: profile both versions of a case that became worse, and report what changed; off: do not",
         choices=("on", "off"),
     ),
     Option("--perf-budget", "10", "time per case for warm-up, samples and memory", metavar="SECONDS"),

@@ -396,7 +396,7 @@ def test_what_fits_is_found_and_what_cannot_be_asked_is_refused_in_words(
         "perf.fits() got 'int', which cannot be called",
         "perf.fits() without sizes -> name at least one",
         "perf.fits(sizes={'rows': 0}) -> give each size as an int, 1 or more",
-        "perf.fits(remedies={'narrow': 'wide=False'}) -> give what build takes besides, by name",
+        "perf.fits(remedies={'narrow': 'wide=False'}) -> give further arguments of build by name",
     ):
         assert said in text, said
     result.stdout.fnmatch_lines(["fits *no  new", "breaks *yes  new"])

@@ -235,7 +235,7 @@ def test_stale_predicted_baselines_are_told_and_pruned(project: Predicted) -> No
     project.edit("test_net(", "test_other(", "test_net.py")
     project.predict().stdout.fnmatch_lines(["1 stale baseline in baselines/predicted-h100/test_net.json: test_net *"])
     project.predict("--perf-prune").stdout.fnmatch_lines(
-        ["removed 1 stale baseline from *test_net.json: test_net;", "  it held no others, and is gone"]
+        ["removed 1 stale baseline from *test_net.json: test_net;", "  it held no others and was deleted"]
     )
     assert not project.baseline_file().exists()
 
@@ -287,7 +287,7 @@ def test_an_estimate_is_made_of_what_was_measured_on_such_a_gpu(project: Predict
         ),
         (
             ["--perf-against=HEAD"],
-            "*--perf-against and --perf-predict: turns are taken by what runs, and nothing does*",
+            "*--perf-against and --perf-predict: an A/B comparison measures both versions, and a prediction runs *",
         ),
     ],
 )

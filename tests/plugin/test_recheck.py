@@ -171,7 +171,7 @@ def test_a_case_whose_worker_crashes_before_its_second_look_has_failed(story: St
     }
     assert story.judgements()["slower_by[much]"]["reasons"] == ["its worker process crashed"]
     result.stdout.fnmatch_lines(
-        ["test_story.py::test_slower_by[[]much[]]: its worker process crashed before its second look"]
+        ["test_story.py::test_slower_by[[]much[]]: its worker process crashed before its re-check"]
     )
 
 

@@ -138,7 +138,7 @@ def test_every_way_to_go_wrong_has_its_verdict_and_the_next_case_runs_clean(proj
         ]
     )
     text = result.stdout.str()
-    assert "the measured callable returned NaN; numbers taken on it are not kept" in text
+    assert "the measured callable returned NaN; its measurements are discarded" in text
     assert "is marked perf, but measured nothing" in text
     assert "perf was called twice in one case" in text
     assert "pass the function itself and its arguments: perf(model, x), not perf(model(x))" in text
