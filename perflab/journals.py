@@ -34,7 +34,7 @@ def read_journal(path: Path) -> tuple[Document, list[str]]:
         raise DocumentError(f"cannot read {path}: {error.strerror}", "name a journal, .perflab/runs/*.jsonl") from error
     lines = raw.split(b"\n")
     half = lines.pop()
-    notes = ["read from the journal of a run: it has the cases that finished, and not how the run ended"]
+    notes = ["read from the journal of a run: it has the cases that finished, but not how the run ended"]
     if half:
         notes.append(f"the last line of {path.name} is half-written and left out: a case was being written")
     whole = [line for number, line in enumerate(lines, 1) if _is_whole(line, number, path)]

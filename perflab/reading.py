@@ -97,7 +97,7 @@ def rename_key(tree: Any, old: str, new: str) -> None:
 
 
 def _no_number(constant: str) -> NoReturn:
-    raise _DamageError(f"{constant} is no number")
+    raise _DamageError(f"{constant} is not a number")
 
 
 def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise _DamageError(f"the key {twice!r} stands twice in one object")
+        raise _DamageError(f"the key {twice!r} occurs twice in one object")
     return found
 
 

@@ -24,12 +24,12 @@ _TITLE = "kernel "
 """As wide as an architecture's name with its indent."""
 _KINDS = ("tcgen05", "wgmma", "mma")
 _WORSE = {
-    "compiling": "compiles no more",
+    "compiling": "no longer compiles",
     "spills": "spills more",
     "tensor cores": "lost tensor-core instructions",
     "tma": "lost TMA",
     "occupancy": "lower occupancy",
-    "shared memory": "more shared memory than there is",
+    "shared memory": "not enough shared memory",
 }
 
 

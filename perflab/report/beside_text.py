@@ -87,8 +87,8 @@ def beside_markdown(contents: Contents, page: str | None = None) -> str:
 
 
 _LEGEND = (
-    "Ratios are to the first run that has numbers of the case. Runs of different machines or versions stand beside "
-    "each other without one. Nothing here is judged."
+    "Ratios are relative to the first run that has numbers of the case. Runs of different machines or versions have "
+    "none. Nothing here is judged."
 )
 
 

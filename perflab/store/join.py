@@ -49,7 +49,7 @@ def join_baselines(directories: Sequence[Path], output: Path, tiers: Mapping[str
     for directory in [output, *directories]:
         paths = sorted(directory.glob("*/*.json"))
         if not paths and directory is not output:
-            problem = "holds no baselines" if directory.is_dir() else "is no directory"
+            problem = "holds no baselines" if directory.is_dir() else "is not a directory"
             raise BaselineError(
                 f"{directory} {problem}", "name what --perf-baselines named: it holds <environment>/<test module>.json"
             )

@@ -289,7 +289,7 @@ def test_a_case_that_stands_twice_in_a_baseline_is_refused(stored: tuple[Path, R
     (name,) = tree["cases"]
     again = f'"cases": {{ {json.dumps(name)}: {json.dumps(tree["cases"][name])},'
     path.write_text(path.read_text(encoding="utf-8").replace('"cases": {', again, 1), encoding="utf-8")
-    assert f"the key {name!r} stands twice in one object" in refusal(read, path)
+    assert f"the key {name!r} occurs twice in one object" in refusal(read, path)
 
 
 def test_counts_may_be_missing_in_a_file_that_was_saved_before_they_had_to_be_there(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def test_of_a_thousand_files_the_damaged_ones_are_named_and_left_out(
         ("deep.json", b'{"schema": 1, "x": ' + b"[" * 200_000, "it is damaged"),
         ("text.json", b'{"schema": 1, "kind": "\xff"}', "it is damaged"),
         ("empty.json", b"", "it is damaged"),
-        ("2026-99-03T10-00-00-000000-1.jsonl", b"", "its name is no date"),
+        ("2026-99-03T10-00-00-000000-1.jsonl", b"", "its name is not a date"),
         ("2026-01-03T10-00-00-000000-1.jsonl", b"[" * 200_000 + b"\n", "line 1 is damaged"),
         ("2026-01-03T10-00-00-000000-1.jsonl", b'{"case": "\xff"}\n', "line 1 is damaged"),
     ],
@@ -210,7 +210,7 @@ def test_of_a_report_with_one_damaged_run_nothing_is_added(tmp_path: Path) -> No
 
 
 def test_a_folder_without_results_says_what_to_name(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"is no folder\n  -> name a folder with what --perf-json"):
+    with pytest.raises(UsageError, match=r"is not a folder\n  -> name a folder with what --perf-json"):
         read_folder(tmp_path / "nowhere")
     (tmp_path / "broken.json").write_text("{")
     with pytest.raises(UsageError, match=r"holds no results: .*broken\.json: it is damaged"):

@@ -48,7 +48,8 @@ def test_a_drivers_device_file_is_a_gpu_that_is_to_be_used(monkeypatch: pytest.M
     there = tmp_path / "nvidiactl"
     there.touch()
     monkeypatch.setattr(installed, "_DRIVER_FILES", (str(tmp_path / "nvidia0"), str(there)))
-    with refused(f"a real NVIDIA driver is here ({there})", "`pytest -m perf` measures on the GPU"):
+    said = f"a real NVIDIA driver is here ({there}), and nocuda does not replace it"
+    with refused(said, "`pytest -m perf` measures on the GPU"):
         nocuda.environment()
 
 
@@ -101,7 +102,7 @@ def test_pytorch_and_triton_that_are_not_installed(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(installed, "_find_spec", lambda name: None)
     with refused("PyTorch is not installed", "pip install"):
         installed.torch_here()
-    with refused("CUDA's headers come with triton", "pip install triton"):
+    with refused("triton, which brings CUDA's headers, is not installed", "pip install triton"):
         installed.headers()
 
 

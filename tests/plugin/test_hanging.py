@@ -277,8 +277,8 @@ def test_a_forked_child_that_comes_back_ends_at_once_and_the_case_that_forked_fa
     result.assert_outcomes(passed=3, failed=2)
     result.stdout.fnmatch_lines(
         [
-            "*test_forks: it forks, and the child goes on with the test too",
-            "  -> end it where its own work ends, by os._exit(0); multiprocessing's processes do so",
+            "*test_forks: it forks, and the child continues the test too",
+            "  -> end the child where its work ends, with os._exit(0); multiprocessing does so",
             "*perf: test_story.py::test_forks: a forked child (process *) returned into the test run, and was ended",
         ]
     )

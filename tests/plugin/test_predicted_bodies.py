@@ -261,7 +261,7 @@ def test_what_needs_numbers_is_named_with_its_line_and_other_errors_are_shown_as
     result.assert_outcomes(passed=1, failed=8, errors=1, skipped=1)
     text = result.stdout.str()
     for line in (
-        "test_branch: cannot be predicted, test_it.py:4: `if x.norm() > 1:` needs numbers, and fake tensors have none",
+        "test_branch: cannot be predicted, test_it.py:4: `if x.norm() > 1:` needs values, and fake tensors have none",
         "test_item: cannot be predicted, test_it.py:12: `perf(lambda: torch.ones(4).sum().item())` needs numbers",
         "test_fixture: cannot be predicted, test_it.py:16: `return torch.ones(4).mean().item()` needs numbers",
         "or out of prediction: `if not perf.predicts: ...`",

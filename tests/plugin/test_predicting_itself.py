@@ -85,7 +85,7 @@ def test_last():
 """
 
 
-SAID_FIRST = "perf: no GPU here; what is too much for this machine is predicted for h100, not run"
+SAID_FIRST = "perf: no GPU here; cases too large for this machine are predicted for h100, not run"
 TOO_MUCH = ("test_large.py::test_too_large", "test_large.py::test_too_long")
 
 

@@ -181,7 +181,7 @@ class Perf:
         settings = self._state.settings
         if settings.cuda_graph and not self.predicts:
             raise UsageError(
-                f"{self._state.case}: perf.step in a CUDA graph: a replay is the whole step, so its phases cannot be timed",
+                f"{self._state.case}: perf.step in a CUDA graph: a replay is the whole step, without timed phases",
                 "measure the whole step, perf(step), with an optimizer that can be captured "
                 "(torch.optim.AdamW(..., capturable=True)); or leave cuda_graph out",
             )
