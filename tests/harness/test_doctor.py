@@ -132,7 +132,7 @@ def test_a_log_that_was_cut_off_is_read_up_to_there(tmp_path: Path) -> None:
     assert read(log) == lines
     table = measure_gate(0, log, print)
     assert table == gate_table(lines)
-    assert "perflab, in turns" in table[2]
+    assert "perflab, A/B" in table[2]
     assert all(len(line) == len(table[0]) for line in table[:-2])
 
 
