@@ -101,7 +101,7 @@ def explain_kernel(result: Result, accept: str | None) -> str:
         for reason in judgement.reasons:
             lines += wrapped(f"why: {reason}", indent="     ")
     if accept is not None:
-        lines.append(f"if this is meant: {accept}")
+        lines.append(f"if intended: {accept}")
     return lines_of("\n".join(lines))
 
 

@@ -165,7 +165,7 @@ blocks per sm           2    1      -1   none
 why: spills 1044 B of registers per thread (stores and loads) instead of 0
 why: 8 warps fit onto a multiprocessor at once instead of 16: limited by
      registers
-if this is meant: perflab kernels --update"""
+if intended: perflab kernels --update"""
     )
 
 

@@ -44,7 +44,7 @@ def test_four_accepted_steps_of_3_percent_add_up_to_a_failure_that_a_reason_sett
             r"\s+before\s+now\s+change\s+95 % interval\s+limit",
             r"latency, to anchor\s+100 ms\s+112 ms\s+\+12\.0%\s.*",
             r"measured again 2 times in fresh processes.*",
-            r"if this is meant: pytest -m perf .*test_story\.py::test_work --perf-update --perf-reason=\"…\"",
+            r"if intended: pytest -m perf .*test_story\.py::test_work --perf-update --perf-reason=\"…\"",
             r"work .* 112 ms .* \+12\.0% .* REGRESSED",
             r"  slower than its anchor of 2026-08-01 by \+12\.0%, .*",
             r"1 regressed +\(accept: --perf-update --perf-reason=\"…\"\)",

@@ -89,7 +89,7 @@ def test_a_kernel_is_saved_then_spills_and_fails_and_is_accepted(project: Kernel
             "registers *",
             "num warps * 8 * 2 * -6   none",
             "why: spills * B of registers per thread (stores and loads) instead of*",
-            "if this is meant: pytest 'test_mine.py::test_kernel[[]product-sm80]' --perf-update",
+            "if intended: pytest 'test_mine.py::test_kernel[[]product-sm80]' --perf-update",
             "product[[]sm_90] is worse than its baseline: *lost tensor-core*",
             "why: lost wgmma: its products run as mma now",
             " sm_80 *REGRESSED",

@@ -151,7 +151,7 @@ def test_more_memory_with_other_threads_is_said_not_to_be_compared_and_fails_a_s
     strict.stdout.re_match_lines(
         [
             r"work: its memory could not be judged \(saved with 2 threads, here 1\), and --perf-check.*",
-            r"if this is meant: pytest .* --perf-update-new",
+            r"if intended: pytest .* --perf-update-new",
         ]
     )
 

@@ -96,7 +96,7 @@ def test_a_cold_case_that_got_slower_is_measured_again_cold_and_fails_by_its_nam
         [
             "work {cold} is slower than its baseline",
             "*measured again 3 times in fresh processes*",
-            "if this is meant: pytest -m perf test_story.py::test_work --perf-update",
+            "if intended: pytest -m perf test_story.py::test_work --perf-update",
             "work {cold} *150 ms*+50.0%*REGRESSED",
         ]
     )
@@ -111,7 +111,7 @@ def test_the_command_that_accepts_a_change_keeps_the_mode_that_was_asked_for(pro
     project.cost(ms=150)
     result = project.run("--perf-cache=cold")
     result.stdout.fnmatch_lines(
-        ["if this is meant: pytest -m perf --perf-cache=cold test_story.py::test_work --perf-update"]
+        ["if intended: pytest -m perf --perf-cache=cold test_story.py::test_work --perf-update"]
     )
 
 

@@ -133,7 +133,7 @@ def test_a_tensor_kept_per_layer_fails_is_named_and_accepted_by_the_command_it_n
             "- blocks.[*] keeps 2 more tensors at the peak: temporaries of aten::mul, +64.0 KiB",
             "  (net.py:11)",
             "- blocks.[*], forward: 2 more aten::mul, +128 KiB moved (net.py:11)",
-            "if this is meant: pytest -m perf --perf-predict test_net.py::test_net --perf-update",
+            "if intended: pytest -m perf --perf-predict test_net.py::test_net --perf-update",
             "net *REGRESSED",
             "1 predicted regressed · 0 measured   (accept: --perf-update)",
         ]
@@ -158,7 +158,7 @@ def test_one_more_product_or_operator_fails_and_is_named(project: Predicted, mor
     worse = project.predict()
     worse.assert_outcomes(failed=1)
     text = worse.stdout.str()
-    grew = text[text.index("what grew:") : text.index("if this is meant")]
+    grew = text[text.index("what grew:") : text.index("if intended")]
     assert "net.py:10" in grew
     assert "blocks.*" in grew
     assert told in text[: text.index("what grew:")]
@@ -177,7 +177,7 @@ def test_check_off_and_strict_counts_off_and_a_memory_threshold_are_heeded(proje
     strict.stdout.fnmatch_lines(
         [
             "net could not be judged (new), and --perf-check fails such cases",
-            "if this is meant: pytest -m perf --perf-predict test_net.py::test_net --perf-update-new",
+            "if intended: pytest -m perf --perf-predict test_net.py::test_net --perf-update-new",
         ]
     )
     project.predict("--perf-update-new").assert_outcomes(passed=1)

@@ -152,7 +152,7 @@ def test_what_does_not_fit_is_predicted_or_skipped_and_the_next_case_is_measured
     worse.stdout.fnmatch_lines(
         [
             "too_long needs more on h100 than its baseline, as predicted: *",
-            "if this is meant: pytest *too_long --perf-update",
+            "if intended: pytest *too_long --perf-update",
         ]
     )
     (file,) = (pytester.path / "baselines").glob("predicted-h100/*.json")

@@ -122,7 +122,7 @@ def test_all_cases_are_measured_before_the_largest_suspicion_is_looked_into_and_
             r"slower_by\[much\] is slower than its baseline",
             r"latency\s+100 ms\s+160 ms\s+\+60\.0%.*",
             r"measured again 2 times in fresh processes; nothing disturbed it",
-            r"if this is meant: pytest .*test_story\.py::test_slower_by\[much\]' --perf-update",
+            r"if intended: pytest .*test_story\.py::test_slower_by\[much\]' --perf-update",
             r"FAILED test_story\.py::test_slower_by\[much\] - Failed: slower_by\[much\] is slo.*",
         ]
     )

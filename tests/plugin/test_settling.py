@@ -80,7 +80,7 @@ def test_a_slowdown_that_a_faster_machine_hides_fails_in_turns(saved: Project, m
             rf"work\[a/b::c\] is slower than in {head}, which added its baseline",
             r"latency\s+95\.0 ms\s+104 ms\s+\+10\.0%\s+\+\d.*…\+\d.*%\s+\+5%",
             r"7 interleaved pairs of fresh processes; base against base: 0\.0%.*",
-            r"if this is meant: .*--perf-update --perf-reason=.*",
+            r"if intended: .*--perf-update --perf-reason=.*",
             r"work\[a/b::c\] .* \+10\.0% .* REGRESSED",
         ]
     )

@@ -16,7 +16,7 @@ def test_without_a_baseline_a_case_is_new_and_passes_but_fails_when_strict(proje
     strict.stdout.fnmatch_lines(
         [
             "work could not be judged (new), and --perf-check fails such cases",
-            "if this is meant: *--perf-update-new",
+            "if intended: *--perf-update-new",
         ]
     )
 

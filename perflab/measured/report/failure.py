@@ -43,7 +43,7 @@ def explain(result: Result, accept: str | None) -> str:
     for reason in judgement.reasons:
         lines += wrapped(f"why: {reason}", indent="     ")
     if accept is not None:
-        lines.append(f"if this is meant: {accept}")
+        lines.append(f"if intended: {accept}")
     return "\n".join(lines)
 
 

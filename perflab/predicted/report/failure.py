@@ -36,7 +36,7 @@ def explain_prediction(result: Result, accept: str | None) -> str:
     else:
         lines += [text for reason in judgement.reasons for text in wrapped(f"why: {reason}", WIDTH)]
     if accept is not None:
-        lines.append(f"if this is meant: {accept}")
+        lines.append(f"if intended: {accept}")
     return lines_of("\n".join(lines))
 
 
