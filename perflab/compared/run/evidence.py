@@ -136,8 +136,8 @@ def _found(one: Asked, profiles: Looked, peaks: Weighed, against: str) -> Found:
 
 
 def could_not(why: str) -> str:
-    """How evidence says that the cause is unknown."""
-    return f"not found: {why}"
+    """How evidence says that there is none."""
+    return f"not examined: {why}"
 
 
 def grown_bytes(judgement: Judgement) -> int:
