@@ -59,9 +59,7 @@ def history_command(parser: argparse.ArgumentParser) -> Callable[[argparse.Names
         help=f"with --fail: how many of the last runs are recent (default: {_RECENT})",
     )
 
-    parser.add_argument(
-        "--bisect", metavar="CASE", help="find the commit that changed this case, by comparing commits by halves"
-    )
+    parser.add_argument("--bisect", metavar="CASE", help="find the commit that changed this case, by bisection")
     parser.add_argument("--good", metavar="COMMIT", help="with --bisect: has the old level (default: the event's)")
     parser.add_argument("--bad", metavar="COMMIT", help="with --bisect: has the new level (default: the event's)")
     parser.add_argument("--build", metavar="COMMAND", help="with --bisect: run this in each commit's worktree first")

@@ -83,7 +83,7 @@ def kernel_for(request: pytest.FixtureRequest) -> KernelResources:
     cases = request.config.pluginmanager.getplugin(_NAME)
     if not isinstance(cases, CompiledCases):
         raise UsageError(
-            f"{request.node.nodeid} got the compiled_kernel fixture by getfixturevalue(), which collection does not see",
+            f"{request.node.nodeid} got the compiled_kernel fixture by getfixturevalue(), unseen by collection",
             "name compiled_kernel among the test's arguments",
         )
     kernel: Any = cases.kernel_for(request.node, request.param)
