@@ -44,7 +44,7 @@ def test_what_may_change_either_way_is_shown_and_not_judged(changes: dict[str, A
 @pytest.mark.parametrize(
     ("changes", "worse", "why"),
     [
-        ({"spill_store_bytes": 8, "spill_load_bytes": 4}, "spills", "spills 12 B of registers a thread"),
+        ({"spill_store_bytes": 8, "spill_load_bytes": 4}, "spills", "spills 12 B of registers per thread"),
         ({"instructions": {"mma": 64, "tma": 4}}, "tensor cores", "lost wgmma: its products run as mma now"),
         ({"instructions": {"tma": 4}}, "tensor cores", "lost wgmma: its products no longer run on tensor cores"),
         (

@@ -91,7 +91,7 @@ def test_a_field_that_will_not_do_is_named(tmp_path: Path, change: dict[str, Any
 
 
 def test_a_missing_file_and_a_directory_are_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(DocumentError, match=r"there is no file .*none.json\n  -> name what pytest wrote"):
+    with pytest.raises(DocumentError, match=r"there is no file .*none.json\n  -> name a file that pytest wrote"):
         read_document(tmp_path / "none.json")
     with pytest.raises(DocumentError, match=r"cannot read .*: Is a directory"):
         read_document(tmp_path)

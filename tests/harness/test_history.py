@@ -122,7 +122,7 @@ def test_one_case_of_ten_that_came_back_silences_no_alarm(tmp_path: Path) -> Non
     assert (up.undone_by, down.undoes) == ([2], [1])
     text = as_text(contents, 100)
     assert "in 1 of 10 series the level came back in event 2" in text
-    assert "it did not stay" not in text
+    assert "temporary: event" not in text
     assert main(["history", str(tmp_path), "--fail", "--recent=25"]) == 1
     assert main(["history", str(tmp_path), "--fail", "--recent=25", "--case=step[0]"]) == 0, "that one came back"
 

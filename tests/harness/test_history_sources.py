@@ -195,7 +195,7 @@ def test_whatever_is_wrong_with_one_file_the_others_are_read(
 
 @pytest.mark.parametrize("raw", [b'{"schema": 1, "cases": ' + b"[" * 200_000, b'{"schema": 1, "gpu": "\xff"}', b"{"])
 def test_a_damaged_baseline_file_is_told_and_no_traceback(raw: bytes) -> None:
-    with pytest.raises(DocumentError, match="it is no baseline file"):
+    with pytest.raises(DocumentError, match="it is not a baseline file"):
         levels_in(raw)
 
 

@@ -154,7 +154,7 @@ def test_too_much_noise_is_inconclusive_and_says_what_it_could_have_found(name: 
     assert len(unsure) > 100
     for finding in unsure:
         assert finding.detectable is not None
-        if "could have found" in finding.reasons[0]:
+        if "that this run can detect" in finding.reasons[0]:
             assert finding.detectable > 1.03
 
 

@@ -88,8 +88,8 @@ def test_a_case_that_strict_checking_fails_says_why_it_could_not_be_judged() -> 
     assert (
         explain_prediction(failing, "pytest t.py --perf-update-new")
         == """\
-step[2.7B-1024-fp32] could not be judged (incomparable), and --perf-check wants
-  it to be
+step[2.7B-1024-fp32] could not be judged (incomparable), and --perf-check fails
+  such cases
 why: baseline from another PyTorch: torch 2.13.0 then, 2.14.0 now
 if intended: pytest t.py --perf-update-new"""
     )

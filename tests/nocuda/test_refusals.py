@@ -83,7 +83,7 @@ def test_the_build_that_is_here_is_a_cpus_or_one_that_was_tested() -> None:
 
 def test_an_older_cuda_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with_torch(monkeypatch, tmp_path, "2.11.0+cu128", "12.8")
-    with refused("is built with CUDA 12.8; from CUDA 13 on", "these are tested: torch 2.13"):
+    with refused("is built with CUDA 12.8; nocuda needs CUDA 13 or newer", "these are tested: torch 2.13"):
         nocuda.environment()
 
 

@@ -122,7 +122,7 @@ def test_a_commit_at_which_the_case_does_not_run_is_skipped_and_the_answer_names
     assert any(
         re.fullmatch(r"  skipped [0-9a-f]{7} change 3: .*No module named 'missing_module'.*", line) for line in lines
     )
-    assert lines[-3].startswith("one of these 2 commits brought the step")
+    assert lines[-3].startswith("one of these 2 commits caused the change")
     assert [line.split(" ", 3)[3] for line in lines[-2:]] == ["change 3", "cost more"]
 
 

@@ -92,7 +92,7 @@ def test_a_case_that_deadlocks_fails_by_name_with_all_stacks_and_the_run_goes_on
     result.stdout.fnmatch_lines(
         [
             "*test_dead_before: hung: no progress for 2.00 s, in its set-up",
-            "  -> run it alone, and look at the stacks; if it needs that long, say so: perf.requires(*",
+            "  -> run it alone, and look at the stacks; if it needs that long, raise the limit: perf.requires(*",
             "where its threads were:",
             "thread 'MainThread':",
             "*in stuck",

@@ -167,7 +167,7 @@ def test_deselected_kernels_are_not_compiled_and_a_measurement_beside_them_is_no
     refused = project.pytest("test_both.py")
     assert refused.ret == 4
     refused.stderr.fnmatch_lines(
-        ["*test_both.py::test_both* asks for both perf and compiled_kernel", "  -> measure in one *"]
+        ["*test_both.py::test_both* asks for both perf and compiled_kernel", "  -> split it into two tests*"]
     )
     plain = project.pytest("-m", "not perf", "test_mine.py")
     plain.assert_outcomes(deselected=2)

@@ -51,7 +51,7 @@ def test_neighbours_that_stay_are_named_when_a_baseline_is_saved_and_mark_it(pro
     beside = "other processes used 1.6 cores meanwhile"
     result.stdout.fnmatch_lines([f"saved from a noisy machine: work: {beside}"])
     assert stored(project)["noisy"] == [beside]
-    assert result.stdout.str().count("a further replicate") == 3
+    assert result.stdout.str().count("one more replicate") == 3
 
 
 def test_times_that_could_not_show_twice_the_threshold_are_not_saved_and_nothing_is_lost(restless: Project) -> None:

@@ -126,9 +126,9 @@ def test_what_does_not_fit_is_predicted_or_skipped_and_the_next_case_is_measured
     )
     flat = " ".join(text.split())
     for said in (
-        "needs 7.00 h of 300 ms; cannot be predicted, test_large.py:44: `if torch.ones(4).sum() > 3:` needs numbers",
+        "needs 7.00 h of 300 ms; cannot be predicted, test_large.py:44: `if torch.ones(4).sum() > 3:` needs values",
         "needs 7.00 h of 300 ms; cannot be predicted, ValueError: of fake tensors",
-        "needs 7.00 h of 300 ms; cannot be predicted, test_large.py:65: `return asks.sum().item()` needs numbers",
+        "needs 7.00 h of 300 ms; cannot be predicted, test_large.py:65: `return asks.sum().item()` needs values",
         "needs 7.00 h of 300 ms; cannot be predicted, the callable calls no operator of PyTorch",
     ):
         assert said in flat, said

@@ -73,7 +73,7 @@ def test_without_a_gpu_or_the_interpreter_the_launch_is_named_with_what_to_do(
     for arguments, why, remedy in (
         (["-m", "perf"], "kernel, but there is no GPU to run it", "set TRITON_INTERPRET=1 before Triton is"),
         ([], "kernel, but there is no GPU to run it", "set TRITON_INTERPRET=1 before Triton is"),
-        (["-m", "perf", "--perf-predict"], "kernel, which takes the addresses of its tensors", "register_fake"),
+        (["-m", "perf", "--perf-predict"], "kernel, which needs the addresses of its tensors", "register_fake"),
     ):
         result = run_pytest(pytester, python, *arguments)
         selected = bool(arguments)
