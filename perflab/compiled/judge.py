@@ -37,7 +37,7 @@ def judge_compiled(now: CompiledKernel, baseline: KernelBaseline | None) -> Judg
     here = now.resources
     before = baseline.resources if baseline is not None else None
     if here is None:
-        first = (now.problem or "the compiler said nothing").splitlines()[0]
+        first = (now.problem or "the compiler gave no message").splitlines()[0]
         reasons = [f"does not compile for sm_{now.arch}: {first}"]
         if baseline is None:
             return Judgement(verdict=Verdict.FAILED, reasons=reasons)

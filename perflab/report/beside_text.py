@@ -27,7 +27,7 @@ def run_facts(run: RunContents) -> list[str]:
         f"commit {short}" if commit else "no commit",
         run.created[:16].replace("T", " "),
         *(machine_of(environment) for environment in run.environments),
-        *([] if run.complete else ["not known to be complete"]),
+        *([] if run.complete else ["possibly incomplete"]),
     ]
 
 

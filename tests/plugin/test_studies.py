@@ -105,7 +105,7 @@ def test_a_run_that_is_stopped_has_the_findings_of_what_was_finished(project: Pr
     [
         ("study=3", "study=...): 3 is not a title", "a title; cases of one title share a table"),
         ("study='s', columns='a,,b'", "columns=...): 'a,,b' is not a comma-separated list*", "what that table *"),
-        ("study='s', versus='switch'", "versus=...): 'switch' is not parameter=level", "what it holds cases against*"),
+        ("study='s', versus='switch'", "versus=...): 'switch' is not parameter=level", "what its cases are *"),
         ("study='s', versus='swich=base'", "versus='swich=base'): the test has no such parameter", "name *: switch"),
         ("columns='peak'", "columns=...) without a study", "name the study whose table it is for: study='...'"),
     ],
