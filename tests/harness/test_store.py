@@ -356,7 +356,9 @@ def test_a_newer_schema_asks_for_a_newer_perflab_and_not_for_deletion(folder: Pa
 def test_a_baseline_of_schema_2_is_read_and_saved_as_one_of_schema_3(folder: Path) -> None:
     """It called the readings of the calibration workload ``yardsticks_ns``, in replicates and in an anchor's."""
     readings = quiet(1e6, calibration_ns={"interpreter": 3.0, "memory": 2.0})
-    saved = entry(readings, anchor=Anchor(recorded="2025-01-01", replicates=readings), parameters={"size": "small"})
+    saved = entry(
+        readings, anchor=Anchor(recorded="2025-01-01", replicates=readings, steps=1), parameters={"size": "small"}
+    )
     (path,) = BaselineStore(folder).save({CASE: saved})
     now = path.read_text(encoding="utf-8")
     before = now.replace('"schema": 3', '"schema": 2').replace('"calibration_ns"', '"yardsticks_ns"')
