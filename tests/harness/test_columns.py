@@ -135,7 +135,7 @@ def test_lines_are_sorted_by_the_functions_name_or_by_the_whole_one() -> None:
     [
         ("min,stddev", "'stddev' is not one of these; did you mean std\\?\n +median, min,"),
         ("", "'' is not one of these\n +median, min,"),
-        ("quoted", "'quoted' is none"),
+        ("quoted", "'quoted' is not one"),
     ],
 )
 def test_a_column_that_there_is_not_is_refused_with_one_that_is_like_it(text: str, said: str) -> None:

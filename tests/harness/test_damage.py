@@ -265,12 +265,12 @@ def edit(path: Path, old: str, new: str) -> None:
         ("exact", r'"peak_bytes": \[1048576\]', f'"peak_bytes": [{"7" * 5000}]', "too long"),
         ("exact", r'"counts": \{[^}]*\}, ', "", "it has no counts"),
         ("exact", r'"operators": 4', '"operators": -4', "counts"),
-        ("exact", r'"operators": 4', '"operators": 4, "operators": 9', "the key 'operators' stands twice"),
+        ("exact", r'"operators": 4', '"operators": 4, "operators": 9', "the key 'operators' occurs twice"),
         ("exact", r'"needs": \{\n.*\n', '"needs": {\n', "its needs are empty"),
         ("predicted", r'"peak_bytes": \d+', '"peak_bytes": -1', "peak_bytes"),
         ("predicted", r'"held_bytes": \d+', f'"held_bytes": {"9" * 400}', "of 400 digits"),
         ("kernels", r'"registers": \d+', '"registers": -1', "registers"),
-        ("kernels", r'"registers": \d+', '"registers": 1, "registers": 2', "the key 'registers' stands twice"),
+        ("kernels", r'"registers": \d+', '"registers": 1, "registers": 2', "the key 'registers' occurs twice"),
     ],
 )  # fmt: skip
 def test_a_baseline_that_lost_what_it_gates_is_refused(
