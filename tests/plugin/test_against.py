@@ -327,7 +327,7 @@ def test_without_git_a_commit_cannot_be_had(repository: Project, monkeypatch: py
     if shutil.which("git") is not None:
         pytest.skip("git lies beside this Python")
     result = repository.run("--perf-against=HEAD")
-    result.stderr.fnmatch_lines(["*takes git*"])
+    result.stderr.fnmatch_lines(["*a commit needs git, which is not installed*"])
 
 
 def test_ctrl_c_leaves_no_worktree_and_no_process_behind(repository: Project, tmp_path: Path) -> None:
