@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command")
     building = commands.add_parser("build", help="build the library for the PyTorch that is installed")
     building.add_argument("--extension", action="append", default=[], help="a CUDA extension of yours (.so)")
-    running = commands.add_parser("run", help="run a command in which CUDA is there and computes nothing")
+    running = commands.add_parser("run", help="run a command with a CUDA driver that computes nothing")
     running.add_argument("--gpus", type=int, default=1, help="how many devices (default 1)")
     running.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- COMMAND")
     asked = parser.parse_args(arguments)

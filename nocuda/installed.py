@@ -59,7 +59,7 @@ def refuse_a_real_driver() -> None:
         found = _find_library(name) or found
     if found:
         raise NocudaError(
-            f"a real NVIDIA driver is here ({found}), and nothing shall stand in its place",
+            f"a real NVIDIA driver is here ({found}), and nocuda does not replace it",
             "run without it: `pytest -m perf` measures on the GPU; or go to a machine without one",
         )
 
@@ -77,10 +77,10 @@ def torch_here() -> Torch:
     said = dict(re.findall(r"^(__version__|cuda)\b[^=]*= '([^']*)'", (folder / "version.py").read_text(), re.MULTILINE))
     version, cuda = said.get("__version__", "?"), said.get("cuda")
     if cuda is None:
-        raise NocudaError(f"PyTorch {version} is a build without CUDA, and has no host side of it", _INSTALL)
+        raise NocudaError(f"PyTorch {version} is a build without CUDA; nocuda needs a CUDA build", _INSTALL)
     if int(cuda.split(".")[0]) < 13:
         raise NocudaError(
-            f"PyTorch {version} is built with CUDA {cuda}; from CUDA 13 on it can run here",
+            f"PyTorch {version} is built with CUDA {cuda}; nocuda needs CUDA 13 or newer",
             f"use a newer build; these are tested: {', '.join(f'torch {one}' for one in TESTED)}",
         )
     return Torch(folder, version, cuda)
@@ -96,7 +96,7 @@ def headers() -> Path:
     folder = Path(spec.origin).parent / "backends" / "nvidia" / "include" if spec and spec.origin else None
     wanted = ("cuda.h", "cuda_runtime_api.h", "cupti.h")
     if folder is None or not all((folder / one).is_file() for one in wanted):
-        raise NocudaError("CUDA's headers come with triton, and it is not installed", "pip install triton")
+        raise NocudaError("triton, which brings CUDA's headers, is not installed", "pip install triton")
     return folder
 
 

@@ -145,5 +145,5 @@ def library() -> Library:
     """
     path = os.environ.get(ACTIVE)
     if path is None:
-        raise NocudaError("this process has no nocuda", "start it with `python -m nocuda run -- COMMAND`")
+        raise NocudaError("nocuda is not active in this process", "start it with `python -m nocuda run -- COMMAND`")
     return Library(path)

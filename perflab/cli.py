@@ -107,7 +107,7 @@ def doctor_command(parser: argparse.ArgumentParser) -> Run:
 
         kinds = given.kinds.split(",")
         if unknown := [kind for kind in kinds if kind not in KINDS]:
-            raise UsageError(f"--kinds={given.kinds}: there is no {unknown[0]!r}", f"choose of {', '.join(KINDS)}")
+            raise UsageError(f"--kinds={given.kinds}: there is no {unknown[0]!r}", f"choose from {', '.join(KINDS)}")
         told = measure_gate(given.trials, given.log, lambda text: print(text, file=sys.stderr, flush=True), kinds)
         print("\n".join(told))
         return 0

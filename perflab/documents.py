@@ -14,13 +14,15 @@ import msgspec
 from perflab.data import to_json
 from perflab.errors import DocumentError
 from perflab.files import write_whole
-from perflab.reading import decoded
+from perflab.measure.records import CALIBRATION_BEFORE
+from perflab.reading import decoded, rename_key
 from perflab.results import Document, Result
 
-SCHEMA = 2
-"""1 had a key for each tier where ``outcome`` is."""
+OLDEST, SCHEMA = 1, 3
+"""1 had a key for each tier where ``outcome`` is; 2 and before called ``calibration_ns`` ``yardsticks_ns``."""
 _REPORT, _HEAD = b'"perflab report"', 200
 """How a report as JSON begins: its kind, within so many bytes."""
+_WANTED = "name a file that pytest wrote with --perf-json=FILE"
 PASSED, FAILED, NOTHING_RUN = 0, 1, 5
 """pytest's exit statuses that a run ends with in peace; with any other one it ended early."""
 
@@ -34,9 +36,9 @@ def read_document(path: Path) -> Document:
     try:
         raw = path.read_bytes()
     except FileNotFoundError as error:
-        raise DocumentError(f"there is no file {path}", "name what pytest wrote with --perf-json=FILE") from error
+        raise DocumentError(f"there is no file {path}", _WANTED) from error
     except OSError as error:
-        raise DocumentError(f"cannot read {path}: {error.strerror}", "name what pytest wrote, a file") from error
+        raise DocumentError(f"cannot read {path}: {error.strerror}", _WANTED) from error
     if _REPORT in raw[:_HEAD]:
         raise DocumentError(
             f"{path} is a report, which perflab report --format=json wrote from a results file",
@@ -48,14 +50,14 @@ def read_document(path: Path) -> Document:
         newest=SCHEMA,
         file=str(path),
         wanted="a file of perflab's results",
-        remedy="write it anew: pytest -m perf --perf-json=FILE",
+        remedy="write it again: pytest -m perf --perf-json=FILE",
         error=DocumentError,
-        upgrade=_upgrade,
+        upgrade=upgrade,
     )
 
 
-def _upgrade(document: Any) -> None:
-    """What schema 1 had, as schema 2 has it."""
+def upgrade(document: Any) -> None:
+    """What an older schema had, as the newest has it; what is new already stays."""
     results = document.get("results")
     for result in results if isinstance(results, list) else ():
         if isinstance(result, dict):
@@ -63,6 +65,7 @@ def _upgrade(document: Any) -> None:
                 found = result.pop(key, None)
                 if isinstance(found, dict):
                     result["outcome"] = {"type": tier, **found}
+    rename_key(document, *CALIBRATION_BEFORE)
     document["schema"] = SCHEMA
 
 

@@ -34,7 +34,7 @@ class UsageError(PerflabError):
 
 
 class CaptureError(PerflabError):
-    """A callable that no CUDA graph can hold."""
+    """A callable that cannot be captured in a CUDA graph."""
 
 
 class ClockError(PerflabError):
@@ -42,11 +42,11 @@ class ClockError(PerflabError):
 
 
 class FreshProcessError(PerflabError):
-    """A measurement in a fresh process that brought no result."""
+    """A measurement in a fresh process that gave no result."""
 
 
 class RivalError(PerflabError):
-    """The other side of a paired comparison cannot be had, or does not run."""
+    """The other side of an A/B comparison cannot be found, or does not run."""
 
 
 class DocumentError(PerflabError):
@@ -54,7 +54,7 @@ class DocumentError(PerflabError):
 
 
 class SideEndedError(RivalError):
-    """A process of a paired comparison ended while it was needed."""
+    """A process of an A/B comparison ended while it was needed."""
 
 
 class KernelError(PerflabError):

@@ -37,7 +37,7 @@ def open_regular(path: Path) -> BinaryIO:
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not stat.S_ISREG(mode):
-            raise OSError(errno.EINVAL, f"it is {_kind(mode)}, and no file", str(path))
+            raise OSError(errno.EINVAL, f"it is {_kind(mode)}, not a file", str(path))
     except BaseException:
         os.close(handle)
         raise
@@ -154,7 +154,7 @@ def _mode_of(target: Path) -> int | None:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
     if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, f"it is {_kind(mode)}, and no file", str(target))
+        raise OSError(errno.EINVAL, f"it is {_kind(mode)}, not a file", str(target))
     return stat.S_IMODE(mode)
 
 

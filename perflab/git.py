@@ -35,10 +35,13 @@ def run_git(folder: Path, *arguments: str, patience_s: float | None = None) -> s
     except FileNotFoundError:
         raise RivalError("git is not installed", "install git, or name a directory") from None
     except subprocess.TimeoutExpired:
-        raise RivalError(f"git {arguments[0]} took more than {patience_s:.0f} s", "see what keeps it") from None
+        raise RivalError(
+            f"git {arguments[0]} took more than {patience_s:.0f} s",
+            f"run git {arguments[0]} in {folder} by hand to see why",
+        ) from None
     if done.returncode:
         said = done.stderr.strip() or f"exit status {done.returncode}"
-        raise RivalError(f"git {arguments[0]} failed: {said}", "mend the repository, or name a directory instead")
+        raise RivalError(f"git {arguments[0]} failed: {said}", "repair the repository, or name a directory instead")
     return done.stdout
 
 

@@ -59,8 +59,8 @@ TRITON = Checked("triton", (3, 6), (3, 10))
 def version_warnings(*packages: Checked) -> list[str]:
     """A line for each of them that is installed in a version that was not checked; nothing is loaded for that."""
     return [
-        f"warning: {one.package} {version} is outside of {one.requirement}, the range that perflab was checked with: "
-        "predictions, counts and compiled kernels rest on its internals"
+        f"warning: {one.package} {version} is outside the range that perflab was tested with, {one.requirement}: "
+        "predictions, counts and compiled kernels depend on its internals"
         for one in packages
         if (version := one.version) is not None and not one.covers(version)
     ]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import perflab
 from perflab.data import changed
-from perflab.documents import FAILED, PASSED, SCHEMA, merge
+from perflab.documents import FAILED, OLDEST, PASSED, SCHEMA, merge, upgrade
 from perflab.errors import DocumentError
 from perflab.reading import decoded
 from perflab.results import Document
@@ -34,13 +34,13 @@ def read_journal(path: Path) -> tuple[Document, list[str]]:
         raise DocumentError(f"cannot read {path}: {error.strerror}", "name a journal, .perflab/runs/*.jsonl") from error
     lines = raw.split(b"\n")
     half = lines.pop()
-    notes = ["read from the journal of a run: it has the cases that finished, and not how the run ended"]
+    notes = ["read from the journal of a run: it has the cases that finished, but not how the run ended"]
     if half:
         notes.append(f"the last line of {path.name} is half-written and left out: a case was being written")
     whole = [line for number, line in enumerate(lines, 1) if _is_whole(line, number, path)]
     head = json.dumps(
         {
-            "schema": SCHEMA,
+            "schema": OLDEST,  # a journal does not name its schema
             "perflab": perflab.__version__,
             "created": written.isoformat(),
             "exitstatus": PASSED,
@@ -57,6 +57,7 @@ def read_journal(path: Path) -> tuple[Document, list[str]]:
         wanted="a journal of perflab's runs",
         remedy="name another one of .perflab/runs, or what pytest wrote with --perf-json=FILE",
         error=DocumentError,
+        upgrade=upgrade,
     )
     commits = {result.commit for result in document.results}
     commit = commits.pop() if len(commits) == 1 else None

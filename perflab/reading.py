@@ -84,8 +84,20 @@ def decoded(
         raise error(f"{file} is damaged: a number in it is too long: {problem}", remedy) from problem
 
 
+def rename_key(tree: Any, old: str, new: str) -> None:
+    """Rename a key of plain data wherever it stands with an object below it, for files that were written before."""
+    if isinstance(tree, dict):
+        if isinstance(tree.get(old), dict):
+            tree[new] = tree.pop(old)
+        for one in tree.values():
+            rename_key(one, old, new)
+    elif isinstance(tree, list):
+        for one in tree:
+            rename_key(one, old, new)
+
+
 def _no_number(constant: str) -> NoReturn:
-    raise _DamageError(f"{constant} is no number")
+    raise _DamageError(f"{constant} is not a number")
 
 
 def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -93,7 +105,7 @@ def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise _DamageError(f"the key {twice!r} stands twice in one object")
+        raise _DamageError(f"the key {twice!r} occurs twice in one object")
     return found
 
 

@@ -176,9 +176,9 @@ def _probed(candidate: Candidate, device: torch.device) -> Candidate:
         findings.append("no gradients (its output does not require them)")
     elif has_logsumexp and not lse_gradients:
         findings.append("no gradient through its log-sum-exp")
-    findings.append("held to repeat itself bit by bit" if candidate.deterministic else "no promise to repeat itself")
+    findings.append("tested to repeat itself bit by bit" if candidate.deterministic else "no promise to repeat itself")
     if candidate.claims.is_causal == "bottom-right":
-        findings.append("is_causal held to the bottom-right alignment")
+        findings.append("is_causal tested with the bottom-right alignment")
     if candidate.claims.interpreted:
         findings.append("small cases: Triton's interpreter")
     refused = dict(_refused(candidate, leaves))

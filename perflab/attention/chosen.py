@@ -60,7 +60,7 @@ def load(name: str, folder: Path) -> Any:
     module_name, colon, path = name.partition(":")
     if not colon or not module_name or not path:
         raise CandidateError(
-            f"{name!r} is no variant; wanted one of {', '.join(IMPLEMENTATIONS)}, or package.module:function "
+            f"{name!r} is not a variant; wanted one of {', '.join(IMPLEMENTATIONS)}, or package.module:function "
             f"for a kernel of your own"
         )
     if str(folder) not in sys.path:

@@ -193,7 +193,7 @@ def _hypotheses() -> Iterator[Hypothesis]:
         logsumexp="without the maximum",
     )
     yield make(
-        "lse-sum", "the sum of exponentials stands where its logarithm should", always, logsumexp="the sum itself"
+        "lse-sum", "the log-sum-exp is the sum alone: its logarithm is missing", always, logsumexp="the sum itself"
     )
     yield make("lse-unscaled", "the log-sum-exp is of unscaled scores", always, logsumexp="of unscaled scores")
     yield make(
@@ -221,7 +221,7 @@ def _hypotheses() -> Iterator[Hypothesis]:
     )
     yield make(
         "unmasked-backward",
-        "the backward does not mask: weights come back where nothing is seen",
+        "the backward does not mask: weights are not zero where nothing is seen",
         banded,
         unmasked_backward=True,
     )

@@ -50,8 +50,8 @@ def hold(candidate: Candidate, case: Case, device: torch.device, note: Callable[
             pytest.skip(f"{candidate.name}: {error}")
         if not candidate.known_variant:
             error.add_note(
-                f"in {described(case)}. If {candidate.name} is not made for that, let it raise NotImplementedError, or "
-                f"say what it can do by its attributes (docs/correctness.md)"
+                f"in {described(case)}. If {candidate.name} does not support it, let it raise NotImplementedError, or "
+                f"declare what it supports by its attributes (docs/correctness.md)"
             )
         raise
     note("attention", {"candidate": candidate.name, "case": described(case), "levels": case.levels, "text": text})

@@ -84,7 +84,7 @@ def test_a_known_defect_of_pytorchs_leaves_cases_out(candidate: Candidate, defec
     if getattr(candidate.claims, defect):
         return
     if candidate.name != "sdpa-math":  # which has no case as small as that
-        assert complaint(candidate, WITNESSES[defect], device), f"mended here: take {defect} off KNOWN_DEFECTS"
+        assert complaint(candidate, WITNESSES[defect], device), f"fixed here: remove {defect} from KNOWN_DEFECTS"
     pytest.skip(f"{candidate.name}: {KNOWN_DEFECTS[defect]}: not tested")
 
 
@@ -114,5 +114,5 @@ def test_a_candidate_that_promises_it_repeats_bit_by_bit(
 def why_not(candidate: Candidate) -> str:
     """Why a candidate is not held to repeat itself."""
     if not candidate.known_variant:
-        return f"set {candidate.name.partition(':')[2]}.deterministic = True to have it held to that"
+        return f"set {candidate.name.partition(':')[2]}.deterministic = True to test that it is"
     return "its CUDA backwards may add up gradients with atomics, in an order that differs from run to run"

@@ -247,9 +247,9 @@ def _why_not(found: CaseRound, of: Callable[[CaseTurns], tuple[object, str | Non
         turns, ended = found.turns.get(side), found.ended.get(side)
         there, said = of(turns) if turns is not None else (None, None)
         if not there:
-            last = ended.text.strip().rpartition("\n")[2] if ended is not None else "it has not the case"
-            return f"{side}: {said or last or 'it was not looked into'}"
-    return "it was not looked into"
+            last = ended.text.strip().rpartition("\n")[2] if ended is not None else "the case does not exist there"
+            return f"{side}: {said or last or 'it was not examined'}"
+    return "it was not examined"
 
 
 def _suspects(result: Comparison, policy: PairedPolicy) -> list[Compared]:

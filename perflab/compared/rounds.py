@@ -228,14 +228,14 @@ class Round:
             )
         if not ready.taken:
             raise RivalError(
-                f"nothing was imported from {label}: this side would be compared with itself",
-                "name the folder that holds the package itself, as `pip install --target=DIR` makes it",
+                f"nothing was imported from {label}: head would be compared with itself",
+                "name the folder that contains the package itself, such as DIR of `pip install --target=DIR`",
             )
 
     def _out_of_turn(self, side: str, answer: Answer) -> RivalError:
         return RivalError(
-            f"{self._processes[side].label} said {type(answer).__name__} out of turn",
-            "use perf once a test, and no plugin that runs tests again",
+            f"the process of {self._processes[side].label} answered {type(answer).__name__} out of order",
+            "call perf once per test, and disable plugins that re-run tests",
         )
 
     def _take_turns(self, result: CaseRound, plan: RoundPlan, say: Say) -> None:

@@ -37,7 +37,7 @@ def judge_compiled(now: CompiledKernel, baseline: KernelBaseline | None) -> Judg
     here = now.resources
     before = baseline.resources if baseline is not None else None
     if here is None:
-        first = (now.problem or "the compiler said nothing").splitlines()[0]
+        first = (now.problem or "the compiler gave no message").splitlines()[0]
         reasons = [f"does not compile for sm_{now.arch}: {first}"]
         if baseline is None:
             return Judgement(verdict=Verdict.FAILED, reasons=reasons)
@@ -69,10 +69,10 @@ def _too_much(here: KernelResources, arch: int) -> list[str]:
     reasons = []
     if here.shared_bytes > here.shared_limit_bytes:
         reasons.append(
-            f"wants {here.shared_bytes:,} B of shared memory a block, and sm_{arch} has {here.shared_limit_bytes:,}"
+            f"needs {here.shared_bytes:,} B of shared memory per block, but sm_{arch} has {here.shared_limit_bytes:,}"
         )
     if not reasons and here.blocks_per_sm == 0:
-        reasons.append(f"not one block fits onto a multiprocessor of sm_{arch}: no room in {here.limited_by}")
+        reasons.append(f"no block fits onto a multiprocessor of sm_{arch}: limited by {here.limited_by}")
     return reasons
 
 
@@ -90,17 +90,17 @@ def _worse(here: KernelResources, before: KernelResources) -> tuple[list[str], l
     found: dict[str, str] = {}
     if _spilled(here) > _spilled(before):
         found["spills"] = (
-            f"spills {_spilled(here)} B of registers a thread, stores and loads together, instead of {_spilled(before)}"
+            f"spills {_spilled(here)} B of registers per thread (stores and loads) instead of {_spilled(before)}"
         )
     products = _products_lost(here, before)
     if products:
         found["tensor cores"] = products
     if before.instructions.get("tma", 0) and not here.instructions.get("tma", 0):
-        found["tma"] = "its copies do not go through TMA any more"
+        found["tma"] = "its copies no longer use TMA"
     if here.warps_per_sm < before.warps_per_sm:
         found["occupancy"] = (
             f"{here.warps_per_sm} warps fit onto a multiprocessor at once instead of {before.warps_per_sm}: "
-            f"no more room in {here.limited_by}"
+            f"limited by {here.limited_by}"
         )
     return list(found), list(found.values())
 
@@ -123,7 +123,7 @@ def _products_lost(here: KernelResources, before: KernelResources) -> str | None
     if was is None:
         return None
     if now is None:
-        return f"lost {was}: no product runs on tensor cores any more"
+        return f"lost {was}: its products no longer run on tensor cores"
     if _rank(now) < _rank(was):
         return f"lost {was}: its products run as {now} now"
     fallen = [kind for kind in KINDS[: _rank(was)] if here.instructions.get(kind) and not before.instructions.get(kind)]

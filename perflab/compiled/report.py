@@ -24,12 +24,12 @@ _TITLE = "kernel "
 """As wide as an architecture's name with its indent."""
 _KINDS = ("tcgen05", "wgmma", "mma")
 _WORSE = {
-    "compiling": "compiles no more",
+    "compiling": "no longer compiles",
     "spills": "spills more",
     "tensor cores": "lost tensor-core instructions",
     "tma": "lost TMA",
     "occupancy": "lower occupancy",
-    "shared memory": "more shared memory than there is",
+    "shared memory": "not enough shared memory",
 }
 
 
@@ -92,7 +92,7 @@ def explain_kernel(result: Result, accept: str | None) -> str:
     elif judgement.verdict is Verdict.FAILED:
         lines = [f"{name} cannot run" if now.resources is not None else f"{name} does not compile"]
     else:
-        lines = [f"{name} could not be judged ({judgement.verdict}), and --perf-check wants it to be"]
+        lines = [f"{name} could not be judged ({judgement.verdict}), and --perf-check fails such cases"]
     if now.problem is not None:
         lines += now.problem.splitlines()
     else:
@@ -101,7 +101,7 @@ def explain_kernel(result: Result, accept: str | None) -> str:
         for reason in judgement.reasons:
             lines += wrapped(f"why: {reason}", indent="     ")
     if accept is not None:
-        lines.append(f"if this is meant: {accept}")
+        lines.append(f"if intended: {accept}")
     return lines_of("\n".join(lines))
 
 

@@ -26,7 +26,7 @@ SCHEMA = 2
 PREFIX = "triton-"
 """How the folders begin; environments of measured baselines are named for a device."""
 WHAT = "kernel baseline"
-REMEDY = "restore it (git checkout), or delete it and save anew: perflab kernels --update"
+REMEDY = "restore it (git checkout), or delete it and save it again: perflab kernels --update"
 
 
 class _Save(Data, frozen=True):

@@ -130,7 +130,7 @@ def _require_gradients(returned: Mapping[str, Tensor], names: Sequence[str]) -> 
         if not returned[name].requires_grad:
             raise AssertionError(
                 f"{name} does not require a gradient though the inputs do: the candidate has no backward, "
-                f"or detaches; leave {name} out of gradient_of if that is meant"
+                f"or detaches; leave {name} out of gradient_of if that is intended"
             )
 
 

@@ -46,5 +46,5 @@ def _load() -> str:
         one, five, fifteen = os.getloadavg()
     except (OSError, AttributeError):
         return "unknown"
-    busy = " (others are at work: numbers will be noisy)" if one > 0.5 * usable_cores() else ""
+    busy = " (other processes are running: numbers will be noisy)" if one > 0.5 * usable_cores() else ""
     return f"{one:.2f}, {five:.2f}, {fifteen:.2f} over 1, 5 and 15 minutes{busy}"

@@ -42,7 +42,7 @@ def measure_gate(
                 for line in record_trial(folder, number, kinds):
                     append(kept, line)
         except KeyboardInterrupt:
-            say("stopped; this is what there was")
+            say("stopped; results of the trials so far:")
         lines = read(kept)
         if not lines:
             raise UsageError("there is nothing to judge: no trial was recorded", "record some: --trials=10")

@@ -255,7 +255,7 @@ def memory_rate(lines: Sequence[Line], added_bytes: int) -> Rate:
 
 
 def _slower(replicate: Replicate, slowdown: float) -> Replicate:
-    """The same process with code that takes so much longer; the machine's yardsticks stay what they were."""
+    """The same process with code that takes so much longer; the calibration workload stays what it was."""
     factor = 1.0 + slowdown
     return msgspec.structs.replace(
         replicate,

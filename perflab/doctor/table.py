@@ -8,7 +8,7 @@ from perflab.doctor.rates import SLOWDOWNS, Rate, benchmark_rate, memory_rate, p
 from perflab.doctor.trials import Line, Pair
 from perflab.doctor.workloads import KINDS, MIXED
 
-_HEADER = ("gate", "code", "flagged", "95 % interval", "can't tell", "cases", "cost of a run")
+_HEADER = ("gate", "code", "flagged", "95 % interval", "inconclusive", "cases", "cost of a run")
 
 _TRIED = {None: (0.0, 0.05, 0.10), 1: (0.05, 0.10)}
 """Slowdowns of runs of other sizes, by how many of their cases are slow."""
@@ -18,16 +18,16 @@ def gate_table(lines: Sequence[Line]) -> list[str]:
     """Rates of all gates on all that was recorded."""
     rows: list[tuple[str, ...]] = [_HEADER]
     for name, rates in (
-        ("perflab, in turns", {s: paired_rate(lines, s) for s in SLOWDOWNS}),
+        ("perflab, A/B", {s: paired_rate(lines, s) for s in SLOWDOWNS}),
         ("pytest-benchmark, two runs", {s: benchmark_rate(lines, s) for s in SLOWDOWNS}),
         ("perflab, stored baseline", {s: stored_rate(lines, s) for s in SLOWDOWNS}),
-        ("perflab, stored, then in turns", {s: stored_rate(lines, s, settle=True) for s in SLOWDOWNS}),
+        ("perflab, stored, then A/B", {s: stored_rate(lines, s, settle=True) for s in SLOWDOWNS}),
         ("pytest-benchmark, stored run", {s: benchmark_rate(lines, s, stored=True) for s in SLOWDOWNS}),
     ):
         rows += [_row(name, slowdown, rate) for slowdown, rate in rates.items() if rate.tried]
     for kind in KINDS:
         for cases, slow in ((4, None), (10, None), (30, None), (30, 1))[kind == MIXED :]:
-            name = f"in turns, {kind}, {cases} cases{'' if slow is None else ', one of them'}"
+            name = f"A/B, {kind}, {cases} cases{'' if slow is None else ', one of them'}"
             for slowdown in _TRIED[slow]:
                 rate = paired_rate(lines, slowdown, kind=kind, cases=cases, slow=slow)
                 rows += [_row(f"perflab, {name}", slowdown, rate)] if rate.tried else []
@@ -60,8 +60,8 @@ def _told(lines: Sequence[Line]) -> str:
     pairs = sum(isinstance(line, Pair) for line in lines)
     hours = (max(line.began_s for line in lines) - min(line.began_s for line in lines)) / 3600.0 if lines else 0.0
     return (
-        f"{pairs} process pairs, and all other runs, over {hours:.1f} h; slowdowns are injected into the times.\n"
-        "Of ten and thirty cases most are the same four, with pairs that were recorded at other times.\n"
-        "Suspects are confirmed with pairs that later screens have too, and every session is judged by the baseline\n"
-        "of every other one: there, comparisons depend on each other, and the intervals are too narrow."
+        f"{pairs} process pairs and all other runs, over {hours:.1f} h; slowdowns are injected into the times.\n"
+        "Runs of ten and thirty cases repeat the same four, mostly with pairs that were recorded at other times.\n"
+        "Pairs that confirm a suspect are used by later screens too, and every session is judged by the baseline\n"
+        "of every other one. These comparisons depend on each other, so their intervals are too narrow."
     )

@@ -26,7 +26,7 @@ from perflab.data import Data
 from perflab.doctor.workloads import KINDS, MIXED, name_of
 from perflab.errors import RivalError
 from perflab.measure.measurement import replicate_of
-from perflab.measure.records import Replicate
+from perflab.measure.records import CALIBRATION_BEFORE, Replicate
 from perflab.plugin.case.fresh_process import Job, JobResult, Serve
 from perflab.plugin.options import REPLICATE_OPTION
 
@@ -170,6 +170,8 @@ def append(log: Path, line: Line) -> None:
 def read(log: Path) -> list[Line]:
     """All that a log holds. A last line that was cut off when the recording was stopped is passed over."""
     whole = log.read_bytes().rpartition(b"\n")[0]
+    before, now = (f'"{name}":'.encode() for name in CALIBRATION_BEFORE)  # as a key: quotes within a text are escaped
+    whole = whole.replace(before, now)
     return [msgspec.json.decode(line, type=Line) for line in whole.splitlines()]
 
 

@@ -120,7 +120,7 @@ def levels_in(raw: bytes) -> tuple[str | None, list[Level]]:
         file = msgspec.json.decode(raw, type=_File)
         return file.registration, list(_levels(file))
     except (*DAMAGED, KeyError) as error:
-        raise DocumentError(f"it is no baseline file: {error}", "see git log") from error
+        raise DocumentError(f"it is not a baseline file: {error}", "see git log") from error
 
 
 def _levels(file: _File) -> Iterator[Level]:

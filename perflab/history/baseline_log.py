@@ -47,7 +47,7 @@ def read_log(directory: Path) -> History:
     """
     top = top_of(directory if directory.is_dir() else Path())
     if top is None:
-        raise UsageError(f"{directory} lies in no git repository", "name the directory of committed baselines")
+        raise UsageError(f"{directory} is not in a git repository", "name the directory of committed baselines")
     place = directory.resolve().relative_to(top.resolve()).as_posix() if directory.is_dir() else str(directory)
     history = History(f"the log of {place}/")
     history.are_accepted = True

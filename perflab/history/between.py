@@ -59,7 +59,7 @@ def _run(runs: Sequence[RunRow], name: str, repository: Path) -> int:
     if not found:
         last = runs[-1]
         like = ", ".join([*([short(last.commit)] if last.commit else []), last.created[:10], Path(last.file).name])
-        raise UsageError(f"--between={name}: no run is called so", f"name its commit, date or file, such as {like}")
+        raise UsageError(f"--between={name}: no run has that name", f"name its commit, date or file, such as {like}")
     return found[-1]
 
 

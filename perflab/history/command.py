@@ -59,9 +59,7 @@ def history_command(parser: argparse.ArgumentParser) -> Callable[[argparse.Names
         help=f"with --fail: how many of the last runs are recent (default: {_RECENT})",
     )
 
-    parser.add_argument(
-        "--bisect", metavar="CASE", help="find the commit that changed this case, by comparing commits by halves"
-    )
+    parser.add_argument("--bisect", metavar="CASE", help="find the commit that changed this case, by bisection")
     parser.add_argument("--good", metavar="COMMIT", help="with --bisect: has the old level (default: the event's)")
     parser.add_argument("--bad", metavar="COMMIT", help="with --bisect: has the new level (default: the event's)")
     parser.add_argument("--build", metavar="COMMAND", help="with --bisect: run this in each commit's worktree first")
@@ -175,7 +173,7 @@ def read_history(folder: str | None, branch: str | None, git: bool, quantity: st
     if branch is not None:
         top = top_of(Path())
         if top is None:
-            raise UsageError(f"--branch={branch}: this is no git repository", "go to the repository that has it")
+            raise UsageError(f"--branch={branch}: this is not a git repository", "go to the repository that has it")
         return read_branch(top, branch, folder or "", skipped)
     if folder is None and not _JOURNALS.is_dir():
         raise UsageError(
@@ -191,7 +189,7 @@ def _date(text: str | None) -> datetime | None:
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
-        raise UsageError(f"--since={text} is no date", "write it like 2026-11-01 or 2026-11-01T06:00") from None
+        raise UsageError(f"--since={text} is not a date", "write it like 2026-11-01 or 2026-11-01T06:00") from None
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
@@ -211,7 +209,7 @@ def _formatted(contents: Contents, form: str) -> str:
 
 def _nothing(case: str | None, quantity: str | None) -> str:
     asked = [f"--case={case}"] * (case is not None) + [f"--quantity={quantity}"] * (quantity is not None)
-    return f"{' '.join(asked)}: no series is called so"
+    return f"{' '.join(asked)}: no series has that name"
 
 
 def _known(history: History) -> str:

@@ -26,7 +26,7 @@ def read_folder(folder: Path, skipped: Collection[str] = ()) -> History:
         UsageError: there is no such folder, or no results file in it.
     """
     if not folder.is_dir():
-        raise UsageError(f"{folder} is no folder", _REMEDY)
+        raise UsageError(f"{folder} is not a folder", _REMEDY)
     paths = sorted(path for path in folder.rglob("*") if path.suffix in _ENDS)
 
     def contents() -> Iterator[tuple[str, bytes | str]]:
@@ -89,9 +89,9 @@ def _begun(file: str) -> datetime:
     """
     found = _JOURNAL.fullmatch(file.rpartition("/")[2])
     if found is None:
-        raise DocumentError("its name is no journal's", "keep the name that perflab gave it")
+        raise DocumentError("its name is not that of a journal", "keep the name that perflab gave it")
     date, hour, minute, second, microsecond = found.groups()
     try:
         return datetime.fromisoformat(f"{date}T{hour}:{minute}:{second}.{microsecond}").replace(tzinfo=UTC)
     except ValueError:  # a month 99
-        raise DocumentError("its name is no date", "keep the name that perflab gave it") from None
+        raise DocumentError("its name is not a date", "keep the name that perflab gave it") from None

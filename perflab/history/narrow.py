@@ -98,8 +98,15 @@ class Replicate(Narrow):
     fastest_ns: float
     phases_ns: dict[str, float] = {}
     memory: Memory | None = None
+    calibration_ns: dict[str, float] = {}
     yardsticks_ns: dict[str, float] = {}
+    """What schema 2 called ``calibration_ns``."""
     counts: dict[str, int] = {}
+
+    @property
+    def calibration(self) -> dict[str, float]:
+        """Median readings of the calibration workload."""
+        return self.calibration_ns or self.yardsticks_ns
 
 
 class Cost(Narrow):

@@ -44,7 +44,7 @@ _FEW = "not judged"
 _HEADS = {
     ALARM: "Events",
     ACCEPTED: "Accepted changes",
-    MACHINE: "The machine's, no alarms",
+    MACHINE: "Caused by the machine, no alarms",
     POSSIBLE: "Possible, no alarms",
 }
 

@@ -18,7 +18,8 @@ from perflab.history.series import CALIBRATION, INEXACT_COUNTS, NEW, History, Re
 from perflab.records import Environment
 
 REPORT = "perflab report"
-NEWEST_RESULTS, NEWEST_REPORT = 2, 1
+NEWEST_RESULTS, NEWEST_REPORT = 3, 1
+_AGAIN = "write it again: pytest -m perf --perf-json=FILE"
 
 
 def read_into(history: History, raw: bytes, file: str) -> None:
@@ -42,7 +43,7 @@ def read_into(history: History, raw: bytes, file: str) -> None:
             _add_results(history, msgspec.json.decode(raw, type=narrow.Document), file)
     except narrow.DAMAGED as error:
         what = "it is damaged" if not isinstance(error, msgspec.ValidationError) else "it holds no results of perflab"
-        raise DocumentError(f"{what}: {error}", "write it anew: pytest -m perf --perf-json=FILE") from error
+        raise DocumentError(f"{what}: {error}", _AGAIN) from error
 
 
 def readings_of(raw: bytes, case: str, variant: str) -> dict[str, Reading]:
@@ -54,7 +55,7 @@ def readings_of(raw: bytes, case: str, variant: str) -> dict[str, Reading]:
     try:
         results = msgspec.json.decode(raw, type=narrow.Document).results
     except narrow.DAMAGED as error:
-        raise DocumentError(f"it holds no results of perflab: {error}", "write it anew") from error
+        raise DocumentError(f"it holds no results of perflab: {error}", _AGAIN) from error
     problem = "the case is not there"
     for one in results:
         if one.case != case:
@@ -97,7 +98,7 @@ def _refuse_nowhere(runs: Sequence[narrow.ReportRun]) -> None:
     for run in runs:
         for case in run.cases:
             if case.environment is not None and not 0 <= case.environment < len(run.environments):
-                raise DocumentError(f"{case.case} names an environment that is not there", "write the report anew")
+                raise DocumentError(f"{case.case} names an environment that is not there", "write the report again")
 
 
 def _add_report(history: History, run: narrow.ReportRun, file: str) -> None:
@@ -184,10 +185,8 @@ def _readings(result: narrow.Result, outcome: narrow.Outcome) -> dict[str, Readi
     for name in judged[0].counts:
         count = min(one.counts[name] for one in judged if name in one.counts)
         found[name] = Reading(count, UNIT_COUNT, name not in INEXACT_COUNTS)
-    for name in shown.yardsticks_ns:
-        found[CALIBRATION + name] = _time(
-            median(one.yardsticks_ns[name] for one in judged if name in one.yardsticks_ns)
-        )
+    for name in shown.calibration:
+        found[CALIBRATION + name] = _time(median(one.calibration[name] for one in judged if name in one.calibration))
     return found
 
 

@@ -43,7 +43,7 @@ _MOST_LINES = 200
 _HEADS = {
     ALARM: "events",
     ACCEPTED: "accepted changes",
-    MACHINE: "the machine's, no alarms",
+    MACHINE: "caused by the machine, no alarms",
     POSSIBLE: "possible, no alarms",
 }
 

@@ -16,7 +16,7 @@ _SHORT = 7
 _LONG = 1e7
 _LONGEST = 60
 """Letters of a name within a sentence."""
-_FIXED_WORK = "fixed work, timed beside the cases,"
+_FIXED_WORK = "the calibration workload"
 _MOST_PLACES = 3
 _GROUPED = 10_000
 _NEAR = 100
@@ -156,11 +156,11 @@ def remarks(event: EventRow, contents: Contents) -> list[str]:
     """What else is to be known of an event, as sentences."""
     said = []
     if event.kind == POSSIBLE:
-        said.append("no alarm: among so many series a change like this one comes by chance")
+        said.append("no alarm: among so many series a change like this occurs by chance")
     if event.kind == MACHINE and event.machine_ratio is not None:
-        said.append(f"the machine's: {_FIXED_WORK} changed by {format_change(event.machine_ratio)}")
+        said.append(f"caused by the machine: {_FIXED_WORK} changed by {format_change(event.machine_ratio)}")
     elif event.kind == MACHINE:
-        said.append("not the code's: both sides are the same commit")
+        said.append("not caused by the code: both runs are of the same commit")
     elif event.machine_ratio is not None:
         said.append(_not_the_machines(event))
     for number in event.undoes:
@@ -168,7 +168,7 @@ def remarks(event: EventRow, contents: Contents) -> list[str]:
     returns = Counter(one.undone_by for one in event.members if one.undone_by is not None)
     for number, many in sorted(returns.items()):
         if many == len(event.members):
-            said.append(f"it did not stay: event {number} took it back")
+            said.append(f"temporary: event {number} reverted it")
         else:
             said.append(f"in {many} of {len(event.members)} series the level came back in event {number}")
     said += [f"reason: {reason}" for reason in event.reasons]
@@ -182,7 +182,7 @@ def _not_the_machines(event: EventRow) -> str:
     if event.cases == 1 and parts and parts[0].rest_low is not None and parts[0].rest_high is not None:
         left += f" ({format_interval(parts[0].rest_low, parts[0].rest_high)})"
     changed = format_change(event.machine_ratio or 1.0)
-    return f"the machine changed too: {_FIXED_WORK} by {changed}; without that, {left} is left"
+    return f"the machine changed too: {_FIXED_WORK} by {changed}; without that, {left} remains"
 
 
 def break_text(one: BreakRow, contents: Contents) -> str:
@@ -212,7 +212,7 @@ def no_event(contents: Contents) -> str:
     """What is to be said where there is none: also of how many series nothing can be said."""
     few = sum(not row.judged for row in contents.series)
     if not few:
-        return "no event: nothing changed its level"
+        return "no event: no series changed its level"
     said = f"fewer than {FEWEST} runs and {'were' if few > 1 else 'was'} not judged"
     return f"no event; {few} series {'have' if few > 1 else 'has'} {said}"
 

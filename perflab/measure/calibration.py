@@ -30,7 +30,7 @@ _SHARE = 20
 """Readings are taken when this many times their own duration has passed since the last ones: at most 5 %."""
 
 
-class Yardsticks:
+class CalibrationWorkload:
     """Readings of the fixed work in nanoseconds, spread over a measurement."""
 
     def __init__(self, device: torch.device) -> None:

@@ -16,7 +16,7 @@ from perflab.measure.workload import Workload
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
-_REMEDY = "end it where its own work ends, by os._exit(0); multiprocessing's processes do so"
+_REMEDY = "end the child where its work ends, with os._exit(0); multiprocessing does so"
 
 
 class _Home:
@@ -70,7 +70,7 @@ def refuse_forks() -> None:
     _leave_if_forked()
     if _Home.child_returned[0]:
         _Home.child_returned[0] = 0  # said once is enough
-        raise UsageError(f"{_Home.case}: it forks, and the child goes on with the test too", _REMEDY)
+        raise UsageError(f"{_Home.case}: it forks, and the child continues the test too", _REMEDY)
 
 
 def _leave_if_forked() -> None:

@@ -13,7 +13,7 @@ from perflab.errors import UsageError
 from perflab.measure import clock
 from perflab.measure.allocator import keep_freed_memory
 from perflab.measure.caches import Eviction
-from perflab.measure.calibration import Yardsticks
+from perflab.measure.calibration import CalibrationWorkload
 from perflab.measure.clock import HostStopwatch, Sample, Stopwatch
 from perflab.measure.cold import ColdCudaStopwatch, ColdHostStopwatch
 from perflab.measure.counts import CallCounter
@@ -103,7 +103,7 @@ def measure(
     """
     workload = with_ranges(workload, device)
     stopwatch = stopwatch_for(device, mode)
-    yardsticks = Yardsticks(device)
+    calibration = CalibrationWorkload(device)
     cpu_ns: list[int] = []
     witness = Witness(device)
 
@@ -126,7 +126,7 @@ def measure(
         left_ns = max(0.0, plan.budget_ns - (clock.read_ns() - began_ns) - later_calls * call_ns)
         with nvtx_range(f"{label}: {SAMPLES}", device):
             end_of_samples = witness.begin()
-            samples = collect(time_once, warmup.repetitions, plan, left_ns, progress, between=yardsticks.read)
+            samples = collect(time_once, warmup.repetitions, plan, left_ns, progress, between=calibration.read)
             evidence = end_of_samples()
         check_agreement([sample.reading for sample in samples])
         empty_call_ns = stopwatch.empty_call_ns()
@@ -152,7 +152,7 @@ def measure(
             clock=stopwatch.name,
             phases_ns={name: [sample.phases_ns[name] for sample in samples] for name in workload.phases},
             memory=memory,
-            yardsticks_ns=yardsticks.results_ns(),
+            calibration_ns=calibration.results_ns(),
             cores_busy=_cores_busy(cpu_ns, samples),
             evidence=evidence,
             counts=dict(sorted(counter.counts.items())) if counter is not None else {},

@@ -68,6 +68,10 @@ class Evidence(Data, frozen=True):
     gpu_after: GpuState | None = None
 
 
+CALIBRATION_BEFORE = "yardsticks_ns", "calibration_ns"
+"""What files of before call the readings of the calibration workload, and their name now."""
+
+
 class Measurement(Data, frozen=True):
     """A case's samples and memory in one process.
 
@@ -84,8 +88,8 @@ class Measurement(Data, frozen=True):
     phases_ns: dict[str, list[Amount]] = {}
     """Samples of each phase of a step, in the order of ``samples_ns``."""
     memory: Memory | None = None
-    yardsticks_ns: dict[str, Positive] = {}
-    """Median readings of fixed pieces of work on the same machine, taken between the samples."""
+    calibration_ns: dict[str, Positive] = {}
+    """Median readings of the calibration workload, taken between the samples."""
     cores_busy: float | None = None
     """CPU time over wall time of the samples: about 1 for work in one thread, more for work in several."""
     evidence: Evidence | None = None
@@ -118,7 +122,7 @@ class Replicate(Data, frozen=True):
     phases_ns: dict[str, Share] = {}
     """Median of each phase."""
     memory: Memory | None = None
-    yardsticks_ns: dict[str, Positive] = {}
+    calibration_ns: dict[str, Positive] = {}
     cores_busy: float | None = None
     neighbours_cores: float | None = None
     steal_share: float | None = None
@@ -236,7 +240,7 @@ def summarize(measurement: Measurement, noise: float) -> Replicate:
             for name, samples in measurement.phases_ns.items()
         },
         memory=measurement.memory,
-        yardsticks_ns=measurement.yardsticks_ns,
+        calibration_ns=measurement.calibration_ns,
         cores_busy=measurement.cores_busy,
         neighbours_cores=evidence.neighbours_cores if evidence else None,
         steal_share=evidence.steal_share if evidence else None,

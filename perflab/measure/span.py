@@ -112,7 +112,7 @@ def check_agreement(readings: Sequence[Reading | None]) -> None:
         raise ClockError(
             f"CUDA events say that a sample lasts {format_ns(told.device_ns)}, and the host's clock "
             f"{format_ns(told.host_ns)} around it",
-            "leave torch.cuda.Event, its methods and torch.cuda.synchronize as PyTorch has them while perf() measures",
+            "do not patch torch.cuda.Event, its methods or torch.cuda.synchronize while perf() measures",
         )
 
 

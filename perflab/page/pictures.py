@@ -100,14 +100,14 @@ def _pair(case: Case, paired: Paired) -> Picture:
         Strand("base / base", "old", paired.control),
     ]
     svg = strip(
-        f"{case.name} in turns with {paired.against}",
+        f"{case.name}, A/B with {paired.against}",
         strands,
         format_change,
         limit=latency.limit if latency is not None else None,
         interval=_interval(latency) if latency is not None else None,
         middle=latency.ratio if latency is not None else None,
     )
-    told = [f"In turns with {paired.against}: each dot is a pair of fresh processes, its time against the other's"]
+    told = [f"A/B with {paired.against}: each dot is the ratio of times in a pair of fresh processes"]
     told += _untold(latency) if latency is not None else []
     return Picture(svg, "; ".join(told) + ".")
 

@@ -23,8 +23,8 @@ def sentences_of(case: Case) -> dict[str, list[str]]:
         ],
         "Noted by the test": [_noted(name, value) for name, value in case.noted.items()],
         "Quoted from elsewhere": [f"{one.source}: {format_ns(one.ns)}" for one in case.quotes],
-        "Memory beside it": [f"{name}: {amount(size, 'bytes')}" for name, size in case.memory_beside.items()],
-        "What could have disturbed it": evidence_of(case),
+        "Other memory": [f"{name}: {amount(size, 'bytes')}" for name, size in case.memory_beside.items()],
+        "Possible interference": evidence_of(case),
     }
 
 
@@ -39,7 +39,7 @@ def _looked_at(case: Case) -> list[str]:
     for paired in (case.paired, case.paired_to_anchor):
         if paired is not None:
             pairs = [*paired.screen, *paired.confirm]
-            told.append(f"{format_count(len(pairs), 'pair')} of fresh processes in turns with {paired.against}")
+            told.append(f"{format_count(len(pairs), 'interleaved pair')} of fresh processes, A/B with {paired.against}")
     if told and case.disturbed == []:
         told.append("nothing disturbed the processes that were judged")
     return told

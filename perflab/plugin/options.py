@@ -111,7 +111,7 @@ OPTIONS = (
     Option(
         "--perf-evidence",
         "on",
-        "on: look into both versions of a case that became worse, and name what changed; off: do not",
+        "on: profile both versions of a case that became worse, and report what changed; off: do not",
         choices=("on", "off"),
     ),
     Option("--perf-budget", "10", "time per case for warm-up, samples and memory", metavar="SECONDS"),
@@ -182,7 +182,7 @@ MARKER_ARGUMENTS = {
     "side_by_side": "the parameter whose values are compared below the table",
     "study": "a title; cases of one title share a table",
     "columns": "what that table shows, such as 'median, tokens/s, peak, loss'",
-    "versus": "what it holds cases against: a parameter and its base, such as 'impl=naive'",
+    "versus": "what its cases are compared with: a parameter and its base, such as 'impl=naive'",
     "last": "True: under --perf-total-budget, measure after all cases without this mark",
     "allow_nan": "True: allow NaN in the result",
     "profile": "True: profile the case after measuring it, as --perf-profile does for all",

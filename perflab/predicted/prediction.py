@@ -132,7 +132,7 @@ def traced(
         except NotPeriodic:
             notes.append(_UNLIKE)
         except _FAILS_WHEN_CUT as error:  # it depends on how many layers there are, or fails anyway
-            notes.append(f"every layer was run: with {FEW + 1} of them it ends in {type(error).__name__}")
+            notes.append(f"every layer was traced: with {FEW + 1} layers the call raises {type(error).__name__}")
     result, found = _trace_whole(work, book, hidden, watch)
     return Traced(found, result, [], notes)
 
@@ -153,9 +153,9 @@ def _without_launches(found: Trace) -> Trace:
 _FAILS_WHEN_CUT = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError)
 
 
-_UNLIKE = "every layer was run: they are built alike, and do not do alike"
-_UNPROVEN = "few layers were run, and that all do alike is not proven: running every one"
-_COMPILED = "torch.compile is not predicted: what it fuses counts as if it were not compiled"
+_UNLIKE = "every layer was traced: layers with the same structure do different work"
+_UNPROVEN = "few layers were traced, and it is not proven that all do the same: tracing every layer"
+_COMPILED = "torch.compile is not predicted: operators that it fuses are counted one by one"
 _CAN_BE_COMPILED = (torch.nn.Module, FunctionType)
 
 

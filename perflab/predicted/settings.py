@@ -45,5 +45,5 @@ def announce(settings: Settings, cases: int) -> list[str]:
     if settings.predict:
         return [f"perf: {format_count(cases, 'case')} predicted for {gpu} (--perf-gpu), not run"]
     if predicts_by_itself(settings):
-        return [f"perf: no GPU here; what is too much for this machine is predicted for {gpu}, not run"]
+        return [f"perf: no GPU here; cases too large for this machine are predicted for {gpu}, not run"]
     return []

@@ -27,7 +27,7 @@ def run_facts(run: RunContents) -> list[str]:
         f"commit {short}" if commit else "no commit",
         run.created[:16].replace("T", " "),
         *(machine_of(environment) for environment in run.environments),
-        *([] if run.complete else ["not known to be complete"]),
+        *([] if run.complete else ["possibly incomplete"]),
     ]
 
 
@@ -87,8 +87,8 @@ def beside_markdown(contents: Contents, page: str | None = None) -> str:
 
 
 _LEGEND = (
-    "Ratios are to the first run that has numbers of the case. Runs of different machines or versions stand beside "
-    "each other without one. Nothing here is judged."
+    "Ratios are relative to the first run that has numbers of the case. Runs of different machines or versions have "
+    "none. Nothing here is judged."
 )
 
 

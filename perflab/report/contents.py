@@ -188,7 +188,7 @@ class RunContents(Data, frozen=True):
     tables: dict[str, Any]
     """What tiers set beside each other: ``studies``, ``side_by_side``."""
     machine: list[MachineReading] = []
-    """The machine meanwhile, over all cases."""
+    """The machine during the run, over all cases."""
     baselines: str | None = None
     threshold: float | None = None
     command: str | None = None

@@ -8,7 +8,7 @@ from perflab.units import format_bytes, format_change
 REASON_TO_FILL_IN = '--perf-reason="…"'
 """Refused as it stands: the user's own words belong there."""
 
-WORSE = {"latency": "is slower", "memory": "needs more memory", "counts": "does more in a call"}
+WORSE = {"latency": "is slower", "memory": "needs more memory", "counts": "has higher counts"}
 
 
 def headline(judgement: Judgement, base: str) -> str:

@@ -21,7 +21,7 @@ from perflab.units import format_names
 LONG = 70
 """Lines, a screen or two. Where a run's end would be longer, cases that other tables show have no line of their own,
 unless for a reason, and all have their line alone."""
-_ENDINGS = {2: "was interrupted", 3: "broke with an internal error", 4: "could not begin"}
+_ENDINGS = {2: "was interrupted", 3: "stopped with an internal error", 4: "could not start"}
 
 
 def summary(
@@ -124,9 +124,9 @@ def other_failures(document: Document) -> list[str]:
     """What failed beside the results of perf cases."""
     others = document.other_failures
     if others:
-        return [f"failed beside the perf cases: {format_names(others)}"]
+        return [f"other tests failed: {format_names(others)}"]
     if document.exitstatus == 1 and not any(result.failure for result in document.results):
-        return ["the run failed (exit status 1), and for none of its perf cases: see pytest's own output"]
+        return ["the run failed (exit status 1), but none of its perf cases did: see pytest's own output"]
     return []
 
 
@@ -143,7 +143,7 @@ def measured_elsewhere(parts: Sequence[Document], merged: Document) -> list[str]
     if not others:
         return []
     named = format_names([short_name(case) for case in others])
-    return [f"measured in another environment too, by an earlier part that does not count: {named}"]
+    return [f"also measured in another environment, by an earlier part that is not used: {named}"]
 
 
 def findings_left_out(parts: Sequence[Document], merged: Document) -> list[str]:
@@ -151,4 +151,4 @@ def findings_left_out(parts: Sequence[Document], merged: Document) -> list[str]:
     lost = dict.fromkeys(study for part in parts for study in part.findings if study not in merged.findings)
     if not lost:
         return []
-    return [f"findings of parts of a study are left out, no part has all of its results: {format_names(list(lost))}"]
+    return [f"findings left out, because no part has all results of the study: {format_names(list(lost))}"]

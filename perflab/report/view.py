@@ -86,5 +86,5 @@ def _known(name: str, names: Collection[str]) -> str:
         close = difflib.get_close_matches(name, names, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         listed = textwrap.fill(", ".join(names), 100, initial_indent="     ", subsequent_indent="     ")
-        raise ValueError(f"{name!r} is none of these{hint}\n{listed}")
+        raise ValueError(f"{name!r} is not one of these{hint}\n{listed}")
     return name

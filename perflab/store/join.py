@@ -49,9 +49,9 @@ def join_baselines(directories: Sequence[Path], output: Path, tiers: Mapping[str
     for directory in [output, *directories]:
         paths = sorted(directory.glob("*/*.json"))
         if not paths and directory is not output:
-            problem = "holds no baselines" if directory.is_dir() else "is no directory"
+            problem = "holds no baselines" if directory.is_dir() else "is not a directory"
             raise BaselineError(
-                f"{directory} {problem}", "name what --perf-baselines named: it holds <environment>/<test module>.json"
+                f"{directory} {problem}", "name a directory of baselines; it holds <environment>/<test module>.json"
             )
         for path in paths:
             prefix = max((one for one in tiers if path.parent.name.startswith(one)), key=len)

@@ -78,7 +78,7 @@ def writing(directory: Path) -> Iterator[None]:
             stack.enter_context(locked(directory))
         except IsADirectoryError as error:
             raise BaselineError(
-                f"cannot write baselines to {directory}: {directory / LOCK_NAME} is a directory, and no lock file",
+                f"cannot write baselines to {directory}: {directory / LOCK_NAME} is a directory, not a lock file",
                 "remove it, or name another directory with --perf-baselines=DIR",
             ) from error
         except OSError as error:

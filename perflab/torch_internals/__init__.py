@@ -40,7 +40,7 @@ _FLOPS = "torch.utils.flop_counter"
 
 _CLASSES = {
     # What an operator is at the dispatcher. Its public face, torch.ops.aten.add.Tensor, has no name for its class.
-    "OpOverload": ("torch._ops", "tell operators from what is made of them"),
+    "OpOverload": ("torch._ops", "tell operators from compositions of operators"),
     # "Extending PyTorch" documents the class under this private path; there is no other.
     "TorchDispatchMode": ("torch.utils._python_dispatch", "see operators where they are dispatched"),
     # Documented under this path too. The public meta device has shapes alone: a tensor's device is lost on it, and with

@@ -106,7 +106,7 @@ def test_the_tally_says_how_many_why_and_what_always_fails() -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("tyled", "'tyled' is no variant; wanted one of reference, naive, .* or package.module:function"),
+        ("tyled", "'tyled' is not a variant; wanted one of reference, naive, .* or package.module:function"),
         ("nowhere.kernels:flash", "there is no module 'nowhere' in .*; start pytest where it is, or set PYTHONPATH"),
         ("torch.nn.functional:flush", "'torch.nn.functional' has no 'flush'; it has "),
         ("math:pi", "'math:pi' is a float, wanted a callable f"),

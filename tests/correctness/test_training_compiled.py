@@ -178,7 +178,7 @@ def test_a_whole_model_stays_uncompiled_where_it_is_called_otherwise(
 def test_attention_alone_wants_blocks_that_have_it() -> None:
     tokens = random_tokens(2, 6, vocab_size=50)
     wanted = (
-        r"wants a model whose `blocks`, an nn.ModuleList, each have a module `attention`, and Embedding is none; give"
+        r"wants a model whose `blocks`, an nn.ModuleList, each have a module `attention`, and Embedding has none; give"
     )
     with pytest.raises(ValueError, match=wanted):
         TrainingStep(nn.Embedding(50, 50), tokens, TrainingConfig(compile="attention"))

@@ -159,7 +159,7 @@ def test_a_loss_whose_shapes_do_not_belong_together_is_refused() -> None:
     wanted = r"logits of shape \(2, 5, 10\) for tokens of shape \(2, 6\): wanted logits \(batch, sequence, voc"
     with pytest.raises(ValueError, match=wanted):
         cross_entropy_loss(logits, random_tokens(2, 6, vocab_size=10))
-    with pytest.raises(ValueError, match=r"1 token have no next token to foresee; give 2 tokens or more"):
+    with pytest.raises(ValueError, match=r"1 token have no next token to predict; give 2 tokens or more"):
         cross_entropy_loss(logits[:, :1], random_tokens(2, 1, vocab_size=10))
 
 

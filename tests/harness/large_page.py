@@ -48,7 +48,7 @@ def _case(number: int, profiled: bool) -> Result:
         clock="host",
         phases_ns={name: [round(share * one) for one in samples] for name, share in PHASES.items()},
         memory=changed(memory(2**24 + 4096 * number), held_bytes=2**20, growth_bytes=2**24 + 4096 * number - 2**20),
-        yardsticks_ns={"matrix products": 1e6 + number, "memory": 2e6 - number},
+        calibration_ns={"matrix products": 1e6 + number, "memory": 2e6 - number},
         counts=COUNTS,
         evidence=Evidence(span_ns=10**9, neighbours_cores=0.1, steal_share=0.0, involuntary_switches=40 + number),
         profile=_profile(middle) if profiled else None,

@@ -146,7 +146,7 @@ def measured(draw: random.Random, session: Session, factor: float) -> Iterator[R
             median_ns,
             fastest_ns=min(median_ns, own_ns * effect.fastest * 0.99 * math.exp(draw.gauss(0.0, 0.003))),
             noise=effect.within,
-            yardsticks_ns={
+            calibration_ns={
                 name: 1000.0 * effect.machine * math.exp(draw.gauss(0.0, own)) for name, own in YARDSTICKS.items()
             },
             cores_busy=1.9,

@@ -63,9 +63,8 @@ def test_merge_shows_the_whole_writes_it_and_exits_as_the_run_would(
 def test_merge_says_which_part_ended_early(capsys: pytest.CaptureFixture[str]) -> None:
     write_document(document(result("t.py::test_c"), exitstatus=3), Path("c.json"))
     assert main(["merge", "a.json", "c.json"]) == 1
-    assert (
-        "c.json: the run broke with an internal error (exit status 3): cases may be missing" in capsys.readouterr().out
-    )
+    said = "c.json: the run stopped with an internal error (exit status 3): cases may be missing"
+    assert said in capsys.readouterr().out
 
 
 def test_merge_shows_each_environment_and_says_what_does_not_count(capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,7 +76,7 @@ def test_merge_shows_each_environment_and_says_what_does_not_count(capsys: pytes
     assert "another environment" not in shown
     write_document(document(result("t.py::test_a", outcome=on_gpu)), Path("gpu.json"))
     main(["merge", "a.json", "gpu.json"])
-    assert "measured in another environment too, by an earlier part that does not count: a\n" in capsys.readouterr().out
+    assert "also measured in another environment, by an earlier part that is not used: a\n" in capsys.readouterr().out
 
 
 def test_report_of_chosen_cases_is_that_of_a_run_which_had_no_others(capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,7 +102,7 @@ def test_report_of_chosen_cases_is_that_of_a_run_which_had_no_others(capsys: pyt
         (["merge", "a.json", "none.json"], "perflab merge: there is no file none.json\n  -> "),
         (["merge", "a.json", "--output", "a.json/x"], "perflab merge: a.json: File exists"),
         (["merge", "--baselines", "x"], "perflab merge: --baselines without --output\n  -> "),
-        (["merge", "--baselines", "x", "--output", "y"], "perflab merge: x is no directory\n  -> "),
+        (["merge", "--baselines", "x", "--output", "y"], "perflab merge: x is not a directory\n  -> "),
     ],
 )
 def test_what_cannot_be_used_exits_with_2_and_says_why(

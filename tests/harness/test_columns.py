@@ -133,9 +133,9 @@ def test_lines_are_sorted_by_the_functions_name_or_by_the_whole_one() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("min,stddev", "'stddev' is none of these; did you mean std\\?\n +median, min,"),
-        ("", "'' is none of these\n +median, min,"),
-        ("quoted", "'quoted' is none"),
+        ("min,stddev", "'stddev' is not one of these; did you mean std\\?\n +median, min,"),
+        ("", "'' is not one of these\n +median, min,"),
+        ("quoted", "'quoted' is not one"),
     ],
 )
 def test_a_column_that_there_is_not_is_refused_with_one_that_is_like_it(text: str, said: str) -> None:
@@ -146,7 +146,7 @@ def test_a_column_that_there_is_not_is_refused_with_one_that_is_like_it(text: st
 def test_what_cases_are_not_sorted_by_is_refused() -> None:
     assert [parse_sort(order) for order in ORDERS] == list(ORDERS)
     assert parse_sort("-vs base") == "-vs_base"
-    with pytest.raises(ValueError, match=r"'maen' is none of these; did you mean mean\?\n +collected, name"):
+    with pytest.raises(ValueError, match=r"'maen' is not one of these; did you mean mean\?\n +collected, name"):
         parse_sort("-maen")
 
 
@@ -180,6 +180,6 @@ def test_report_shows_the_columns_and_the_order_that_it_is_given(
     assert "| case | rounds | verdict |" in capsys.readouterr().out
     assert main(["report", "a.json", "--columns=average"]) == 2
     first, second, *_, last = capsys.readouterr().err.splitlines()
-    assert first == "perflab report: --columns: 'average' is none of these"
+    assert first == "perflab report: --columns: 'average' is not one of these"
     assert second.startswith("     median, min, max,")
     assert last == "  -> see docs/reference.md, under Columns"

@@ -95,7 +95,7 @@ def test_what_does_not_compile_is_a_result_that_names_the_line(found: Found) -> 
 
 def test_a_compiler_that_dies_is_a_result_and_the_next_kernel_is_compiled(pool: CompilerPool, found: Found) -> None:
     died = pool.submit(f"{HERE}:dying", "add", 90).result()
-    assert died.problem == "the compiling process ended with status 7; it said:\nLLVM ERROR: cannot select this"
+    assert died.problem == "the compiling process ended with status 7; its output:\nLLVM ERROR: cannot select this"
     assert (died.resources, died.triton) == (None, found["add", 80].triton)
     assert pool.submit(f"{HERE}:FINE", "add", 80).result() == found["add", 80]
 
@@ -115,7 +115,7 @@ def test_a_compiler_that_hangs_is_a_result_and_ends_with_all_that_it_started(
         assert pool.names(f"{HERE}:FINE", [90])[90], "it has loaded torch by now"
         monkeypatch.setattr("perflab.compiled.compiler.pool.PATIENCE_S", 3.0)
         hung = pool.submit(f"{HERE}:hanging", "add", 90).result()
-        assert hung.problem == "compiling it hung: no answer for 3.00 s, so it was ended"
+        assert hung.problem == "compiling it hung: no answer for 3.00 s, so it was stopped"
         monkeypatch.undo()
         for pid in map(int, (tmp_path / "pids").read_text().split()):
             deadline = time.monotonic() + 10.0  # it was killed, and goes when the system comes to it

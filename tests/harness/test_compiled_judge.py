@@ -44,19 +44,19 @@ def test_what_may_change_either_way_is_shown_and_not_judged(changes: dict[str, A
 @pytest.mark.parametrize(
     ("changes", "worse", "why"),
     [
-        ({"spill_store_bytes": 8, "spill_load_bytes": 4}, "spills", "spills 12 B of registers a thread"),
+        ({"spill_store_bytes": 8, "spill_load_bytes": 4}, "spills", "spills 12 B of registers per thread"),
         ({"instructions": {"mma": 64, "tma": 4}}, "tensor cores", "lost wgmma: its products run as mma now"),
-        ({"instructions": {"tma": 4}}, "tensor cores", "lost wgmma: no product runs on tensor cores any more"),
+        ({"instructions": {"tma": 4}}, "tensor cores", "lost wgmma: its products no longer run on tensor cores"),
         (
             {"instructions": {"wgmma": 8, "mma": 32, "tma": 4}},
             "tensor cores",
             "some of its products run as mma now, beside wgmma",
         ),
-        ({"instructions": {"wgmma": 16}}, "tma", "its copies do not go through TMA any more"),
+        ({"instructions": {"wgmma": 16}}, "tma", "its copies no longer use TMA"),
         (
             {"blocks_per_sm": 1, "warps_per_sm": 8},
             "occupancy",
-            "8 warps fit onto a multiprocessor at once instead of 16: no more room in registers",
+            "8 warps fit onto a multiprocessor at once instead of 16: limited by registers",
         ),
     ],
 )
@@ -96,7 +96,7 @@ TOO_MUCH: dict[str, Any] = {"dynamic_shared_bytes": 233_000, "blocks_per_sm": 0,
 
 def test_shared_memory_past_the_limit_fails_with_and_without_a_baseline() -> None:
     too_much = resources(**TOO_MUCH)
-    said = "wants 233,000 B of shared memory a block, and sm_90 has 232,448"
+    said = "needs 233,000 B of shared memory per block, but sm_90 has 232,448"
     alone = judge_compiled(kernel(too_much), None)
     assert (alone.verdict, alone.reasons) == (Verdict.FAILED, [said])
     against = judge_compiled(kernel(too_much), baseline())
@@ -113,7 +113,7 @@ def test_limits_hold_for_another_compilers_kernel_too() -> None:
 def test_tensor_memory_that_no_block_can_have_fails() -> None:
     wide = resources(tensor_columns=1024, blocks_per_sm=0, warps_per_sm=0, limited_by="tensor memory")
     assert judge_compiled(kernel(wide, arch=100), None).reasons == [
-        "not one block fits onto a multiprocessor of sm_100: no room in tensor memory"
+        "no block fits onto a multiprocessor of sm_100: limited by tensor memory"
     ]
 
 
@@ -162,11 +162,10 @@ spill load bytes        0  516    +516  exact  failed
 warps per sm           16    8      -8  exact  failed
 registers             100  255    +155   none
 blocks per sm           2    1      -1   none
-why: spills 1044 B of registers a thread, stores and loads together, instead of
-     0
-why: 8 warps fit onto a multiprocessor at once instead of 16: no more room in
+why: spills 1044 B of registers per thread (stores and loads) instead of 0
+why: 8 warps fit onto a multiprocessor at once instead of 16: limited by
      registers
-if this is meant: perflab kernels --update"""
+if intended: perflab kernels --update"""
     )
 
 
@@ -215,9 +214,8 @@ attend
  sm_90   255 1044 B 64.0 KiB  8/64   registers     wgmma 16  REGRESSED
     registers 100 -> 255 · spill store bytes 0 -> 528
     spill load bytes 0 -> 516 · warps per sm 16 -> 8 · blocks per sm 2 -> 1
-    spills 1044 B of registers a thread, stores and loads together, instead of
-    0; 8 warps fit onto a multiprocessor at once instead of 16: no more room in
-    registers
+    spills 1044 B of registers per thread (stores and loads) instead of 0; 8
+    warps fit onto a multiprocessor at once instead of 16: limited by registers
  sm_100  100      – 64.0 KiB 16/64   registers     wgmma 16  incomparable, saved
     baseline from another compiler: triton 3.8.0 then, 3.9.0 now
 broken

@@ -83,8 +83,8 @@ def test_a_function_may_ask_for_the_architecture(module: Callable[[str], None]) 
     [
         ("registered", "", "'registered' does not say where kernels are registered", "write package.module:ATTRIBUTE"),
         ("nowhere:X", "", "'nowhere:X' cannot be imported: No module named 'nowhere'", "run from the folder"),
-        ("registered:X", "import nowhere", "importing registered failed: ModuleNotFoundError", "mend it: "),
-        ("registered:X", "x = (", "importing registered failed: SyntaxError: '(' was never closed", "mend it: "),
+        ("registered:X", "import nowhere", "importing registered failed: ModuleNotFoundError", "fix it: "),
+        ("registered:X", "x = (", "importing registered failed: SyntaxError: '(' was never closed", "fix it: "),
         ("registered:EXAMPLE", "EXAMPLES = []", "registered has no EXAMPLE", "did you mean EXAMPLES? "),
         ("registered:X", "X = example()", "registered:X is 'KernelExample'", "make it a list or tuple"),
         ("registered:X", "X = [example(), 1]", "item 1 of registered:X is 'int'", "make it a list or tuple"),
@@ -92,9 +92,9 @@ def test_a_function_may_ask_for_the_architecture(module: Callable[[str], None]) 
             "registered:X",
             "X = [example(), example('b'), example()]",
             "registered:X has several kernels named 'add'",
-            "name them apart",
+            "give each kernel its own name",
         ),
-        ("registered:X", "def X(): return 1 / 0", "registered:X() failed: ZeroDivisionError", "mend it: "),
+        ("registered:X", "def X(): return 1 / 0", "registered:X() failed: ZeroDivisionError", "fix it: "),
         ("registered:X", "X = [example(num_warps=0)]", "kernel example 'add' has num_warps=0", "give a power"),
     ],
 )
@@ -114,7 +114,7 @@ def test_every_kernel_is_compiled_for_every_architecture_that_it_is_registered_f
 
 
 def test_kernels_of_one_name_in_two_registrations_are_refused() -> None:
-    with pytest.raises(KernelError, match="'a' is registered in several places\n  -> name the kernels apart"):
+    with pytest.raises(KernelError, match="'a' is registered in several places\n  -> give each kernel its own name"):
         choices_of({"m:X": {90: ["a"]}, "m:Y": {90: ["a"]}})
 
 

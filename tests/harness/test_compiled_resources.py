@@ -37,7 +37,7 @@ def test_what_a_function_spills_that_was_not_inlined_is_the_kernels() -> None:
 
 
 def test_another_log_is_refused_and_not_taken_for_no_spills() -> None:
-    with pytest.raises(ValueError, match="said neither registers nor spills: 'ptxas warning"):
+    with pytest.raises(ValueError, match="reported neither registers nor spills: 'ptxas warning"):
         read_assembler("ptxas warning: nothing\n")
 
 

@@ -54,7 +54,7 @@ def measured(now_ms: float, before_ms: float | None = None, **changes: Any) -> R
     )
     counts = {"operators": 5, "allocations": 2}
     summary = replicate(
-        now_ms * MS, peak_bytes=2 * GIB, counts=counts, phases_ns={"forward": 1e6}, yardsticks_ns={"memory": 7e6}
+        now_ms * MS, peak_bytes=2 * GIB, counts=counts, phases_ns={"forward": 1e6}, calibration_ns={"memory": 7e6}
     )
     made = record(summary, measurement=taken, **changes)
     saved = entry(quiet(before_ms * MS, peak_bytes=GIB, counts={**counts, "operators": 4})) if before_ms else None
@@ -321,6 +321,16 @@ def test_a_journal_is_read_though_its_last_line_is_half_written(
     assert f"the last line of {path.name} is half-written and left out" in text
     whole, notes = read_journal(journal(tmp_path, first))
     assert (len(whole.results), len(notes)) == (1, 1)
+
+
+def test_a_journal_of_before_is_read(tmp_path: Path) -> None:
+    """A journal does not name its schema; one of schema 2 calls the calibration workload's readings otherwise."""
+    path = journal(tmp_path, result(outcome=record(replicate(calibration_ns={"memory": 7e6}))))
+    now, _ = read_journal(path)
+    path.write_bytes(path.read_bytes().replace(b"calibration_ns", b"yardsticks_ns"))
+    before, _ = read_journal(path)
+    assert before.results == now.results
+    assert b"yardsticks_ns" in path.read_bytes()
 
 
 def test_a_journal_damaged_elsewhere_is_named_with_the_line(tmp_path: Path) -> None:

@@ -265,12 +265,12 @@ def edit(path: Path, old: str, new: str) -> None:
         ("exact", r'"peak_bytes": \[1048576\]', f'"peak_bytes": [{"7" * 5000}]', "too long"),
         ("exact", r'"counts": \{[^}]*\}, ', "", "it has no counts"),
         ("exact", r'"operators": 4', '"operators": -4', "counts"),
-        ("exact", r'"operators": 4', '"operators": 4, "operators": 9', "the key 'operators' stands twice"),
-        ("exact", r'"needs": \{\n.*\n', '"needs": {\n', "it needs nothing anywhere"),
+        ("exact", r'"operators": 4', '"operators": 4, "operators": 9', "the key 'operators' occurs twice"),
+        ("exact", r'"needs": \{\n.*\n', '"needs": {\n', "its needs are empty"),
         ("predicted", r'"peak_bytes": \d+', '"peak_bytes": -1', "peak_bytes"),
         ("predicted", r'"held_bytes": \d+', f'"held_bytes": {"9" * 400}', "of 400 digits"),
         ("kernels", r'"registers": \d+', '"registers": -1', "registers"),
-        ("kernels", r'"registers": \d+', '"registers": 1, "registers": 2', "the key 'registers' stands twice"),
+        ("kernels", r'"registers": \d+', '"registers": 1, "registers": 2', "the key 'registers' occurs twice"),
     ],
 )  # fmt: skip
 def test_a_baseline_that_lost_what_it_gates_is_refused(
@@ -289,7 +289,7 @@ def test_a_case_that_stands_twice_in_a_baseline_is_refused(stored: tuple[Path, R
     (name,) = tree["cases"]
     again = f'"cases": {{ {json.dumps(name)}: {json.dumps(tree["cases"][name])},'
     path.write_text(path.read_text(encoding="utf-8").replace('"cases": {', again, 1), encoding="utf-8")
-    assert f"the key {name!r} stands twice in one object" in refusal(read, path)
+    assert f"the key {name!r} occurs twice in one object" in refusal(read, path)
 
 
 def test_counts_may_be_missing_in_a_file_that_was_saved_before_they_had_to_be_there(tmp_path: Path) -> None:
@@ -303,7 +303,7 @@ def test_counts_may_be_missing_in_a_file_that_was_saved_before_they_had_to_be_th
 
 def test_a_replicate_without_memory_is_damage_where_memory_stood_with_times(tmp_path: Path) -> None:
     path = _write_times(tmp_path / "baselines")
-    edit(path, r'"schema": 2', '"schema": 1')
+    edit(path, r'"schema": 3', '"schema": 1')
     assert "a replicate has no memory" in refusal(_measured, path)
 
 

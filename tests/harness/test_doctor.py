@@ -132,8 +132,18 @@ def test_a_log_that_was_cut_off_is_read_up_to_there(tmp_path: Path) -> None:
     assert read(log) == lines
     table = measure_gate(0, log, print)
     assert table == gate_table(lines)
-    assert "perflab, in turns" in table[2]
+    assert "perflab, A/B" in table[2]
     assert all(len(line) == len(table[0]) for line in table[:-2])
+
+
+def test_a_log_of_before_is_read(tmp_path: Path) -> None:
+    """It called the readings of the calibration workload ``yardsticks_ns``."""
+    log = tmp_path / "log.jsonl"
+    readings = Session(began_s=0.0, seconds=[1.0], replicates={"a": [replicate(calibration_ns={"memory": 7e6})]})
+    append(log, readings)
+    log.write_bytes(log.read_bytes().replace(b"calibration_ns", b"yardsticks_ns"))
+    assert b"yardsticks_ns" in log.read_bytes()
+    assert read(log) == [readings]
 
 
 def test_an_empty_log_and_no_trials_are_refused(tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perflab.data import to_json
+from perflab.data import changed, to_json
 from perflab.documents import in_order, merge, read_document, weave, write_document
 from perflab.errors import DocumentError
+from perflab.measure.records import Measurement
 from perflab.predicted.records import PredictedCase
 from perflab.records import Judgement, Verdict
 from perflab.results import Document, Result
@@ -90,7 +91,7 @@ def test_a_field_that_will_not_do_is_named(tmp_path: Path, change: dict[str, Any
 
 
 def test_a_missing_file_and_a_directory_are_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(DocumentError, match=r"there is no file .*none.json\n  -> name what pytest wrote"):
+    with pytest.raises(DocumentError, match=r"there is no file .*none.json\n  -> name a file that pytest wrote"):
         read_document(tmp_path / "none.json")
     with pytest.raises(DocumentError, match=r"cannot read .*: Is a directory"):
         read_document(tmp_path)
@@ -262,3 +263,18 @@ def test_a_file_of_the_first_schema_reads_as_what_it_said(tmp_path: Path) -> Non
     path = tmp_path / "perf.json"
     path.write_text(json.dumps({**plain, "schema": 1}))
     assert read_document(path) == now
+
+
+def test_a_file_of_schema_2_reads_as_what_it_said(tmp_path: Path) -> None:
+    """It called the readings of the calibration workload ``yardsticks_ns``."""
+    readings = replicate(calibration_ns={"interpreter": 3.0})
+    measured = Measurement(
+        samples_ns=[5], repetitions=1, warmup_calls=0, settled=True, clock="host", calibration_ns={"memory": 2.0}
+    )
+    now = part(result("a", outcome=record(readings, measurement=measured, fresh=[readings])), schema=3)
+    path = tmp_path / "perf.json"
+    write_document(now, path)
+    before = path.read_text().replace('"schema": 3', '"schema": 2').replace('"calibration_ns"', '"yardsticks_ns"')
+    assert before.count("yardsticks_ns") == 3
+    path.write_text(before)
+    assert changed(read_document(path), schema=3) == now

@@ -235,7 +235,7 @@ def older(tmp_path: Path) -> Path:
     path = tmp_path / "cpu-amd-epyc-25-17-2c-torch2.13" / "tests.perf.test_transformer.json"
     path.parent.mkdir()
     write_file(path, {"test_step[small-128-fp32]": held})
-    path.write_text(path.read_text().replace('"schema": 2', '"schema": 1'))
+    path.write_text(path.read_text().replace('"schema": 3', '"schema": 1'))
     return tmp_path
 
 

@@ -78,16 +78,16 @@ def test_a_pipe_in_the_place_of_a_baseline_is_named_at_once(tmp_path: Path) -> N
     for attempt in (lambda: closest(store, CASE, environment()), lambda: store.save({CASE: entry()})):
         with pytest.raises(BaselineError) as caught:
             attempt()
-        assert f"cannot read the baseline file {path}: it is a pipe, and no file\n  -> check it" in str(caught.value)
+        assert f"cannot read the baseline file {path}: it is a pipe, not a file\n  -> check it" in str(caught.value)
     assert path.is_fifo()
 
 
 @needs_pipes
 def test_a_pipe_or_a_device_is_not_replaced_by_a_results_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match="it is a pipe, and no file"):
+    with pytest.raises(OSError, match="it is a pipe, not a file"):
         write_document(document(), tmp_path / "pipe")
-    with pytest.raises(OSError, match="it is a device, and no file"):
+    with pytest.raises(OSError, match="it is a device, not a file"):
         write_document(document(), Path("/dev/null"))
     assert (tmp_path / "pipe").is_fifo()
     assert Path("/dev/null").is_char_device()
@@ -98,7 +98,7 @@ def test_a_directory_in_the_place_of_the_lock_file_is_named_with_the_remedy(tmp_
     (tmp_path / LOCK_NAME).mkdir()
     with pytest.raises(BaselineError) as caught:
         BaselineStore(tmp_path).save({CASE: entry()})
-    assert f"{tmp_path / LOCK_NAME} is a directory, and no lock file\n  -> remove it" in str(caught.value)
+    assert f"{tmp_path / LOCK_NAME} is a directory, not a lock file\n  -> remove it" in str(caught.value)
 
 
 def test_a_file_keeps_its_rights(tmp_path: Path) -> None:

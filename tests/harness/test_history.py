@@ -96,7 +96,7 @@ def test_the_commits_between_any_two_runs_are_listed(
     assert found is not None
     assert (found.older, found.newer, len(found.commits)) == (2, 27, 25)
     assert main(["history", "nights", "--between", "nothing", commits[27]]) == 2
-    assert "--between=nothing: no run is called so\n  -> name its commit, date or file" in capsys.readouterr().err
+    assert "--between=nothing: no run has that name\n  -> name its commit, date or file" in capsys.readouterr().err
     assert main(["history", "nights", "--between", "run-001.json", commits[27], "--format=html"]) == 2
     assert "--between with --format=html" in capsys.readouterr().err
 
@@ -107,7 +107,7 @@ def test_a_level_that_came_back_is_said_to_have(tmp_path: Path) -> None:
     up, down = contents.events
     assert (up.worse, up.undone_by, down.worse, down.undoes) == (True, [2], False, [1])
     text = as_text(contents, 100)
-    assert "it did not stay: event 2 took it back" in text
+    assert "temporary: event 2 reverted it" in text
     assert "the level before event 1 came back" in text
     assert newest_alarm(contents, 30) is None, "what came back is no reason to fail"
 
@@ -122,7 +122,7 @@ def test_one_case_of_ten_that_came_back_silences_no_alarm(tmp_path: Path) -> Non
     assert (up.undone_by, down.undoes) == ([2], [1])
     text = as_text(contents, 100)
     assert "in 1 of 10 series the level came back in event 2" in text
-    assert "it did not stay" not in text
+    assert "temporary: event" not in text
     assert main(["history", str(tmp_path), "--fail", "--recent=25"]) == 1
     assert main(["history", str(tmp_path), "--fail", "--recent=25", "--case=step[0]"]) == 0, "that one came back"
 
@@ -169,7 +169,7 @@ def test_a_step_between_runs_of_one_commit_is_not_the_codes(tmp_path: Path) -> N
     write_runs(tmp_path, 40, {case_name(1): latency(step(20, after=1.3e6), 1)}, commits=lambda run: "a" * 40)
     (event,) = contents_in(tmp_path).events
     assert event.kind == "machine"
-    assert "not the code's: both sides are the same commit" in as_text(contents_in(tmp_path), 100)
+    assert "not caused by the code: both runs are of the same commit" in as_text(contents_in(tmp_path), 100)
 
 
 def test_events_of_two_machines_stand_apart_and_their_numbers_never_share_a_series(tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ def test_what_passes_one_percent_alone_is_possible_and_no_alarm(
     assert (alarm.smallest, alarm.ratio, alarm.largest) == (1.05, 1.05, 1.30), "the size is that of what is certain"
     text = as_text(contents, 100)
     assert text.index("\nevents\n") < text.index("\npossible, no alarms\n")
-    assert "no alarm: among so many series a change like this one comes by chance" in text
+    assert "no alarm: among so many series a change like this occurs by chance" in text
     alone = chosen(contents, "step[0]", None)
     assert [event.kind for event in alone.events] == ["possible"], "a choice of cases changes no judgement"
 

@@ -34,8 +34,8 @@ def test_a_phase_is_no_quantity_to_bisect_by_single_readings(
     monkeypatch.chdir(tmp_path)
     assert main(["history", "nights", "--bisect=step[1]", "--quantity=forward"]) == 2
     assert (
-        "--quantity=forward: two readings of it differ without a change of the code\n"
-        "  -> bisect latency, which is compared in turns" in capsys.readouterr().err
+        "--quantity=forward: its readings differ without a change of the code\n"
+        "  -> bisect latency, which is compared A/B" in capsys.readouterr().err
     )
 
 
@@ -67,7 +67,7 @@ def test_a_commit_that_may_have_the_step_is_not_called_good() -> None:
         return run._by_turns(bench, of_ten_percent, "c" * 40).side
 
     for found in ((1.08, 1.02, 1.095), (1.02, 0.93, 1.12)):
-        with pytest.raises(run._UnclearError, match="inside the noise"):
+        with pytest.raises(run._UnclearError, match="within the noise"):
             tried(Verdict.INCONCLUSIVE, *found)
     assert tried(Verdict.INCONCLUSIVE, 1.02, 0.98, 1.06) == "good", "ten percent are ruled out"
     assert tried(Verdict.OK, 1.0, 0.99, 1.01) == "good"
@@ -80,12 +80,12 @@ def test_neither_noise_nor_a_step_the_other_way_is_taken_for_the_events() -> Non
         return run._with_ends(bench, BEGUN, expected).ratio
 
     for expected in (None, 0.97):
-        with pytest.raises(run._UnclearError, match="the step is inside the noise"):
+        with pytest.raises(run._UnclearError, match="the change is within the noise"):
             ends(Verdict.OK, change(0.97, 0.90, 1.05), expected)
     faster, slower = change(0.90, 0.89, 0.91), change(1.10, 1.08, 1.12)
-    with pytest.raises(run._UnclearError, match=r"the event is a step of \+10\.0%, but between .* finds -10\.0%"):
+    with pytest.raises(run._UnclearError, match=r"the event is a change of \+10\.0%, but between .* finds -10\.0%"):
         ends(Verdict.OK, faster, 1.10)
-    with pytest.raises(run._UnclearError, match=r"the event is a step of -10\.0%, but"):
+    with pytest.raises(run._UnclearError, match=r"the event is a change of -10\.0%, but"):
         ends(Verdict.REGRESSED, slower, 0.90)
     assert ends(Verdict.OK, faster, None) == ends(Verdict.OK, faster, 0.92) == 0.90
     assert ends(Verdict.REGRESSED, slower, None) == ends(Verdict.REGRESSED, slower, 1.08) == 1.10

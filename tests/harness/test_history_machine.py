@@ -31,7 +31,7 @@ def test_a_step_of_the_calibration_workload_at_the_same_place_is_the_machines(tm
     assert event.kind == "machine"
     assert event.machine_ratio == pytest.approx(1.2, rel=0.02)
     text = as_text(contents_in(tmp_path / "machine"), 100)
-    assert "the machine's: fixed work, timed beside the cases, changed by +" in text
+    assert "caused by the machine: the calibration workload changed by +" in text
     (event,) = contents_in(tmp_path / "code").events
     assert (event.kind, event.machine_ratio) == ("alarm", None)
 
@@ -51,8 +51,8 @@ def test_what_the_machine_leaves_of_a_change_is_an_alarm_and_both_are_told(
     assert main(["history", str(tmp_path), "--fail", "--recent=25"]) == int(case > 1)
     text = " ".join(capsys.readouterr().out.split())
     assert re.search(
-        r"the machine changed too: fixed work, timed beside the cases, by [+-]\d\.\d%; "
-        r"without that, [+-]\d+\.\d% \([+-]\d+\.\d%…[+-]\d+\.\d%\) is left",
+        r"the machine changed too: the calibration workload by [+-]\d\.\d%; "
+        r"without that, [+-]\d+\.\d% \([+-]\d+\.\d%…[+-]\d+\.\d%\) remains",
         text,
     )
 

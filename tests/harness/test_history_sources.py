@@ -20,7 +20,7 @@ from perflab.history.baseline_log import read_log
 from perflab.history.contents import Contents
 from perflab.history.folder import read_branch, read_folder
 from perflab.history.places import Place
-from perflab.history.results_files import read_into
+from perflab.history.results_files import read_into, readings_of
 from perflab.history.series import History, Reading, Run
 from perflab.history.telling import contents_of
 from perflab.history.text import as_text
@@ -34,6 +34,7 @@ from tests.harness.histories import (
     write_runs,
 )
 from tests.harness.make import (
+    CASE,
     MS,
     document,
     entry,
@@ -47,7 +48,7 @@ from tests.harness.make import (
 
 
 def night(number: int, ms: float = 100.0, **changes: Any) -> Document:
-    measured = record(replicate(ms * MS, peak_bytes=1024, counts={"operators": 5}, yardsticks_ns={"memory": 9.0}))
+    measured = record(replicate(ms * MS, peak_bytes=1024, counts={"operators": 5}, calibration_ns={"memory": 9.0}))
     created = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=number)
     return document(result(outcome=measured), created=created, commit=f"{number:040x}", **changes)
 
@@ -66,6 +67,16 @@ def test_results_files_are_read_wherever_they_lie_in_the_order_of_their_runs(tmp
         "the machine's readings are no case's, by-products are asked"
     )
     assert {row.quantity for row in contents_in(tmp_path, "fastest").series} == {*by_name, "fastest"}
+
+
+def test_results_of_before_have_the_calibration_workload_too(tmp_path: Path) -> None:
+    path = tmp_path / "perf.json"
+    write_document(night(1), path)
+    now = path.read_bytes()
+    before = now.replace(b'"schema": 3', b'"schema": 2').replace(b"calibration_ns", b"yardsticks_ns")
+    assert before.count(b"yardsticks_ns") == 1
+    assert readings_of(before, CASE, "") == readings_of(now, CASE, "")
+    assert readings_of(before, CASE, "")["calibration memory"] == Reading(9.0, "ns", False)
 
 
 def test_a_report_as_json_and_the_results_it_was_made_of_are_the_same_history(tmp_path: Path) -> None:
@@ -166,7 +177,7 @@ def test_of_a_thousand_files_the_damaged_ones_are_named_and_left_out(
         ("deep.json", b'{"schema": 1, "x": ' + b"[" * 200_000, "it is damaged"),
         ("text.json", b'{"schema": 1, "kind": "\xff"}', "it is damaged"),
         ("empty.json", b"", "it is damaged"),
-        ("2026-99-03T10-00-00-000000-1.jsonl", b"", "its name is no date"),
+        ("2026-99-03T10-00-00-000000-1.jsonl", b"", "its name is not a date"),
         ("2026-01-03T10-00-00-000000-1.jsonl", b"[" * 200_000 + b"\n", "line 1 is damaged"),
         ("2026-01-03T10-00-00-000000-1.jsonl", b'{"case": "\xff"}\n', "line 1 is damaged"),
     ],
@@ -184,7 +195,7 @@ def test_whatever_is_wrong_with_one_file_the_others_are_read(
 
 @pytest.mark.parametrize("raw", [b'{"schema": 1, "cases": ' + b"[" * 200_000, b'{"schema": 1, "gpu": "\xff"}', b"{"])
 def test_a_damaged_baseline_file_is_told_and_no_traceback(raw: bytes) -> None:
-    with pytest.raises(DocumentError, match="it is no baseline file"):
+    with pytest.raises(DocumentError, match="it is not a baseline file"):
         levels_in(raw)
 
 
@@ -199,7 +210,7 @@ def test_of_a_report_with_one_damaged_run_nothing_is_added(tmp_path: Path) -> No
 
 
 def test_a_folder_without_results_says_what_to_name(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"is no folder\n  -> name a folder with what --perf-json"):
+    with pytest.raises(UsageError, match=r"is not a folder\n  -> name a folder with what --perf-json"):
         read_folder(tmp_path / "nowhere")
     (tmp_path / "broken.json").write_text("{")
     with pytest.raises(UsageError, match=r"holds no results: .*broken\.json: it is damaged"):

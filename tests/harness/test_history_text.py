@@ -63,9 +63,9 @@ def test_since_leaves_out_what_is_older(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["history", str(tmp_path), "--since=2026-02-05"]) == 0
     assert ": 5 runs, 2026-02-05 to 2026-02-09; " in capsys.readouterr().out
     assert main(["history", str(tmp_path), "--since=soon"]) == 2
-    assert "--since=soon is no date" in capsys.readouterr().err
+    assert "--since=soon is not a date" in capsys.readouterr().err
     assert main(["history", str(tmp_path), "--case=nothing"]) == 2
-    assert "no series is called so\n  -> there are: step[1], step[2]; latency" in capsys.readouterr().err
+    assert "no series has that name\n  -> there are: step[1], step[2]; latency" in capsys.readouterr().err
 
 
 def test_no_line_of_the_text_is_wider_than_a_terminal(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ ROOMS = {
     "kernel_names": Room(),
     "user_lines": Room(),
     "reading": Room(below="errors", packages="msgspec"),
-    "documents": Room(below="data results errors files reading", packages="msgspec"),
+    "documents": Room(below="data results errors files reading measure.records", packages="msgspec"),
     "journals": Room(below="perflab data documents errors reading results"),
     # What tiers share: the engine of those that run, stored files, tables.
     "measure.records": Room(below="data records profiles.records", packages="msgspec"),

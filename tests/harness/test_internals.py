@@ -320,6 +320,6 @@ def test_a_version_that_was_not_checked_is_a_warning_with_the_range(monkeypatch:
     assert version_warnings(replace(TORCH, package="no-such-package")) == []
     monkeypatch.setattr(metadata, "version", {"torch": "2.14.1", "triton": "3.9.0"}.__getitem__)
     assert version_warnings(TORCH, TRITON) == [
-        "warning: torch 2.14.1 is outside of torch>=2.11,<2.14, the range that perflab was checked with: predictions, "
-        "counts and compiled kernels rest on its internals"
+        "warning: torch 2.14.1 is outside the range that perflab was tested with, torch>=2.11,<2.14: predictions, "
+        "counts and compiled kernels depend on its internals"
     ]

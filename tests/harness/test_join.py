@@ -75,7 +75,7 @@ def test_a_damaged_file_is_named_and_nothing_is_written(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_is_none_or_holds_no_baselines_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BaselineError, match=r"missing is no directory\n  -> name what --perf-baselines named"):
+    with pytest.raises(BaselineError, match=r"missing is not a directory\n  -> name a directory of baselines"):
         join_baselines([tmp_path / "missing"], tmp_path / "output", by_folder())
     (tmp_path / "empty").mkdir()
     with pytest.raises(BaselineError, match="empty holds no baselines"):

@@ -34,7 +34,7 @@ WILD = st.builds(lambda median_ns, noise: replicate(median_ns, noise=noise), st.
 
 
 def only(reading_ns: float | None) -> dict[str, float]:
-    """A yardstick's reading, where there is one."""
+    """A reading of the calibration workload, where there is one."""
     return {} if reading_ns is None else {"interpreter": reading_ns}
 
 
@@ -115,15 +115,15 @@ def test_a_baseline_of_one_process_shows_no_improvement() -> None:
     judgement = judge(record(replicate(80 * MS)), entry([replicate()]), POLICY)
     assert (judgement.verdict, judgement.suspect) == (Verdict.INCONCLUSIVE, False)
     assert judgement.reasons == [
-        "the baseline is a single process, and does not know its noise; save it again (--perf-update)"
+        "the baseline is a single process, so its noise is unknown; save it again (--perf-update)"
     ]
 
 
 def test_a_baseline_from_a_machine_that_did_its_fixed_work_as_much_slower_shows_no_improvement() -> None:
-    before = quiet(100 * MS, yardsticks_ns={"interpreter": 1250.0})
-    judgement = faster(quiet(80 * MS, yardsticks_ns={"interpreter": 1000.0}), before)
+    before = quiet(100 * MS, calibration_ns={"interpreter": 1250.0})
+    judgement = faster(quiet(80 * MS, calibration_ns={"interpreter": 1000.0}), before)
     assert judgement.verdict is Verdict.INCONCLUSIVE
-    assert judgement.reasons == ["the machine itself ran a fixed piece of work (interpreter) at -20.0%"]
+    assert judgement.reasons == ["the calibration workload (interpreter) took -20.0% too"]
 
 
 def test_a_baseline_that_was_disturbed_shows_no_improvement_unless_the_case_is_disturbed_alike() -> None:
@@ -177,15 +177,17 @@ def test_a_baseline_that_was_disturbed_lets_nothing_pass_as_ok() -> None:
 
 
 def test_a_machine_that_became_faster_hides_a_slowdown() -> None:
-    before = quiet(100 * MS, yardsticks_ns={"interpreter": 1200.0, "memory": 120.0})
-    both = judge(record(replicate(yardsticks_ns={"interpreter": 1000.0, "memory": 100.0})), entry(before), POLICY)
+    before = quiet(100 * MS, calibration_ns={"interpreter": 1200.0, "memory": 120.0})
+    both = judge(record(replicate(calibration_ns={"interpreter": 1000.0, "memory": 100.0})), entry(before), POLICY)
     assert both.verdict is Verdict.INCONCLUSIVE
-    assert "on a machine that runs a fixed piece of work" in both.reasons[0]
+    assert both.reasons[0] == (
+        "0.0%, but the calibration workload (interpreter) took -16.7%: a faster machine hides a slowdown"
+    )
 
 
 def test_one_piece_of_fixed_work_that_became_faster_hides_nothing() -> None:
-    before = quiet(100 * MS, yardsticks_ns={"interpreter": 1200.0, "memory": 100.0, "threads": 300.0}, cores_busy=1.9)
-    now = replicate(yardsticks_ns={"interpreter": 1000.0, "memory": 100.0, "threads": 300.0}, cores_busy=1.9)
+    before = quiet(100 * MS, calibration_ns={"interpreter": 1200.0, "memory": 100.0, "threads": 300.0}, cores_busy=1.9)
+    now = replicate(calibration_ns={"interpreter": 1000.0, "memory": 100.0, "threads": 300.0}, cores_busy=1.9)
     assert judge(record(now), entry(before), POLICY).verdict is Verdict.OK
 
 
@@ -254,7 +256,8 @@ def test_a_slowdown_within_the_noise_of_the_baselines_replicates_is_inconclusive
     assert judgement.latency.limit is not None
     assert judgement.latency.limit > 1.15
     (reason,) = judgement.reasons
-    assert reason.startswith("+15.0% is past the threshold, but within what this baseline's replicates differ by (")
+    within = "but within the differences between this baseline's replicates ("
+    assert reason.startswith(f"+15.0% is past the threshold, {within}")
 
 
 def test_noise_within_the_baselines_processes_widens_the_limit_too() -> None:
@@ -298,14 +301,14 @@ def test_readings_too_wild_for_any_interval_are_inconclusive_and_say_so() -> Non
     assert judgement.verdict is Verdict.INCONCLUSIVE
     assert judgement.latency is not None
     assert judgement.latency.high == math.inf
-    assert "x481, but these readings are too noisy for an interval to say anything" in judgement.reasons
+    assert "x481, but these readings are too noisy for a 95 % interval" in judgement.reasons
 
 
 def test_a_reading_that_is_faster_beyond_any_interval_has_not_improved_and_replaces_no_anchor() -> None:
     before, now = [replicate(7.99 * MS, noise=240.0)], [replicate(0.0166 * MS, noise=1.2)]
     judgement = judge(record(now[0]), entry(before), POLICY)
     assert judgement.verdict is Verdict.INCONCLUSIVE
-    assert judgement.reasons == ["-99.8%, but these readings are too noisy for an interval to say anything"]
+    assert judgement.reasons == ["-99.8%, but these readings are too noisy for a 95 % interval"]
     saved = successor(entry(before), entry(now), POLICY, None)
     assert saved.times is not None
     assert saved.times.accepted == []
@@ -338,23 +341,23 @@ def test_fastest_calls_that_are_as_fast_as_before_are_inconclusive_and_shown() -
     judgement = judge_again(quiet(SLOW, fastest_ns=101 * MS))
     assert judgement.verdict is Verdict.INCONCLUSIVE
     assert judgement.reasons == [
-        "typical calls took +30.0%, but the fastest ones +2.1%: a busy machine looks like that"
+        "typical calls took +30.0%, but the fastest ones +2.1%: that is typical of a busy machine"
     ]
 
 
 def test_a_machine_that_does_its_fixed_work_as_much_slower_is_inconclusive_and_shown() -> None:
-    before = quiet(100 * MS, yardsticks_ns={"interpreter": 1000.0})
-    judgement = judge_again(quiet(SLOW, yardsticks_ns={"interpreter": 1280.0}), before)
+    before = quiet(100 * MS, calibration_ns={"interpreter": 1000.0})
+    judgement = judge_again(quiet(SLOW, calibration_ns={"interpreter": 1280.0}), before)
     assert judgement.verdict is Verdict.INCONCLUSIVE
-    assert judgement.reasons == ["the machine itself ran a fixed piece of work (interpreter) at +28.0%"]
+    assert judgement.reasons == ["the calibration workload (interpreter) took +28.0% too"]
 
 
 @pytest.mark.parametrize(("cores_busy", "verdict"), [(1.0, Verdict.REGRESSED), (1.9, Verdict.INCONCLUSIVE)])
 def test_threads_that_wait_for_each_other_excuse_only_work_that_has_threads(
     cores_busy: float, verdict: Verdict
 ) -> None:
-    before = quiet(100 * MS, yardsticks_ns={"interpreter": 1000.0, "threads": 300.0}, cores_busy=cores_busy)
-    fresh = quiet(SLOW, yardsticks_ns={"interpreter": 1000.0, "threads": 60_000.0}, cores_busy=cores_busy)
+    before = quiet(100 * MS, calibration_ns={"interpreter": 1000.0, "threads": 300.0}, cores_busy=cores_busy)
+    fresh = quiet(SLOW, calibration_ns={"interpreter": 1000.0, "threads": 60_000.0}, cores_busy=cores_busy)
     assert judge_again(fresh, before).verdict is verdict
 
 
@@ -362,31 +365,31 @@ def test_a_baseline_of_one_process_does_not_know_its_noise_and_fails_nothing() -
     judgement = judge_again(quiet(SLOW), [replicate(100 * MS)])
     assert judgement.verdict is Verdict.INCONCLUSIVE
     assert judgement.reasons == [
-        "the baseline is a single process, and does not know its noise; save it again (--perf-update)"
+        "the baseline is a single process, so its noise is unknown; save it again (--perf-update)"
     ]
 
 
 def test_a_slowdown_far_beyond_the_machines_own_is_the_codes() -> None:
-    before = quiet(100 * MS, yardsticks_ns={"interpreter": 1000.0})
-    assert judge_again(quiet(SLOW, yardsticks_ns={"interpreter": 1100.0}), before).verdict is Verdict.REGRESSED
+    before = quiet(100 * MS, calibration_ns={"interpreter": 1000.0})
+    assert judge_again(quiet(SLOW, calibration_ns={"interpreter": 1100.0}), before).verdict is Verdict.REGRESSED
 
 
-def test_a_yardstick_within_its_own_noise_excuses_nothing() -> None:
-    before = quiet(100 * MS, yardsticks_ns={"interpreter": 1000.0})
-    fresh = quiet(106.5 * MS, yardsticks_ns={"interpreter": 1019.0})
+def test_a_calibration_workload_within_its_own_noise_excuses_nothing() -> None:
+    before = quiet(100 * MS, calibration_ns={"interpreter": 1000.0})
+    fresh = quiet(106.5 * MS, calibration_ns={"interpreter": 1019.0})
     judgement = judge(record(replicate(106.5 * MS), fresh=fresh), entry(before), POLICY)
     assert judgement.verdict is Verdict.REGRESSED
 
 
 @pytest.mark.parametrize(("before", "now"), [(None, 2000.0), (1000.0, None), (None, None)])
-def test_a_yardstick_that_only_one_side_has_excuses_nothing(before: float | None, now: float | None) -> None:
-    judgement = judge_again(quiet(SLOW, yardsticks_ns=only(now)), quiet(100 * MS, yardsticks_ns=only(before)))
+def test_a_calibration_workload_that_only_one_side_has_excuses_nothing(before: float | None, now: float | None) -> None:
+    judgement = judge_again(quiet(SLOW, calibration_ns=only(now)), quiet(100 * MS, calibration_ns=only(before)))
     assert judgement.verdict is Verdict.REGRESSED
 
 
 def test_every_doubt_is_told() -> None:
-    before = quiet(100 * MS, yardsticks_ns={"interpreter": 1000.0})
-    fresh = [replicate(m * MS, fastest_ns=99 * MS, yardsticks_ns={"interpreter": 1300.0}) for m in (108, 118, 128)]
+    before = quiet(100 * MS, calibration_ns={"interpreter": 1000.0})
+    fresh = [replicate(m * MS, fastest_ns=99 * MS, calibration_ns={"interpreter": 1300.0}) for m in (108, 118, 128)]
     assert len(judge_again(fresh, before).reasons) == 3
 
 
@@ -506,7 +509,7 @@ def test_latency_that_nobody_can_judge_does_not_hide_a_memory_regression() -> No
     judgement = judge(record(fresh[0], fresh=fresh), entry(quiet(100 * MS, peak_bytes=2**20)), POLICY)
     assert judgement.verdict is Verdict.REGRESSED
     assert judgement.worse == ["memory"]
-    assert "a busy machine looks like that" in judgement.reasons[0]
+    assert "that is typical of a busy machine" in judgement.reasons[0]
 
 
 # --- out of memory -----------------------------------------------------------------------------------------------

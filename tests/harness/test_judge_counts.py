@@ -36,7 +36,7 @@ def test_one_operator_more_has_regressed_at_once_and_nothing_is_said_of_time() -
     assert not judgement.suspect
     assert (judgement.counts["operators"].before, judgement.counts["operators"].now) == (112, 113)
     text = explain(Result(case=CASE, outcome=record(), judgement=judgement), "accept")
-    assert text.splitlines()[0] == "step[small-128-fp32] does more in a call than its baseline"
+    assert text.splitlines()[0] == "step[small-128-fp32] has higher counts than its baseline"
     assert "slower" not in text
 
 
@@ -102,7 +102,7 @@ def test_a_slow_case_that_also_does_more_is_measured_again_and_both_are_named() 
     judgement = judge(again, before(operators=112), POLICY)
     assert judgement.worse == ["latency", "counts"]
     text = explain(Result(case=CASE, outcome=again, judgement=judgement), "accept")
-    assert "is slower and does more in a call than its baseline" in text
+    assert "is slower and has higher counts than its baseline" in text
 
 
 def test_reported_only_a_count_that_rose_is_shown_and_fails_nothing() -> None:

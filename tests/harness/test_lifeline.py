@@ -35,7 +35,9 @@ def test_a_process_that_does_not_answer_is_ended_and_what_it_said_is_told(tmp_pa
     with SideProcess(Start("main", command, dict(os.environ), tmp_path), answer_within_s=2.0) as side:
         with pytest.raises(SideEndedError) as caught:
             side.hello()
-        assert "main: its process hung and was ended: no answer for 2 s; it said:\n    loading" in str(caught.value)
+        assert "main: its process hung and was stopped: no answer for 2 s; its output:\n    loading" in str(
+            caught.value
+        )
         assert "-> run the case alone" in str(caught.value)
         assert gone_within(2.0, side._process.pid)
 

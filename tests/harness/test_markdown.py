@@ -149,10 +149,10 @@ def test_every_environment_has_its_line() -> None:
     ("run", "said"),
     [
         (document(exitstatus=5), "### perflab\n\nno perf case ran\n"),
-        (document(exitstatus=2, other_failures=["t_x.py"]), r"failed beside the perf cases: t\_x.py"),
+        (document(exitstatus=2, other_failures=["t_x.py"]), r"other tests failed: t\_x.py"),
         (document(result(), exitstatus=2), "the run was interrupted (exit status 2): cases may be missing"),
         (document(result(), exitstatus=-9), "the run ended early (exit status -9): cases may be missing"),
-        (document(result(), exitstatus=1), "the run failed (exit status 1), and for none of its perf cases"),
+        (document(result(), exitstatus=1), "the run failed (exit status 1), but none of its perf cases did"),
     ],
 )
 def test_a_run_that_was_no_success_says_why_where_the_table_does_not(run: Document, said: str) -> None:

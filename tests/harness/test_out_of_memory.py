@@ -106,7 +106,7 @@ def test_cudas_error_says_what_was_asked_for_and_what_was_cached() -> None:
     found = as_out_of_memory(torch.OutOfMemoryError(text))
     assert found == OutOfMemory(asked_bytes=2 << 30, cached_bytes=3584 * MIB)
     (_, cached) = out_of_memory_texts(found)
-    assert "3.50 GiB were reserved and free, in pieces that are too small" in cached
+    assert "3.50 GiB were reserved but free, in pieces that are too small" in cached
     assert "expandable_segments:True" in cached
     assert len(out_of_memory_texts(OutOfMemory(asked_bytes=2 << 30, cached_bytes=MIB))) == 1
     (_, declared) = out_of_memory_texts(OutOfMemory(asked_bytes=2 << 30, remedies=["bf16", "checkpointing"]))

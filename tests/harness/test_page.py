@@ -138,7 +138,7 @@ def uneven_run() -> Document:
 
     def one(level: str, noise: float, **changes: Any) -> Result:
         summary = replicate(
-            1.2345e6, noise=noise, yardsticks_ns={"memory": (2.345e6 + 1e5 * ("study" in changes)) * (1 + noise)}
+            1.2345e6, noise=noise, calibration_ns={"memory": (2.345e6 + 1e5 * ("study" in changes)) * (1 + noise)}
         )
         seen = Evidence(span_ns=10**9, load_average=1.5 + noise, neighbours_cores=noise)
         taken = Measurement(

@@ -590,7 +590,10 @@ def test_within_itself_it_is_one_gpu() -> None:
         with as_cuda((9, 0)):
             pass
         assert torch.cuda.get_device_capability() == (9, 0)
-        with pytest.raises(ValueError, match=r"as_cuda\(8, 0\) within as_cuda\(9, 0\).*leave the first"), as_cuda():
+        with (
+            pytest.raises(ValueError, match=r"as_cuda\(8, 0\) within as_cuda\(9, 0\).*leave the outer one first"),
+            as_cuda(),
+        ):
             pass
 
 

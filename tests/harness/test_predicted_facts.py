@@ -91,7 +91,7 @@ def test_a_remedy_has_to_leave_room_for_the_libraries_workspaces() -> None:
 @pytest.mark.parametrize(
     ("fits_on", "said"),
     [
-        ([], "no card holds it: b200 has 177 GiB"),
+        ([], "fits no card: b200 has 177 GiB"),
         (["b200"], "fits only b200"),
         (["h100", "h200", "b200"], "fits only h100, h200, b200"),
         (["a100-80gb", "h100", "b200", "h200"], "fits a100-80gb and larger"),
@@ -106,7 +106,7 @@ def test_where_the_rooms_of_other_cards_are_not_known_some_are_named() -> None:
     names = ["a100-80gb", "h100", "h200", "b200", "rtx9090"]
     facts = fit_facts(prediction(fit=fit(fits_on=names, rooms={}, **MODEST)))
     assert facts == ["fits a100-80gb, h100, h200, b200 and 1 more"]
-    assert fit_facts(prediction(fit=fit(fits_on=[], rooms={}, **MODEST))) == ["no card holds it"]
+    assert fit_facts(prediction(fit=fit(fits_on=[], rooms={}, **MODEST))) == ["fits no card"]
     assert fit_facts(prediction()) == []
 
 

@@ -45,7 +45,7 @@ would fit with checkpointing (61.0 GiB); not with bf16 (80.0 GiB)
 h100 takes batch_size 3 or context_length 896 · fits only h200, b200
 checkpoint first: blocks.*.attention (model.py:42), frees up to 31.0 GiB of
   88.2 GiB
-if this is meant: pytest t.py --perf-predict --perf-update"""
+if intended: pytest t.py --perf-predict --perf-update"""
     )
 
 
@@ -88,8 +88,8 @@ def test_a_case_that_strict_checking_fails_says_why_it_could_not_be_judged() -> 
     assert (
         explain_prediction(failing, "pytest t.py --perf-update-new")
         == """\
-step[2.7B-1024-fp32] could not be judged (incomparable), and --perf-check wants
-  it to be
+step[2.7B-1024-fp32] could not be judged (incomparable), and --perf-check fails
+  such cases
 why: baseline from another PyTorch: torch 2.13.0 then, 2.14.0 now
-if this is meant: pytest t.py --perf-update-new"""
+if intended: pytest t.py --perf-update-new"""
     )

@@ -307,4 +307,4 @@ def test_of_many_rows_the_largest_are_told_and_the_rest_counted() -> None:
 def test_growth_that_no_row_explains_fails_all_the_same() -> None:
     before: PredictedBaseline = changed(predicted_baseline(), peak_bytes=80 * GIB)
     judgement = judge_predicted(USUAL, before, Policy())
-    assert (judgement.worse, judgement.reasons) == (["memory"], ["the totals grew, and no row did"])
+    assert (judgement.worse, judgement.reasons) == (["memory"], ["the totals grew, but no single row did"])

@@ -293,7 +293,7 @@ def test_layers_that_are_not_alike_are_all_run(make: Make) -> None:
 def test_where_layers_look_alike_and_do_not_do_alike_a_note_says_so() -> None:
     found, _ = both(lambda: trained(Model(blocks(), every_third)))
     assert found.layers_run == []
-    assert found.notes == ["every layer was run: they are built alike, and do not do alike"]
+    assert found.notes == ["every layer was traced: layers with the same structure do different work"]
 
 
 def test_a_generator_and_its_critic_are_two_models_with_layers_of_their_own() -> None:

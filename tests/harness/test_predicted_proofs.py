@@ -53,7 +53,7 @@ def test_a_layer_that_does_more_than_the_others_is_found_by_its_number_alone() -
     assert account_of(believed.trace).peak_bytes < account_of(whole.trace).peak_bytes
     assert proven.layers_run == []
     assert account_of(proven.trace) == account_of(whole.trace)
-    assert proven.notes == ["every layer was run: they are built alike, and do not do alike"]
+    assert proven.notes == ["every layer was traced: layers with the same structure do different work"]
 
 
 def test_a_kind_of_call_is_run_whole_once(monkeypatch: pytest.MonkeyPatch) -> None:

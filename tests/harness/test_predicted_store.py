@@ -127,7 +127,7 @@ LINE = ",32,32000000000000,32768]"
     ("old", "new", "said"),
     [
         ('"schema": 1', '"schema": 2', "was written by a newer perflab\n  -> upgrade perflab"),
-        ('"gpu": "h100"', '"gpu": "l4"', "is of l4, and lies in predicted-h100/\n  -> move it to predicted-l4/, or"),
+        ('"gpu": "h100"', '"gpu": "l4"', "is for l4, but is in predicted-h100/\n  -> move it to predicted-l4/, or"),
         ('"cases": {', '"cases": {,', "is damaged at line 9, column 13: "),
         ('"cases": {', '"cases": {}, "more": {', "unknown field `more`"),
         (f'"{NAME}": {{', f'"{NAME}": {{"more": 1,', f"{NAME}: Object contains unknown field `more`"),
@@ -136,7 +136,7 @@ LINE = ",32,32000000000000,32768]"
         (LINE, ",32,32000000000000]", f"{NAME}: Expected `array` of length 6 - at `$.costs[2]`"),
         (LINE, ",32,32000000000000,32768,1]", f"{NAME}: Expected `array` of length 6 - at `$.costs[2]`"),
         (LINE, ',32,32000000000000,"32768"]', f"{NAME}: Expected `int`, got `str` - at `$.costs[2][5]`"),
-        (LINE, ",32,32000000000000,NaN]", "NaN is no number"),
+        (LINE, ",32,32000000000000,NaN]", "NaN is not a number"),
     ],
 )
 def test_a_damaged_or_foreign_file_is_named_with_place_and_remedy_and_left_alone(

@@ -121,7 +121,8 @@ def test_a_proof_that_is_called_off_is_a_note_and_not_tried_again() -> None:
     found = run(first, proofs=proofs)
     assert found.layers_run == [3, 4]
     assert found.notes == [
-        "few layers were run, and that all do alike is not proven: running every one took more than 20 operators"
+        "few layers were traced, and it is not proven that all do the same: tracing every layer took "
+        "more than 20 operators"
     ]
     assert first.parts == {"every layer": 21}
     assert run(second, proofs=proofs).notes == found.notes

@@ -346,8 +346,8 @@ def test_counts_are_explained_without_times() -> None:
 
 
 def test_what_could_not_be_looked_into_says_why() -> None:
-    said = Explanation(base="main", problem="could not look, because base: its process hung")
-    assert explanation_texts(said, timed=True) == ["could not look, because base: its process hung"]
+    said = Explanation(base="main", problem="not examined: base: its process hung")
+    assert explanation_texts(said, timed=True) == ["not examined: base: its process hung"]
 
 
 # --- kept in a baseline ------------------------------------------------------------------------------------------

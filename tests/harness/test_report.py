@@ -309,7 +309,7 @@ def test_a_slower_case_says_what_a_person_would_ask_next() -> None:
     assert re.fullmatch(r"peak +1\.00 GiB +1\.00 GiB +same +exact +exact", peak)
     assert "measured again 3 times in fresh processes; machine load 0.3 on 2 cores" in text
     assert "where: backward 60.0 ms -> 90.0 ms (forward and optimizer unchanged)" in text
-    assert text[-1] == f"if this is meant: {ACCEPT}"
+    assert text[-1] == f"if intended: {ACCEPT}"
 
 
 def test_no_line_of_a_failures_table_is_longer_than_80_columns_and_all_end_alike_before_the_mark() -> None:
@@ -357,21 +357,21 @@ def looked_at_again(fresh: list[Replicate], **changes: object) -> str:
 
 def test_a_failure_that_nothing_disturbed_says_so() -> None:
     text = looked_at_again(quiet(130 * MS, neighbours_cores=0.03, steal_share=0.0))
-    assert "measured again 3 times in fresh processes; nothing disturbed it if this" in text
+    assert "measured again 3 times in fresh processes; nothing disturbed it if intended" in text
 
 
 def test_processes_that_were_disturbed_and_taken_again_are_counted() -> None:
     calm = quiet(130 * MS, neighbours_cores=0.03, steal_share=0.0)
     text = looked_at_again(calm, set_aside=[replicate(neighbours_cores=0.9)] * 2)
-    assert "in fresh processes; nothing disturbed it; 2 disturbed ones were set aside if this" in text
+    assert "in fresh processes; nothing disturbed it; 2 disturbed ones were set aside if intended" in text
 
 
 def test_a_disturbance_is_told_once_as_the_reason_or_beside_the_evidence() -> None:
     beside = looked_at_again(quiet(130 * MS, neighbours_cores=0.9))
     assert beside.count("other processes used 0.9 cores meanwhile") == 1
-    assert "in fresh processes why: other processes used 0.9 cores meanwhile if this" in beside
+    assert "in fresh processes why: other processes used 0.9 cores meanwhile if intended" in beside
     hungry = looked_at_again(quiet(100 * MS, neighbours_cores=0.9, peak_bytes=2**21))
-    assert "in fresh processes; other processes used 0.9 cores meanwhile if this" in hungry
+    assert "in fresh processes; other processes used 0.9 cores meanwhile if intended" in hungry
 
 
 def failure(now: Record, before_bytes: int, threshold: float = 0.0) -> str:
@@ -415,14 +415,14 @@ def test_running_out_of_memory_is_said_with_the_size_asked_for() -> None:
     text = explain(judged(out), ACCEPT)
     assert text.startswith("step[small-128-fp32] ran out of memory, and its baseline did not\n")
     assert "why: out of memory: 20.0 GiB asked for" in text
-    assert text.endswith(f"if this is meant: {ACCEPT}")
+    assert text.endswith(f"if intended: {ACCEPT}")
 
 
 @pytest.mark.parametrize("verdict", [Verdict.NEW, Verdict.INCOMPARABLE, Verdict.INCONCLUSIVE])
 def test_a_case_that_strict_checking_fails_says_that_it_was_not_judged_and_why(verdict: Verdict) -> None:
     unjudged = result(judgement=Judgement(verdict=verdict, reasons=["for this reason"]))
     text = explain(unjudged, ACCEPT)
-    assert f"could not be judged ({verdict}), and --perf-check wants it to be" in text
+    assert f"could not be judged ({verdict}), and --perf-check fails such cases" in text
     assert "why: for this reason" in text
 
 

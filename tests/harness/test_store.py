@@ -87,7 +87,7 @@ def refusal(folder: Path) -> str:
             [
                 replicate(
                     phases_ns={"forward": 1.0, "backward": 2.0},
-                    yardsticks_ns={"interpreter": 3.0},
+                    calibration_ns={"interpreter": 3.0},
                     cores_busy=1.0,
                     memory=Memory(peak_bytes=3, held_bytes=1, growth_bytes=2, allocated_bytes=4, reserved_bytes=5),
                 )
@@ -135,7 +135,7 @@ def test_a_file_begins_with_its_schema_and_has_sorted_cases_with_one_replicate_a
     (path,) = BaselineStore(folder).save({CASE: entry(parameters={"b": 1, "a": 2}), OTHER: entry()})
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines()
-    assert lines[1] == '  "schema": 2,'
+    assert lines[1] == '  "schema": 3,'
     assert [line.strip() for line in lines if re.fullmatch(r'    "test_.*": \{', line)] == [
         '"test_forward[tiny]": {',
         '"test_step[small-128-fp32]": {',
@@ -346,11 +346,28 @@ def test_a_file_of_another_kind_is_refused_by_name_with_the_remedy(folder: Path,
 
 
 def test_a_newer_schema_asks_for_a_newer_perflab_and_not_for_deletion(folder: Path, edit: Edit) -> None:
-    path = edit('"schema": 2', '"schema": 3, "something": "else"')
+    path = edit('"schema": 3', '"schema": 4, "something": "else"')
     said = refusal(folder)
     assert f"{path} was written by a newer perflab" in said
     assert "upgrade perflab" in said
     assert "delete" not in said
+
+
+def test_a_baseline_of_schema_2_is_read_and_saved_as_one_of_schema_3(folder: Path) -> None:
+    """It called the readings of the calibration workload ``yardsticks_ns``, in replicates and in an anchor's."""
+    readings = quiet(1e6, calibration_ns={"interpreter": 3.0, "memory": 2.0})
+    saved = entry(
+        readings, anchor=Anchor(recorded="2025-01-01", replicates=readings, steps=1), parameters={"size": "small"}
+    )
+    (path,) = BaselineStore(folder).save({CASE: saved})
+    now = path.read_text(encoding="utf-8")
+    before = now.replace('"schema": 3', '"schema": 2').replace('"calibration_ns"', '"yardsticks_ns"')
+    assert before.count("yardsticks_ns") == 6
+    path.write_text(before, encoding="utf-8")
+    assert read(folder) == saved
+    BaselineStore(folder).save({OTHER: entry()})
+    BaselineStore(folder).remove({path: ["test_forward[tiny]"]})
+    assert path.read_text(encoding="utf-8") == now
 
 
 def test_a_case_that_names_an_unknown_environment_is_refused_with_that_name(folder: Path, edit: Edit) -> None:

@@ -417,4 +417,4 @@ def test_findings_of_parts_and_of_what_was_run_again_are_left_out_and_that_is_to
     shown = capsys.readouterr().out
     assert [line.split()[0] for line in shown.split("study: switches\n")[1].splitlines()[1:3]] == ["eager", "compiled"]
     assert "of the other" not in shown
-    assert "findings of parts of a study are left out, no part has all of its results: switches" in shown
+    assert "findings left out, because no part has all results of the study: switches" in shown

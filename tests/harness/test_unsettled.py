@@ -83,7 +83,7 @@ def test_a_slowdown_in_turns_is_the_code_s() -> None:
     judgement = settled(in_turns(1.1))
     assert judgement.verdict is Verdict.REGRESSED
     assert judgement.worse == ["latency"]
-    assert judgement.reasons == [f"in turns with {THERE}: +10.0%"]
+    assert judgement.reasons == [f"A/B with {THERE}: +10.0%"]
     assert not judgement.unsettled
     change = judgement.latency
     assert change is not None
@@ -95,8 +95,7 @@ def test_no_slowdown_in_turns_clears_the_case_and_says_that_the_stored_number_co
     judgement = settled(in_turns(1.001, screen=2, confirm=0))
     assert judgement.verdict is Verdict.OK
     assert judgement.reasons == [
-        f"in turns with {THERE}: +0.1%, where the stored number could not tell (+30.0%); "
-        "if it stays slower, look at what is installed",
+        f"A/B with {THERE}: +0.1%; against the stored times: +30.0%; if it stays slower, check the installed packages",
     ]
     assert not judgement.unsettled
     assert judgement.disturbed is None, "what disturbed the fresh processes is of no interest any more"
@@ -114,7 +113,7 @@ def test_faster_in_turns_is_improved_whatever_the_stored_number_says() -> None:
 def test_three_fast_pairs_alone_improve_nothing() -> None:
     judgement = settled(in_turns(0.8, screen=3, confirm=0))
     assert judgement.verdict is Verdict.INCONCLUSIVE
-    assert "-20.0% after 3 pairs, which was not followed up to the end" in judgement.reasons[1]
+    assert "-20.0% after 3 pairs; the comparison ended before it was decided" in judgement.reasons[1]
 
 
 def test_an_improvement_is_settled_in_turns_with_the_baseline_s_commit() -> None:
@@ -124,7 +123,7 @@ def test_an_improvement_is_settled_in_turns_with_the_baseline_s_commit() -> None
     assert (stands.verdict, stands.unsettled) == (Verdict.IMPROVED, [])
     falls = judge(changed(improved, paired=in_turns(1.0, screen=2, confirm=0)), entry(), POLICY)
     assert falls.verdict is Verdict.OK
-    assert falls.reasons == [f"in turns with {THERE}: 0.0%, where the stored number could not tell (-20.0%)"]
+    assert falls.reasons == [f"A/B with {THERE}: 0.0%; against the stored times: -20.0%"]
     assert judge(changed(improved, paired=in_turns(1.1)), entry(), POLICY).verdict is Verdict.REGRESSED
 
 
@@ -134,7 +133,7 @@ def test_pairs_that_cannot_tell_either_stay_inconclusive_and_say_both() -> None:
     )
     judgement = settled(scattered)
     assert judgement.verdict is Verdict.INCONCLUSIVE
-    assert judgement.reasons[0].startswith(f"in turns with {THERE}: ")
+    assert judgement.reasons[0].startswith(f"A/B with {THERE}: ")
     assert "pairs" in judgement.reasons[1]
     assert not judgement.unsettled, "there is nothing more to be done"
 
@@ -170,7 +169,7 @@ def test_a_verdict_by_turns_is_final() -> None:
 def test_a_clean_reading_that_turns_confirm_says_no_more_than_that() -> None:
     judgement = judge(record(replicate(103.0 * MS), paired=in_turns(1.0)), entry(), POLICY)
     assert judgement.verdict is Verdict.OK
-    assert judgement.reasons == [f"in turns with {THERE}: 0.0%"]
+    assert judgement.reasons == [f"A/B with {THERE}: 0.0%"]
 
 
 # --- anchors ------------------------------------------------------------------------------------------------

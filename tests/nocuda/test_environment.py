@@ -50,7 +50,8 @@ def test_a_process_knows_whether_it_has_the_library(monkeypatch: pytest.MonkeyPa
     variables = nocuda.environment(built=built, base={})
     monkeypatch.delenv("NOCUDA_LIBRARY", raising=False)
     assert not nocuda.is_active()
-    with pytest.raises(NocudaError, match=r"no nocuda\n  -> start it with `python -m nocuda run -- COMMAND`"):
+    refused = r"nocuda is not active in this process\n  -> start it with `python -m nocuda run -- COMMAND`"
+    with pytest.raises(NocudaError, match=refused):
         library.__wrapped__()
     monkeypatch.setenv("NOCUDA_LIBRARY", variables["NOCUDA_LIBRARY"])
     assert nocuda.is_active()

@@ -48,7 +48,8 @@ def test_a_drivers_device_file_is_a_gpu_that_is_to_be_used(monkeypatch: pytest.M
     there = tmp_path / "nvidiactl"
     there.touch()
     monkeypatch.setattr(installed, "_DRIVER_FILES", (str(tmp_path / "nvidia0"), str(there)))
-    with refused(f"a real NVIDIA driver is here ({there})", "`pytest -m perf` measures on the GPU"):
+    said = f"a real NVIDIA driver is here ({there}), and nocuda does not replace it"
+    with refused(said, "`pytest -m perf` measures on the GPU"):
         nocuda.environment()
 
 
@@ -82,7 +83,7 @@ def test_the_build_that_is_here_is_a_cpus_or_one_that_was_tested() -> None:
 
 def test_an_older_cuda_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with_torch(monkeypatch, tmp_path, "2.11.0+cu128", "12.8")
-    with refused("is built with CUDA 12.8; from CUDA 13 on", "these are tested: torch 2.13"):
+    with refused("is built with CUDA 12.8; nocuda needs CUDA 13 or newer", "these are tested: torch 2.13"):
         nocuda.environment()
 
 
@@ -101,7 +102,7 @@ def test_pytorch_and_triton_that_are_not_installed(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(installed, "_find_spec", lambda name: None)
     with refused("PyTorch is not installed", "pip install"):
         installed.torch_here()
-    with refused("CUDA's headers come with triton", "pip install triton"):
+    with refused("triton, which brings CUDA's headers, is not installed", "pip install triton"):
         installed.headers()
 
 

@@ -177,7 +177,7 @@ def declare(perf: Perf, candidate: Candidate, shape: Shape, *, backward: bool) -
     claims = candidate.claims
     skip_unpredictable(perf, candidate.name, shape.seq_len)
     if claims.interpreted:
-        pytest.skip("interpreted here, so its time says nothing")
+        pytest.skip("in Triton's interpreter, so its time means nothing")
     if shape.precision not in claims.dtypes:
         pytest.skip(f"does not take {shape.precision} on {perf.device.type}")
     if shape.is_causal and "causal" not in claims.features:

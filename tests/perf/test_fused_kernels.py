@@ -85,7 +85,7 @@ def variant(case: Case, impl: str, device: torch.device) -> Callable[..., Tensor
     """The function that is measured. Nothing stands in for another: what cannot run is skipped, and says so."""
     if impl == "fused":
         if device.type == "cpu":
-            pytest.skip("interpreted here, so its time says nothing")
+            pytest.skip("in Triton's interpreter, so its time means nothing")
         fused: Callable[..., Tensor] = getattr(kernels, case.operator)
         return fused
     plain: Callable[..., Tensor] = getattr(reference, f"plain_{case.operator}")

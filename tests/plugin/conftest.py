@@ -22,7 +22,7 @@ from pathlib import Path
 import perflab.environment as environment
 import perflab.measure.clock as clock
 import perflab.measure.evidence as evidence
-import perflab.measure.calibration as yardstick
+import perflab.measure.calibration as calibration
 
 class Virtual:
     now_ns = 0
@@ -30,7 +30,7 @@ class Virtual:
 clock.read_ns = clock.read_processor_ns = lambda: Virtual.now_ns
 
 # No time passes while they work.
-yardstick._ADDITIONS = yardstick._PRODUCTS = yardstick._FILLED = 1
+calibration._ADDITIONS = calibration._PRODUCTS = calibration._FILLED = 1
 
 environment.usable_cores = lambda: 2
 

@@ -58,8 +58,8 @@ def test_a_slower_change_fails_its_test_and_says_by_how_much_against_what(reposi
             r"\s+before\s+now\s+change\s+95 % interval\s+limit",
             r"latency\s+100 ms\s+104 ms\s+\+4\.0%\s+\+\d.*…\+\d.*%\s+\+2%",
             r"peak\s+512 KiB\s+512 KiB\s+same\s+exact\s+exact",
-            r"7 pairs of fresh processes, measured in turns; the base against itself: 0\.0%",
-            r"this side: [0-9a-f]{7} with \d+ uncommitted changes? · against: before \([0-9a-f]{7}\)",
+            r"7 interleaved pairs of fresh processes; base against base: 0\.0%",
+            r"head: [0-9a-f]{7} with \d+ uncommitted changes? · base: before \([0-9a-f]{7}\)",
             r"steady .* 0\.0% .* ok",
             r"work .* \+4\.0% .* REGRESSED",
             r"1 ok · 1 regressed",
@@ -81,7 +81,7 @@ def _out(project: Project) -> str:
 def test_the_same_code_passes_and_the_worktree_is_kept_for_the_next_time(repository: Project) -> None:
     result = repository.run("--perf-against=before", "-k", "work")
     result.assert_outcomes(passed=1, deselected=1)
-    result.stdout.re_match_lines([r"this side: [0-9a-f]{7} .*· against: before.*", r"work .* 0\.0% .* ok", "1 ok"])
+    result.stdout.re_match_lines([r"head: [0-9a-f]{7} .*· base: before.*", r"work .* 0\.0% .* ok", "1 ok"])
     assert worktrees(repository) == 1
     (place,) = (place for place in _shelf(repository).iterdir() if place.is_dir())
     (place / "cost.txt").write_text("300 512")  # somebody meddles with the kept worktree
@@ -137,7 +137,7 @@ def test_skipped(perf):
     result.stdout.fnmatch_lines(
         [
             "*assert 1 == 2",
-            "*only there: test_story.py::test_gone",
+            "*only in the base: test_story.py::test_gone",
             "steady* ok",
             "new * new",
             "broken_there * incomparable",
@@ -160,7 +160,7 @@ def test_modules_that_share_no_case_and_a_new_file_are_no_error(repository: Proj
     result = repository.run("--perf-against=HEAD")
     result.assert_outcomes(passed=6)
     result.stdout.fnmatch_lines(
-        ["*only there: test_another.py::test_last", "first * ok", "renamed * new", "3 ok · 3 new"]
+        ["*only in the base: test_another.py::test_last", "first * ok", "renamed * new", "3 ok · 3 new"]
     )
     alone = repository.run("--perf-against=HEAD", "test_brand_new.py")
     alone.assert_outcomes(passed=2)
@@ -202,14 +202,14 @@ def test_last(perf):
 def test_an_empty_name_is_refused_before_the_gate_is_off_unseen(repository: Project) -> None:
     result = repository.run("--perf-against=")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--perf-against is given, and empty*", "*is the variable set?"])
+    result.stderr.fnmatch_lines(["*--perf-against is empty*", "*is the variable set?"])
 
 
 def test_strict_wants_every_case_to_be_compared(repository: Project) -> None:
     repository.test_file.write_text(TWO_CASES.replace("test_steady", "test_new"))
     result = repository.run("--perf-against=HEAD", "--perf-check=strict", "-k", "new")
     result.assert_outcomes(failed=1, deselected=1)
-    result.stdout.fnmatch_lines(["*new could not be judged (new), and --perf-check wants it to be*"])
+    result.stdout.fnmatch_lines(["*new could not be judged (new), and --perf-check fails such cases*"])
 
 
 def test_workers_are_not_used_and_change_nothing(repository: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,8 +250,8 @@ def test_an_installed_version_is_measured_by_this_sides_tests(repository: Projec
     ("against", "said"),
     [
         ("no-such-branch", "*--perf-against=no-such-branch is neither a commit of this repository nor a directory*"),
-        (".", "*--perf-against=. is this very tree*"),
-        ("empty", "*holds neither these tests nor packages that could be imported*"),
+        (".", "*--perf-against=. is the working tree itself*"),
+        ("empty", "*contains neither these tests nor importable packages*"),
     ],
 )
 def test_what_cannot_be_compared_with_is_refused_at_once(repository: Project, against: str, said: str) -> None:
@@ -319,7 +319,7 @@ def test_an_installed_copy_of_the_project_is_refused_since_both_sides_would_run_
 def test_saving_and_comparing_in_turns_exclude_each_other(repository: Project) -> None:
     result = repository.run("--perf-against=HEAD", "--perf-update")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*uses no baselines, and saves none*"])
+    result.stderr.fnmatch_lines(["*neither uses nor saves baselines*"])
 
 
 def test_without_git_a_commit_cannot_be_had(repository: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,7 +327,7 @@ def test_without_git_a_commit_cannot_be_had(repository: Project, monkeypatch: py
     if shutil.which("git") is not None:
         pytest.skip("git lies beside this Python")
     result = repository.run("--perf-against=HEAD")
-    result.stderr.fnmatch_lines(["*takes git*"])
+    result.stderr.fnmatch_lines(["*a commit needs git, which is not installed*"])
 
 
 def test_ctrl_c_leaves_no_worktree_and_no_process_behind(repository: Project, tmp_path: Path) -> None:
@@ -389,7 +389,7 @@ def test_a_side_that_hangs_is_ended_and_costs_no_other_case(repository: Project)
     result = repository.run("--perf-against=HEAD", "--perf-timeout=20")
     result.assert_outcomes(passed=2)
     result.stdout.re_match_lines(
-        [r"steady .* incomparable", r".*process hung and was ended: no answer for 20 s.*", r"work .* 0\.0% .* ok"]
+        [r"steady .* incomparable", r".*process hung and was stopped: no answer for 20 s.*", r"work .* 0\.0% .* ok"]
     )
 
 

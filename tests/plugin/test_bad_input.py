@@ -32,8 +32,8 @@ def test_an_option_that_makes_no_sense_is_refused_by_name(pytester: pytest.Pytes
 @pytest.mark.parametrize(
     ("ini", "said"),
     [
-        ("perf_check = perhaps", "*ini key perf_check: 'perhaps' is none of on, off, strict*"),
-        ("perf_cache = hot", "*ini key perf_cache: 'hot' is none of warm, cold*"),
+        ("perf_check = perhaps", "*ini key perf_check: 'perhaps' is not one of on, off, strict*"),
+        ("perf_cache = hot", "*ini key perf_cache: 'hot' is not one of warm, cold*"),
         ("perf_cuda_graph = maybe", "*ini key perf_cuda_graph: 'maybe' is neither true nor false*"),
     ],
 )
@@ -50,7 +50,7 @@ def test_an_ini_key_that_makes_no_sense_fails_each_test_of_a_worker(pytester: py
     pytester.makepyfile(f"{PLAIN}def test_y(device):\n    pass\ndef test_z():\n    pass\n")
     result = run_pytest(pytester, python, "-n1")
     result.assert_outcomes(errors=3)
-    result.stdout.fnmatch_lines(["*ini key perf_check: 'perhaps' is none of on, off, strict*"])
+    result.stdout.fnmatch_lines(["*ini key perf_check: 'perhaps' is not one of on, off, strict*"])
 
 
 def test_an_ini_key_that_makes_no_sense_is_left_alone_until_something_asks(pytester: pytest.Pytester) -> None:
@@ -58,7 +58,7 @@ def test_an_ini_key_that_makes_no_sense_is_left_alone_until_something_asks(pytes
     pytester.makepyfile(f"{PLAIN}def test_y(device):\n    pass\ndef test_z():\n    pass\n")
     result = pytester.runpytest_inprocess("-m", "not perf")
     result.assert_outcomes(passed=1, errors=1, deselected=1)
-    result.stdout.fnmatch_lines(["*ini key perf_check: 'perhaps' is none of on, off, strict*"])
+    result.stdout.fnmatch_lines(["*ini key perf_check: 'perhaps' is not one of on, off, strict*"])
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ def test_an_ini_key_that_makes_no_sense_is_left_alone_until_something_asks(pytes
         ("warmup=-1", "*@pytest.mark.perf(warmup=...): -1 is not a number of warm-up calls*"),
         ("budget=True", "*@pytest.mark.perf(budget=...): True is neither a number nor a text*"),
         ("allow_nan=1", "*@pytest.mark.perf(allow_nan=...): 1 is neither True nor False*"),
-        ("cache='hot'", "*test_x: @pytest.mark.perf(cache=...): 'hot' is none of warm, cold*"),
-        ("cache=True", "*@pytest.mark.perf(cache=...): 'True' is none of warm, cold*"),
+        ("cache='hot'", "*test_x: @pytest.mark.perf(cache=...): 'hot' is not one of warm, cold*"),
+        ("cache=True", "*@pytest.mark.perf(cache=...): 'True' is not one of warm, cold*"),
         ("cuda_graph='yes'", "*@pytest.mark.perf(cuda_graph=...): 'yes' is neither True nor False*"),
         ("cuda_graph=True, warmup=0", "*test_x: warmup=0 and a CUDA graph: *leave one of them out*"),
     ],

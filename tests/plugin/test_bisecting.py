@@ -76,7 +76,7 @@ def test_a_count_is_bisected_without_timing_and_what_was_tried_is_not_tried_agai
     assert re.fullmatch(
         rf"operators of {NAME}: [0-9a-f]{{7}}\.\.[0-9a-f]{{7}} \(6 commits\): operators 3 -> 4", lines[0]
     )
-    assert re.fullmatch(r"[0-9a-f]{7} cost more: this commit brought the step", lines[-1])
+    assert re.fullmatch(r"[0-9a-f]{7} cost more: this commit caused the change", lines[-1])
     assert any(re.fullmatch(r"  good    [0-9a-f]{7} change 3: operators 3", line) for line in lines)
     assert any(re.fullmatch(r"  bad     [0-9a-f]{7} cost more: operators 4", line) for line in lines)
     assert len(lines) <= 2 + 3, "six commits take three trials at most"
@@ -110,7 +110,7 @@ def test_the_range_is_that_of_the_cases_newest_event_and_a_part_of_its_name_is_e
     output, progress = capsys.readouterr()
     assert f"event 1: operators of {NAME}" in progress
     assert f"{commits[1][:7]}..{commits[4][:7]} (3 commits): operators 3 -> 4" in output
-    assert re.search(r"\n[0-9a-f]{7} cost more: this commit brought the step\n$", output)
+    assert re.search(r"\n[0-9a-f]{7} cost more: this commit caused the change\n$", output)
 
 
 def test_a_commit_at_which_the_case_does_not_run_is_skipped_and_the_answer_names_what_is_left(
@@ -122,7 +122,7 @@ def test_a_commit_at_which_the_case_does_not_run_is_skipped_and_the_answer_names
     assert any(
         re.fullmatch(r"  skipped [0-9a-f]{7} change 3: .*No module named 'missing_module'.*", line) for line in lines
     )
-    assert lines[-3].startswith("one of these 2 commits brought the step")
+    assert lines[-3].startswith("one of these 2 commits caused the change")
     assert [line.split(" ", 3)[3] for line in lines[-2:]] == ["change 3", "cost more"]
 
 
@@ -145,7 +145,7 @@ def test_a_time_is_bisected_in_turns_and_an_interrupted_search_resumes(
     output, progress = capsys.readouterr()
     assert "comparing the ends" not in progress
     assert re.search(r"\n  bad     [0-9a-f]{7} cost more: \+8\.0%.*\n", output)
-    assert re.search(r"\n[0-9a-f]{7} cost more: this commit brought the step\n", output)
+    assert re.search(r"\n[0-9a-f]{7} cost more: this commit caused the change\n", output)
 
 
 def test_a_step_inside_the_noise_stops_the_search(repository: Project, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,7 +153,7 @@ def test_a_step_inside_the_noise_stops_the_search(repository: Project, capsys: p
     assert main(ask()) == 1
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith(
-        "stopped: the step is inside the noise: between the ends of the range this machine finds 0.0%"
+        "stopped: the change is within the noise: between the ends of the range this machine finds 0.0%"
     )
 
 
@@ -166,7 +166,7 @@ def test_a_quantity_that_varies_blames_no_commit_by_single_readings(
     assert main(ask("--quantity=fastest")) == 2
     output, problem = capsys.readouterr()
     assert output == ""
-    assert "--quantity=fastest: two readings of it differ without a change of the code\n  -> bisect lat" in problem
+    assert "--quantity=fastest: its readings differ without a change of the code\n  -> bisect lat" in problem
 
 
 def test_values_are_told_with_their_unit(repository: Project, capsys: pytest.CaptureFixture[str]) -> None:

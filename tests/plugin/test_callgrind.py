@@ -47,7 +47,7 @@ def test_without_valgrind_it_is_said_before_anything_is_measured(
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(
         [
-            "ERROR: --perf-instructions=callgrind, but there is no valgrind here",
+            "ERROR: --perf-instructions=callgrind, but valgrind is not installed",
             "  -> install it (apt-get install valgrind), or use --perf-instructions=auto",
         ]
     )
@@ -68,7 +68,7 @@ def test_a_process_that_counts_nothing_fails_the_case_and_tells_its_last_words(
     result.assert_outcomes(failed=1)
     result.stdout.re_match_lines(
         [
-            re.escape("callgrind counted nothing in test_story.py::test_work (exit status 4); it said:"),
+            re.escape("callgrind counted nothing in test_story.py::test_work (exit status 4); its output:"),
             "illegal instruction",
             r"  -> run with --perf-instructions=auto.*",
         ]

@@ -45,17 +45,17 @@ def test_columns_and_order_are_chosen_by_option_by_ini_key_and_of_stored_results
         (
             "--perf-columns=min,stddev",
             [
-                "*--perf-columns: 'stddev' is none of these; did you mean std?",
+                "*--perf-columns: 'stddev' is not one of these; did you mean std?",
                 "     median, min, *",
-                "  -> name some of them, with commas between",
+                "  -> give some of them, separated by commas",
             ],
         ),
         (
             "--perf-sort=medain",
             [
-                "*--perf-sort: 'medain' is none of these; did you mean median?",
+                "*--perf-sort: 'medain' is not one of these; did you mean median?",
                 "     collected, name, fullname, *",
-                "  -> name one of them, with - before it for the largest first",
+                "  -> give one of them, with - before it for the largest first",
             ],
         ),
     ],

@@ -108,7 +108,7 @@ def test_comparing_is_the_case_s_one_measurement(project: Project) -> None:
     [
         ("base=old", "base=3", "*perf.compare(base=...) got 'int', which cannot be called*"),
         ("candidate=new", "candidate=lambda kib: None", "*the clock did not move while candidate was called*"),
-        ("base=old", "base=lambda kib: map(old, [kib])", "*returned a map that nobody has run*"),
+        ("base=old", "base=lambda kib: map(old, [kib])", "*returned a map that was never run*"),
         ("args=(512,)", "args=(512,), budget_s=0", "*perf.compare(budget_s=0)*"),
     ],
 )

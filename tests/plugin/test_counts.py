@@ -40,10 +40,10 @@ def test_an_operator_more_fails_by_name_alone_and_is_accepted(project: Project) 
     worse.assert_outcomes(failed=1)
     worse.stdout.re_match_lines(
         [
-            r"work does more in a call than its baseline",
+            r"work has higher counts than its baseline",
             r"operators\s+4\s+6\s+\+2\s+exact\s+exact\s+failed",
             r"latency\s+100 ms\s+100 ms .*",
-            r"if this is meant: pytest -m perf test_story\.py::test_work --perf-update",
+            r"if intended: pytest -m perf test_story\.py::test_work --perf-update",
             r"work .* REGRESSED",
             r"  operators 4 -> 6",
         ]
@@ -153,9 +153,9 @@ def test_a_graph_break_more_fails_by_name(project: Project) -> None:
     broken.assert_outcomes(failed=1, passed=3)
     broken.stdout.re_match_lines(
         [
-            r"compiled does more in a call than its baseline",
+            r"compiled has higher counts than its baseline",
             r"graph breaks\s+0\s+1\s+\+1\s+exact\s+exact",
-            r"if this is meant: .*test_story\.py::test_compiled --perf-update",
+            r"if intended: .*test_story\.py::test_compiled --perf-update",
         ]
     )
     assert "slower" not in broken.stdout.str()

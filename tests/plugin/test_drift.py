@@ -31,7 +31,7 @@ def test_four_accepted_steps_of_3_percent_add_up_to_a_failure_that_a_reason_sett
         project.cost(ms=ms)
         update = project.run("--perf-update", QUICK)
         update.assert_outcomes(passed=1)
-        said.append("saved, and still worse than the anchor: work (anchor of 2026-08-01)" in update.stdout.str())
+        said.append("saved, but still worse than the anchor: work (anchor of 2026-08-01)" in update.stdout.str())
     assert said == [False, True, True, True]
     assert saved_case(project)["anchor"]["replicates"][0]["median_ns"] == 100e6
 
@@ -44,7 +44,7 @@ def test_four_accepted_steps_of_3_percent_add_up_to_a_failure_that_a_reason_sett
             r"\s+before\s+now\s+change\s+95 % interval\s+limit",
             r"latency, to anchor\s+100 ms\s+112 ms\s+\+12\.0%\s.*",
             r"measured again 2 times in fresh processes.*",
-            r"if this is meant: pytest -m perf .*test_story\.py::test_work --perf-update --perf-reason=\"…\"",
+            r"if intended: pytest -m perf .*test_story\.py::test_work --perf-update --perf-reason=\"…\"",
             r"work .* 112 ms .* \+12\.0% .* REGRESSED",
             r"  slower than its anchor of 2026-08-01 by \+12\.0%, .*",
             r"1 regressed +\(accept: --perf-update --perf-reason=\"…\"\)",
@@ -92,8 +92,8 @@ def test_a_case_of_more_memory_and_a_little_more_time_keeps_the_anchor_of_its_ti
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--perf-reason=because"], "*--perf-reason: 'because' is a reason for saving, and nothing is saved in this*"),
-        (["--perf-update", "--perf-reason=…"], "*--perf-reason: '…' stands for your own words*"),
+        (["--perf-reason=because"], "*--perf-reason: 'because' is a reason for saving, but this run saves nothing*"),
+        (["--perf-update", "--perf-reason=…"], "*--perf-reason: '…' is a placeholder; write why*"),
     ],
 )
 def test_a_reason_that_would_be_lost_is_refused(pytester: pytest.Pytester, arguments: list[str], said: str) -> None:

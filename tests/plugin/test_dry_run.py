@@ -209,7 +209,7 @@ class TestFirst:
         race = results["test_streams_that_race"]["outcome"]["now"]["dry_run"]["races"][0]
         assert race["first_lines"][0] == f"test_it.py:{makes}"
         assert race["second_lines"][0] == f"test_it.py:{uses}"
-        assert "streams race, so what its tensors hold is chance" in said
+        assert "streams race, so the contents of its tensors are undefined" in said
 
     @pytest.mark.parametrize(
         ("name", "outcome"),

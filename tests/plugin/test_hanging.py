@@ -91,17 +91,17 @@ def test_a_case_that_deadlocks_fails_by_name_with_all_stacks_and_the_run_goes_on
     result.assert_outcomes(passed=2, failed=2, errors=1)
     result.stdout.fnmatch_lines(
         [
-            "*test_dead_before: hung: no sign of life for 2.00 s, in its set-up",
-            "  -> run it alone, and look at the stacks; if it needs that long, say so: perf.requires(*",
+            "*test_dead_before: hung: no progress for 2.00 s, in its set-up",
+            "  -> run it alone, and look at the stacks; if it needs that long, raise the limit: perf.requires(*",
             "where its threads were:",
             "thread 'MainThread':",
             "*in stuck",
-            "*test_dead: hung: no sign of life for 2.00 s, in its call",
+            "*test_dead: hung: no progress for 2.00 s, in its call",
             "    lock.acquire()",
         ],
     )
     result.stdout.re_match_lines(
-        [r"before .* new", r"dead .* FAILED", r"\s+hung: no sign of life for 2.00 s", r"after .* new"],
+        [r"before .* new", r"dead .* FAILED", r"\s+hung: no progress for 2.00 s", r"after .* new"],
         consecutive=False,
     )
 
@@ -117,10 +117,10 @@ def test_what_nothing_can_interrupt_ends_the_process_and_what_was_measured_stays
     assert result.ret == 1
     result.stderr.fnmatch_lines(
         [
-            "perf: test_story.py::test_dead: hung: no sign of life for 2.00 s, in its call",
+            "perf: test_story.py::test_dead: hung: no progress for 2.00 s, in its call",
             "*in stuck_in_c",
-            "perf: nothing could interrupt it, so this process ends here, with exit status 1",
-            "perf: the results so far stand in .perflab/runs/*.jsonl",
+            "perf: it could not be interrupted, so this process exits with status 1",
+            "perf: the results so far are in .perflab/runs/*.jsonl",
         ]
     )
     (journal,) = (project.pytester.path / ".perflab/runs").glob("*.jsonl")
@@ -169,7 +169,7 @@ def test_a_replicate_that_hangs_costs_the_replicate_alone(project: Project) -> N
     project.test_file.write_text(BEFORE + f"def once():\n{hang}\ndef test_dead(perf):\n    perf(once)\n" + AFTER)
     result = project.run("--perf-update", "--perf-replicates=2", QUICK)
     result.assert_outcomes(passed=3)
-    result.stdout.fnmatch_lines(["*a fresh process gave no replicate of test_story.py::test_dead*"])
+    result.stdout.fnmatch_lines(["*a fresh process did not measure test_story.py::test_dead*"])
     cases = json.loads(project.baseline_file().read_text())["cases"]
     assert {case: len(entry["replicates"]) for case, entry in cases.items()} == {
         "test_before": 2,
@@ -201,7 +201,7 @@ if "--perf-replicate=" in " ".join(sys.argv):
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(
         [
-            "*baselines with fewer replicates: a fresh process gave no sign of life and was ended after *",
+            "*baselines with fewer replicates: a fresh process made no progress and was stopped after *",
             "about to hang",
         ]
     )
@@ -222,7 +222,7 @@ def test_a_suspect_whose_fresh_process_hangs_stays_undecided_and_says_why(projec
         [
             r"dead .* inconclusive",
             r"  could not be measured again: test_story.py::test_dead in a fresh process hung:",
-            r"  no sign of life for 2.00 s",
+            r"  no progress for 2.00 s",
         ]
     )
 
@@ -277,8 +277,8 @@ def test_a_forked_child_that_comes_back_ends_at_once_and_the_case_that_forked_fa
     result.assert_outcomes(passed=3, failed=2)
     result.stdout.fnmatch_lines(
         [
-            "*test_forks: it forks, and the child goes on with the test too",
-            "  -> end it where its own work ends, by os._exit(0); multiprocessing's processes do so",
+            "*test_forks: it forks, and the child continues the test too",
+            "  -> end the child where its work ends, with os._exit(0); multiprocessing does so",
             "*perf: test_story.py::test_forks: a forked child (process *) returned into the test run, and was ended",
         ]
     )

@@ -70,7 +70,7 @@ def test_a_run_whose_worker_broke_is_no_success(pytester: pytest.Pytester, pytho
     pytester.makepyfile("def test_x():\n    assert False\n")
     result = run_pytest(pytester, python, "-n2")
     assert result.ret not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
-    result.stdout.fnmatch_lines(["*the worker breaks*", "*a worker broke with an internal error: tests are missing*"])
+    result.stdout.fnmatch_lines(["*the worker breaks*", "*a worker stopped with an internal error: tests are missing*"])
 
 
 # --- what stays behind -------------------------------------------------------------------------------------------
@@ -114,10 +114,10 @@ def test_where_results_stand_is_said_only_if_they_stand_there(project: Project, 
     assert result.ret == pytest.ExitCode.INTERNAL_ERROR
     said = result.stdout.str()
     assert "cannot write perf.json" in said or "cannot write" in said
-    stands = "what was measured stands in .perflab/runs/"
+    stands = "the results are in .perflab/runs/"
     assert (stands in said) == (in_the_way == "nothing")
     if in_the_way == "nothing":
-        place = said[said.index(stands) + len("what was measured stands in ") :].split()[0]
+        place = said[said.index(stands) + len("the results are in ") :].split()[0]
         assert (project.pytester.path / place).stat().st_size > 0
 
 
@@ -138,5 +138,5 @@ def test_a_directory_in_the_place_of_a_devices_lock_is_named_with_the_remedy(
     lock.mkdir()
     with pytest.raises(DeviceError) as caught, device_turn("cpu", pytest.fail):
         pass
-    assert f"no turn on cpu can be taken: {lock}: " in str(caught.value)
-    assert "remove what is in the place of that lock file" in caught.value.remedy
+    assert f"cannot take the device lock of cpu: {lock}: " in str(caught.value)
+    assert "remove what stands at that path" in caught.value.remedy

@@ -47,7 +47,7 @@ def test_neighbours_that_stay_make_a_slowdown_inconclusive_and_are_named(slower:
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [
-            "work could not be judged (inconclusive), and --perf-check wants it to be",
+            "work could not be judged (inconclusive), and --perf-check fails such cases",
             "why: other processes used 1.5 cores meanwhile",
         ]
     )

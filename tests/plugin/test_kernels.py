@@ -88,8 +88,8 @@ def test_a_kernel_is_saved_then_spills_and_fails_and_is_accepted(project: Kernel
             "spill store bytes * 0 * exact  failed",
             "registers *",
             "num warps * 8 * 2 * -6   none",
-            "why: spills * B of registers a thread, stores and loads together, instead of*",
-            "if this is meant: pytest 'test_mine.py::test_kernel[[]product-sm80]' --perf-update",
+            "why: spills * B of registers per thread (stores and loads) instead of*",
+            "if intended: pytest 'test_mine.py::test_kernel[[]product-sm80]' --perf-update",
             "product[[]sm_90] is worse than its baseline: *lost tensor-core*",
             "why: lost wgmma: its products run as mma now",
             " sm_80 *REGRESSED",
@@ -138,7 +138,7 @@ def test_what_cannot_be_used_is_told_before_anything_is_compiled(project: Kernel
     nothing = project.pytest("-p", "no:cacheprovider")
     nothing.assert_outcomes(errors=1)
     nothing.stdout.fnmatch_lines(
-        ["a test asks for compiled_kernel, and no kernels are registered", "  -> name what holds *"]
+        ["a test uses compiled_kernel, but no kernels are registered", "  -> name what holds *"]
     )
     assert project.perflab().ret == 2
 
@@ -167,7 +167,7 @@ def test_deselected_kernels_are_not_compiled_and_a_measurement_beside_them_is_no
     refused = project.pytest("test_both.py")
     assert refused.ret == 4
     refused.stderr.fnmatch_lines(
-        ["*test_both.py::test_both* asks for both perf and compiled_kernel", "  -> measure in one *"]
+        ["*test_both.py::test_both* asks for both perf and compiled_kernel", "  -> split it into two tests*"]
     )
     plain = project.pytest("-m", "not perf", "test_mine.py")
     plain.assert_outcomes(deselected=2)

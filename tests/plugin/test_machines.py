@@ -74,7 +74,7 @@ def test_strict_wants_the_time_judged_too(here: Project, monkeypatch: pytest.Mon
     strict = here.run("--perf-check=strict")
     strict.assert_outcomes(failed=1)
     strict.stdout.fnmatch_lines(
-        ["work: its time could not be judged (no times of b yet), and --perf-check wants it to be"]
+        ["work: its time could not be judged (no times of b yet), and --perf-check fails such cases"]
     )
     here.run("--perf-check=strict", "--perf-update-new").assert_outcomes(passed=1)
     here.run("--perf-check=strict").assert_outcomes(passed=1)
@@ -151,7 +151,7 @@ def test_more_memory_with_other_threads_is_said_not_to_be_compared_and_fails_a_s
     strict.stdout.re_match_lines(
         [
             r"work: its memory could not be judged \(saved with 2 threads, here 1\), and --perf-check.*",
-            r"if this is meant: pytest .* --perf-update-new",
+            r"if intended: pytest .* --perf-update-new",
         ]
     )
 
@@ -224,7 +224,7 @@ def test_a_reading_that_does_not_agree_never_mixes_with_the_history(project: Pro
     project.run().assert_outcomes(passed=1)
     project.cost(ms=50)
     faster = project.run()
-    assert "history of 1 case was begun anew: work (700 ms before, 50.0 ms now)" in unwrapped(faster)
+    assert "history of 1 case was restarted: work (700 ms before, 50.0 ms now)" in unwrapped(faster)
     project.run()
     assert own_replicates(project) == 2
     project.cost(ms=700)

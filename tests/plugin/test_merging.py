@@ -241,7 +241,7 @@ def test_a_case_that_takes_its_worker_down_has_failed(suite: Suite) -> None:
     assert [row["case"] for row in document["results"]] == document["collected"]
 
     _, text, _ = suite.perflab("report", "perf.json")
-    assert "failed beside the perf cases: test_plain.py::test_plain\n" in text
+    assert "other tests failed: test_plain.py::test_plain\n" in text
 
 
 def test_an_update_in_shards_joins_to_the_files_of_one_update(suite: Suite) -> None:
@@ -278,7 +278,7 @@ def test_a_part_without_results_is_written_when_asked_for_and_says_why(suite: Su
     status, text, _ = suite.perflab("merge", "good.json", "broken.json")
     assert status == 1
     assert "broken.json: the run was interrupted (exit status 2): cases may be missing" in text
-    assert "failed beside the perf cases: test_broken.py" in text
+    assert "other tests failed: test_broken.py" in text
 
 
 def test_an_ini_key_alone_writes_no_empty_file_over_the_last_results(suite: Suite) -> None:

@@ -96,7 +96,7 @@ def test_a_cold_case_that_got_slower_is_measured_again_cold_and_fails_by_its_nam
         [
             "work {cold} is slower than its baseline",
             "*measured again 3 times in fresh processes*",
-            "if this is meant: pytest -m perf test_story.py::test_work --perf-update",
+            "if intended: pytest -m perf test_story.py::test_work --perf-update",
             "work {cold} *150 ms*+50.0%*REGRESSED",
         ]
     )
@@ -111,7 +111,7 @@ def test_the_command_that_accepts_a_change_keeps_the_mode_that_was_asked_for(pro
     project.cost(ms=150)
     result = project.run("--perf-cache=cold")
     result.stdout.fnmatch_lines(
-        ["if this is meant: pytest -m perf --perf-cache=cold test_story.py::test_work --perf-update"]
+        ["if intended: pytest -m perf --perf-cache=cold test_story.py::test_work --perf-update"]
     )
 
 
@@ -213,7 +213,10 @@ def test_a_step_is_not_replayed(project: Project) -> None:
     result = project.run("--perf-cuda-graph")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        ["*test_work: perf.step in a CUDA graph: a replay is one piece, and has no phases*", "*capturable=True*"]
+        [
+            "*test_work: perf.step in a CUDA graph: a replay is the whole step, without timed phases*",
+            "*capturable=True*",
+        ]
     )
 
 
@@ -248,7 +251,7 @@ def test_versions_that_time_a_case_in_two_modes_are_not_compared(project: Projec
     result = project.run("--perf-against=HEAD")
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(
-        ["work {cold} *incomparable", "*timed with a cold cache here, and with a warm cache in HEAD*"]
+        ["work {cold} *incomparable", "*timed with a cold cache here, but with a warm cache in HEAD*"]
     )
 
 

@@ -106,7 +106,7 @@ def test_workers_measure_one_case_at_a_time_and_one_process_writes_one_summary(
     assert set(cases) == {f"test_one[{n}]" for n in range(4)}
     assert all(len(case["replicates"]) >= 2 for case in cases.values())
     # where the machine is noisy, some have further ones
-    taken = text.count("perf: a further replicate") * 4 + 4 + 4
+    taken = text.count("perf: one more replicate") * 4 + 4 + 4
     assert changes < taken, "the calls of two cases were mixed: they ran at the same time"
 
 

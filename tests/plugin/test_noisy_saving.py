@@ -38,7 +38,7 @@ def test_neighbours_that_pass_while_a_baseline_is_saved_are_waited_for(project: 
     project.neighbours(BUSY, BUSY, 0.0)
     result = project.run("--perf-update")
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["perf: a further replicate in place of noisy ones (1 case)"])
+    result.stdout.fnmatch_lines(["perf: one more replicate to replace noisy ones (1 case)"])
     assert [one["neighbours_cores"] for one in stored(project)["replicates"]] == [0.0, 0.0, BUSY]
     assert "noisy" not in stored(project)
     assert "noisy machine" not in result.stdout.str()
@@ -51,7 +51,7 @@ def test_neighbours_that_stay_are_named_when_a_baseline_is_saved_and_mark_it(pro
     beside = "other processes used 1.6 cores meanwhile"
     result.stdout.fnmatch_lines([f"saved from a noisy machine: work: {beside}"])
     assert stored(project)["noisy"] == [beside]
-    assert result.stdout.str().count("a further replicate") == 3
+    assert result.stdout.str().count("one more replicate") == 3
 
 
 def test_times_that_could_not_show_twice_the_threshold_are_not_saved_and_nothing_is_lost(restless: Project) -> None:

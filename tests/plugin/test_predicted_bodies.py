@@ -261,10 +261,10 @@ def test_what_needs_numbers_is_named_with_its_line_and_other_errors_are_shown_as
     result.assert_outcomes(passed=1, failed=8, errors=1, skipped=1)
     text = result.stdout.str()
     for line in (
-        "test_branch: cannot be predicted, test_it.py:4: `if x.norm() > 1:` needs numbers, and fake tensors have none",
-        "test_item: cannot be predicted, test_it.py:12: `perf(lambda: torch.ones(4).sum().item())` needs numbers",
-        "test_fixture: cannot be predicted, test_it.py:16: `return torch.ones(4).mean().item()` needs numbers",
-        "or out of prediction: `if not perf.predicts: ...`",
+        "test_branch: cannot be predicted, test_it.py:4: `if x.norm() > 1:` needs values, and fake tensors have none",
+        "test_item: cannot be predicted, test_it.py:12: `perf(lambda: torch.ones(4).sum().item())` needs values",
+        "test_fixture: cannot be predicted, test_it.py:16: `return torch.ones(4).mean().item()` needs values",
+        "or out of predictions: `if not perf.predicts: ...`",
         "E       KeyError: 'missing'",
         "must have same reduction dim",
         "The above exception was the direct cause of the following exception:",
@@ -316,7 +316,7 @@ def test_an_operator_that_says_nothing_of_shapes_is_named_with_its_line_and_what
         "test_integers: cannot be predicted, test_it.py:8: `return torch.histc(chosen, bins=8, min=0, max=7)`: "
         "aten::histc cannot tell its result's shape: ",
         "test_own: cannot be predicted, test_it.py:14: `perf(lambda x: twice(x), torch.ones(16, 8))`: mine::twice ",
-        "give an operator of your own its shapes (`@torch.library.register_fake`)",
+        "register shapes for an operator of your own (`@torch.library.register_fake`)",
     ):
         assert said in text, said
     assert "_meta_registrations" not in text
@@ -396,7 +396,7 @@ def test_what_fits_is_found_and_what_cannot_be_asked_is_refused_in_words(
         "perf.fits() got 'int', which cannot be called",
         "perf.fits() without sizes -> name at least one",
         "perf.fits(sizes={'rows': 0}) -> give each size as an int, 1 or more",
-        "perf.fits(remedies={'narrow': 'wide=False'}) -> give what build takes besides, by name",
+        "perf.fits(remedies={'narrow': 'wide=False'}) -> give further arguments of build by name",
     ):
         assert said in text, said
     result.stdout.fnmatch_lines(["fits *no  new", "breaks *yes  new"])

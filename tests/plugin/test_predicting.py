@@ -133,7 +133,7 @@ def test_a_tensor_kept_per_layer_fails_is_named_and_accepted_by_the_command_it_n
             "- blocks.[*] keeps 2 more tensors at the peak: temporaries of aten::mul, +64.0 KiB",
             "  (net.py:11)",
             "- blocks.[*], forward: 2 more aten::mul, +128 KiB moved (net.py:11)",
-            "if this is meant: pytest -m perf --perf-predict test_net.py::test_net --perf-update",
+            "if intended: pytest -m perf --perf-predict test_net.py::test_net --perf-update",
             "net *REGRESSED",
             "1 predicted regressed · 0 measured   (accept: --perf-update)",
         ]
@@ -158,7 +158,7 @@ def test_one_more_product_or_operator_fails_and_is_named(project: Predicted, mor
     worse = project.predict()
     worse.assert_outcomes(failed=1)
     text = worse.stdout.str()
-    grew = text[text.index("what grew:") : text.index("if this is meant")]
+    grew = text[text.index("what grew:") : text.index("if intended")]
     assert "net.py:10" in grew
     assert "blocks.*" in grew
     assert told in text[: text.index("what grew:")]
@@ -176,8 +176,8 @@ def test_check_off_and_strict_counts_off_and_a_memory_threshold_are_heeded(proje
     strict.assert_outcomes(failed=1)
     strict.stdout.fnmatch_lines(
         [
-            "net could not be judged (new), and --perf-check wants it to be",
-            "if this is meant: pytest -m perf --perf-predict test_net.py::test_net --perf-update-new",
+            "net could not be judged (new), and --perf-check fails such cases",
+            "if intended: pytest -m perf --perf-predict test_net.py::test_net --perf-update-new",
         ]
     )
     project.predict("--perf-update-new").assert_outcomes(passed=1)
@@ -235,7 +235,7 @@ def test_stale_predicted_baselines_are_told_and_pruned(project: Predicted) -> No
     project.edit("test_net(", "test_other(", "test_net.py")
     project.predict().stdout.fnmatch_lines(["1 stale baseline in baselines/predicted-h100/test_net.json: test_net *"])
     project.predict("--perf-prune").stdout.fnmatch_lines(
-        ["removed 1 stale baseline from *test_net.json: test_net;", "  it held no others, and is gone"]
+        ["removed 1 stale baseline from *test_net.json: test_net;", "  it held no others and was deleted"]
     )
     assert not project.baseline_file().exists()
 
@@ -287,7 +287,8 @@ def test_an_estimate_is_made_of_what_was_measured_on_such_a_gpu(project: Predict
         ),
         (
             ["--perf-against=HEAD"],
-            "*--perf-against and --perf-predict: turns are taken by what runs, and nothing does*",
+            "*--perf-against and --perf-predict: an A/B comparison measures both versions, "
+            "and a prediction runs nothing*",
         ),
     ],
 )
@@ -349,5 +350,5 @@ def test_an_operator_of_higher_order_is_said_not_to_be_predictable(project: Pred
     result = project.predict()
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        ["test_net.py::test_net: cannot be predicted, flex_attention is made of a function*", "  -> *perf.predicts*"]
+        ["test_net.py::test_net: cannot be predicted, flex_attention is created by compiling*", "  -> *perf.predicts*"]
     )

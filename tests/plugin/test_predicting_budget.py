@@ -207,7 +207,7 @@ def test_slow(perf, device, rows):
     short.assert_outcomes(passed=2)
     short.stdout.fnmatch_lines(["slow[[]4] *ok", "slow[[]8] *ok"])
     assert (
-        "note: few layers were run, and that all do alike is not proven: running every one took longer than "
+        "note: few layers were traced, and it is not proven that all do the same: tracing every layer took longer than "
         "--perf-budget=2 s; " in flat(short)
     )
     assert "not proven" not in project.predict("--perf-budget=60").stdout.str()

@@ -85,7 +85,7 @@ def test_last():
 """
 
 
-SAID_FIRST = "perf: no GPU here; what is too much for this machine is predicted for h100, not run"
+SAID_FIRST = "perf: no GPU here; cases too large for this machine are predicted for h100, not run"
 TOO_MUCH = ("test_large.py::test_too_large", "test_large.py::test_too_long")
 
 
@@ -126,9 +126,9 @@ def test_what_does_not_fit_is_predicted_or_skipped_and_the_next_case_is_measured
     )
     flat = " ".join(text.split())
     for said in (
-        "needs 7.00 h of 300 ms; cannot be predicted, test_large.py:44: `if torch.ones(4).sum() > 3:` needs numbers",
+        "needs 7.00 h of 300 ms; cannot be predicted, test_large.py:44: `if torch.ones(4).sum() > 3:` needs values",
         "needs 7.00 h of 300 ms; cannot be predicted, ValueError: of fake tensors",
-        "needs 7.00 h of 300 ms; cannot be predicted, test_large.py:65: `return asks.sum().item()` needs numbers",
+        "needs 7.00 h of 300 ms; cannot be predicted, test_large.py:65: `return asks.sum().item()` needs values",
         "needs 7.00 h of 300 ms; cannot be predicted, the callable calls no operator of PyTorch",
     ):
         assert said in flat, said
@@ -152,7 +152,7 @@ def test_what_does_not_fit_is_predicted_or_skipped_and_the_next_case_is_measured
     worse.stdout.fnmatch_lines(
         [
             "too_long needs more on h100 than its baseline, as predicted: *",
-            "if this is meant: pytest *too_long --perf-update",
+            "if intended: pytest *too_long --perf-update",
         ]
     )
     (file,) = (pytester.path / "baselines").glob("predicted-h100/*.json")

@@ -60,7 +60,7 @@ def test_in_the_interpreter_a_case_is_skipped_and_runs_where_nothing_is_timed(
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     measured = run_pytest(pytester, python, "-m", "perf")
     measured.assert_outcomes(passed=1, skipped=2, deselected=1)
-    measured.stdout.fnmatch_lines(["bystander * new", "2 skipped: interpreted here, so its time says nothing*"])
+    measured.stdout.fnmatch_lines(["bystander * new", "2 skipped: in Triton's interpreter, so its time means nothing*"])
     run_pytest(pytester, python).assert_outcomes(passed=4)
 
 
@@ -71,9 +71,9 @@ def test_without_a_gpu_or_the_interpreter_the_launch_is_named_with_what_to_do(
         "kernels.py:11: `double_kernel[(triton.cdiv(x.numel(), 64),)](x, y, x.numel(), BLOCK=64)` launches a Triton"
     )
     for arguments, why, remedy in (
-        (["-m", "perf"], "kernel, and there is no GPU here to run it", "set TRITON_INTERPRET=1 before Triton is"),
-        ([], "kernel, and there is no GPU here to run it", "set TRITON_INTERPRET=1 before Triton is"),
-        (["-m", "perf", "--perf-predict"], "kernel, which takes the addresses of its tensors", "register_fake"),
+        (["-m", "perf"], "kernel, but there is no GPU to run it", "set TRITON_INTERPRET=1 before Triton is"),
+        ([], "kernel, but there is no GPU to run it", "set TRITON_INTERPRET=1 before Triton is"),
+        (["-m", "perf", "--perf-predict"], "kernel, which needs the addresses of its tensors", "register_fake"),
     ):
         result = run_pytest(pytester, python, *arguments)
         selected = bool(arguments)

@@ -114,15 +114,15 @@ def test_all_cases_are_measured_before_the_largest_suspicion_is_looked_into_and_
     assert story.verdicts() == FOUND
     result.stdout.re_match_lines(
         [
-            r"test_story\.py::test_slower_by\[a_little\] WAITS \(looked at again after all tests\)$",
-            r"test_story\.py::test_slower_by\[much\] WAITS \(looked at again after all tests\)$",
+            r"test_story\.py::test_slower_by\[a_little\] WAITS \(re-checked after all tests\)$",
+            r"test_story\.py::test_slower_by\[much\] WAITS \(re-checked after all tests\)$",
             r"test_story\.py::test_slower_by\[nothing\] PASSED.*",
             r"test_story\.py::test_slower_by\[much\] FAILED.*",
             r"test_story\.py::test_slower_by\[a_little\] FAILED.*\[100%\]",
             r"slower_by\[much\] is slower than its baseline",
             r"latency\s+100 ms\s+160 ms\s+\+60\.0%.*",
             r"measured again 2 times in fresh processes; nothing disturbed it",
-            r"if this is meant: pytest .*test_story\.py::test_slower_by\[much\]' --perf-update",
+            r"if intended: pytest .*test_story\.py::test_slower_by\[much\]' --perf-update",
             r"FAILED test_story\.py::test_slower_by\[much\] - Failed: slower_by\[much\] is slo.*",
         ]
     )
@@ -171,7 +171,7 @@ def test_a_case_whose_worker_crashes_before_its_second_look_has_failed(story: St
     }
     assert story.judgements()["slower_by[much]"]["reasons"] == ["its worker process crashed"]
     result.stdout.fnmatch_lines(
-        ["test_story.py::test_slower_by[[]much[]]: its worker process crashed before its second look"]
+        ["test_story.py::test_slower_by[[]much[]]: its worker process crashed before its re-check"]
     )
 
 

@@ -128,7 +128,7 @@ def test_what_is_returned_and_was_never_run_is_refused_by_name(project: Project)
         result = project.run("-q", way)
         result.assert_outcomes(failed=len(kinds))
         result.stdout.fnmatch_lines(
-            [f"*test_{kind}: the measured callable returned a* {kind} * nobody has run*" for kind in kinds]
+            [f"*test_{kind}: the measured callable returned a* {kind} * was never run*" for kind in kinds]
         )
         result.stdout.fnmatch_lines(["*-> consume it in the callable: perf(lambda: list(*"])
         result.stdout.fnmatch_lines(["*-> run it in the callable: perf(lambda: asyncio.run(*"])
@@ -198,9 +198,9 @@ def test_a_thread_that_runs_on_when_a_call_has_returned_is_named(project: Projec
     result.stdout.re_match_lines(
         [
             r"not_joined .* new",
-            r".*thread 'loader' ran on after a call: its work is not all in the time",
+            r".*thread 'loader' ran on after a call, so the time does not include all work",
             r"handed_on .* new",
-            r".*thread 'writer' ran on after a call: its work is not all in the time",
+            r".*thread 'writer' ran on after a call, so the time does not include all work",
             r"joined .* new",
         ]
     )

@@ -77,10 +77,10 @@ def test_a_slowdown_that_a_faster_machine_hides_fails_in_turns(saved: Project, m
     result.assert_outcomes(failed=1)
     result.stdout.re_match_lines(
         [
-            rf"work\[a/b::c\] is slower than in {head}, with which its baseline was committed",
+            rf"work\[a/b::c\] is slower than in {head}, which added its baseline",
             r"latency\s+95\.0 ms\s+104 ms\s+\+10\.0%\s+\+\d.*…\+\d.*%\s+\+5%",
-            r"7 pairs of fresh processes, measured in turns; the base against itself: 0\.0%.*",
-            r"if this is meant: .*--perf-update --perf-reason=.*",
+            r"7 interleaved pairs of fresh processes; base against base: 0\.0%.*",
+            r"if intended: .*--perf-update --perf-reason=.*",
             r"work\[a/b::c\] .* \+10\.0% .* REGRESSED",
         ]
     )
@@ -98,7 +98,7 @@ def test_a_machine_that_became_slower_is_not_the_code_in_a_worker_either(
     result = saved.run("--perf-json=results.json", "-p", "xdist.plugin", "-n2")
     result.assert_outcomes(passed=1)
     result.stdout.re_match_lines([r"work\[a/b::c\] .* 0\.0% .* ok"])
-    assert "with which its baseline was committed: 0.0%" in said(result)
+    assert "which added its baseline: 0.0%" in said(result)
     assert row(saved)["outcome"]["paired"]["screen"] == [1.0] * 2
 
 
@@ -111,7 +111,7 @@ def test_where_no_file_has_changed_there_is_nothing_to_compare_with(
     result.assert_outcomes(passed=1)
     result.stdout.re_match_lines([r"work\[a/b::c\] .* \+30\.0% .* inconclusive"])
     assert "other processes used 1.5 cores meanwhile" in said(result)
-    assert "no file that git knows has changed since" in said(result)
+    assert "no tracked file has changed since" in said(result)
     assert "paired" not in row(saved)["outcome"]
 
 
@@ -122,8 +122,8 @@ def test_what_looks_faster_where_no_file_has_changed_is_said_so_and_nobody_is_se
     result = saved.run("--perf-replicates=1")
     result.assert_outcomes(passed=1)
     result.stdout.re_match_lines([r"work\[a/b::c\] .* -99\.0% .* inconclusive", r"1 inconclusive$"])
-    assert "no file that git knows has changed since" in said(result)
-    assert "the machine may have changed, or what is installed" in said(result)
+    assert "no tracked file has changed since" in said(result)
+    assert "the machine or an installed package may have changed" in said(result)
     assert "slower" not in said(result)
 
 
@@ -151,7 +151,7 @@ def test_a_commit_that_does_not_run_any_more_is_named_with_what_shows_why(saved:
     result = saved.run("--perf-replicates=1")
     result.assert_outcomes(passed=1)
     result.stdout.re_match_lines([r"work\[a/b::c\] .* \+30\.0% .* inconclusive"])
-    assert f"not settled in turns with {broken[:7]}, where its baseline was saved: its process ended" in said(result)
+    assert f"no A/B re-run with {broken[:7]}, where its baseline was saved: its process ended" in said(result)
     assert f"(see: --perf-against={broken[:7]})" in said(result)
     assert "no_such_module" not in said(result)
 
@@ -161,8 +161,10 @@ def test_a_case_that_is_not_on_both_sides_is_not_settled_and_that_is_said() -> N
         return Compared("it", ended={side: Ended(case="it", outcome=how) for side, how in ended.items()})
 
     assert why_not_settled(compared(head="passed", base="passed"), "1234567890") is None
-    assert why_not_settled(compared(head="passed"), "1234567890") == "it did not exist there"
-    assert why_not_settled(compared(base="passed"), "1234567890") == "it was not collected again in a fresh process"
+    assert why_not_settled(compared(head="passed"), "1234567890") == "the case did not exist there"
+    assert (
+        why_not_settled(compared(base="passed"), "1234567890") == "the case was not collected again in a fresh process"
+    )
     assert why_not_settled(compared(head="passed", base="failed"), "1234567890") == (
         "failed there (see: --perf-against=1234567)"
     )
@@ -234,7 +236,7 @@ def test_a_baseline_saved_before_its_code_was_committed_belongs_to_the_commit_th
     second = repo.commit()
     repo.save(NEXT_DAY)
     third = repo.commit(code="3")
-    assert repo.code_of(DAY, dirty) == CodeOf(second, "with which its baseline was committed")
+    assert repo.code_of(DAY, dirty) == CodeOf(second, "which added its baseline")
     assert repo.code_of(NEXT_DAY, f"{second}+dirty").commit == third
     assert repo.code_of(DAY[:10], dirty).commit is None, "half a date is no date"
 

@@ -33,7 +33,7 @@ def test_code_that_got_slower_fails_says_by_how_much_and_is_accepted_by_the_comm
             r"latency\s+100 ms\s+130 ms\s+\+30\.0%\s+\+\d.*…\+\d.*%\s+\+5%",
             r"peak\s+512 KiB\s+512 KiB\s+same\s+exact\s+exact",
             r"measured again 3 times in fresh processes; nothing disturbed it",
-            r"if this is meant: pytest -m perf test_story\.py::test_work --perf-update",
+            r"if intended: pytest -m perf test_story\.py::test_work --perf-update",
             r"work .* \+30\.0% .* REGRESSED",
             r"1 regressed .*--perf-update.*",
         ]
@@ -60,8 +60,8 @@ def test_the_command_that_accepts_keeps_what_is_about_the_case_and_nothing_of_th
 ) -> None:
     project.run("--perf-update").assert_outcomes(passed=1)
     project.cost(ms=130)
-    said = {line for line in project.run(*given.split()).outlines if line.startswith("if this is meant: ")}
-    assert said == {f"if this is meant: pytest -m perf {kept}test_story.py::test_work --perf-update"}
+    said = {line for line in project.run(*given.split()).outlines if line.startswith("if intended: ")}
+    assert said == {f"if intended: pytest -m perf {kept}test_story.py::test_work --perf-update"}
 
 
 def test_one_more_mebibyte_fails_and_is_accepted(project: Project) -> None:

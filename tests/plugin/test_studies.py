@@ -74,7 +74,7 @@ def test_a_study_is_shown_with_its_findings_and_stands_in_every_file(project: Pr
         "study: others",
     ]
     shown.stdout.fnmatch_lines(table, consecutive=True)
-    shown.stdout.fnmatch_lines(["pytest_perf_findings: study 'others' has none: ValueError: not this one"])
+    shown.stdout.fnmatch_lines(["pytest_perf_findings: no findings of study 'others': ValueError: not this one"])
     written = json.loads((project.pytester.path / "a.json").read_text())
     assert written["findings"] == {"switches": ["4 cases, losses ['nan', 3.25]"]}
     base = written["results"][0]
@@ -103,9 +103,9 @@ def test_a_run_that_is_stopped_has_the_findings_of_what_was_finished(project: Pr
 @pytest.mark.parametrize(
     ("mark", "said", "remedy"),
     [
-        ("study=3", "study=...): 3 is no title", "a title; cases of one title share a table"),
-        ("study='s', columns='a,,b'", "columns=...): 'a,,b' is no list of names with commas*", "what that table *"),
-        ("study='s', versus='switch'", "versus=...): 'switch' is no parameter=level", "what it holds cases against*"),
+        ("study=3", "study=...): 3 is not a title", "a title; cases of one title share a table"),
+        ("study='s', columns='a,,b'", "columns=...): 'a,,b' is not a comma-separated list*", "what that table *"),
+        ("study='s', versus='switch'", "versus=...): 'switch' is not parameter=level", "what its cases are *"),
         ("study='s', versus='swich=base'", "versus='swich=base'): the test has no such parameter", "name *: switch"),
         ("columns='peak'", "columns=...) without a study", "name the study whose table it is for: study='...'"),
     ],

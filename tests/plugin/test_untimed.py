@@ -187,10 +187,10 @@ def test_perf_only_skips_other_tests_and_perf_skip_skips_cases_and_both_say_why(
     mixed(project)
     only = run(project, "--perf-only", "-rs")
     only.assert_outcomes(passed=1, skipped=1)
-    only.stdout.fnmatch_lines(["SKIPPED*: no perf case, and --perf-only is given"])
+    only.stdout.fnmatch_lines(["SKIPPED*: not a perf case (--perf-only)"])
     skip = run(project, "--perf-skip", "-rs")
     skip.assert_outcomes(passed=1, skipped=1)
-    skip.stdout.fnmatch_lines(["SKIPPED*: a perf case, and --perf-skip is given"])
+    skip.stdout.fnmatch_lines(["SKIPPED*: a perf case (--perf-skip)"])
     skip.stdout.no_fnmatch_line("*= perf =*")
     run(project, "--perf-only", "test_plain.py").assert_outcomes(skipped=1)
 
@@ -203,7 +203,7 @@ def test_cases_that_were_asked_for_and_chosen_away_are_not_passed_over_in_silenc
     refused = run(project, option)
     assert refused.ret == pytest.ExitCode.USAGE_ERROR
     refused.stderr.fnmatch_lines(
-        [f"*{option}: of 1 perf case none is selected", "  -> add -m perf: 'not perf' is what chooses now"]
+        [f"*{option}: no perf case is selected (collected: 1)", "  -> add -m perf; now 'not perf' selects the tests"]
     )
     run(project, option, "-m", "perf").assert_outcomes(passed=1, deselected=1)
 

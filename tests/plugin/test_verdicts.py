@@ -15,8 +15,8 @@ def test_without_a_baseline_a_case_is_new_and_passes_but_fails_when_strict(proje
     strict.assert_outcomes(failed=1)
     strict.stdout.fnmatch_lines(
         [
-            "work could not be judged (new), and --perf-check wants it to be",
-            "if this is meant: *--perf-update-new",
+            "work could not be judged (new), and --perf-check fails such cases",
+            "if intended: *--perf-update-new",
         ]
     )
 
@@ -29,7 +29,7 @@ def test_times_of_another_environment_are_refused_by_name_and_the_rest_is_judged
     result = project.run()
     result.assert_outcomes(passed=1)
     result.stdout.re_match_lines(
-        [r"work .* – .* ok", r"this machine's times are of another environment: threads 9\d+ -> \d+: of 1 case.*"]
+        [r"work .* – .* ok", r"this machine's times come from another environment: threads 9\d+ -> \d+: of 1 case.*"]
     )
     project.cost(ms=300, kib=1024)
     project.run().assert_outcomes(failed=1)
@@ -138,7 +138,7 @@ def test_every_way_to_go_wrong_has_its_verdict_and_the_next_case_runs_clean(proj
         ]
     )
     text = result.stdout.str()
-    assert "the measured callable returned NaN; numbers taken on it are not kept" in text
+    assert "the measured callable returned NaN; its measurements are discarded" in text
     assert "is marked perf, but measured nothing" in text
     assert "perf was called twice in one case" in text
     assert "pass the function itself and its arguments: perf(model, x), not perf(model(x))" in text
@@ -334,8 +334,8 @@ def test_a_memory_regression_needs_no_second_reading_where_there_is_no_time_for_
 @pytest.mark.parametrize(
     ("replicates", "said"),
     [
-        (("108", "116"), r"1 of 1 baseline is noisy, and sees only changes above [\d.]+%"),
-        (("400", "900"), r"1 of 1 baseline is noisy, and can't tell code that takes twice as long \(1\)"),
+        (("108", "116"), r"1 of 1 baseline is noisy, and detects only changes above [\d.]+%"),
+        (("400", "900"), r"1 of 1 baseline is noisy, and cannot detect a doubled time \(1\)"),
     ],
 )
 def test_a_noisy_baseline_says_what_it_cannot_see(project: Project, replicates: tuple[str, str], said: str) -> None:

@@ -28,7 +28,7 @@ from perflab.compared.judge.null_control import NO_CONTROL, Control, control_of,
 from perflab.measured.judge.robust import ratio_of, student_t_quantile
 from perflab.measured.judge.trimmed import LEAST_PAIRS, LEAST_SPREAD, Estimate, estimate, spread_of
 from perflab.records import MEANINGLESS, Change, Verdict
-from perflab.units import format_change
+from perflab.units import format_change, format_count
 
 SCREEN_PAIRS = 3
 LOOKS = (7, 8, 10, 12, 16, 24, 32)
@@ -258,14 +258,14 @@ def controls_of(cases: Mapping[str, PairedCase], controls: Mapping[str, Sequence
 
 def _of_confirmation(seen: Estimate, policy: PairedPolicy, *, regressed: bool) -> PairedFinding:
     change, least = _change(seen, policy), ratio_of(detectable(seen, policy))
-    told = f"; this run could have found {format_change(least)} and more" if least < MEANINGLESS else ""
+    told = f"; the smallest change that this run can detect is {format_change(least)}" if least < MEANINGLESS else ""
     verdict, reasons = Verdict.OK, []
     if regressed:
         verdict = Verdict.REGRESSED
     elif seen.value < -policy.bound and seen.high < -policy.bound / 2.0:
         verdict = Verdict.IMPROVED
     elif seen.value > policy.bound and seen.lowest <= 0.0:
-        verdict, reasons = Verdict.INCONCLUSIVE, [f"looks slower, but its {policy.pairs_are} do not agree that it is"]
+        verdict, reasons = Verdict.INCONCLUSIVE, [f"looks slower, but its {policy.pairs_are} disagree"]
     elif seen.value > policy.bound:
         verdict, reasons = Verdict.INCONCLUSIVE, [f"looks slower, but its {policy.pairs_are} differ too much{told}"]
     elif math.log(least) > RESOLUTION * policy.bound:
@@ -292,10 +292,8 @@ def _of_screen(case: PairedCase, usual: float, control: Control, policy: PairedP
 
 def _unfinished(case: PairedCase, policy: PairedPolicy) -> PairedFinding:
     change = _screen_change(case, policy)
-    taken = len(case.pairs)
-    reason = (
-        f"{format_change(change.ratio)} after {taken} pair{'s' * (taken != 1)}, which was not followed up to the end"
-    )
+    pairs = format_count(len(case.pairs), "pair")
+    reason = f"{format_change(change.ratio)} after {pairs}; the comparison ended before it was decided"
     return PairedFinding(Verdict.INCONCLUSIVE, change, [reason])
 
 

@@ -66,7 +66,7 @@ class Against:
         for case, settings in self._case_settings.items():
             unmet = no_graph_for(case, settings, self._device)
             if unmet is not None or settings.fresh_process:
-                self._left_out[case] = unmet or "a cold start is not compared in turns"
+                self._left_out[case] = unmet or "cold starts are not compared by --perf-against"
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
@@ -89,7 +89,7 @@ class Against:
         """Report a compared case, in the phases that any test has. Others run as they always do."""
         if item.nodeid not in self._case_settings:
             return None
-        unmeasured = without_numbers(item.nodeid, Verdict.SKIPPED, "not measured: the comparison ended before")
+        unmeasured = without_numbers(item.nodeid, Verdict.SKIPPED, "not measured: the comparison ended first")
         settings = self._case_settings[item.nodeid]
         result = settings.told_in(self._results.get(item.nodeid, unmeasured))
         self._results[item.nodeid] = result
@@ -131,7 +131,7 @@ class Against:
             device_turn(device, self._progress.show),
             two_sides(self._config, against, files, device, self._progress.show) as (starts, base),
         ):
-            self.notes[:] = [f"this side: {starts.head.label} · against: {base.label}"]
+            self.notes[:] = [f"head: {starts.head.label} · base: {base.label}"]
             budgets = {case: turns_ns(self._case_settings[case]) for case in cases}
             patience_s = max((self._case_settings[case].patience_s() for case in cases), default=ANSWER_WITHIN_S)
             limits = Limits(budgets, self._budget.left_s, witness_of_host(), answer_within_s=patience_s)
@@ -208,12 +208,12 @@ def _said_of(found: Comparison) -> list[str]:
     """What the table does not say of a comparison."""
     said = []
     if found.base_only:
-        said.append(f"only there: {format_names(found.base_only)}")
+        said.append(f"only in the base: {format_names(found.base_only)}")
     differing = {text for one in found.cases.values() for text in _environments(one)}
     if differing:
-        said.append(f"the sides differ beyond the code: {', '.join(sorted(differing))}")
+        said.append(f"head and base differ in more than the code: {', '.join(sorted(differing))}")
     if found.out_of_time:
-        said.append("--perf-total-budget ended the comparison before everything was confirmed")
+        said.append("--perf-total-budget ended the comparison before all suspects were confirmed")
     return said
 
 

@@ -101,13 +101,13 @@ def _out_of_memory(one: Compared, head: Ended, other: Ended, base: Tree) -> Resu
         if other.outcome == "oom":
             return without_numbers(one.case, Verdict.OOM, f"{said}; in {base.label} too")
         return without_numbers(one.case, Verdict.REGRESSED, f"{said}, and not in {base.label}")
-    reason = "memory does not hold both sides at once; compare on a larger device, or with saved baselines"
+    reason = "head and base do not fit into memory together; compare on a larger device, or with saved baselines"
     return without_numbers(one.case, Verdict.INCONCLUSIVE, reason)
 
 
 def timed_otherwise(one: Compared) -> str:
     """How this side's test has the case timed, and how the other's has it, where they differ."""
-    return f"timed with {one.modes[HEAD]} here, and with {one.modes[BASE]}"
+    return f"timed with {one.modes[HEAD]} here, but with {one.modes[BASE]}"
 
 
 def _first_line(text: str) -> str:
@@ -122,7 +122,7 @@ def last_line(text: str) -> str:
 def in_short(problem: str, commit: str) -> str:
     """The line of a problem that says most, and how to see the rest: what a process said may be long."""
     first = problem.strip().partition("\n")[0]
-    line = first.removesuffix("; it said:") if first.endswith("; it said:") else last_line(problem)
+    line = first.removesuffix("; its output:") if first.endswith("; its output:") else last_line(problem)
     return f"{line.removeprefix(f'{commit[:7]}: ')} (see: --perf-against={commit[:7]})"
 
 

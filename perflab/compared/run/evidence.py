@@ -74,7 +74,7 @@ class Asked:
     def problem(self) -> str | None:
         """Why there can be no profile."""
         mode = self.settings.mode
-        return None if mode == DEFAULT else f"a profile is of plain calls, and the case is timed with {mode}"
+        return None if mode == DEFAULT else f"profiles measure plain calls, but the case is timed with {mode}"
 
     @property
     def look(self) -> Look | None:
@@ -104,7 +104,7 @@ def explained_by_turns(
     waiting = dict(asked)
     for case, one in asked.items():
         if one.look is None:
-            yield case, _found(waiting.pop(case), str(one.problem), "it was not asked", against)
+            yield case, _found(waiting.pop(case), str(one.problem), "it was not requested", against)
     try:
         looks = looked_into({case: look for case, one in waiting.items() if (look := one.look)}, start, limits, say)
         with contextlib.closing(looks):
@@ -116,7 +116,7 @@ def explained_by_turns(
         for case in list(waiting):
             yield case, _found(waiting.pop(case), why, why, against)
     for case, one in waiting.items():
-        over = one.settings.over_before("both versions could be looked into")
+        over = one.settings.over_before("both versions could be examined")
         yield case, not_looked(one.judgement, against, over)
 
 
@@ -137,7 +137,7 @@ def _found(one: Asked, profiles: Looked, peaks: Weighed, against: str) -> Found:
 
 def could_not(why: str) -> str:
     """How evidence says that there is none."""
-    return f"could not look, because {why}"
+    return f"not examined: {why}"
 
 
 def grown_bytes(judgement: Judgement) -> int:

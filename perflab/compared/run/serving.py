@@ -98,7 +98,7 @@ class Server:
         assert environment is not None
         if self._was_ready:
             raise UsageError(
-                f"{state.case}: perf was called twice in one case", "measure one thing a test; parametrize for several"
+                f"{state.case}: perf was called twice in one case", "call perf once per test, or parametrize it"
             )
         self._was_ready = True
         with Turns(workload, device, state.settings.plan, counter, state.settings.mode) as turns:

@@ -89,7 +89,8 @@ def _directory(folder: Path, against: str, root: Path, top: Path | None, files: 
         if any((candidate / file).is_file() for file in files):
             if candidate == root:
                 raise RivalError(
-                    f"--perf-against={against} is this very tree", "name a commit, or another checkout of the project"
+                    f"--perf-against={against} is the working tree itself",
+                    "name a commit, or another checkout of the project",
                 )
             commit = commit_named(candidate, "HEAD")
             label = against + (f" ({commit[:7]})" if commit else "")
@@ -103,7 +104,7 @@ def _directory(folder: Path, against: str, root: Path, top: Path | None, files: 
     ):
         return Tree(against, root, first=(folder,))
     raise RivalError(
-        f"--perf-against={against}: the directory holds neither these tests nor packages that could be imported",
+        f"--perf-against={against}: the directory contains neither these tests nor importable packages",
         "name another checkout of this project, a folder of installed packages (pip install --target=DIR), "
         "or a virtual environment",
     )
@@ -112,12 +113,12 @@ def _directory(folder: Path, against: str, root: Path, top: Path | None, files: 
 def _unknown(against: str, top: Path | None) -> RivalError:
     if shutil.which("git") is None:
         return RivalError(
-            f"--perf-against={against} is no directory, and to compare with a commit takes git",
+            f"--perf-against={against} is not a directory, and a commit needs git, which is not installed",
             "install git, or name a directory",
         )
     if top is None:
         return RivalError(
-            f"--perf-against={against}: this is no git repository, and there is no such directory",
+            f"--perf-against={against}: there is no such directory, and this is not a git repository",
             "name a directory: another checkout, or a folder of installed packages",
         )
     shallow = run_git(top, "rev-parse", "--is-shallow-repository").strip() == "true"
@@ -140,7 +141,7 @@ def _worktree(top: Path, commit: str, waiting: Callable[[str], None]) -> Iterato
     submodules = [line.split("\t", 1)[1] for line in listed if line.startswith("160000 ")]
     if submodules:
         raise RivalError(
-            f"{commit[:7]} has submodules ({', '.join(submodules[:3])}), which a worktree comes without",
+            f"{commit[:7]} has submodules ({', '.join(submodules[:3])}), which a git worktree does not contain",
             "check it out with them: git clone --recurse-submodules, and use --perf-against=PATH",
         )
     common = run_git(top, "rev-parse", "--path-format=absolute", "--git-common-dir").strip()
@@ -150,7 +151,7 @@ def _worktree(top: Path, commit: str, waiting: Callable[[str], None]) -> Iterato
         shelf.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RivalError(
-            f"cannot make {shelf}: {error.strerror}", "point XDG_CACHE_HOME at a folder of yours"
+            f"cannot create {shelf}: {error.strerror}", "set XDG_CACHE_HOME to a writable directory"
         ) from None
     with _held(shelf / f"{commit[:12]}.lock", waiting):
         try:

@@ -94,8 +94,8 @@ class SideProcess:
         answer = self.answer()
         if not isinstance(answer, Hello) or answer.protocol != PROTOCOL:
             raise RivalError(
-                f"{self.label} runs another perflab than this session, and the two cannot talk to each other",
-                "compare with a commit whose perflab is of this version, or newer",
+                f"{self.label} runs another version of perflab than this session, with another protocol",
+                "compare with a commit whose perflab has this version or a newer one",
             )
         return answer
 
@@ -124,23 +124,23 @@ class SideProcess:
             raise self._ended() from None
         except msgspec.DecodeError as error:
             raise RivalError(
-                f"{self.label} answers in another protocol: {error}", "use one perflab on both sides"
+                f"{self.label} answers in another protocol: {error}", "use the same version of perflab in head and base"
             ) from None
 
     def _ended(self) -> SideEndedError:
         status = self._process.wait()
         said = f"was killed by signal {-status}" if status < 0 else f"ended (exit status {status})"
         return SideEndedError(
-            f"{self.label}: its process {said} before it had measured; it said:\n{self.last_output()}",
-            f"make the cases run there first: pytest -m perf in {self._directory}",
+            f"{self.label}: its process {said} before it had measured; its output:\n{self.last_output()}",
+            f"first make the cases run there: pytest -m perf in {self._directory}",
         )
 
     def _hung(self) -> SideEndedError:
         said = self.last_output()
         end_group(self._process)
         return SideEndedError(
-            f"{self.label}: its process hung and was ended: no answer for {self._answer_within_s:g} s; "
-            f"it said:\n{said}",
+            f"{self.label}: its process hung and was stopped: no answer for {self._answer_within_s:g} s; "
+            f"its output:\n{said}",
             f"run the case alone: pytest -m perf in {self._directory}",
         )
 

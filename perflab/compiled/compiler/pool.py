@@ -110,7 +110,7 @@ class CompilerPool:
         )  # one that died is not put back
         self._idle.put(process)
         if answer.problem is not None:
-            raise KernelError(answer.problem, answer.remedy or "mend it")
+            raise KernelError(answer.problem, answer.remedy or "fix it")
         return answer
 
     def _started(self) -> _Process:
@@ -126,7 +126,7 @@ class _EndedError(KernelError):
     """A process that ended while it was asked something."""
 
     def __init__(self, problem: str) -> None:
-        super().__init__(problem, "compile the kernel by itself, and read what it prints")
+        super().__init__(problem, "compile the kernel alone, and read its output")
 
     def __str__(self) -> str:
         return self.problem
@@ -169,12 +169,12 @@ class _Process:
             line = self._process.stdout.readline()
         timer.cancel()
         if hung.is_set():
-            raise _EndedError(f"compiling it hung: no answer for {format_ns(1e9 * patience_s)}, so it was ended")
+            raise _EndedError(f"compiling it hung: no answer for {format_ns(1e9 * patience_s)}, so it was stopped")
         if not line.endswith(b"\n"):
             status = self._process.wait()
             with contextlib.suppress(OSError):
                 said = useful_lines(self._log.read_bytes()[said_before:].decode("utf-8", "replace"))
-                raise _EndedError(f"the compiling process ended with status {status}; it said:\n{said}")
+                raise _EndedError(f"the compiling process ended with status {status}; its output:\n{said}")
             raise _EndedError(f"the compiling process ended with status {status}")
         return msgspec.json.decode(line, type=Answer)
 

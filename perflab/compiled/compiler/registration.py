@@ -77,7 +77,8 @@ def _checked(registered: Any, registration: str) -> list[KernelExample]:
     names = [example.name for example in registered]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise KernelError(f"{registration} has several kernels named {', '.join(map(repr, twice))}", "name them apart")
+        names_twice = ", ".join(map(repr, twice))
+        raise KernelError(f"{registration} has several kernels named {names_twice}", "give each kernel its own name")
     return list(registered)
 
 
@@ -87,4 +88,4 @@ def _broken(what: str, error: Exception) -> KernelError:
     place = f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else "?"
     if isinstance(error, SyntaxError):
         place = f"{error.filename}, line {error.lineno}"
-    return KernelError(f"{what}: {type(error).__name__}: {error}", f"mend it: {place}")
+    return KernelError(f"{what}: {type(error).__name__}: {error}", f"fix it: {place}")

@@ -37,7 +37,7 @@ def read_assembler(log: str) -> AssemblerReport:
     properties = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log)
     registers = re.search(r"Used (\d+) registers", log)
     if not properties or registers is None:
-        raise ValueError(f"ptxas -v said neither registers nor spills: {log.strip()[:200]!r}")
+        raise ValueError(f"ptxas -v reported neither registers nor spills: {log.strip()[:200]!r}")
     shared = re.search(r"(\d+)(?:\+\d+)? bytes smem", log)
     stacks, stores, loads = (list(map(int, column)) for column in zip(*properties, strict=True))
     return AssemblerReport(int(registers[1]), max(stacks), sum(stores), sum(loads), int(shared[1]) if shared else 0)

@@ -57,7 +57,7 @@ def answer(request: Request, log: Path) -> Answer:
         if request.name not in examples:
             return Answer(
                 problem=f"{request.registration} has no {request.name!r} for sm_{request.arch} where it is compiled",
-                remedy="let it register the same kernels in every process, with and without TRITON_INTERPRET",
+                remedy="register the same kernels in every process, with and without TRITON_INTERPRET",
             )
         from perflab.compiled.compiler.compile import compile_example
 

@@ -62,7 +62,7 @@ def _choices(config: pytest.Config) -> list[Choice]:
     if CHOICES not in config.stash:
         settings = settings_of(config).part(Compiling)
         if not settings.kernels:
-            raise KernelError("a test asks for compiled_kernel, and no kernels are registered", HOW_TO_REGISTER)
+            raise KernelError("a test uses compiled_kernel, but no kernels are registered", HOW_TO_REGISTER)
         config.stash[CHOICES] = choices_of(
             {
                 registration: {
@@ -83,7 +83,7 @@ def kernel_for(request: pytest.FixtureRequest) -> KernelResources:
     cases = request.config.pluginmanager.getplugin(_NAME)
     if not isinstance(cases, CompiledCases):
         raise UsageError(
-            f"{request.node.nodeid} got the compiled_kernel fixture by getfixturevalue(), which pytest cannot foresee",
+            f"{request.node.nodeid} got the compiled_kernel fixture by getfixturevalue(), unseen by collection",
             "name compiled_kernel among the test's arguments",
         )
     kernel: Any = cases.kernel_for(request.node, request.param)
@@ -181,7 +181,7 @@ class CompiledCases:
             return
         item.stash[_STATE] = CaseState(item.nodeid, self._settings)
         if self._settings.against is not None:
-            pytest.skip("compiled kernels are compared with their baselines, not in turns")
+            pytest.skip("compiled kernels are compared with their baselines, not by --perf-against")
         if self._settings.predict:
             pytest.skip("compiled, not predicted: leave --perf-predict out, or call `perflab kernels`")
 

@@ -100,7 +100,7 @@ def compile_kernels(
         results, notes = _saved(results, stale, store, commit, reason)
     elif any(stale.values()):
         gone = [case for cases in stale.values() for case in cases]
-        notes = [f"stored, and registered no more: {format_names(gone)} (removed by --update)"]
+        notes = [f"stored but no longer registered: {format_names(gone)} (removed by --update)"]
     failed = any(result.failure for result in results)
     document = Document(
         schema=SCHEMA,
@@ -150,6 +150,6 @@ def _saved(
         notes.append(f"saved {len(chosen)} compiled kernel{'s' * (len(chosen) != 1)} to {files}")
     gone = [case for cases in stale.values() for case in cases]
     if gone:
-        notes.append(f"removed what is registered no more: {', '.join(gone)}")
+        notes.append(f"removed, no longer registered: {', '.join(gone)}")
     saved = {result.case for result in chosen}
     return [msgspec.structs.replace(one, saved=True) if one.case in saved else one for one in results], notes

@@ -53,7 +53,7 @@ def choices_of(names: Mapping[str, Mapping[int, Sequence[str]]]) -> list[Choice]
         ]
     twice = [name for (name, _), count in Counter((one.name, one.arch) for one in found).items() if count > 1]
     if twice:
-        raise KernelError(f"{twice[0]!r} is registered in several places", "name the kernels apart")
+        raise KernelError(f"{twice[0]!r} is registered in several places", "give each kernel its own name")
     return found
 
 

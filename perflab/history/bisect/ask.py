@@ -42,7 +42,7 @@ def ask(
     """
     root = Path().resolve()
     if top_of(root) is None:
-        raise UsageError("--bisect: this is no git repository", "go to the project's folder")
+        raise UsageError("--bisect: this is not a git repository", "go to the project's folder")
     good, bad = ends
     if good is not None and bad is not None:
         bench = Bench(root, case, "", options, build, told)

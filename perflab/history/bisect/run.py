@@ -105,14 +105,14 @@ def _with_ends(bench: Bench, state: State, expected: float | None) -> State:
         judgement, change = bench.compare(state.bad, state.good, threshold)
     except UntestableError as problem:
         raise UsageError(
-            f"an end of the range cannot be tried: {problem}", "name other ends: --good=COMMIT --bad=COMMIT"
+            f"an end of the range cannot be tested: {problem}", "name other ends: --good=COMMIT --bad=COMMIT"
         ) from None
     is_faster = change.is_faster and change.high is not None and change.high < 1.0
     found = f"between the ends of the range this machine finds {_said(change)}"
     if not _is_slower(judgement) and not is_faster:
-        raise _UnclearError(f"stopped: the step is inside the noise: {found}")
+        raise _UnclearError(f"stopped: the change is within the noise: {found}")
     if expected is not None and (expected > 1.0) != (change.ratio > 1.0):
-        raise _UnclearError(f"stopped: the event is a step of {format_change(expected)}, but {found}")
+        raise _UnclearError(f"stopped: the event is a change of {format_change(expected)}, but {found}")
     return changed(state, ratio=change.ratio, ends=f"latency {_said(change)}")
 
 
@@ -154,8 +154,8 @@ def _exact_value(bench: Bench, commit: str, quantity: str) -> tuple[float, str]:
 def inexact(quantity: str) -> UsageError:
     """What is to be said of a quantity whose two readings differ although nothing changed."""
     return UsageError(
-        f"--quantity={quantity}: two readings of it differ without a change of the code",
-        f"bisect {LATENCY}, which is compared in turns, or something exact: a count, peak",
+        f"--quantity={quantity}: its readings differ without a change of the code",
+        f"bisect {LATENCY}, which is compared A/B, or an exact quantity: a count, peak",
     )
 
 
@@ -169,7 +169,7 @@ def _by_turns(bench: Bench, state: State, commit: str) -> Trial:
     if _is_slower(judgement):
         return Trial(commit=commit, side="bad", said=said)
     if _is_unclear(judgement, change, max(state.ratio, 1.0 / state.ratio)):
-        raise _UnclearError(f"stopped at {commit[:_SHORT]}: inside the noise, {said}")
+        raise _UnclearError(f"stopped at {commit[:_SHORT]}: within the noise, {said}")
     return Trial(commit=commit, side="good", said=said)
 
 
@@ -201,7 +201,7 @@ def _said(change: Change) -> str:
 def _commit(root: Path, name: str) -> str:
     found = commit_named(root, name.partition("+")[0])
     if found is None:
-        raise UsageError(f"{name} is no commit of this repository", "fetch it, or name another: --good and --bad")
+        raise UsageError(f"{name} is not a commit of this repository", "fetch it, or name another: --good and --bad")
     return found
 
 
@@ -209,7 +209,8 @@ def _path(root: Path, good: str, bad: str) -> list[str]:
     """The commits after ``good`` up to ``bad``, oldest first; a merge stands for what it merged."""
     if ask_git(root, "merge-base", "--is-ancestor", good, bad) is None:
         raise UsageError(
-            f"{good[:_SHORT]} is no ancestor of {bad[:_SHORT]}", "name ends of which the good one came before the other"
+            f"{good[:_SHORT]} is not an ancestor of {bad[:_SHORT]}",
+            "name a good commit that is an ancestor of the bad one",
         )
     commits = run_git(root, "rev-list", "--reverse", "--first-parent", "--ancestry-path", f"{good}..{bad}").split()
     if not commits or commits[-1] != bad:
@@ -226,12 +227,12 @@ def _answer(root: Path, commits: Sequence[str], state: State) -> Answer:
     lines = _told(root, commits, state)
     if len(suspects) == 1:
         merges = ask_git(root, "rev-list", "--parents", "--max-count=1", suspects[0]) or ""
-        lines.append(f"{_named(root, suspects[0])}: this commit brought the step")
+        lines.append(f"{_named(root, suspects[0])}: this commit caused the change")
         if len(merges.split()) > 2:
             short = suspects[0][:_SHORT]
             lines.append(f"  it is a merge; to go on: --good=$(git merge-base {short}^ {short}^2) --bad={short}^2")
         return Answer(lines, is_found=True)
-    lines.append(f"one of these {len(suspects)} commits brought the step; those before the last could not be tried:")
+    lines.append(f"one of these {len(suspects)} commits caused the change; those before the last could not be tested:")
     lines += [f"  {_named(root, commit)}" for commit in suspects]
     return Answer(lines, is_found=False)
 

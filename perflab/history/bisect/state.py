@@ -68,7 +68,7 @@ def resumed(wanted: State, root: Path) -> State:
         newest=SCHEMA,
         file=str(root / PLACE),
         wanted="a state of perflab history --bisect",
-        remedy="remove it: the bisection begins anew",
+        remedy="remove it: the bisection then starts again",
         error=StateError,
     )
     same = ("case", "quantity", "good", "bad", "options")

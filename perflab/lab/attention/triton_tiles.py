@@ -114,7 +114,7 @@ def candidate_tiles(kernel: str, head_dim: int, dtype: torch.dtype, shared_limit
     if not fitting:
         least = min(replace(tiles, num_stages=1).shared_bytes(kernel, head_dim, dtype.itemsize) for tiles in listed)
         raise ValueError(
-            f"attention in Triton at head dimension {head_dim} in {dtype} wants {least} B of shared memory, "
+            f"attention in Triton at head dimension {head_dim} in {dtype} needs {least} B of shared memory, "
             f"and the device has {shared_limit_bytes}; choose impl='tiled'"
         )
     return tuple(fitting)

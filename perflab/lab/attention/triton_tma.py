@@ -80,7 +80,7 @@ def require_tma(device: torch.device) -> None:
     if capability < (9, 0):
         name = torch.cuda.get_device_name(device)
         raise BackendRefusedError(
-            f"attention impl 'triton-tma' wants a GPU of compute capability 9.0 (Hopper) or later, and {name} has "
+            f"attention impl 'triton-tma' needs a GPU of compute capability 9.0 (Hopper) or later, but {name} has "
             f"{capability[0]}.{capability[1]}; choose impl='triton', the same algorithm without TMA"
         )
 

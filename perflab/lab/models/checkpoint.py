@@ -146,7 +146,7 @@ def _read(path: Path) -> dict[str, Any]:
             with zipfile.ZipFile(file) as archive:  # torch.load looks at no checksum
                 spoilt = archive.testzip()
             if spoilt is not None:
-                raise zipfile.BadZipFile(f"{spoilt} does not have its checksum")
+                raise zipfile.BadZipFile(f"the checksum of {spoilt} does not match")
             file.seek(0)
             document = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:  # torch.load has a dozen ways to say that a file is none of its own
@@ -156,12 +156,12 @@ def _read(path: Path) -> dict[str, Any]:
         raise _damaged(path, f"it does not say {FORMAT!r}")
     if document.get("version") != VERSION:
         version = document.get("version")
-        raise _damaged(path, f"its version is {version!r}, and this code reads {VERSION}")
+        raise _damaged(path, f"its version is {version!r}, but this code reads {VERSION}")
     for part in ("architecture", "weights", "extra"):
         if not isinstance(document.get(part), dict):
             raise _damaged(path, f"it has no {part}")
     if not all(isinstance(tensor, Tensor) for tensor in document["weights"].values()):
-        raise _damaged(path, "some of its weights are no tensors")
+        raise _damaged(path, "some of its weights are not tensors")
     return document
 
 

@@ -57,7 +57,7 @@ def _attention_modules(model: nn.Module) -> list[nn.Module]:
     if not modules or len(modules) != len(found):
         raise ValueError(
             f"compile='attention' wants a model whose `blocks`, an nn.ModuleList, each have a module `attention`, and "
-            f"{type(model).__name__} is none; give compile='default' for the whole model"
+            f"{type(model).__name__} has none; give compile='default' for the whole model"
         )
     return modules
 

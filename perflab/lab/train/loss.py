@@ -40,7 +40,7 @@ def cross_entropy_loss(logits: Tensor, tokens: Tensor, *, fused: bool = False) -
             "wanted logits (batch, sequence, vocabulary) for tokens (batch, sequence)"
         )
     if tokens.shape[1] < 2:
-        raise ValueError("sequences of 1 token have no next token to foresee; give 2 tokens or more")
+        raise ValueError("sequences of 1 token have no next token to predict; give 2 tokens or more")
     targets = F.pad(tokens[:, 1:], (0, 1), value=NO_TARGET)
     if fused:
         return kernels.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=NO_TARGET)

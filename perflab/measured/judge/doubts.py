@@ -17,7 +17,7 @@ from perflab.records import Change, Environment, Policy
 from perflab.units import format_change, format_interval, format_ns, format_percent
 
 MACHINE_SLACK = 1.02
-"""A yardstick reading up to this much above the other group's is its own noise."""
+"""A reading of the calibration workload up to this much above the other group's is its own noise."""
 SEVERAL_CORES = 1.2
 """A case that keeps more cores busy than this works in several threads, and waits when one of them has to."""
 SHARING_AT_MOST = 4.0
@@ -27,7 +27,7 @@ KEPT_CORE = 0.9
 SEEN_AT_LEAST = 2.0
 """Thresholds: what lets a slowdown of so many pass unseen, says nothing."""
 
-TOO_NOISY = "these readings are too noisy for an interval to say anything"
+TOO_NOISY = "these readings are too noisy for a 95 % interval"
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def single_process(sides: Sides) -> list[str]:
     if len(sides.before) > 1:
         return []
     remedy = "--perf-update" if sides.name == "baseline" else "--perf-update --perf-reason=TEXT"
-    return [f"the {sides.name} is a single process, and does not know its noise; save it again ({remedy})"]
+    return [f"the {sides.name} is a single process, so its noise is unknown; save it again ({remedy})"]
 
 
 def difference_doubts(sides: Sides, policy: Policy) -> list[str]:
@@ -128,11 +128,11 @@ def evidence_against(sides: Sides, policy: Policy) -> list[str]:
         busy = f"a {sides.name} from a busy machine" if sides.is_faster else "a busy machine"
         doubts.append(
             f"typical calls took {format_change(sides.change.ratio)}, but the fastest ones "
-            f"{sides.as_change(fastest)}: {busy} looks like that"
+            f"{sides.as_change(fastest)}: that is typical of {busy}"
         )
-    yardstick, machine = _machine_ratios(sides.slow, sides.fast)[-1]
+    workload, machine = _machine_ratios(sides.slow, sides.fast)[-1]
     if machine > MACHINE_SLACK and ratio / machine <= bound:
-        doubts.append(f"the machine itself ran a fixed piece of work ({yardstick}) at {sides.as_change(machine)}")
+        doubts.append(f"the calibration workload ({workload}) took {sides.as_change(machine)} too")
     if sides.environment.device != "cpu" or not _beyond_sharing(sides):
         told = disturbances_before if sides.is_faster else disturbances
         doubts += told(sides.slow, sides.fast, sides.environment)
@@ -165,24 +165,24 @@ def hidden(sides: Sides, noise: float, policy: Policy) -> list[str]:
             f"typical calls took {format_change(change.ratio)}, but the fastest ones "
             f"{format_change(fastest)}: a {sides.name} from a busy machine hides a slowdown"
         )
-    # Of several pieces of work the middle one: an excuse may rest on one alone, a doubt of what looks well may not.
+    # Of several workloads the middle one: an excuse may rest on one alone, a doubt of what looks well may not.
     ratios = _machine_ratios(sides.before, sides.now)
-    yardstick, machine = ratios[len(ratios) // 2]
+    workload, machine = ratios[len(ratios) // 2]
     hides = change.ratio * machine > bound and change.now - change.before / machine > policy.floor_ns
     if machine > MACHINE_SLACK and hides:
         doubts.append(
-            f"{format_change(change.ratio)}, on a machine that runs a fixed piece of work ({yardstick}) "
-            f"at {format_change(1.0 / machine)}"
+            f"{format_change(change.ratio)}, but the calibration workload ({workload}) took "
+            f"{format_change(1.0 / machine)}: a faster machine hides a slowdown"
         )
     return doubts + disturbances_before(sides.before, sides.now, sides.environment)
 
 
 def _machine_ratios(slow: Sequence[Replicate], fast: Sequence[Replicate]) -> list[tuple[str, float]]:
-    """By how much the machine was slower at fixed work such as this case needs, by yardstick; ascending."""
+    """By how much the machine was slower at fixed work such as this case needs, by workload; ascending."""
     ratios = {"": 1.0}
     for name in ("interpreter", "memory", "threads") if _several(slow, fast) else ("interpreter", "memory"):
-        old = [r.yardsticks_ns[name] for r in fast if name in r.yardsticks_ns]
-        new = [r.yardsticks_ns[name] for r in slow if name in r.yardsticks_ns]
+        old = [r.calibration_ns[name] for r in fast if name in r.calibration_ns]
+        new = [r.calibration_ns[name] for r in slow if name in r.calibration_ns]
         if old and new:
             ratios[name] = median(new) / median(old)
     return sorted(ratios.items(), key=lambda item: item[1])

@@ -140,7 +140,9 @@ def _comparable_times(times: Entry | None, record: Record) -> tuple[Entry | None
         name = record.environment.machine
         return None, f"no times of {'this machine' if name is None or stands_for_itself(name) else name} yet"
     foreign = differences(times.environment, record.environment)
-    return (None, f"this machine's times are of another environment: {', '.join(foreign)}") if foreign else (times, "")
+    if foreign:
+        return None, f"this machine's times come from another environment: {', '.join(foreign)}"
+    return times, ""
 
 
 @dataclass(frozen=True)
@@ -225,8 +227,8 @@ def _judge_latency(record: Record, here: Replicate, before: Sequence[Replicate],
         return Finding(change, Verdict.INCONCLUSIVE if doubts else Verdict.OK, doubts or cleared)
     if change.ratio <= change.limit:
         reason = (
-            f"{format_change(change.ratio)} is past the threshold, but within what this {name}'s replicates "
-            f"differ by ({format_percent(change.limit - 1.0)})"
+            f"{format_change(change.ratio)} is past the threshold, but within the differences between this {name}'s "
+            f"replicates ({format_percent(change.limit - 1.0)})"
         )
         return Finding(change, Verdict.INCONCLUSIVE, [reason])
     doubts = difference_doubts(sides, policy) if record.fresh else []

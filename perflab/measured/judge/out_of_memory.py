@@ -32,7 +32,8 @@ def out_of_memory_texts(found: OutOfMemory) -> list[str]:
     if found.cached_bytes and found.asked_bytes is not None and found.cached_bytes > found.asked_bytes:
         size = format_bytes(found.cached_bytes)
         texts.append(
-            f"{size} were reserved and free, in pieces that are too small: PYTORCH_ALLOC_CONF=expandable_segments:True"
+            f"{size} were reserved but free, in pieces that are too small; "
+            "set PYTORCH_ALLOC_CONF=expandable_segments:True"
         )
     if found.remedies:
         texts.append(

@@ -17,7 +17,7 @@ from perflab.records import Policy, Verdict
 from perflab.units import format_change
 
 LOOKS = (7, 9, 12, 16)
-"""Numbers of pairs after which a suspect is judged. Fewer than where a comparison in turns was asked for: the
+"""Numbers of pairs after which a suspect is judged. Fewer than where an A/B comparison was asked for: the
 threshold is a larger one, and somebody waits for a test."""
 
 
@@ -43,7 +43,7 @@ def as_ratios(logs: Sequence[float]) -> list[float]:
 
 
 def found_in_turns(paired: Paired, policy: Policy) -> PairedFinding:
-    """What the pairs say, by the rules of a comparison in turns."""
+    """What the pairs say, by the rules of an A/B comparison."""
     assert paired.base_ns is not None
     screen, confirm, control = (
         [math.log(ratio) for ratio in ratios] for ratios in (paired.screen, paired.confirm, paired.control)
@@ -53,12 +53,12 @@ def found_in_turns(paired: Paired, policy: Policy) -> PairedFinding:
 
 
 def after_turns(stored: Finding, paired: Paired, policy: Policy) -> Finding:
-    """What counts of a case's time once it was measured in turns with the code that the stored one was saved from."""
+    """What counts of a case's time once it was measured A/B with the code that the stored one was saved from."""
     assert stored.change is not None
     found = found_in_turns(paired, policy)
-    said = f"in turns with {paired.against}: {format_change(found.change.ratio)}"
+    said = f"A/B with {paired.against}: {format_change(found.change.ratio)}"
     if stored.verdict in (Verdict.INCONCLUSIVE, Verdict.IMPROVED) and found.verdict is Verdict.OK:
-        said += f", where the stored number could not tell ({format_change(stored.change.ratio)})"
+        said += f"; against the stored times: {format_change(stored.change.ratio)}"
         if stored.change.limit is not None and stored.change.ratio > stored.change.limit:
-            said += "; if it stays slower, look at what is installed"
+            said += "; if it stays slower, check the installed packages"
     return Finding(found.change, found.verdict, [said, *found.reasons])

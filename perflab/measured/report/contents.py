@@ -81,7 +81,7 @@ def _quantities(result: Result, record: Record, summary: Replicate | None) -> di
     gated = exact_quantities(summary.counts, judgement.counts)
     counted = "counts" in judgement.worse
     found |= {name: changed(one, worse=one.worse and counted) for name, one in gated.items()}
-    for name, ns in summary.yardsticks_ns.items():
+    for name, ns in summary.calibration_ns.items():
         found[f"{CALIBRATION}{name}"] = quantity("ns", ns, exact=False)
     return found
 

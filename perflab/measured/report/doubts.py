@@ -23,7 +23,8 @@ def beyond_the_rate(results: Sequence[Result]) -> list[str]:
     rate = max((result.record.matmul_flops_per_second or 0.0) for result in beyond if result.record is not None)
     return [
         f"MFU: {NO_TELLING} for {format_names(names_of(beyond))}: more FLOP/s than plain matrix products reach here "
-        f"({format_rate(rate, 'FLOP')}). Other processes disturbed the reading of that rate, or flops= is too large"
+        f"({format_rate(rate, 'FLOP')}). Either other processes disturbed the measurement of that rate, "
+        "or flops= is too large"
     ]
 
 
@@ -53,8 +54,8 @@ def noisy_baselines(results: Sequence[Result], threshold: float, width: int) -> 
     lost = len(noisy) - len(bounds)
     span = list(dict.fromkeys(format_percent(limit) for limit in (bounds[:1] + bounds[-1:])))
     one = len(noisy) == 1
-    said = [f"{'sees' if one else 'see'} only changes above {' to '.join(span)}"] if span else []
-    said += [f"{NO_TELLING} code that takes twice as long ({lost})"] if lost else []
+    said = [f"{'detects' if one else 'detect'} only changes above {' to '.join(span)}"] if span else []
+    said += [f"cannot detect a doubled time ({lost})"] if lost else []
     many = f"{len(noisy)} of {len(limits)} baseline{'s' * (len(limits) != 1)}"
     text = f"{many} {'is' if one else 'are'} noisy, and {', or '.join(said)}"
     return [

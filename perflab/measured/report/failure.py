@@ -43,7 +43,7 @@ def explain(result: Result, accept: str | None) -> str:
     for reason in judgement.reasons:
         lines += wrapped(f"why: {reason}", indent="     ")
     if accept is not None:
-        lines.append(f"if this is meant: {accept}")
+        lines.append(f"if intended: {accept}")
     return "\n".join(lines)
 
 
@@ -69,9 +69,9 @@ def _headline(result: Result) -> str:
         missed = {"time": judgement.no_times} if judgement.no_times is not None else {}
         missed |= {listed([*map(in_words, quantities)]): reason for reason, quantities in reasons_of(judgement)}
         said = ", ".join(f"its {what} could not be judged ({reason})" for what, reason in missed.items())
-        return f"{name}: {said}, and --perf-check wants it to be"
+        return f"{name}: {said}, and --perf-check fails such cases"
     if judgement.verdict is not Verdict.REGRESSED:
-        return f"{name} could not be judged ({judgement.verdict}), and --perf-check wants it to be"
+        return f"{name} could not be judged ({judgement.verdict}), and --perf-check fails such cases"
     if result.record is not None and result.record.out_of_memory is not None:
         return f"{name} ran out of memory, and its baseline did not"
     if not judgement.worse and judgement.reasons:
@@ -135,9 +135,9 @@ def _paired(record: Record | None, judgement: Judgement) -> Paired | None:
 
 def _paired_evidence(paired: Paired, judgement: Judgement) -> list[str]:
     pairs = [*paired.screen, *paired.confirm]
-    said = [f"{len(pairs)} pairs of fresh processes, measured in turns"]
+    said = [f"{len(pairs)} interleaved pairs of fresh processes"]
     if paired.control:
-        said.append(f"the base against itself: {format_change(median(paired.control))}")
+        said.append(f"base against base: {format_change(median(paired.control))}")
     if judgement.disturbed is not None:
         said += [text for text in judgement.disturbed if text not in judgement.reasons]
         said += [] if judgement.disturbed else ["nothing disturbed it"]

@@ -104,7 +104,7 @@ def _profiles(results: Sequence[Result], width: int, *, brief: bool) -> list[str
             found += profile_lines(name_of(result), measurement.profile, width, brief=brief)
             found += [f"  {line}" for line in _other_time(result, measurement.profile)]
         if measurement.not_profiled is not None:
-            said = f"no profile of {name_of(result)}: could not look, because {measurement.not_profiled}"
+            said = f"no profile of {name_of(result)}: {measurement.not_profiled}"
             found += textwrap.wrap(said, width, subsequent_indent="  ")
     return found
 
@@ -115,7 +115,7 @@ def _other_time(result: Result, profile: Profile) -> list[str]:
     if summary is None or abs(profile.timer_ns / summary.median_ns - 1) <= _OTHER_TIME:
         return []
     timed = f" with {result.mode}" if result.mode != DEFAULT else ""
-    return [f"of plain calls now; the case was timed{timed} at {format_ns(summary.median_ns)}"]
+    return [f"this profile is of plain calls; the case was timed{timed} at {format_ns(summary.median_ns)}"]
 
 
 def environments(document: Document) -> list[list[str]]:

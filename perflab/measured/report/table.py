@@ -199,7 +199,8 @@ def _measured_facts(record: Record, summary: Replicate) -> list[str]:
         facts.append(f"mean {format_ns(summary.mean_ns)}{deviation}")
         facts += [_rate(unit, amount, summary) for unit, amount in record.work.items()]
     if record.measurement is not None and record.measurement.ran_on:
-        facts.append(f"{format_names(record.measurement.ran_on)} ran on after a call: its work is not all in the time")
+        names = format_names(record.measurement.ran_on)
+        facts.append(f"{names} ran on after a call, so the time does not include all work")
     if empty_ns is not None and empty_ns >= WORTH_TELLING * summary.median_ns:
         facts.append(f"timing alone {format_ns(empty_ns)}")
     return facts

@@ -47,11 +47,11 @@ def check_callgrind(device: torch.device) -> None:
     given = "--perf-instructions=callgrind"
     if device.type != "cpu":
         raise SettingError(
-            f"{given} counts a CPU's work, and the device is {device}", "leave it out, or measure on cpu"
+            f"{given} counts the work of a CPU, but the device is {device}", "leave it out, or measure on cpu"
         )
     if shutil.which("valgrind") is None:
         raise SettingError(
-            f"{given}, but there is no valgrind here",
+            f"{given}, but valgrind is not installed",
             "install it (apt-get install valgrind), or use --perf-instructions=auto",
         )
     if not answers_to_valgrind():
@@ -74,14 +74,14 @@ def count_under_callgrind(config: pytest.Config, case: str, device: str) -> int:
         found = total_of(counted.read_text(encoding="utf-8", errors="replace")) if counted.exists() else 0
     if ended.hung_after_s is not None:
         raise FreshProcessError(
-            f"callgrind gave no sign of life in {case} and was ended after {format_ns(1e9 * ended.hung_after_s)}; "
-            f"it said:\n{ended.said}",
-            "run with --perf-instructions=auto; if it needs that long, give it more by --perf-timeout",
+            f"callgrind made no progress in {case} and was stopped after {format_ns(1e9 * ended.hung_after_s)}; "
+            f"its output:\n{ended.said}",
+            "run with --perf-instructions=auto; if it needs that long, raise --perf-timeout",
         )
     if ended.status != 0 or not found:
         raise FreshProcessError(
-            f"callgrind counted nothing in {case} (exit status {ended.status}); it said:\n{ended.said}",
-            "run with --perf-instructions=auto, or report it to valgrind if it stumbled over an instruction",
+            f"callgrind counted nothing in {case} (exit status {ended.status}); its output:\n{ended.said}",
+            "run with --perf-instructions=auto, or report it to valgrind if it failed on an instruction",
         )
     return found
 

@@ -93,7 +93,7 @@ class HeldReports:
         """End the line that ``-v`` has begun; with its outcome the test has another one."""
         reporter = self._config.pluginmanager.getplugin("terminalreporter")
         if reporter is not None and reporter.verbosity > 0:
-            reporter.write("WAITS (looked at again after all tests)")
+            reporter.write("WAITS (re-checked after all tests)")
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(

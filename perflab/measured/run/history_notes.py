@@ -21,13 +21,13 @@ def history_notes(steps: Mapping[str, Step], *, is_named: bool) -> list[str]:
             notes.append("  this is a container, or has no identifier: name it with --perf-machine=NAME")
     anew = {case: step.begun_anew for case, step in steps.items() if step.begun_anew is not None}
     if anew:
-        said = f"this machine's history of {format_count(len(anew), 'case')} was begun anew: {_named(anew)}"
+        said = f"this machine's history of {format_count(len(anew), 'case')} was restarted: {_named(anew)}"
         notes.append("\n".join(textwrap.wrap(said, 80, subsequent_indent="  ", break_on_hyphens=False)))
     left_out = {case: step.left_out for case, step in steps.items() if step.left_out is not None}
     if left_out:
         notes.append(
             f"not added to this machine's history, though the code is the same: {_named(left_out)}\n"
-            "  -> if these times are the usual ones, delete .perflab/times: the next run begins it anew"
+            "  -> if these times are the usual ones, delete .perflab/times: the next run starts a new history"
         )
     return notes
 

@@ -141,4 +141,4 @@ def no_room(record: Record, device: torch.device, processes: int = 1) -> str | N
     if memory is None or free is None:
         return None
     needed = processes * (memory.peak_bytes + PROCESS_BYTES)
-    return None if needed <= free else f"it needs {format_bytes(needed)}, and {format_bytes(free)} are free"
+    return None if needed <= free else f"it needs {format_bytes(needed)}, but {format_bytes(free)} are free"

@@ -96,7 +96,7 @@ class Replicates:
             left_s = self._budget.left_s()
             if not restless or (left_s is not None and left_s < PROCESS_S * len(restless)):
                 return
-            if not self._measure(restless, "a further replicate in place of noisy ones"):
+            if not self._measure(restless, "one more replicate to replace noisy ones"):
                 return
 
     def _measure(self, cases: list[str], what: str) -> bool:
@@ -126,7 +126,7 @@ class Replicates:
         self._to_profile = []
         missing = [case for case in cases if case not in found]
         if missing:
-            self._notes.append(f"a fresh process gave no replicate of {', '.join(missing)}")
+            self._notes.append(f"a fresh process did not measure {', '.join(missing)}")
         return True
 
 
@@ -135,7 +135,7 @@ def noisy_notes(refused: Mapping[str, Fitness], saved: Mapping[str, Fitness]) ->
     notes = [f"times not saved, too noisy: {name}: {'; '.join(found.marks)}" for name, found in refused.items()]
     if refused:
         notes.append(
-            "  -> save again on a quieter machine; to have them as they are: --perf-update --perf-noisy=accept\n"
-            "     (what was saved before stays; without such times, these are kept in .perflab/times/ for this machine)"
+            "  -> save again on a quieter machine; to save them anyway: --perf-update --perf-noisy=accept\n"
+            "     (times saved before stay; without any, these are kept in .perflab/times/ for this machine)"
         )
     return notes + [f"saved from a noisy machine: {name}: {'; '.join(found.marks)}" for name, found in saved.items()]

@@ -104,7 +104,7 @@ def _save_what_was_asked(saving: Saving, baselines: Baselines, refused: dict[str
     if saving.interrupted or stopped is not None:
         least = replicates.least
         many = "one replicate each" if least == 1 else f"{least} replicates each"
-        saving.notes.append(f"interrupted: these baselines have {many}, and know less of their noise")
+        saving.notes.append(f"interrupted: these baselines have {many}, so their noise is known less well")
     if stopped is not None:
         raise stopped
 

@@ -31,7 +31,7 @@ PROCESSES = 3
 """That hold the case at once while it is confirmed, beside this one."""
 CALLS_IN_A_PAIR = 16
 """Of a case whose call is long: two warm-ups, two blocks of four turns, memory's and the last one."""
-_UNCHANGED = "no file that git knows has changed since"
+_UNCHANGED = "no tracked file has changed since"
 LEAST_S = 10.0
 """What two pairs of processes take even of a quick case: mostly their start."""
 
@@ -84,7 +84,7 @@ class Settling:
                 compared[code.commit] = self._in_turns(one, code.commit)
             found = compared[code.commit]
             if isinstance(found, str):
-                notes.append(found if found == _no_time(one) else f"not settled in turns with {there}: {found}")
+                notes.append(found if found == _no_time(one) else f"no A/B re-run with {there}: {found}")
                 continue
             last = found.cases[one.case]
             paired = paired_of(found, last, there, code.commit, _detectable(found, last, policy))
@@ -106,7 +106,7 @@ class Settling:
         """The commit to compare with, or why there is none."""
         code = self.code_of(what, saved)
         if code.commit is None and code.told and not code.told.startswith(_UNCHANGED):
-            return CodeOf(None, f"not settled in turns: {code.told}")
+            return CodeOf(None, f"no A/B re-run: {code.told}")
         return code
 
     def code_of(self, what: str, saved: Saved) -> CodeOf:
@@ -116,7 +116,7 @@ class Settling:
         if code.commit is None or self._differs_from(code.commit, root, baselines):
             return code
         there = f"{code.commit[:7]}, {code.told}"
-        return CodeOf(None, f"{_UNCHANGED} {there}: the machine may have changed, or what is installed")
+        return CodeOf(None, f"{_UNCHANGED} {there}: the machine or an installed package may have changed")
 
     def _in_turns(self, one: Judged, commit: str) -> Comparison | str:
         """A comparison that is decided, or why there is none."""
@@ -143,7 +143,7 @@ class Settling:
         undecided = why is not None or compared in open_ones
         if undecided and found.out_of_time:
             return _no_time(one)
-        return why or ("it measured nothing there" if undecided else found)
+        return why or ("the case measured nothing there" if undecided else found)
 
     def _compare(self, state: CaseState, commit: str, found: Comparison) -> None:
         case, show = state.case, self._progress.show
@@ -161,13 +161,13 @@ class Settling:
                 lambda side, cases: starts.start(side, cases or [case]),
                 turns_policy(state.settings.policy),
                 limits,
-                lambda _case, what: show(f"in turns with {commit[:7]}: {what}"),
+                lambda _case, what: show(f"A/B with {commit[:7]}: {what}"),
                 into=found,
             )
 
 
 def _no_time(one: Judged) -> str:
-    return one.settings.over_before("it could be settled in turns with its baseline's commit")
+    return one.settings.over_before("it could be re-run A/B with its baseline's commit")
 
 
 def _too_long(one: Judged) -> str | None:
@@ -188,9 +188,9 @@ def why_not_settled(one: Compared, commit: str) -> str | None:
         if ended is not None and ended.outcome != "passed":
             return f"{ended.outcome} {where} (see: --perf-against={commit[:7]})"
     if head is None:
-        return "it was not collected again in a fresh process"
+        return "the case was not collected again in a fresh process"
     if base is None:
-        return "it did not exist there"
+        return "the case did not exist there"
     return f"{timed_otherwise(one)} there" if one.modes else None
 
 

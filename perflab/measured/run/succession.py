@@ -42,6 +42,6 @@ class Succession:
             return []
         names = ", ".join(f"{short_name(case)} (anchor of {date[:10]})" for case, date in self._past.items())
         return [
-            f"saved, and still worse than the anchor: {names}",
-            f"  the next run will say so; to accept that: --perf-update {REASON_TO_FILL_IN}",
+            f"saved, but still worse than the anchor: {names}",
+            f"  the next run will report them again; to accept them: --perf-update {REASON_TO_FILL_IN}",
         ]

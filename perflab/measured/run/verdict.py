@@ -110,7 +110,7 @@ def _judgement(record: Record, baseline: Baseline, settings: Settings) -> Judgem
     ran_on = record.measurement.ran_on if record.measurement is not None else []
     if judgement.verdict is not Verdict.IMPROVED or not ran_on:
         return judgement
-    reason = f"work is left to {format_names(ran_on)}: whether the code is faster, its time does not say"
+    reason = f"work runs on in {format_names(ran_on)} after the call, so its time cannot show that the code is faster"
     return msgspec.structs.replace(
         judgement, verdict=Verdict.INCONCLUSIVE, reasons=[*judgement.reasons, reason], unsettled=[]
     )

@@ -107,7 +107,7 @@ class ExactStore(CaseFiles[Variants]):
             return {}
         for name, case in file.cases.items():
             if not case.needs:
-                raise BaselineError(f"baseline file {path} is damaged: {name}: it needs nothing anywhere", remedy)
+                raise BaselineError(f"baseline file {path} is damaged: {name}: its needs are empty", remedy)
             if file.schema == SCHEMA and any(one.counts is UNSET for one in case.needs.values()):
                 raise BaselineError(f"baseline file {path} is damaged: {name}: it has no counts", remedy)
         try:

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from perflab.data import Data, Parameters, to_plain
 from perflab.environment import slug
 from perflab.errors import BaselineError
-from perflab.measure.records import OutOfMemory, Replicate
+from perflab.measure.records import CALIBRATION_BEFORE, OutOfMemory, Replicate
 from perflab.measured.records import Accepted, Anchor, Entry, MemoryAnchor
 from perflab.profiles.records import Profile
+from perflab.reading import rename_key
 from perflab.records import Environment
 from perflab.store.json_files import as_json, named, read_checked, writable, write_text
 
-SCHEMA = TIMES_ALONE = 2
-"""1: memory and counts stood with the times, and machines of one processor shared them. Still read."""
+SCHEMA, TIMES_ALONE = 3, 2
+"""1: memory and counts stood with the times, and machines of one processor shared them. 2 and before called
+``calibration_ns`` ``yardsticks_ns``. Both are still read."""
 
 
 class StoredCase(Data, frozen=True):
@@ -52,7 +55,7 @@ def read_file(path: Path) -> dict[str, Entry]:
         BaselineError: the file cannot be read, is no JSON, or is not one of ours.
     """
     remedy = "restore it (git checkout), or delete it and run with --perf-update-new"
-    file = read_checked(path, BaselineFile, SCHEMA, what="baseline", remedy=remedy)
+    file = read_checked(path, BaselineFile, SCHEMA, what="baseline", remedy=remedy, upgrade=_upgrade)
     if file is None:
         return {}
     for name, case in file.cases.items():
@@ -78,6 +81,10 @@ def read_file(path: Path) -> dict[str, Entry]:
         }
     except KeyError as error:
         raise BaselineError(f"baseline file {path} names an unknown environment {error}", remedy) from error
+
+
+def _upgrade(file: Any) -> None:
+    rename_key(file, *CALIBRATION_BEFORE)
 
 
 def _damage(case: StoredCase, schema: int) -> str | None:

@@ -60,8 +60,8 @@ def _turn(identity: str, waiting: Callable[[str], None]) -> Iterator[None]:
         lock.acquire()
     except OSError as error:
         raise DeviceError(
-            f"no turn on {identity} can be taken: {path}: {error.strerror or error}",
-            "remove what is in the place of that lock file, or name another folder with TMPDIR",
+            f"cannot take the device lock of {identity}: {path}: {error.strerror or error}",
+            "remove what stands at that path, or set TMPDIR to a directory where you can write",
         ) from error
     try:
         yield

@@ -184,12 +184,12 @@ def _no_result(ended: Ended, result: JobResult) -> tuple[str, str]:
         return f"{case} in a fresh process {result.problem}", f"run the case alone: pytest {case!r}"
     if ended.hung_after_s is not None:
         return (
-            f"a fresh process gave no sign of life and was ended after {format_ns(1e9 * ended.hung_after_s)}, "
-            f"before it had measured {case}; it said:\n{ended.said}",
-            f"run the case alone: pytest {case!r}; if it needs that long, give it more by --perf-timeout",
+            f"a fresh process made no progress and was stopped after {format_ns(1e9 * ended.hung_after_s)}, "
+            f"before it had measured {case}; its output:\n{ended.said}",
+            f"run the case alone: pytest {case!r}; if it needs that long, raise --perf-timeout",
         )
     return (
-        f"a fresh process measured nothing (exit status {ended.status}); it said:\n{ended.said}",
+        f"a fresh process measured nothing (exit status {ended.status}); its output:\n{ended.said}",
         f"run the case alone: pytest {case!r}",
     )
 

@@ -37,7 +37,7 @@ CALLGRIND_FACTOR = 4.0
 """Under callgrind a process is some fifty times slower, most of all in importing, before its first case."""
 WATCH: pytest.StashKey[Watch] = pytest.StashKey()
 _REMEDY = (
-    "run it alone, and look at the stacks; if it needs that long, say so: perf.requires(setup_seconds=...), "
+    "run it alone, and look at the stacks; if it needs that long, raise the limit: perf.requires(setup_seconds=...), "
     '@pytest.mark.perf(timeout="1h"), or --perf-timeout=1h'
 )
 
@@ -171,14 +171,14 @@ class Watch:
 
     @property
     def _problem(self) -> str:
-        return f"hung: no sign of life for {format_ns(1e9 * self._limit_s)}"
+        return f"hung: no progress for {format_ns(1e9 * self._limit_s)}"
 
     def _told(self, item: pytest.Item, phase: str, stacks: str) -> str:
         return f"{item.nodeid}: {self._problem}, in its {phase}\n  -> {_REMEDY}\nwhere its threads were:\n{stacks}"
 
     def _keep_what_there_is(self, item: pytest.Item, text: str) -> None:
         """Nothing interrupts the case, so the process is about to end: say why, and keep the results."""
-        said = [f"\nperf: {text}", "perf: nothing could interrupt it, so this process ends here, with exit status 1"]
+        said = [f"\nperf: {text}", "perf: it could not be interrupted, so this process exits with status 1"]
         notes = self._config.stash.get(NOTES, None)
         try:
             self._note_problem(item)

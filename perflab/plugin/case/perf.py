@@ -181,8 +181,8 @@ class Perf:
         settings = self._state.settings
         if settings.cuda_graph and not self.predicts:
             raise UsageError(
-                f"{self._state.case}: perf.step in a CUDA graph: a replay is one piece, and has no phases to time",
-                "measure the whole step, perf(step), with an optimizer that a graph can hold "
+                f"{self._state.case}: perf.step in a CUDA graph: a replay is the whole step, without timed phases",
+                "measure the whole step, perf(step), with an optimizer that can be captured "
                 "(torch.optim.AdamW(..., capturable=True)); or leave cuda_graph out",
             )
         return self._once_a_test(Step(forward, backward, optimizer, micro_batches))
@@ -355,7 +355,7 @@ class Perf:
         if self._state.done:
             raise UsageError(
                 f"{self._state.case}: perf was called twice in one case",
-                "measure one thing a test; parametrize for several",
+                "call perf once per test, or parametrize it",
             )
 
     def _once_a_test(self, workload: Workload) -> Any:

@@ -67,7 +67,7 @@ def kernels_have_a_gpu(case: str) -> Iterator[None]:
         if where is None:
             raise
         raise UsageError(
-            f"{case}: {where} launches a Triton kernel, and there is no GPU here to run it",
+            f"{case}: {where} launches a Triton kernel, but there is no GPU to run it",
             "skip it where there is none (@pytest.mark.skipif(not torch.cuda.is_available(), ...)); set "
             "TRITON_INTERPRET=1 before Triton is imported to run it, untimed; `perflab kernels` compiles it here",
         ) from None
@@ -86,4 +86,4 @@ def _nothing_interpreted() -> Iterator[None]:
 
 
 def _skip(*_arguments: Any, **_keywords: Any) -> None:
-    pytest.skip("interpreted here, so its time says nothing")
+    pytest.skip("in Triton's interpreter, so its time means nothing")

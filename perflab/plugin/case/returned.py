@@ -37,8 +37,8 @@ def refuse_unfinished(state: CaseState, result: Any) -> None:
         kind = type(result).__name__
         article = "an" if kind[0] in "aeiouAEIOU" else "a"
         raise UsageError(
-            f"{state.case}: the measured callable returned {article} {kind} that nobody has run, and its time is none "
-            "of the work's",
+            f"{state.case}: the measured callable returned {article} {kind} that was never run, so the time does "
+            "not include the work",
             remedy,
         )
 
@@ -69,8 +69,8 @@ def refuse_nan(state: CaseState, result: Any) -> None:
     if not state.settings.allow_nan and holds_nan(result):
         state.problem = "NaN"
         raise UsageError(
-            f"{state.case}: the measured callable returned NaN; numbers taken on it are not kept",
-            "find the NaN, or mark the case @pytest.mark.perf(allow_nan=True) if it is meant",
+            f"{state.case}: the measured callable returned NaN; its measurements are discarded",
+            "find the NaN, or mark the case @pytest.mark.perf(allow_nan=True) if NaN is expected",
         )
 
 

@@ -40,6 +40,6 @@ def exploration_of(
         if not isinstance(changes, Mapping):
             raise UsageError(
                 f"perf.fits(remedies={{{name!r}: {changes!r}}})",
-                "give what build takes besides, by name: remedies={'bf16': {'precision': 'bf16'}}",
+                "give further arguments of build by name: remedies={'bf16': {'precision': 'bf16'}}",
             )
     return Exploration(build, dict(sizes), {name: dict(what) for name, what in remedies.items()})

@@ -30,7 +30,7 @@ def perf_for(request: pytest.FixtureRequest, device: torch.device) -> Perf:
     found = request.config.stash.get(PERF_FOR, None)
     if found is None:
         raise UsageError(
-            f"{request.node.nodeid} got the perf fixture by getfixturevalue(), which pytest cannot foresee",
+            f"{request.node.nodeid} got the perf fixture by getfixturevalue(), unseen by collection",
             "name perf among the test's arguments, or mark the test @pytest.mark.perf",
         )
     return found(request.node, device)

@@ -24,7 +24,7 @@ def tier_asked_by(item: pytest.Item) -> str | None:
     if own is not None and "perf" in fixtures:
         raise SettingError(
             f"{item.nodeid} asks for both perf and {own}",
-            "measure in one test, and gate what compiles in another",
+            "split it into two tests, one for each fixture",
         )
     return TIER_OF[own] if own is not None else None
 

@@ -38,27 +38,27 @@ def _marker_warmup(value: Any) -> int:
 
 def _marker_name(value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise ValueError(f"{value!r} is no parameter's name")
+        raise ValueError(f"{value!r} is not a parameter name")
     return value
 
 
 def _marker_title(value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"{value!r} is no title")
+        raise ValueError(f"{value!r} is not a title")
     return " ".join(value.split())
 
 
 def _marker_columns(value: Any) -> tuple[str, ...]:
     names = [name.strip() for name in value.split(",")] if isinstance(value, str) else []
     if not names or not all(names):
-        raise ValueError(f"{value!r} is no list of names with commas between them")
+        raise ValueError(f"{value!r} is not a comma-separated list of names")
     return tuple(dict.fromkeys(names))
 
 
 def _marker_versus(value: Any) -> str:
     parameter, _, level = value.partition("=") if isinstance(value, str) else ("", "", "")
     if not parameter.strip() or not level.strip():
-        raise ValueError(f"{value!r} is no parameter=level")
+        raise ValueError(f"{value!r} is not parameter=level")
     return f"{parameter.strip()}={level.strip()}"
 
 
@@ -144,7 +144,7 @@ def _check_parameter(item: pytest.Item, argument: str, given: str) -> None:
     if given.partition("=")[0].strip() not in known:
         raise SettingError(
             f"{item.nodeid}: @pytest.mark.perf({argument}={given!r}): the test has no such parameter",
-            f"name one that it has: {', '.join(known)}" if known else "mark parametrized tests with it",
+            f"name one that it has: {', '.join(known)}" if known else "parametrize the test, or remove the argument",
         )
 
 

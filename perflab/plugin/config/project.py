@@ -51,7 +51,5 @@ def read_project() -> Project:
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         pytest.main(command, plugins=[reader])
     if reader.found is None:
-        raise SettingError(
-            f"pytest's configuration cannot be read: {said.getvalue().strip()}", "mend it; see pytest -h"
-        )
+        raise SettingError(f"pytest's configuration cannot be read: {said.getvalue().strip()}", "fix it; see pytest -h")
     return reader.found

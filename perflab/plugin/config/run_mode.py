@@ -89,8 +89,8 @@ def refuse_an_empty_choice(config: pytest.Config, found: int) -> None:
     if asked is None or not found:
         return
     expression = config.getoption("markexpr", default="")
-    remedy = f"add -m perf: {expression!r} is what chooses now" if expression else "choose some: -m perf"
-    raise UsageError(f"{_option(asked)}: of {found} perf case{'s' * (found != 1)} none is selected", remedy)
+    remedy = f"add -m perf; now {expression!r} selects the tests" if expression else "select some: -m perf"
+    raise UsageError(f"{_option(asked)}: no perf case is selected (collected: {found})", remedy)
 
 
 def skip_the_unwanted(
@@ -98,10 +98,10 @@ def skip_the_unwanted(
 ) -> None:
     """Mark what ``--perf-skip`` or ``--perf-only`` leaves out; pytest's own summary shows why it was skipped."""
     if mode is RunMode.SKIP:
-        unwanted, reason = list(cases), "a perf case, and --perf-skip is given"
+        unwanted, reason = list(cases), "a perf case (--perf-skip)"
     elif mode is RunMode.MEASURE and only_cases(config):
         chosen = set(cases)
-        unwanted, reason = [item for item in items if item not in chosen], "no perf case, and --perf-only is given"
+        unwanted, reason = [item for item in items if item not in chosen], "not a perf case (--perf-only)"
     else:
         return
     for item in unwanted:

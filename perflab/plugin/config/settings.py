@@ -242,33 +242,31 @@ def read_settings(config: pytest.Config) -> Settings:
     value, path, choice = given.value, given.path, given.choice
     against = given.text("perf_against") or None
     if against is None and config.getoption("perf_against", None) is not None:
-        raise SettingError(
-            "--perf-against is given, and empty", "name a commit, branch, tag or directory; is the variable set?"
-        )
+        raise SettingError("--perf-against is empty", "name a commit, branch, tag or directory; is the variable set?")
     update, update_new = value("perf_update", parse_flag), value("perf_update_new", parse_flag)
     if against is not None and (update or update_new):
         raise SettingError(
-            "--perf-against and --perf-update: a comparison in turns uses no baselines, and saves none",
-            "save baselines in a run of its own",
+            "--perf-against and --perf-update: an A/B comparison neither uses nor saves baselines",
+            "save baselines in a separate run",
         )
     dry_run = bool(given.text("perf_dry_run"))
     predict = value("perf_predict", parse_flag)
     if dry_run and predict:
         raise SettingError(
-            "--perf-dry-run and --perf-predict: a case is run on CUDA that computes nothing, or on fake tensors",
-            "leave one of them out; a dry run needs PyTorch's CUDA build, and knows more",
+            "--perf-dry-run and --perf-predict: a case runs either on a CUDA stand-in or on fake tensors",
+            "leave one of them out; a dry run needs PyTorch's CUDA build, and reports more",
         )
     predict = predict or dry_run
     if against is not None and predict:
         other = "--perf-dry-run" if dry_run else "--perf-predict"
         raise SettingError(
-            f"--perf-against and {other}: turns are taken by what runs, and nothing does",
-            "leave one of them out; predictions are compared with their baselines, exactly",
+            f"--perf-against and {other}: an A/B comparison measures both versions, and a prediction runs nothing",
+            "leave one of them out; a prediction is compared exactly with its own baseline",
         )
     reason = value("perf_reason", _parse_reason)
     if reason is not None and not (update or update_new):
         raise SettingError(
-            f"{given.origin('perf_reason')}: {reason!r} is a reason for saving, and nothing is saved in this run",
+            f"{given.origin('perf_reason')}: {reason!r} is a reason for saving, but this run saves nothing",
             "give it together with --perf-update or --perf-update-new, or leave it out",
         )
     return Settings(
@@ -302,8 +300,8 @@ def read_settings(config: pytest.Config) -> Settings:
         against=against,
         against_threshold=value("perf_against_threshold", parse_fraction),
         view=View(
-            value("perf_columns", parse_columns, "name some of them, with commas between"),
-            value("perf_sort", parse_sort, "name one of them, with - before it for the largest first"),
+            value("perf_columns", parse_columns, "give some of them, separated by commas"),
+            value("perf_sort", parse_sort, "give one of them, with - before it for the largest first"),
         ),
         side_by_side=given.text("perf_side_by_side").strip() or None,
     )
@@ -326,7 +324,7 @@ def parse_flag(text: str) -> bool:
 def _parse_reason(text: str) -> str | None:
     reason = text.strip()
     if reason in ("\u2026", "..."):  # as the command shown for accepting has it
-        raise ValueError(f"{text!r} stands for your own words; say why the change is meant")
+        raise ValueError(f"{text!r} is a placeholder; write why the change is intended")
     return reason or None
 
 
@@ -355,7 +353,7 @@ def parse_choice(text: str, choices: tuple[str, ...]) -> str:
         ValueError: it is none of them, with what they are.
     """
     if text not in choices:
-        raise ValueError(f"{text!r} is none of {', '.join(choices)}")
+        raise ValueError(f"{text!r} is not one of {', '.join(choices)}")
     return text
 
 

@@ -59,7 +59,7 @@ def code_of(what: str, root: Path, baselines: Path, recorded: str, commit: str |
         return CodeOf(None, f"its {what} is not committed")  # nothing is, and git has no log to look into
     brought = ask_git(top, "log", "--format=%H", f"-S{dated}", "--", f":(top,literal){name}")
     if not brought:
-        return CodeOf(None, "git gave no answer" if brought is None else f"its {what} is not committed")
+        return CodeOf(None, "git did not answer" if brought is None else f"its {what} is not committed")
     first = brought.splitlines()[-1]
     if ask_git(top, "rev-parse", "--is-shallow-repository") == "true" and commit_named(top, f"{first}^") is None:
         # Where a shallow clone ends, everything looks as if it had come then.
@@ -67,7 +67,7 @@ def code_of(what: str, root: Path, baselines: Path, recorded: str, commit: str |
     parent = commit_named(top, commit.removesuffix(_DIRTY)) if commit is not None else None
     if parent is not None and ask_git(top, "diff", "--quiet", parent, first, *_all_but(baselines, top)) is not None:
         return CodeOf(None, f"its {what} was committed before the code that it was saved from")
-    return CodeOf(first, f"with which its {what} was committed")
+    return CodeOf(first, f"which added its {what}")
 
 
 def differs_from(commit: str, root: Path, baselines: Path) -> bool:

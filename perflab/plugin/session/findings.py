@@ -30,7 +30,7 @@ def findings_of(config: pytest.Config, results: Sequence[Result], note: Callable
         try:
             lines = _lines(config.hook.pytest_perf_findings(study=study, results=cases))
         except (Exception, pytest.fail.Exception, pytest.skip.Exception) as error:
-            note(f"{HOOK}: study {study!r} has none: {type(error).__name__}: {error}")
+            note(f"{HOOK}: no findings of study {study!r}: {type(error).__name__}: {error}")
             continue
         if lines:
             found[study] = lines
@@ -42,6 +42,6 @@ def _lines(said: object) -> list[str]:
     lines: list[str] = []
     for one in said if isinstance(said, list) else [said]:
         if not isinstance(one, list | tuple) or not all(isinstance(line, str) for line in one):
-            raise TypeError(f"an implementation returned {one!r}, and not a list of texts or None")
+            raise TypeError(f"an implementation returned {one!r}; wanted a list of str, or None")
         lines += [speakable(str(line)) for line in one]
     return lines

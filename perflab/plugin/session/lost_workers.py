@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 _NAME = "perflab-lost"
-_SAID = "its worker process crashed before its second look"
+_SAID = "its worker process crashed before its re-check"
 _PATIENCE_S = 5.0
 """Workers that Ctrl-C has reached end within a moment; pytest-xdist kills others after twice as long."""
 
@@ -68,7 +68,7 @@ class _Lost:
                     report.node = node  # type: ignore[attr-defined]
                     self._config.hook.pytest_runtest_logreport(report=report)
         if self._broken:
-            pytest.exit("a worker broke with an internal error: tests are missing", pytest.ExitCode.INTERNAL_ERROR)
+            pytest.exit("a worker stopped with an internal error: tests are missing", pytest.ExitCode.INTERNAL_ERROR)
         return outcome
 
     def _hear_workers_out(self) -> None:

@@ -50,14 +50,14 @@ class Stale:
             PerflabError: a baseline file cannot be read or written, or there is no device to have baselines of.
         """
         if exitstatus not in _ENDED or self._collection is None:
-            return ["nothing was pruned: the run did not come to its end, so nobody knows which cases there are"]
+            return ["nothing was pruned: the run did not finish, so some cases may not have been collected"]
         files = self._files(list(environments) or self._here())
         stale = {file: names for file in files if (names := self._stale_of(file))}
         lines = []
         for file, names in stale.items():
             for path, removed in file.store.remove({file.path: names}).items():
                 said = f"removed {_counted(removed)} from {shown(path, self._config)}: {', '.join(removed)}"
-                lines.append(said if path.exists() else f"{said}; it held no others, and is gone")
+                lines.append(said if path.exists() else f"{said}; it held no others and was deleted")
         return lines or ["--perf-prune: no stale baselines"]
 
     def _files(self, environments: Iterable[Environment]) -> list[StoredFile]:

@@ -119,7 +119,7 @@ class Collected:
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 
     def _where_results_stand(self) -> list[str]:
-        return [f"what was measured stands in {self._journal.place}"] if self._journal.place is not None else []
+        return [f"the results are in {self._journal.place}"] if self._journal.place is not None else []
 
     def _look_for_stale(self, session: pytest.Session, exitstatus: int) -> None:
         """Report stored baselines whose cases are gone; remove them if that was asked for."""
@@ -177,7 +177,7 @@ class Collected:
         with contextlib.suppress(OSError):
             self._write_json(int(pytest.ExitCode.TESTS_FAILED))
         place = self._journal.place
-        where = [f"the results so far stand in {place}"] if place is not None else []
+        where = [f"the results so far are in {place}"] if place is not None else []
         return [f"perf: {line}" for line in [*where, *self._notes]]
 
     def _save(self, *, interrupted: bool) -> bool:

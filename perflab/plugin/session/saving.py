@@ -72,7 +72,7 @@ class Saving:
         for one in reversed(tiers()):  # what measures further replicates comes last
             one.save(self)
         if self.settings.reason is not None and not self.chosen:
-            self.notes.append("nothing was saved, so the reason given stands nowhere")
+            self.notes.append("nothing was saved, so --perf-reason was not stored either")
 
 
 def shown(path: Path, config: pytest.Config) -> str:

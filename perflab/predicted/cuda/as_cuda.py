@@ -35,7 +35,7 @@ def as_cuda(capability: tuple[int, int] = AMPERE) -> Iterator[None]:
     if _within:
         if capability != _within[0]:
             raise ValueError(
-                f"as_cuda{capability} within as_cuda{_within[0]}: one process is one GPU; leave the first before"
+                f"as_cuda{capability} within as_cuda{_within[0]}: a process is one GPU; leave the outer one first"
             )
         yield
         return

@@ -45,7 +45,7 @@ def explain_growth(grown: Grown, worse: Sequence[str]) -> list[str]:
     said += _costs_said(grown.costs.rows, [_COSTS.index(name) for name in worse if name in _COSTS], cause)
     told = [one.text for one in sorted(said, key=lambda one: not one.is_cause)]
     told = [*_layers_said(grown, worse), *told]
-    return told or (["the totals grew, and no row did"] if worse else [])
+    return told or (["the totals grew, but no single row did"] if worse else [])
 
 
 def _cause(costs: Sequence[Row]) -> Row | None:

@@ -21,7 +21,7 @@ def unless_races(judgement: Judgement, now: Prediction) -> Judgement:
 
 def explain_races(case: str, races: list[Race]) -> str:
     """The text of a failure: each race with the lines of both sides, and what to do."""
-    blocks = [f"{case}: streams race, so what its tensors hold is chance"]
+    blocks = [f"{case}: streams race, so the contents of its tensors are undefined"]
     for race in races[:_MOST]:
         first, second = (" <- ".join(lines) for lines in (race.first_lines, race.second_lines))
         blocks.append(f"- {_said(race, first, second)}\n  -> {_REMEDY[race.what]}")
@@ -30,7 +30,7 @@ def explain_races(case: str, races: list[Race]) -> str:
 
 _REMEDY = {
     "access": "let the second stream wait: stream.wait_stream(first), or an event that is recorded after the first use",
-    "freed": "tensor.record_stream(stream), or let its own stream wait for that one before it is let go",
+    "freed": "call tensor.record_stream(stream), or let its own stream wait for that one before the tensor is freed",
 }
 
 

@@ -51,7 +51,7 @@ def _memory(now: Prediction, width: int) -> list[str]:
     if fit is not None and fit.rooms:
         by_room = sorted(fit.fits_on, key=lambda name: fit.rooms.get(name, 0))
         told = [f"{name}\u00a0({format_bytes(fit.rooms[name])})" for name in by_room if name in fit.rooms]
-        lines += wrapped(f"fits {', '.join(told) or 'none of the cards that are known'}", width)
+        lines += wrapped(f"fits {', '.join(told) or 'none of the known cards'}", width)
     return lines
 
 

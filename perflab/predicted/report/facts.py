@@ -216,7 +216,7 @@ def _cards(fit: Fit) -> str:
     if not fit.fits_on:
         largest = max(fit.rooms, key=lambda name: fit.rooms[name], default=None)
         has = f": {largest} has {format_bytes(fit.rooms[largest])}" if largest is not None else ""
-        return f"no card holds it{has}"
+        return f"fits no card{has}"
     if len(fit.fits_on) == len(fit.rooms):
         return f"fits all {len(fit.rooms)} cards"
     if len(fit.fits_on) <= _FEW_CARDS:

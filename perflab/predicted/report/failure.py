@@ -25,7 +25,7 @@ def explain_prediction(result: Result, accept: str | None) -> str:
         how = "as predicted" if case.now.dry_run is None else "in a dry run"
         lines = wrapped(f"{name} needs more on {case.now.gpu} than its baseline, {how}: {told}", WIDTH)
     else:
-        said = f"{name} could not be judged ({judgement.verdict}), and --perf-check wants it to be"
+        said = f"{name} could not be judged ({judgement.verdict}), and --perf-check fails such cases"
         lines = wrapped(said, WIDTH)
     if judgement.memory is not None:
         lines += _numbers({"memory": judgement.memory} | judgement.counts, judgement.worse, case)
@@ -36,7 +36,7 @@ def explain_prediction(result: Result, accept: str | None) -> str:
     else:
         lines += [text for reason in judgement.reasons for text in wrapped(f"why: {reason}", WIDTH)]
     if accept is not None:
-        lines.append(f"if this is meant: {accept}")
+        lines.append(f"if intended: {accept}")
     return lines_of("\n".join(lines))
 
 

@@ -221,7 +221,7 @@ def _compared(result: Result, width: int) -> list[str]:
     left = len(judgement.reasons) - _MOST_REASONS
     told = judgement.reasons[:_MOST_REASONS] if left > 1 else judgement.reasons
     lines += [text for reason in told for text in wrapped(reason, width)]
-    return lines + ([f"and {left} more, told where it failed"] if left > 1 else [])
+    return lines + ([f"and {left} more, listed in the failure"] if left > 1 else [])
 
 
 def _to_checkpoint(results: Sequence[Result]) -> list[str]:

@@ -28,13 +28,13 @@ __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 _CANNOT = "cannot be predicted, "
 _REMEDY = (
-    "leave what looks at numbers out of the callable, or out of prediction: `if not perf.predicts: ...`; "
-    "what depends on numbers (a loop's length, an early exit) can be measured only"
+    "move code that reads values of tensors out of the callable, or out of predictions: `if not perf.predicts: ...`; "
+    "work that depends on values (a loop's length, an early exit) can only be measured"
 )
-_MEASURE_ONLY = "or leave this case to measuring: `if perf.predicts: pytest.skip(...)`"
+_MEASURE_ONLY = "or only measure this case: `if perf.predicts: pytest.skip(...)`"
 _REGISTER = (
-    "give an operator of your own its shapes (`@torch.library.register_fake`); one of PyTorch's, other arguments (such "
-    f"as a float's); {_MEASURE_ONLY}"
+    "register shapes for an operator of your own (`@torch.library.register_fake`); call an operator of PyTorch's with "
+    f"other arguments, such as floats; {_MEASURE_ONLY}"
 )
 _REGISTER_KERNEL = (
     "launch it in an operator with a fake implementation (`@torch.library.triton_op` or `custom_op`, and "
@@ -147,7 +147,7 @@ def _in_words(error: Exception, case: str) -> Exception:
 
     launch = line_of_launch(error)
     if launch is not None:
-        why = "launches a Triton kernel, which takes the addresses of its tensors, and fake ones have none"
+        why = "launches a Triton kernel, which needs the addresses of its tensors; fake tensors have none"
         return PredictionError(f"{case}: {_CANNOT}{launch} {why}", _REGISTER_KERNEL)
     found = unpredictable(error)
     if found is not None:
@@ -155,11 +155,11 @@ def _in_words(error: Exception, case: str) -> Exception:
         return PredictionError(f"{case}: {_CANNOT}{where}{found.operator} {found.why}", _REGISTER)
     needs_numbers, operator = _where_numbers_are_needed(error), higher_order_operator(error)
     if needs_numbers is not None:
-        return PredictionError(f"{case}: {_CANNOT}{needs_numbers} needs numbers, and fake tensors have none", _REMEDY)
+        return PredictionError(f"{case}: {_CANNOT}{needs_numbers} needs values, and fake tensors have none", _REMEDY)
     if operator is not None:
         return PredictionError(
-            f"{case}: {_CANNOT}{operator} is made of a function when it is compiled, and has to run for that",
-            "leave this case to measuring: `if perf.predicts: pytest.skip(...)`",
+            f"{case}: {_CANNOT}{operator} is created by compiling a function, which runs it",
+            "only measure this case: `if perf.predicts: pytest.skip(...)`",
         )
     return error
 

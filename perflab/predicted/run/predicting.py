@@ -168,7 +168,7 @@ class Predictions:
             state.problem = "no work"
             raise UsageError(
                 f"{state.case}: the callable calls no operator of PyTorch, so there is nothing to predict",
-                "predict one that does; leave this case to measuring: `if perf.predicts: pytest.skip(...)`",
+                "predict a callable that does, or only measure this case: `if perf.predicts: pytest.skip(...)`",
             )
         if self._settings.part(Predicting).snapshots:
             folder = own_folder(self._config.rootpath) / "snapshots"
@@ -265,7 +265,7 @@ class Predicted:
     def requires(self, claim: Claim) -> Way:
         """Nothing of this machine; but a case that has to run before there is anything to predict is skipped."""
         if (claim.setup_calls or claim.setup_seconds) and not self.state.settings.dry_run:
-            pytest.skip("trains or compiles before it measures: that has to run, and cannot be predicted")
+            pytest.skip("trains or compiles before it measures, which cannot be predicted")
         return self
 
     def compare(self, base: Workload, candidate: Workload, budget_s: float | None, threshold: float | None) -> None:

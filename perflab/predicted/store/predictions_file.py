@@ -21,7 +21,7 @@ from perflab.store.json_files import PREDICTED, as_json, read_checked, write_tex
 
 SCHEMA = 1
 WHAT = "predicted baseline"
-REMEDY = "restore it (git checkout), or delete it and predict anew with --perf-update-new"
+REMEDY = "restore it (git checkout), or delete it and predict it again with --perf-update-new"
 _ROWS = {
     "at_peak": "kind, module, operator, bytes, blocks",
     "costs": "phase, module, operator, calls, FLOPs, bytes moved",
@@ -96,8 +96,8 @@ def read_predicted(path: Path) -> dict[str, PredictedBaseline]:
         return {}
     if path.parent.name != folder_of(file.gpu):
         raise BaselineError(
-            f"{WHAT} file {path} is of {file.gpu}, and lies in {path.parent.name}/",
-            f"move it to {folder_of(file.gpu)}/, or delete it and predict anew with --perf-update-new",
+            f"{WHAT} file {path} is for {file.gpu}, but is in {path.parent.name}/",
+            f"move it to {folder_of(file.gpu)}/, or delete it and predict it again with --perf-update-new",
         )
     found = {}
     for name, raw in file.cases.items():
