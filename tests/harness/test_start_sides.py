@@ -12,9 +12,7 @@ from perflab.compared.run.start_sides import Starts
 from perflab.compared.sides.checkout import Tree
 
 
-def starts(
-    tmp_path: Path, *words: str, files: tuple[str, ...] = (), here: Path | None = None, **options: Any
-) -> Starts:
+def starts(tmp_path: Path, *words: str, files: tuple[str, ...] = (), here: Path | None = None) -> Starts:
     """Of a project in ``tmp_path/app`` against a checkout in ``tmp_path/base``."""
     head, base = tmp_path / "app", tmp_path / "base"
     for tree in (head, base):
