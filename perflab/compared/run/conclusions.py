@@ -52,7 +52,12 @@ def _judged(found: Comparison, one: Compared, finding: PairedFinding, base: Tree
     before, now = _weighed(one, BASE), _weighed(one, HEAD)
     environment = one.turns(HEAD)[-1].ready.environment
     memory = judge_memory(peaks_of(before), peaks_of(now), environment.device, settings.policy)
-    counts, missed = judge_counts(now, values_of(before), gated=settings.policy.gate_counts)
+    counts, missed = judge_counts(
+        now,
+        values_of(before),
+        gated=settings.policy.gate_counts,
+        lacking=f"not counted in each process of {base.label}",
+    )
     verdicts = {"latency": slower, "memory": memory.verdict, "counts": verdict_on(counts)}
     disturbed = disturbances(in_turns(one), [], environment)
     worst = worst_of(verdicts.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import pytest
 
@@ -20,6 +20,7 @@ from perflab.profiles.records import Profile
 from perflab.profiles.take import LEAST_CALLS
 from perflab.records import Policy
 from perflab.results import Result
+from perflab.units import format_names
 
 
 class Replicates:
@@ -139,10 +140,25 @@ class Replicates:
 
 def noisy_notes(refused: Mapping[str, Fitness], saved: Mapping[str, Fitness]) -> list[str]:
     """What is said of baselines that are noisy, by the cases' short names: of those not saved, and of those saved."""
-    notes = [f"times not saved, too noisy: {name}: {'; '.join(found.marks)}" for name, found in refused.items()]
+    notes = [
+        f"times not saved, too noisy: {name}: {'; '.join(found.marks)}"
+        if found.marks
+        else f"times not saved, from a single process: {name}: no slowdown would count against them"
+        for name, found in refused.items()
+    ]
     if refused:
         notes.append(
             "  -> save again on a quieter machine; to have them as they are: --perf-update --perf-noisy=accept\n"
             "     (what was saved before stays; without such times, these are kept in .perflab/times/ for this machine)"
         )
     return notes + [f"saved from a noisy machine: {name}: {'; '.join(found.marks)}" for name, found in saved.items()]
+
+
+def alone_notes(cases: Sequence[str]) -> list[str]:
+    """What is said of baselines that are one process each, by the cases' short names."""
+    if not cases:
+        return []
+    return [
+        f"saved from a single process: {format_names(cases)}: its noise is unknown, so no slowdown counts against it",
+        "  -> save three or more: --perf-replicates=3",
+    ]
