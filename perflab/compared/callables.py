@@ -7,6 +7,7 @@ here a few blocks of turns, and they are cheap: none is spared by a screen, and 
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,8 +22,8 @@ from perflab.compared.judge.paired import (
     PairedCase,
     PairedPolicy,
     Stage,
-    counted,
-    is_doubtful,
+    TakenPair,
+    case_of,
     latency_findings,
     stage,
 )
@@ -165,8 +166,8 @@ def checked(
                 f"pass the function itself: {call}(base=old, candidate=new, args=(x,))",
             )
     for name, number in (("budget_s", budget_s), ("threshold", threshold)):
-        if not number > 0:
-            raise UsageError(f"{call}({name}={number!r})", "give a positive number")
+        if not 0 < number < math.inf:
+            raise UsageError(f"{call}({name}={number!r})", "give a positive number, and a finite one")
     return Workload(base, tuple(args), dict(kwargs or {})), Workload(candidate, tuple(args), dict(kwargs or {}))
 
 
@@ -266,11 +267,9 @@ class _Taken:
     @property
     def _case(self) -> PairedCase:
         """The pairs that count: those that were ruined, as their own blocks tell, do not."""
-        errors = [interleave.own_error(pair[CANDIDATE], pair[BASE]) for pair in self.turns_ns]
-        logs = [interleave.log_ratio(pair[CANDIDATE], pair[BASE]) for pair in self.turns_ns]
-        counts = counted(errors, self.policy)
-        kept = [log for log, counts_too in zip(logs, counts, strict=True) if counts_too and log is not None]
-        doubtful = sum(
-            is_doubtful(error, self.policy) for error, counts_too in zip(errors, counts, strict=True) if counts_too
-        )
-        return PairedCase(kept[:SCREEN_PAIRS], kept[SCREEN_PAIRS:], doubtful)
+        taken = [
+            TakenPair(log, interleave.own_error(pair[CANDIDATE], pair[BASE]), late=number >= SCREEN_PAIRS)
+            for number, pair in enumerate(self.turns_ns)
+            if (log := interleave.log_ratio(pair[CANDIDATE], pair[BASE])) is not None
+        ]
+        return case_of(taken, self.policy)

@@ -6,14 +6,25 @@ another one each round: the null control. What the base differs from itself is t
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from statistics import median
 
 from perflab.compared.judge.null_control import NO_CONTROL, Control, wants_more
-from perflab.compared.judge.paired import PairedCase, PairedPolicy, Stage, controls_of, counted, is_doubtful, stage
-from perflab.compared.rounds import CaseRound, CaseTurns, Round, RoundPlan, Witness, stray
+from perflab.compared.judge.paired import (
+    PairedCase,
+    PairedPolicy,
+    Stage,
+    TakenPair,
+    case_of,
+    controls_of,
+    counted,
+    stage,
+)
+from perflab.compared.rounds import CaseRound, CaseTurns, NotStartedError, Round, RoundPlan, Witness, stray
 from perflab.compared.sides.messages import Ended
 from perflab.compared.sides.process import ANSWER_WITHIN_S, Start
 from perflab.mode import Mode
@@ -37,13 +48,18 @@ class Compared:
     """All that is known of one case."""
 
     case: str
+    floor_ns: float = 0.0
+    """A slowdown of no more is none."""
+    asked: bool = False
+    """Whether processes were asked for it."""
     logs: PairedCase = field(default_factory=PairedCase)
     rounds: list[CaseRound] = field(default_factory=list)
     """Those that the log-ratios come from."""
     weighed: list[CaseRound] = field(default_factory=list)
     """Those that took memory, and counted."""
     ended: dict[str, Ended] = field(default_factory=dict)
-    """How the case's test ended on each side while all cases were screened; a failure is kept."""
+    """How the case's test ended on each side while all cases were screened; a failure is kept, and one of the head's
+    from later, too."""
     head_was_alone: bool = False
     """Whether the head ended before any other process held the case."""
     taken: list[tuple[CaseRound, bool]] = field(default_factory=list)
@@ -55,12 +71,17 @@ class Compared:
 
     def add(self, found: CaseRound, policy: PairedPolicy, *, confirming: bool) -> None:
         """Take in one more round."""
+        self.asked = True
         self.modes = self.modes or found.differing_modes
+        if found.not_started is not None:
+            self.lost = found.not_started
+            return
         if any(turns.memory is not None for turns in found.turns.values()):
             self.weighed.append(found)
         for side in (HEAD, BASE):
             ended = found.ended.get(side)
-            if confirming and (ended is None or ended.outcome != "passed"):
+            broke = side == HEAD and ended is not None and ended.outcome in ("failed", "died")
+            if confirming and not broke and (ended is None or ended.outcome != "passed"):
                 self.lost = ended.text if ended is not None else "it was not collected again"
             elif ended is not None and (side not in self.ended or ended.outcome != "passed"):
                 self.ended[side] = ended
@@ -73,16 +94,17 @@ class Compared:
                 self.lost = "it was not timed again"
             return
         self.taken.append((found, confirming))
-        errors = [taken.own_error(HEAD, BASE, TWIN) for taken, _ in self.taken]
-        counts = counted(errors, policy)
-        self.logs.doubtful = sum(
-            is_doubtful(error, policy) for error, counts_too in zip(errors, counts, strict=True) if counts_too
+        policy = policy.of(self.logs)
+        pairs = [
+            TakenPair(log, taken.own_error(HEAD, BASE, TWIN), late)
+            for taken, late in self.taken
+            if (log := taken.log_ratio(HEAD, BASE, TWIN)) is not None
+        ]
+        self.rounds = list(
+            compress((taken for taken, _ in self.taken), counted([one.own_error for one in pairs], policy))
         )
-        kept = [one for one, counts_too in zip(self.taken, counts, strict=True) if counts_too]
-        self.rounds = [taken for taken, _ in kept]
-        logs = [(log, late) for taken, late in kept if (log := taken.log_ratio(HEAD, BASE, TWIN)) is not None]
-        self.logs.screen = [log for log, late in logs if not late]
-        self.logs.confirm = [log for log, late in logs if late]
+        self.logs = case_of(pairs, policy)
+        self.logs.floor = math.log1p(self.floor_ns / self.median_ns(BASE))
 
     @property
     def comparable(self) -> bool:
@@ -107,6 +129,20 @@ class Compared:
 
 
 @dataclass
+class Taken:
+    """What rounds took so far, in seconds: the next one takes about as long."""
+
+    start_s: float = 0.0
+    """Of the longest round, without its cases."""
+    case_s: dict[str, float] = field(default_factory=dict)
+    """By case, when it was last measured."""
+
+    def again_s(self, cases: Sequence[str]) -> float:
+        """What a round of these cases takes."""
+        return self.start_s + sum(self.case_s.get(case, 0.0) for case in cases)
+
+
+@dataclass
 class Comparison:
     """What a comparison found."""
 
@@ -115,12 +151,15 @@ class Comparison:
     """Cases that the head does not have."""
     controls: dict[str, list[float]] = field(default_factory=dict)
     """Log-ratios of the base's twin over the base, by the case that they were taken with."""
+    crowded: set[str] = field(default_factory=set)
+    """Cases that three processes at once did not get through: they are confirmed without a control of their own."""
+    took: Taken = field(default_factory=Taken)
     out_of_time: bool = False
 
     @property
     def judged(self) -> dict[str, PairedCase]:
         """The pairs of all cases that can be judged by them."""
-        return {case: one.logs for case, one in self.cases.items() if one.comparable and one.logs.screen}
+        return {case: one.logs for case, one in self.cases.items() if one.comparable and one.logs.pairs}
 
     def in_stage(self, wanted: Stage, policy: PairedPolicy) -> list[Compared]:
         """The cases that stand there."""
@@ -144,6 +183,8 @@ class Limits:
     """Says what else went on while turns were taken."""
     weighs: bool = True
     """Whether memory and counts are compared too."""
+    floor_ns: Mapping[str, float] = field(default_factory=dict)
+    """By case: a slowdown of no more is none."""
     answer_within_s: float = ANSWER_WITHIN_S
     """A process that is silent for longer hangs."""
 
@@ -172,23 +213,18 @@ def compare(
         RivalError: a side does not start, or imports the other side's code.
     """
     result = into
-    result.cases = {case: Compared(case) for case in cases}
-    longest_s = 0.0
+    result.cases = {case: Compared(case, limits.floor_ns.get(case, 0.0)) for case in cases}
     for number in range(policy.screen_pairs + SCREENS_AGAIN):
         wanted = [one.case for one in result.in_stage(Stage.UNSCREENED, policy)] if number else list(cases)
-        if not wanted or _too_late(limits, longest_s, result):
+        if not wanted or _too_late(limits, wanted, result):
             break
-        began_s = time.monotonic()
         _screen(result, wanted, number, start, policy, limits, say)
         stands(wanted)
-        longest_s = max(longest_s, time.monotonic() - began_s)
     while suspects := _suspects(result, policy):
-        if _too_late(limits, longest_s, result):
+        if _too_late(limits, [one.case for one in suspects], result):
             return
-        began_s = time.monotonic()
         _confirm(result, suspects, start, policy, limits, say)
         stands([one.case for one in suspects])
-        longest_s = max(longest_s, time.monotonic() - began_s)
 
 
 Looked = tuple[Profile, Profile] | str
@@ -226,7 +262,7 @@ def looked_into(
         look = wanted[case]
         return RoundPlan(0.0, memory=False, profile_ns=look.profile_ns, takes_apart=look.takes_apart)
 
-    for case, found, _ in _rounds(start, list(wanted), limits, plan, say, "looking for the cause"):
+    for case, found, _ in _rounds(start, list(wanted), limits, plan, say, "looking for the cause", Taken()):
         sides = [found.turns[side] for side in (BASE, HEAD) if side in found.turns]
         profiles = [min(one.profiles, key=lambda profile: profile.timer_ns) for one in sides if one.profiles]
         peaks = [one.peak for one in sides if one.peak is not None]
@@ -247,7 +283,8 @@ def _why_not(found: CaseRound, of: Callable[[CaseTurns], tuple[object, str | Non
         turns, ended = found.turns.get(side), found.ended.get(side)
         there, said = of(turns) if turns is not None else (None, None)
         if not there:
-            last = ended.text.strip().rpartition("\n")[2] if ended is not None else "the case does not exist there"
+            text = ended.text if ended is not None else found.not_started
+            last = "the case does not exist there" if text is None else text.strip().rpartition("\n")[2]
             return f"{side}: {said or last or 'it was not examined'}"
     return "it was not examined"
 
@@ -274,8 +311,8 @@ def _screen(
     def plan(case: str) -> RoundPlan:
         return RoundPlan(limits.budget_ns[case], memory=weigh, either_first=not first)
 
-    for case, found, running in _rounds(start, wanted, limits, plan, say, told, first=first):
-        if first:
+    for case, found, running in _rounds(start, wanted, limits, plan, say, told, result.took, first=first):
+        if first and running is not None:
             result.base_only = [case for case in running.cases.get(BASE, ()) if case not in running.cases[HEAD]]
         result.cases[case].add(found, policy, confirming=False)
 
@@ -291,7 +328,8 @@ def _confirm(
     """One more pair of processes for every suspect, and in one of them the control."""
     had = {one.case: len(result.controls.get(one.case, ())) for one in suspects}
     known = controls_of(result.judged, result.controls)
-    short = [one for one in suspects if wants_more(result.controls, one.case, known.get(one.case, NO_CONTROL))]
+    roomy = [one for one in suspects if one.case not in result.crowded]
+    short = [one for one in roomy if wants_more(result.controls, one.case, known.get(one.case, NO_CONTROL))]
     # Each has it in turn; of those that had it as often, the shortest, since it takes half as long again.
     control = [one.case for one in sorted(short, key=lambda one: (had[one.case], one.median_ns(BASE)))[:1]]
     pairs = max(len(one.logs.pairs) for one in suspects) + 1
@@ -300,7 +338,12 @@ def _confirm(
     def plan(case: str) -> RoundPlan:
         return RoundPlan(limits.budget_ns[case], memory=False, either_first=True)
 
-    for case, found, _ in _rounds(start, [one.case for one in suspects], limits, plan, say, told, twin=control):
+    cases = [one.case for one in suspects]
+    for case, found, _ in _rounds(start, cases, limits, plan, say, told, result.took, twin=control):
+        if case in control and found.is_spoilt:
+            result.crowded.add(case)  # it may be that memory holds two processes and not three: another round tells
+            if found.ended.get(HEAD) is None or found.ended[HEAD].outcome != "failed":
+                continue
         result.cases[case].add(found, policy, confirming=True)
         ratio = found.log_ratio(TWIN, BASE)
         if ratio is not None:
@@ -314,20 +357,36 @@ def _rounds(
     plan: Callable[[str], RoundPlan],
     say: Callable[[str, str], None],
     told: str,
+    took: Taken,
     *,
     twin: Sequence[str] = (),
     first: bool = False,
-) -> Iterator[tuple[str, CaseRound, Round]]:
-    """Each case once, in processes of one round; after a process has died the rest goes on in new ones."""
+) -> Iterator[tuple[str, CaseRound, Round | None]]:
+    """Each case once, in processes of one round; after a process has died the rest goes on in new ones.
+
+    If these do not start either, nothing is measured of the rest.
+    """
     waiting = list(wanted)
     while waiting:
-        with _started(start, None if first else waiting, limits, twin) as running:
+        began_s, cases_s = time.monotonic(), 0.0
+        try:
+            running = _started(start, None if first else waiting, limits, [case for case in twin if case in waiting])
+        except NotStartedError as error:
+            if first and len(waiting) == len(wanted):
+                raise
+            for case in waiting:
+                yield case, CaseRound(not_started=str(error)), None
+            return
+        with running:
             alive = True
             while waiting and alive:
-                case = waiting.pop(0)
+                case, case_began_s = waiting.pop(0), time.monotonic()
                 found = running.run(case, waiting, plan(case), _saying(say, case, told))
                 alive = all(ended.outcome != "died" for ended in found.ended.values())
+                took.case_s[case] = time.monotonic() - case_began_s
+                cases_s += took.case_s[case]
                 yield case, found, running
+        took.start_s = max(took.start_s, time.monotonic() - began_s - cases_s)
 
 
 def _saying(say: Callable[[str, str], None], case: str, told: str) -> Callable[[str], None]:
@@ -337,7 +396,13 @@ def _saying(say: Callable[[str, str], None], case: str, told: str) -> Callable[[
 def _started(start: StartSide, cases: Sequence[str] | None, limits: Limits, twin: Sequence[str] = ()) -> Round:
     wanted = {HEAD: start(HEAD, cases), BASE: start(BASE, cases), TWIN: start(BASE, twin) if twin else None}
     starts = {side: one for side, one in wanted.items() if one is not None}
-    running = Round(starts, limits.witness, limits.answer_within_s)
+    try:
+        running = Round(starts, limits.witness, limits.answer_within_s)
+    except NotStartedError:
+        if cases is None:
+            raise
+        starts.pop(TWIN, None)  # once more, and with as few as will do: memory may have been short
+        running = Round(starts, limits.witness, limits.answer_within_s)
     for side in (BASE, TWIN):
         if running.strays.get(side):
             running.close()
@@ -345,7 +410,7 @@ def _started(start: StartSide, cases: Sequence[str] | None, limits: Limits, twin
     return running
 
 
-def _too_late(limits: Limits, needed_s: float, result: Comparison) -> bool:
+def _too_late(limits: Limits, wanted: Sequence[str], result: Comparison) -> bool:
     left_s = limits.seconds_left()
-    result.out_of_time = result.out_of_time or (left_s is not None and left_s < needed_s)
+    result.out_of_time = result.out_of_time or (left_s is not None and left_s < result.took.again_s(wanted))
     return result.out_of_time

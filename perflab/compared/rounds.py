@@ -77,6 +77,14 @@ class CaseRound:
     """The side that was set up first: it had the device for itself."""
     evidence: Evidence | None = None
     """What else went on while the turns were taken."""
+    not_started: str | None = None
+    """Why no process could be asked."""
+
+    @property
+    def is_spoilt(self) -> bool:
+        """Whether a process ended before all that set the case up had taken their turns."""
+        ends = [one for side, one in self.ended.items() if side in self.turns or one.outcome == "died"]
+        return any(one.outcome != "passed" for one in ends)
 
     def log_ratio(self, head: str, *bases: str) -> float | None:
         """log(head / base) of these processes. None if a side has no turns.
@@ -123,6 +131,10 @@ Witness = Callable[[], Callable[[], Evidence]]
 """Called when turns begin; what it returns is called when they are over, and says what else went on."""
 
 
+class NotStartedError(SideEndedError):
+    """A process of a round ended before it had collected its cases."""
+
+
 class Round:
     """The live processes of one round. Leave its ``with`` block, and they are gone."""
 
@@ -134,6 +146,7 @@ class Round:
         self._running = contextlib.ExitStack()
         self._processes: dict[str, SideProcess] = {}
         self._asked = ""
+        """The side that was asked last."""
         self.cases: dict[str, list[str]] = {}
         self.strays: dict[str, list[str]] = {}
         try:
@@ -143,9 +156,11 @@ class Round:
                 self._processes[side] = self._running.enter_context(SideProcess(start, answer_within_s))
             self._processes = {side: self._processes[side] for side in order}
             for side, process in self._processes.items():
-                self._asked = side
                 hello = process.hello()
                 self.cases[side], self.strays[side] = hello.cases, hello.strays
+        except SideEndedError as error:
+            self._running.close()
+            raise NotStartedError(error.problem, error.remedy) from None
         except BaseException:
             self._running.close()
             raise
@@ -179,8 +194,8 @@ class Round:
         try:
             self._run(result, case, following, plan, say)
         except SideEndedError as error:
-            side = self._asked
-            result.ended[side] = Ended(case=case, outcome="died", text=str(error))
+            result.ended[self._asked] = Ended(case=case, outcome="died", text=str(error))
+        self._finish(result, case)
         return result
 
     def _run(self, result: CaseRound, case: str, following: Sequence[str], plan: RoundPlan, say: Say) -> None:
@@ -203,12 +218,19 @@ class Round:
                 raise self._out_of_turn(side, answer)
         if len([side for side in result.turns if side not in result.ended]) > 1 and not result.differing_modes:
             self._take_turns(result, plan, say)
+
+    def _finish(self, result: CaseRound, case: str) -> None:
+        """Let the test go on wherever it waits for turns: how it ends counts, even if another process is gone."""
         for side in result.turns:
-            if side not in result.ended:
+            if side in result.ended:
+                continue
+            try:
                 ended = self._answer_to(side, Finish())
-                if not isinstance(ended, Ended):
-                    raise self._out_of_turn(side, ended)
-                result.ended[side] = ended
+            except SideEndedError as error:
+                ended = Ended(case=case, outcome="died", text=str(error))
+            if not isinstance(ended, Ended):
+                raise self._out_of_turn(side, ended)
+            result.ended[side] = ended
 
     def _answer_to(self, side: str, question: Question) -> Answer:
         self._asked = side

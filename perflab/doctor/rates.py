@@ -20,9 +20,9 @@ from perflab.compared.judge.paired import (
     PairedCase,
     PairedPolicy,
     Stage,
+    TakenPair,
+    case_of,
     controls_of,
-    counted,
-    is_doubtful,
     latency_findings,
     stage,
 )
@@ -137,7 +137,7 @@ class _Drawing:
         The last trials confirm with the first ones' pairs.
         """
         taken, seconds = 0, 0.0
-        had: dict[str, list[tuple[float, float, bool]]] = {name: [] for name in cases}
+        had: dict[str, list[TakenPair]] = {name: [] for name in cases}
         controls: dict[str, list[float]] = {}
         costs = self._two
         for wanted_stage in (Stage.UNSCREENED, Stage.OPEN):
@@ -152,12 +152,10 @@ class _Drawing:
                 for name in wanted:
                     pair = self._pair(name, first + taken)
                     log = pair.head_over_base[_own(name)] + math.log1p(slowdowns[name])
-                    had[name].append((log, pair.own_error.get(_own(name), 0.0), wanted_stage is Stage.OPEN))
-                    keep = counted([error for _, error, _ in had[name]], policy)
-                    kept = [one for one, counts in zip(had[name], keep, strict=True) if counts]
-                    cases[name].doubtful = sum(is_doubtful(error, policy) for _, error, _ in kept)
-                    cases[name].screen = [log for log, _, late in kept if not late]
-                    cases[name].confirm = [log for log, _, late in kept if late]
+                    had[name].append(TakenPair(log, pair.own_error.get(_own(name), 0.0), wanted_stage is Stage.OPEN))
+                    found = case_of(had[name], policy)
+                    cases[name].screen, cases[name].confirm = found.screen, found.confirm
+                    cases[name].doubtful = found.doubtful
                 short = [name for name in wanted if wants_more(controls, name, known[name])]
                 if wanted_stage is Stage.OPEN and self._twins and short:
                     fewest = min(short, key=lambda name: len(controls.get(name, ())))

@@ -11,13 +11,15 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from perflab.compared import comparison
 from perflab.compared.comparison import BASE, HEAD, TWIN, Comparison, Limits, compare
 from perflab.compared.judge.paired import PairedFinding, PairedPolicy, latency_findings
-from perflab.compared.rounds import CaseRound, CaseTurns, RoundPlan
+from perflab.compared.rounds import CaseRound, CaseTurns, NotStartedError, RoundPlan
 from perflab.compared.sides.messages import Ended, Ready
 from perflab.compared.sides.process import Start
 from tests.harness.make import environment
@@ -40,6 +42,13 @@ class Machine:
     """How much turns of a process differ."""
     ruined: float = 0.0
     """Share of a case's pairs that fall into a stretch which ruins them."""
+    ruined_rounds: int = 0
+    """The first so many rounds fall into such a stretch as a whole."""
+    holds: int = 3
+    """Processes of a case that memory holds: of more, the last one dies."""
+    unstarted: frozenset[int] = frozenset()
+    """Rounds whose processes do not start, by their number from 0, attempts counted."""
+    attempts: int = 0
     drift: float = 0.02
     """How much slower the machine becomes within a block."""
     bias: float = 0.0
@@ -47,13 +56,16 @@ class Machine:
     seconds: float = 0.0
     rounds: list[list[str]] = field(default_factory=list)
     """The cases of each."""
+    lost: dict[str, str] = field(default_factory=dict)
+    """Cases that could not be confirmed, and why."""
 
     def take(self, slowdown: float, sides: Sequence[str]) -> CaseRound:
         """One case in one pair of processes."""
         offsets = {side: self.draw.gauss(0.0, self.processes) for side in sides}
         offsets[HEAD] = offsets.get(HEAD, 0.0) + math.log1p(slowdown)
         offsets[BASE] = offsets.get(BASE, 0.0) - self.bias
-        spread = 0.3 if self.draw.random() < self.ruined else self.readings
+        is_ruined = self.draw.random() < self.ruined or len(self.rounds) <= self.ruined_rounds
+        spread = 0.3 if is_ruined else self.readings
         turns: dict[str, list[float]] = {side: [] for side in sides}
         for _ in range(BLOCKS):
             order = self.draw.sample(list(sides), len(sides))
@@ -65,16 +77,26 @@ class Machine:
             ready = Ready(case="", device="cpu", environment=environment(), parameters={})
             found.turns[side] = CaseTurns(ready, turns_ns=turns[side])
             found.ended[side] = Ended(case="", outcome="passed")
+        if len(sides) > self.holds:
+            found.turns = {side: CaseTurns(turns.ready) for side, turns in found.turns.items()}
+            found.ended[sides[-1]] = Ended(case="", outcome="died", text="its process was killed by signal 9")
         return found
 
 
 def compared(
-    monkeypatch: pytest.MonkeyPatch, machine: Machine, slowdowns: Mapping[str, float]
+    monkeypatch: pytest.MonkeyPatch,
+    machine: Machine,
+    slowdowns: Mapping[str, float],
+    total_s: float | None = None,
+    floor_ns: float = 0.0,
 ) -> dict[str, PairedFinding]:
-    """What a comparison of these cases finds on this machine."""
+    """What a comparison of these cases finds on this machine, of each of them, in ``total_s`` at most."""
 
     class MadeUpRound:
         def __init__(self, starts: dict[str, Start], *_others: object) -> None:
+            machine.attempts += 1
+            if machine.attempts - 1 in machine.unstarted:
+                raise NotStartedError("its process was killed", "wait")
             self.cases = {side: list(start.command) for side, start in starts.items()}
             self.strays: dict[str, list[str]] = {}
             machine.seconds += START_S * len(starts) / 2
@@ -93,12 +115,18 @@ def compared(
             return machine.take(slowdowns[case], sides)
 
     def start(_side: str, cases: Sequence[str] | None) -> Start:
-        from pathlib import Path
-
         return Start("", list(slowdowns if cases is None else cases), {}, Path())
 
     monkeypatch.setattr(comparison, "Round", MadeUpRound)
+    monkeypatch.setattr(comparison, "time", SimpleNamespace(monotonic=lambda: machine.seconds))
     found = Comparison()
-    limits = Limits(dict.fromkeys(slowdowns, 1e9), lambda: None, weighs=False)
+
+    def left_s() -> float | None:
+        return None if total_s is None else total_s - machine.seconds
+
+    limits = Limits(dict.fromkeys(slowdowns, 1e9), left_s, weighs=False, floor_ns=dict.fromkeys(slowdowns, floor_ns))
     compare(list(slowdowns), start, POLICY, limits, lambda _case, _what: None, into=found)
-    return latency_findings(found.judged, found.controls, POLICY)
+    findings = latency_findings(found.judged, found.controls, POLICY)
+    assert findings.keys() == slowdowns.keys(), "a case that is not judged passes"
+    machine.lost = {case: one.lost for case, one in found.cases.items() if one.lost is not None}
+    return findings

@@ -157,6 +157,19 @@ def test_memory_that_grew_by_little_leaves_its_anchor_and_past_the_limit_moves_i
     assert (accepted.peak_bytes_before, accepted.peak_bytes_now) == (1120, 2000)
 
 
+def test_memory_that_grows_in_steps_with_a_byte_less_between_them_keeps_its_anchor() -> None:
+    sizes = (1000, 1090, 1089, 1180, 1179)
+    held = saved_replicates(*(quiet(100 * MS, peak_bytes=size) for size in sizes), policy=TENTH)
+    anchor = exact(held).memory_anchor
+    assert anchor is not None
+    assert (anchor.peak_bytes, anchor.steps) == (1000, 4)
+    assert exact(held).accepted == []
+    assert is_past_memory_anchor(exact(held), TENTH)
+    much_less = successor(held, entry(quiet(100 * MS, peak_bytes=1050)), TENTH, None)
+    assert exact(much_less).memory_anchor is None
+    assert len(exact(much_less).accepted) == 1
+
+
 def test_exact_memory_never_drifts_and_does_not_move_the_anchor_of_time() -> None:
     held = saved_replicates(*(quiet(ms * MS, peak_bytes=ms) for ms in (100, 103, 106)))
     assert exact(held).memory_anchor is None

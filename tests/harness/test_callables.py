@@ -157,6 +157,8 @@ def test_a_clock_that_does_not_move_is_refused(machine: Machine, monkeypatch: py
         ({"base": 3}, r"perflab.compare\(base=...\) got 'int', which cannot be called"),
         ({"candidate": torch.ones(1)}, r"perflab.compare\(candidate=...\) got 'Tensor'"),
         ({"budget_s": 0}, r"perflab.compare\(budget_s=0\)\n.*give a positive number"),
+        ({"budget_s": float("inf")}, r"perflab.compare\(budget_s=inf\)\n.*give a positive number, and a finite one"),
+        ({"threshold": float("inf")}, r"perflab.compare\(threshold=inf\)"),
         ({"threshold": float("nan")}, r"perflab.compare\(threshold=nan\)"),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perflab.measure.records import Replicate
-from perflab.measured.judge.counts import exactly_worse
+from perflab.measured.judge.counts import exactly_worse, judge_counts
 from perflab.measured.records import Entry
 from perflab.measured.report.failure import explain
 from perflab.measured.report.table import table
@@ -93,6 +93,25 @@ def test_fresh_processes_that_disagree_gate_nothing_and_it_is_said() -> None:
     assert judgement.verdict is Verdict.OK
     why = "different from process to process now (113 to 114)"
     assert judgement.not_compared == [Uncompared("operators", why)]
+
+
+@pytest.mark.parametrize("there", [{}, {"operators": 100}])
+def test_a_count_that_the_baseline_lacks_is_named_whether_it_was_lost_or_never_exact(there: dict[str, int]) -> None:
+    counts = [{"allocations": 40, **there}, {"allocations": 40, **dict.fromkeys(there, 101)}]
+    baseline = entry([replicate(100 * MS, counts=one) for one in counts])
+    reading = now(operators=500, allocations=40)
+    judgement = judge(record(reading), baseline, POLICY)
+    assert judgement.verdict is Verdict.OK
+    why = "saved without it, or from processes that did not agree on it"
+    assert judgement.not_compared == [Uncompared("operators", why, can_be_saved=True)]
+    assert judge(record(reading), baseline, Policy(gate_counts=False)).not_compared == []
+
+
+def test_a_count_on_which_the_other_side_s_processes_disagree_is_named() -> None:
+    changes, missed = judge_counts([now(operators=500)], {"operators": [100, 101]}, gated=True)
+    assert changes == {}
+    assert missed == [Uncompared("operators", "different from process to process there (100 to 101)")]
+    assert judge_counts([now(operators=500)], {"operators": [100, 101]}, gated=False) == ({}, [])
 
 
 def test_a_slow_case_that_also_does_more_is_measured_again_and_both_are_named() -> None:

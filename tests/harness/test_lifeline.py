@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from perflab.compared.sides import process
 from perflab.compared.sides.process import SideProcess, Start
 from perflab.errors import SideEndedError
 
@@ -65,6 +66,19 @@ def test_a_process_that_is_at_work_ends_at_once_when_its_session_is_killed(tmp_p
         killed.send_signal(signal.SIGKILL)
         killed.wait()
     assert gone_within(1.0, process)
+
+
+def test_a_process_that_closes_its_connection_and_stays_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "_CLOSING_S", 0.5, raising=False)
+    closing = "import os, time\nprint('closing', flush=True)\nos.closerange(3, 1024)\ntime.sleep(600)\n"
+    command = [sys.executable, "-uc", closing]
+    with SideProcess(Start("main", command, dict(os.environ), tmp_path)) as side:
+        with pytest.raises(SideEndedError, match="closed its connection to this session and was ended") as caught:
+            side.hello()
+        assert "\n    closing" in str(caught.value)
+        assert gone_within(2.0, side._process.pid)
 
 
 def test_a_process_whose_session_ended_before_it_began_does_not_begin(tmp_path: Path) -> None:

@@ -148,3 +148,65 @@ def test_where_every_pair_is_disturbed_the_comparison_ends_all_the_same(monkeypa
     found = compared(monkeypatch, machine, {"one": 0.0, "two": 0.05})
     assert found["one"].verdict in (Verdict.OK, Verdict.INCONCLUSIVE)
     assert len(machine.rounds) <= 32 + 3
+
+
+# --- what a round can come to ------------------------------------------------------------------------------------
+
+
+def test_a_slow_case_whose_whole_screen_was_ruined_is_judged_by_its_later_pairs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    draw = random.Random(20261123)
+    for _ in range(20):
+        found = compared(monkeypatch, Machine(draw, ruined_rounds=3), {"one": 0.3, "two": 0.3})
+        assert [finding.verdict for finding in found.values()] == [Verdict.REGRESSED] * 2
+
+
+def test_where_memory_does_not_hold_the_control_suspects_are_confirmed_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = Machine(random.Random(20261123), holds=2)
+    found = compared(monkeypatch, machine, {"one": 0.3, "two": 0.3, "three": 0.0})
+    assert {case: finding.verdict for case, finding in found.items()} == {
+        "one": Verdict.REGRESSED,
+        "two": Verdict.REGRESSED,
+        "three": Verdict.OK,
+    }
+    assert machine.lost == {}
+
+
+def test_processes_that_do_not_start_once_are_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(random.Random(20261123), unstarted=frozenset({1, 4, 6}))
+    found = compared(monkeypatch, machine, {"one": 0.3, "two": 0.0})
+    assert (found["one"].verdict, found["two"].verdict) == (Verdict.REGRESSED, Verdict.OK)
+    assert machine.lost == {}
+
+
+def test_processes_that_do_not_start_twice_cost_the_cases_of_that_round_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(random.Random(20261123), unstarted=frozenset({4, 5}))
+    found = compared(monkeypatch, machine, {"one": 0.3, "two": 0.0})
+    assert (found["one"].verdict, found["two"].verdict) == (Verdict.INCONCLUSIVE, Verdict.OK)
+    assert "its process was killed" in machine.lost["one"]
+
+
+def test_a_budget_for_one_suspect_is_enough_though_none_is_left_for_another_screen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = Machine(random.Random(20261123))
+    slowdowns = {f"case {number}": 0.2 * (number == 7) for number in range(40)}
+    screen_s = 40 * 2.2 + 4.0
+    found = compared(monkeypatch, machine, slowdowns, total_s=2 * screen_s + 80.0)
+    assert found["case 7"].verdict is Verdict.REGRESSED
+    assert machine.seconds <= 2 * screen_s + 80.0
+
+
+def test_a_slowdown_below_the_floor_takes_no_more_pairs_than_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Calls take 10 ms here.
+    for slowdown in (0.10, -0.10):
+        machine = Machine(random.Random(20261123))
+        found = compared(monkeypatch, machine, {"one": slowdown}, floor_ns=5e6)["one"]
+        assert found.verdict is Verdict.OK
+        assert len(machine.rounds) == 2
+    slow = compared(monkeypatch, Machine(random.Random(20261123)), {"one": 1.0}, floor_ns=5e6)["one"]
+    assert slow.verdict is Verdict.REGRESSED
+    assert slow.change.limit == pytest.approx(1.02)

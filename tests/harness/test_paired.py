@@ -114,7 +114,8 @@ def verdicts(noise: Noise, slowdown: float, runs: int, cases: int = 4) -> Counte
 @pytest.mark.parametrize("cases", [1, 4, 20])
 @pytest.mark.parametrize("name", NOISES)
 def test_unchanged_code_is_called_slower_in_less_than_two_of_a_thousand_cases(name: str, cases: int) -> None:
-    trials = 4800 if name == "two speeds, far" else 2400  # one of a thousand there, which 2,400 do not tell from two
+    # One of a thousand in these, which 2,400 trials do not tell from two.
+    trials = 4800 if name in ("two speeds, far", "very wide") else 2400
     found = verdicts(NOISES[name], 0.0, runs=trials // cases, cases=cases)
     assert found[Verdict.REGRESSED] <= 0.002 * found.total()
 
@@ -223,6 +224,46 @@ def test_of_a_case_whose_further_pairs_are_not_all_faster_nothing_is_claimed() -
     mixed = PairedCase(screen=[-0.03, -0.04, -0.03], confirm=[-0.03, 0.0])
     assert stage(mixed, POLICY, 1) is Stage.CLEARED
     assert latency_findings({"case": mixed}, {}, POLICY)["case"].verdict is Verdict.OK
+
+
+def test_two_pairs_that_leave_room_for_two_and_a_half_thresholds_clear_no_case() -> None:
+    assert stage(PairedCase([0.01, -0.03]), POLICY, 1) is Stage.CLEARED
+    assert stage(PairedCase([0.01, -0.065]), POLICY, 1) is Stage.UNSCREENED
+    assert stage(PairedCase([0.01, -0.065, 0.03]), POLICY, 1) is Stage.OPEN
+
+
+def test_pairs_that_are_all_doubtful_clear_no_case_however_many_the_screen_has() -> None:
+    for pairs in ([0.0, 0.0], [0.0, 0.0, 0.0]):
+        assert stage(PairedCase(pairs, doubtful=len(pairs)), POLICY, 1) is not Stage.CLEARED
+        assert stage(PairedCase(pairs), POLICY, 1) is Stage.CLEARED
+
+
+def test_pairs_that_agree_by_luck_in_a_run_whose_pairs_do_not_are_no_reason_to_call_a_case_ok() -> None:
+    lucky = PairedCase([0.01, 0.005])
+    wild = {f"{number}": PairedCase([0.0, 0.09, -0.09]) for number in range(4)}
+    assert latency_findings({"case": lucky}, {}, POLICY)["case"].verdict is Verdict.OK
+    found = latency_findings({"case": lucky, **wild}, {}, POLICY)["case"]
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert "its process pairs differ too much; this run could have found +" in found.reasons[0]
+
+
+@pytest.mark.parametrize("name", ["usual", "wide", "very wide", "disturbed"])
+def test_of_code_that_is_slower_by_two_and_a_half_thresholds_one_case_of_ten_is_called_ok_at_most(name: str) -> None:
+    found = verdicts(NOISES[name], math.expm1(2.5 * POLICY.bound), runs=150)
+    assert found[Verdict.OK] <= 0.1 * found.total()
+
+
+def test_a_floor_asks_for_a_larger_change_of_the_case_that_has_it_and_of_no_other() -> None:
+    pairs = [0.10, 0.101, 0.099]
+    short, long = PairedCase(pairs, floor=math.log1p(0.4)), PairedCase(pairs)
+    assert stage(short, POLICY, 2) is Stage.CLEARED
+    assert stage(long, POLICY, 2) is Stage.OPEN
+    found = latency_findings({"short": short, "long": long}, {}, POLICY)
+    assert found["short"].timed(5_000.0, 2_000.0).reasons == ["slower by less than --perf-floor"]
+    assert found["short"].verdict is Verdict.OK
+    assert found["long"].verdict is Verdict.INCONCLUSIVE
+    faster = PairedCase([-0.10, -0.101, -0.099], floor=math.log1p(0.4))
+    assert stage(faster, POLICY, 1) is Stage.CLEARED
 
 
 @pytest.mark.parametrize("case", [PairedCase([0.04] * 3, [0.04]), PairedCase([0.04] * 3), PairedCase([0.009])])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perflab.measured.judge.robust import compare, robust_spread, student_t_95
+from perflab.measured.judge.robust import compare, robust_spread, student_t_quantile
 
 groups = st.lists(st.floats(min_value=1.0, max_value=1e12), min_size=1, max_size=8)
 quiet_groups = st.integers(3, 5).flatmap(lambda n: st.lists(st.floats(0.99, 1.01), min_size=n, max_size=n))
@@ -133,12 +133,19 @@ def test_the_robust_spread_hears_no_single_outlier() -> None:
     assert robust_spread([*values, 1000.0]) < 3.0 * stdev(values)
 
 
-@pytest.mark.parametrize(("freedom", "quantile"), [(1, 12.706), (4, 2.776), (15, 2.131)])
+@pytest.mark.parametrize(("freedom", "quantile"), [(1, 12.706), (4, 2.776), (15, 2.131), (16, 2.120), (20, 2.086)])
 def test_students_t_has_its_textbook_quantiles(freedom: int, quantile: float) -> None:
-    assert student_t_95(freedom) == pytest.approx(quantile, abs=5e-4)
+    assert student_t_quantile(0.975, freedom) == pytest.approx(quantile, abs=5e-4)
 
 
-def test_students_t_falls_with_more_degrees_of_freedom_and_is_infinite_without_any() -> None:
-    quantiles = [student_t_95(freedom) for freedom in range(0, 100)]
-    assert quantiles[0] == math.inf
+def test_the_interval_of_ten_replicates_a_side_uses_the_quantile_of_their_number() -> None:
+    # 17 degrees of freedom: 2.110, and not the 1.960 of many.
+    groups = [100.0 * math.exp(0.01 * step) for step in range(10)]
+    found = compare(groups, groups, noise=0.0)
+    spread = robust_spread([math.log(value) for value in groups])
+    assert math.log(found.high) == pytest.approx(2.1098 * spread * math.sqrt(math.pi / 2 * 0.2), rel=1e-4)
+
+
+def test_students_t_falls_with_more_degrees_of_freedom() -> None:
+    quantiles = [student_t_quantile(0.975, freedom) for freedom in range(1, 100)]
     assert quantiles == sorted(quantiles, reverse=True)

@@ -199,6 +199,114 @@ def test_last(perf):
     result.stdout.fnmatch_lines(["study: ends", "case * loss", "dies_there  incomparable: *", "last * 2.5"])
 
 
+def test_what_fails_here_fails_though_the_base_dies_and_a_death_there_hides_no_assertion(repository: Project) -> None:
+    source = (
+        TWO_CASES
+        + """
+import os
+
+def test_fails_here(perf):
+    perf(os._exit, 3)
+
+def test_fails_after(perf):
+    perf(os._exit, 3)
+"""
+    )
+    repository.test_file.write_text(source)
+    commit(repository, "dies twice")
+    broken = source.replace("def test_fails_here(perf):", "def test_fails_here(perf):\n    assert 1 == 2")
+    last = "def test_fails_after(perf):\n    perf(spend, 5)\n    assert 3 == 4\n"
+    repository.test_file.write_text(broken.partition("def test_fails_after")[0] + last)
+    result = repository.run("--perf-against=HEAD", "-k", "fails")
+    result.assert_outcomes(failed=2, deselected=2)
+    result.stdout.fnmatch_lines(["*assert 1 == 2", "*assert 3 == 4"])
+
+
+def test_a_case_whose_id_no_other_process_has_is_no_success(repository: Project) -> None:
+    source = (
+        TWO_CASES
+        + """
+import os, pytest
+
+@pytest.mark.parametrize("number", [os.getpid()])
+def test_fleeting(perf, number):
+    perf(spend, 5)
+"""
+    )
+    repository.test_file.write_text(source)
+    commit(repository, "a fleeting id")
+    result = repository.run("--perf-against=HEAD", "-k", "fleeting or steady")
+    result.assert_outcomes(passed=1, failed=1, deselected=1)
+    result.stdout.fnmatch_lines(
+        ["*it was not collected again in a fresh process of this side, so nothing was compared", "*-> give it an id *"]
+    )
+
+
+def test_a_package_that_is_named_by_pyargs_is_compared(repository: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = repository.pytester.path
+    (path / "ours_of_perf").mkdir()
+    (path / "ours_of_perf" / "__init__.py").touch()
+    (path / "ours_of_perf" / "test_in.py").write_text(
+        "from conftest import Virtual\n\ndef spend(ms):\n    Virtual.now_ns += 1_000_000 * ms\n\n"
+        "def test_packed(perf):\n    perf(spend, 100)\n"
+    )
+    commit(repository, "a package of tests")
+    packed = path / "ours_of_perf" / "test_in.py"
+    packed.write_text(packed.read_text().replace("100", "130"))
+    monkeypatch.setenv("PYTHONPATH", f"{path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    result = repository.run("--perf-against=HEAD", "--pyargs", "ours_of_perf")
+    result.assert_outcomes(failed=1)
+    result.stdout.re_match_lines([r"packed .* \+30\.0% .* REGRESSED"])
+
+
+NOTHING = """
+import functools
+from perflab.measure import clock
+import time
+
+clock.read_ns = time.perf_counter_ns
+
+@functools.lru_cache
+def work(n):
+    return sum(range(n))
+
+def test_work(perf):
+    perf(work, 200_000)
+"""
+
+
+def test_a_call_that_does_no_work_any_more_is_no_improvement(repository: Project) -> None:
+    repository.test_file.write_text(NOTHING.replace("@functools.lru_cache\n", ""))
+    commit(repository, "works")
+    repository.test_file.write_text(NOTHING)
+    result = repository.run("--perf-against=HEAD", "--perf-budget=1")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*the measured callable does no work, it is as fast as an empty one*"])
+
+
+def test_text_that_utf8_cannot_hold_crosses_to_the_session_escaped(repository: Project) -> None:
+    repository.test_file.write_text(
+        TWO_CASES
+        + """
+def test_half(perf):
+    perf.note(odd="\\udc81")
+    perf.work(**{"unit \\udc83": 3})
+    perf(spend, 5)
+
+def test_half_failure(perf):
+    import pytest
+    perf(spend, 5)
+    pytest.fail("said \\udcff")
+"""
+    )
+    commit(repository, "halves")
+    result = repository.run("--perf-against=HEAD", "-k", "half", "--perf-json=out.json")
+    result.assert_outcomes(passed=1, failed=1, deselected=2)
+    assert "said \\udcff" in result.stdout.str()
+    (one,) = (one for one in json.loads(_out(repository))["results"] if "failure" not in one["case"])
+    assert one["outcome"]["work"] == {"unit \\udc83": 3.0}
+
+
 def test_an_empty_name_is_refused_before_the_gate_is_off_unseen(repository: Project) -> None:
     result = repository.run("--perf-against=")
     assert result.ret == pytest.ExitCode.USAGE_ERROR

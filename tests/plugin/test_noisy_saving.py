@@ -96,6 +96,18 @@ def test_a_baseline_that_is_there_stays_where_its_successor_is_too_noisy(restles
     assert restless.baseline_file().read_text() == before
 
 
+def test_a_baseline_of_one_process_says_that_no_slowdown_counts_against_it(project: Project) -> None:
+    result = project.run("--perf-update", "--perf-replicates=1")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "saved from a single process: work: its noise is unknown, so no slowdown counts against it",
+            "  -> save three or more: --perf-replicates=3",
+        ]
+    )
+    assert "single process" not in project.run("--perf-update").stdout.str()
+
+
 def test_an_accepted_slowdown_is_called_accepted(project: Project) -> None:
     project.run("--perf-update").assert_outcomes(passed=1)
     project.cost(ms=150)

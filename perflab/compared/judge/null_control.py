@@ -25,7 +25,7 @@ LEAST_CONTROL = 3
 ENOUGH_CONTROL = 8
 """Pairs of the base with itself in one case, after which it takes no more if they show nothing: a third process costs a
 round half as much again. A control that is off needs them, since its error widens the case's interval."""
-_MEDIAN_OF_THREE = 0.67
+MEDIAN_OF_THREE = 0.67
 """Standard deviation of the median of three normal values, in units of theirs."""
 
 
@@ -74,7 +74,7 @@ def control_of(controls: Mapping[str, Sequence[float]], case: str, usual: float)
     if len(pairs) >= LEAST_PAIRS:
         seen = estimate(pairs)
         return Control(seen.value, max(seen.error, usual / math.sqrt(len(pairs))))
-    return Control(median(pairs), _MEDIAN_OF_THREE * max(spread_of(pairs), usual, LEAST_SPREAD))
+    return Control(median(pairs), MEDIAN_OF_THREE * max(spread_of(pairs), usual, LEAST_SPREAD))
 
 
 def wants_more(controls: Mapping[str, Sequence[float]], case: str, control: Control) -> bool:

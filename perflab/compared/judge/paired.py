@@ -20,11 +20,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import compress
 from statistics import NormalDist, median
 
 import msgspec
 
-from perflab.compared.judge.null_control import NO_CONTROL, Control, control_of, widened
+from perflab.compared.judge.null_control import MEDIAN_OF_THREE, NO_CONTROL, Control, control_of, widened
 from perflab.measured.judge.robust import ratio_of, student_t_quantile
 from perflab.measured.judge.trimmed import LEAST_PAIRS, LEAST_SPREAD, Estimate, estimate, spread_of
 from perflab.records import MEANINGLESS, Change, Verdict
@@ -44,14 +45,11 @@ RUINED, RUINED_BESIDE = 1.5, 2.5
 """A pair is dropped if its own error is more than so many thresholds and so many times that of the case's others."""
 POWER = 0.9
 """The smallest detectable change is found this often."""
-_MEDIAN_OF_THREE = 0.67
-"""Standard deviation of the median of three normal values, in units of theirs."""
 NEARLY = 0.75
 """A suspect this share of the threshold above its base might be past it: more pairs tell."""
-SCATTERED = 4.0
-"""Screening pairs further apart than so many thresholds have shown nothing, in either direction."""
 RESOLUTION = 2.5
-"""A case is called ok only if a change of so many thresholds would have been found."""
+"""A case is called ok only if a change of so many thresholds would not have been: in nine of ten runs the screen would
+have seen it, or the pairs of confirming would have found it."""
 
 
 @dataclass
@@ -62,11 +60,24 @@ class PairedCase:
     confirm: list[float] = field(default_factory=list)
     doubtful: int = 0
     """How many of them count though their own blocks leave them uncertain by more than RUINED thresholds."""
+    floor: float = 0.0
+    """A log-ratio: what the shortest slowdown that counts, in nanoseconds, is of this case."""
 
     @property
     def pairs(self) -> list[float]:
         """All of them, in the order taken."""
         return [*self.screen, *self.confirm]
+
+
+@dataclass(frozen=True)
+class TakenPair:
+    """A pair of processes, whether it counts or not."""
+
+    log: float
+    own_error: float
+    """Standard error of ``log`` as the pair's own blocks tell it."""
+    late: bool = False
+    """Whether it was taken while confirming."""
 
 
 # --- what to do next ----------------------------------------------------------------------------------------
@@ -100,6 +111,10 @@ class PairedPolicy:
         """The threshold as a log-ratio."""
         return math.log1p(self.threshold)
 
+    def of(self, case: PairedCase) -> PairedPolicy:
+        """The same for this case, of which the floor may ask for a larger change."""
+        return self if case.floor <= self.bound else replace(self, threshold=math.expm1(case.floor))
+
 
 def stage(case: PairedCase, policy: PairedPolicy, cases: int, control: Control = NO_CONTROL) -> Stage:
     """Whether a case needs pairs, and whether it is decided.
@@ -110,13 +125,16 @@ def stage(case: PairedCase, policy: PairedPolicy, cases: int, control: Control =
         cases: how many cases the run compares: the level is shared among them.
         control: how far the base is off from itself, as far as that is known yet.
     """
+    policy = policy.of(case)
     pairs = case.pairs
     taken = len(pairs)
     if not case.confirm and taken < policy.screen_pairs:
         clear = taken >= 2 and shows_nothing(pairs, policy) and case.doubtful < taken
         return Stage.CLEARED if clear else Stage.UNSCREENED
     if not case.confirm or FUTILE_AFTER <= taken < policy.looks[0]:
-        return Stage.OPEN if is_suspect(pairs, policy) or looks_faster(pairs, policy) else Stage.CLEARED
+        ruined = not case.confirm and case.doubtful == taken
+        doubted = ruined or is_suspect(pairs, policy) or looks_faster(pairs, policy)
+        return Stage.OPEN if doubted else Stage.CLEARED
     if taken >= policy.looks[-1]:
         return Stage.DECIDED
     if taken not in policy.looks:
@@ -129,6 +147,16 @@ def stage(case: PairedCase, policy: PairedPolicy, cases: int, control: Control =
     return Stage.OPEN if near or detectable(found, policy) > RESOLUTION * policy.bound else Stage.DECIDED
 
 
+def case_of(taken: Sequence[TakenPair], policy: PairedPolicy) -> PairedCase:
+    """What is judged of the pairs that were taken."""
+    kept = list(compress(taken, counted([pair.own_error for pair in taken], policy)))
+    return PairedCase(
+        screen=[pair.log for pair in kept if not pair.late],
+        confirm=[pair.log for pair in kept if pair.late],
+        doubtful=sum(pair.own_error > RUINED * policy.bound for pair in kept),
+    )
+
+
 def counted(errors: Sequence[float], policy: PairedPolicy) -> list[bool]:
     """Which pairs of a case count, by what each pair's own blocks leave it uncertain by; the others were ruined.
 
@@ -139,24 +167,30 @@ def counted(errors: Sequence[float], policy: PairedPolicy) -> list[bool]:
     return [error <= max(RUINED * policy.bound, RUINED_BESIDE * usual) for error in errors]
 
 
-def is_doubtful(error: float, policy: PairedPolicy) -> bool:
-    """Whether a pair's own error leaves it uncertain by so much that a disturbed stretch may have ruined it."""
-    return error > RUINED * policy.bound
-
-
 def shows_nothing(two: Sequence[float], policy: PairedPolicy) -> bool:
     """Whether two pairs are enough to let a case go: neither is near the threshold, and they are not far apart.
 
     One disturbed pair alone cannot let a slow case go: the other one shows it. Two that are both far too fast are
     either code that got faster or a machine that was disturbed, and a third one tells.
     """
-    nothing = max(two) < NEARLY * policy.bound and max(two) - min(two) <= SCATTERED * policy.bound
-    return nothing and max(two) >= -policy.bound
+    return -policy.bound <= max(two) < NEARLY * policy.bound and not are_scattered(two, policy)
 
 
 def is_suspect(pairs: Sequence[float], policy: PairedPolicy) -> bool:
     """Whether a few pairs saw something, or too little to say that they did not."""
-    return median(pairs) > policy.bound / 2.0 or max(pairs) - min(pairs) > SCATTERED * policy.bound
+    return median(pairs) > policy.bound / 2.0 or are_scattered(pairs, policy)
+
+
+def are_scattered(pairs: Sequence[float], policy: PairedPolicy) -> bool:
+    """Whether a few pairs are so far apart that they have shown nothing, in either direction."""
+    return noticeable(spread_of(pairs), policy) > RESOLUTION * policy.bound
+
+
+def noticeable(spread: float, policy: PairedPolicy) -> float:
+    """The smallest log-ratio that the screen would not have let go in nine of ten runs, if pairs spread so."""
+    # Of a slowdown that both of two pairs miss, each misses one of ten's square root.
+    of_two = NEARLY * policy.bound + NormalDist().inv_cdf(1.0 - math.sqrt(1.0 - POWER)) * spread
+    return max(of_two, policy.bound / 2.0 + NormalDist().inv_cdf(POWER) * MEDIAN_OF_THREE * spread)
 
 
 def looks_faster(pairs: Sequence[float], policy: PairedPolicy) -> bool:
@@ -171,16 +205,16 @@ def detectable(found: Estimate, policy: PairedPolicy) -> float:
     return least + NormalDist().inv_cdf(POWER) * found.error
 
 
-def discoveries(found: Mapping[str, Estimate], policy: PairedPolicy, cases: int) -> set[str]:
+def discoveries(found: Mapping[str, Estimate], policies: Mapping[str, PairedPolicy], cases: int) -> set[str]:
     """Which of the confirmed cases regressed: past the threshold, and beyond doubt past half of it.
 
     Beyond doubt by the rule of Benjamini & Hochberg over all ``cases``, of which those that the screen cleared
     count as having nothing to show.
     """
-    chances = sorted((estimate_.chance_of(policy.bound / 2.0), name) for name, estimate_ in found.items())
+    chances = sorted((seen.chance_of(policies[name].bound / 2.0), name) for name, seen in found.items())
     passed = [rank for rank, (chance, _) in enumerate(chances, 1) if chance <= min(CASE_LEVEL, LEVEL * rank / cases)]
     best = {name for _, name in chances[: max(passed, default=0)]}
-    return {name for name in best if found[name].value > policy.bound}
+    return {name for name in best if found[name].value > policies[name].bound}
 
 
 # --- verdicts -----------------------------------------------------------------------------------------------
@@ -203,7 +237,8 @@ class PairedFinding:
         """
         now_ns = round(base_ns * self.change.ratio, 3)
         timed = replace(self, change=msgspec.structs.replace(self.change, before=base_ns, now=now_ns))
-        if self.verdict is Verdict.REGRESSED and now_ns - base_ns <= floor_ns:
+        looks_slower = self.verdict is Verdict.REGRESSED or (self.verdict is Verdict.OK and self.change.is_past_limit)
+        if looks_slower and now_ns - base_ns <= floor_ns:
             return replace(timed, verdict=Verdict.OK, reasons=["slower by less than --perf-floor"])
         return timed
 
@@ -219,6 +254,7 @@ def latency_findings(
         policy: threshold and limits.
     """
     control = controls_of(cases, controls)
+    policies = {name: policy.of(case) for name, case in cases.items()}
     standing = {name: stage(case, policy, len(cases), control[name]) for name, case in cases.items()}
     confirmed = {
         name: estimate(case.pairs)
@@ -226,28 +262,28 @@ def latency_findings(
         if case.confirm and len(case.pairs) >= LEAST_PAIRS and standing[name] is not Stage.CLEARED
     }
     seen = {name: widened(found, control[name]) for name, found in confirmed.items()}
-    slower = discoveries(seen, policy, len(cases))
-    doubted = discoveries(confirmed, policy, len(cases)) - slower
+    slower = discoveries(seen, policies, len(cases))
+    doubted = discoveries(confirmed, policies, len(cases)) - slower
     usual = usual_spread(cases)
     found = {}
     for name, case in cases.items():
         if name in doubted:
-            least = ratio_of(detectable(seen[name], policy))
-            found[name] = PairedFinding(
-                Verdict.INCONCLUSIVE, _change(seen[name], policy), [control[name].told()], least
-            )
+            least = ratio_of(detectable(seen[name], policies[name]))
+            one = PairedFinding(Verdict.INCONCLUSIVE, _change(seen[name], policy), [control[name].told()], least)
         elif name in seen:
-            found[name] = _of_confirmation(seen[name], policy, regressed=name in slower)
+            one = _of_confirmation(seen[name], policies[name], regressed=name in slower)
         elif standing[name] is Stage.CLEARED:
-            found[name] = _of_screen(case, usual, control[name], policy)
+            one = _of_screen(case, usual, control[name], policies[name])
         else:
-            found[name] = _unfinished(case, policy)
+            one = _unfinished(case, policy)
+        # The limit that is shown is everybody's; a case with a floor says in words why it is no slower.
+        found[name] = replace(one, change=msgspec.structs.replace(one.change, limit=1.0 + policy.threshold))
     return found
 
 
 def usual_spread(cases: Mapping[str, PairedCase]) -> float:
     """What process pairs of this run typically differ by, as a standard deviation, from each case's first ones."""
-    return median([spread_of(case.screen) for case in cases.values()] or [0.0])
+    return median([spread_of(case.pairs[:SCREEN_PAIRS]) for case in cases.values()] or [0.0])
 
 
 def controls_of(cases: Mapping[str, PairedCase], controls: Mapping[str, Sequence[float]]) -> dict[str, Control]:
@@ -258,7 +294,6 @@ def controls_of(cases: Mapping[str, PairedCase], controls: Mapping[str, Sequence
 
 def _of_confirmation(seen: Estimate, policy: PairedPolicy, *, regressed: bool) -> PairedFinding:
     change, least = _change(seen, policy), ratio_of(detectable(seen, policy))
-    told = f"; the smallest change that this run can detect is {format_change(least)}" if least < MEANINGLESS else ""
     verdict, reasons = Verdict.OK, []
     if regressed:
         verdict = Verdict.REGRESSED
@@ -267,26 +302,32 @@ def _of_confirmation(seen: Estimate, policy: PairedPolicy, *, regressed: bool) -
     elif seen.value > policy.bound and seen.lowest <= 0.0:
         verdict, reasons = Verdict.INCONCLUSIVE, [f"looks slower, but its {policy.pairs_are} disagree"]
     elif seen.value > policy.bound:
-        verdict, reasons = Verdict.INCONCLUSIVE, [f"looks slower, but its {policy.pairs_are} differ too much{told}"]
+        verdict, reasons = Verdict.INCONCLUSIVE, [f"looks slower, but {_differ(least, policy)}"]
     elif math.log(least) > RESOLUTION * policy.bound:
-        verdict, reasons = Verdict.INCONCLUSIVE, [f"its {policy.pairs_are} differ too much{told}"]
+        verdict, reasons = Verdict.INCONCLUSIVE, [_differ(least, policy)]
     return PairedFinding(verdict, change, reasons, least)
 
 
+def _differ(least: float, policy: PairedPolicy) -> str:
+    told = f"; this run could have found {format_change(least)} and more" if least < MEANINGLESS else ""
+    return f"its {policy.pairs_are} differ too much{told}"
+
+
 def _of_screen(case: PairedCase, usual: float, control: Control, policy: PairedPolicy) -> PairedFinding:
-    spread = max(usual, spread_of(case.screen), LEAST_SPREAD)
-    sure = NormalDist().inv_cdf(POWER)
-    # Of a slowdown that both of two pairs miss, each misses one of ten's square root.
-    both = NormalDist().inv_cdf(1.0 - math.sqrt(1.0 - POWER))
-    in_screen = max(NEARLY * policy.bound + both * spread, policy.bound / 2.0 + sure * spread * _MEDIAN_OF_THREE)
+    spread = max(usual, spread_of(case.pairs[:SCREEN_PAIRS]), LEAST_SPREAD)
+    in_screen = noticeable(spread, policy)
     pairs = policy.looks[0]
     level = student_t_quantile(1.0 - CASE_LEVEL, pairs - 3)
     error = math.hypot(spread / math.sqrt(pairs), control.doubt)
-    confirmed = max(policy.bound, control.allowance + policy.bound / 2.0 + level * error) + sure * error
+    confirmed = max(policy.bound, control.allowance + policy.bound / 2.0 + level * error)
+    confirmed += NormalDist().inv_cdf(POWER) * error
     least = ratio_of(max(in_screen, confirmed))
     change = _screen_change(case, policy)
     if control.allowance > RESOLUTION * policy.bound:
         return PairedFinding(Verdict.INCONCLUSIVE, change, [control.told()], least)
+    # Two or three pairs may agree by luck where others of the run do not; of more, their own spread has been asked.
+    if not case.confirm and noticeable(max(usual, spread_of(case.screen)), policy) > RESOLUTION * policy.bound:
+        return PairedFinding(Verdict.INCONCLUSIVE, change, [_differ(least, policy)], least)
     return PairedFinding(Verdict.OK, change, [], least)
 
 

@@ -134,7 +134,12 @@ class Against:
             self.notes[:] = [f"head: {starts.head.label} · base: {base.label}"]
             budgets = {case: turns_ns(self._case_settings[case]) for case in cases}
             patience_s = max((self._case_settings[case].patience_s() for case in cases), default=ANSWER_WITHIN_S)
-            limits = Limits(budgets, self._budget.left_s, witness_of_host(), answer_within_s=patience_s)
+            floor_ns = {case: self._case_settings[case].floor_ns for case in cases}
+            limits = Limits(
+                budgets, self._budget.left_s, witness_of_host(), answer_within_s=patience_s, floor_ns=floor_ns
+            )
+            if starts.only_here:
+                self.notes.append(f"not in {base.label}: {format_names(starts.only_here)}")
             explained: dict[str, Found] = {}
             try:
                 compare(

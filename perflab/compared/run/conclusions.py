@@ -13,6 +13,7 @@ from perflab.compared.records import ComparedCase
 from perflab.compared.rounds import CaseTurns
 from perflab.compared.sides.checkout import Tree
 from perflab.compared.sides.messages import Ended
+from perflab.errors import UsageError
 from perflab.measure.measurement import replicate_of
 from perflab.measure.records import Evidence, Measurement, Paired, Replicate
 from perflab.measured.judge.counts import judge_counts, values_of, verdict_on
@@ -38,7 +39,7 @@ def conclude(
         case: _judged(found, found.cases[case], finding, base, settings[case]) for case, finding in findings.items()
     }
     for case, one in found.cases.items():
-        if case not in results and one.ended:
+        if case not in results and one.asked:
             results[case] = _not_compared(one, base)
     return results
 
@@ -51,7 +52,12 @@ def _judged(found: Comparison, one: Compared, finding: PairedFinding, base: Tree
     before, now = _weighed(one, BASE), _weighed(one, HEAD)
     environment = one.turns(HEAD)[-1].ready.environment
     memory = judge_memory(peaks_of(before), peaks_of(now), environment.device, settings.policy)
-    counts, missed = judge_counts(now, values_of(before), gated=settings.policy.gate_counts)
+    counts, missed = judge_counts(
+        now,
+        values_of(before),
+        gated=settings.policy.gate_counts,
+        lacking=f"not counted in each process of {base.label}",
+    )
     verdicts = {"latency": slower, "memory": memory.verdict, "counts": verdict_on(counts)}
     disturbed = disturbances(in_turns(one), [], environment)
     worst = worst_of(verdicts.values())
@@ -74,23 +80,36 @@ def _judged(found: Comparison, one: Compared, finding: PairedFinding, base: Tree
 
 def _not_compared(one: Compared, base: Tree) -> Result:
     head, other = one.ended.get(HEAD), one.ended.get(BASE)
-    if other is not None and other.outcome == "died":
-        return without_numbers(one.case, Verdict.INCOMPARABLE, _first_line(other.text))
-    if head is None:
-        return without_numbers(one.case, Verdict.FAILED, "it could not be collected in a fresh process")
-    if head.outcome in ("failed", "died"):
+    if head is not None and head.outcome in ("failed", "died"):  # whatever the base did
         why = "the test failed" if head.outcome == "failed" else "its process died or hung"
         return msgspec.structs.replace(without_numbers(one.case, Verdict.FAILED, why), failure=head.text)
-    if head.outcome == "skipped":
+    if head is not None and head.outcome == "skipped":
         return without_numbers(one.case, Verdict.SKIPPED, head.text)
+    if other is not None and other.outcome == "died":
+        return without_numbers(one.case, Verdict.INCOMPARABLE, _first_line(other.text))
+    if head is None and one.lost is not None:
+        return without_numbers(one.case, Verdict.INCONCLUSIVE, f"could not be compared: {_first_line(one.lost)}")
+    if head is None:
+        why = "it was not collected again in a fresh process"
+        told = UsageError(
+            f"{one.case}: {why} of this side, so nothing was compared",
+            "give it an id that is the same in every process: no addresses, process numbers or unseeded chance in it",
+        )
+        return msgspec.structs.replace(without_numbers(one.case, Verdict.FAILED, why), failure=str(told))
     if other is None:
         return without_numbers(one.case, Verdict.NEW, f"not in {base.label}")
     if "oom" in (head.outcome, other.outcome):
         return _out_of_memory(one, head, other, base)
     if one.modes:
         return without_numbers(one.case, Verdict.INCOMPARABLE, f"{timed_otherwise(one)} in {base.label}")
-    reason = f"{other.outcome} in {base.label}: {last_line(other.text)}"
-    return without_numbers(one.case, Verdict.INCOMPARABLE, reason)
+    if other.outcome == "passed":
+        why = "it was not timed" if one.lost is None else f"could not be compared: {_first_line(one.lost)}"
+        return without_numbers(one.case, Verdict.INCONCLUSIVE, why)
+    return without_numbers(one.case, Verdict.INCOMPARABLE, _how_it_ended(other, base))
+
+
+def _how_it_ended(other: Ended, base: Tree) -> str:
+    return f"{other.outcome} in {base.label}: {last_line(other.text)}"
 
 
 def _out_of_memory(one: Compared, head: Ended, other: Ended, base: Tree) -> Result:
@@ -100,6 +119,8 @@ def _out_of_memory(one: Compared, head: Ended, other: Ended, base: Tree) -> Resu
     if head.outcome == "oom" and one.head_was_alone:
         if other.outcome == "oom":
             return without_numbers(one.case, Verdict.OOM, f"{said}; in {base.label} too")
+        if other.outcome != "passed":
+            return without_numbers(one.case, Verdict.INCOMPARABLE, f"{said}; {_how_it_ended(other, base)}")
         return without_numbers(one.case, Verdict.REGRESSED, f"{said}, and not in {base.label}")
     reason = "head and base do not fit into memory together; compare on a larger device, or with saved baselines"
     return without_numbers(one.case, Verdict.INCONCLUSIVE, reason)

@@ -5,6 +5,7 @@ The session that started this process reads the answers; see ``perflab.compared`
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib.abc
 import importlib.machinery
@@ -44,8 +45,9 @@ from perflab.compared.sides.messages import (
 )
 from perflab.compared.sides.process import SOCKET_VARIABLE
 from perflab.errors import UsageError
+from perflab.measure.empty_calls import is_as_fast_as_none
 from perflab.measure.turns import Turns
-from perflab.measured.run.state import Learned
+from perflab.measured.run.state import Learned, no_time, no_work
 from perflab.plugin.case.fresh_process import Job, Serve
 from perflab.plugin.case.perf import STATE, CaseState
 
@@ -93,7 +95,11 @@ class Server:
         """Processes that are to hold the case at once, of those that do not hold it yet."""
 
     def measure(self, state: CaseState, workload: Workload, device: torch.device, counter: CallCounter | None) -> Any:
-        """Serve one case until it is finished; returns what the workload returned in its last call."""
+        """Serve one case until it is finished; returns what the workload returned in its last call.
+
+        Raises:
+            UsageError: perf was called before, or what it is given does no work.
+        """
         environment = state.part(Learned).environment
         assert environment is not None
         if self._was_ready:
@@ -118,6 +124,12 @@ class Server:
                 question = self._heard()
                 if isinstance(question, Warm):
                     warmup = turns.warm_up()
+                    if warmup.call_lasts_ns <= 0:
+                        raise no_time(state)
+                    if not workload.phases and is_as_fast_as_none(
+                        workload, warmup.call_lasts_ns, warmup.repetitions, device
+                    ):
+                        raise no_work(state)
                     self._say(
                         Warmed(
                             repetitions=warmup.repetitions,
@@ -213,13 +225,26 @@ class Server:
             return []
         foreign, own = self._serve.foreign + os.sep, (self._serve.own or "\0") + os.sep
         here = (sys.prefix + os.sep, sys.base_prefix + os.sep)
+        files = {
+            name: file for name, module in list(sys.modules.items()) if (file := getattr(module, "__file__", None))
+        }
         return sorted(
             f"{name} ({file})"
-            for name, module in list(sys.modules.items())
-            if (file := getattr(module, "__file__", None)) is not None
-            and file.startswith(foreign)
-            and not file.startswith((own, *here))
+            for name, file in files.items()
+            if any(place.startswith(foreign) for place in (file, _resolved(file)))
+            and not any(place.startswith((own, *here)) for place in (file, _resolved(file)))
         )
+
+
+def _resolved(file: str) -> str:
+    """The file's place without symbolic links in its folder: a tree may have been reached by one."""
+    folder, name = os.path.split(file)
+    return os.path.join(_resolved_folder(folder), name)
+
+
+@functools.cache  # of thousands of modules, before each case
+def _resolved_folder(folder: str) -> str:
+    return os.path.realpath(folder)
 
 
 class TakenFrom(importlib.abc.MetaPathFinder):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import re
 import sys
@@ -11,12 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from perflab.compared.sides.checkout import Tree, head_label, other_side
 from perflab.compared.sides.imports import import_path
 from perflab.compared.sides.process import Start
+from perflab.data import to_json
 from perflab.measure.evidence import Witness
 from perflab.measure.records import Evidence
 from perflab.plugin.case.fresh_process import Job, Serve, repeated_arguments
@@ -47,13 +48,14 @@ class Starts:
         tree = self.head if side == "head" else self.base
         files = self._files(tree)
         if self.config.option.file_or_dir and not files:
+            assert side != "head", "pytest has collected what the command names"
             return None
         job = Job(cases=None if cases is None else list(cases), serve=self._serve(tree))
         handle, job_file = tempfile.mkstemp(suffix=".json", dir=self.folder)
         with os.fdopen(handle, "wb") as file:
-            file.write(msgspec.json.encode(job))
+            file.write(to_json(job))
         repeated = repeated_arguments(self.config, plugins_too=tree.python == sys.executable)
-        words = [self._translated(word, tree) for word in without_positionals(self.config, repeated)]
+        words = [self._option(word, tree) for word in without_positionals(self.config, repeated)]
         words += [*files, f"--rootdir={tree.root}", f"--perf-device={self.device}", f"{REPLICATE_OPTION}={job_file}"]
         return Start(
             label=tree.label,
@@ -62,10 +64,30 @@ class Starts:
             directory=self._directory(tree),
         )
 
+    @property
+    def only_here(self) -> list[str]:
+        """What the command names that the base does not have."""
+        named = dict.fromkeys(name.split("::")[0] for name in self.config.option.file_or_dir)
+        return [name for name in named if not self._has(self._in(name, self.base), self.base)]
+
     def _files(self, tree: Tree) -> list[str]:
         """What the command names of this side's tree; whole files, since cases are chosen by the job."""
-        named = dict.fromkeys(self._translated(name.split("::")[0], tree) for name in self.config.option.file_or_dir)
-        return [name for name in named if (self._directory(tree) / name).exists()]
+        named = dict.fromkeys(self._in(name.split("::")[0], tree) for name in self.config.option.file_or_dir)
+        return [name for name in named if tree is self.head or self._has(name, tree)]
+
+    def _has(self, name: str, tree: Tree) -> bool:
+        return (self._directory(tree) / name).exists() or _package(self.config, name) is not None
+
+    def _in(self, name: str, tree: Tree) -> str:
+        """A file, folder or (for ``--pyargs``) package of the session's tree, as this tree has it."""
+        if tree.mirrors is None or tree is self.head:
+            return name
+        place = Path(os.path.abspath(_package(self.config, name) or self.config.invocation_params.dir / name))
+        mirrored, mirror = tree.mirrors
+        for above in (place, *place.parents):  # the tree may have been reached by a symbolic link
+            if above == mirrored or above.resolve() == mirrored:
+                return str(mirror / place.relative_to(above))
+        return name
 
     def _path(self, tree: Tree) -> list[str]:
         if tree.mirrors is not None:
@@ -90,13 +112,14 @@ class Starts:
         place = mirror / os.path.relpath(here.resolve(), mirrored)
         return place if here.resolve().is_relative_to(mirrored) and place.is_dir() else tree.root
 
-    def _translated(self, word: str, tree: Tree) -> str:
-        """An argument that names a place in the session's tree, naming the same place in this one."""
+    def _option(self, word: str, tree: Tree) -> str:
+        """An option that names places in the session's tree, naming the same places in this one."""
         if tree.mirrors is None:
             return word
         mirrored, mirror = (str(path) for path in tree.mirrors)
-        # Whole path components: /work/lib must not be found in /work/lib2.
-        return re.sub(re.escape(mirrored) + rf"(?={re.escape(os.sep)}|$)", lambda _match: mirror, word)
+        # Whole paths: /work/lib must be found neither in /work/lib2 nor in /opt/work/lib.
+        whole = rf"(?:^|(?<=[=:,\s])){re.escape(mirrored)}(?={re.escape(os.sep)}|[:,\s]|$)"
+        return re.sub(whole, lambda _match: mirror, word)
 
 
 @contextlib.contextmanager
@@ -123,6 +146,21 @@ def two_sides(
     ):
         mirrors = (base.mirrors[0], base.mirrors[0]) if base.mirrors is not None else None
         yield Starts(config, Tree(label, root, mirrors, commit=commit), base, device, Path(folder)), base
+
+
+def _package(config: pytest.Config, name: str) -> Path | None:
+    """Where the module or package is that ``--pyargs`` names; None if it names none."""
+    if not config.option.pyargs or (config.invocation_params.dir / name).exists():
+        return None
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, AttributeError, ValueError):
+        return None
+    if spec is None:
+        return None
+    folders = list(spec.submodule_search_locations or ())
+    place = folders[0] if folders else spec.origin
+    return Path(place) if place is not None else None
 
 
 def turns_ns(settings: Settings) -> float:

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
-from perflab.data import Data, Parameters
+from perflab.data import Data, Parameters, to_json
 from perflab.measure.records import Memory, OutOfMemory
 from perflab.mode import DEFAULT, Mode
 from perflab.profiles.records import Peak, Profile
@@ -157,7 +157,7 @@ def send(connection: Connection, message: Question | Answer) -> None:
     Raises:
         OSError: the other end is gone.
     """
-    connection.send_bytes(msgspec.json.encode(message))
+    connection.send_bytes(to_json(message))
 
 
 def next_question(connection: Connection) -> Question:

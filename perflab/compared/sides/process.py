@@ -22,6 +22,8 @@ from perflab.errors import RivalError, SideEndedError
 SOCKET_VARIABLE = "PERFLAB_SOCKET"
 """Tells a process the number of the socket on which it is asked."""
 _LINES_SHOWN = 25
+_CLOSING_S = 5.0
+"""What a process may take to end after it has closed its connection."""
 _PATIENCE_S = 10.0
 """What a process may take for taking down its fixtures."""
 ANSWER_WITHIN_S = 900.0
@@ -128,7 +130,15 @@ class SideProcess:
             ) from None
 
     def _ended(self) -> SideEndedError:
-        status = self._process.wait()
+        try:
+            status = self._process.wait(_CLOSING_S)
+        except subprocess.TimeoutExpired:
+            end_group(self._process)
+            return SideEndedError(
+                f"{self.label}: its process closed its connection to this session and was ended; it said:\n"
+                f"{self.last_output()}",
+                "close no file descriptors in tests but your own: a case was running that did, or a library of its",
+            )
         said = f"was killed by signal {-status}" if status < 0 else f"ended (exit status {status})"
         return SideEndedError(
             f"{self.label}: its process {said} before it had measured; its output:\n{self.last_output()}",

@@ -61,7 +61,7 @@ def exact_successor(old: Exact | None, new: Exact, policy: Policy, reason: str |
     if old is None:
         return changed(new, accepted=_history([], told if reason else None))
     memory = judge_memory(old.peak_bytes, new.peak_bytes, new.environment.device, policy)
-    moves = memory.verdict is not Verdict.OK or reason is not None
+    moves = _moves(memory.change, memory.verdict, policy) or reason is not None
     peaks = memory.change if memory.change is not None and memory.change.before != memory.change.now else None
     if peaks is not None:
         told = changed(told, peak_bytes_before=int(peaks.before), peak_bytes_now=int(peaks.now))
@@ -98,6 +98,13 @@ def _direction(change: Change, policy: Policy) -> int:
     if change.is_vague or abs(change.now - change.before) <= policy.floor_ns:
         return 0
     return (change.ratio > change.limit) - (change.ratio < 1.0 / change.limit)
+
+
+def _moves(peaks: Change | None, verdict: Verdict, policy: Policy) -> bool:
+    """Whether a step of the peak is past the limit, either way. Less by a byte is an improvement, and no such step."""
+    if verdict is not Verdict.IMPROVED or peaks is None:
+        return verdict is Verdict.REGRESSED
+    return peaks.now * (1.0 + policy.memory_threshold) < peaks.before
 
 
 def _kept_anchor(old: Entry, new: Entry, policy: Policy) -> Anchor | None:

@@ -1,8 +1,9 @@
 """Judges counts: exact counts must not rise; others are not judged. Pure.
 
 A count is *exact* if all of the baseline's replicates agree on it, and those of now among each other; one that is
-not exact is not compared. Exact counts need no second reading. Instructions are never exact: they have a slack and a
-floor, and a baseline whose replicates differ by more is not compared: two ways of warming Python up are 0.6 % apart.
+not exact is not compared, which is said. Exact counts need no second reading. Instructions are never exact: they have
+a slack and a floor, and a baseline whose replicates differ by more is not compared: two ways of warming Python up are
+0.6 % apart.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ def values_of(replicates: Sequence[Replicate]) -> dict[str, list[int]]:
 
 
 def judge_counts(
-    now: Sequence[Replicate], before: Mapping[str, Sequence[int]], *, gated: bool
+    now: Sequence[Replicate],
+    before: Mapping[str, Sequence[int]],
+    *,
+    gated: bool,
+    lacking: str = "saved without it, or from processes that did not agree on it",
 ) -> tuple[dict[str, Change], list[Uncompared]]:
     """Compare the counts that both sides know.
 
@@ -34,6 +39,7 @@ def judge_counts(
         now: this session's reading, or those of fresh processes where there are some.
         before: the baseline's values, as ``values_of`` gives them.
         gated: whether one that rose is a regression; else everything is ``ok`` and no change has a limit.
+        lacking: what is said of a count that ``before`` lacks.
 
     Returns:
         The changes by name; and the exact counts that are to be gated, and could not be compared.
@@ -41,8 +47,13 @@ def judge_counts(
     changes: dict[str, Change] = {}
     missed: list[Uncompared] = []
     here = values_of(now)
+    missed += [Uncompared(name, lacking, can_be_saved=True) for name in here if gated and name not in {*before, *SLACK}]
     for name, old in before.items():
-        if not _agree(name, old) or (name in SLACK and len(old) < 2):
+        if name in SLACK and (len(old) < 2 or not _agree(name, old)):
+            continue
+        if not _agree(name, old):
+            differ = f"different from process to process there ({min(old)} to {max(old)})"
+            missed += [Uncompared(name, differ)] if gated else []
             continue
         new = here.get(name)
         if new is None:

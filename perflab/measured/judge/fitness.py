@@ -24,6 +24,8 @@ class Fitness:
     """The smallest slowdown that counts against them, as a share."""
     is_blind: bool
     """Whether a slowdown of twice the threshold would pass unseen."""
+    is_alone: bool = False
+    """Whether it is one process, whose noise nobody knows: no slowdown counts against it."""
 
     @property
     def is_calm(self) -> bool:
@@ -43,7 +45,8 @@ def fitness(replicates: Sequence[Replicate], environment: Environment, policy: P
     assert change.limit is not None
     sees = change.limit - 1.0
     counts = sees * median(r.median_ns for r in replicates) > policy.floor_ns
-    return Fitness(disturbances(replicates, [], environment), sees, counts and sees > SEEN_AT_LEAST * policy.threshold)
+    is_blind = counts and sees > SEEN_AT_LEAST * policy.threshold
+    return Fitness(disturbances(replicates, [], environment), sees, is_blind, is_alone=len(replicates) == 1)
 
 
 def calmest(replicates: Sequence[Replicate], wanted: int, environment: Environment) -> list[Replicate]:

@@ -14,25 +14,6 @@ from statistics import median
 _MAD_TO_STD = 1.4826
 _SMALL_SAMPLE = {2: 1.196, 3: 1.495, 4: 1.363, 5: 1.206, 6: 1.200, 7: 1.140, 8: 1.129, 9: 1.107}
 
-# Two-sided 95 % quantiles of Student's t for 1, 2, … degrees of freedom (any statistics textbook's table).
-_T_95 = (
-    12.706,
-    4.303,
-    3.182,
-    2.776,
-    2.571,
-    2.447,
-    2.365,
-    2.306,
-    2.262,
-    2.228,
-    2.201,
-    2.179,
-    2.160,
-    2.145,
-    2.131,
-)
-_T_95_MANY = 1.960
 _LARGEST_LOG = math.log(1e30)
 """Of an end of an interval: what is further off is no bound, and no number that a file of ours may hold."""
 
@@ -45,13 +26,6 @@ def robust_spread(values: Sequence[float]) -> float:
     middle = median(values)
     deviation = median(abs(value - middle) for value in values)
     return _MAD_TO_STD * _SMALL_SAMPLE.get(n, n / (n - 0.8)) * deviation
-
-
-def student_t_95(degrees_of_freedom: int) -> float:
-    """Two-sided 95 % quantile of Student's t."""
-    if degrees_of_freedom < 1:
-        return math.inf
-    return _T_95[degrees_of_freedom - 1] if degrees_of_freedom <= len(_T_95) else _T_95_MANY
 
 
 @dataclass(frozen=True)
@@ -83,7 +57,7 @@ def compare(before: Sequence[float], now: Sequence[float], noise: float) -> Rati
     factor = sum((math.pi / 2 if len(group) > 2 else 1.0) / len(group) for group in (before, now))
     # Median deviations use their values less well than standard deviations do: one degree of freedom fewer brings
     # the interval's coverage to its nominal rate for two to five replicates a side (simulated in the tests).
-    half = student_t_95(max(1, sum(weights) - 1)) * spread * math.sqrt(factor)
+    half = student_t_quantile(0.975, max(1, sum(weights) - 1)) * spread * math.sqrt(factor)
     old, new = _middle(before), _middle(now)
     ratio = new / old
     return Ratio(before=old, now=new, value=ratio, low=ratio * ratio_of(-half), high=ratio * ratio_of(half))

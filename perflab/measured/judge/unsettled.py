@@ -48,7 +48,8 @@ def found_in_turns(paired: Paired, policy: Policy) -> PairedFinding:
     screen, confirm, control = (
         [math.log(ratio) for ratio in ratios] for ratios in (paired.screen, paired.confirm, paired.control)
     )
-    found = latency_findings({"": PairedCase(screen, confirm)}, {"": control}, turns_policy(policy))[""]
+    case = PairedCase(screen, confirm, floor=math.log1p(policy.floor_ns / paired.base_ns))
+    found = latency_findings({"": case}, {"": control}, turns_policy(policy))[""]
     return found.timed(paired.base_ns, policy.floor_ns)
 
 

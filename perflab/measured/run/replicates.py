@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import pytest
 
@@ -20,6 +20,7 @@ from perflab.profiles.records import Profile
 from perflab.profiles.take import LEAST_CALLS
 from perflab.records import Policy
 from perflab.results import Result
+from perflab.units import format_names
 
 
 class Replicates:
@@ -51,6 +52,8 @@ class Replicates:
         self._policies: dict[str, Policy] = {}
         self._taken: dict[str, list[Replicate]] = {}
         self._profiles: dict[str, Profile] = {}
+        self._took_s: dict[str, float] = {}
+        """By case: its share of the last fresh process, where the run's time is limited."""
         self._to_profile: list[str] = []
         """Cases whose next replicate is profiled too."""
         for result in chosen:
@@ -94,13 +97,15 @@ class Replicates:
         for _ in range(FURTHER_PROCESSES if self._wanted > 1 else 0):
             restless = [case for case, found in self.fitness().items() if not found.is_calm]
             left_s = self._budget.left_s()
-            if not restless or (left_s is not None and left_s < PROCESS_S * len(restless)):
+            needed_s = sum(self._took_s.get(case, PROCESS_S) for case in restless)
+            if not restless or (left_s is not None and left_s < needed_s):
                 return
-            if not self._measure(restless, "one more replicate to replace noisy ones"):
+            share_s = self._budget.share_s(len(restless))
+            if not self._measure(restless, "one more replicate to replace noisy ones", share_s):
                 return
 
-    def _measure(self, cases: list[str], what: str) -> bool:
-        """One more replicate of each; False if there will be none."""
+    def _measure(self, cases: list[str], what: str, budget_s: float | None = None) -> bool:
+        """One more replicate of each, which may take so long; False if there will be none."""
         if not cases:
             return False
         reporter = self._config.pluginmanager.getplugin("terminalreporter")
@@ -109,15 +114,18 @@ class Replicates:
                 reporter._tw.line()
             reporter.write_line(f"perf: {what} ({len(cases)} case{'s' * (len(cases) != 1)})")
         found: dict[str, JobResult] = {}
+        left_s = self._budget.left_s()
         try:
             for device in sorted({self._records[case].device for case in cases}):
                 here = [case for case in cases if self._records[case].device == device]
                 with device_turn(device, self._notes.append):
                     profiled = [case for case in here if case in self._to_profile]
-                    found |= measure_fresh(self._config, here, device, profiled=profiled)
+                    found |= measure_fresh(self._config, here, device, budget_s, profiled=profiled)
         except FreshProcessError as error:
             self._notes.append(f"baselines with fewer replicates: {error}")
             return False
+        if left_s is not None:
+            self._took_s |= dict.fromkeys(cases, (left_s - (self._budget.left_s() or 0.0)) / len(cases))
         for case, result in found.items():
             if result.measurement is not None:
                 self._taken[case].append(replicate_of(result.measurement))
@@ -132,10 +140,25 @@ class Replicates:
 
 def noisy_notes(refused: Mapping[str, Fitness], saved: Mapping[str, Fitness]) -> list[str]:
     """What is said of baselines that are noisy, by the cases' short names: of those not saved, and of those saved."""
-    notes = [f"times not saved, too noisy: {name}: {'; '.join(found.marks)}" for name, found in refused.items()]
+    notes = [
+        f"times not saved, too noisy: {name}: {'; '.join(found.marks)}"
+        if found.marks
+        else f"times not saved, from a single process: {name}: no slowdown would count against them"
+        for name, found in refused.items()
+    ]
     if refused:
         notes.append(
             "  -> save again on a quieter machine; to save them anyway: --perf-update --perf-noisy=accept\n"
             "     (times saved before stay; without any, these are kept in .perflab/times/ for this machine)"
         )
     return notes + [f"saved from a noisy machine: {name}: {'; '.join(found.marks)}" for name, found in saved.items()]
+
+
+def alone_notes(cases: Sequence[str]) -> list[str]:
+    """What is said of baselines that are one process each, by the cases' short names."""
+    if not cases:
+        return []
+    return [
+        f"saved from a single process: {format_names(cases)}: its noise is unknown, so no slowdown counts against it",
+        "  -> save three or more: --perf-replicates=3",
+    ]

@@ -12,7 +12,7 @@ from perflab.measured.judge.fitness import Fitness, fitness
 from perflab.measured.judge.local_history import Reading
 from perflab.measured.records import Entry, MeasuredCase
 from perflab.measured.run.history_notes import history_notes
-from perflab.measured.run.replicates import Replicates, noisy_notes
+from perflab.measured.run.replicates import Replicates, alone_notes, noisy_notes
 from perflab.measured.run.succession import Succession
 from perflab.measured.run.verdict import baselines_of
 from perflab.measured.store.baselines import Baselines
@@ -74,7 +74,13 @@ def _save_what_was_asked(saving: Saving, baselines: Baselines, refused: dict[str
         for case, record in records.items()
     }
     accepts = settings.noisy == "accept"
-    refused |= {case: entries[case] for case in times if case in fit and fit[case].is_blind and not accepts}
+    # One process where several were asked for is no baseline, unless somebody stopped the run meanwhile.
+    has_all = settings.replicates == 1 or saving.interrupted or stopped is not None
+    refused |= {
+        case: entries[case]
+        for case in times
+        if case in fit and not accepts and (fit[case].is_blind or (fit[case].is_alone and not has_all))
+    }
     times = [case for case in times if case not in refused]
     names = {result.case: result.identity for result in chosen}
     succession = Succession(chosen, settings.reason)
@@ -93,6 +99,7 @@ def _save_what_was_asked(saving: Saving, baselines: Baselines, refused: dict[str
         {short_name(case): fit[case] for case in refused},
         {short_name(case): fit[case] for case in times if case in fit and not fit[case].is_calm},
     )
+    saving.notes += alone_notes([short_name(case) for case in times if case in fit and fit[case].is_alone])
     saving.notes += beside_others(
         {
             short_name(case): (there, here)

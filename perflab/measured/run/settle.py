@@ -153,6 +153,7 @@ class Settling:
             witness_of_host(),
             weighs=False,
             answer_within_s=state.settings.patience_s(),
+            floor_ns={case: state.settings.floor_ns},
         )
         files, device = [case.split("::")[0]], str(state.device)
         with two_sides(self._config, commit, files, device, show) as (starts, _base):

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from perflab.errors import UsageError
 from perflab.measure.compiling import CompilerState, compiler_state
 from perflab.measure.records import Measurement, OutOfMemory
 from perflab.records import Environment
+
+if TYPE_CHECKING:
+    from perflab.plugin.case.perf import CaseState
+
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 
 @dataclass
@@ -23,3 +30,17 @@ class Learned:
     """Threads that ran on when a call had returned."""
     compiler: CompilerState = field(default_factory=compiler_state)
     """What torch.compile had done before the case was set up."""
+
+
+def no_work(state: CaseState) -> UsageError:
+    """What is said of a callable that is as fast as an empty one."""
+    state.problem = "no work"
+    return UsageError(
+        f"{state.case}: the measured callable does no work, it is as fast as an empty one",
+        "measure a callable that does something: perf(fn, *args), not perf(lambda: None)",
+    )
+
+
+def no_time(state: CaseState) -> UsageError:
+    """What is said where a time came out as nothing."""
+    return UsageError(f"{state.case}: the clock did not move while it was measured", "measure more work in a call")

@@ -15,9 +15,10 @@ from perflab.compared.callables import Comparison, Limits, in_turns
 from perflab.errors import CaptureError, ClockError, UsageError
 from perflab.measure.counts import CallCounter
 from perflab.measure.devices import available_bytes, current_device, release_memory
+from perflab.measure.empty_calls import NO_WORK, is_as_fast_as_none
 from perflab.measure.forks import calling
 from perflab.measure.limits import as_out_of_memory
-from perflab.measure.measurement import Measured, measure, stopwatch_for, with_what_was_alive
+from perflab.measure.measurement import Measured, measure, with_what_was_alive
 from perflab.measure.records import Measurement, per_call_ns
 from perflab.measure.sampling import Progress
 from perflab.measure.workload import Workload
@@ -25,7 +26,7 @@ from perflab.measured.run.between_samples import BetweenSamples
 from perflab.measured.run.callgrind import COUNT, count_under_callgrind, run_counted
 from perflab.measured.run.cuda_graphs import no_graph_for
 from perflab.measured.run.memory_snapshots import record_where_asked
-from perflab.measured.run.state import Learned
+from perflab.measured.run.state import Learned, no_time, no_work
 from perflab.plugin.case.fresh_process import measure_fresh
 from perflab.plugin.case.perf import CaseState, Way
 from perflab.plugin.case.raw_launches import only_compiled_kernels
@@ -42,11 +43,6 @@ if TYPE_CHECKING:
     from perflab.predicted.run.predicting import Predictions
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
-
-NO_WORK = 1.25
-"""A callable no slower than this many empty calls does nothing that could be measured."""
-LOOKS_LIKE_NONE = 4.0
-"""One slower than this many cannot be one, however fast the core was before."""
 
 
 @dataclass
@@ -102,15 +98,9 @@ class Measuring:
             self._look_at_failure(workload)
             self._skip_out_of_memory()
         if not workload.phases and _does_nothing(measured.measurement, workload, self.device):
-            state.problem = "no work"
-            raise UsageError(
-                f"{state.case}: the measured callable does no work, it is as fast as an empty one",
-                "measure a callable that does something: perf(fn, *args), not perf(lambda: None)",
-            )
+            raise no_work(state)
         if min(measured.measurement.samples_ns) <= 0:
-            raise UsageError(
-                f"{state.case}: the clock did not move while it was measured", "measure more work in a call"
-            )
+            raise no_time(state)
         counts = {**measured.measurement.counts, **self._counted_apart(measured.measurement)}
         ran_on = list(self._learned.ran_on)
         self._learned.measurement = msgspec.structs.replace(measured.measurement, counts=counts, ran_on=ran_on)
@@ -345,13 +335,4 @@ def _does_nothing(measurement: Measurement, workload: Workload, device: torch.de
         return False
     if measurement.empty_call_ns is not None:
         return fastest <= NO_WORK * measurement.empty_call_ns
-    if measurement.repetitions == 1:
-        return False
-    stopwatch, empty = stopwatch_for(device), Workload(lambda: None, (), {})
-    if fastest > LOOKS_LIKE_NONE * stopwatch.time(empty, measurement.repetitions).total_ns / measurement.repetitions:
-        return False
-    turns = [
-        (stopwatch.time(empty, measurement.repetitions), stopwatch.time(workload, measurement.repetitions))
-        for _ in range(5)
-    ]
-    return min(work.total_ns for _, work in turns) <= NO_WORK * min(nothing.total_ns for nothing, _ in turns)
+    return is_as_fast_as_none(workload, fastest, measurement.repetitions, device)

@@ -170,11 +170,19 @@ def measure_fresh(
         job = Job(cases=list(cases), results=str(results), budget_s=budget_s, profiled=list(profiled))
         ended = run_job(config, job, device, Path(folder))
         lines = results.read_bytes().splitlines()
-    told = [msgspec.json.decode(line, type=JobResult) for line in lines]
+    told = [result for line in lines if (result := _read(line)) is not None]
     found = {result.case: result for result in told if result.problem is None}
     if not found:
         raise FreshProcessError(*_no_result(ended, told[0] if told else JobResult(case=cases[0])))
     return found
+
+
+def _read(line: bytes) -> JobResult | None:
+    """A line of the results; None of one that a child was killed in, or for which the disk had no room."""
+    try:
+        return msgspec.json.decode(line, type=JobResult)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def _no_result(ended: Ended, result: JobResult) -> tuple[str, str]:

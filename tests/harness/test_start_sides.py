@@ -1,0 +1,102 @@
+"""The command of each side's process: what it names of this tree, it names of the other one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from perflab.compared.run.start_sides import Starts
+from perflab.compared.sides.checkout import Tree
+
+
+def starts(tmp_path: Path, *words: str, files: tuple[str, ...] = (), here: Path | None = None) -> Starts:
+    """Of a project in ``tmp_path/app`` against a checkout in ``tmp_path/base``."""
+    head, base = tmp_path / "app", tmp_path / "base"
+    for tree in (head, base):
+        tree.mkdir(exist_ok=True)
+    config: Any = SimpleNamespace(
+        option=SimpleNamespace(file_or_dir=list(files), pyargs="--pyargs" in words),
+        invocation_params=SimpleNamespace(dir=here or head, args=[*words, *files]),
+        pluginmanager=SimpleNamespace(hasplugin=lambda _name: False),
+    )
+    trees = Tree("this", head, (head, head)), Tree("main", base, (head, base))
+    return Starts(config, *trees, device="cpu", folder=tmp_path)
+
+
+def words_of(made: Starts, side: str) -> list[str]:
+    start = made.start(side, None)
+    assert start is not None
+    return list(start.command)
+
+
+def put(path: Path, text: str = "") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_a_file_below_folders_that_are_named_like_the_tree_is_found_on_the_other_side(tmp_path: Path) -> None:
+    inner = f"src{tmp_path}/app/tests/test_perf.py"  # as src/app/tests in a project that stands in /app
+    for tree in ("app", "base"):
+        put(tmp_path / tree / inner)
+    made = starts(tmp_path, files=(inner,))
+    assert inner in words_of(made, "head")
+    assert str(tmp_path / "base" / inner) in words_of(made, "base")
+    assert made.only_here == []
+
+
+def test_an_option_is_translated_only_where_it_names_the_tree_itself(tmp_path: Path) -> None:
+    app, base = tmp_path / "app", tmp_path / "base"
+    elsewhere = [f"--cov-config=/etc{app}/cov.ini", f"/opt{app}/x.ini", f"--junitxml={app}2/out.xml"]
+    made = starts(
+        tmp_path, f"--confcutdir={app}", "-o", f"pythonpath={app}/lib {app}", "-c", f"{app}/x.ini", *elsewhere
+    )
+    words = words_of(made, "base")
+    assert f"--confcutdir={base}" in words
+    assert f"pythonpath={base}/lib {base}" in words
+    assert f"{base}/x.ini" in words
+    assert set(elsewhere) <= set(words)
+
+
+def test_a_file_that_is_named_through_a_symbolic_link_to_the_tree_is_the_other_sides_own(tmp_path: Path) -> None:
+    for tree in ("app", "base"):
+        put(tmp_path / tree / "tests" / "test_perf.py")
+    (tmp_path / "link").symlink_to(tmp_path / "app")
+    named = str(tmp_path / "link" / "tests" / "test_perf.py")
+    made = starts(tmp_path, files=(f"{named}::test_one",))
+    assert str(tmp_path / "base" / "tests" / "test_perf.py") in words_of(made, "base")
+    assert not [word for word in words_of(made, "base") if word.startswith(named)]
+
+
+def test_a_folder_that_is_a_link_within_the_tree_keeps_its_name_so_that_ids_agree(tmp_path: Path) -> None:
+    for tree in ("app", "base"):
+        put(tmp_path / tree / "src" / "tests" / "test_perf.py")
+        (tmp_path / tree / "checks").symlink_to(tmp_path / tree / "src" / "tests")
+    words = words_of(starts(tmp_path, files=("checks/test_perf.py",)), "base")
+    assert str(tmp_path / "base" / "checks" / "test_perf.py") in words
+
+
+def test_a_command_given_below_the_tree_names_its_files_from_there(tmp_path: Path) -> None:
+    for tree in ("app", "base"):
+        put(tmp_path / tree / "tests" / "test_perf.py")
+    made = starts(tmp_path, files=("test_perf.py",), here=tmp_path / "app" / "tests")
+    assert str(tmp_path / "base" / "tests" / "test_perf.py") in words_of(made, "base")
+
+
+def test_a_package_of_this_tree_is_the_other_sides_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for tree in ("app", "base"):
+        put(tmp_path / tree / "ours_of_perf" / "__init__.py")
+    monkeypatch.syspath_prepend(tmp_path / "app")
+    made = starts(tmp_path, "--pyargs", files=("ours_of_perf",))
+    assert "ours_of_perf" in words_of(made, "head")
+    assert str(tmp_path / "base" / "ours_of_perf") in words_of(made, "base")
+
+
+def test_what_only_this_side_has_is_named_and_needs_no_process_there(tmp_path: Path) -> None:
+    put(tmp_path / "app" / "test_new.py")
+    made = starts(tmp_path, files=("test_new.py",))
+    assert made.start("base", None) is None
+    assert made.only_here == ["test_new.py"]
