@@ -117,6 +117,11 @@ def count_cuda_calls(events: Iterable[Event], span: Span) -> dict[str, int]:
     return counts
 
 
+def saw_cuda(events: Iterable[Event]) -> bool:
+    """Whether CUDA's calls were recorded: the harness waits for the device beside the span, so one is there."""
+    return any(_VERSION.sub("", event.name) in _SYNCS for event in events)
+
+
 def agreed(each: Sequence[dict[str, int]]) -> dict[str, int]:
     """What every call counted alike: a count that differs from call to call is none."""
     if not each:

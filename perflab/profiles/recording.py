@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from perflab.errors import UsageError
 from perflab.kernel_names import kernel_name
+from perflab.measure.profiler import profiler
 from perflab.profiles.device import Kernel
 from perflab.profiles.events import Call, Event, nested
 from perflab.profiles.flops import flops_of
@@ -53,13 +53,8 @@ class Recorded:
 @contextlib.contextmanager
 def recording(device: str, *, shapes: bool = False) -> Iterator[Any]:
     """Profile the block on ``cpu`` or ``cuda``; what comes has the results once the block has ended."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it greets on standard error
-    from torch.autograd.profiler import profile
-
-    with profile(
-        use_cpu=True, use_device="cuda" if device == "cuda" else None, use_kineto=True, record_shapes=shapes
-    ) as profiler:
-        yield profiler
+    with profiler(device, record_shapes=shapes) as opened:
+        yield opened
 
 
 def run_marked(workload: Workload) -> Any:
@@ -91,18 +86,18 @@ def run_marked(workload: Workload) -> Any:
             close()
 
 
-def recorded_calls(profiler: Any, calls: int, *, details: bool = False) -> list[Recorded]:
+def recorded_calls(recorded: Any, calls: int, *, details: bool = False) -> list[Recorded]:
     """The calls that were run marked, in order.
 
     Args:
-        profiler: what ``recording`` gave.
+        recorded: what ``recording`` gave.
         calls: how many there were.
         details: with shapes and FLOPs of operators.
 
     Raises:
         UsageError: not all of them were recorded.
     """
-    results = kineto_results(profiler)
+    results = kineto_results(recorded)
     host, launches = [], {}
     for one in host_events(results):
         if one.name() in OF_MEMORY:

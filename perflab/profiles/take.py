@@ -167,7 +167,8 @@ def _divide_device(before: Recorded, recorded: Recorded, known: Sequence[Known],
     if not before.kernels or not recorded.kernels:
         raise UsageError(
             "the profiler saw no kernels on the device",
-            "is another profiler attached to this process (CUPTI serves one)? profile on a CPU, or without it",
+            "another profiler is attached to this process (CUPTI serves one), or has profiled the CPU alone before "
+            "perflab did, after which PyTorch sees no device: profile without it",
         )
     by_call = _matched(recorded, known, times)
     calls = {call.event.correlation: by_call[id(call)] for call in in_order(recorded.roots)}
