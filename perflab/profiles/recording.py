@@ -162,7 +162,7 @@ def _event(event: Any, details: bool) -> Event:
         sequence=event.sequence_nr() if event.sequence_nr() < 1 << 62 else -1,
         forward_thread=event.fwd_thread_id(),
         shapes=_shown(event, shapes) if details else "",
-        flops=flops_of(name, shapes) if details else 0,
+        flops=flops_of(name, shapes, event.concrete_inputs()) if details else 0,
     )
 
 

@@ -24,6 +24,7 @@ from perflab.profiles.cost import event_cost_ns
 from perflab.profiles.device import device_sums
 from perflab.profiles.events import NODE
 from perflab.profiles.export import chrome_trace, folded_stacks
+from perflab.profiles.flops import flops_where_done
 from perflab.profiles.host import Key, Known, Sum, host_sums, in_order, matched
 from perflab.profiles.placed import placed
 from perflab.profiles.places import Places, module_names
@@ -200,8 +201,9 @@ def _known(workload: Workload, device: torch.device) -> tuple[list[Known], list[
         if [call.name for call in in_order(recorded.roots)] != names:
             recorded = _recorded(workload, device, partial(places.marking, lines=False))
     found = placed(recorded.roots, recorded.phases, places.named)
+    flops = flops_where_done([one.call for one in found])
     return [
-        Known(one.call.name, category, one.phase, one.where, one.call.event.shapes, one.call.event.flops)
+        Known(one.call.name, category, one.phase, one.where, one.call.event.shapes, flops.get(id(one.call), 0))
         for one, category in zip(found, categories(found), strict=True)
     ], notes
 
