@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -24,6 +25,9 @@ from perflab.plugin.config.kinds import is_perf_case, tier_asked_by
 from perflab.plugin.options import REPLICATE_OPTION
 from perflab.tiers import tiers
 from perflab.units import format_ns
+
+if TYPE_CHECKING:
+    from perflab.profiles.take import ProfilePlan
 
 _SILENCED = {
     "basetemp": None,  # pytest empties it at start, and the parent's temporary files with it
@@ -73,6 +77,10 @@ class Job(Data, frozen=True):
     """The most that a case's measuring may take, where the run's time is short; its own budget is heeded too."""
     profiled: list[str] = []
     """Of the cases, those of which a call is profiled too."""
+    profile_ns: float | None = None
+    """How long a profile may take; None: as long as that of evidence."""
+    profile_files: str | None = None
+    """Where one profiled call is written for other tools, as in ``ProfilePlan``; None: nowhere."""
     under_callgrind: bool = False
     """Whether the process only counts the instructions of a call, and reports nothing itself."""
     serve: Serve | None = None
@@ -149,6 +157,7 @@ def measure_fresh(
     budget_s: float | None = None,
     *,
     profiled: Sequence[str] = (),
+    profile: ProfilePlan | None = None,
 ) -> dict[str, JobResult]:
     """Measure cases in one fresh process.
 
@@ -158,6 +167,7 @@ def measure_fresh(
         device: where to measure, exactly: a worker's GPU would be another one in a process that is no worker.
         budget_s: what measuring a case may take, if that is less than its budget.
         profiled: those of which a call is profiled too.
+        profile: how; None: as for evidence, and nothing is written.
 
     Returns:
         Node id to what was measured; a case that the child could not measure is missing.
@@ -167,7 +177,14 @@ def measure_fresh(
     """
     with tempfile.TemporaryDirectory(prefix="perflab-") as folder:
         results = Path(folder, "results.jsonl")
-        job = Job(cases=list(cases), results=str(results), budget_s=budget_s, profiled=list(profiled))
+        job = Job(
+            cases=list(cases),
+            results=str(results),
+            budget_s=budget_s,
+            profiled=list(profiled),
+            profile_ns=profile.budget_ns if profile is not None else None,
+            profile_files=str(profile.files) if profile is not None and profile.files is not None else None,
+        )
         ended = run_job(config, job, device, Path(folder))
         lines = results.read_bytes().splitlines()
     told = [msgspec.json.decode(line, type=JobResult) for line in lines]
