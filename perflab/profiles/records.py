@@ -56,6 +56,10 @@ class ProfileRow(Data, frozen=True):
     """The user's line; of a backward, the forward's."""
     shapes: str = ""
     """Shapes and dtype of the operator's inputs: ``512x256, 256x768 float32``."""
+    within: str = ""
+    """The outermost operator that this one runs within: ``aten::repeat`` of the ``aten::cat`` that it calls."""
+    device: Amount = 0
+    """On GPUs, the number of the one whose time it is."""
     instances: Share = 0.0
     """How often in one call."""
     time_ns: Share = 0.0
@@ -63,6 +67,15 @@ class ProfileRow(Data, frozen=True):
     """Standard deviation of ``time_ns`` from call to call."""
     flops: Amount = 0
     """Of all instances."""
+
+
+class CudaCall(Data, frozen=True):
+    """What the host's calls of one function of CUDA take in one profiled call. They run beside the device's time."""
+
+    name: str
+    """``cudaLaunchKernel``."""
+    instances: Share
+    time_ns: Share
 
 
 class Profile(Data, frozen=True):
@@ -83,6 +96,15 @@ class Profile(Data, frozen=True):
     notes: list[str] = []
     is_compact: bool = False
     """Whether it was cut for a baseline: a row without places then stands for all further calls of its operator."""
+    devices: Annotated[int, msgspec.Meta(ge=1)] = 1
+    """How many devices the rows are of. Each has a timeline as long as the call."""
+    cuda_calls: list[CudaCall] = []
+    """On a GPU, what the host does there meanwhile; the longest first. The profiler's own cost is in it."""
+
+    @property
+    def whole_ns(self) -> float:
+        """What the rows should add up to: the time of one call, on each of its devices."""
+        return self.timer_ns * self.devices
 
     @property
     def explained_ns(self) -> float:
@@ -92,13 +114,13 @@ class Profile(Data, frozen=True):
     @property
     def unexplained_ns(self) -> float:
         """What the timer says beyond the rows, or less than they do; with what was recorded and is of no category."""
-        return self.timer_ns - self.explained_ns
+        return self.whole_ns - self.explained_ns
 
     @property
     def unknown_share(self) -> float:
         """Share of the call that nobody could be given."""
         other = sum(row.time_ns for row in self.rows if row.category == "other")
-        return (abs(self.unexplained_ns) + other) / self.timer_ns
+        return (abs(self.unexplained_ns) + other) / self.whole_ns
 
 
 class Part(Data, frozen=True):

@@ -118,7 +118,7 @@ def take_failure(workload: Workload, device: torch.device) -> Failure | None:
     if not ran_out:
         return None
     failed_ns, thread = ran_out[-1].start_ns(), ran_out[-1].start_thread_id()
-    (call,) = recorded_calls(watching, 1)
+    (call,) = recorded_calls(watching, 1, details=True)
     found_calls = placed(call.roots, call.phases, places.named)
     askers = Askers(found_calls, [(phase.start_ns, phase.name) for phase in call.phases])
     events, began_ns = block_events(results, device), call.root.event.start_ns
@@ -158,7 +158,9 @@ def _recorded(workload: Workload, device: torch.device, marking: _Marking) -> _P
         result = _run_within_a_range(workload, marking)
         synchronize(device)
     del result
-    return _Pass(recorded_calls(watching, 2), block_events(kineto_results(watching), device), held, pools_bytes)
+    return _Pass(
+        recorded_calls(watching, 2, details=True), block_events(kineto_results(watching), device), held, pools_bytes
+    )
 
 
 def _run_within_a_range(workload: Workload, marking: _Marking) -> Any:

@@ -180,7 +180,7 @@ def test_kernels_and_gaps_add_up_whatever_overlaps() -> None:
         Kernel("c", 400, 450, operator=3, launched_ns=370),
     ]
     known = {at: Known(f"op{at}", "copies", "", Where(f"m{at}"), flops=10) for at in (1, 2, 3)}
-    sums = device_sums(kernels, begin_ns=80, known=known)
+    sums = device_sums(kernels, {0: (80, 450)}, known)
     by_kernel = {key.kernel: one.time_ns for key, one in sums.items() if key.kernel}
     assert by_kernel == {"a": 75, "b": 125, "c": 50}  # they share the 50 ns in which both run
     gaps = {(key.category, key.module): one.time_ns for key, one in sums.items() if not key.kernel}
@@ -190,12 +190,12 @@ def test_kernels_and_gaps_add_up_whatever_overlaps() -> None:
 
 def test_the_flops_of_an_operator_with_several_kernels_count_once() -> None:
     kernels = [Kernel("split", 0, 10, operator=1), Kernel("reduce", 10, 20, operator=1)]
-    sums = device_sums(kernels, 0, {1: Known("aten::mm", "products forward", "", Where(), flops=64)})
+    sums = device_sums(kernels, {0: (0, 20)}, {1: Known("aten::mm", "products forward", "", Where(), flops=64)})
     assert sum(one.flops for one in sums.values()) == 64
 
 
 def test_a_kernel_that_no_operator_launched_is_of_no_category() -> None:
-    (key,) = device_sums([Kernel("k", 0, 10)], 0, {})
+    (key,) = device_sums([Kernel("k", 0, 10)], {0: (0, 10)}, {})
     assert (key.category, key.operator) == ("other", "")
 
 

@@ -118,7 +118,7 @@ def _beside(memory: Memory) -> dict[str, int]:
 
 def _profile(profile: Profile) -> list[Table]:
     """Categories, which add up to the call, and the rows that take most time."""
-    whole = profile.timer_ns
+    whole = profile.whole_ns
     categories: list[Sequence[str | float | int | None]] = [
         (name, time_ns, time_ns / whole, round(instances, 1), flops or None)
         for name, time_ns, instances, flops in by_category(profile)

@@ -20,7 +20,7 @@ from perflab.profiles.flops import flops_where_done
 from perflab.profiles.host import Known
 from perflab.profiles.nsys.launches import COPY, Launch
 from perflab.profiles.nsys.names import Named, named, node_of, place_of, shapes_of, shown_shapes
-from perflab.profiles.placed import NOWHERE, Phase, placed
+from perflab.profiles.placed import NOWHERE, Phase, placed, within
 from perflab.profiles.places import MARK, Where
 
 PHASES = ("forward", "backward", "optimizer")
@@ -92,7 +92,9 @@ def asked_by(
     for (call, phase, where), category in zip(placed_calls, categories(placed_calls), strict=True):
         if call.event.correlation in launching:
             shapes = shown_shapes(shapes_of(call.event.shapes))
-            known[call.event.correlation] = Known(call.name, category, phase, where, shapes, done.get(id(call), 0))
+            known[call.event.correlation] = Known(
+                call.name, category, phase, where, shapes, done.get(id(call), 0), within(call)
+            )
     return Asked(tuple(launch.name for launch in ordered), tuple(operators), known)
 
 
@@ -119,7 +121,7 @@ def kernels(launches: Sequence[Launch], asked: Asked, name_of: Callable[[int], s
             seen[name] += 1
         operators = chosen
     return [
-        Kernel(name_of(one.name), one.start_ns, one.end_ns, operator, one.launched_ns or None)
+        Kernel(name_of(one.name), one.start_ns, one.end_ns, operator, one.launched_ns or None, one.device)
         for one, operator in zip(ordered, operators, strict=True)
     ], strangers
 
