@@ -118,9 +118,9 @@ def count_cuda_calls(events: Iterable[Event], span: Span) -> dict[str, int]:
 
 
 def kind_of(function: str) -> str:
-    """What a function of CUDA's API does: ``launches``, ``waits``, or ``other calls``."""
+    """What a call of CUDA's API is: a ``launch``, a ``wait``, or an ``other call``."""
     name = _VERSION.sub("", function)
-    return "launches" if name in _LAUNCHES else "waits" if name in _SYNCS else "other calls"
+    return "launch" if name in _LAUNCHES else "wait" if name in _SYNCS else "other call"
 
 
 def saw_cuda(events: Iterable[Event]) -> bool:

@@ -10,7 +10,7 @@ from perflab.data import changed
 from perflab.measure.events import kind_of
 from perflab.profiles.records import GAPS, Profile, ProfileRow
 from perflab.report.lines import shorten
-from perflab.units import format_flops, format_ns
+from perflab.units import format_count, format_flops, format_ns
 
 CANT_TELL = 0.05
 """Share of the time without an explanation from which on a profile says that it can't tell where time goes."""
@@ -60,7 +60,10 @@ def by_device(profile: Profile) -> str:
 
 
 def on_host(profile: Profile) -> str:
-    """What the host's calls of CUDA take: ``beside it, the host: 1.20 ms in 300 launches · 90.0 µs in 2 waits``."""
+    """The host's calls of CUDA: ``beside it, on the host, CUDA's calls: 1.20 ms in 300 launches · 90.0 µs in 2 waits``.
+
+    They are no part of the sum: the device works meanwhile. The gaps in which it does not are ``host wait``.
+    """
     if not profile.cuda_calls:
         return ""
     sums: dict[str, list[float]] = {}
@@ -69,8 +72,8 @@ def on_host(profile: Profile) -> str:
         total = sums.setdefault(kind, [0.0, 0.0])
         total[0] += one.time_ns
         total[1] += one.instances
-    told = (f"{format_ns(time_ns)} in {count:.0f} {kind}" for kind, (time_ns, count) in sums.items() if count)
-    return f"beside it, the host's calls of CUDA: {' · '.join(told)}"
+    told = (f"{format_ns(time_ns)} in {format_count(round(count), kind)}" for kind, (time_ns, count) in sums.items())
+    return f"beside it, on the host, CUDA's calls: {' · '.join(told)}"
 
 
 def notes_of(profile: Profile) -> list[str]:

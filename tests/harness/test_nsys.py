@@ -64,6 +64,20 @@ def test_the_profile_of_a_case_adds_up_to_its_time_on_the_device(tmp_path: Path)
     }
 
 
+def test_kernels_of_two_devices_share_no_timeline(tmp_path: Path) -> None:
+    maker = Maker(tmp_path / "two.sqlite")
+    for at in range(1000, 5000, 1000):
+        maker.range("step", at * US, (at + 900) * US)
+        maker.range("aten::mm, op_id = 5, sizes = [[8, 8], [8, 8]]", (at + 10) * US, (at + 800) * US)
+        for device in (0, 1):
+            maker.launch("gemm", (at + 20 + 5 * device) * US, (at + 100) * US, (at + 500) * US, device=device)
+    (case,) = reading_of(maker.close(), "step").cases
+    assert case.profile is not None
+    assert case.profile.devices == 2
+    products = {row.device: row.time_ns for row in case.profile.rows if row.operator == "aten::mm"}
+    assert products == {0: 400 * US, 1: 400 * US}  # 200 each, if they had one
+
+
 def test_a_call_and_its_phases_stand_beside_the_timer_s(tmp_path: Path) -> None:
     reading = reading_of(write_run(tmp_path / "run.sqlite"))
     timers = {(CASE, ""): 600_000.0, (CASE, "backward"): 300_000.0}

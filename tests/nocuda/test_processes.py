@@ -131,6 +131,41 @@ def test_where_a_first_profile_blinded_the_process_nothing_is_counted_and_a_prof
     assert lines == ["False False", "None", "the profiler saw no kernels on the device"]
 
 
+TWO = """
+import torch
+from perflab.measure.measurement import stopwatch_for
+from perflab.measure.workload import Workload
+from perflab.profiles.take import ProfilePlan, take_profile
+from perflab.profiles.text import lines
+
+class Halves(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(64, 64, device="cuda:0")
+        self.second = torch.nn.Linear(64, 64, device="cuda:1")
+
+    def forward(self, x):
+        return self.second(self.first(x).to("cuda:1"))
+
+halves, device = Halves(), torch.device("cuda", 0)
+workload = Workload(halves, (torch.zeros(8, 64, device=device),), {})
+workload.run()
+profile = take_profile(workload, device, stopwatch_for(device), ProfilePlan(0.0), lambda what: None)
+print(profile.devices, sorted((row.device, row.module) for row in profile.rows if row.operator == "aten::addmm"))
+print({row.device for row in profile.rows if row.category == "host wait"})
+print(abs(profile.explained_ns - 2 * profile.profiled_ns) < 10)
+print([one.name for one in profile.cuda_calls if one.instances == 2])
+print(*(line for line in lines("halves", profile, 200) if "busy" in line))
+"""
+
+
+def test_a_model_on_two_devices_has_two_timelines_in_its_profile() -> None:
+    *told, busy = said_by(TWO, Gpu(devices=2))
+    assert told == ["2 [(0, 'first'), (1, 'second')]", "{0, 1}", "True", "['cudaLaunchKernel']"]
+    assert "busy: cuda:0 " in busy
+    assert " · cuda:1 " in busy
+
+
 def test_ranges_stand_in_the_trace_around_what_was_called_in_them(tmp_path: Path) -> None:
     said_by(
         "import torch\n"
