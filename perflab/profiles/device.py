@@ -1,8 +1,8 @@
 """The device's side of a profiled call: its time divided among kernels and the gaps between them. Pure functions.
 
-Gaps are divided as Holistic Trace Analysis does (Meta, "Idle Time Breakdown"): the device waits for the host from the
-end of one kernel until the host has launched the next, and what is left of the gap is the kernel's own delay. Each
-device has a timeline of its own.
+Gaps are divided as Holistic Trace Analysis does (Meta, "Idle Time Breakdown"), with launches apart: the device waits
+for the host from the end of one kernel until the host launches the next, then for that call of CUDA, and what is left
+is the kernel's own delay. Each device has a timeline of its own.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ class Kernel(NamedTuple):
     """Correlation of the operator that launched it; 0: none."""
     launched_ns: int | None = None
     """When the host began to launch it."""
+    launch_ended_ns: int | None = None
+    """When that call of CUDA had ended."""
     device: int = 0
     """The GPU's number in the process."""
 
@@ -89,13 +91,20 @@ def _add_gap(
     sums: dict[Key, Sum],
 ) -> None:
     one = known.get(following.operator, _NOBODY) if following is not None else _NOBODY
-    launched_ns = following.launched_ns if following is not None else end_ns
-    launched_ns = min(end_ns, max(start_ns, launched_ns if launched_ns is not None else start_ns))
-    for category, length_ns in (("host wait", launched_ns - start_ns), ("kernel wait", end_ns - launched_ns)):
+    begun_ns = ended_ns = end_ns  # after the last kernel, nothing is launched
+    if following is not None:
+        begun_ns = _within(start_ns, following.launched_ns, end_ns)
+        ended_ns = _within(begun_ns, following.launch_ended_ns, end_ns)
+    parts = (("host wait", begun_ns - start_ns), ("launches", ended_ns - begun_ns), ("kernel wait", end_ns - ended_ns))
+    for category, length_ns in parts:
         if length_ns:
             total = sums[Key(category, "", "", one.phase, one.where.module, "", "", device=device)]
             total.instances += 1
             total.time_ns += length_ns
+
+
+def _within(start_ns: int, moment_ns: int | None, end_ns: int) -> int:
+    return start_ns if moment_ns is None else min(end_ns, max(start_ns, moment_ns))
 
 
 def _intervals(

@@ -195,7 +195,7 @@ def _part(changes: Sequence[_Change]) -> Part:
     added = [one for one in counted if one.more > 0 or one.change_ns > 0] or counted  # of two, what is new is the cause
     lead = max(added, key=lambda one: (abs(one.change_ns), abs(one.more)))
     # An operator that only calls others takes little time, and is what the code asks for.
-    callers = [one for one in added if one.key[0] == lead.within and one.more * lead.more > 0]
+    callers = [one for one in added if lead.within and one.key[0] == lead.within and one.more * lead.more > 0]
     lead = max(callers, key=lambda one: abs(one.more), default=lead)
     same = [one for one in changes if one.key[0] == lead.key[0]]
     others = dict.fromkeys(
@@ -211,6 +211,7 @@ def _part(changes: Sequence[_Change]) -> Part:
         others=list(others)[:3],
         category=lead.category,
         shapes=lead.shapes,
+        within=lead.within,
     )
 
 

@@ -110,7 +110,7 @@ def recorded_calls(recorded: Any, calls: int, *, details: bool = False) -> list[
         elif kind in _WORK:
             work.append(one)
         elif kind in _API:
-            start_ns, end_ns, number = one.start_ns(), one.end_ns(), one.correlation_id()
+            start_ns, end_ns, number = one.start_ns(), one.end_ns(), one.correlation_id() or -1 - len(api)
             inner = api.get(number)  # CUDA's runtime calls its driver, under the same number
             if inner is None or inner[2] - inner[1] < end_ns - start_ns:
                 api[number] = one.name(), start_ns, end_ns
@@ -182,6 +182,7 @@ def _kernel(event: Any, api: Mapping[int, tuple[str, int, int]]) -> Kernel:
         end_ns=event.end_ns(),
         operator=event.linked_correlation_id(),
         launched_ns=call[1] if call is not None else None,
+        launch_ended_ns=call[2] if call is not None else None,
         device=event.device_index(),
     )
 

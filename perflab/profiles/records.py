@@ -21,6 +21,7 @@ CATEGORIES = (
     "your operators",
     "dispatch",
     "host wait",
+    "launches",
     "kernel wait",
     "python",
     "other",
@@ -29,10 +30,11 @@ CATEGORIES = (
 
 ``dispatch`` is PyTorch's own work on a CPU: views, allocation, the autograd engine. ``python`` is time on a CPU in
 which no operator runs. On a GPU, ``host wait`` is time in which the device waits for a kernel that the host has not
-launched yet, and ``kernel wait`` time between kernels that were launched in time. ``your operators`` are those that are
-not PyTorch's own, an ``autograd.Function`` among them; ``other`` is what no operator launched.
+begun to launch, ``launches`` that in which it waits for this call of CUDA to end, and ``kernel wait`` what is left
+between kernels. ``your operators`` are those that are not PyTorch's own, an ``autograd.Function`` among them; ``other``
+is what no operator launched.
 """
-GAPS = ("host wait", "kernel wait", "python")
+GAPS = ("host wait", "launches", "kernel wait", "python")
 """Categories that are no operator's."""
 DISPATCH = "dispatch"
 UNNAMED = (*GAPS, DISPATCH)
@@ -140,6 +142,8 @@ class Part(Data, frozen=True):
     category: str = ""
     shapes: str = ""
     """Where it is called on other inputs than before: one of those then, and one of those now."""
+    within: str = ""
+    """The operator that makes most of these calls, if it is not called more often itself, or launches nothing itself."""
 
 
 class Explanation(Data, frozen=True):

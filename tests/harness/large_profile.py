@@ -1,4 +1,4 @@
-"""How long reading and telling a large profile takes: ``python -m tests.harness.large_profile [EVENTS]``.
+"""How long reading and telling a large profile takes: ``python -m tests.harness.large_profile [EVENTS] [cpu|cuda]``.
 
 A training step of as many events as one of a 2.7B model has, 20,000, is recorded by PyTorch's profiler, as a profile
 does: once with places and shapes, eight times without. Its tensors are tiny: events are as many as with large ones.
@@ -9,10 +9,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
+from perflab.measure.devices import synchronize
 from perflab.measure.workload import Step
 from perflab.profiles.places import Places, module_names
 from perflab.profiles.reading import Reading, known_of
@@ -44,54 +46,64 @@ class Block(nn.Module):
         return out
 
 
-def training_step(layers: int) -> Step:
+def training_step(layers: int, device: torch.device) -> Step:
     """Forward, backward and AdamW's loop over parameters."""
-    model = nn.Sequential(*(Block(8) for _ in range(layers)))
+    model = nn.Sequential(*(Block(8) for _ in range(layers))).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-    x = torch.ones(1, 4, 8)
+    x = torch.ones(1, 4, 8, device=device)
     return Step(lambda: model(x).square().sum(), Tensor.backward, optimizer.step)
 
 
-def step_of(events: int) -> tuple[Step, int]:
-    """A training step of so many events at least, and how many it has."""
-    one, two = (_count(training_step(layers)) for layers in (1, 2))
-    step = training_step(1 + max(0, -(-(events - one) // (two - one))))
-    return step, _count(step)
+def step_of(events: int, device: torch.device) -> tuple[Step, int]:
+    """A training step of so many events of the host at least, and how many it has."""
+    one, two = (_count(training_step(layers, device), device) for layers in (1, 2))
+    step = training_step(1 + max(0, -(-(events - one) // (two - one))), device)
+    return step, _count(step, device)
 
 
-def recorded(step: Step) -> Callable[[], Profile]:
+def recorded(step: Step, device: torch.device) -> Callable[[], Profile]:
     """Record the step as a profile does; what comes reads it."""
     places = Places(module_names(reachable(step.roots)))
-    with recording("cpu", shapes=True) as marked, places.marking():
-        run_marked(step)
+    with recording(device.type, shapes=True) as marked:
+        with places.marking():
+            run_marked(step)
+        synchronize(device)
     rounds = []
     for _ in range(ROUNDS):
-        with recording("cpu") as profiler:
+        with recording(device.type) as profiler:
             for _ in range(CALLS):
                 run_marked(step)
+            synchronize(device)
         rounds.append(profiler)
 
     def read() -> Profile:
         reading = Reading(known_of(recorded_calls(marked, 1, details=True)[0], places.named), 0.0)
         for one in rounds:
-            for call in recorded_calls(one, CALLS):
-                reading.add_on_host(call)
-        return reading.profile("cpu", reading.profiled_ns, [])
+            calls = recorded_calls(one, CALLS)
+            if device.type == "cuda":
+                for before, call in pairwise(calls):
+                    reading.add_on_device(before, call)
+            else:
+                for call in calls:
+                    reading.add_on_host(call)
+        return reading.profile(device.type, reading.profiled_ns, [])
 
     return read
 
 
-def _count(step: Step) -> int:
+def _count(step: Step, device: torch.device) -> int:
     step.run()
-    with recording("cpu") as profiler:
+    with recording(device.type) as profiler:
         run_marked(step)
     return sum(1 for root in recorded_calls(profiler, 1)[0].roots for _ in root.walk())
 
 
 def main() -> None:
     """Say how long it takes."""
-    step, events = step_of(int(sys.argv[1]) if len(sys.argv) > 1 else EVENTS)
-    read = recorded(step)
+    given = [*sys.argv[1:], *(str(EVENTS), "cpu")[len(sys.argv) - 1 :]]
+    device = torch.device(given[1])
+    step, events = step_of(int(given[0]), device)
+    read = recorded(step, device)
     begin_s, used_s = time.perf_counter(), time.process_time()
     profile = read()
     told = lines("step", profile, WIDTH)

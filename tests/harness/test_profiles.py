@@ -207,14 +207,19 @@ def test_kernels_and_gaps_add_up_whatever_overlaps() -> None:
     kernels = [
         Kernel("a", 100, 200, operator=1, launched_ns=50),
         Kernel("b", 150, 300, operator=2, launched_ns=60),
-        Kernel("c", 400, 450, operator=3, launched_ns=370),
+        Kernel("c", 400, 450, operator=3, launched_ns=370, launch_ended_ns=390),
     ]
     known = {at: Known(f"op{at}", "copies", "", Where(f"m{at}"), flops=10) for at in (1, 2, 3)}
     sums = device_sums(kernels, {0: (80, 450)}, known)
     by_kernel = {key.kernel: one.time_ns for key, one in sums.items() if key.kernel}
     assert by_kernel == {"a": 75, "b": 125, "c": 50}  # they share the 50 ns in which both run
     gaps = {(key.category, key.module): one.time_ns for key, one in sums.items() if not key.kernel}
-    assert gaps == {("kernel wait", "m1"): 20, ("host wait", "m3"): 70, ("kernel wait", "m3"): 30}
+    assert gaps == {
+        ("kernel wait", "m1"): 20,
+        ("host wait", "m3"): 70,
+        ("launches", "m3"): 20,
+        ("kernel wait", "m3"): 10,
+    }
     assert sum(one.time_ns for one in sums.values()) == 450 - 80
 
 
@@ -343,6 +348,12 @@ def test_an_operator_that_calls_others_leads_and_not_the_largest_of_its_parts() 
     (part,) = explain(BASE, profile(*BASE.rows, *parts), "main", 2.41e6).parts
     assert (part.operator, part.more, part.others) == ("aten::repeat", 2, ["aten::copy_", "aten::cat"])
     assert part.change_ns == 2.41e6
+
+
+def test_where_the_caller_is_not_called_more_often_or_has_no_row_the_text_still_names_it() -> None:
+    copies = row("aten::copy_", 2e6, 12, "blocks.*", within="aten::reshape", category="copies")
+    (first, _rest) = explanation_texts(explain(BASE, profile(*BASE.rows, copies), "main", 2.1e6), timed=True)
+    assert first == "+2.10 ms = +2.00 ms 12 more aten::copy_ within aten::reshape in blocks.* (model.py:8)"
 
 
 def test_an_operator_that_calls_few_of_them_does_not_lead() -> None:

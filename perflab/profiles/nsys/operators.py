@@ -121,7 +121,15 @@ def kernels(launches: Sequence[Launch], asked: Asked, name_of: Callable[[int], s
             seen[name] += 1
         operators = chosen
     return [
-        Kernel(name_of(one.name), one.start_ns, one.end_ns, operator, one.launched_ns or None, one.device)
+        Kernel(
+            name_of(one.name),
+            one.start_ns,
+            one.end_ns,
+            operator,
+            one.called_ns or None,
+            one.launched_ns or None,
+            one.device,
+        )
         for one, operator in zip(ordered, operators, strict=True)
     ], strangers
 

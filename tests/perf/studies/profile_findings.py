@@ -103,7 +103,7 @@ def _launches(found: Profiles) -> list[str]:
     lines = []
     for (mode, how), (one, _) in found.items():
         times = _by(one, lambda row: row.category)
-        names = ("host wait", "kernel wait") if one.device == "cuda" else ("dispatch", "python")
+        names = ("host wait", "launches") if one.device == "cuda" else ("dispatch", "python")
         told = [f"{name} {_percent(times.get(name, 0.0) / one.whole_ns)}" for name in names]
         launches = [call for call in one.cuda_calls if kind_of(call.name) == "launch"]
         if launches:
