@@ -143,7 +143,7 @@ class Part(Data, frozen=True):
     shapes: str = ""
     """Where it is called on other inputs than before: one of those then, and one of those now."""
     within: str = ""
-    """The operator that makes most of these calls, if it is not called more often itself, or launches nothing itself."""
+    """The operator that makes most of these calls, where it is not called more often itself or has no row."""
 
 
 class Explanation(Data, frozen=True):
