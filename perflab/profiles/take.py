@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from perflab.errors import UsageError
 from perflab.files import write_whole
-from perflab.measure.devices import synchronize
 from perflab.profiles.cost import event_cost_ns
 from perflab.profiles.events import NODE
 from perflab.profiles.export import chrome_trace, folded_stacks
@@ -103,7 +102,6 @@ def take_profile(
             workload.run()
             for _ in range(calls):
                 run_marked(workload)
-            synchronize(device)
         profilers.append(profiler)
     for profiler in profilers:
         recorded = recorded_calls(profiler, calls)
@@ -154,8 +152,6 @@ def _recorded(
     workload: Workload, device: torch.device, marking: Callable[[], contextlib.AbstractContextManager[None]]
 ) -> Recorded:
     """One call with shapes and FLOPs, and the marks that are asked for."""
-    with recording(device.type, shapes=True) as profiler:
-        with marking():
-            run_marked(workload)
-        synchronize(device)
+    with recording(device.type, shapes=True) as profiler, marking():
+        run_marked(workload)
     return recorded_calls(profiler, 1, details=True)[0]

@@ -14,7 +14,6 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from perflab.measure.devices import synchronize
 from perflab.measure.workload import Step
 from perflab.profiles.places import Places, module_names
 from perflab.profiles.reading import Reading, known_of
@@ -64,16 +63,13 @@ def step_of(events: int, device: torch.device) -> tuple[Step, int]:
 def recorded(step: Step, device: torch.device) -> Callable[[], Profile]:
     """Record the step as a profile does; what comes reads it."""
     places = Places(module_names(reachable(step.roots)))
-    with recording(device.type, shapes=True) as marked:
-        with places.marking():
-            run_marked(step)
-        synchronize(device)
+    with recording(device.type, shapes=True) as marked, places.marking():
+        run_marked(step)
     rounds = []
     for _ in range(ROUNDS):
         with recording(device.type) as profiler:
             for _ in range(CALLS):
                 run_marked(step)
-            synchronize(device)
         rounds.append(profiler)
 
     def read() -> Profile:

@@ -262,7 +262,7 @@ def test_rows_of_several_devices_add_up_to_the_time_of_each() -> None:
     text = lines("case", told, 120)
     assert text[0].startswith("profile of case: one call, 1.00 ms on each of 2 devices, whose times are added up")
     assert "  busy: cuda:0 60.0% · cuda:1 20.0%" in text
-    assert [line.split()[5] for line in text[-2:]] == ["cuda:0", "cuda:1"]
+    assert [line.split()[7] for line in text[-2:]] == ["cuda:0", "cuda:1"]
 
 
 # --- the profile -------------------------------------------------------------------------------------------------
