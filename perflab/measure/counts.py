@@ -16,7 +16,6 @@ plain events, and the counts are pure functions of these (``measure/events.py``)
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +29,11 @@ from perflab.measure.events import (
     count_allocations,
     count_cuda_calls,
     outermost_operators,
+    saw_cuda,
     spans,
 )
 from perflab.measure.instructions import count_events, instructions_are_counted
+from perflab.measure.profiler import profiler
 from perflab.torch_internals.machine import host_events, kineto_results
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class CallCounter:
         for span, frames in zip(found, self._compiled_frames, strict=True):
             counts = {"operators": len(outermost_operators(events, span))}
             if self._device.type == "cuda":
-                counts |= count_cuda_calls(events, span)
+                counts |= count_cuda_calls(events, span) if saw_cuda(events) else {}  # a blind profiler counts none
             else:
                 counts["allocations"] = count_allocations(events, span)
             regions = compiled_regions(events, span)
@@ -126,18 +127,15 @@ def _count_on_cuda(workload: Workload, device: torch.device, counter: CallCounte
     """Count one call in a pass of its own: watching the CUDA API disturbs times, and memory too."""
     import torch
 
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it greets on standard error
-    from torch.autograd.profiler import profile
-
     release_memory(device)
-    with profile(use_cpu=True, use_device="cuda", use_kineto=True) as profiler:
+    with profiler("cuda") as profiling:
         synchronize(device)
         before = _blocks_given_out(device)
         with counter.call():
             workload.run()
         after = _blocks_given_out(device)
         synchronize(device)  # outside of the span: this wait is ours
-    counter.read(kineto_results(profiler))
+    counter.read(kineto_results(profiling))
     if torch.cuda.get_allocator_backend() == "native":
         counter.counts["allocations"] = after - before
 

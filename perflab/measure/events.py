@@ -13,7 +13,7 @@ COUNTED = "perflab: counted call"
 """Name of the span around each counted call."""
 _FUNCTION_SCOPE = 0
 """``RecordScope::FUNCTION``: operators are recorded in it, and ranges that a user names are not."""
-_OPERATOR = re.compile(r"(?!autograd::|torch::)\w+::\w+")
+OPERATOR = re.compile(r"(?!autograd::|torch::)\w+::\w+")
 """``namespace::name``; ``autograd::engine::...`` and ``torch::autograd::...`` are frames of the engine."""
 _VERSION = re.compile(r"(_v\d+)?(_ptsz|_ptds)?$")
 """What CUPTI may put behind a function's name: ``cudaLaunchKernel_v7000``."""
@@ -81,7 +81,7 @@ def spans(events: Iterable[Event]) -> list[Span]:
 
 def outermost_operators(events: Iterable[Event], span: Span) -> list[str]:
     """Names of the operators that began in the span and that no other operator of their thread called."""
-    found = [e for e in events if e.scope == _FUNCTION_SCOPE and span.holds(e) and _OPERATOR.match(e.name)]
+    found = [e for e in events if e.scope == _FUNCTION_SCOPE and span.holds(e) and OPERATOR.match(e.name)]
     names: list[str] = []
     open_until_ns: dict[int, int] = {}
     for event in sorted(found, key=lambda e: (e.start_ns, -e.end_ns)):
@@ -115,6 +115,17 @@ def count_cuda_calls(events: Iterable[Event], span: Span) -> dict[str, int]:
         if event.correlation:
             seen.add((name, event.correlation))
     return counts
+
+
+def kind_of(function: str) -> str:
+    """What a call of CUDA's API is: a ``launch``, a ``wait``, or an ``other call``."""
+    name = _VERSION.sub("", function)
+    return "launch" if name in _LAUNCHES else "wait" if name in _SYNCS else "other call"
+
+
+def saw_cuda(events: Iterable[Event]) -> bool:
+    """Whether CUDA's calls were recorded: the harness waits for the device beside the span, so one is there."""
+    return any(_VERSION.sub("", event.name) in _SYNCS for event in events)
 
 
 def agreed(each: Sequence[dict[str, int]]) -> dict[str, int]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from perflab.measure.devices import collector_off, release_memory, synchronize
 from perflab.measure.graph_pools import free_bytes_in, replayed_pools
 from perflab.measure.live_tensors import held_bytes
+from perflab.measure.profiler import profiler
 from perflab.measure.records import Memory
 from perflab.torch_internals.machine import host_events, kineto_results
 
@@ -131,17 +132,10 @@ def cpu_allocations(*, with_stack: bool = False) -> Iterator[CpuAllocations]:
 
     ``with_stack``: the profiler notes Python's calls too, for ``cpu_block_events``; that takes time.
     """
-    # Kineto greets on standard error at start and stop unless it was told before its first use.
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    # Not torch.profiler's class around it, which loads the whole compiler (two seconds) to read one setting.
-    from torch.autograd.profiler import profile
-
     allocations = CpuAllocations()
-    with profile(
-        use_cpu=True, profile_memory=True, use_kineto=True, with_stack=with_stack, with_modules=with_stack
-    ) as profiler:
+    with profiler("cpu", profile_memory=True, with_stack=with_stack, with_modules=with_stack) as opened:
         yield allocations
-    allocations.profiler = profiler
+    allocations.profiler = opened
     allocations._read()
 
 

@@ -59,7 +59,7 @@ def _seen(profile: Profile, kept: set[_Key], pooled: set[str]) -> Profile:
             spread_ns=hypot(so_far.spread_ns, row.spread_ns),
         )
     together = sorted([*rows, *pools.values()], key=lambda row: -row.time_ns)
-    return changed(profile, rows=[_rounded(row) for row in together], is_compact=True)
+    return changed(profile, rows=[_rounded(row) for row in together], is_compact=True, cuda_calls=[])
 
 
 def _name(row: ProfileRow) -> str:

@@ -1,7 +1,8 @@
 """The device's side of a profiled call: its time divided among kernels and the gaps between them. Pure functions.
 
-Gaps are divided as Holistic Trace Analysis does (Meta, "Idle Time Breakdown"): the device waits for the host from the
-end of one kernel until the host has launched the next, and what is left of the gap is the kernel's own delay.
+Gaps are divided as Holistic Trace Analysis does (Meta, "Idle Time Breakdown"), with launches apart: the device waits
+for the host from the end of one kernel until the host launches the next, then for that call of CUDA, and what is left
+is the kernel's own delay. Each device has a timeline of its own.
 """
 
 from __future__ import annotations
@@ -25,28 +26,37 @@ class Kernel(NamedTuple):
     """Correlation of the operator that launched it; 0: none."""
     launched_ns: int | None = None
     """When the host began to launch it."""
+    launch_ended_ns: int | None = None
+    """When that call of CUDA had ended."""
+    device: int = 0
+    """The GPU's number in the process."""
 
 
 _NOBODY = Known("", "other", "", Where())
 
 
-def device_sums(kernels: Sequence[Kernel], begin_ns: int, known: Mapping[int, Known]) -> dict[Key, Sum]:
-    """Divide the time from ``begin_ns``, when the kernels before had ended, to the end of these.
+def device_sums(
+    kernels: Sequence[Kernel], spans: Mapping[int, tuple[int, int]], known: Mapping[int, Known]
+) -> dict[Key, Sum]:
+    """Divide the time of each device among its kernels and the gaps between them.
 
-    Where several kernels run at once, the time is divided among them evenly, so that all of it adds up.
+    Where several kernels of a device run at once, the time is divided among them evenly, so that all of it adds up.
 
     Args:
         kernels: those of one call.
-        begin_ns: the end of the last kernel of the call before.
+        spans: of each device that has any, when the call begins there (its kernels of the call before have ended) and
+            when it ends. After its last kernel a device waits for the host.
         known: what is known of an operator, by its correlation.
     """
     sums: dict[Key, Sum] = defaultdict(Sum)
     seen: set[int] = set()
-    for start_ns, end_ns, running, following in _intervals(kernels, begin_ns):
-        if not running and following is not None:
-            _add_gap(start_ns, end_ns, following, known.get(following.operator, _NOBODY), sums)
-        for kernel in running:
-            sums[_key(kernel, known)].time_ns += (end_ns - start_ns) / len(running)
+    for device, (begin_ns, until_ns) in spans.items():
+        own = [kernel for kernel in kernels if kernel.device == device]
+        for start_ns, end_ns, running, following in _intervals(own, begin_ns, until_ns):
+            if not running:
+                _add_gap(start_ns, end_ns, following, device, known, sums)
+            for kernel in running:
+                sums[_key(kernel, known)].time_ns += (end_ns - start_ns) / len(running)
     for kernel in kernels:
         total = sums[_key(kernel, known)]
         total.instances += 1
@@ -59,27 +69,56 @@ def device_sums(kernels: Sequence[Kernel], begin_ns: int, known: Mapping[int, Kn
 def _key(kernel: Kernel, known: Mapping[int, Known]) -> Key:
     one = known.get(kernel.operator, _NOBODY)
     category = "copies" if one.category == "dispatch" else one.category  # whatever it is for the host
-    return Key(category, one.name, kernel.name, one.phase, one.where.module, one.where.line, one.shapes)
+    return Key(
+        category,
+        one.name,
+        kernel.name,
+        one.phase,
+        one.where.module,
+        one.where.line,
+        one.shapes,
+        one.within,
+        kernel.device,
+    )
 
 
-def _add_gap(start_ns: int, end_ns: int, kernel: Kernel, one: Known, sums: dict[Key, Sum]) -> None:
-    launched_ns = min(end_ns, max(start_ns, kernel.launched_ns if kernel.launched_ns is not None else start_ns))
-    for category, length_ns in (("host wait", launched_ns - start_ns), ("kernel wait", end_ns - launched_ns)):
+def _add_gap(
+    start_ns: int,
+    end_ns: int,
+    following: Kernel | None,
+    device: int,
+    known: Mapping[int, Known],
+    sums: dict[Key, Sum],
+) -> None:
+    one = known.get(following.operator, _NOBODY) if following is not None else _NOBODY
+    begun_ns = ended_ns = end_ns  # after the last kernel, nothing is launched
+    if following is not None:
+        begun_ns = _within(start_ns, following.launched_ns, end_ns)
+        ended_ns = _within(begun_ns, following.launch_ended_ns, end_ns)
+    parts = (("host wait", begun_ns - start_ns), ("launches", ended_ns - begun_ns), ("kernel wait", end_ns - ended_ns))
+    for category, length_ns in parts:
         if length_ns:
-            total = sums[Key(category, "", "", one.phase, one.where.module, "", "")]
+            total = sums[Key(category, "", "", one.phase, one.where.module, "", "", device=device)]
             total.instances += 1
             total.time_ns += length_ns
 
 
-def _intervals(kernels: Sequence[Kernel], begin_ns: int) -> Iterator[tuple[int, int, list[Kernel], Kernel | None]]:
-    """Stretches of time in which the same kernels run; of one in which none does, the kernel that ends it."""
+def _within(start_ns: int, moment_ns: int | None, end_ns: int) -> int:
+    return start_ns if moment_ns is None else min(end_ns, max(start_ns, moment_ns))
+
+
+def _intervals(
+    kernels: Sequence[Kernel], begin_ns: int, end_ns: int
+) -> Iterator[tuple[int, int, list[Kernel], Kernel | None]]:
+    """Stretches of time in which the same kernels run; of one in which none does, the kernel that ends it, if any."""
     waiting = sorted(kernels, key=lambda kernel: kernel.start_ns)
-    moments = sorted({begin_ns, *(max(begin_ns, at) for one in kernels for at in (one.start_ns, one.end_ns))})
+    ends = (at for one in kernels for at in (one.start_ns, one.end_ns))
+    moments = sorted({begin_ns, end_ns, *(min(end_ns, max(begin_ns, at)) for at in ends)})
     running: list[Kernel] = []
     at = 0
-    for start_ns, end_ns in pairwise(moments):
+    for start_ns, until_ns in pairwise(moments):
         while at < len(waiting) and waiting[at].start_ns <= start_ns:
             running.append(waiting[at])
             at += 1
         running = [one for one in running if one.end_ns > start_ns]
-        yield start_ns, end_ns, running, waiting[at] if not running and at < len(waiting) else None
+        yield start_ns, until_ns, running, waiting[at] if not running and at < len(waiting) else None

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from math import hypot
 from statistics import median
 
+from perflab.data import changed
 from perflab.profiles.compact import like_compact
 from perflab.profiles.records import GAPS, UNNAMED, Explanation, Part, Profile, ProfileRow
 from perflab.units import format_ns, format_signed
@@ -35,6 +36,8 @@ _FEW_CALLS = 4
 _COMMON_OF = 5
 """Operators that must have become slower alike, each with a share of the time worth speaking of."""
 _COMMON_SHARE = 0.01
+_HALF = 0.5
+"""Share of the further calls of an operator that another one must make to be what the code does more often."""
 _SMALL = 0.05
 """Share of the change below which a fact of the code explains nothing of it."""
 
@@ -49,6 +52,7 @@ class _Total:
     category: str = ""
     shapes: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     lines: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    within: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def add(self, row: ProfileRow) -> None:
         self.instances += row.instances
@@ -57,6 +61,7 @@ class _Total:
         self.category = row.category
         self.shapes[row.shapes] += row.instances
         self.lines[row.line] += row.time_ns
+        self.within[row.within] += row.instances
 
     @property
     def line(self) -> str:
@@ -75,6 +80,8 @@ class _Change:
     category: str
     line: str
     shapes: str = ""
+    within: str = ""
+    """The operator that calls it, where most of the change in number is within that one."""
 
 
 def explain(base: Profile, head: Profile, against: str, change_ns: float | None, room_ns: float = 0.0) -> Explanation:
@@ -88,6 +95,7 @@ def explain(base: Profile, head: Profile, against: str, change_ns: float | None,
     """
     if base.is_compact:
         head = like_compact(head, base)
+    base, head = _of_one_device(base), _of_one_device(head)
     before, now = _totals(base.rows), _totals(head.rows)
     facts = [one for key in {**before, **now} if (one := _fact(key, before.get(key), now.get(key))) is not None]
     parts = _by_module(facts)
@@ -123,6 +131,17 @@ def explain(base: Profile, head: Profile, against: str, change_ns: float | None,
     )
 
 
+def _of_one_device(profile: Profile) -> Profile:
+    """The mean of its devices: all of them together have several times the time of a call."""
+    if profile.devices == 1:
+        return profile
+    rows = [
+        changed(row, time_ns=row.time_ns / profile.devices, spread_ns=row.spread_ns / profile.devices)
+        for row in profile.rows
+    ]
+    return changed(profile, rows=rows, devices=1)
+
+
 def _totals(rows: Iterable[ProfileRow]) -> dict[_Key, _Total]:
     found: dict[_Key, _Total] = {}
     for row in rows:
@@ -146,7 +165,10 @@ def _fact(key: _Key, before: _Total | None, now: _Total | None) -> _Change | Non
             one = new if more > 0 else old
             change_ns = more * one.time_ns / one.instances
         shown = now or old
-        return _Change(key, round(more, 2), round(change_ns, 1), shown.category, shown.line)
+        callers = {one: new.within.get(one, 0.0) - old.within.get(one, 0.0) for one in {**old.within, **new.within}}
+        caller = max(callers, key=lambda one: callers[one] / more)
+        within = caller if callers[caller] / more > _HALF else ""
+        return _Change(key, round(more, 2), round(change_ns, 1), shown.category, shown.line, within=within)
     gone, come = (
         {one for one in a.shapes if one and a.shapes[one] > b.shapes.get(one, 0.0)} for a, b in ((old, new), (new, old))
     )
@@ -172,6 +194,9 @@ def _part(changes: Sequence[_Change]) -> Part:
     total = sum(one.change_ns for one in changes)
     added = [one for one in counted if one.more > 0 or one.change_ns > 0] or counted  # of two, what is new is the cause
     lead = max(added, key=lambda one: (abs(one.change_ns), abs(one.more)))
+    # An operator that only calls others takes little time, and is what the code asks for.
+    callers = [one for one in added if lead.within and one.key[0] == lead.within and one.more * lead.more > 0]
+    lead = max(callers, key=lambda one: abs(one.more), default=lead)
     same = [one for one in changes if one.key[0] == lead.key[0]]
     others = dict.fromkeys(
         one.key[0] for one in sorted(counted, key=lambda one: -abs(one.change_ns)) if one.key[0] != lead.key[0]
@@ -186,6 +211,7 @@ def _part(changes: Sequence[_Change]) -> Part:
         others=list(others)[:3],
         category=lead.category,
         shapes=lead.shapes,
+        within=lead.within,
     )
 
 

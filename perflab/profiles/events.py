@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 RANGE_SCOPE = 7
@@ -29,7 +30,7 @@ class Event(NamedTuple):
     flops: int = 0
 
 
-@dataclass
+@dataclass(slots=True)
 class Call:
     """An event with what it called."""
 
@@ -77,7 +78,8 @@ def nested(events: Iterable[Event]) -> list[Call]:
     """The outermost calls of one thread. An event that outlives its caller by a clock's tick ends with it."""
     roots: list[Call] = []
     open_calls: list[Call] = []
-    for event in sorted(events, key=lambda one: (one.start_ns, -one.end_ns)):
+    outer_first = sorted(events, key=attrgetter("end_ns"), reverse=True)
+    for event in sorted(outer_first, key=attrgetter("start_ns")):  # stable: of those that begin at once the longest
         while open_calls and open_calls[-1].event.end_ns <= event.start_ns:
             open_calls.pop()
         parent = open_calls[-1] if open_calls else None

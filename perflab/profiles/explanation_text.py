@@ -69,7 +69,8 @@ def _what(part: Part) -> str:
     others = f", with {', '.join(part.others)}" if part.others else ""
     if part.more:
         many = f"{abs(part.more):g} {'more' if part.more > 0 else 'fewer'}"
-        return f"{many} {part.operator}{others}{where}{line}"
+        by = f" within {part.within}" if part.within else ""
+        return f"{many} {part.operator}{by}{others}{where}{line}"
     if part.shapes:
         return f"{part.operator} on other inputs, {part.shapes}{where}{line}"
     if part.operator in UNNAMED:

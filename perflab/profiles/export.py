@@ -21,11 +21,11 @@ _HOST = 0
 
 
 def chrome_trace(roots: Sequence[Call], kernels: Sequence[Kernel], known: Mapping[int, Known]) -> str:
-    """The call as a Chrome trace: a track for each thread of the host, one for the device.
+    """The call as a Chrome trace: a track for each thread of the host and for each device.
 
     Args:
         roots: the outermost calls of each thread.
-        kernels: what the device did.
+        kernels: what devices did.
         known: by ``id`` of a call, what is known of it.
     """
     calls = [call for root in roots for call in root.walk()]
@@ -36,7 +36,14 @@ def chrome_trace(roots: Sequence[Call], kernels: Sequence[Kernel], known: Mappin
         for call in calls
     ]
     events += [
-        _event(one.name, one.start_ns - begin_ns, one.end_ns - one.start_ns, _DEVICE, 0, by_operator.get(one.operator))
+        _event(
+            one.name,
+            one.start_ns - begin_ns,
+            one.end_ns - one.start_ns,
+            _DEVICE,
+            one.device,
+            by_operator.get(one.operator),
+        )
         for one in kernels
     ]
     names = [

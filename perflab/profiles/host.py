@@ -26,6 +26,8 @@ class Known(NamedTuple):
     where: Where
     shapes: str = ""
     flops: int = 0
+    within: str = ""
+    """The outermost operator that this one runs within."""
 
 
 class Key(NamedTuple):
@@ -38,6 +40,8 @@ class Key(NamedTuple):
     module: str
     line: str
     shapes: str
+    within: str = ""
+    device: int = 0
 
 
 @dataclass
@@ -97,26 +101,33 @@ def host_sums(root: Call, known: Mapping[int, Known], phases: Sequence[Phase], c
         cost_ns: what the profiler adds with each event; it is taken from the caller of what was recorded.
     """
     sums: dict[Key, Sum] = defaultdict(Sum)
+    found: dict[int, Sum] = {}  # what is known is one object for many calls: its key is made once
     for call in root.walk():
         one = known.get(id(call))
         if one is None:
             _add_gaps(call, known, phases, cost_ns, sums)
             continue
-        shown = one.category != "dispatch"
-        key = Key(
-            one.category,
-            one.name,
-            "",
-            one.phase,
-            one.where.module,
-            one.where.line if shown else "",
-            one.shapes if shown else "",
-        )
-        total = sums[key]
+        total = found.get(id(one))
+        if total is None:
+            total = found[id(one)] = sums[_key(one)]
         total.instances += 1
         total.time_ns += max(0.0, call.self_ns - cost_ns * len(call.children))
         total.flops += one.flops
     return sums
+
+
+def _key(one: Known) -> Key:
+    shown = one.category != "dispatch"
+    return Key(
+        one.category,
+        one.name,
+        "",
+        one.phase,
+        one.where.module,
+        one.where.line if shown else "",
+        one.shapes if shown else "",
+        one.within if shown else "",
+    )
 
 
 def _add_gaps(

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from perflab.measure.events import OPERATOR
 from perflab.profiles.events import NODE, Call
 from perflab.profiles.places import MARK, Where
 
@@ -32,6 +33,17 @@ def operators(roots: Sequence[Call]) -> Iterator[Call]:
     """All calls but ranges, in order."""
     for root in roots:
         yield from (call for call in root.walk() if not call.is_range)
+
+
+def within(call: Call) -> str:
+    """The outermost operator that this one runs within; ``""`` if none does. Frames of the backward engine are none."""
+    outermost = ""
+    for above in call.above():
+        if above.name.startswith(NODE):
+            break
+        if not above.is_range and OPERATOR.match(above.name):
+            outermost = above.name
+    return outermost
 
 
 def placed(roots: Sequence[Call], phases: Sequence[Phase], named: Callable[[str], Where]) -> list[Placed]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import os
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from perflab.errors import UsageError
 from perflab.kernel_names import kernel_name
+from perflab.measure.clock import wait_for_devices
+from perflab.measure.profiler import profiler
 from perflab.profiles.device import Kernel
 from perflab.profiles.events import Call, Event, nested
 from perflab.profiles.flops import flops_of
 from perflab.profiles.placed import Phase
-from perflab.torch_internals.machine import device_events, host_events, kineto_results
+from perflab.torch_internals.machine import kineto_results
 
 if TYPE_CHECKING:
     from perflab.measure.workload import Workload
@@ -24,10 +26,10 @@ PHASE = "perflab: phase "
 _DTYPES = {"float": "float32", "double": "float64", "c10::BFloat16": "bfloat16", "c10::Half": "float16"}
 RAN_OUT = "[OutOfMemory]"
 """How the profiler names the moment at which an allocator found no room."""
-OF_MEMORY = ("[memory]", RAN_OUT)
-"""Events that are no operator's."""
+_OF_HOST = ("cpu_op", "user_annotation")
+"""Operators and ranges, among kineto's kinds of events."""
 _API = ("cuda_runtime", "cuda_driver")
-"""The host's calls of CUDA, among kineto's kinds of events."""
+"""The host's calls of CUDA."""
 _WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 _INTEGERS = {"long int": "int64", "int": "int32", "bool": "bool", "unsigned char": "uint8", "signed char": "int8"}
 
@@ -42,7 +44,9 @@ class Recorded:
     """What other threads did meanwhile, one thread after the other."""
     phases: tuple[Phase, ...] = ()
     kernels: tuple[Kernel, ...] = ()
-    """What the device did for it, in order of time."""
+    """What devices did for it, in order of time."""
+    cuda_calls: tuple[tuple[str, int], ...] = ()
+    """The host's calls of CUDA and how long each took."""
 
     @property
     def roots(self) -> list[Call]:
@@ -53,13 +57,10 @@ class Recorded:
 @contextlib.contextmanager
 def recording(device: str, *, shapes: bool = False) -> Iterator[Any]:
     """Profile the block on ``cpu`` or ``cuda``; what comes has the results once the block has ended."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it greets on standard error
-    from torch.autograd.profiler import profile
-
-    with profile(
-        use_cpu=True, use_device="cuda" if device == "cuda" else None, use_kineto=True, record_shapes=shapes
-    ) as profiler:
-        yield profiler
+    with profiler(device, record_shapes=shapes) as opened:
+        yield opened
+        if device == "cuda":
+            wait_for_devices()  # a kernel that has not ended is not recorded
 
 
 def run_marked(workload: Workload) -> Any:
@@ -91,38 +92,77 @@ def run_marked(workload: Workload) -> Any:
             close()
 
 
-def recorded_calls(profiler: Any, calls: int, *, details: bool = False) -> list[Recorded]:
+def recorded_calls(recorded: Any, calls: int, *, details: bool = False) -> list[Recorded]:
     """The calls that were run marked, in order.
 
     Args:
-        profiler: what ``recording`` gave.
+        recorded: what ``recording`` gave.
         calls: how many there were.
-        details: with shapes and FLOPs of operators.
+        details: with all that places need: autograd's numbers; and shapes and FLOPs of operators.
 
     Raises:
         UsageError: not all of them were recorded.
     """
-    results = kineto_results(profiler)
-    host, launches = [], {}
-    for one in host_events(results):
-        if one.name() in OF_MEMORY:
-            continue
-        if one.activity_type() in _API:
-            launches[one.correlation_id()] = one.start_ns()
-        else:
+    host: list[Event] = []
+    api: dict[int, tuple[str, int, int]] = {}
+    work = []
+    for one in kineto_results(recorded).events():
+        kind = one.activity_type()
+        if kind in _OF_HOST:
             host.append(_event(one, details))
-    kernels = [_kernel(one, launches) for one in device_events(results) if one.activity_type() in _WORK]
+        elif kind in _WORK:
+            work.append(one)
+        elif kind in _API:
+            start_ns, end_ns, number = one.start_ns(), one.end_ns(), one.correlation_id() or -1 - len(api)
+            inner = api.get(number)  # CUDA's runtime calls its driver, under the same number
+            if inner is None or inner[2] - inner[1] < end_ns - start_ns:
+                api[number] = one.name(), start_ns, end_ns
+    kernels = sorted((_kernel(one, api) for one in work), key=lambda one: one.start_ns)
     spans = sorted((one for one in host if one.name == CALL), key=lambda one: one.start_ns)
     if len(spans) != calls:
         raise UsageError(
             f"the profiler recorded {len(spans)} of {calls} calls: the workload runs a profiler of its own",
             "profile it without that; PyTorch has one profiler a process",
         )
-    return [_recorded(span, host, kernels) for span in spans]
+    return _divided(spans, host, kernels, sorted(api.values(), key=lambda one: one[1]))
 
 
-def _recorded(span: Event, events: Sequence[Event], kernels: Sequence[Kernel]) -> Recorded:
-    inside = [one for one in events if span.start_ns <= one.start_ns < span.end_ns and one.name != CALL]
+def _divided(
+    spans: Sequence[Event], events: list[Event], kernels: Sequence[Kernel], api: Sequence[tuple[str, int, int]]
+) -> list[Recorded]:
+    """What happened in each of some spans, by the moment at which it began; kernels by what launched them."""
+    starts = [span.start_ns for span in spans]
+
+    def at(moment_ns: int) -> int:
+        number = bisect_right(starts, moment_ns) - 1
+        return number if number >= 0 and moment_ns < spans[number].end_ns else -1
+
+    inside: list[list[Event]] = [[] for _ in spans]
+    asked: dict[int, int] = {}
+    for event in events:
+        number = at(event.start_ns)
+        if number >= 0:
+            asked[event.correlation] = number
+            if event.name != CALL:
+                inside[number].append(event)
+    ours: list[list[Kernel]] = [[] for _ in spans]
+    for kernel in kernels:
+        if kernel.operator:
+            number = asked.get(kernel.operator, -1)
+        else:
+            number = at(kernel.launched_ns) if kernel.launched_ns is not None else -1
+        if number >= 0:
+            ours[number].append(kernel)
+    called: list[list[tuple[str, int]]] = [[] for _ in spans]
+    for name, start_ns, end_ns in api:
+        if (number := at(start_ns)) >= 0:
+            called[number].append((name, end_ns - start_ns))
+    return [_recorded(*parts) for parts in zip(spans, inside, ours, called, strict=True)]
+
+
+def _recorded(
+    span: Event, inside: Sequence[Event], kernels: Sequence[Kernel], called: Sequence[tuple[str, int]]
+) -> Recorded:
     by_thread: dict[int, list[Event]] = {}
     for one in inside:
         by_thread.setdefault(one.thread, []).append(one)
@@ -132,42 +172,43 @@ def _recorded(span: Event, events: Sequence[Event], kernels: Sequence[Kernel]) -
         (Phase(one.name.removeprefix(PHASE), one.start_ns, one.end_ns) for one in inside if one.name.startswith(PHASE)),
         key=lambda phase: phase.start_ns,
     )
-    asked = {one.correlation for one in (span, *inside)}
-    ours = sorted((one for one in kernels if _is_of(one, span, asked)), key=lambda one: one.start_ns)
-    return Recorded(root, [call for some in others for call in nested(some)], tuple(phases), tuple(ours))
+    return Recorded(
+        root, [call for some in others for call in nested(some)], tuple(phases), tuple(kernels), tuple(called)
+    )
 
 
-def _is_of(kernel: Kernel, span: Event, asked: set[int]) -> bool:
-    """Whether a kernel was launched in the call: by one of its operators, or by none of PyTorch's."""
-    if kernel.operator:
-        return kernel.operator in asked
-    return kernel.launched_ns is not None and span.start_ns <= kernel.launched_ns < span.end_ns
-
-
-def _kernel(event: Any, launches: Mapping[int, int]) -> Kernel:
+def _kernel(event: Any, api: Mapping[int, tuple[str, int, int]]) -> Kernel:
+    call = api.get(event.correlation_id())
     return Kernel(
         name=kernel_name(event.name()),
         start_ns=event.start_ns(),
         end_ns=event.end_ns(),
         operator=event.linked_correlation_id(),
-        launched_ns=launches.get(event.correlation_id()),
+        launched_ns=call[1] if call is not None else None,
+        launch_ended_ns=call[2] if call is not None else None,
+        device=event.device_index(),
     )
 
 
 def _event(event: Any, details: bool) -> Event:
-    shapes = event.shapes() if details else []
+    """One by one, each of these takes PyTorch 0.1 us and more: what is not needed is not asked for."""
     name = event.name()
+    if not details:
+        return Event(
+            name, event.start_ns(), event.end_ns(), event.start_thread_id(), event.scope(), event.correlation_id()
+        )
+    shapes, sequence = event.shapes(), event.sequence_nr()
     return Event(
-        name=name,
-        start_ns=event.start_ns(),
-        end_ns=event.end_ns(),
-        thread=event.start_thread_id(),
-        scope=event.scope(),
-        correlation=event.correlation_id(),
-        sequence=event.sequence_nr() if event.sequence_nr() < 1 << 62 else -1,
-        forward_thread=event.fwd_thread_id(),
-        shapes=_shown(event, shapes) if details else "",
-        flops=flops_of(name, shapes) if details else 0,
+        name,
+        event.start_ns(),
+        event.end_ns(),
+        event.start_thread_id(),
+        event.scope(),
+        event.correlation_id(),
+        sequence if sequence < 1 << 62 else -1,
+        event.fwd_thread_id(),
+        _shown(event, shapes),
+        flops_of(name, shapes, event.concrete_inputs()),
     )
 
 

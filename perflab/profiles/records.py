@@ -21,6 +21,7 @@ CATEGORIES = (
     "your operators",
     "dispatch",
     "host wait",
+    "launches",
     "kernel wait",
     "python",
     "other",
@@ -29,10 +30,11 @@ CATEGORIES = (
 
 ``dispatch`` is PyTorch's own work on a CPU: views, allocation, the autograd engine. ``python`` is time on a CPU in
 which no operator runs. On a GPU, ``host wait`` is time in which the device waits for a kernel that the host has not
-launched yet, and ``kernel wait`` time between kernels that were launched in time. ``your operators`` are those that are
-not PyTorch's own, an ``autograd.Function`` among them; ``other`` is what no operator launched.
+begun to launch, ``launches`` that in which it waits for this call of CUDA to end, and ``kernel wait`` what is left
+between kernels. ``your operators`` are those that are not PyTorch's own, an ``autograd.Function`` among them; ``other``
+is what no operator launched.
 """
-GAPS = ("host wait", "kernel wait", "python")
+GAPS = ("host wait", "launches", "kernel wait", "python")
 """Categories that are no operator's."""
 DISPATCH = "dispatch"
 UNNAMED = (*GAPS, DISPATCH)
@@ -56,6 +58,10 @@ class ProfileRow(Data, frozen=True):
     """The user's line; of a backward, the forward's."""
     shapes: str = ""
     """Shapes and dtype of the operator's inputs: ``512x256, 256x768 float32``."""
+    within: str = ""
+    """The outermost operator that this one runs within: ``aten::repeat`` of the ``aten::cat`` that it calls."""
+    device: Amount = 0
+    """On GPUs, the number of the one whose time it is."""
     instances: Share = 0.0
     """How often in one call."""
     time_ns: Share = 0.0
@@ -63,6 +69,15 @@ class ProfileRow(Data, frozen=True):
     """Standard deviation of ``time_ns`` from call to call."""
     flops: Amount = 0
     """Of all instances."""
+
+
+class CudaCall(Data, frozen=True):
+    """What the host's calls of one function of CUDA take in one profiled call. They run beside the device's time."""
+
+    name: str
+    """``cudaLaunchKernel``."""
+    instances: Share
+    time_ns: Share
 
 
 class Profile(Data, frozen=True):
@@ -83,6 +98,15 @@ class Profile(Data, frozen=True):
     notes: list[str] = []
     is_compact: bool = False
     """Whether it was cut for a baseline: a row without places then stands for all further calls of its operator."""
+    devices: Annotated[int, msgspec.Meta(ge=1)] = 1
+    """How many devices the rows are of. Each has a timeline as long as the call."""
+    cuda_calls: list[CudaCall] = []
+    """On a GPU, what the host does there meanwhile; the longest first. The profiler's own cost is in it."""
+
+    @property
+    def whole_ns(self) -> float:
+        """What the rows should add up to: the time of one call, on each of its devices."""
+        return self.timer_ns * self.devices
 
     @property
     def explained_ns(self) -> float:
@@ -92,13 +116,13 @@ class Profile(Data, frozen=True):
     @property
     def unexplained_ns(self) -> float:
         """What the timer says beyond the rows, or less than they do; with what was recorded and is of no category."""
-        return self.timer_ns - self.explained_ns
+        return self.whole_ns - self.explained_ns
 
     @property
     def unknown_share(self) -> float:
         """Share of the call that nobody could be given."""
         other = sum(row.time_ns for row in self.rows if row.category == "other")
-        return (abs(self.unexplained_ns) + other) / self.timer_ns
+        return (abs(self.unexplained_ns) + other) / self.whole_ns
 
 
 class Part(Data, frozen=True):
@@ -118,6 +142,8 @@ class Part(Data, frozen=True):
     category: str = ""
     shapes: str = ""
     """Where it is called on other inputs than before: one of those then, and one of those now."""
+    within: str = ""
+    """The operator that makes most of these calls, where it is not called more often itself or has no row."""
 
 
 class Explanation(Data, frozen=True):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from perflab.profiles.host import Key, Sum, each_key, faster_half
-from perflab.profiles.records import Profile, ProfileRow
+from perflab.profiles.records import CudaCall, Profile, ProfileRow
 
 
 def summed_up(
@@ -17,6 +17,8 @@ def summed_up(
     timer_ns: Sequence[float],
     cost_ns: float,
     notes: Sequence[str] = (),
+    *,
+    cuda_calls: Sequence[Mapping[str, Sum]] = (),
 ) -> Profile:
     """The mean of the faster half of the calls, row by row.
 
@@ -27,17 +29,35 @@ def summed_up(
         timer_ns: how long calls took that were not profiled.
         cost_ns: what the profiler adds to a call.
         notes: what a reader has to know.
+        cuda_calls: of each profiled call, the host's calls of CUDA by name; empty: they are not known.
     """
-    quiet = [calls[at] for at in faster_half(profiled_ns)]
+    faster = faster_half(profiled_ns)
+    quiet = [calls[at] for at in faster]
+    rows = sorted((_row(key, quiet) for key in each_key(quiet)), key=lambda row: -row.time_ns)
     return Profile(
         device=device,
         calls=len(quiet),
         timer_ns=round(fmean(timer_ns[at] for at in faster_half(timer_ns)), 1),
         profiled_ns=round(fmean(profiled_ns[at] for at in faster_half(profiled_ns)), 1),
         cost_ns=round(cost_ns, 1),
-        rows=sorted((_row(key, quiet) for key in each_key(quiet)), key=lambda row: -row.time_ns),
+        rows=rows,
         notes=list(notes),
+        devices=len({row.device for row in rows}) or 1,
+        cuda_calls=_cuda_calls([cuda_calls[at] for at in faster]) if cuda_calls else [],
     )
+
+
+def _cuda_calls(calls: Sequence[Mapping[str, Sum]]) -> list[CudaCall]:
+    nothing = Sum()
+    found = [
+        CudaCall(
+            name=name,
+            instances=round(fmean(call.get(name, nothing).instances for call in calls), 3),
+            time_ns=round(fmean(call.get(name, nothing).time_ns for call in calls), 1),
+        )
+        for name in dict.fromkeys(name for call in calls for name in call)
+    ]
+    return sorted(found, key=lambda one: -one.time_ns)
 
 
 def _row(key: Key, calls: Sequence[Mapping[Key, Sum]]) -> ProfileRow:
@@ -52,6 +72,8 @@ def _row(key: Key, calls: Sequence[Mapping[Key, Sum]]) -> ProfileRow:
         module=key.module,
         line=key.line,
         shapes=key.shapes,
+        within=key.within,
+        device=key.device,
         instances=round(fmean(one.instances for one in sums), 3),
         time_ns=round(fmean(times), 1),
         spread_ns=round(_spread(times), 1),

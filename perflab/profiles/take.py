@@ -8,28 +8,23 @@ profiler run between them, which gives the time that the profile has to add up t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING
 
 from perflab.errors import UsageError
 from perflab.files import write_whole
-from perflab.measure.devices import synchronize
-from perflab.profiles.categories import categories
+from perflab.measure.devices import collector_off
 from perflab.profiles.cost import event_cost_ns
-from perflab.profiles.device import device_sums
 from perflab.profiles.events import NODE
 from perflab.profiles.export import chrome_trace, folded_stacks
-from perflab.profiles.host import Key, Known, Sum, host_sums, in_order, matched
-from perflab.profiles.placed import placed
+from perflab.profiles.host import Known, in_order
 from perflab.profiles.places import Places, module_names
+from perflab.profiles.reading import Reading, known_by_call, known_of
 from perflab.profiles.recording import Recorded, recorded_calls, recording, run_marked
 from perflab.profiles.records import Profile
-from perflab.profiles.sum_up import summed_up
 from perflab.reachable import reachable
 from perflab.torch_internals.machine import a_profiler_runs
 
@@ -49,8 +44,6 @@ LEAST_CALLS = 12
 """Calls that a profile takes at least: three that find places, one that is timed, and two rounds of four."""
 LEAST_ON_CUDA = 5
 """Calls of a round there: one is only the beginning of the next, and plain calls begin on an idle device."""
-_STRANGERS = 0.05
-"""Share of operators that the pass with places has not seen, from which on the profile says so."""
 
 
 @dataclass(frozen=True)
@@ -61,18 +54,6 @@ class ProfilePlan:
     """How long its calls may take, after the few that find places; each kind of call is made a few times at least."""
     files: Path | None = None
     """Where one call is written for other tools, without the endings ``.trace.json`` and ``.folded``; None: nowhere."""
-
-
-@dataclass
-class _Times:
-    """What the passes found, call by call."""
-
-    sums: list[Mapping[Key, Sum]] = field(default_factory=list)
-    profiled_ns: list[float] = field(default_factory=list)
-    plain_ns: list[float] = field(default_factory=list)
-    cost_ns: list[float] = field(default_factory=list)
-    strangers: int = 0
-    operators: int = 0
 
 
 def take_profile(
@@ -107,36 +88,30 @@ def take_profile(
     rounds, calls = _turns(plan.budget_ns / (3.5 * call_ns), LEAST_ON_CUDA if device.type == "cuda" else 1)
     backward = any(one.name.startswith(NODE) for one in known)
     cost_ns = 0.0 if device.type == "cuda" else event_cost_ns(backward=backward)
-    times = _Times()
+    reading = Reading(known, cost_ns)
+    plain_ns: list[float] = []
     profilers = []
     for number in range(rounds):
         progress(f"profile: round {number + 1} of {rounds}")
         workload.run()  # the first call after something else is slower than those that follow each other
         if device.type == "cuda":  # as they follow each other, without waiting for the device between them
-            times.plain_ns.append(stopwatch.time(workload, calls).total_ns / calls)
+            plain_ns.append(stopwatch.time(workload, calls).total_ns / calls)
         else:
-            times.plain_ns += [stopwatch.time(workload, 1).total_ns for _ in range(calls)]
+            plain_ns += [stopwatch.time(workload, 1).total_ns for _ in range(calls)]
         with recording(device.type) as profiler:
             workload.run()
             for _ in range(calls):
                 run_marked(workload)
-            synchronize(device)
         profilers.append(profiler)
-    for profiler in profilers:
-        recorded = recorded_calls(profiler, calls)
-        if device.type == "cuda":
-            for before, one in pairwise(recorded):
-                _divide_device(before, one, known, times)
-        else:
-            for one in recorded:
-                _divide_host(one, known, cost_ns, times)
-    if min(times.plain_ns) <= 0:
+    with collector_off():  # events are many and none is garbage: looking through them takes half of the time
+        for profiler in profilers:
+            recorded = recorded_calls(profiler, calls)
+            reading.add(device.type, recorded)
+    if min(plain_ns) <= 0:
         raise UsageError("the clock did not move while a call was timed", "profile more work in a call")
     if plan.files is not None:
         _write(plan.files, recorded[-1], known)
-    if times.strangers > _STRANGERS * times.operators:
-        notes.append(f"calls differ: {times.strangers / times.operators:.0%} of operators have no place")
-    return summed_up(device.type, times.sums, times.profiled_ns, times.plain_ns, fmean(times.cost_ns), notes)
+    return reading.profile(device.type, plain_ns, notes)
 
 
 def _turns(affordable: float, least: int) -> tuple[int, int]:
@@ -147,43 +122,11 @@ def _turns(affordable: float, least: int) -> tuple[int, int]:
 
 
 def _write(files: Path, recorded: Recorded, known: Sequence[Known]) -> None:
-    calls = in_order(recorded.roots)
-    by_call = {id(call): one for call, one in zip(calls, matched(calls, known)[0], strict=True)}
+    by_call, _ = known_by_call(recorded, known)
     files.parent.mkdir(parents=True, exist_ok=True)
     trace = chrome_trace(recorded.roots, recorded.kernels, by_call)
     for ending, text in ((".trace.json", trace), (".folded", folded_stacks(recorded.roots, by_call))):
         write_whole(files.with_name(files.name + ending), text.encode("utf-8", "backslashreplace"))
-
-
-def _divide_host(recorded: Recorded, known: Sequence[Known], cost_ns: float, times: _Times) -> None:
-    by_call = _matched(recorded, known, times)
-    times.sums.append(host_sums(recorded.root, by_call, recorded.phases, cost_ns))
-    times.profiled_ns.append(recorded.root.total_ns)
-    times.cost_ns.append(cost_ns * sum(1 for _ in recorded.root.walk()))
-
-
-def _divide_device(before: Recorded, recorded: Recorded, known: Sequence[Known], times: _Times) -> None:
-    """A call lasts from the end of the kernels of the one before to the end of its own."""
-    if not before.kernels or not recorded.kernels:
-        raise UsageError(
-            "the profiler saw no kernels on the device",
-            "is another profiler attached to this process (CUPTI serves one)? profile on a CPU, or without it",
-        )
-    by_call = _matched(recorded, known, times)
-    calls = {call.event.correlation: by_call[id(call)] for call in in_order(recorded.roots)}
-    begin_ns, end_ns = (max(kernel.end_ns for kernel in one.kernels) for one in (before, recorded))
-    times.sums.append(device_sums(recorded.kernels, begin_ns, calls))
-    times.profiled_ns.append(end_ns - begin_ns)
-    times.cost_ns.append(0.0)
-
-
-def _matched(recorded: Recorded, known: Sequence[Known], times: _Times) -> dict[int, Known]:
-    """By ``id`` of each operator's call, what is known of it."""
-    calls = in_order(recorded.roots)
-    found, strangers = matched(calls, known)
-    times.strangers += strangers
-    times.operators += len(calls)
-    return {id(call): one for call, one in zip(calls, found, strict=True)}
 
 
 def _known(workload: Workload, device: torch.device) -> tuple[list[Known], list[str]]:
@@ -198,19 +141,13 @@ def _known(workload: Workload, device: torch.device) -> tuple[list[Known], list[
         recorded = _recorded(workload, device, places.marking)
         if [call.name for call in in_order(recorded.roots)] != names:
             recorded = _recorded(workload, device, partial(places.marking, lines=False))
-    found = placed(recorded.roots, recorded.phases, places.named)
-    return [
-        Known(one.call.name, category, one.phase, one.where, one.call.event.shapes, one.call.event.flops)
-        for one, category in zip(found, categories(found), strict=True)
-    ], notes
+    return known_of(recorded, places.named), notes
 
 
 def _recorded(
     workload: Workload, device: torch.device, marking: Callable[[], contextlib.AbstractContextManager[None]]
 ) -> Recorded:
     """One call with shapes and FLOPs, and the marks that are asked for."""
-    with recording(device.type, shapes=True) as profiler:
-        with marking():
-            run_marked(workload)
-        synchronize(device)
+    with recording(device.type, shapes=True) as profiler, marking():
+        run_marked(workload)
     return recorded_calls(profiler, 1, details=True)[0]

@@ -7,7 +7,6 @@ are marked, which may change what a call needs: then fewer marks are set, until 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +17,7 @@ from perflab.measure.devices import collector_off, release_memory, synchronize
 from perflab.measure.graph_pools import free_bytes_in, replayed_pools
 from perflab.measure.limits import as_out_of_memory
 from perflab.measure.live_tensors import held_storages
+from perflab.measure.profiler import profiler
 from perflab.profiles.held import held_by_address, held_parts
 from perflab.profiles.host import in_order
 from perflab.profiles.peak import Askers, made_by_call, summed
@@ -103,7 +103,7 @@ def take_failure(workload: Workload, device: torch.device) -> Failure | None:
     """
     _refuse_another_profiler()
     places = Places(module_names(reachable(workload.roots)))
-    with collector_off(), _watching(device) as profiler:
+    with collector_off(), profiler(device.type, profile_memory=True) as watching:
         found = list(reachable(workload.roots))
         before = held_by_address(found, module_names(found), device)
         del found
@@ -113,12 +113,12 @@ def take_failure(workload: Workload, device: torch.device) -> Failure | None:
             if as_out_of_memory(error) is None:
                 raise
         left = held_storages(reachable(workload.roots), device)
-    results = kineto_results(profiler)
+    results = kineto_results(watching)
     ran_out = [one for one in (*host_events(results), *device_events(results)) if one.name() == RAN_OUT]
     if not ran_out:
         return None
     failed_ns, thread = ran_out[-1].start_ns(), ran_out[-1].start_thread_id()
-    (call,) = recorded_calls(profiler, 1)
+    (call,) = recorded_calls(watching, 1, details=True)
     found_calls = placed(call.roots, call.phases, places.named)
     askers = Askers(found_calls, [(phase.start_ns, phase.name) for phase in call.phases])
     events, began_ns = block_events(results, device), call.root.event.start_ns
@@ -141,15 +141,6 @@ def _refuse_another_profiler() -> None:
         )
 
 
-def _watching(device: torch.device) -> Any:
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it greets on standard error
-    from torch.autograd.profiler import profile
-
-    # The process's first profile decides whether later ones see kernels: one without the device would blind them.
-    watched = "cuda" if device.type == "cuda" else None
-    return profile(use_cpu=True, use_device=watched, profile_memory=True, use_kineto=True)
-
-
 def _is_compiled(one: _Pass) -> bool:
     return any(call.name.startswith("Torch-Compiled Region") for call in in_order(one.calls[1].roots))
 
@@ -157,7 +148,7 @@ def _is_compiled(one: _Pass) -> bool:
 def _recorded(workload: Workload, device: torch.device, marking: _Marking) -> _Pass:
     release_memory(device)
     pools = contextlib.nullcontext(set[Any]()) if device.type != "cuda" else replayed_pools(workload.roots)
-    with collector_off(), pools as replayed, _watching(device) as profiler:
+    with collector_off(), pools as replayed, profiler(device.type, profile_memory=True) as watching:
         _run_within_a_range(workload, marking)
         synchronize(device)
         found = list(reachable(workload.roots))
@@ -167,7 +158,9 @@ def _recorded(workload: Workload, device: torch.device, marking: _Marking) -> _P
         result = _run_within_a_range(workload, marking)
         synchronize(device)
     del result
-    return _Pass(recorded_calls(profiler, 2), block_events(kineto_results(profiler), device), held, pools_bytes)
+    return _Pass(
+        recorded_calls(watching, 2, details=True), block_events(kineto_results(watching), device), held, pools_bytes
+    )
 
 
 def _run_within_a_range(workload: Workload, marking: _Marking) -> Any:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from textwrap import wrap
 
 from perflab.data import changed
+from perflab.measure.events import kind_of
 from perflab.profiles.records import GAPS, Profile, ProfileRow
 from perflab.report.lines import shorten
-from perflab.units import format_flops, format_ns
+from perflab.units import format_count, format_flops, format_ns
 
 CANT_TELL = 0.05
 """Share of the time without an explanation from which on a profile says that it can't tell where time goes."""
@@ -23,15 +24,17 @@ _NO_PLACE = "outside of modules"
 def heading(name: str, profile: Profile) -> str:
     """What was profiled and how: ``profile of step[tiny]: one call, 21.3 ms on cpu, mean of 12 calls; …``."""
     cost = f"; the profiler adds {format_ns(profile.cost_ns)}, taken off" if profile.cost_ns else ""
-    return (
-        f"profile of {name}: one call, {format_ns(profile.timer_ns)} on {profile.device}, "
-        f"mean of {profile.calls} calls{cost}"
-    )
+    on = profile.device
+    if profile.devices > 1:
+        on = f"each of {profile.devices} devices, whose times are added up"
+    return f"profile of {name}: one call, {format_ns(profile.timer_ns)} on {on}, mean of {profile.calls} calls{cost}"
 
 
 def lines(name: str, profile: Profile, width: int, *, brief: bool = False) -> list[str]:
     """The profile of one case. ``brief``: categories alone."""
     found = [heading(name, profile), *_categories(profile)]
+    for said in filter(None, (by_device(profile), on_host(profile))):
+        found += wrap(said, width, initial_indent="  ", subsequent_indent="  ")
     for note in notes_of(profile):
         found += wrap(note, width, initial_indent="  ", subsequent_indent="  ")
     if brief:
@@ -43,6 +46,34 @@ def lines(name: str, profile: Profile, width: int, *, brief: bool = False) -> li
     if len(modules) > 1:
         found.append(f"  by module: {' · '.join(modules)}")
     return [*found, *_table(_cells(top_rows(profile)[:_ROWS], profile), width)]
+
+
+def by_device(profile: Profile) -> str:
+    """How busy each of several devices is: ``busy: cuda:0 81.0% · cuda:1 44.2%``; ``""`` for one device."""
+    if profile.devices == 1:
+        return ""
+    busy: dict[int, float] = defaultdict(float)
+    for row in profile.rows:
+        busy[row.device] += row.time_ns if row.category not in GAPS else 0.0
+    shares = (f"{profile.device}:{at} {_percent(time_ns / profile.timer_ns)}" for at, time_ns in sorted(busy.items()))
+    return f"busy: {' · '.join(shares)}"
+
+
+def on_host(profile: Profile) -> str:
+    """The host's calls of CUDA: ``beside it, on the host, CUDA's calls: 1.20 ms in 300 launches · 90.0 µs in 2 waits``.
+
+    They are no part of the sum: the device works meanwhile. The gaps in which it does not are ``host wait``.
+    """
+    if not profile.cuda_calls:
+        return ""
+    sums: dict[str, list[float]] = {}
+    for one in profile.cuda_calls:
+        kind = kind_of(one.name)
+        total = sums.setdefault(kind, [0.0, 0.0])
+        total[0] += one.time_ns
+        total[1] += one.instances
+    told = (f"{format_ns(time_ns)} in {format_count(round(count), kind)}" for kind, (time_ns, count) in sums.items())
+    return f"beside it, on the host, CUDA's calls: {' · '.join(told)}"
 
 
 def notes_of(profile: Profile) -> list[str]:
@@ -72,7 +103,7 @@ def _categories(profile: Profile) -> list[str]:
         (
             name,
             format_ns(time_ns),
-            _percent(time_ns / profile.timer_ns),
+            _percent(time_ns / profile.whole_ns),
             f"{instances:.0f}" if name not in GAPS else "",
             format_flops(flops) if flops else "",
         )
@@ -80,17 +111,17 @@ def _categories(profile: Profile) -> list[str]:
     ]
     missing = profile.unexplained_ns
     sign = "-" if missing < 0 else ""
-    cells.append(("unexplained", f"{sign}{format_ns(abs(missing))}", _percent(missing / profile.timer_ns), "", ""))
+    cells.append(("unexplained", f"{sign}{format_ns(abs(missing))}", _percent(missing / profile.whole_ns), "", ""))
     return _aligned([head, *cells])
 
 
 def top_rows(profile: Profile) -> list[ProfileRow]:
     """The operators' rows, those that take most time first, whatever line asked for them."""
-    merged: dict[tuple[str, ...], ProfileRow] = {}
+    merged: dict[tuple[str | int, ...], ProfileRow] = {}
     for row in profile.rows:
         if row.category in GAPS or row.category == "dispatch":
             continue
-        key = (row.operator, row.kernel, row.phase, row.module, row.shapes)
+        key = (row.operator, row.kernel, row.phase, row.module, row.shapes, row.device)
         merged[key] = merged_with(merged[key], row) if key in merged else row
     return sorted(merged.values(), key=lambda row: -row.time_ns)
 
@@ -108,18 +139,19 @@ def merged_with(row: ProfileRow, other: ProfileRow) -> ProfileRow:
 
 def _cells(rows: Sequence[ProfileRow], profile: Profile) -> list[tuple[str, ...]]:
     on_device = profile.device == "cuda"
-    head = ("operator", "total", "share", "instances", "mean", "module", "phase", "shapes", "")
+    head = ("operator", "total", "share", "instances", "mean", "", "module", "phase", "shapes", "")
     if on_device:
-        head = ("kernel", "total", "share", "instances", "mean", "module", "phase", "operator", "shapes")
+        head = ("kernel", "total", "share", "instances", "mean", "on", "module", "phase", "operator", "shapes")
     return [
         head,
         *(
             (
                 shorten(row.kernel if on_device else row.operator, _NAME),
                 format_ns(row.time_ns),
-                _percent(row.time_ns / profile.timer_ns),
+                _percent(row.time_ns / profile.whole_ns),
                 f"{row.instances:.0f}",
                 format_ns(row.time_ns / max(row.instances, 1.0)),
+                f"{profile.device}:{row.device}" if profile.devices > 1 else "",
                 shorten(row.module, _NAME),
                 row.phase,
                 *((row.operator, row.shapes) if on_device else (row.shapes, "")),
@@ -155,7 +187,7 @@ def _shares(profile: Profile, name_of: Callable[[ProfileRow], str], most: int) -
     for row in profile.rows:
         sums[name_of(row)] += row.time_ns
     ranked = sorted(sums.items(), key=lambda one: -one[1])
-    return [f"{name} {_percent(time_ns / profile.timer_ns)}" for name, time_ns in _named(ranked[:most])]
+    return [f"{name} {_percent(time_ns / profile.whole_ns)}" for name, time_ns in _named(ranked[:most])]
 
 
 def _named(found: Iterable[tuple[str, float]]) -> list[tuple[str, float]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import threading
 from collections import defaultdict
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from perflab.errors import UsageError
 from perflab.lab.models import build_model, model_cost, size_config
@@ -63,6 +66,64 @@ def test_flops_of_a_training_step_are_those_of_the_closed_form(precision: str) -
     assert sum(row.flops for row in found.rows) == wanted.flops
     backward = sum(row.flops for row in found.rows if row.phase == "backward")
     assert backward == 2 * sum(row.flops for row in found.rows if row.phase == "forward")
+
+
+ATTENTION_FLOPS = 2 * (2 * B * 4 * T * T * 16)
+"""Two products of B x 4 heads, T tokens and 16 numbers a head; a backward has five, since it computes scores anew."""
+
+
+def attention_step(device: torch.device, dtype: torch.dtype) -> Step:
+    """Attention and its backward, four heads of 16 numbers."""
+    q, k, v = torch.randn(3, B, 4, T, 16, device=device, dtype=dtype).requires_grad_()
+    return Step(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True).sum(), Tensor.backward)
+
+
+CONVOLUTIONS = {
+    # By hand: 2 * batch * steps * weight. Each of the two gradients costs as much again.
+    "padded and grouped": (
+        nn.Conv2d(4, 8, 3, padding=1, stride=2, groups=2),
+        (2, 4, 11, 9),
+        2 * 2 * (6 * 5) * 8 * 2 * 9,
+    ),
+    "dilated, in one dimension": (nn.Conv1d(4, 8, 3, dilation=2), (2, 4, 10), 2 * 2 * 6 * 8 * 4 * 3),
+    "in three dimensions": (nn.Conv3d(2, 3, 2), (1, 2, 4, 5, 6), 2 * 1 * (3 * 4 * 5) * 3 * 2 * 8),
+    "transposed": (nn.ConvTranspose2d(4, 8, 3, stride=2), (2, 4, 5, 6), 2 * 2 * (5 * 6) * 4 * 8 * 9),
+    "in double precision": (nn.Conv2d(4, 8, 3).double(), (2, 4, 10, 10), 2 * 2 * (8 * 8) * 8 * 4 * 9),
+}
+
+
+def convolution_step(name: str, device: torch.device) -> tuple[Step, int]:
+    """A convolution and its backward, and the FLOPs of its forward."""
+    made, shape, flops = CONVOLUTIONS[name]
+    layer = copy.deepcopy(made).to(device)
+    x = torch.randn(shape, device=device, dtype=layer.weight.dtype).requires_grad_()
+    return Step(lambda: layer(x).sum(), Tensor.backward), flops
+
+
+def flops_by_phase(profile: Profile) -> dict[str, int]:
+    """Of those that have any."""
+    found: dict[str, int] = defaultdict(int)
+    for row in profile.rows:
+        found[row.phase] += row.flops
+    return {phase: flops for phase, flops in found.items() if flops}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fused_attention_has_the_flops_of_its_products(dtype: torch.dtype) -> None:
+    found = profiled(attention_step(CPU, dtype))
+    assert flops_by_phase(found) == {"forward": ATTENTION_FLOPS, "backward": 5 * ATTENTION_FLOPS // 2}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions_have_the_flops_of_their_closed_form(name: str) -> None:
+    step, flops = convolution_step(name, CPU)
+    assert flops_by_phase(profiled(step)) == {"forward": flops, "backward": 2 * flops}
+
+
+def test_a_gradient_that_nobody_wants_has_no_flops() -> None:
+    layer, x = nn.Conv2d(4, 8, 3), torch.randn(2, 4, 10, 10)  # the input's is not computed
+    found = profiled(Step(lambda: layer(x).sum(), Tensor.backward))
+    assert flops_by_phase(found) == {"forward": 2 * 2 * 64 * 8 * 36, "backward": 2 * 2 * 64 * 8 * 36}
 
 
 def test_backward_and_optimizer_belong_to_their_phase_and_to_the_forwards_module() -> None:
@@ -212,7 +273,7 @@ def test_kernels_on_cuda_belong_to_operators_modules_and_phases(on_cuda: Profile
 @needs_cuda
 def test_kernels_and_gaps_on_cuda_add_up_to_the_calls(on_cuda: Profile) -> None:
     assert on_cuda.explained_ns == pytest.approx(on_cuda.profiled_ns, rel=1e-3)
-    assert {row.category for row in on_cuda.rows if not row.kernel} <= {"host wait", "kernel wait"}
+    assert {row.category for row in on_cuda.rows if not row.kernel} <= {"host wait", "launches", "kernel wait"}
 
 
 @needs_cuda
@@ -220,3 +281,32 @@ def test_flops_on_cuda_are_those_of_the_closed_form(on_cuda: Profile) -> None:
     config = size_config("tiny", vocab_size=512, context_length=T, attention="naive")
     wanted = model_cost(config, batch_size=B, seq_len=T, mode="train_step", param_dtype=torch.float32)
     assert sum(row.flops for row in on_cuda.rows) == wanted.flops
+
+
+@needs_cuda
+@pytest.mark.parametrize(
+    ("backend", "kind"),
+    [
+        (SDPBackend.FLASH_ATTENTION, "flash"),
+        (SDPBackend.EFFICIENT_ATTENTION, "efficient"),
+        (SDPBackend.CUDNN_ATTENTION, "cudnn"),
+    ],
+)
+def test_fused_attention_on_cuda_has_its_flops_where_its_kernels_are(backend: SDPBackend, kind: str) -> None:
+    step = attention_step(CUDA, torch.bfloat16)
+    with sdpa_kernel(backend):
+        step.run()
+        found = take_profile(step, CUDA, stopwatch_for(CUDA), ProfilePlan(0.0), lambda _what: None)
+    assert {row.operator: row.flops for row in found.rows if row.flops} == {
+        f"aten::_{kind}_attention_forward": ATTENTION_FLOPS,
+        f"aten::_{kind}_attention_backward": 5 * ATTENTION_FLOPS // 2,
+    }
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions_on_cuda_have_the_flops_of_their_closed_form(name: str) -> None:
+    step, flops = convolution_step(name, CUDA)
+    step.run()
+    found = take_profile(step, CUDA, stopwatch_for(CUDA), ProfilePlan(0.0), lambda _what: None)
+    assert flops_by_phase(found) == {"forward": flops, "backward": 2 * flops}

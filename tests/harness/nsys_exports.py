@@ -125,18 +125,22 @@ class Maker:
         row = (start, end, 60 if started else 59, *held, thread if thread > 1 << 40 else global_tid(thread))
         self.insert("NVTX_EVENTS", [row], "start, end, eventType, text, textId, globalTid")
 
-    def launch(self, kernel: str, called: int, start: int, end: int, thread: int = MAIN, process: int = PID) -> None:
+    def launch(
+        self, kernel: str, called: int, start: int, end: int, thread: int = MAIN, process: int = PID, device: int = 0
+    ) -> None:
         """A kernel, or a copy if it is called ``copy``, and the call of CUDA that launched it, which takes 3 µs."""
         correlation = next(self.correlations)
         tid = global_tid(thread, process)
         call = (called, called + 3 * US, tid, correlation, self.string("cudaLaunchKernel_v7000"))
         self.insert("CUPTI_ACTIVITY_KIND_RUNTIME", [call], "start, end, globalTid, correlationId, nameId")
-        common, pid = "start, end, correlationId, globalPid", global_tid(0, process)
+        common, pid = "start, end, correlationId, globalPid, deviceId", global_tid(0, process)
         if kernel == "copy":
-            self.insert("CUPTI_ACTIVITY_KIND_MEMCPY", [(start, end, correlation, pid, 1)], f"{common}, copyKind")
+            self.insert(
+                "CUPTI_ACTIVITY_KIND_MEMCPY", [(start, end, correlation, pid, device, 1)], f"{common}, copyKind"
+            )
             return
         names = (self.string(f"void at::native::{kernel}<float>(int, float*)"), self.string(kernel))
-        row = (start, end, correlation, pid, *names)
+        row = (start, end, correlation, pid, device, *names)
         self.insert("CUPTI_ACTIVITY_KIND_KERNEL", [row], f"{common}, demangledName, shortName")
 
     def close(self) -> Path:

@@ -20,6 +20,7 @@ from perflab.measure.events import (
     count_allocations,
     count_cuda_calls,
     outermost_operators,
+    saw_cuda,
     spans,
 )
 from perflab.measure.instructions import count_events, instructions_are_counted
@@ -173,6 +174,11 @@ def test_whatever_starts_a_kernel_or_a_graph_is_one_launch(name: str) -> None:
 )
 def test_whatever_waits_for_the_device_is_a_host_sync(name: str) -> None:
     assert cuda_counts(name) == {"kernel_launches": 0, "host_syncs": 1}
+
+
+@pytest.mark.parametrize("name", ["cudaLaunchKernel_v7000", "cudaDeviceSynchronize", "cudaMalloc"])
+def test_a_profiler_has_seen_cuda_if_it_saw_the_harness_wait(name: str) -> None:
+    assert saw_cuda([Event("aten::mm", 0, 9), Event(name, 1, 2)]) == (name == "cudaDeviceSynchronize")
 
 
 def test_reading_a_number_back_is_one_sync_and_its_copy_is_none() -> None:

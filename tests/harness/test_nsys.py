@@ -14,6 +14,7 @@ from perflab.profiles.nsys.names import case_and_pass, named, shapes_of, shown_s
 from perflab.profiles.nsys.ranges import NONE, Opened, Ranges
 from perflab.profiles.nsys.reading import Reading, chosen_process, read
 from perflab.profiles.nsys.text import lines
+from perflab.profiles.records import GAPS
 
 from .nsys_exports import BUSY_US, CASE, LAYOUTS, US, Layout, Maker, write_run
 
@@ -55,13 +56,27 @@ def test_the_profile_of_a_case_adds_up_to_its_time_on_the_device(tmp_path: Path)
     by_category: dict[str, float] = {}
     for row in case.profile.rows:
         by_category[row.category] = by_category.get(row.category, 0) + row.time_ns
-    assert {name: ns for name, ns in by_category.items() if "wait" not in name} == {
+    assert {name: ns for name, ns in by_category.items() if name not in GAPS} == {
         "products forward": 40 * US,
         "attention": 300 * US,
         "products backward": 80 * US,
         "optimizer": 20 * US,
         "copies": 10 * US,
     }
+
+
+def test_kernels_of_two_devices_share_no_timeline(tmp_path: Path) -> None:
+    maker = Maker(tmp_path / "two.sqlite")
+    for at in range(1000, 5000, 1000):
+        maker.range("step", at * US, (at + 900) * US)
+        maker.range("aten::mm, op_id = 5, sizes = [[8, 8], [8, 8]]", (at + 10) * US, (at + 800) * US)
+        for device in (0, 1):
+            maker.launch("gemm", (at + 20 + 5 * device) * US, (at + 100) * US, (at + 500) * US, device=device)
+    (case,) = reading_of(maker.close(), "step").cases
+    assert case.profile is not None
+    assert case.profile.devices == 2
+    products = {row.device: row.time_ns for row in case.profile.rows if row.operator == "aten::mm"}
+    assert products == {0: 400 * US, 1: 400 * US}  # 200 each, if they had one
 
 
 def test_a_call_and_its_phases_stand_beside_the_timer_s(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from perflab.profiles.difference import explain
 from perflab.profiles.events import NODE, RANGE_SCOPE, Event, nested
 from perflab.profiles.explanation_text import explanation_texts
 from perflab.profiles.export import chrome_trace, folded_stacks
-from perflab.profiles.host import Known, faster_half, host_sums, in_order, matched
-from perflab.profiles.placed import Phase, placed
+from perflab.profiles.flops import flops_where_done
+from perflab.profiles.host import Known, Sum, faster_half, host_sums, in_order, matched
+from perflab.profiles.placed import Phase, placed, within
 from perflab.profiles.places import MARK, Where
 from perflab.profiles.records import Explanation, Profile, ProfileRow
 from perflab.profiles.sum_up import summed_up
@@ -170,6 +171,35 @@ def test_an_operator_that_only_calls_others_goes_with_the_heaviest() -> None:
     assert categories(placed(nested(events), (), lambda _name: Where()))[0] == "products forward"
 
 
+def test_what_an_operator_runs_within_is_the_outermost_one_up_to_the_backward_s_node() -> None:
+    (root,) = nested(
+        [
+            opened("call", 0, 100),
+            call(f"{NODE}RepeatBackward0", 1, 99),
+            call("aten::repeat", 10, 90),
+            call("aten::cat", 20, 80),
+            call("aten::copy_", 30, 70),
+        ]
+    )
+    assert [within(one) for one in root.walk()] == ["", "", "", "aten::repeat", "aten::repeat"]
+
+
+def test_flops_count_once_and_where_the_work_is_done() -> None:
+    events = [
+        call("aten::convolution", 0, 100, flops=90),
+        call("aten::_convolution", 5, 95, flops=90),
+        call("aten::contiguous", 6, 8),
+        *(call("aten::slow_conv2d", at, at + 10) for at in (10, 30, 50)),
+        call("aten::mm", 200, 300, flops=7),
+    ]
+    calls = in_order(nested(events))
+    flops = flops_where_done(calls)
+    assert [(one.name, flops[id(one)]) for one in calls if id(one) in flops] == [
+        *[("aten::slow_conv2d", 30)] * 3,
+        ("aten::mm", 7),
+    ]
+
+
 # --- the device's time -------------------------------------------------------------------------------------------
 
 
@@ -177,26 +207,62 @@ def test_kernels_and_gaps_add_up_whatever_overlaps() -> None:
     kernels = [
         Kernel("a", 100, 200, operator=1, launched_ns=50),
         Kernel("b", 150, 300, operator=2, launched_ns=60),
-        Kernel("c", 400, 450, operator=3, launched_ns=370),
+        Kernel("c", 400, 450, operator=3, launched_ns=370, launch_ended_ns=390),
     ]
     known = {at: Known(f"op{at}", "copies", "", Where(f"m{at}"), flops=10) for at in (1, 2, 3)}
-    sums = device_sums(kernels, begin_ns=80, known=known)
+    sums = device_sums(kernels, {0: (80, 450)}, known)
     by_kernel = {key.kernel: one.time_ns for key, one in sums.items() if key.kernel}
     assert by_kernel == {"a": 75, "b": 125, "c": 50}  # they share the 50 ns in which both run
     gaps = {(key.category, key.module): one.time_ns for key, one in sums.items() if not key.kernel}
-    assert gaps == {("kernel wait", "m1"): 20, ("host wait", "m3"): 70, ("kernel wait", "m3"): 30}
+    assert gaps == {
+        ("kernel wait", "m1"): 20,
+        ("host wait", "m3"): 70,
+        ("launches", "m3"): 20,
+        ("kernel wait", "m3"): 10,
+    }
     assert sum(one.time_ns for one in sums.values()) == 450 - 80
 
 
 def test_the_flops_of_an_operator_with_several_kernels_count_once() -> None:
     kernels = [Kernel("split", 0, 10, operator=1), Kernel("reduce", 10, 20, operator=1)]
-    sums = device_sums(kernels, 0, {1: Known("aten::mm", "products forward", "", Where(), flops=64)})
+    sums = device_sums(kernels, {0: (0, 20)}, {1: Known("aten::mm", "products forward", "", Where(), flops=64)})
     assert sum(one.flops for one in sums.values()) == 64
 
 
 def test_a_kernel_that_no_operator_launched_is_of_no_category() -> None:
-    (key,) = device_sums([Kernel("k", 0, 10)], 0, {})
+    (key,) = device_sums([Kernel("k", 0, 10)], {0: (0, 10)}, {})
     assert (key.category, key.operator) == ("other", "")
+
+
+def test_each_of_several_devices_has_a_timeline_and_gaps_of_its_own() -> None:
+    kernels = [
+        Kernel("a", 100, 200, operator=1, launched_ns=50, device=0),
+        Kernel("b", 210, 300, operator=2, launched_ns=60, device=1),
+        Kernel("c", 310, 400, operator=3, launched_ns=390, device=0),
+    ]
+    known = {at: Known(f"op{at}", "copies", "", Where(f"m{at}")) for at in (1, 2, 3)}
+    sums = device_sums(kernels, {0: (100, 400), 1: (90, 360)}, known)
+    found = {(key.device, key.category, key.operator, key.module): one.time_ns for key, one in sums.items()}
+    assert found == {
+        (0, "copies", "op1", "m1"): 100,
+        (0, "host wait", "", "m3"): 110,  # although the other device is at work
+        (0, "copies", "op3", "m3"): 90,
+        (1, "kernel wait", "", "m2"): 120,
+        (1, "copies", "op2", "m2"): 90,
+        (1, "host wait", "", ""): 60,  # after its last kernel
+    }
+
+
+def test_rows_of_several_devices_add_up_to_the_time_of_each() -> None:
+    kernels = [Kernel("a", 0, 600_000, device=0), Kernel("b", 0, 200_000, device=1)]
+    known = {0: Known("aten::mm", "products forward", "", Where())}
+    sums = device_sums(kernels, {0: (0, 1_000_000), 1: (0, 1_000_000)}, known)
+    told = summed_up("cuda", [sums], [1e6], [1e6], 0.0)
+    assert (told.devices, told.explained_ns, told.unexplained_ns) == (2, 2e6, 0)
+    text = lines("case", told, 120)
+    assert text[0].startswith("profile of case: one call, 1.00 ms on each of 2 devices, whose times are added up")
+    assert "  busy: cuda:0 60.0% · cuda:1 20.0%" in text
+    assert [line.split()[7] for line in text[-2:]] == ["cuda:0", "cuda:1"]
 
 
 # --- the profile -------------------------------------------------------------------------------------------------
@@ -237,6 +303,15 @@ def test_work_of_no_category_counts_as_unexplained() -> None:
     assert told.unknown_share == pytest.approx(0.06)
 
 
+def test_cudas_calls_on_the_host_stand_beside_the_sum() -> None:
+    calls = [{"cudaLaunchKernel": Sum(3, 3000), "cuLaunchKernelEx": Sum(1, 500), "cudaStreamSynchronize": Sum(1, 9e6)}]
+    sums = device_sums([Kernel("k", 0, 100)], {0: (0, 100)}, {})
+    told = summed_up("cuda", [sums], [100], [100], 0.0, cuda_calls=calls)
+    assert [one.name for one in told.cuda_calls] == ["cudaStreamSynchronize", "cudaLaunchKernel", "cuLaunchKernelEx"]
+    assert "  beside it, on the host, CUDA's calls: 9.00 ms in 1 wait · 3.50 µs in 4 launches" in lines("c", told, 120)
+    assert told.explained_ns == 100
+
+
 def test_the_table_names_what_takes_most_time_first_and_keeps_to_the_width() -> None:
     rows = [row(f"aten::operator_with_a_long_name_{at}", 1000.0 - at, module="m" * 40) for at in range(30)]
     told = lines("case", profile(*rows), 80)
@@ -262,6 +337,43 @@ def test_more_calls_of_an_operator_are_named_with_their_module_and_line_and_the_
         "+100 µs unexplained",
     ]
     assert sum(part.change_ns for part in found.parts) + found.rest_ns == pytest.approx(2.5e6)
+
+
+def test_an_operator_that_calls_others_leads_and_not_the_largest_of_its_parts() -> None:
+    parts = [
+        row("aten::repeat", 1e4, 2, "rope"),
+        row("aten::cat", 4e5, 2, "rope", within="aten::repeat"),
+        row("aten::copy_", 2e6, 4, "rope", within="aten::repeat", category="copies"),
+    ]
+    (part,) = explain(BASE, profile(*BASE.rows, *parts), "main", 2.41e6).parts
+    assert (part.operator, part.more, part.others) == ("aten::repeat", 2, ["aten::copy_", "aten::cat"])
+    assert part.change_ns == 2.41e6
+
+
+def test_where_the_caller_is_not_called_more_often_or_has_no_row_the_text_still_names_it() -> None:
+    copies = row("aten::copy_", 2e6, 12, "blocks.*", within="aten::reshape", category="copies")
+    (first, _rest) = explanation_texts(explain(BASE, profile(*BASE.rows, copies), "main", 2.1e6), timed=True)
+    assert first == "+2.10 ms = +2.00 ms 12 more aten::copy_ within aten::reshape in blocks.* (model.py:8)"
+
+
+def test_an_operator_that_calls_few_of_them_does_not_lead() -> None:
+    before = row("aten::copy_", 1e6, 8, "rope", within="aten::to", category="copies")
+    more = [
+        changed(before, instances=9, time_ns=1.1e6),  # one more by aten::to, and eleven more by nobody
+        row("aten::to", 1e4, 1, "rope", category="copies"),
+        row("aten::copy_", 2e6, 11, "rope", category="copies"),
+    ]
+    (part,) = explain(profile(*BASE.rows, before), profile(*BASE.rows, *more), "main", 2.1e6).parts
+    assert (part.operator, part.more) == ("aten::copy_", 12)
+
+
+def test_the_time_of_several_devices_is_explained_by_their_mean() -> None:
+    base, head = (
+        changed(profile(*(row("aten::mm", time, 1, "m", device=at) for at, time in enumerate(times))), devices=2)
+        for times in ((5e6, 5e6), (9e6, 7e6))
+    )
+    (first, _rest) = explanation_texts(explain(base, head, "main", 3e6), timed=True)
+    assert first == "+3.00 ms = +3.00 ms aten::mm slower at the same shapes in m (model.py:8)"
 
 
 def test_an_operator_that_takes_longer_is_named_where_the_profiles_agree_with_the_gate() -> None:

@@ -76,6 +76,96 @@ def test_the_profiler_has_a_record_of_each_launch() -> None:
     assert by_operator["aten::mm"].self_device_time_total > 0
 
 
+FIRST = """
+import torch
+from perflab.measure.clock import HostStopwatch
+from perflab.measure.compiling import compiler_state
+from perflab.measure.counts import CallCounter
+from perflab.measure.measurement import stopwatch_for
+from perflab.measure.memory import measure_memory
+from perflab.measure.workload import Workload
+from perflab.profiles.take import ProfilePlan, take_profile
+from perflab.profiles.take_peak import take_peak
+
+def multiply(x):
+    return (x @ x).relu_()
+
+def say_nothing(what):
+    pass
+
+cpu, cuda = torch.device("cpu"), torch.device("cuda", 0)
+on_cpu = Workload(multiply, (torch.zeros(32, 32),), {})
+"""
+THEN = """
+print(torch.cuda.is_initialized(), torch._C._cuda_hasPrimaryContext(0))
+on_cuda = Workload(multiply, (torch.zeros(32, 32, device=cuda),), {})
+counter = CallCounter(cuda, compiler_state())
+counter.count_apart(on_cuda)
+print(counter.counts.get("kernel_launches"))
+profile = take_profile(on_cuda, cuda, stopwatch_for(cuda), ProfilePlan(0.0), say_nothing)
+print(sorted({row.operator for row in profile.rows if row.kernel}))
+"""
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "measure_memory(on_cpu, cpu)",
+        "take_peak(on_cpu, cpu)",
+        "take_profile(on_cpu, cpu, HostStopwatch(), ProfilePlan(0.0), say_nothing)",
+    ],
+)
+def test_a_case_on_a_cpu_leaves_the_device_alone_and_kernels_are_seen_after_it(before: str) -> None:
+    lines = said_by(FIRST + before + THEN)
+    assert lines == ["False False", "2", "['aten::clamp_min_', 'aten::mm']"]
+
+
+def test_where_a_first_profile_blinded_the_process_nothing_is_counted_and_a_profile_says_why() -> None:
+    lines = said_by(
+        FIRST
+        + "from perflab.errors import UsageError\n"
+        + "with torch.autograd.profiler.profile(use_kineto=True): multiply(torch.zeros(3, 3))\n"
+        + THEN.replace("profile = take", "try:\n    take").partition("print(sorted")[0]
+        + "except UsageError as error: print(error.problem)\n"
+    )
+    assert lines == ["False False", "None", "the profiler saw no kernels on the device"]
+
+
+TWO = """
+import torch
+from perflab.measure.measurement import stopwatch_for
+from perflab.measure.workload import Workload
+from perflab.profiles.take import ProfilePlan, take_profile
+from perflab.profiles.text import lines
+
+class Halves(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(64, 64, device="cuda:0")
+        self.second = torch.nn.Linear(64, 64, device="cuda:1")
+
+    def forward(self, x):
+        return self.second(self.first(x).to("cuda:1"))
+
+halves, device = Halves(), torch.device("cuda", 0)
+workload = Workload(halves, (torch.zeros(8, 64, device=device),), {})
+workload.run()
+profile = take_profile(workload, device, stopwatch_for(device), ProfilePlan(0.0), lambda what: None)
+print(profile.devices, sorted((row.device, row.module) for row in profile.rows if row.operator == "aten::addmm"))
+print({row.device for row in profile.rows if row.category == "host wait"})
+print(abs(profile.explained_ns - 2 * profile.profiled_ns) < 10)
+print([one.name for one in profile.cuda_calls if one.instances == 2])
+print(*(line for line in lines("halves", profile, 200) if "busy" in line))
+"""
+
+
+def test_a_model_on_two_devices_has_two_timelines_in_its_profile() -> None:
+    *told, busy = said_by(TWO, Gpu(devices=2))
+    assert told == ["2 [(0, 'first'), (1, 'second')]", "{0, 1}", "True", "['cudaLaunchKernel']"]
+    assert "busy: cuda:0 " in busy
+    assert " · cuda:1 " in busy
+
+
 def test_ranges_stand_in_the_trace_around_what_was_called_in_them(tmp_path: Path) -> None:
     said_by(
         "import torch\n"

@@ -98,6 +98,20 @@ def test_a_marked_case_is_profiled_and_no_other(net: Project) -> None:
     assert "profile of forward" not in said(result)
 
 
+def test_a_case_in_a_fresh_process_is_profiled_as_the_command_asks_and_writes_its_files(net: Project) -> None:
+    net.test_file.write_text(CASE.replace("MARK", "fresh_process=True"))
+    net.run("--perf-profile", "--perf-budget=0.5", "--perf-json=results.json", "--perf-check=off").assert_outcomes(
+        passed=1
+    )
+    in_fresh = record(net)["measurement"]["profile"]["calls"]
+    files = {path.name: path.read_text() for path in (net.pytester.path / ".perflab" / "profiles").iterdir()}
+    assert sorted(name.partition(".py_")[2] for name in files) == ["test_forward.folded", "test_forward.trace.json"]
+    assert all("aten::addmm" in text for text in files.values())
+    net.test_file.write_text(CASE.replace("MARK", ""))
+    net.run("--perf-profile", "--perf-budget=0.5", "--perf-json=results.json", "--perf-check=off")
+    assert in_fresh == record(net)["measurement"]["profile"]["calls"]  # as many as in this process
+
+
 def test_markdown_opens_the_profile_below_the_table(net: Project) -> None:
     net.run("--perf-profile", "--perf-budget=0.5", "--perf-json=results.json", "--perf-check=off")
     shown = net.pytester.run(

@@ -309,7 +309,7 @@ def _of_confirmation(seen: Estimate, policy: PairedPolicy, *, regressed: bool) -
 
 
 def _differ(least: float, policy: PairedPolicy) -> str:
-    told = f"; this run could have found {format_change(least)} and more" if least < MEANINGLESS else ""
+    told = f"; the smallest change that this run can detect is {format_change(least)}" if least < MEANINGLESS else ""
     return f"its {policy.pairs_are} differ too much{told}"
 
 

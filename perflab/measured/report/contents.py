@@ -8,8 +8,8 @@ from perflab.data import changed
 from perflab.measure.records import Measurement, Memory, Record, Replicate, per_call_ns
 from perflab.measured.report.columns import shown_ns
 from perflab.profiles.explanation_text import explanation_texts, peak_texts
-from perflab.profiles.records import Profile
-from perflab.profiles.text import by_category, notes_of, top_rows
+from perflab.profiles.records import Profile, ProfileRow
+from perflab.profiles.text import by_category, by_device, notes_of, on_host, top_rows
 from perflab.records import Judgement
 from perflab.report.contents import (
     CALIBRATION,
@@ -116,9 +116,15 @@ def _beside(memory: Memory) -> dict[str, int]:
     return {name: size for name, size in readings.items() if size is not None}
 
 
+def _what_runs(row: ProfileRow, profile: Profile) -> str:
+    """The kernel or operator, and its device where there are several."""
+    on = f" on {profile.device}:{row.device}" if profile.devices > 1 else ""
+    return ((row.kernel if profile.device == "cuda" else row.operator) or row.category) + on
+
+
 def _profile(profile: Profile) -> list[Table]:
     """Categories, which add up to the call, and the rows that take most time."""
-    whole = profile.timer_ns
+    whole = profile.whole_ns
     categories: list[Sequence[str | float | int | None]] = [
         (name, time_ns, time_ns / whole, round(instances, 1), flops or None)
         for name, time_ns, instances, flops in by_category(profile)
@@ -128,7 +134,7 @@ def _profile(profile: Profile) -> list[Table]:
     on_device = profile.device == "cuda"
     listed = [
         (
-            (row.kernel if on_device else row.operator) or row.category,
+            _what_runs(row, profile),
             row.time_ns,
             row.time_ns / whole,
             round(row.instances, 1),
@@ -148,7 +154,7 @@ def _profile(profile: Profile) -> list[Table]:
             [("category", "text"), *numbers, ("FLOPs", "count")],
             categories,
             len(categories),
-            notes_of(profile),
+            [*filter(None, (by_device(profile), on_host(profile))), *notes_of(profile)],
         ),
         first_rows(
             "profile_rows",

@@ -140,7 +140,7 @@ class Cases:
             return Served(state, device, progress, self._config, self._budget, self._server)
         if job.under_callgrind:
             return Callgrind(state, device, progress, self._config)
-        return Replicate(state, device, progress, self._config, job.budget_s, state.case in job.profiled)
+        return Replicate(state, device, progress, self._config, job)
 
     @contextlib.contextmanager
     def _turn(self, device: torch.device) -> Generator[None]:

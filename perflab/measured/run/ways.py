@@ -6,6 +6,7 @@ A way takes the case's one measurement and leaves it in the case's state, or ski
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
@@ -27,7 +28,7 @@ from perflab.measured.run.callgrind import COUNT, count_under_callgrind, run_cou
 from perflab.measured.run.cuda_graphs import no_graph_for
 from perflab.measured.run.memory_snapshots import record_where_asked
 from perflab.measured.run.state import Learned, no_time, no_work
-from perflab.plugin.case.fresh_process import measure_fresh
+from perflab.plugin.case.fresh_process import Job, measure_fresh
 from perflab.plugin.case.perf import CaseState, Way
 from perflab.plugin.case.raw_launches import only_compiled_kernels
 from perflab.plugin.case.requirements import Claim, Needs
@@ -168,14 +169,17 @@ class Measuring:
 class Replicate(Measuring):
     """Measures in this process, a fresh one, within the time that who started it has left."""
 
-    budget_s: float | None
-    profile: bool = False
+    job: Job
 
     def _profile(self) -> ProfilePlan | None:
-        return ProfilePlan(self.state.settings.evidence_ns) if self.profile else None
+        job = self.job
+        if self.state.case not in job.profiled:
+            return None
+        budget_ns = self.state.settings.evidence_ns if job.profile_ns is None else job.profile_ns
+        return ProfilePlan(budget_ns, Path(job.profile_files) if job.profile_files is not None else None)
 
     def _share_s(self) -> float | None:
-        return self.budget_s
+        return self.job.budget_s
 
 
 @dataclass
@@ -254,10 +258,16 @@ class Local(Measuring):
             measured = super()._measure(workload)
         else:
             self.progress("in a fresh process")
-            profiled = [state.case] if state.settings.profile else []
-            found = measure_fresh(self.config, [state.case], str(self.device), self._share_s(), profiled=profiled)[
-                state.case
-            ]
+            plan = self._profile()
+            found = measure_fresh(
+                self.config,
+                [state.case],
+                str(self.device),
+                self._share_s(),
+                profiled=[state.case] if plan is not None else [],
+                profile_ns=plan.budget_ns if plan is not None else None,
+                profile_files=plan.files if plan is not None else None,
+            )[state.case]
             self._learned.out_of_memory = found.out_of_memory
             measured = None if found.measurement is None else Measured(found.measurement, workload.run())
         return measured

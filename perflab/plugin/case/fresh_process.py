@@ -73,6 +73,10 @@ class Job(Data, frozen=True):
     """The most that a case's measuring may take, where the run's time is short; its own budget is heeded too."""
     profiled: list[str] = []
     """Of the cases, those of which a call is profiled too."""
+    profile_ns: float | None = None
+    """How long a profile may take; None: as long as that of evidence."""
+    profile_files: str | None = None
+    """Where one profiled call is written for other tools, as in ``ProfilePlan``; None: nowhere."""
     under_callgrind: bool = False
     """Whether the process only counts the instructions of a call, and reports nothing itself."""
     serve: Serve | None = None
@@ -149,6 +153,8 @@ def measure_fresh(
     budget_s: float | None = None,
     *,
     profiled: Sequence[str] = (),
+    profile_ns: float | None = None,
+    profile_files: Path | None = None,
 ) -> dict[str, JobResult]:
     """Measure cases in one fresh process.
 
@@ -158,6 +164,8 @@ def measure_fresh(
         device: where to measure, exactly: a worker's GPU would be another one in a process that is no worker.
         budget_s: what measuring a case may take, if that is less than its budget.
         profiled: those of which a call is profiled too.
+        profile_ns: how long that may take; None: as long as for evidence.
+        profile_files: where one profiled call is written, as in ``ProfilePlan``; None: nowhere.
 
     Returns:
         Node id to what was measured; a case that the child could not measure is missing.
@@ -167,7 +175,14 @@ def measure_fresh(
     """
     with tempfile.TemporaryDirectory(prefix="perflab-") as folder:
         results = Path(folder, "results.jsonl")
-        job = Job(cases=list(cases), results=str(results), budget_s=budget_s, profiled=list(profiled))
+        job = Job(
+            cases=list(cases),
+            results=str(results),
+            budget_s=budget_s,
+            profiled=list(profiled),
+            profile_ns=profile_ns,
+            profile_files=None if profile_files is None else str(profile_files),
+        )
         ended = run_job(config, job, device, Path(folder))
         lines = results.read_bytes().splitlines()
     told = [result for line in lines if (result := _read(line)) is not None]

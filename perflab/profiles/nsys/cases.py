@@ -177,7 +177,7 @@ def case_reading(
         source = own if own is not None and own.by_operators else best
         found, unknown = kernels(launches, source, names.of)
         begin_ns, end_ns = spans[at]
-        divided.append(device_sums(found, begin_ns, source.known))
+        divided.append(device_sums(found, dict.fromkeys({one.device for one in found}, spans[at]), source.known))
         lengths_ns.append(float(end_ns - begin_ns))
         strangers += unknown
         count += len(found)

@@ -30,9 +30,12 @@ class Launch(NamedTuple):
     """0: the call was not recorded."""
     called_ns: int
     launched_ns: int
+    device: int = 0
 
 
-_FIELDS = 6
+_Row = tuple[int, int, int, int, int, int, int]
+"""The same as a plain tuple: there are millions."""
+_FIELDS = 7
 
 
 @dataclass
@@ -78,7 +81,7 @@ _NOWHERE = (0, 0, _Within(NONE, {}, None))
 _OUTSIDE = (NONE, -(2**63), 2**63 - 1)
 
 
-def launches_of(export: Export, process: int) -> Iterator[tuple[int, int, int, int, int, int]]:
+def launches_of(export: Export, process: int) -> Iterator[_Row]:
     """The work of one process as ``Launch`` has it, in the order of the export.
 
     Raises:
@@ -89,7 +92,7 @@ def launches_of(export: Export, process: int) -> Iterator[tuple[int, int, int, i
             yield from _launches(export, table, process)
 
 
-def _launches(export: Export, table: str, process: int) -> Iterator[tuple[int, int, int, int, int, int]]:
+def _launches(export: Export, table: str, process: int) -> Iterator[_Row]:
     columns = export.tables[table]
     has_process = "globalPid" in columns
     if not has_process and len(export.processes) > 1:
@@ -99,21 +102,23 @@ def _launches(export: Export, table: str, process: int) -> Iterator[tuple[int, i
         )
     name = _name_column(columns) if table == KERNELS else f"{COPY} - k.copyKind" if "copyKind" in columns else str(COPY)
     name = str(FILL) if table == FILLS else name
+    device = "k.deviceId" if "deviceId" in columns else "0"
     where = f"WHERE (k.globalPid >> 24 & 16777215) = {process}" if has_process else ""
     if not export.has(API):
-        query = f"SELECT k.rowid, k.start, k.end, {name}, 0, 0, 0 FROM {table} k {where}"
+        query = f"SELECT k.rowid, k.start, k.end, {name}, {device}, 0, 0, 0 FROM {table} k {where}"
     else:
         # nsys makes no index: SQLite makes one of the calls for the length of this query, in a temporary file
         query = (
-            f"SELECT k.rowid, k.start, k.end, {name}, r.globalTid, r.start, r.end FROM {table} k LEFT JOIN {API} r"
+            f"SELECT k.rowid, k.start, k.end, {name}, {device}, r.globalTid, r.start, r.end"
+            f" FROM {table} k LEFT JOIN {API} r"
             f" ON r.correlationId = k.correlationId AND (r.globalTid >> 24 & 16777215) = {process} {where}"
         )
     last = None
-    for row, start_ns, end_ns, number, thread, called_ns, launched_ns in export.rows(query):
+    for row, start_ns, end_ns, number, device_id, thread, called_ns, launched_ns in export.rows(query):
         if row == last or end_ns < start_ns:  # a call of the runtime and one of the driver may share a number
             continue
         last = row
-        yield start_ns, end_ns, number or 0, thread or 0, called_ns or 0, launched_ns or 0
+        yield start_ns, end_ns, number or 0, thread or 0, called_ns or 0, launched_ns or 0, device_id or 0
 
 
 def _name_column(columns: frozenset[str]) -> str:
@@ -153,7 +158,7 @@ def summed(
     # Most launches follow one of the same thread in the same range: what is known of that range is kept.
     stretches: dict[int, tuple[int, int, _Within]] = {}
     for launch in launches_of(export, process):
-        start_ns, end_ns, name, thread, called_ns, _ = launch
+        start_ns, end_ns, name, thread, called_ns, _, _ = launch
         begin_ns, until_ns, within = stretches.get(thread, _NOWHERE)
         if not begin_ns <= called_ns < until_ns:
             number, begin_ns, until_ns = ranges.stretch(thread, called_ns) if thread else _OUTSIDE

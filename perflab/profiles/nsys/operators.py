@@ -16,10 +16,11 @@ from typing import NamedTuple
 from perflab.profiles.categories import categories
 from perflab.profiles.device import Kernel
 from perflab.profiles.events import RANGE_SCOPE, Call, Event, nested
+from perflab.profiles.flops import flops_where_done
 from perflab.profiles.host import Known
 from perflab.profiles.nsys.launches import COPY, Launch
 from perflab.profiles.nsys.names import Named, named, node_of, place_of, shapes_of, shown_shapes
-from perflab.profiles.placed import NOWHERE, Phase, placed
+from perflab.profiles.placed import NOWHERE, Phase, placed, within
 from perflab.profiles.places import MARK, Where
 
 PHASES = ("forward", "backward", "optimizer")
@@ -71,7 +72,7 @@ def asked_by(
     number = 0
     roots: list[Call] = []
     for thread, ones in sorted(by_thread.items(), key=lambda item: (item[0] != span.thread, item[0])):
-        events = _events(sorted(ones, key=lambda one: (one.start_ns, -one.end_ns)), span.thread, places, number)
+        events = _events(sorted(ones, key=lambda one: (one.start_ns, -one.end_ns)), span.thread, places, number, flops)
         number += len(events)
         roots += nested(events)
         by_thread[thread] = []
@@ -87,11 +88,13 @@ def asked_by(
         if operator is None:
             known[operators[-1]] = _without_operator(launch, inner, phases, places)
     launching = set(operators)
+    done = flops_where_done([one.call for one in placed_calls])
     for (call, phase, where), category in zip(placed_calls, categories(placed_calls), strict=True):
         if call.event.correlation in launching:
-            shapes = shapes_of(call.event.shapes)
-            told = (shown_shapes(shapes), flops(call.name, shapes))
-            known[call.event.correlation] = Known(call.name, category, phase, where, *told)
+            shapes = shown_shapes(shapes_of(call.event.shapes))
+            known[call.event.correlation] = Known(
+                call.name, category, phase, where, shapes, done.get(id(call), 0), within(call)
+            )
     return Asked(tuple(launch.name for launch in ordered), tuple(operators), known)
 
 
@@ -118,19 +121,33 @@ def kernels(launches: Sequence[Launch], asked: Asked, name_of: Callable[[int], s
             seen[name] += 1
         operators = chosen
     return [
-        Kernel(name_of(one.name), one.start_ns, one.end_ns, operator, one.launched_ns or None)
+        Kernel(
+            name_of(one.name),
+            one.start_ns,
+            one.end_ns,
+            operator,
+            one.called_ns or None,
+            one.launched_ns or None,
+            one.device,
+        )
         for one, operator in zip(ordered, operators, strict=True)
     ], strangers
 
 
-def _events(found: Sequence[Ranged], caller: int, places: list[Where], before: int) -> list[Event]:
+def _events(found: Sequence[Ranged], caller: int, places: list[Where], before: int, flops: Flops) -> list[Event]:
     """Ranges of one thread as a profiler's events, in order of time."""
     parts = [named(one.text) for one in found]
-    return [_event(at, found, parts, caller, places, before) for at in range(len(found))]
+    return [_event(at, found, parts, caller, places, before, flops) for at in range(len(found))]
 
 
 def _event(
-    at: int, found: Sequence[Ranged], parts: Sequence[Named], caller: int, places: list[Where], before: int
+    at: int,
+    found: Sequence[Ranged],
+    parts: Sequence[Named],
+    caller: int,
+    places: list[Where],
+    before: int,
+    flops: Flops,
 ) -> Event:
     one, said = found[at], parts[at]
     name, sequence, scope = said.name, said.sequence, 0
@@ -155,6 +172,7 @@ def _event(
         sequence=sequence,
         forward_thread=caller if node is not None else 0,
         shapes=said.sizes,
+        flops=flops(name, shapes_of(said.sizes)) if name.startswith("aten::") else 0,
     )
 
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from perflab import Profile, ProfileRow, Result
-from perflab.units import format_flops, format_ns, format_signed
+from perflab.units import format_count, format_flops, format_ns, format_signed
 
 from .recommendation import result_parameters
 
@@ -32,7 +32,7 @@ def profile_findings(results: Sequence[Result]) -> list[str]:
     lines: list[str] = []
     for mode in dict.fromkeys(mode for mode, _ in found):
         lines += _side_by_side(mode, {how: profile for (other, how), (profile, _) in found.items() if other == mode})
-    return lines + [line for ask in (_timer, _most, _products, _softmax, _changes) for line in ask(found)]
+    return lines + [line for ask in (_timer, _most, _products, _launches, _softmax, _changes) for line in ask(found)]
 
 
 def _side_by_side(mode: str, profiles: Mapping[str, Profile]) -> list[str]:
@@ -94,6 +94,21 @@ def _products(found: Profiles) -> list[str]:
             for mode, one in profiles.items()
         ]
         lines.append(f"matrix products with weights, {how}: {', '.join(told)}")
+    return lines
+
+
+def _launches(found: Profiles) -> list[str]:
+    """What launching costs: on a GPU the time in which it waits for the host, on a CPU dispatch and Python."""
+    lines = []
+    for (mode, how), (one, _) in found.items():
+        times = _by(one, lambda row: row.category)
+        names = ("host wait", "launches") if one.device == "cuda" else ("dispatch", "python")
+        told = [f"{name} {_percent(times.get(name, 0.0) / one.whole_ns)}" for name in names]
+        launches = [call for call in one.cuda_calls if "Launch" in call.name]
+        if launches:
+            many = format_count(round(sum(call.instances for call in launches)), "launch")
+            told.append(f"{many} take the host {format_ns(sum(call.time_ns for call in launches))}")
+        lines.append(f"{mode}, {how}: {', '.join(told)}")
     return lines
 
 

@@ -1,0 +1,144 @@
+"""From recorded calls to a profile: what is known of each operator, and the time of several calls by it. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import fmean
+
+from perflab.errors import UsageError
+from perflab.profiles.categories import categories
+from perflab.profiles.device import Kernel, device_sums
+from perflab.profiles.flops import flops_where_done
+from perflab.profiles.host import Key, Known, Sum, host_sums, in_order, matched
+from perflab.profiles.placed import placed, within
+from perflab.profiles.places import Where
+from perflab.profiles.recording import Recorded
+from perflab.profiles.records import Profile
+from perflab.profiles.sum_up import summed_up
+
+_STRANGERS = 0.05
+"""Share of operators that the pass with places has not seen, from which on the profile says so."""
+
+
+def known_of(recorded: Recorded, named: Callable[[str], Where]) -> list[Known]:
+    """Every operator of a call in order, with place, category, shapes and FLOPs.
+
+    Args:
+        recorded: the call, with details.
+        named: the place that a mark stands for.
+    """
+    found = placed(recorded.roots, recorded.phases, named)
+    flops = flops_where_done([one.call for one in found])
+    known = (
+        Known(
+            one.call.name,
+            category,
+            one.phase,
+            one.where,
+            one.call.event.shapes,
+            flops.get(id(one.call), 0),
+            within(one.call),
+        )
+        for one, category in zip(found, categories(found), strict=True)
+    )
+    once: dict[Known, Known] = {}  # a layer knows what the one before it knew
+    return [once.setdefault(one, one) for one in known]
+
+
+def known_by_call(recorded: Recorded, known: Sequence[Known]) -> tuple[dict[int, Known], int]:
+    """By ``id`` of each operator's call, what is known of it; and how many of them are strangers."""
+    calls = in_order(recorded.roots)
+    found, strangers = matched(calls, known)
+    return {id(call): one for call, one in zip(calls, found, strict=True)}, strangers
+
+
+@dataclass
+class Reading:
+    """What profiled calls came to, as they are read one by one."""
+
+    known: Sequence[Known]
+    event_cost_ns: float
+    """What the profiler adds with each event."""
+    sums: list[Mapping[Key, Sum]] = field(default_factory=list)
+    profiled_ns: list[float] = field(default_factory=list)
+    cost_ns: list[float] = field(default_factory=list)
+    cuda_calls: list[Mapping[str, Sum]] = field(default_factory=list)
+    strangers: int = 0
+    operators: int = 0
+
+    def add(self, device: str, recorded: Sequence[Recorded]) -> None:
+        """Calls that followed each other, on ``cpu`` or ``cuda``; there the first is only the beginning of the next.
+
+        Raises:
+            UsageError: no kernels were recorded.
+        """
+        if device == "cuda":
+            for before, one in pairwise(recorded):
+                self._add_on_device(before, one)
+        else:
+            for one in recorded:
+                self._add_on_host(one)
+
+    def _add_on_host(self, recorded: Recorded) -> None:
+        """A call on a CPU lasts as long as the range around it."""
+        by_call = self._by_call(recorded)
+        self.sums.append(host_sums(recorded.root, by_call, recorded.phases, self.event_cost_ns))
+        self.profiled_ns.append(recorded.root.total_ns)
+        self.cost_ns.append(self.event_cost_ns * sum(1 for _ in recorded.root.walk()))
+
+    def _add_on_device(self, before: Recorded, recorded: Recorded) -> None:
+        """On each device a call lasts from the end of its kernels of the call before to the end of its own."""
+        if not before.kernels or not recorded.kernels:
+            raise UsageError(
+                "the profiler saw no kernels on the device",
+                "another profiler is attached to this process (CUPTI serves one), or has profiled the CPU alone before "
+                "perflab did, after which PyTorch sees no device: profile without it",
+            )
+        by_call = self._by_call(recorded)
+        calls = {call.event.correlation: by_call[id(call)] for call in in_order(recorded.roots)}
+        begins, ends = _ends(before.kernels), _ends(recorded.kernels)
+        spans = {device: (begins.get(device, max(begins.values())), end_ns) for device, end_ns in ends.items()}
+        self.sums.append(device_sums(recorded.kernels, spans, calls))
+        self.profiled_ns.append(fmean(end_ns - begin_ns for begin_ns, end_ns in spans.values()))
+        self.cost_ns.append(0.0)
+        self.cuda_calls.append(_summed(recorded.cuda_calls))
+
+    def profile(self, device: str, timer_ns: Sequence[float], notes: Sequence[str]) -> Profile:
+        """All calls together.
+
+        Args:
+            device: ``cpu`` or ``cuda``.
+            timer_ns: how long calls took that were not profiled.
+            notes: what a reader has to know.
+        """
+        said = list(notes)
+        if self.strangers > _STRANGERS * self.operators:
+            said.append(f"calls differ: {self.strangers / self.operators:.0%} of operators have no place")
+        return summed_up(
+            device, self.sums, self.profiled_ns, timer_ns, fmean(self.cost_ns), said, cuda_calls=self.cuda_calls
+        )
+
+    def _by_call(self, recorded: Recorded) -> dict[int, Known]:
+        found, strangers = known_by_call(recorded, self.known)
+        self.strangers += strangers
+        self.operators += len(found)
+        return found
+
+
+def _ends(kernels: Sequence[Kernel]) -> dict[int, int]:
+    """When each device ended its last kernel."""
+    found: dict[int, int] = {}
+    for one in kernels:
+        found[one.device] = max(one.end_ns, found.get(one.device, 0))
+    return found
+
+
+def _summed(calls: Sequence[tuple[str, int]]) -> dict[str, Sum]:
+    often = Counter(name for name, _ in calls)
+    sums = {name: Sum(instances=count) for name, count in often.items()}
+    for name, length_ns in calls:
+        sums[name].time_ns += length_ns
+    return sums
