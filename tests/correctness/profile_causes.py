@@ -238,7 +238,8 @@ def _timer_ns(one: Profile) -> float:
 
 def explained(base: Profile, head: Profile) -> Explanation:
     """As of a case whose gate found exactly what the profiles differ by, so that times are explained too."""
-    return explain(base, head, "the model as it is", head.timer_ns - base.timer_ns, ROOM * base.timer_ns)
+    change_ns, room_ns = head.timer_ns - base.timer_ns, ROOM * base.timer_ns
+    return explain(base, head, "the model as it is", change_ns, (change_ns - room_ns, change_ns + room_ns))
 
 
 def is_right(fault: Fault, found: Explanation) -> bool:
