@@ -84,7 +84,7 @@ def _category(one: Placed, known: dict[int, str], in_core: bool) -> str:
     if any(_LOSS.fullmatch(above.name) for above in call.above()):
         return "embedding and loss"
     if _PRODUCTS.fullmatch(name) and not (in_core and (is_batched or _calls(call, _BATCHED))):
-        return "products backward" if one.phase == "backward" else "products forward"
+        return "products backward" if one.in_backward or one.phase == "backward" else "products forward"
     if in_core:
         return "attention"
     if _COPIES.fullmatch(name):
