@@ -95,7 +95,7 @@ def asked_by(
         if call.event.correlation in launching:
             shapes = shown_shapes(shapes_of(call.event.shapes))
             known[call.event.correlation] = Known(
-                call.name, category, asker.phase, one.where, shapes, done.get(id(call), 0), within(call)
+                call.name, category, asker.phase, asker.where, shapes, done.get(id(call), 0), within(call)
             )
     return Asked(tuple(launch.name for launch in ordered), tuple(operators), known)
 
