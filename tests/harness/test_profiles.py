@@ -214,6 +214,34 @@ def test_written_out_attention_is_a_module_with_a_softmax_between_batched_produc
     assert categories(without) == ["products forward", "products forward", "element-wise and norms"]
 
 
+def test_embedding_norms_and_loss_of_a_module_that_writes_attention_out_are_no_attention() -> None:
+    names = ["aten::embedding", "aten::native_layer_norm", "aten::bmm", "aten::_softmax", "aten::bmm", "aten::add"]
+    names += ["aten::_log_softmax", "aten::nll_loss_forward"]
+    events = [call(name, 10 * at, 10 * at + 9) for at, name in enumerate(names)]
+    inside = placed(nested([opened(f"{MARK}0", 0, 100), *events]), (), lambda _name: Where("Net"))
+    assert categories(inside) == [
+        "embedding and loss",
+        "element-wise and norms",
+        *["attention"] * 4,
+        *["embedding and loss"] * 2,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("taken", "category"), [("8x16x64, 8x64x32", "products forward"), ("8x100x8, 8x8x32", "attention")]
+)
+def test_a_router_s_softmax_makes_no_attention_of_its_experts_products(taken: str, category: str) -> None:
+    """Of the second layer on, a product stands before the softmax too."""
+    for text in (taken, f"[[{taken.replace(', ', '], [').replace('x', ', ')}]]"):
+        events = [
+            Event("aten::bmm", 0, 5),
+            Event("aten::_softmax", 10, 15, shapes="100x8 float32" if "x" in text else "[[100, 8], [], []]"),
+            Event("aten::bmm", 20, 25, shapes=text),
+        ]
+        found = placed(nested([opened(f"{MARK}0", 0, 100), *events]), (), lambda _name: Where("moe"))
+        assert categories(found)[-1] == category
+
+
 def test_an_operator_that_only_calls_others_goes_with_the_heaviest() -> None:
     events = [call("aten::stft", 0, 100), call("aten::copy_", 5, 15), call("aten::mm", 20, 95)]
     assert categories(placed(nested(events), (), lambda _name: Where()))[0] == "products forward"
@@ -344,6 +372,18 @@ def test_a_profile_that_does_not_explain_the_time_says_that_it_cannot_tell() -> 
     assert any(line.split() == ["unexplained", "30.0", "µs", "3.0%"] for line in right)
     assert "can't tell" not in " ".join(right)
     assert "can't tell where all of the time goes: 10.0% of it" in " ".join(wrong)
+
+
+def test_an_operator_of_every_fourth_call_is_shown_with_its_own_mean() -> None:
+    told = lines("case", profile(row("aten::sort", 1e6, 0.25), row("aten::mm", 9e6, 3)), 120)
+    (found,) = (line.split() for line in told if line.startswith("  aten::sort"))
+    assert found[:7] == ["aten::sort", "1.00", "ms", "10.0%", "0.25", "4.00", "ms"]
+
+
+def test_what_the_profiler_adds_to_a_call_on_cuda_is_said() -> None:
+    sums = device_sums([Kernel("k", 0, 100)], {0: (0, 120)}, {})
+    told = summed_up("cuda", [sums], [120], [100], 0.0, cuda_calls=[{"cudaLaunchKernel": Sum(3, 90)}])
+    assert lines("c", told, 120)[0].endswith("; the profiler makes a call 20.0 ns longer, mostly as host wait")
 
 
 def test_work_of_no_category_counts_as_unexplained() -> None:

@@ -13,7 +13,15 @@ import pytest
 from perflab.compared.comparison import BASE, HEAD, Compared, Comparison, Limits, compare
 from perflab.compared.judge.paired import PairedPolicy
 from perflab.compared.run.conclusions import conclude, without_numbers
-from perflab.compared.run.evidence import MOST, Found, explained_by_turns, is_to_explain
+from perflab.compared.run.evidence import (
+    MOST,
+    Found,
+    could_not,
+    explained_by_turns,
+    is_to_explain,
+    looked_into_enough,
+    not_looked,
+)
 from perflab.compared.run.start_sides import Starts, turns_ns, two_sides, witness_of_host
 from perflab.compared.sides.checkout import Tree
 from perflab.compared.sides.process import ANSWER_WITHIN_S
@@ -164,7 +172,10 @@ class Against:
         """Look into what became worse, the worst first."""
         worse = [one for one in concluded.values() if is_to_explain(one.judgement)]
         worse = [one for one in worse if self._case_settings[one.case].evidence == "on"]
-        for one in sorted(worse, key=lambda one: size_of(one.judgement), reverse=True)[:MOST]:
+        worse.sort(key=lambda one: size_of(one.judgement), reverse=True)
+        enough = could_not(looked_into_enough())
+        into.update({one.case: not_looked(one.judgement, base.label, enough) for one in worse[MOST:]})
+        for one in worse[:MOST]:
             settings = self._case_settings[one.case]
             self._progress.label(one.case)
             into[one.case] = explained_by_turns(

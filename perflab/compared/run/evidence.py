@@ -110,6 +110,11 @@ def could_not(why: str) -> str:
     return f"could not look, because {why}"
 
 
+def looked_into_enough() -> str:
+    """Why a case is not looked into after others were."""
+    return f"{MOST} cases of this run were, and each takes two processes more"
+
+
 def grown_bytes(judgement: Judgement) -> int:
     """How much higher the peak is by the gate's own measurement."""
     memory = judgement.memory
