@@ -21,6 +21,7 @@ from perflab.profiles.flops import flops_where_done
 from perflab.profiles.host import Known, Sum, faster_half, host_sums, in_order, matched
 from perflab.profiles.placed import Phase, placed, within
 from perflab.profiles.places import MARK, Where
+from perflab.profiles.recording import CALL, PHASE
 from perflab.profiles.records import Explanation, Part, Profile, ProfileRow
 from perflab.profiles.sum_up import summed_up
 from perflab.profiles.text import lines
@@ -674,6 +675,26 @@ def test_a_trace_has_every_operator_with_its_place_and_every_kernel() -> None:
     assert (events["aten::mm"]["ts"], events["aten::mm"]["dur"]) == (0.1, 0.8)
     assert events["gemm"]["args"]["module"] == "head"
     assert events["gemm"]["pid"] != events["aten::mm"]["pid"]
+
+
+def test_kernels_that_overlap_stand_on_tracks_of_their_own() -> None:
+    """Events of one track have to nest, or Perfetto drops them."""
+    kernels = [
+        Kernel("gemm", 0, 10_000, stream=7),
+        Kernel("ncclAllReduce", 5000, 15_000, stream=13),
+        Kernel("there", 5000, 15_000, device=1, stream=7),
+    ]
+    trace = json.loads(chrome_trace([], kernels, {}))["traceEvents"]
+    tracks = {one["name"]: (one["pid"], one["tid"]) for one in trace if one["ph"] == "X"}
+    assert len(set(tracks.values())) == 3
+    names = {(one["pid"], one["tid"]): one["args"]["name"] for one in trace if one["name"] == "thread_name"}
+    assert [names[tracks[name]] for name in ("gemm", "ncclAllReduce", "there")] == ["stream 7", "stream 13", "stream 7"]
+
+
+def test_python_s_time_stands_within_its_phase_in_folded_stacks() -> None:
+    (root,) = nested([opened(CALL, 0, 100), opened(f"{PHASE}forward", 10, 60), call("aten::mm", 20, 50)])
+    known = {id(one): Known("aten::mm", "products forward", "forward", Where("head")) for one in in_order([root])}
+    assert folded_stacks([root], known).splitlines() == ["forward;head;aten::mm 30", "forward;python 20", "python 50"]
 
 
 def test_folded_stacks_add_up_to_the_call_and_hold_one_line_a_stack_whatever_the_names() -> None:
