@@ -27,6 +27,12 @@ read_processor_ns: Callable[[], int] = time.thread_time_ns
 
 def synchronized_seconds() -> float:
     """Seconds on the monotonic clock, after the CUDA devices of this process have gone idle."""
+    wait_for_devices()
+    return time.perf_counter()
+
+
+def wait_for_devices() -> None:
+    """Until all CUDA devices that this process uses are idle."""
     torch = sys.modules.get("torch")  # if nobody loaded torch, no CUDA work can be under way
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
         from perflab.torch_internals.machine import has_cuda_context
@@ -34,7 +40,6 @@ def synchronized_seconds() -> float:
         for index in range(torch.cuda.device_count()):
             if has_cuda_context(index):  # waiting for an unused device would make a context on it
                 torch.cuda.synchronize(index)
-    return time.perf_counter()
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import fmean
 
 from perflab.errors import UsageError
@@ -68,19 +69,28 @@ class Reading:
     strangers: int = 0
     operators: int = 0
 
-    def add_on_host(self, recorded: Recorded) -> None:
+    def add(self, device: str, recorded: Sequence[Recorded]) -> None:
+        """Calls that followed each other, on ``cpu`` or ``cuda``; there the first is only the beginning of the next.
+
+        Raises:
+            UsageError: no kernels were recorded.
+        """
+        if device == "cuda":
+            for before, one in pairwise(recorded):
+                self._add_on_device(before, one)
+        else:
+            for one in recorded:
+                self._add_on_host(one)
+
+    def _add_on_host(self, recorded: Recorded) -> None:
         """A call on a CPU lasts as long as the range around it."""
         by_call = self._by_call(recorded)
         self.sums.append(host_sums(recorded.root, by_call, recorded.phases, self.event_cost_ns))
         self.profiled_ns.append(recorded.root.total_ns)
         self.cost_ns.append(self.event_cost_ns * sum(1 for _ in recorded.root.walk()))
 
-    def add_on_device(self, before: Recorded, recorded: Recorded) -> None:
-        """On each device a call lasts from the end of its kernels of the call before to the end of its own.
-
-        Raises:
-            UsageError: no kernels were recorded.
-        """
+    def _add_on_device(self, before: Recorded, recorded: Recorded) -> None:
+        """On each device a call lasts from the end of its kernels of the call before to the end of its own."""
         if not before.kernels or not recorded.kernels:
             raise UsageError(
                 "the profiler saw no kernels on the device",

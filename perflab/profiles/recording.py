@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from perflab.errors import UsageError
 from perflab.kernel_names import kernel_name
+from perflab.measure.clock import wait_for_devices
 from perflab.measure.profiler import profiler
 from perflab.profiles.device import Kernel
 from perflab.profiles.events import Call, Event, nested
@@ -58,6 +59,8 @@ def recording(device: str, *, shapes: bool = False) -> Iterator[Any]:
     """Profile the block on ``cpu`` or ``cuda``; what comes has the results once the block has ended."""
     with profiler(device, record_shapes=shapes) as opened:
         yield opened
+        if device == "cuda":
+            wait_for_devices()  # a kernel that has not ended is not recorded
 
 
 def run_marked(workload: Workload) -> Any:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
-from perflab.measure.devices import synchronize
+from perflab.measure.devices import collector_off
 from perflab.measure.workload import Step
 from perflab.profiles.places import Places, module_names
 from perflab.profiles.reading import Reading, known_of
@@ -64,28 +63,20 @@ def step_of(events: int, device: torch.device) -> tuple[Step, int]:
 def recorded(step: Step, device: torch.device) -> Callable[[], Profile]:
     """Record the step as a profile does; what comes reads it."""
     places = Places(module_names(reachable(step.roots)))
-    with recording(device.type, shapes=True) as marked:
-        with places.marking():
-            run_marked(step)
-        synchronize(device)
+    with recording(device.type, shapes=True) as marked, places.marking():
+        run_marked(step)
     rounds = []
     for _ in range(ROUNDS):
         with recording(device.type) as profiler:
             for _ in range(CALLS):
                 run_marked(step)
-            synchronize(device)
         rounds.append(profiler)
 
     def read() -> Profile:
         reading = Reading(known_of(recorded_calls(marked, 1, details=True)[0], places.named), 0.0)
-        for one in rounds:
-            calls = recorded_calls(one, CALLS)
-            if device.type == "cuda":
-                for before, call in pairwise(calls):
-                    reading.add_on_device(before, call)
-            else:
-                for call in calls:
-                    reading.add_on_host(call)
+        with collector_off():
+            for one in rounds:
+                reading.add(device.type, recorded_calls(one, CALLS))
         return reading.profile(device.type, reading.profiled_ns, [])
 
     return read

@@ -271,10 +271,15 @@ class Local(Measuring):
             measured = super()._measure(workload)
         else:
             self.progress("in a fresh process")
-            profile = self._profile()
-            profiled = [state.case] if profile is not None else []
+            plan = self._profile()
             found = measure_fresh(
-                self.config, [state.case], str(self.device), self._share_s(), profiled=profiled, profile=profile
+                self.config,
+                [state.case],
+                str(self.device),
+                self._share_s(),
+                profiled=[state.case] if plan is not None else [],
+                profile_ns=plan.budget_ns if plan is not None else None,
+                profile_files=plan.files if plan is not None else None,
             )[state.case]
             self._learned.out_of_memory = found.out_of_memory
             measured = None if found.measurement is None else Measured(found.measurement, workload.run())

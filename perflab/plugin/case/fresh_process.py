@@ -11,7 +11,6 @@ import sys
 import tempfile
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -25,9 +24,6 @@ from perflab.plugin.config.kinds import is_perf_case, tier_asked_by
 from perflab.plugin.options import REPLICATE_OPTION
 from perflab.tiers import tiers
 from perflab.units import format_ns
-
-if TYPE_CHECKING:
-    from perflab.profiles.take import ProfilePlan
 
 _SILENCED = {
     "basetemp": None,  # pytest empties it at start, and the parent's temporary files with it
@@ -157,7 +153,8 @@ def measure_fresh(
     budget_s: float | None = None,
     *,
     profiled: Sequence[str] = (),
-    profile: ProfilePlan | None = None,
+    profile_ns: float | None = None,
+    profile_files: Path | None = None,
 ) -> dict[str, JobResult]:
     """Measure cases in one fresh process.
 
@@ -167,7 +164,8 @@ def measure_fresh(
         device: where to measure, exactly: a worker's GPU would be another one in a process that is no worker.
         budget_s: what measuring a case may take, if that is less than its budget.
         profiled: those of which a call is profiled too.
-        profile: how; None: as for evidence, and nothing is written.
+        profile_ns: how long that may take; None: as long as for evidence.
+        profile_files: where one profiled call is written, as in ``ProfilePlan``; None: nowhere.
 
     Returns:
         Node id to what was measured; a case that the child could not measure is missing.
@@ -182,8 +180,8 @@ def measure_fresh(
             results=str(results),
             budget_s=budget_s,
             profiled=list(profiled),
-            profile_ns=profile.budget_ns if profile is not None else None,
-            profile_files=str(profile.files) if profile is not None and profile.files is not None else None,
+            profile_ns=profile_ns,
+            profile_files=None if profile_files is None else str(profile_files),
         )
         ended = run_job(config, job, device, Path(folder))
         lines = results.read_bytes().splitlines()

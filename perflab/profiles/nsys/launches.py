@@ -37,7 +37,7 @@ class Launch(NamedTuple):
 
 _Row = tuple[int, int, int, int, int, int, int]
 """The same as a plain tuple: there are millions."""
-_FIELDS = len(Launch._fields)
+_FIELDS = 7
 
 
 @dataclass

@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from perflab import Profile, ProfileRow, Result
-from perflab.measure.events import kind_of
 from perflab.units import format_count, format_flops, format_ns, format_signed
 
 from .recommendation import result_parameters
@@ -108,7 +107,7 @@ def _launches(found: Profiles) -> list[str]:
         times = _by(one, lambda row: row.category)
         names = ("host wait", "launches") if one.device == "cuda" else ("dispatch", "python")
         told = [f"{name} {_percent(times.get(name, 0.0) / one.whole_ns)}" for name in names]
-        launches = [call for call in one.cuda_calls if kind_of(call.name) == "launch"]
+        launches = [call for call in one.cuda_calls if "Launch" in call.name]
         if launches:
             many = format_count(round(sum(call.instances for call in launches)), "launch")
             told.append(f"{many} take the host {format_ns(sum(call.time_ns for call in launches))}")
