@@ -26,6 +26,9 @@ _LOSS = re.compile(
     r"aten::(_?embedding.*|index_select|cross_entropy.*|nll_loss.*|_?log_softmax.*|mse_loss.*|binary_cross_entropy.*"
     r"|kl_div.*|smooth_l1_loss.*|huber_loss.*|logsumexp)"
 )
+_NORMS = re.compile(r"aten::(native_|_fused_|cudnn_|_native_)?(layer|rms|group|batch|instance)_norm\w*")
+_SIZES = re.compile(r"(\d+)x(\d+)(?![\dx])")
+_SIZES_OF_NVTX = re.compile(r"(\d+), (\d+)\]")
 _COMMUNICATION = re.compile(r"(c10d|_c10d_functional|record_param_comms|nccl|gloo)(::|:|$).*")
 _COMPILED = re.compile(
     r"Torch-Compiled Region.*|CompiledFunction.*|(cpp|triton)_(fused|poi|red|per|tem)_.*|inductor::.*"
@@ -58,9 +61,30 @@ def categories(found: Sequence[Placed]) -> list[str]:
 
 
 def _written_out(found: Sequence[Placed]) -> set[str]:
-    softmax = {one.where.module for one in found if _SOFTMAX.fullmatch(one.call.name)}
-    products = {one.where.module for one in found if _BATCHED.fullmatch(one.call.name)}
-    return (softmax & products) - {""}
+    """Modules with a softmax between two batched products, of which the second takes the softmax's result.
+
+    The softmax of a router does not make attention of the products of its experts: they take something else.
+    """
+    with_products: set[str] = set()
+    scores: dict[str, set[tuple[str, str]]] = {}
+    cores: set[str] = set()
+    for one in found:
+        module, name = one.where.module, one.call.name
+        if not module or one.in_backward:
+            continue
+        if _BATCHED.fullmatch(name):
+            with_products.add(module)
+            wanted = scores.get(module)
+            if wanted is not None and (not wanted or wanted & _last_two(one.call.event.shapes)):
+                cores.add(module)
+        elif _SOFTMAX.fullmatch(name) and module in with_products:
+            scores.setdefault(module, set()).update(_last_two(one.call.event.shapes))
+    return cores
+
+
+def _last_two(shapes: str) -> set[tuple[str, str]]:
+    """The last two sizes of each tensor in ``8x512x64, 8x64x512``, or in ``[[8, 512, 64], [8, 64, 512]]``."""
+    return set((_SIZES_OF_NVTX if shapes.startswith("[") else _SIZES).findall(shapes))
 
 
 def _category(one: Placed, known: dict[int, str], in_core: bool) -> str:
@@ -84,13 +108,13 @@ def _category(one: Placed, known: dict[int, str], in_core: bool) -> str:
     if any(_LOSS.fullmatch(above.name) for above in call.above()):
         return "embedding and loss"
     if _PRODUCTS.fullmatch(name) and not (in_core and (is_batched or _calls(call, _BATCHED))):
-        return "products backward" if one.phase == "backward" else "products forward"
-    if in_core:
+        return "products backward" if one.in_backward or one.phase == "backward" else "products forward"
+    if _LOSS.fullmatch(name):
+        return "embedding and loss"
+    if in_core and not any(_NORMS.fullmatch(other.name) for other in (call, *call.above())):
         return "attention"
     if _COPIES.fullmatch(name):
         return "copies"
-    if _LOSS.fullmatch(name):
-        return "embedding and loss"
     if call.children and 2 * call.self_ns < call.total_ns:
         heaviest = max((child for child in call.children if id(child) in known), key=lambda c: c.total_ns, default=None)
         if heaviest is not None:

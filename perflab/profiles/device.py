@@ -30,6 +30,8 @@ class Kernel(NamedTuple):
     """When that call of CUDA had ended."""
     device: int = 0
     """The GPU's number in the process."""
+    stream: int = 0
+    """That it runs in. Those of two streams may overlap."""
 
 
 _NOBODY = Known("", "other", "", Where())

@@ -24,9 +24,9 @@ _OWN_SHARE = 0.1
 _WORTH = 0.2
 """Share of the whole change below which a part that is no fact of the code is not worth a word."""
 _AGREE = 0.5
-"""Share of the gate's change by which the profiles may differ from it and still explain it."""
-_REST = 0.5
-"""Share of the change that parts must explain, or the text says that they do not."""
+"""Share of the gate's change by which the profiles may differ from it and still say anything of times."""
+_OWN_REST = 0.1
+"""Share of it that may stay unexplained though the gate's interval is narrower: so much do two processes differ."""
 _COMMON = 1.02
 """From which ratio on operators have become slower as a whole."""
 _WHOLE = 0.02
@@ -37,7 +37,7 @@ _COMMON_OF = 5
 """Operators that must have become slower alike, each with a share of the time worth speaking of."""
 _COMMON_SHARE = 0.01
 _HALF = 0.5
-"""Share of the further calls of an operator that another one must make to be what the code does more often."""
+"""Of a call: fewer more of an operator is none. Of the further calls: the share that a caller must make to be named."""
 _SMALL = 0.05
 """Share of the change below which a fact of the code explains nothing of it."""
 
@@ -84,14 +84,20 @@ class _Change:
     """The operator that calls it, where most of the change in number is within that one."""
 
 
-def explain(base: Profile, head: Profile, against: str, change_ns: float | None, room_ns: float = 0.0) -> Explanation:
+def explain(
+    base: Profile,
+    head: Profile,
+    against: str,
+    change_ns: float | None,
+    interval_ns: tuple[float, float] | None = None,
+) -> Explanation:
     """What makes ``head`` slower than ``base``.
 
     Args:
         base, head: profiles of one case.
         against: the base, as people call it.
         change_ns: how much longer a call takes by the gate's own measurement; None: its time is not the matter.
-        room_ns: half the width of that change's interval.
+        interval_ns: the interval of that change, from least to most; None: it has none.
     """
     if base.is_compact:
         head = like_compact(head, base)
@@ -101,8 +107,9 @@ def explain(base: Profile, head: Profile, against: str, change_ns: float | None,
     parts = _by_module(facts)
     seen_ns = head.explained_ns - base.explained_ns
     whole_ns = abs(change_ns if change_ns is not None else seen_ns)
+    least_ns, most_ns = _interval(change_ns or 0.0, interval_ns)
     problem = None
-    if change_ns is not None and abs(seen_ns - change_ns) > max(room_ns, _AGREE * abs(change_ns)):
+    if change_ns is not None and _outside(seen_ns, least_ns, most_ns) and abs(seen_ns - change_ns) > _AGREE * whole_ns:
         problem = (
             f"the profiles differ by {format_signed(seen_ns, format_ns)}, and the gate found "
             f"{format_signed(change_ns, format_ns)}: they do not explain times"
@@ -111,16 +118,20 @@ def explain(base: Profile, head: Profile, against: str, change_ns: float | None,
         common = _common_ratio(before, now)
         if min(base.calls, head.calls) >= _FEW_CALLS:
             parts += _slower(before, now, {one.key for one in facts}, whole_ns, common)
-        small = [part for part in parts if part.change_ns < _SMALL * whole_ns]  # true, and not what takes the time
-        parts = [part for part in parts if part.change_ns >= _SMALL * whole_ns] + small
-        if len(parts) == len(small) and common > _COMMON:
+        # what is true, and not what takes the time, comes last; before it what has become faster
+        parts.sort(key=lambda part: (abs(part.change_ns) < _SMALL * whole_ns, part.change_ns < 0))
+        if not any(part.change_ns >= _SMALL * whole_ns for part in parts) and common > _COMMON:
             problem = (
                 f"all operators take longer alike (about {100 * (common - 1):+.0f}%): the machine, its threads or "
                 "clocks, or what is installed, and no operator by itself"
             )
-    rest_ns = round((change_ns if change_ns is not None else seen_ns) - sum(part.change_ns for part in parts), 1)
-    if change_ns is not None and abs(rest_ns) > max(room_ns, _REST * abs(change_ns)):
-        problem = problem or "most of the change is spread, or within the noise of single operators"
+    told_ns = sum(part.change_ns for part in parts)
+    rest_ns = round((change_ns if change_ns is not None else seen_ns) - told_ns, 1)
+    if change_ns is not None and problem is None and _outside(told_ns, least_ns, most_ns):
+        if abs(rest_ns) > _AGREE * whole_ns:
+            problem = "most of the change is spread, or within the noise of single operators"
+        else:
+            problem = "these parts are not all of the change: what is left is more than its interval leaves open"
     return Explanation(
         base=against,
         before_ns=base.timer_ns,
@@ -129,6 +140,17 @@ def explain(base: Profile, head: Profile, against: str, change_ns: float | None,
         rest_ns=rest_ns,
         problem=problem,
     )
+
+
+def _interval(change_ns: float, given_ns: tuple[float, float] | None) -> tuple[float, float]:
+    """Between which changes parts explain this one."""
+    own_ns = _OWN_REST * abs(change_ns)
+    least_ns, most_ns = given_ns or (change_ns, change_ns)
+    return min(least_ns, change_ns - own_ns), max(most_ns, change_ns + own_ns)
+
+
+def _outside(value_ns: float, least_ns: float, most_ns: float) -> bool:
+    return not least_ns <= value_ns <= most_ns
 
 
 def _of_one_device(profile: Profile) -> Profile:
@@ -158,7 +180,7 @@ def _fact(key: _Key, before: _Total | None, now: _Total | None) -> _Change | Non
     more = new.instances - old.instances
     if any(abs(one.instances - round(one.instances)) > _WHOLE for one in (old, new)):
         return None  # not the same in each call: logging every few steps, say
-    if abs(more) > 0.5:
+    if abs(more) > _HALF:
         if not old.instances or not new.instances:
             change_ns = new.time_ns - old.time_ns
         else:  # the others take as long as they took: what noise adds to them is no part of this
@@ -169,13 +191,21 @@ def _fact(key: _Key, before: _Total | None, now: _Total | None) -> _Change | Non
         caller = max(callers, key=lambda one: callers[one] / more)
         within = caller if callers[caller] / more > _HALF else ""
         return _Change(key, round(more, 2), round(change_ns, 1), shown.category, shown.line, within=within)
-    gone, come = (
-        {one for one in a.shapes if one and a.shapes[one] > b.shapes.get(one, 0.0)} for a, b in ((old, new), (new, old))
-    )
+    gone, come = (_more_shapes(old, new), _more_shapes(new, old))
     if gone and come:
         said = f"{min(gone)} -> {min(come)}"
         return _Change(key, 0.0, round(new.time_ns - old.time_ns, 1), new.category, new.line, said)
     return None
+
+
+def _more_shapes(one: _Total, other: _Total) -> set[str]:
+    """Shapes on which one is called more often than the other in each call: where they vary, the mean is not whole."""
+    both = {shapes: (one.shapes[shapes], other.shapes.get(shapes, 0.0)) for shapes in one.shapes if shapes}
+    return {
+        shapes
+        for shapes, (often, before) in both.items()
+        if often - before > _HALF and all(abs(count - round(count)) <= _WHOLE for count in (often, before))
+    }
 
 
 def _by_module(facts: Sequence[_Change]) -> list[Part]:
@@ -201,13 +231,20 @@ def _part(changes: Sequence[_Change]) -> Part:
     others = dict.fromkeys(
         one.key[0] for one in sorted(counted, key=lambda one: -abs(one.change_ns)) if one.key[0] != lead.key[0]
     )
+    more = sum(one.more for one in same)
+    moved_from: list[str] = []
+    if lead.more and abs(more) <= _HALF:  # as many as before, in another phase
+        moved_from = sorted({one.key[2] for one in same if one.more * lead.more < 0 and one.key[2]})
+        same = [one for one in same if one.more * lead.more > 0]
+        more = sum(one.more for one in same)
     return Part(
         change_ns=round(total, 1),
         operator=lead.key[0],
         module=lead.key[1],
         line=lead.line,
         phases=sorted({one.key[2] for one in same if one.key[2]}),
-        more=round(sum(one.more for one in same), 2),
+        more=round(more, 2),
+        moved_from=moved_from,
         others=list(others)[:3],
         category=lead.category,
         shapes=lead.shapes,

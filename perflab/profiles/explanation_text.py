@@ -11,34 +11,48 @@ MOST = 3
 """Parts in the text; the results file has all of them."""
 
 
-def explanation_texts(found: Explanation, *, timed: bool) -> list[str]:
+def explanation_texts(found: Explanation, *, timed: bool, most: int = MOST, brief: bool = False) -> list[str]:
     """One text for each part, the sum before the first.
 
     Args:
         found: the explanation.
         timed: whether time became worse; if not, the text has calls and no times.
+        most: parts that are shown, besides what is left of the change.
+        brief: leave out what else changed in number beside the operator that leads a part.
     """
+    shown = _shown(found.parts, most)
+    others = [part for part in found.parts if not any(part is one for one in shown)]
     if not timed:
-        said = [_what(part) for part in found.parts[:MOST] if part.more or part.shapes]
+        said = [_what(part, brief=brief) for part in shown if part.more or part.shapes]
         if not said and found.problem is not None:
             return [found.problem]
-        return [*said, *_more(found.parts)] or ["nothing that the profiler records is called more often"]
+        more = [format_count(len(others), "more place")] if others else []
+        return [*said, *more] or ["nothing that the profiler records is called more often"]
     if not found.parts:
         return [found.problem or "no operator stands out: the change is spread over all of them"]
     whole = sum(part.change_ns for part in found.parts) + found.rest_ns
-    rest = found.rest_ns + sum(part.change_ns for part in found.parts[MOST:])
-    texts = [f"{format_signed(part.change_ns, format_ns)} {_what(part)}" for part in found.parts[:MOST]]
-    texts.append(f"{format_signed(rest, format_ns)} {'unexplained' if len(found.parts) <= MOST else 'smaller ones'}")
+    texts = [f"{format_signed(part.change_ns, format_ns)} {_what(part, brief=brief)}" for part in shown]
+    if others:
+        others_ns = sum(part.change_ns for part in others)
+        other = "other part" if shown else "part"
+        texts.append(f"{format_signed(others_ns, format_ns)} in {format_count(len(others), other)}")
+    texts.append(f"{format_signed(found.rest_ns, format_ns)} unexplained")
     texts[0] = f"{format_signed(whole, format_ns)} = {texts[0]}"
     return [*texts, *([found.problem] if found.problem else [])]
 
 
-def peak_texts(found: PeakExplanation) -> list[str]:
+def _shown(parts: Sequence[Part], most: int) -> list[Part]:
+    """The first, which is the most likely cause, and of the others the largest, in their order."""
+    largest = sorted(range(1, len(parts)), key=lambda at: -abs(parts[at].change_ns))[: max(0, most - 1)]
+    return [parts[at] for at in [0, *sorted(largest)]] if parts and most else []
+
+
+def peak_texts(found: PeakExplanation, *, most: int = MOST) -> list[str]:
     """The same of memory: ``+64.0 MiB = +64.0 MiB 3 more blocks of aten::mul in blocks.* (net.py:9), activations``."""
     if not found.parts:
         return [found.problem or "nothing that the profiler records differs at the peak"]
-    texts = [f"{format_signed(part.change_bytes, format_bytes)} {_blocks(part)}" for part in found.parts[:MOST]]
-    rest = found.parts[MOST:]
+    texts = [f"{format_signed(part.change_bytes, format_bytes)} {_blocks(part)}" for part in found.parts[:most]]
+    rest = found.parts[most:]
     if rest:
         rest_bytes = sum(part.change_bytes for part in rest)
         texts.append(f"{format_signed(rest_bytes, format_bytes)} in {format_count(len(rest), 'smaller row')}")
@@ -59,14 +73,13 @@ def _blocks(part: PeakChange) -> str:
     return f"{many if part.more else grown}{of}{where}{line}, {part.category}"
 
 
-def _more(parts: Sequence[Part]) -> list[str]:
-    return [format_count(len(parts) - MOST, "more place")] if len(parts) > MOST else []
-
-
-def _what(part: Part) -> str:
+def _what(part: Part, *, brief: bool) -> str:
     where = f" in {part.module}" if part.module else f" in {part.phases[0]}" if part.phases else ""
     line = f" ({part.line})" if part.line else ""
-    others = f", with {', '.join(part.others)}" if part.others else ""
+    others = f", with {', '.join(part.others)}" if part.others and not brief else ""
+    if part.moved_from:
+        way = f" moved from {', '.join(part.moved_from)} to {', '.join(part.phases)}"
+        return f"{abs(part.more):g} {part.operator}{way}{others}{where if part.module else ''}{line}"
     if part.more:
         many = f"{abs(part.more):g} {'more' if part.more > 0 else 'fewer'}"
         by = f" within {part.within}" if part.within else ""

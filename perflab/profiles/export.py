@@ -15,13 +15,14 @@ from typing import Any
 from perflab.profiles.device import Kernel
 from perflab.profiles.events import Call
 from perflab.profiles.host import Known
+from perflab.profiles.recording import CALL, PHASE
 
 _DEVICE = 1
 _HOST = 0
 
 
 def chrome_trace(roots: Sequence[Call], kernels: Sequence[Kernel], known: Mapping[int, Known]) -> str:
-    """The call as a Chrome trace: a track for each thread of the host and for each device.
+    """The call as a Chrome trace: a track for each thread of the host and for each stream of a device.
 
     Args:
         roots: the outermost calls of each thread.
@@ -40,17 +41,26 @@ def chrome_trace(roots: Sequence[Call], kernels: Sequence[Kernel], known: Mappin
             one.name,
             one.start_ns - begin_ns,
             one.end_ns - one.start_ns,
-            _DEVICE,
-            one.device,
+            _DEVICE + one.device,
+            one.stream,
             by_operator.get(one.operator),
         )
         for one in kernels
     ]
+    devices = sorted({one.device for one in kernels})
     names = [
-        {"ph": "M", "name": "process_name", "pid": number, "args": {"name": name}}
-        for number, name in ((_HOST, "host"), (_DEVICE, "device"))
+        _name("process_name", number, 0, name)
+        for number, name in ((_HOST, "host"), *((_DEVICE + at, f"device {at}") for at in devices))
+    ]
+    names += [
+        _name("thread_name", _DEVICE + device, stream, f"stream {stream}")
+        for device, stream in sorted({(one.device, one.stream) for one in kernels})
     ]
     return json.dumps({"traceEvents": [*names, *events], "displayTimeUnit": "ms"})
+
+
+def _name(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": {"name": name}}
 
 
 def _event(name: str, start_ns: int, length_ns: int, process: int, thread: int, known: Known | None) -> dict[str, Any]:
@@ -91,5 +101,7 @@ def _frames(call: Call, known: Mapping[int, Known]) -> list[str]:
     one = known.get(id(call))
     place = [one.phase, one.where.module] if one is not None else []
     above = [other.name for other in call.above() if not other.is_range]
-    names = [*reversed(above), call.name] if one is not None else [call.name]
+    names = [*reversed(above), call.name]
+    if one is None and call.name.startswith((CALL, PHASE)):  # ranges of ours, in which Python runs
+        place, names = [call.name.removeprefix(PHASE)] if call.name.startswith(PHASE) else [], ["python"]
     return [name.replace(";", ":").replace("\n", " ") for name in (*filter(None, place), *names)]

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from typing import NamedTuple
 
+from perflab.profiles.alignment import STRANGER, aligned
 from perflab.profiles.events import Call
 from perflab.profiles.placed import Phase, operators
 from perflab.profiles.places import Where
 
 NOWHERE = Where()
-_MOST_ALIGNED = 3000
-"""Operators up to which two sequences are aligned: the time that takes grows with the square."""
 
 
 class Known(NamedTuple):
@@ -54,41 +52,18 @@ class Sum:
 
 
 def matched(calls: Sequence[Call], known: Sequence[Known]) -> tuple[list[Known], int]:
-    """What is known of each operator of another call of the same work, and how many of them are not in order.
+    """What is known of each operator of another call of the same work, and how many of them are strangers.
 
-    Calls of unchanged work call the same operators in the same order. Where they do not, they are aligned; of very
-    many, the k-th call of a name is the k-th of that name.
+    Calls of unchanged work call the same operators in the same order. Where they do not, a stranger goes with the first
+    operator of its name.
     """
-    if len(calls) == len(known) and all(call.name == one.name for call, one in zip(calls, known, strict=True)):
-        return list(known), 0
-    if len(calls) <= _MOST_ALIGNED:
-        return _aligned(calls, known)
-    by_name: dict[str, list[Known]] = defaultdict(list)
-    for one in known:
-        by_name[one.name].append(one)
-    seen: Counter[str] = Counter()
-    found, strangers = [], 0
-    for call in calls:
-        same = by_name.get(call.name, [])
-        at = seen[call.name]
-        seen[call.name] += 1
-        strangers += at >= len(same)
-        found.append(same[min(at, len(same) - 1)] if same else Known(call.name, "other", "", NOWHERE))
-    return found, strangers
-
-
-def _aligned(calls: Sequence[Call], known: Sequence[Known]) -> tuple[list[Known], int]:
-    """Operators outside of blocks that both have are strangers, and go with what stands before them."""
-    names, others = [call.name for call in calls], [one.name for one in known]
-    found: list[Known | None] = [None] * len(calls)
-    for block in SequenceMatcher(None, names, others, autojunk=False).get_matching_blocks():
-        found[block.a : block.a + block.size] = known[block.b : block.b + block.size]
+    places = aligned([call.name for call in calls], [one.name for one in known])
     by_name = {one.name: one for one in reversed(known)}
-    filled = [
-        one if one is not None else by_name.get(call.name, Known(call.name, "other", "", NOWHERE))
-        for one, call in zip(found, calls, strict=True)
+    found = [
+        known[at] if at != STRANGER else by_name.get(call.name, Known(call.name, "other", "", NOWHERE))
+        for at, call in zip(places, calls, strict=True)
     ]
-    return filled, sum(one is None for one in found)
+    return found, places.count(STRANGER)
 
 
 def host_sums(root: Call, known: Mapping[int, Known], phases: Sequence[Phase], cost_ns: float) -> dict[Key, Sum]:

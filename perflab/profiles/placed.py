@@ -19,6 +19,8 @@ class Placed(NamedTuple):
     call: Call
     phase: str
     where: Where
+    in_backward: bool = False
+    """Whether a backward node runs it, whatever phase the user has that in."""
 
 
 class Phase(NamedTuple):
@@ -82,6 +84,6 @@ def placed(roots: Sequence[Call], phases: Sequence[Phase], named: Callable[[str]
                 where = last_node = made_at.get((event.forward_thread, event.sequence), last_node)
             elif event.sequence >= 0 and not in_backward:
                 made_at[event.thread, event.sequence] = where
-            found.append(Placed(call, phase_of(call, in_backward), where))
+            found.append(Placed(call, phase_of(call, in_backward), where, in_backward))
         waiting.extend((child, where, in_backward) for child in reversed(call.children))
     return found

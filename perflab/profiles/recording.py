@@ -187,6 +187,7 @@ def _kernel(event: Any, api: Mapping[int, tuple[str, int, int]]) -> Kernel:
         launched_ns=call[1] if call is not None else None,
         launch_ended_ns=call[2] if call is not None else None,
         device=event.device_index(),
+        stream=event.device_resource_id(),
     )
 
 

@@ -137,6 +137,8 @@ class Part(Data, frozen=True):
     phases: list[str] = []
     more: float = 0.0
     """How many more calls of that operator; 0: as many as before, which take longer."""
+    moved_from: list[str] = []
+    """Phases that have as many fewer calls of it: it is called as often as before, and elsewhere."""
     others: list[str] = []
     """Further operators that changed in number there."""
     category: str = ""
@@ -157,7 +159,7 @@ class Explanation(Data, frozen=True):
     parts: list[Part] = []
     """The most likely cause first."""
     rest_ns: float = 0.0
-    """What is left: changes within the noise."""
+    """What is left of the change that the gate measured."""
     problem: str | None = None
     """Why nothing could be looked into, or why the parts do not explain the change."""
 

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from perflab.data import changed
 from perflab.errors import UsageError
 from perflab.files import write_whole
 from perflab.measure.devices import collector_off
@@ -74,7 +75,6 @@ def take_profile(
 
     Raises:
         UsageError: another profiler runs, or ours saw nothing.
-        OSError: a file cannot be written.
         Exception: whatever the workload raises.
     """
     if a_profiler_runs():
@@ -109,9 +109,14 @@ def take_profile(
             reading.add(device.type, recorded)
     if min(plain_ns) <= 0:
         raise UsageError("the clock did not move while a call was timed", "profile more work in a call")
+    profile = reading.profile(device.type, plain_ns, notes)
     if plan.files is not None:
-        _write(plan.files, recorded[-1], known)
-    return reading.profile(device.type, plain_ns, notes)
+        try:
+            _write(plan.files, recorded[-1], known)
+        except OSError as error:
+            said = f"could not write {plan.files}.trace.json and .folded: {error.strerror or error}"
+            return changed(profile, notes=[*profile.notes, said])
+    return profile
 
 
 def _turns(affordable: float, least: int) -> tuple[int, int]:
@@ -138,10 +143,22 @@ def _known(workload: Workload, device: torch.device) -> tuple[list[Known], list[
         notes.append("torch.compile: modules and lines of compiled code are not known")  # marks would compile it again
         recorded = _recorded(workload, device, contextlib.nullcontext)
     else:
-        recorded = _recorded(workload, device, places.marking)
-        if [call.name for call in in_order(recorded.roots)] != names:
-            recorded = _recorded(workload, device, partial(places.marking, lines=False))
+        recorded = _as_without_marks(workload, device, places, names) or plain
+        if recorded is plain:
+            notes.append("modules and lines are not known: under the marks for them the case does something else")
     return known_of(recorded, places.named), notes
+
+
+def _as_without_marks(workload: Workload, device: torch.device, places: Places, names: list[str]) -> Recorded | None:
+    """One call with marks for modules and lines, or else for modules alone, in which it does what it does without."""
+    for lines in (True, False):
+        try:
+            recorded = _recorded(workload, device, partial(places.marking, lines=lines))
+        except Exception:  # code that refuses tensors with a torch function, say: it has just run without
+            continue
+        if not lines or [call.name for call in in_order(recorded.roots)] == names:
+            return recorded
+    return None
 
 
 def _recorded(

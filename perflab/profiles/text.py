@@ -14,6 +14,8 @@ from perflab.units import format_count, format_flops, format_ns
 
 CANT_TELL = 0.05
 """Share of the time without an explanation from which on a profile says that it can't tell where time goes."""
+_WORTH_A_WORD = 0.01
+"""Share of a call by which the profiler makes it longer, from which on the heading says so."""
 _ROWS = 10
 _NAME = 32
 """Characters of an operator's or module's name in the table; results files have all of it."""
@@ -25,6 +27,9 @@ def heading(name: str, profile: Profile) -> str:
     """What was profiled and how: ``profile of step[tiny]: one call, 21.3 ms on cpu, mean of 12 calls; …``."""
     cost = f"; the profiler adds {format_ns(profile.cost_ns)}, taken off" if profile.cost_ns else ""
     on = profile.device
+    longer_ns = profile.profiled_ns - profile.timer_ns
+    if profile.cuda_calls and longer_ns > _WORTH_A_WORD * profile.timer_ns:
+        cost = f"; the profiler makes a call {format_ns(longer_ns)} longer, mostly as host wait"
     if profile.devices > 1:
         on = f"each of {profile.devices} devices, whose times are added up"
     return f"profile of {name}: one call, {format_ns(profile.timer_ns)} on {on}, mean of {profile.calls} calls{cost}"
@@ -104,7 +109,7 @@ def _categories(profile: Profile) -> list[str]:
             name,
             format_ns(time_ns),
             _percent(time_ns / profile.whole_ns),
-            f"{instances:.0f}" if name not in GAPS else "",
+            _often(instances) if name not in GAPS else "",
             format_flops(flops) if flops else "",
         )
         for name, time_ns, instances, flops in by_category(profile)
@@ -149,8 +154,8 @@ def _cells(rows: Sequence[ProfileRow], profile: Profile) -> list[tuple[str, ...]
                 shorten(row.kernel if on_device else row.operator, _NAME),
                 format_ns(row.time_ns),
                 _percent(row.time_ns / profile.whole_ns),
-                f"{row.instances:.0f}",
-                format_ns(row.time_ns / max(row.instances, 1.0)),
+                _often(row.instances),
+                format_ns(row.time_ns / row.instances) if row.instances else "",
                 f"{profile.device}:{row.device}" if profile.devices > 1 else "",
                 shorten(row.module, _NAME),
                 row.phase,
@@ -192,6 +197,11 @@ def _shares(profile: Profile, name_of: Callable[[ProfileRow], str], most: int) -
 
 def _named(found: Iterable[tuple[str, float]]) -> list[tuple[str, float]]:
     return [(name, time_ns) for name, time_ns in found if name]
+
+
+def _often(instances: float) -> str:
+    """How often in one call: ``12``, or ``0.25`` for what runs in every fourth."""
+    return f"{instances:.0f}" if instances >= 1 or not instances else f"{instances:.2g}"
 
 
 def _percent(share: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import json
 import threading
 from collections import defaultdict
@@ -18,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from perflab.errors import UsageError
 from perflab.lab.models import build_model, model_cost, size_config
 from perflab.lab.train import PRECISIONS, TrainingConfig, TrainingStep, random_tokens
-from perflab.measure.measurement import stopwatch_for
+from perflab.measure.measurement import stopwatch_for, try_profile
 from perflab.measure.workload import Step, Workload
 from perflab.profiles.records import Profile
 from perflab.profiles.take import ProfilePlan, take_profile
@@ -194,14 +195,43 @@ def test_profiling_leaves_the_model_as_it_was() -> None:
 
 
 def test_a_workload_that_fails_fails_with_its_own_error() -> None:
-    calls = iter(range(3))
+    calls = itertools.count()
 
     def fails() -> None:
-        if next(calls) == 2:
+        if next(calls) >= 2:
             raise ZeroDivisionError("of the user's")
 
     with pytest.raises(ZeroDivisionError, match="of the user's"):
         profiled(Workload(fails, (), {}))
+
+
+def test_code_that_refuses_the_marks_of_lines_is_profiled_with_its_modules() -> None:
+    net = nn.Sequential(nn.Linear(8, 8))
+
+    def run(x: Tensor) -> Tensor:
+        if torch._C._len_torch_function_stack():
+            raise TypeError("no torch function here")
+        out: Tensor = net(x)
+        return out
+
+    found = profiled(Workload(run, (torch.rand(4, 8),), {}))
+    products = [row for row in found.rows if row.operator == "aten::addmm"]
+    assert [(row.module, row.line) for row in products] == [("0", "")]
+
+
+def test_a_folder_that_cannot_be_written_costs_the_files_and_not_the_profile(tmp_path: Path) -> None:
+    (tmp_path / "profiles").write_text("a file")
+    found = profiled(Workload(torch.add, (torch.rand(4), 1), {}), tmp_path / "profiles" / "case")
+    assert any(row.operator == "aten::add" for row in found.rows)
+    assert any(note.startswith("could not write ") and "case.trace.json" in note for note in found.notes)
+
+
+def test_code_that_fails_in_one_call_more_has_no_profile_and_keeps_its_measurement() -> None:
+    calls = iter(range(3))
+    workload = Workload(lambda: next(calls), (), {})
+    found = try_profile(workload, CPU, ProfilePlan(0.0), lambda _what: None)
+    assert found.problem is not None
+    assert found.problem.startswith("StopIteration")
 
 
 def test_a_workload_with_a_profiler_of_its_own_is_refused_by_name() -> None:

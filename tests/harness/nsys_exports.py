@@ -119,11 +119,14 @@ class Maker:
             self.connection.execute("INSERT INTO StringIds VALUES (?, ?)", (self.strings[text], text))
         return self.strings[text]
 
-    def range(self, text: str, start: int, end: int | None, thread: int = MAIN, *, started: bool = False) -> None:
+    def range(
+        self, text: str, start: int, end: int | None, thread: int = MAIN, *, started: bool = False, domain: int = 0
+    ) -> None:
         """A push/pop range, or a start/end range. Moments are nanoseconds."""
         held = (None, self.string(text)) if self.layout.registered else (text, None)
-        row = (start, end, 60 if started else 59, *held, thread if thread > 1 << 40 else global_tid(thread))
-        self.insert("NVTX_EVENTS", [row], "start, end, eventType, text, textId, globalTid")
+        tid = thread if thread > 1 << 40 else global_tid(thread)
+        row = (start, end, 60 if started else 59, *held, tid, domain)
+        self.insert("NVTX_EVENTS", [row], "start, end, eventType, text, textId, globalTid, domainId")
 
     def launch(
         self, kernel: str, called: int, start: int, end: int, thread: int = MAIN, process: int = PID, device: int = 0

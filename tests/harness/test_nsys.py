@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sqlite3
 from pathlib import Path
@@ -16,7 +17,7 @@ from perflab.profiles.nsys.reading import Reading, chosen_process, read
 from perflab.profiles.nsys.text import lines
 from perflab.profiles.records import GAPS
 
-from .nsys_exports import BUSY_US, CASE, LAYOUTS, US, Layout, Maker, write_run
+from .nsys_exports import BUSY_US, CASE, LAYOUTS, US, Layout, Maker, global_tid, write_run
 
 REAL = Path(__file__).with_name("nsys_2022_4_nvtx.sqlite")
 """Of nsys 2022.4 and PyTorch's CUDA build without a GPU: ranges, and no CUDA."""
@@ -376,7 +377,163 @@ def test_a_case_beyond_what_is_read_says_so(tmp_path: Path, monkeypatch: pytest.
     assert case.problem.endswith("ranges of operators are of other cases: read it with --case")
 
 
-def test_saving_baselines_under_a_profiler_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    status, text = said(capsys, "--", "pytest", "-m", "perf", "--perf-update")
+def test_a_program_without_arguments_is_profiled_and_an_export_that_can_be_executed_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(tmp_path, NSYS.replace("sh) break", "./bench) break"))
+    write_run(tmp_path / "run.sqlite")
+    bench = tmp_path / "bench"
+    bench.write_text("#!/bin/sh\nexit 7\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.chdir(tmp_path)
+    for path in (bench, write_run(tmp_path / "export")):
+        path.chmod(0o755)
+    assert said(capsys, "--output=report", "--", "./bench")[0] == 7
+    status, text = said(capsys, "./export")
+    assert status == 0
+    assert f"profile of {CASE}" in text
+
+
+def test_results_are_written_beside_a_report_of_any_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(tmp_path, NSYS.replace("sh) break", "pytest) break").replace("report.sqlite", '"$PWD/it\'s/report.sqlite"'))
+    write_run(tmp_path / "run.sqlite")
+    (tmp_path / "pytest").write_text('#!/bin/sh\necho "$PYTEST_ADDOPTS" > given\n')
+    (tmp_path / "pytest").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    said(capsys, "--output=it's/report", "--", "pytest", "-m", "perf")
+    assert shlex.split((tmp_path / "given").read_text()) == [f"--perf-json={tmp_path}/it's/report.json"]
+
+
+def test_a_call_begins_on_the_device_when_what_others_launched_before_is_done(tmp_path: Path) -> None:
+    """The host is ahead: the forward of step 2 is called at 20 us, and the device runs the backward until 95 us."""
+    maker = Maker(tmp_path / "ahead.sqlite")
+    for at in range(4):
+        begin = at * 100 * US
+        maker.range("forward", begin + 20 * US, begin + 30 * US)
+        maker.range("aten::mm, op_id = 5, sizes = [[8, 8], [8, 8]]", begin + 21 * US, begin + 29 * US)
+        maker.launch("product", begin + 22 * US, begin + 95 * US, begin + 105 * US)
+        maker.range("backward", begin + 31 * US, begin + 60 * US)
+        maker.launch("back", begin + 32 * US, begin + 105 * US, begin + 195 * US)
+    (case,) = reading_of(maker.close(), "forward").cases
+    assert case.profile is not None
+    assert {row.operator or row.category: row.time_ns for row in case.profile.rows if row.time_ns} == {
+        "aten::mm": 10 * US
+    }
+    assert case.profile.timer_ns == 10 * US
+
+
+def test_ranges_that_are_pushed_and_never_popped_cost_no_more_than_others(tmp_path: Path) -> None:
+    maker = Maker(tmp_path / "unclosed.sqlite")
+    for at in range(5000):
+        begin = 100 * at * US
+        maker.range("step", begin, begin + 90 * US)
+        maker.range("lost", begin + 10 * US, None)
+        maker.range("forward", begin + 20 * US, begin + 80 * US)
+        maker.launch("kernel", begin + 30 * US, begin + 40 * US, begin + 50 * US)
+    maker.range("end", 5000 * 100 * US, 5001 * 100 * US)
+    reading = reading_of(maker.close())
+    assert any("5000 ranges were never closed (a push without its pop?)" in note for note in reading.notes)
+    found = {one.path: (one.instances, one.kernels) for one in reading.ranges}
+    assert found["lost",] == (5000, 5000)
+    assert found["lost", "step"] == (4999, 0)
+    assert found["lost", "forward"] == (5000, 5000)
+    assert len(found) == 5
+
+
+def test_a_range_within_one_of_its_own_name_counts_with_it_and_its_time_once(tmp_path: Path) -> None:
+    maker = Maker(tmp_path / "nested.sqlite")
+    for deep in range(3000):
+        maker.range("block", deep * US, (10_000 - deep) * US)
+    maker.launch("kernel", 4000 * US, 4100 * US, 4200 * US)
+    (found,) = reading_of(maker.close()).ranges
+    assert (found.path, found.instances, found.host_ns) == (("block",), 3000, 10_000 * US)
+    assert (found.kernels, found.busy_ns, found.device_ns) == (1, 100 * US, 100 * US)
+
+
+def test_ranges_of_a_library_s_own_domain_do_not_keep_a_thread_s_kernels_from_the_program_s_ranges(
+    tmp_path: Path,
+) -> None:
+    maker = Maker(tmp_path / "nccl.sqlite")
+    maker.range("step", 0, 100 * US)
+    maker.range("backward", 50 * US, 100 * US)
+    maker.range("ncclAllReduce", 55 * US, 58 * US, 4400, domain=3)
+    maker.launch("back", 60 * US, 70 * US, 90 * US, thread=4400)
+    reading = reading_of(maker.close())
+    assert [one.path for one in reading.kernels] == [("step", "backward")]
+    assert ("ncclAllReduce",) in {one.path for one in reading.ranges}
+
+
+def test_kernels_of_a_thread_that_could_work_for_several_are_said_to_be_outside(tmp_path: Path) -> None:
+    maker = Maker(tmp_path / "several.sqlite")
+    for thread in (4321, 4500):
+        maker.range("step", 0, 100 * US, thread)
+    maker.launch("back", 60 * US, 70 * US, 90 * US, thread=4400)
+    reading = reading_of(maker.close())
+    assert [one.path for one in reading.kernels] == [()]
+    assert any("launched from pt_autograd_0 4400, without a range of its own" in note for note in reading.notes)
+
+
+@pytest.mark.parametrize("value", ["'soon'", "x'00'", "1e300"])
+def test_odd_values_beside_a_range_that_was_never_closed_are_refused_or_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], value: str
+) -> None:
+    maker = Maker(tmp_path / "odd.sqlite")
+    maker.range("step", 0, None)
+    maker.range("other", 0, 10 * US, 77 << 24)
+    maker.launch("kernel", 10 * US, 20 * US, 30 * US)
+    maker.connection.execute(f"UPDATE NVTX_EVENTS SET end = {value} WHERE text = 'other'")
+    status, text = said(capsys, str(maker.close()), "--process=4321")
+    assert status == 0
+    assert "step" in text
+
+
+def test_an_export_of_kernels_alone_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_run(tmp_path / "run.sqlite")
+    connection = sqlite3.connect(path)
+    for table in ("CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"):
+        connection.execute(f"DROP TABLE {table}")
+    connection.commit()
+    connection.close()
+    status, text = said(capsys, str(path), "--verbose")
+    assert status == 0
+    assert "softmax" in text
+
+
+def test_a_process_of_ranges_alone_can_be_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    maker = Maker(tmp_path / "two.sqlite")
+    maker.launch("kernel", 10 * US, 20 * US, 30 * US)
+    maker.range("load", 0, 10 * US, global_tid(77, 77))
+    status, text = said(capsys, str(maker.close()), "--process=77")
+    assert status == 0
+    assert "load" in text
+
+
+def test_a_case_is_asked_for_where_there_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    maker = Maker(tmp_path / "plain.sqlite")
+    maker.launch("kernel", 10 * US, 20 * US, 30 * US)
+    status, text = said(capsys, str(maker.close()), "--case=x")
     assert status == 2
-    assert "--perf-update under a profiler: its cost is in all times\n  -> leave --perf-update out" in text
+    assert "has no cases of perflab's\n  -> leave --case out, or name ranges: --range=NAME" in text
+
+
+def test_operators_of_a_case_are_read_whole_whatever_the_order_of_the_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maker = Maker(tmp_path / "shuffled.sqlite")
+    rows = []
+    for begin in (0, 1000, 2000, 3000):
+        maker.range("step", begin * US, (begin + 900) * US)
+        for at, name in enumerate(("aten::mm", "aten::add", "aten::mul")):
+            start = begin + 100 * at
+            rows.append((f"{name}, op_id = 5, sizes = [[8, 8], [8, 8]]", start * US + 1, (start + 90) * US))
+            maker.launch(f"kernel_{at}", (start + 10) * US, (start + 20) * US, (start + 110) * US)
+    for row in (*rows[:1], *rows[::-1][:-1]):
+        maker.range(*row)
+    monkeypatch.setattr("perflab.profiles.nsys.cases.MOST_EVENTS", 4)
+    (case,) = reading_of(maker.close(), "step").cases
+    assert case.profile is not None
+    assert {row.operator for row in case.profile.rows if row.operator} == {"aten::mm", "aten::add", "aten::mul"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import takewhile
 
 import pytest
 from hypothesis import given
@@ -10,10 +11,12 @@ from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
 from perflab.compiled.records import CompiledCase
+from perflab.data import changed
 from perflab.measure.records import Evidence, Measurement, OutOfMemory, Record, Replicate
 from perflab.measured.records import MeasuredCase
 from perflab.measured.report.failure import explain
 from perflab.measured.report.table import table
+from perflab.profiles.records import Explanation, Part, PeakChange, PeakExplanation
 from perflab.records import Change, Judgement, Policy, Verdict
 from perflab.report.lines import short_name, wrap_facts
 from perflab.report.tally import tally
@@ -69,6 +72,26 @@ def slower_step() -> Result:
         100 * MS, peak_bytes=2**30, phases_ns={"forward": 30 * MS, "backward": 60 * MS, "optimizer": 10 * MS}
     )
     return Result(case=CASE, outcome=now, judgement=judge(now, entry(before), Policy()))
+
+
+def test_what_is_unexplained_and_why_is_not_cut_off_however_long_the_names_are() -> None:
+    long = "aten::_scaled_dot_product_flash_attention_for_cpu_backward"
+    given = {"operator": long, "line": "model.py:88", "more": 2}
+    parts = [Part(change_ns=1e6, module=f"blocks.*.attention_{at}", others=[long] * 3, **given) for at in range(3)]
+    why = "the profiles differ by +3.00 ms, and the gate found +30.0 ms: they do not explain times"
+    found = Explanation(base="main", parts=parts, rest_ns=27e6, problem=why)
+    grown = PeakChange(category="activations", change_bytes=2**20, more=1, operator=long, module="blocks.*")
+    peak = PeakExplanation(base="main", now_bytes=9 * 2**20, parts=[grown] * 9, problem="the profiler saw 1 MiB less")
+    for about_peak in (None, peak):
+        now = changed(step(130 * MS, 90 * MS), explained=found, explained_peak=about_peak)
+        judgement = judge(now, entry(quiet(100 * MS)), Policy())
+        text = explain(Result(case=CASE, outcome=now, judgement=judgement), ACCEPT).splitlines()
+        first = next(at for at, line in enumerate(text) if line.startswith("cause: "))
+        said = list(takewhile(lambda line: line.startswith((" ", "cause: ", "at the peak: ")), text[first:]))
+        assert len(said) <= 8
+        flat = " ".join(" ".join(said).split())
+        assert f"+27.0 ms unexplained · {why}" in flat
+        assert ("the profiler saw 1 MiB less" in flat) == (about_peak is not None)
 
 
 # --- the table ---------------------------------------------------------------------------------------------------

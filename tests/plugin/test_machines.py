@@ -336,3 +336,17 @@ def test_times_of_a_run_that_a_profiler_has_ranges_opened_in_are_not_kept(
     assert own_files(here) == []
     monkeypatch.setenv("PERFLAB_NVTX", "0")
     here.run("--perf-check=off").stdout.fnmatch_lines(["*kept the times of 1 case for the next run here*"])
+
+
+def test_where_ranges_are_opened_within_calls_nothing_is_judged_or_saved_whoever_asks(
+    here: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under ``perflab nsys`` the ranges' cost is in all times, also where a Makefile gives the options."""
+    move_to("b", monkeypatch)
+    here.run("--perf-check=strict").assert_outcomes(failed=1)  # there are no times of this machine
+    monkeypatch.setenv("PERFLAB_NVTX", "1")
+    here.run("--perf-check=strict").assert_outcomes(passed=1)
+    monkeypatch.setenv("PYTEST_ADDOPTS", "--perf-update")
+    result = here.run()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: --perf-update where PERFLAB_NVTX is set, as perflab nsys does*"])

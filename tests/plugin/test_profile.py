@@ -181,4 +181,35 @@ def test_a_base_that_cannot_be_profiled_says_why_and_hides_no_regression(net: Pr
     worse(net)
     result = net.run("--perf-budget=0.5")
     result.assert_outcomes(failed=1)
-    assert "cause: not examined:" in said(result)
+    assert "cause: could not look, because" in said(result)
+
+
+@pytest.mark.parametrize(
+    ("asked", "mark", "why"),
+    [
+        ([], "", "git does not know its baseline's commit here, and no profile is stored with it"),
+        (["--perf-settle=off"], "", "--perf-settle=off leaves the baseline's commit out, and no profile is stored"),
+        ([], "fresh_process=True", "a case that has a fresh process cannot take turns with its baseline's commit"),
+    ],
+)
+def test_a_failing_case_that_is_not_looked_into_says_why(net: Project, asked: list[str], mark: str, why: str) -> None:
+    net.test_file.write_text(CASE.replace("MARK", mark))
+    net.run("--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
+    worse(net)
+    result = net.run("--perf-budget=0.5", *asked)
+    result.assert_outcomes(failed=1)
+    assert f"cause: could not look, because {why}" in said(result)
+
+
+def test_the_fourth_failing_case_says_that_three_were_looked_into(net: Project) -> None:
+    cases = "".join(
+        f"\n@pytest.mark.perf\ndef test_{name}(perf):\n    perf(forward, Net(), torch.zeros(4, 16))\n"
+        for name in ("second", "third", "fourth")
+    )
+    net.test_file.write_text(CASE.replace("MARK", "") + cases)
+    begin_repository(net)
+    worse(net)
+    result = net.run("--perf-against=HEAD", "--perf-budget=0.5")
+    result.assert_outcomes(failed=4)
+    assert said(result).count("cause: 6 more aten::neg") == 3
+    assert "cause: could not look, because 3 cases of this run were, and each takes two processes more" in said(result)

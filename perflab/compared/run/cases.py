@@ -13,7 +13,16 @@ import pytest
 from perflab.compared.comparison import BASE, HEAD, Compared, Comparison, Limits, compare
 from perflab.compared.judge.paired import PairedPolicy
 from perflab.compared.run.conclusions import conclude, without_numbers
-from perflab.compared.run.evidence import MOST, Asked, Found, explained_by_turns, is_to_explain
+from perflab.compared.run.evidence import (
+    MOST,
+    Asked,
+    Found,
+    could_not,
+    explained_by_turns,
+    is_to_explain,
+    looked_into_enough,
+    not_looked,
+)
 from perflab.compared.run.start_sides import Starts, turns_ns, two_sides, witness_of_host
 from perflab.compared.sides.checkout import Tree
 from perflab.compared.sides.process import ANSWER_WITHIN_S
@@ -169,8 +178,10 @@ class Against:
         """Look into what became worse, the worst first."""
         worse = [one for one in concluded.values() if is_to_explain(one.judgement)]
         worse = [one for one in worse if self._case_settings[one.case].evidence == "on"]
-        worst = sorted(worse, key=lambda one: size_of(one.judgement), reverse=True)[:MOST]
-        asked = {one.case: Asked(one.judgement, self._case_settings[one.case]) for one in worst}
+        worse.sort(key=lambda one: size_of(one.judgement), reverse=True)
+        enough = could_not(looked_into_enough())
+        into.update({one.case: not_looked(one.judgement, base.label, enough) for one in worse[MOST:]})
+        asked = {one.case: Asked(one.judgement, self._case_settings[one.case]) for one in worse[:MOST]}
         name = base.commit or str(self._settings.against)
         for case, found in explained_by_turns(asked, starts.start, limits, base.label, name, self._say):
             into[case] = found

@@ -17,7 +17,7 @@ from perflab.plugin.config.settings import Settings
 from perflab.profiles.difference import explain
 from perflab.profiles.peak_difference import explain_peak
 from perflab.profiles.records import Explanation, PeakExplanation
-from perflab.records import Change, Judgement, Verdict
+from perflab.records import Judgement, Verdict
 
 _Record = TypeVar("_Record", bound=Record)
 MOST = 3
@@ -137,7 +137,12 @@ def _found(one: Asked, profiles: Looked, peaks: Weighed, against: str) -> Found:
 
 def could_not(why: str) -> str:
     """How evidence says that there is none."""
-    return f"not examined: {why}"
+    return f"could not look, because {why}"
+
+
+def looked_into_enough() -> str:
+    """Why a case is not looked into after others were."""
+    return f"{MOST} cases of this run were, and each takes two processes more"
 
 
 def grown_bytes(judgement: Judgement) -> int:
@@ -152,15 +157,12 @@ def least_s(judgement: Judgement) -> float:
     return LEAST_S + 2 * _CALLS * call_ns / 1e9
 
 
-def change_of(judgement: Judgement) -> tuple[float | None, float]:
-    """How much longer a call takes by the gate's own measurement, and half the width of the interval around that."""
+def change_of(judgement: Judgement) -> tuple[float | None, tuple[float, float] | None]:
+    """How much longer a call takes by the gate's own measurement, and between which changes that lies."""
     latency = judgement.latency
     if latency is None or "latency" not in judgement.worse:
-        return None, 0.0
-    return latency.now - latency.before, _half_width(latency)
-
-
-def _half_width(latency: Change) -> float:
-    if latency.low is None or latency.high is None:
-        return 0.0
-    return latency.before * (latency.high - latency.low) / 2
+        return None, None
+    interval_ns = None
+    if latency.low is not None and latency.high is not None:
+        interval_ns = (latency.before * (latency.low - 1), latency.before * (latency.high - 1))
+    return latency.now - latency.before, interval_ns

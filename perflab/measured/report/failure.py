@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
 from perflab.measure.records import Paired, Record
 from perflab.measured.report.not_compared import in_words, listed, reasons_of
-from perflab.profiles.explanation_text import explanation_texts, peak_texts
+from perflab.profiles.explanation_text import MOST, explanation_texts, peak_texts
+from perflab.profiles.records import Explanation, PeakExplanation
 from perflab.records import Change, Judgement, Policy, Verdict
 from perflab.report.counts import changed, count_row
 from perflab.report.drift import headline
@@ -49,18 +50,34 @@ def explain(result: Result, accept: str | None) -> str:
 
 def _causes(record: Record, *, timed: bool) -> list[str]:
     """What the code does otherwise than before, in a few lines; all of it stands in the results file."""
-    texts = {
-        "cause": explanation_texts(record.explained, timed=timed) if record.explained is not None else [],
-        "at the peak": peak_texts(record.explained_peak) if record.explained_peak is not None else [],
-    }
-    several = all(texts.values())
-    return [line for title, said in texts.items() if said for line in _cause(title, said, several=several)]
+    explained, peak = record.explained, record.explained_peak
+    most = _CAUSE_LINES // 2 if explained is not None else _CAUSE_LINES
+    at_peak = _fitting("at the peak", _peak_ways(peak), most) if peak is not None else []
+    if explained is None:
+        return at_peak
+    return [*_fitting("cause", _cause_ways(explained, timed=timed), _CAUSE_LINES - len(at_peak)), *at_peak]
 
 
-def _cause(title: str, texts: Sequence[str], *, several: bool) -> list[str]:
-    most = _CAUSE_LINES // 2 if several else _CAUSE_LINES
-    lines = wrapped(f"{title}: {' · '.join(texts)}", indent=" " * (len(title) + 2))
-    return lines if len(lines) <= most else [*lines[: most - 1], f"{' ' * (len(title) + 2)}…"]
+def _cause_ways(explained: Explanation, *, timed: bool) -> Iterator[list[str]]:
+    """The same explanation, shorter and shorter: what is unexplained and why is in each."""
+    for most in range(MOST, -1, -1):
+        for brief in (False, True) if most else (True,):
+            yield explanation_texts(explained, timed=timed, most=most, brief=brief)
+
+
+def _peak_ways(explained: PeakExplanation) -> Iterator[list[str]]:
+    return (peak_texts(explained, most=most) for most in range(MOST, 0, -1))
+
+
+def _fitting(title: str, ways: Iterable[Sequence[str]], most: int) -> list[str]:
+    """The first of these texts that fits into so many lines; of none, as much of the last one as does."""
+    indent = " " * (len(title) + 2)
+    lines: list[str] = []
+    for texts in ways:
+        lines = wrapped(f"{title}: {' · '.join(texts)}", indent=indent)
+        if len(lines) <= most:
+            return lines
+    return [*lines[: most - 1], f"{indent}…"]
 
 
 def _headline(result: Result) -> str:

@@ -274,6 +274,8 @@ class Cases:
                 return
             with suspended(self._config):
                 one = self._recheck.at_once(one)
+        else:
+            one = self._recheck.without_looking(one)
         self._keep(item, one)
         failure = failure_of(self._config, one)
         if failure is not None:

@@ -20,6 +20,7 @@ from perflab.compared.run.evidence import (
     explained_by_turns,
     is_to_explain,
     least_s,
+    looked_into_enough,
     not_looked,
 )
 from perflab.compared.run.start_sides import two_sides, witness_of_host
@@ -49,21 +50,35 @@ class Evidence:
         self._left = MOST
 
     def wanted(self, one: Judged) -> bool:
-        """Whether a case is to be looked into, and something is there to hold it against, or a reason to be given."""
-        if (
-            not (one.settings.evidence == "on" and is_to_explain(one.judgement))
-            or one.record.paired_to_anchor is not None
-        ):
-            return False
-        return self._left > 0 and (self._has_code(one) or self._stored(one) is not None or bool(self._why_not(one)))
+        """Whether a case is to be looked into, and something is there to hold it against."""
+        return self._asked(one) and not self._why_not_at_all(one)
 
     def of(self, one: Judged) -> Judged:
-        """The case with what it does otherwise than its baseline did."""
+        """The case with what it does otherwise than its baseline did, or why nobody looked."""
         if not self.wanted(one):
-            return one
-        self._left -= self._has_code(one) or self._stored(one) is not None
+            return self.or_why_not(one)
+        self._left -= 1
         found = self._in_turns(one) if self._has_code(one) else self._alone(one)
         return replace(one, record=found.within(one.record))
+
+    def or_why_not(self, one: Judged) -> Judged:
+        """The case with the reason for which it is not looked into, if there is one."""
+        why = self._why_not_at_all(one) if self._asked(one) else ""
+        if not why:
+            return one
+        return replace(one, record=not_looked(one.judgement, "its baseline", could_not(why)).within(one.record))
+
+    def _asked(self, one: Judged) -> bool:
+        return one.settings.evidence == "on" and is_to_explain(one.judgement)
+
+    def _why_not_at_all(self, one: Judged) -> str:
+        """Empty: it can be looked into."""
+        if one.record.paired_to_anchor is not None:
+            return "it is worse than its anchor, and only the baseline's own commit is looked into"
+        if not self._has_code(one) and self._stored(one) is None:
+            stored = ", and no profile is stored with it" if asks_for_profiles(one.judgement) else ""
+            return f"{self._why_no_code(one)}{stored}"
+        return "" if self._left > 0 else looked_into_enough()
 
     def _code(self, one: Judged) -> CodeOf:
         """The commit of what the case became worse than: its times, or else what it needs exactly."""
@@ -81,9 +96,12 @@ class Evidence:
     def _has_code(self, one: Judged) -> bool:
         return self._code(one).commit is not None
 
-    def _why_not(self, one: Judged) -> str:
-        """Why the memory of the two cannot be compared; empty where it can, or is not the matter."""
-        return self._code(one).told if asks_for_peaks(one.judgement) and not self._has_code(one) else ""
+    def _why_no_code(self, one: Judged) -> str:
+        if one.settings.fresh_process:
+            return "a case that has a fresh process cannot take turns with its baseline's commit"
+        if one.settings.settle != "on":
+            return "--perf-settle=off leaves the baseline's commit out"
+        return self._code(one).told or "git does not know its baseline's commit here"
 
     def _stored(self, one: Judged) -> Profile | None:
         if not asks_for_profiles(one.judgement):
@@ -114,7 +132,7 @@ class Evidence:
 
     def _alone(self, one: Judged) -> Found:
         """Without the other side: by its stored profile, which knows time and calls; of memory it says why not."""
-        why = self._why_not(one)
+        why = self._why_no_code(one) if asks_for_peaks(one.judgement) else ""
         return Found(
             self._by_stored(one) if self._stored(one) is not None else None,
             PeakExplanation(base="its baseline", problem=could_not(why)) if why else None,

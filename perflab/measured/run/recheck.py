@@ -75,6 +75,10 @@ class Recheck:
         """Whether a case that needs no re-check fails, and may be looked into after all tests."""
         return not self._stops_early and self._evidence.wanted(one)
 
+    def without_looking(self, one: Judged) -> Judged:
+        """A case that is not looked at again, with the reason for which nothing says why it failed."""
+        return self._evidence.or_why_not(one)
+
     def at_once(self, one: Judged) -> Judged:
         """Look at one case, whose test has the device."""
         if one.judgement.suspect:
@@ -128,7 +132,7 @@ class Recheck:
     def _explained(self, one: Judged) -> Judged:
         """The case with what it does otherwise than before, if it is worth looking into."""
         if not self._evidence.wanted(one):
-            return one
+            return self._evidence.or_why_not(one)
         with self._looking_at(one):
             return self._evidence.of(one)
 

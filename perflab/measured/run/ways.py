@@ -5,6 +5,7 @@ A way takes the case's one measurement and leaves it in the case's state, or ski
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -242,10 +243,12 @@ class Local(Measuring):
     def _profile(self) -> ProfilePlan | None:
         if self.state.settings.profile_ns is None:
             return None
-        folder = own_folder(self.config.rootpath) / "profiles"
+        folder = self.config.rootpath / ".perflab"
+        with contextlib.suppress(OSError):  # then the profile says that its files cannot be written
+            folder = own_folder(self.config.rootpath)
         left_s = self.budget.left_s()
         budget_ns = min(self.state.settings.profile_ns, float("inf") if left_s is None else max(0.0, left_s) * 1e9)
-        return ProfilePlan(budget_ns, folder / file_name_for(self.state.case))
+        return ProfilePlan(budget_ns, folder / "profiles" / file_name_for(self.state.case))
 
     def _skip_if_late(self) -> None:
         left_s = self.budget.left_s()

@@ -15,6 +15,7 @@ from msgspec import structs
 from perflab.errors import SettingError
 from perflab.measure.devices import DEVICE_CHOICES
 from perflab.measure.limits import patience_s
+from perflab.measure.nvtx import ASKED, ranges_asked
 from perflab.measure.sampling import OVERRUN, Plan
 from perflab.mode import DEFAULT, Mode
 from perflab.plugin.options import OPTIONS, Option
@@ -249,6 +250,11 @@ def read_settings(config: pytest.Config) -> Settings:
             "--perf-against and --perf-update: an A/B comparison neither uses nor saves baselines",
             "save baselines in a separate run",
         )
+    if ranges_asked() and (update or update_new):
+        raise SettingError(
+            f"--perf-update where {ASKED} is set, as perflab nsys does: the ranges' own cost is in all times",
+            "save baselines in a run of its own",
+        )
     dry_run = bool(given.text("perf_dry_run"))
     predict = value("perf_predict", parse_flag)
     if dry_run and predict:
@@ -280,7 +286,7 @@ def read_settings(config: pytest.Config) -> Settings:
         threshold=value("perf_threshold", parse_fraction),
         memory_threshold=value("perf_memory_threshold", parse_fraction),
         floor_ns=value("perf_floor", parse_duration_ns),
-        check=choice("perf_check"),
+        check="off" if ranges_asked() else choice("perf_check"),
         counts=choice("perf_counts"),
         cache=choice("perf_cache"),
         cuda_graph=value("perf_cuda_graph", parse_flag),

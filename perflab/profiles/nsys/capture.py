@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,6 @@ OLDEST = (2022, 2)
 """The first version that knows these flags."""
 REPORT = ".nsys-rep"
 _ELSEWHERE = "or export it where nsys is (nsys export --type=sqlite FILE) and read that: perflab nsys FILE.sqlite"
-_SAVING = ("--perf-update", "--perf-update-new")
 
 
 def nsys_program() -> str:
@@ -60,10 +60,8 @@ def profile(command: Sequence[str], output: Path) -> tuple[int, Path, Path | Non
 
     Raises:
         ExportError: nsys is missing, or wrote no report.
-        UsageError: the command would save baselines, or cannot be started.
+        UsageError: the command cannot be started.
     """
-    if saving := [one for one in command if one in _SAVING]:
-        raise UsageError(f"{saving[0]} under a profiler: its cost is in all times", f"leave {saving[0]} out")
     if shutil.which(command[0]) is None:
         raise UsageError(f"{command[0]}: no such program", "name a command: perflab nsys -- pytest -m perf")
     program = nsys_program()
@@ -132,9 +130,9 @@ def _written_ns(results: Path | None) -> int | None:
 
 
 def _environment(command: Sequence[str], results: Path | None) -> Mapping[str, str]:
-    """What the command runs in: ranges for each call; pytest judges nothing, since nsys's cost is in all times."""
+    """What the command runs in: ranges for each call, with which pytest judges and saves nothing, whoever starts it."""
     environment = {**os.environ, ASKED: "1"}
     if is_pytest(command) and results is not None:
         given = environment.get("PYTEST_ADDOPTS", "")
-        environment["PYTEST_ADDOPTS"] = f"{given} --perf-check=off '--perf-json={results}'".strip()
+        environment["PYTEST_ADDOPTS"] = f"{given} {shlex.quote(f'--perf-json={results}')}".strip()
     return environment

@@ -100,17 +100,16 @@ def asked_in_calls(
     spans = [(ranges.all[at].start_ns, ranges.all[at].end_ns) for at in calls]
     starts = [start_ns for start_ns, _ in spans]
     found: dict[int, list[Ranged]] = {at: [] for at in calls}
-    count = 0
+    count, left_out = 0, len(calls)  # rows come in any order: what is left out is left out whole, the last calls first
     for text, start_ns, end_ns, thread in operator_ranges(export, process, spans):
         at = bisect_right(starts, start_ns) - 1
-        if at < 0 or spans[at][1] < start_ns:
+        if not 0 <= at < left_out or spans[at][1] < start_ns:
             continue
-        count += 1
-        if count > MOST_EVENTS:
-            for number in calls[at:]:
-                del found[number]
-            break
         found[calls[at]].append(Ranged(text, start_ns, end_ns, thread))
+        count += 1
+        while count > MOST_EVENTS:
+            left_out -= 1
+            count -= len(found.pop(calls[left_out]))
     flops = cache(_flops_of if has_torch() else lambda _name, _shapes: 0)
     asked = {}
     for number in list(found):
@@ -207,12 +206,15 @@ def _quiet(times_ns: Sequence[float]) -> float:
 
 
 def _device_spans(calls: Sequence[int], ranges: Ranges, sums: Sums) -> Iterator[tuple[int, tuple[int, int]]]:
-    """When the device began and ended each call: it begins when the one before is done, and not before it is called."""
+    """When the device began and ended each call: it begins when all work from before it is done, and not before it is
+    called. Before it is whatever any range launched: the backward of the last step, of a call that is a forward.
+    """
     totals = sums.totals
-    before_ns = 0
+    last_ns = 0
     for number in calls:
         if not totals.kernels[number]:
             continue
-        end_ns = totals.last_ns[number]
-        yield number, (max(before_ns, ranges.all[number].start_ns), end_ns)
-        before_ns = end_ns
+        called_ns = ranges.all[number].start_ns
+        begin_ns = max(called_ns, last_ns, sums.before.until_ns(called_ns))
+        last_ns = totals.last_ns[number]
+        yield number, (min(begin_ns, totals.first_ns[number]), last_ns)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perflab.documents import read_document
-from perflab.errors import UsageError
 from perflab.report.terminal import progress
 from perflab.results import Document
 
@@ -53,9 +52,7 @@ def nsys_command(parser: argparse.ArgumentParser) -> Run:
 
         status, results = 0, given.results
         target = Path(given.target[0])
-        if len(given.target) == 1 and (target.suffix in (*_EXPORTS, *_REPORTS) or target.is_file()):
-            if shutil.which(given.target[0]) is not None and target.suffix not in (*_EXPORTS, *_REPORTS):
-                raise UsageError(f"{target} is a program and no export", f"profile it: perflab nsys -- ./{target} ...")
+        if len(given.target) == 1 and _is_profile(given.target[0]):
             export = capture.exported(target) if target.suffix in _REPORTS else target
         else:
             status, report, found = capture.profile(given.target, given.output)
@@ -66,6 +63,16 @@ def nsys_command(parser: argparse.ArgumentParser) -> Run:
         return status
 
     return run
+
+
+def _is_profile(given: str) -> bool:
+    """Whether it is to be read. A program without arguments looks alike on a command line: it can be executed."""
+    target = Path(given)
+    if target.suffix in (*_EXPORTS, *_REPORTS):
+        return True
+    from perflab.profiles.nsys.export import is_sqlite
+
+    return target.is_file() and (shutil.which(given) is None or is_sqlite(target))
 
 
 def _read(path: Path, given: argparse.Namespace, timers: dict[tuple[str, str], float]) -> list[str]:

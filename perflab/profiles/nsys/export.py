@@ -118,12 +118,21 @@ class Export:
     @cached_property
     def processes(self) -> list[int]:
         """Processes that launched work, or opened ranges where none did."""
-        for table in (API, RANGES):
-            if self.has(table):
-                query = f"SELECT DISTINCT globalTid >> 24 & 16777215 FROM {table} WHERE globalTid IS NOT NULL"
-                if found := sorted(pid for (pid,) in self.rows(query)):
-                    return found
-        return []
+        calling = self._processes_in(API, "globalTid")
+        if not calling:
+            calling = set().union(*(self._processes_in(table, "globalPid") for table in (KERNELS, COPIES, FILLS)))
+        return sorted(calling or self.processes_with_ranges)
+
+    @cached_property
+    def processes_with_ranges(self) -> set[int]:
+        """Processes that opened ranges, whatever they launched."""
+        return self._processes_in(RANGES, "globalTid")
+
+    def _processes_in(self, table: str, column: str) -> set[int]:
+        if not self.has(table) or column not in self.tables[table]:
+            return set()
+        query = f"SELECT DISTINCT {column} >> 24 & 16777215 FROM {table} WHERE {column} IS NOT NULL"
+        return {pid for (pid,) in self.rows(query)}
 
 
 def quoted(name: str) -> str:
@@ -151,6 +160,12 @@ def opened(path: Path) -> Iterator[Export]:
                 "give an export of a run that was traced with --trace=cuda,nvtx, or make one: perflab nsys -- COMMAND",
             )
         yield export
+
+
+def is_sqlite(path: Path) -> bool:
+    """Whether a file begins as SQLite's do."""
+    with path.open("rb") as file:
+        return file.read(len(_HEADER)) == _HEADER
 
 
 def _check(path: Path) -> None:

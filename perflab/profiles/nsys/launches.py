@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import NamedTuple
 
 from perflab.kernel_names import kernel_name
@@ -50,6 +52,28 @@ class Kept:
         return sorted(found)
 
 
+class Before:
+    """Until when the device is busy with what was launched before some moments, whoever launched it."""
+
+    def __init__(self, moments: Sequence[int] = ()) -> None:
+        self._moments = moments
+        self._until_ns = array("q", [0]) * (len(moments) + 1)
+
+    def add(self, called_ns: int, end_ns: int) -> None:
+        """One kernel."""
+        at = bisect_right(self._moments, called_ns)
+        if end_ns > self._until_ns[at]:
+            self._until_ns[at] = end_ns
+
+    def passed_on(self) -> None:
+        """What is before one moment is before those after it."""
+        self._until_ns = array("q", accumulate(self._until_ns, max))
+
+    def until_ns(self, moment_ns: int) -> int:
+        """0: nothing was launched before."""
+        return self._until_ns[bisect_left(self._moments, moment_ns)]
+
+
 @dataclass
 class Sums:
     """What all launches of a process came to."""
@@ -58,6 +82,7 @@ class Sums:
     by_range: dict[int, dict[int, list[int]]] = field(default_factory=dict)
     """By number of a path, and of a name: how many, and for how long."""
     kept: Mapping[int, Kept] = field(default_factory=dict)
+    before: Before = field(default_factory=Before)
     without_call: int = 0
     """Launches whose call was not recorded."""
     count: int = 0
@@ -132,6 +157,7 @@ def summed(
     ranges: Ranges,
     keeping: Mapping[int, Kept],
     paths: Callable[[int], int],
+    calls: Sequence[int],
     progress: Callable[[int], None],
 ) -> Sums:
     """Go through all launches once.
@@ -142,18 +168,14 @@ def summed(
         ranges: of that process.
         keeping: by number of a range whose launches are kept one by one.
         paths: the number of a range's path, by the range's number.
+        calls: when each call begins whose time on the device is asked for, in order.
         progress: told how many launches have been read, now and then.
     """
-    sums = Sums(Totals(ranges), kept=keeping)
-    totals, parents = sums.totals, ranges.parents
-
-    def keeper(number: int) -> Kept | None:
-        at = number
-        while at != NONE:
-            if at in keeping:
-                return keeping[at]
-            at = parents[at]
-        return None
+    sums = Sums(Totals(ranges), kept=keeping, before=Before(calls))
+    totals, parents, before = sums.totals, ranges.parents, sums.before
+    keepers: list[Kept | None] = []
+    for number, parent in enumerate(parents):  # a range around another begins before it
+        keepers.append(keeping.get(number) or (keepers[parent] if parent != NONE else None))
 
     # Most launches follow one of the same thread in the same range: what is known of that range is kept.
     stretches: dict[int, tuple[int, int, _Within]] = {}
@@ -162,10 +184,13 @@ def summed(
         begin_ns, until_ns, within = stretches.get(thread, _NOWHERE)
         if not begin_ns <= called_ns < until_ns:
             number, begin_ns, until_ns = ranges.stretch(thread, called_ns) if thread else _OUTSIDE
-            within = _Within(number, sums.by_range.setdefault(paths(number), {}), keeper(number))
+            keeper = keepers[number] if number != NONE else None
+            within = _Within(number, sums.by_range.setdefault(paths(number), {}), keeper)
             stretches[thread] = (begin_ns, until_ns, within)
         sums.without_call += not thread
         totals.add(within.number, start_ns, end_ns)
+        if thread and calls:
+            before.add(called_ns, end_ns)
         total = within.by_name.get(name)
         if total is None:
             total = within.by_name[name] = [0, 0]
@@ -176,7 +201,8 @@ def summed(
         sums.count += 1
         if sums.count % _STEP == 0:
             progress(sums.count)
-    sums.totals.passed_up(parents)
+    totals.passed_up(parents)
+    before.passed_on()
     return sums
 
 

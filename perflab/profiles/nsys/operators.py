@@ -7,12 +7,13 @@ that made it, as in a profile of ``torch.profiler``.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+from perflab.profiles.alignment import STRANGER, aligned
 from perflab.profiles.categories import categories
 from perflab.profiles.device import Kernel
 from perflab.profiles.events import RANGE_SCOPE, Call, Event, nested
@@ -89,11 +90,12 @@ def asked_by(
             known[operators[-1]] = _without_operator(launch, inner, phases, places)
     launching = set(operators)
     done = flops_where_done([one.call for one in placed_calls])
-    for (call, phase, where), category in zip(placed_calls, categories(placed_calls), strict=True):
+    for asker, category in zip(placed_calls, categories(placed_calls), strict=True):
+        call = asker.call
         if call.event.correlation in launching:
             shapes = shown_shapes(shapes_of(call.event.shapes))
             known[call.event.correlation] = Known(
-                call.name, category, phase, where, shapes, done.get(id(call), 0), within(call)
+                call.name, category, asker.phase, asker.where, shapes, done.get(id(call), 0), within(call)
             )
     return Asked(tuple(launch.name for launch in ordered), tuple(operators), known)
 
@@ -101,25 +103,16 @@ def asked_by(
 def kernels(launches: Sequence[Launch], asked: Asked, name_of: Callable[[int], str]) -> tuple[list[Kernel], int]:
     """Launches of another call of the same work with their operators; and how many of them are strangers.
 
-    Calls of unchanged work launch the same kernels in the same order. Where they do not, the k-th of a name is the k-th
-    of that name.
+    Calls of unchanged work launch the same kernels in the same order. Where they do not, a stranger goes with the first
+    kernel of its name.
     """
     ordered = sorted(launches, key=lambda launch: (launch.called_ns, launch.start_ns))
-    names = tuple(launch.name for launch in ordered)
-    operators: Sequence[int] = asked.operators
-    strangers = 0
-    if names != asked.names:
-        by_name: dict[int, list[int]] = defaultdict(list)
-        for name, operator in zip(asked.names, asked.operators, strict=True):
-            by_name[name].append(operator)
-        seen: Counter[int] = Counter()
-        chosen = []
-        for name in names:
-            same = by_name.get(name, [])
-            strangers += seen[name] >= len(same)
-            chosen.append(same[min(seen[name], len(same) - 1)] if same else 0)
-            seen[name] += 1
-        operators = chosen
+    places = aligned([launch.name for launch in ordered], asked.names)
+    by_name = dict(zip(reversed(asked.names), reversed(asked.operators), strict=True))
+    operators = [
+        asked.operators[at] if at != STRANGER else by_name.get(one.name, 0)
+        for at, one in zip(places, ordered, strict=True)
+    ]
     return [
         Kernel(
             name_of(one.name),
@@ -131,7 +124,7 @@ def kernels(launches: Sequence[Launch], asked: Asked, name_of: Callable[[int], s
             one.device,
         )
         for one, operator in zip(ordered, operators, strict=True)
-    ], strangers
+    ], places.count(STRANGER)
 
 
 def _events(found: Sequence[Ranged], caller: int, places: list[Where], before: int, flops: Flops) -> list[Event]:

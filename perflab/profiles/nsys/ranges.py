@@ -10,7 +10,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from heapq import merge
+from heapq import heappop, heappush, merge
 from typing import NamedTuple
 
 NONE = -1
@@ -26,6 +26,8 @@ class Opened(NamedTuple):
     thread: int
     whole_process: bool
     """Whether it is a start/end range."""
+    domain: int = 0
+    """0: the program's own. Libraries such as NCCL have domains of theirs."""
 
 
 @dataclass
@@ -59,12 +61,16 @@ class Ranges:
         """Ranges that begin within another and end after it, with that other."""
         self.borrowed: dict[int, int] = {}
         """Threads without ranges of their own, and the one whose ranges count for them."""
+        self.outside: set[int] = set()
+        """Threads without ranges of their own that launched something while several others have some."""
         self._timelines: dict[int, _Timeline] = {}
         self._shared = [number for number, one in enumerate(self.all) if one.whole_process]
         self._own: dict[int, list[int]] = {}
         for number, one in enumerate(self.all):
             if not one.whole_process:
                 self._own.setdefault(one.thread, []).append(number)
+        ours = {thread for thread, found in self._own.items() if any(not self.all[at].domain for at in found)}
+        self._lenders = ours or set(self._own)
         for thread in {one.thread for one in self.all}:
             self._timelines[thread] = self._timeline(thread)
 
@@ -74,14 +80,15 @@ class Ranges:
 
     def stretch(self, thread: int, moment_ns: int) -> tuple[int, int, int]:
         """The innermost range, and from when until when it is."""
-        if thread not in self._timelines:
-            if len(self._own) == 1:  # the backward's thread: what the caller has open is what it works for
-                (lender,) = self._own
-                self.borrowed[thread] = lender
-                self._timelines[thread] = self._timelines[lender]
-            else:
-                self._timelines[thread] = self._timeline(thread)
-        return self._timelines[thread].at(moment_ns)
+        if thread not in self._lenders and thread not in self.borrowed:
+            if len(self._lenders) == 1:  # the backward's thread: what the caller has open is what it works for
+                (self.borrowed[thread],) = self._lenders
+            elif self._lenders:
+                self.outside.add(thread)
+        lender = self.borrowed.get(thread, thread)
+        if lender not in self._timelines:
+            self._timelines[lender] = self._timeline(lender)
+        return self._timelines[lender].at(moment_ns)
 
     def path(self, number: int) -> tuple[str, ...]:
         """Names from the outermost range to this one."""
@@ -100,28 +107,53 @@ class Ranges:
 
     def _timeline(self, thread: int) -> _Timeline:
         timeline = _Timeline()
-        open_now: list[int] = []
+        stack = _Open()
         for number in merge(self._shared, self._own.get(thread, [])):
             one = self.all[number]
-            self._close(open_now, one.start_ns, timeline)
-            around = [at for at in open_now if self.all[at].end_ns >= one.end_ns]
+            stack.close(one.start_ns, timeline)
+            innermost = stack.innermost
             if one.thread == thread:
-                self.parents[number] = around[-1] if around else NONE
-                if open_now and (not around or around[-1] != open_now[-1]) and one.end_ns > one.start_ns:
-                    self.crossing.append((one.name, self.all[open_now[-1]].name))
-            open_now.append(number)
+                self.parents[number] = around = stack.around(one.end_ns, self.all)
+                if innermost != around and one.end_ns > one.start_ns:
+                    self.crossing.append((one.name, self.all[innermost].name))
+            stack.open(number, one.end_ns)
             timeline.add(one.start_ns, number)
-        self._close(open_now, None, timeline)
+        stack.close(_NEVER, timeline)
         return timeline
 
-    def _close(self, open_now: list[int], until_ns: int | None, timeline: _Timeline) -> None:
+
+class _Open:
+    """Ranges that are open at a moment. Thousands may be: a push without its pop once a step."""
+
+    def __init__(self) -> None:
+        self._stack: list[int] = []
+        self._ends: list[tuple[int, int, int]] = []
+        self._closed: set[int] = set()
+        """Those that are in the stack still, beneath one that is open."""
+
+    @property
+    def innermost(self) -> int:
+        """``NONE``: nothing is open."""
+        return self._stack[-1] if self._stack else NONE
+
+    def open(self, number: int, end_ns: int) -> None:
+        """The next one begins."""
+        heappush(self._ends, (end_ns, -len(self._stack), number))
+        self._stack.append(number)
+
+    def around(self, end_ns: int, ranges: Sequence[Opened]) -> int:
+        """The innermost one that does not end before then."""
+        found = (at for at in reversed(self._stack) if at not in self._closed and ranges[at].end_ns >= end_ns)
+        return next(found, NONE)
+
+    def close(self, until_ns: int, timeline: _Timeline) -> None:
         """Close what ends by then, the first end first, wherever among the open ones it stands."""
-        while open_now:
-            ends_ns, first = min((self.all[at].end_ns, -place) for place, at in enumerate(open_now))
-            if until_ns is not None and ends_ns > until_ns:
-                return
-            del open_now[-first]
-            timeline.add(ends_ns, open_now[-1] if open_now else NONE)
+        while self._ends and self._ends[0][0] <= until_ns:
+            ends_ns, _, number = heappop(self._ends)
+            self._closed.add(number)
+            while self._stack and self._stack[-1] in self._closed:
+                self._closed.remove(self._stack.pop())
+            timeline.add(ends_ns, self.innermost)
 
 
 class Totals:

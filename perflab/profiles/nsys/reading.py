@@ -66,7 +66,7 @@ def chosen_process(export: Export, wanted: int | None) -> int:
     """
     found = export.processes
     listed = ", ".join(f"{pid} ({export.process_names.get(pid, 'unnamed')})" for pid in found) or "none"
-    if wanted is not None and wanted not in found:
+    if wanted is not None and wanted not in found and wanted not in export.processes_with_ranges:
         raise ExportError(f"{export.path} has no process {wanted} with ranges or CUDA work", f"it has: {listed}")
     if wanted is None and len(found) != 1:
         raise ExportError(
@@ -97,11 +97,19 @@ def read(
             f"--case={case_part}: no case of {export.path} has that in its name",
             f"name a part of one that it has: {format_names(list(known))}",
         )
+    if case_part and not cases and only is None:
+        raise ExportError(
+            f"--case={case_part}: {export.path} has no cases of perflab's",
+            "leave --case out, or name ranges: --range=NAME",
+        )
     if only is not None and not cases:
         raise ExportError(f"{export.path} has no range {only!r}", "name one that it has; without --range it lists them")
     keeping = {number: Kept() for case in cases.values() for number in (*case.kept, *case.with_operators)}
     paths = _Paths(ranges)
-    sums = summed(export, process, ranges, keeping, paths.number, lambda count: progress(f"reading kernels: {count:,}"))
+    calls = sorted(ranges.all[at].start_ns for case in cases.values() for at in case.timed)
+    sums = summed(
+        export, process, ranges, keeping, paths.number, calls, lambda count: progress(f"reading kernels: {count:,}")
+    )
     names = Names(export)
     children = ranges.children() if cases else {}
     notes += _notes(export, ranges, sums)
@@ -126,24 +134,42 @@ def read(
 
 
 class _Paths:
-    """Paths of ranges by number: the same names around each other are one path."""
+    """Paths of ranges by number: the same names around each other are one path.
+
+    A range within one of its own name has the path of that one: a push without its pop nests a thousand of them.
+    """
 
     def __init__(self, ranges: Ranges) -> None:
         self._ranges = ranges
         self._numbers: dict[tuple[int, str], int] = {}
         self._of: dict[int, int] = {NONE: NONE}
         self._named: list[tuple[str, ...]] = []
+        self.folded: set[int] = set()
+        """Ranges within one of their own name: their time is in that one's."""
 
     def number(self, number: int) -> int:
         """The path's number, by that of a range."""
-        if number not in self._of:
-            above = self.number(self._ranges.parents[number])
-            key = (above, self._ranges.all[number].name)
-            if key not in self._numbers:
-                self._numbers[key] = len(self._named)
-                self._named.append((*self.named(above), key[1]))
-            self._of[number] = self._numbers[key]
-        return self._of[number]
+        waiting = []
+        while number not in self._of:
+            waiting.append(number)
+            number = self._ranges.parents[number]
+        path = self._of[number]
+        for inner in reversed(waiting):
+            path = self._of[inner] = self._within(path, inner)
+        return path
+
+    def _within(self, above: int, number: int) -> int:
+        names, name = self.named(above), self._ranges.all[number].name
+        if name in names:
+            self.folded.add(number)
+            path = NONE
+            for outer in names[: names.index(name) + 1]:
+                path = self._numbers[path, outer]
+            return path
+        if (above, name) not in self._numbers:
+            self._numbers[above, name] = len(self._named)
+            self._named.append((*names, name))
+        return self._numbers[above, name]
 
     def named(self, path: int) -> tuple[str, ...]:
         """The names on a path, the outermost first."""
@@ -157,6 +183,8 @@ def _range_sums(ranges: Ranges, sums: Sums, paths: _Paths) -> list[RangeSum]:
         launched = sums.totals
         spans_ns = launched.last_ns[number] - launched.first_ns[number] if launched.kernels[number] else 0
         added = (1, one.end_ns - one.start_ns, spans_ns, launched.busy_ns[number], launched.kernels[number])
+        if number in paths.folded:
+            added = (1, 0, 0, 0, 0)
         for at, value in enumerate(added):
             total[at] += value
     return [RangeSum(paths.named(path), *total) for path, total in totals.items()]
@@ -181,5 +209,13 @@ def _notes(export: Export, ranges: Ranges, sums: Sums) -> list[str]:
         notes.append(
             f"kernels launched from {borrower} {thread_of(thread)}, which has no range of its own, count for the "
             f"ranges that {owner} {thread_of(lender)} has open meanwhile"
+        )
+    if ranges.outside:
+        threads = ", ".join(
+            f"{export.thread_names.get(one, 'thread')} {thread_of(one)}" for one in sorted(ranges.outside)
+        )
+        notes.append(
+            f"kernels launched from {threads}, without a range of its own, count for no pushed range: several threads "
+            "have pushed some, and nothing says for which one it works"
         )
     return notes

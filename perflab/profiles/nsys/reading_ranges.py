@@ -48,41 +48,41 @@ def named_ranges(export: Export, process: int) -> tuple[Ranges, list[str]]:
 
     @cache
     def last_ns() -> int:  # going through all ranges for it takes a second or two, and few exports need it
-        (found,) = next(export.rows(f"SELECT MAX(MAX(start), COALESCE(MAX(end), 0)) FROM {RANGES}"))
+        numbers = "typeof(start) = 'integer' AND typeof(COALESCE(end, 0)) = 'integer'"
+        (found,) = next(export.rows(f"SELECT MAX(MAX(start), COALESCE(MAX(end), 0)) FROM {RANGES} WHERE {numbers}"))
         return int(found)
 
-    rows = export.rows(
-        f"SELECT {text.value}, e.start, e.end, e.globalTid, e.eventType {source} LIMIT {MOST_RANGES + 1}"
-    )
+    domain = "COALESCE(e.domainId, 0)" if "domainId" in export.tables[RANGES] else "0"
+    columns = f"{text.value}, e.start, e.end, e.globalTid, e.eventType, {domain}"
+    rows = export.rows(f"SELECT {columns} {source} LIMIT {MOST_RANGES + 1}")
     found, unclosed, backwards = _opened(rows, last_ns)
     notes = []
     if len(found) > MOST_RANGES:
         rows = export.rows(
-            f"SELECT {text.value}, e.start, e.end, e.globalTid, e.eventType {source}"
-            f" ORDER BY COALESCE(e.end, {last_ns()}) - e.start DESC LIMIT {MOST_RANGES}"
+            f"SELECT {columns} {source} ORDER BY COALESCE(e.end, {last_ns()}) - e.start DESC LIMIT {MOST_RANGES}"
         )
         found, unclosed, backwards = _opened(rows, last_ns)
         notes.append(f"there are more than {MOST_RANGES:,} named ranges: the shortest were not read")
     if unclosed:
-        notes.append(f"{unclosed} ranges were still open when the recording ended, and end with it")
+        notes.append(f"{unclosed} ranges were never closed (a push without its pop?), and end with the recording")
     if backwards:
         notes.append(f"{backwards} ranges end before they begin, and were left out")
     return Ranges(found), notes
 
 
 def _opened(
-    rows: Iterator[tuple[str, int, int | None, int, int]], last_ns: Callable[[], int]
+    rows: Iterator[tuple[str, int, int | None, int, int, int]], last_ns: Callable[[], int]
 ) -> tuple[list[Opened], int, int]:
     found, unclosed, backwards = [], 0, 0
     known: dict[str, str] = {}
-    for text, start_ns, end_ns, thread, kind in rows:
+    for text, start_ns, end_ns, thread, kind, domain in rows:
         name = known.setdefault(text, text)  # one object for all that are called the same
         unclosed += end_ns is None
         end_ns = last_ns() if end_ns is None else end_ns
         if end_ns < start_ns:
             backwards += 1
             continue
-        found.append(Opened(name, start_ns, end_ns, thread, kind in _STARTED))
+        found.append(Opened(name, start_ns, end_ns, thread, kind in _STARTED, domain))
     return found, unclosed, backwards
 
 

@@ -47,10 +47,13 @@ def _side_by_side(mode: str, profiles: Mapping[str, Profile]) -> list[str]:
     for how, one in profiles.items():
         bar = "".join(symbols[name] * round(_BAR * times[how].get(name, 0.0) / longest) for name in names)
         lines.append(f"  {how.ljust(width)} {bar} {format_ns(one.timer_ns)}")
-    label = max(map(len, names))
+    label = max(map(len, (*names, "unexplained")))
     lines.append(f"  {''.ljust(label)}  " + "  ".join(how.rjust(9) for how in profiles))
-    for name in names:
-        cells = (format_ns(times[how].get(name, 0.0)) if times[how].get(name) else "–" for how in profiles)
+    rows = {name: [times[how].get(name, 0.0) for how in profiles] for name in names}
+    rows["unexplained"] = [one.unexplained_ns for one in profiles.values()]
+    rows["one call"] = [one.whole_ns for one in profiles.values()]  # what the rows above add up to
+    for name, row in rows.items():
+        cells = (f"{'-' * (time_ns < 0)}{format_ns(abs(time_ns))}" if time_ns else "–" for time_ns in row)
         sizes = (max(9, len(how)) for how in profiles)
         lines.append(
             f"  {name.ljust(label)}  " + "  ".join(cell.rjust(size) for cell, size in zip(cells, sizes, strict=True))
