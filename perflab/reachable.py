@@ -40,6 +40,12 @@ def reachable(roots: tuple[Any, ...]) -> Iterator[Any]:
             pending.extend(_neighbours(value))
 
 
+def in_hands_of(frame: types.FrameType) -> tuple[Any, ...]:
+    """What a running function has in its hands: its locals, and the globals that its code loads."""
+    names = _loaded_globals(frame.f_code)
+    return (*frame.f_locals.values(), *(frame.f_globals[name] for name in names if name in frame.f_globals))
+
+
 def _neighbours(value: Any) -> Iterable[Any]:
     if isinstance(value, types.FunctionType):
         return _of_function(value)

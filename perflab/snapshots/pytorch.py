@@ -1,8 +1,8 @@
 """PyTorch's own snapshots: the pickle of ``torch.cuda.memory._dump_snapshot``, of every version since 2.3.
 
-Predictions are written in the same form (``perflab.predicted.memory.snapshot``) and read here too. Keys that a version
-does not have are left out of it: ``frames`` where none were recorded, ``user_metadata`` before 2.10, ``category`` but
-in predictions.
+Predictions are written in the same form (``perflab.predicted.memory.snapshot``) and read here too; recordings of our
+own have notes behind the pickle's end (``notes``). Keys that a version does not have are left out of it: ``frames``
+where none were recorded, ``user_metadata`` before 2.10, ``category`` but in predictions.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 from perflab.errors import SnapshotError
 from perflab.snapshots.at_once import EVENT, Events
 from perflab.snapshots.model import UNKNOWN, Block, Cache, OutOfMemory, Segment, Snapshot, Stack, Stage
+from perflab.snapshots.notes import MOST_BYTES, Notes, notes_behind
 from perflab.snapshots.rows import ACTIONS, Rows
 from perflab.snapshots.stacks import Facts, deduced_category, facts_of
 from perflab.snapshots.stages import of_annotations, of_marks, steps_of
@@ -41,8 +42,11 @@ def read_pickle(file: BinaryIO, path: Path, progress: Progress = lambda *_: None
     size = os.fstat(file.fileno()).st_size
     machine = Unpickling(file, size, events, progress)
     notes: list[str] = []
+    ours: tuple[int, Notes] | None = None
     try:
         content = machine.load()
+        file.seek(machine.offset)
+        ours = notes_behind(file.read(MOST_BYTES))
     except Cut:
         content = _what_is_there(machine)
         notes.append(
@@ -54,7 +58,7 @@ def read_pickle(file: BinaryIO, path: Path, progress: Progress = lambda *_: None
             f"{path} is a pickle, but no memory snapshot: it has neither segments nor device_traces",
             "give a file that torch.cuda.memory._dump_snapshot wrote",
         )
-    return list(_devices(content, events.rows, notes))
+    return list(_devices(content, events.rows, notes, ours))
 
 
 def _what_is_there(machine: Unpickling) -> dict[str, Any]:
@@ -86,7 +90,9 @@ def _what_is_there(machine: Unpickling) -> dict[str, Any]:
 _KEYS = ("segments", "device_traces", "external_annotations")
 
 
-def _devices(content: dict[str, Any], rows: Rows, notes: list[str]) -> Iterator[Snapshot]:
+def _devices(
+    content: dict[str, Any], rows: Rows, notes: list[str], ours: tuple[int, Notes] | None
+) -> Iterator[Snapshot]:
     traces = [trace if type(trace) is list else [] for trace in _list(content, "device_traces")]
     if sum(trace.count(EVENT) for trace in traces) != len(rows):
         raise SnapshotError(
@@ -105,8 +111,16 @@ def _devices(content: dict[str, Any], rows: Rows, notes: list[str]) -> Iterator[
         if count or device in segments:
             reading = _Device(rows, range(start, start + count), segments.get(device, []), is_cut=bool(notes))
             reading.read()
-            yield reading.snapshot(device, content.get("external_annotations"), is_predicted, notes)
+            found = reading.snapshot(device, content.get("external_annotations"), is_predicted, notes)
+            yield _noted(found, *ours) if ours and found.moments else found
         start += count
+
+
+def _noted(found: Snapshot, events: int, ours: Notes) -> Snapshot:
+    """With what we know of it. The recorder keeps the last events, so the first of them may be missing."""
+    if found.moments > events:  # other recordings are in it as well
+        return found
+    return replace(found, blocks=ours.since(events - found.moments).told(found.blocks), is_noted=True)
 
 
 class _Device:

@@ -281,7 +281,12 @@ def _notes(snapshot: Snapshot) -> Iterator[str]:
     yield from snapshot.notes
     if snapshot.rounding_bytes > 1:
         yield f"Sizes are what was asked for, rounded up to {snapshot.rounding_bytes} B as the allocator does."
-    if snapshot.is_deduced and categories_of(snapshot):
+    if snapshot.is_noted:
+        yield (
+            "Parameters, gradients, optimizer state, buffers and inputs were known by pointer between phases; other "
+            "categories follow from the stacks that gave and took each block, and what no stack tells is unknown."
+        )
+    elif snapshot.is_deduced and categories_of(snapshot):
         yield (
             "The file has no categories: they follow from the stacks that gave and took each block; what no stack "
             "tells is unknown."

@@ -1,0 +1,191 @@
+"""Recordings of perflab's own say what blocks are for by pointer, and name modules as the model does."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from perflab.cli import main
+from perflab.errors import SnapshotError
+from perflab.measure.live_tensors import held_bytes
+from perflab.measure.memory import measure_memory
+from perflab.measure.memory_snapshot import record_call
+from perflab.measure.workload import Step, Workload
+from perflab.snapshots.analysis import alive_at, levels, parts_by, peak_moment
+from perflab.snapshots.model import Snapshot
+from perflab.snapshots.notes import BEGIN, Look, Notes
+from perflab.snapshots.reading import read_snapshots
+from tests.harness.made_snapshots import ADDRESS, MIB, MODEL, TRAIN, Recording, content, training, written
+
+CPU = torch.device("cpu")
+WIDTH, LAYERS, ROWS = 64, 3, 16
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(WIDTH, 4 * WIDTH), torch.nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.down(torch.relu(self.up(x)))
+        return x + hidden
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(Block() for _ in range(LAYERS))
+        self.head = torch.nn.Linear(WIDTH, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        logits: torch.Tensor = self.head(x)
+        return logits
+
+
+def step_of(model: torch.nn.Module, data: torch.Tensor) -> Step:
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def update() -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step = Step(lambda: model(data).square().mean(), lambda loss: loss.backward(), update)
+    step.run()
+    return step
+
+
+def read(path: Path) -> Snapshot:
+    (found,) = read_snapshots(path)
+    return found
+
+
+def size_of(snapshot: Snapshot, category: str, moment: int) -> int:
+    parts = parts_by(alive_at(snapshot, moment), lambda one: one.category)
+    return parts[category].size_bytes if category in parts else 0
+
+
+def test_a_step_s_parameters_gradients_and_state_are_those_of_its_objects(tmp_path: Path) -> None:
+    model = Net()
+    step = step_of(model, torch.randn(ROWS, WIDTH))
+    of_weights = sum(4 * one.numel() for one in model.parameters())
+    found = read(record_call(step, tmp_path / "step", CPU).path)
+    forward, backward, optimizer = found.stages
+    assert size_of(found, "parameters", 0) == size_of(found, "parameters", found.moments) == of_weights
+    assert size_of(found, "optimizer state", 0) == 2 * of_weights + 4 * len([*model.parameters()])
+    assert size_of(found, "gradients", forward.end) == 0
+    assert size_of(found, "gradients", backward.end) == of_weights
+    assert size_of(found, "gradients", optimizer.end) == 0
+    assert size_of(found, "inputs", 0) == 4 * ROWS * WIDTH
+    held = held_bytes(step.roots, CPU)
+    assert levels(found)[0] == held
+
+
+def test_the_peak_of_a_recording_is_the_gate_s_own(tmp_path: Path) -> None:
+    step = step_of(Net(), torch.randn(ROWS, WIDTH))
+    memory, _ = measure_memory(step, CPU)
+    level = levels(read(record_call(step, tmp_path / "step", CPU).path))
+    assert level[peak_moment(level)] == memory.peak_bytes
+
+
+def test_modules_bear_the_names_that_the_model_gives_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    step = step_of(Net(), torch.randn(ROWS, WIDTH))
+    path = record_call(step, tmp_path / "step", CPU).path
+    found = read(path)
+    saved = [one for one in found.blocks if one.category == "activations" and one.size_bytes == 4 * ROWS * 4 * WIDTH]
+    assert [one.module for one in saved] == [f"blocks.{number}" for number in range(LAYERS)]
+    weights = [one.module for one in found.blocks if one.size_bytes == 4 * WIDTH * 4 * WIDTH and not one.allocated_at]
+    assert sorted(weights) == sorted(
+        3 * [f"blocks.{number}.{one}" for number in range(LAYERS) for one in ("up", "down")]
+    )
+    assert main(["memory", str(path), "--rows=100"]) == 0
+    text = capsys.readouterr().out
+    assert "blocks.*.up" in text
+    assert "known by pointer" in text
+    assert "Linear" not in text.split("Alive at the peak, by module")[1].split("by line")[0]
+
+
+def test_what_a_forward_s_result_keeps_is_activations_and_the_result_is_not(tmp_path: Path) -> None:
+    model, data = Net(), torch.randn(ROWS, WIDTH)
+    found = read(record_call(Workload(model, (data,), {}), tmp_path / "forward", CPU).path)
+    (logits,) = [one for one in found.blocks if one.size_bytes == 4 * ROWS * 10]
+    assert logits.category == "temporaries"
+    # Of each block the input of ``down`` and the sum behind it, which the next layer reads; relu works on its result.
+    assert size_of(found, "activations", logits.allocated_at) == LAYERS * 4 * ROWS * (4 * WIDTH + WIDTH)
+    with torch.no_grad():
+        bare = read(record_call(Workload(model, (data,), {}), tmp_path / "bare", CPU).path)
+    assert "activations" not in {one.category for one in bare.blocks}
+
+
+def test_a_look_holds_for_the_block_that_lies_there_at_its_moment(tmp_path: Path) -> None:
+    made = Recording().alloc(0, MIB, MODEL).free(0, MIB, TRAIN).alloc(0, 2 * MIB, MODEL).alloc(8 * MIB, MIB, MODEL)
+    found = read(written(tmp_path / "a.pickle", content(made)))
+    looks = [
+        Look(1, {ADDRESS: ("inputs", "")}),
+        Look(3, {ADDRESS: ("gradients", "head")}),
+        Look(4, {ADDRESS: ("inputs", ""), ADDRESS + 8 * MIB: ("parameters", "body")}),
+    ]
+    told = Notes(looks, [(0, "first"), (3, "second")]).told(found.blocks)
+    assert [(one.category, one.module) for one in told] == [
+        ("inputs", "first"),
+        ("gradients", "head"),
+        ("parameters", "body"),
+    ]
+    assert [one.size_bytes for one in told] == [one.size_bytes for one in found.blocks]
+
+
+def behind(path: Path, notes: object) -> Path:
+    with path.open("ab") as file:
+        file.write(BEGIN + (notes if isinstance(notes, bytes) else json.dumps(notes).encode()))
+    return path
+
+
+def test_notes_of_a_recording_that_lost_its_beginning_count_from_the_end(tmp_path: Path) -> None:
+    made = training(3)
+    notes = {
+        "events": 19,
+        "modules": [[0, "early"], [12, "late"]],
+        "looks": [[1, [[ADDRESS, "buffers", ""]]], [16, [[ADDRESS, "parameters", "w"]]]],
+    }
+    whole = read(behind(written(tmp_path / "whole.pickle", content(made)), notes))
+    del made.events[:12]  # free_requested is no moment of its own
+    lost = read(behind(written(tmp_path / "lost.pickle", content(made)), notes))
+    assert whole.moments == 19 > lost.moments
+    known = [(one.category, one.module) for one in whole.blocks]
+    assert ("buffers", "early") in known
+    assert ("parameters", "w") in known
+    assert "buffers" not in {one.category for one in lost.blocks}
+    at_the_end = [(one.size_bytes, one.category, one.module) for one in whole.blocks if one.allocated_at > 13]
+    assert [(one.size_bytes, one.category, one.module) for one in lost.blocks if one.allocated_at][-3:] == at_the_end[
+        -3:
+    ]
+
+
+def test_other_readers_stop_before_the_notes(tmp_path: Path) -> None:
+    made = content(training())
+    path = behind(written(tmp_path / "a.pickle", made), {"events": 13, "looks": [], "modules": []})
+    with path.open("rb") as file:
+        assert pickle.load(file) == made
+    assert read(path).is_noted
+
+
+@pytest.mark.parametrize(
+    "notes",
+    [b"{", b"[]", b'{"events": 3}', {"events": -1, "looks": []}, {"events": 1, "looks": [[0, [[1, 2, ""]]]]}],
+    ids=str,
+)
+def test_damaged_notes_are_named(tmp_path: Path, notes: object) -> None:
+    path = behind(written(tmp_path / "a.pickle", content(training())), notes)
+    with pytest.raises(SnapshotError, match=r"a\.pickle: the notes of perflab .* are damaged"):
+        read_snapshots(path)
+
+
+def test_what_follows_a_pickle_and_is_not_ours_is_not_read(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.pickle", content(training()))
+    path.write_bytes(path.read_bytes() + b"cposix\nsystem\n.")
+    assert not read(path).is_noted
