@@ -21,6 +21,8 @@ _OPTIMIZER = re.compile(r"(?:^|/)torch/optim/\w+\.py$")
 _STATE_MAKERS = ("_init_group", "init_state", "_init_state")
 _MODULES = re.compile(r"(?:^|/)torch/nn/(?:modules/\w+|parameter)\.py$")
 _PARAMETER_MAKERS = ("_apply", "convert", "to_empty", "<lambda>", "__init__", "reset_parameters", "__new__")
+_SEED = "_make_grads"
+"""Makes the gradient that a backward begins with, which is let go when it has returned."""
 _BACKWARD = ("_engine_run_backward", "run_backward")
 _OPERATOR = re.compile(r"\bat::_ops::(\w+)::")
 _ENGINE = "torch::autograd::Engine"
@@ -74,6 +76,7 @@ class Facts:
     is_optimizer: bool
     is_state: bool
     is_backward: bool
+    is_seed: bool
     makes_parameters: bool
 
 
@@ -87,6 +90,7 @@ def facts_of(stack: Stack) -> Facts:
         is_optimizer=bool(optimizer),
         is_state=any(name in _STATE_MAKERS for name in optimizer),
         is_backward=any(frame.function in _BACKWARD or _ENGINE in frame.function for frame in stack),
+        is_seed=any(frame.function == _SEED for frame in stack),
         makes_parameters=innermost is not None
         and _MODULES.search(innermost.file) is not None
         and innermost.function in _PARAMETER_MAKERS,
@@ -103,7 +107,7 @@ def deduced_category(given: Facts, taken: Facts, *, is_freed: bool) -> str:
         return "workspace"
     if given.is_state:
         return "optimizer state"
-    if given.is_optimizer:
+    if given.is_optimizer or given.is_seed:
         return "temporaries"
     if given.is_backward:
         if is_freed and taken.is_backward:
