@@ -9,12 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perflab.measure.devices import synchronize
-from perflab.measure.known_blocks import KnownBlocks, Looks
+from perflab.measure.known_blocks import History, KnownBlocks, Looks
 from perflab.torch_internals.machine import dump_cuda_memory, record_cuda_memory, stop_recording_cuda_memory
 
 if TYPE_CHECKING:
@@ -27,17 +26,8 @@ NOTES = b"\nperflab notes 1\n"
 """Stands between PyTorch's pickle, whose readers stop at its end, and our notes (``perflab.snapshots.notes``)."""
 
 
-@dataclass
-class CudaHistory:
-    """What a block did with memory."""
-
-    looks: Looks
-    peak_bytes: int | None = None
-    """Highest rise of live bytes above the level at the block's beginning; there once the block has ended."""
-
-
 @contextlib.contextmanager
-def cuda_history(path: Path, known: KnownBlocks, device: torch.device) -> Iterator[CudaHistory]:
+def cuda_history(path: Path, known: KnownBlocks, device: torch.device) -> Iterator[History]:
     """Record, and write to ``path`` at the end.
 
     Raises:
@@ -56,7 +46,7 @@ def cuda_history(path: Path, known: KnownBlocks, device: torch.device) -> Iterat
 
     moments = [0]
     modules: list[tuple[int, str]] = []
-    history = CudaHistory(Looks(known, lambda _: moments.append(so_far()), [known.held]))
+    history = History(Looks(known, lambda _: moments.append(so_far()), [known.held]))
     try:
         with _modules_noted(known, lambda name: modules.append((so_far(), name))):
             yield history
@@ -66,7 +56,8 @@ def cuda_history(path: Path, known: KnownBlocks, device: torch.device) -> Iterat
         dump_cuda_memory(str(path))
     finally:
         stop_recording_cuda_memory(device)
-    notes = {"events": events, "modules": modules, **history.looks.as_notes(moments)}
+    index = torch.cuda.current_device() if device.index is None else device.index
+    notes = {"device": index, "events": events, "modules": modules, **history.looks.as_notes(moments)}
     with path.open("ab") as file:
         file.write(NOTES + json.dumps(notes).encode("ascii"))
 

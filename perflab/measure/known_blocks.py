@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 class KnownBlocks:
     """What a callable holds, asked before it runs, and of its modules and optimizers again in between.
 
-    Nothing else is kept alive: a gradient or an input that the call lets go is to be let go in a recording, too.
+    Nothing is kept alive: a gradient, an input or a model that the call lets go is to be let go in a recording, too.
     """
 
     def __init__(self, roots: tuple[Any, ...], device: torch.device) -> None:
@@ -34,8 +35,8 @@ class KnownBlocks:
         """By address, what there is before the call."""
         self.is_compiled = any(map(_is_compiled, found))
         self._device = device
-        self._modules = [one for one in found if isinstance(one, torch.nn.Module)]
-        self._optimizers = [one for one in found if isinstance(one, torch.optim.Optimizer)]
+        self._modules = [weakref.ref(one) for one in found if isinstance(one, torch.nn.Module)]
+        self._optimizers = [weakref.ref(one) for one in found if isinstance(one, torch.optim.Optimizer)]
 
     def now(self) -> dict[int, PeakPart]:
         """By address, what modules and optimizers have at this moment."""
@@ -46,13 +47,15 @@ class KnownBlocks:
         return held_storages(reachable((result,)), self._device)
 
     def _reached(self) -> Iterator[Any]:
-        yield from self._modules
-        yield from self._optimizers
-        for module in self._modules:
+        modules = [module for kept in self._modules if (module := kept()) is not None]
+        optimizers = [optimizer for kept in self._optimizers if (optimizer := kept()) is not None]
+        yield from modules
+        yield from optimizers
+        for module in modules:
             yield from module.buffers(recurse=False)
             for parameter in module.parameters(recurse=False):
                 yield from _with_gradient(parameter)
-        for optimizer in self._optimizers:
+        for optimizer in optimizers:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     yield from _with_gradient(parameter)
@@ -76,6 +79,12 @@ class Looks:
         self.taken.append(self.known.now())
         self.mark(len(self.taken) - 1)
 
+    def look_anew(self, known: KnownBlocks) -> None:
+        """Ask what the code has in its hands by now. What nothing owns may be results as well as inputs."""
+        self.known.names = {**known.names, **self.known.names}
+        self.taken.append({address: part for address, part in known.held.items() if part.category != "inputs"})
+        self.mark(len(self.taken) - 1)
+
     def look_at_result(self, result: Any) -> None:
         """Ask, while the call's result is still there, and where the result itself lies."""
         self.look()
@@ -94,6 +103,15 @@ class Looks:
             return {"looks": looks}
         number, addresses = self.result
         return {"looks": looks, "returned": [moments[number], addresses]}
+
+
+@dataclass
+class History:
+    """What a recorder saw of a block of code."""
+
+    looks: Looks
+    peak_bytes: int | None = None
+    """Highest rise of live bytes above the level at the block's beginning; there once the block has ended."""
 
 
 def _with_gradient(parameter: torch.Tensor) -> Iterator[torch.Tensor]:

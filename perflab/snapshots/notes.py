@@ -18,7 +18,7 @@ from perflab.snapshots.model import Block
 
 BEGIN = b"\nperflab notes 1\n"
 """Stands between the end of PyTorch's pickle and the notes; ``perflab.measure.memory_snapshot`` writes it."""
-MOST_BYTES = 2**28
+MOST_BYTES = 2**26
 """JSON is read as a whole."""
 _WEAK = "inputs"
 """Said of whatever a callable reaches and nothing else owns, so any other look is believed before."""
@@ -40,6 +40,10 @@ class Notes:
     looks: Sequence[Look] = ()
     modules: Sequence[tuple[int, str]] = ()
     """From which moment on which module ran; empty: none."""
+    events: int = 0
+    """Moments of the recording, kept or not."""
+    device: int = 0
+    """The number of the one that was recorded."""
     returned: tuple[int, frozenset[int]] | None = None
     """When the call had returned, and where its result lay."""
 
@@ -118,20 +122,18 @@ def notes_of(content: dict[str, Any]) -> Notes:
         moment, addresses = content["returned"]
         returned = _count(moment), frozenset(map(_count, addresses))
     modules = [(_count(moment), str(name)) for moment, name in content.get("modules", ())]
-    return Notes(looks, modules, returned)
+    return Notes(looks, modules, returned=returned)
 
 
-def notes_behind(rest: bytes) -> tuple[int, Notes] | None:
-    """The notes behind the end of a pickle, with how many moments the recording had; None where there are none.
+def notes_of_json(text: bytes) -> Notes:
+    """The notes behind ``BEGIN``.
 
     Raises:
         SnapshotError: they are damaged.
     """
-    if not rest.startswith(BEGIN):
-        return None
     try:
-        content = json.loads(rest[len(BEGIN) :])
-        return _count(content["events"]), notes_of(content)
+        content = json.loads(text)
+        return replace(notes_of(content), events=_count(content["events"]), device=_count(content["device"]))
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise SnapshotError(
             f"the notes of perflab behind PyTorch's part are damaged: {error}",

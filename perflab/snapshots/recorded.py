@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import json
 from array import array
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from perflab.errors import SnapshotError
+from perflab.snapshots.categories import deduced
 from perflab.snapshots.model import UNKNOWN, Block, Frame, Snapshot, Stack
 from perflab.snapshots.notes import notes_of
-from perflab.snapshots.stacks import deduced_category, facts_of
 from perflab.snapshots.stages import of_marks, steps_of
 
 MOST_BYTES = 2**30
@@ -89,7 +90,7 @@ def _snapshot(content: dict[str, Any]) -> Snapshot:
         device="cuda" if content.get("device") == "cuda" else "cpu",
         blocks=[block._replace(category=block.category or UNKNOWN) for block in blocks]
         if has_categories
-        else _noted(content, [block if block.category else reading.deduced(block) for block in blocks]),
+        else _noted(content, list(deduced(blocks, stages))),
         times_ns=() if content.get("time") == "event" else array("q", (time for time, _ in events)),
         moments=len(events),
         rounding_bytes=512 if content.get("device") == "cuda" else 1,
@@ -97,10 +98,19 @@ def _snapshot(content: dict[str, Any]) -> Snapshot:
         steps=steps_of(stages),
         is_deduced=not has_categories and has_blocks,
         is_noted=is_noted,
-        notes=()
-        if has_blocks
-        else ("the file (schema 1) names no blocks: each free is taken for the latest block of its size",),
+        notes=list(_notes(content)),
     )
+
+
+def _notes(content: dict[str, Any]) -> Iterator[str]:
+    if content["schema"] == 1:
+        yield "the file (schema 1) names no blocks: each free is taken for the latest block of its size"
+    unseen = _whole(content.get("let_go_unseen_bytes", 0))
+    if unseen:
+        yield (
+            f"{unseen:,} bytes that were there before were let go within; a CPU's profiler does not say when, so they "
+            "are left out"
+        )
 
 
 def _noted(content: dict[str, Any], blocks: list[Block]) -> list[Block]:
@@ -136,13 +146,6 @@ class _Reading:
         """Those that were there before first."""
         held = [block for block in self.blocks if not block.allocated_at]
         return [*held, *self.before, *(block for block in self.blocks if block.allocated_at)]
-
-    def deduced(self, block: Block) -> Block:
-        """With the category that follows from the stacks."""
-        given, taken = facts_of(block.stack), facts_of(block.freed_by)
-        if block.phase == "backward":
-            given = replace(given, is_backward=True)
-        return block._replace(category=deduced_category(given, taken, is_freed=block.freed_at is not None))
 
 
 def _block(size: int, block: int | None, place: _Place, since: int, until: int | None) -> Block:

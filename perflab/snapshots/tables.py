@@ -88,3 +88,8 @@ def largest(
         else:
             last.append(f"{len(rest):,} smaller rows" if number == 0 else "")
     return (*listed[:most], tuple(last))
+
+
+def whole(value: Value) -> int:
+    """A cell that is a number, to be summed up; 0 where it is none."""
+    return value if isinstance(value, int) else 0

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import pickle
+import sys
+import weakref
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,8 +17,9 @@ from perflab.cli import main
 from perflab.errors import SnapshotError
 from perflab.measure.live_tensors import held_bytes
 from perflab.measure.memory import measure_memory
-from perflab.measure.memory_snapshot import record_call
+from perflab.measure.memory_snapshot import record_call, record_memory
 from perflab.measure.workload import Step, Workload
+from perflab.reachable import in_hands_of
 from perflab.snapshots.analysis import alive_at, levels, parts_by, peak_moment
 from perflab.snapshots.model import Snapshot
 from perflab.snapshots.notes import BEGIN, Look, Notes
@@ -93,6 +98,18 @@ def test_the_peak_of_a_recording_is_the_gate_s_own(tmp_path: Path) -> None:
     assert level[peak_moment(level)] == memory.peak_bytes
 
 
+def test_at_every_moment_the_categories_add_up_to_what_the_file_s_events_say(tmp_path: Path) -> None:
+    path = record_call(step_of(Net(), torch.randn(ROWS, WIDTH)), tmp_path / "step", CPU).path
+    written_down = json.loads(path.read_text())
+    level = sum(size for _, size, _ in written_down["before"])
+    found = read(path)
+    for moment, (_, change) in enumerate([(0, 0), *written_down["events"]]):
+        level += change
+        parts = parts_by(alive_at(found, moment), lambda one: one.category)
+        assert sum(part.size_bytes for part in parts.values()) == level, moment
+    assert found.moments == len(written_down["events"]) > 50
+
+
 def test_modules_bear_the_names_that_the_model_gives_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     step = step_of(Net(), torch.randn(ROWS, WIDTH))
     path = record_call(step, tmp_path / "step", CPU).path
@@ -148,6 +165,7 @@ def behind(path: Path, notes: object) -> Path:
 def test_notes_of_a_recording_that_lost_its_beginning_count_from_the_end(tmp_path: Path) -> None:
     made = training(3)
     notes = {
+        "device": 0,
         "events": 19,
         "modules": [[0, "early"], [12, "late"]],
         "looks": [[1, [[ADDRESS, "buffers", ""]]], [16, [[ADDRESS, "parameters", "w"]]]],
@@ -168,7 +186,7 @@ def test_notes_of_a_recording_that_lost_its_beginning_count_from_the_end(tmp_pat
 
 def test_other_readers_stop_before_the_notes(tmp_path: Path) -> None:
     made = content(training())
-    path = behind(written(tmp_path / "a.pickle", made), {"events": 13, "looks": [], "modules": []})
+    path = behind(written(tmp_path / "a.pickle", made), {"device": 0, "events": 13, "looks": [], "modules": []})
     with path.open("rb") as file:
         assert pickle.load(file) == made
     assert read(path).is_noted
@@ -176,7 +194,13 @@ def test_other_readers_stop_before_the_notes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "notes",
-    [b"{", b"[]", b'{"events": 3}', {"events": -1, "looks": []}, {"events": 1, "looks": [[0, [[1, 2, ""]]]]}],
+    [
+        b"{",
+        b"[]",
+        b'{"events": 3}',
+        {"events": -1, "looks": []},
+        {"events": 1, "device": 0, "looks": [[0, [[1, 2, ""]]]]},
+    ],
     ids=str,
 )
 def test_damaged_notes_are_named(tmp_path: Path, notes: object) -> None:
@@ -189,3 +213,62 @@ def test_what_follows_a_pickle_and_is_not_ours_is_not_read(tmp_path: Path) -> No
     path = written(tmp_path / "a.pickle", content(training()))
     path.write_bytes(path.read_bytes() + b"cposix\nsystem\n.")
     assert not read(path).is_noted
+
+
+def test_what_a_test_lets_go_within_the_block_is_let_go_though_it_was_asked_for(tmp_path: Path) -> None:
+    """Tensors, a model, and an optimizer with its state. A CPU's profiler does not say when."""
+    model, data = torch.nn.Linear(WIDTH, WIDTH), torch.randn(ROWS, WIDTH)
+    stays = torch.randn(100)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(data).sum().backward()
+    optimizer.step()
+    gone = [weakref.ref(one) for one in (data, model, optimizer)]
+    with record_memory(tmp_path / "block", CPU, partial(in_hands_of, sys._getframe())) as recorded:
+        del data
+        optimizer.zero_grad()
+        del optimizer, model
+        gc.collect()
+        left = [one() for one in gone]
+    assert left == [None, None, None]
+    found = read(recorded.path)
+    assert set(levels(found)) == {stays.nbytes}
+    weights = 4 * WIDTH * (WIDTH + 1)
+    assert found.notes[0].startswith(
+        f"{4 * weights + 2 * 4 + 4 * ROWS * WIDTH:,} bytes that were there before were let"
+    )
+
+
+def test_gradients_that_a_step_clears_first_are_seen_to_go(tmp_path: Path) -> None:
+    model, data = Net(), torch.randn(ROWS, WIDTH)
+    optimizer = torch.optim.SGD(model.parameters())
+
+    def forward() -> torch.Tensor:
+        optimizer.zero_grad()
+        return model(data).square().mean()
+
+    step = Step(forward, lambda loss: loss.backward(), optimizer.step)
+    step.run()
+    memory, _ = measure_memory(step, CPU)
+    found = read(record_call(step, tmp_path / "step", CPU).path)
+    of_weights = sum(4 * one.numel() for one in model.parameters())
+    forward_stage = found.stages[0]
+    assert size_of(found, "gradients", 0) == size_of(found, "gradients", found.moments) == of_weights
+    assert size_of(found, "gradients", forward_stage.end) == 0
+    assert max(levels(found)) == memory.peak_bytes
+    assert found.notes == []
+
+
+def test_models_among_the_locals_are_known_also_those_that_were_built_within(tmp_path: Path) -> None:
+    model, data = Net(), torch.randn(ROWS, WIDTH)
+    with record_memory(tmp_path / "block", CPU, partial(in_hands_of, sys._getframe())) as recorded:
+        out = model(data)
+        other = Net()
+        other(data).sum().backward()
+    found = read(recorded.path)
+    of_weights = sum(4 * one.numel() for one in model.parameters())
+    assert size_of(found, "parameters", 0) == of_weights
+    assert size_of(found, "parameters", found.moments) == 2 * of_weights
+    assert size_of(found, "gradients", found.moments) == of_weights
+    assert {"blocks.0.up", "blocks.2.down", "head"} <= {one.module for one in found.blocks if one.allocated_at}
+    (logits,) = [one for one in found.blocks if one.size_bytes == out.nbytes and one.freed_at is None]
+    assert logits.category != "inputs"

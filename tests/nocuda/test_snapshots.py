@@ -15,8 +15,8 @@ from perflab.measure import cuda_history
 from perflab.measure.memory_snapshot import record_call
 from perflab.measure.workload import Step, Workload
 from perflab.snapshots.analysis import alive_at, levels, peak_moment
+from perflab.snapshots.device import rounded
 from perflab.snapshots.model import Snapshot
-from perflab.snapshots.pytorch import rounded
 from perflab.snapshots.reading import read_snapshots
 
 from .active import needs_nocuda

@@ -1,6 +1,6 @@
 """docs/memory-study.md: where the memory of the lab's models goes, from snapshots of all three engines.
 
-    python -m nocuda run -- python -m tests.perf.studies.memory_study > docs/memory-study.md
+    python -m nocuda run -- python -m tests.correctness.memory_study > docs/memory-study.md
 
 It runs in the environment with PyTorch's CUDA build (``make cuda``), takes ten minutes, most of them for ``small`` on a
 CPU, and keeps the snapshots in .perflab/memory-study/. What lies there is not made again.
@@ -18,25 +18,31 @@ import torch
 
 from perflab.lab.models import size_config
 from perflab.report.escaping import escape
-from perflab.snapshots.analysis import Lines, alike, alive_at, levels, module_of, parts_by, peak_moment, thinned
+from perflab.snapshots.analysis import Lines, alike, alive_at, levels, module_of, peak_moment
 from perflab.snapshots.difference import compare
-from perflab.snapshots.model import Block, Snapshot
+from perflab.snapshots.model import Snapshot
 from perflab.snapshots.reading import choose, read_snapshots
 from perflab.snapshots.tables import Report, Table, shown
 from perflab.units import format_bytes
 
-from .memory_timelines import BATCH_SIZE, CONTEXT_LENGTHS, CPU, CUDA, GPU, MODES, PREDICTED, Case, cases, make
+from .memory_figures import (
+    PARTS,
+    WIDTH,
+    known_parts,
+    of_the_stream,
+    peak_bytes,
+    peak_cells,
+    residual_bytes,
+    stage_of,
+    timeline,
+)
+from .memory_timelines import BATCH_SIZE, CONTEXT_LENGTHS, CPU, CUDA, GPU, MODELS, MODES, PREDICTED, Case, cases, make
 
-COMMAND = "python -m nocuda run -- python -m tests.perf.studies.memory_study > docs/memory-study.md"
+COMMAND = "python -m nocuda run -- python -m tests.correctness.memory_study > docs/memory-study.md"
 FOLDER = Path(".perflab/memory-study")
 LARGEST = "2.7B"
 LISTED = 8
 """Rows of a table of the largest allocations."""
-WIDTH = 56
-"""Letters of a timeline."""
-_HEIGHTS = " ▁▂▃▄▅▆▇█"
-_PARTS = ("parameters", "optimizer state", "gradients", "activations", "temporaries")
-_IN_A_BLOCK = "blocks.*"
 Snapshots = Mapping[Case, Snapshot]
 
 
@@ -55,9 +61,40 @@ def page(found: Snapshots) -> Iterator[str]:
         f"*Predicted*: traced on fake tensors for an {GPU.upper()}. *Recorded*: by PyTorch's own recorder, in its CUDA",
         "build over [a driver that computes nothing](../nocuda/README.md). *Measured*: on this CPU.",
     )
-    for section in (_peaks, _timelines, _residual, _largest, _precision):
+    for section in (_findings, _peaks, _timelines, _residual, _largest, _precision):
         yield ""
         yield from section(found)
+
+
+def _findings(found: Snapshots) -> Iterator[str]:
+    yield "## What it comes to, predicted"
+    yield ""
+    for model in MODELS[PREDICTED]:
+        lengths: dict[str, list[str]] = {}
+        for length in CONTEXT_LENGTHS:
+            lengths.setdefault(stage_of(found[Case(PREDICTED, model, "train_step", length, "fp32")]), []).append(
+                str(length)
+            )
+        told = ", ".join(f"{stage} ({', '.join(at)} tokens)" for stage, at in lengths.items())
+        yield f"- A training step of `{model}` in fp32 peaks at: {told}."
+    for mode, name in zip(MODES, ("forward pass", "training step"), strict=True):
+        off = []
+        for case in cases(PREDICTED):
+            if (case.mode, case.precision) == (mode, "bf16"):
+                off.append(peak_bytes(found[case]) / peak_bytes(found[case._replace(precision="fp32")]) - 1)
+        span = f"{min(off):+.0%} to {max(off):+.0%}"
+        higher = sum(one > 0 for one in off)
+        yield f"- bf16 changes the peak of a {name} by {span}; it is higher in {higher} of {len(off)}."
+    shortest, longest = min(CONTEXT_LENGTHS), max(CONTEXT_LENGTHS)
+    for precision in ("fp32", "bf16"):
+        less, more = (
+            known_parts(found[Case(PREDICTED, LARGEST, "forward", length, precision)])["activations"]
+            for length in (shortest, longest)
+        )
+        yield (
+            f"- From {shortest} to {longest} tokens the activations of `{LARGEST}` in {precision} grow "
+            f"×{more / less:.1f}, from {format_bytes(less)} to {format_bytes(more)}."
+        )
 
 
 def _peaks(found: Snapshots) -> Iterator[str]:
@@ -71,47 +108,29 @@ def _peaks(found: Snapshots) -> Iterator[str]:
     yield from _peak_table(found, PREDICTED)
     yield ""
     predicted = list(cases(PREDICTED))
-    equal = sum(_peak(found[one]) == _peak(found[one._replace(engine=CUDA)]) for one in predicted)
-    alike = sum(_known(found[one]) == _known(found[one._replace(engine=CUDA)]) for one in predicted)
+    equal = sum(peak_bytes(found[one]) == peak_bytes(found[one._replace(engine=CUDA)]) for one in predicted)
+    same = sum(known_parts(found[one]) == known_parts(found[one._replace(engine=CUDA)]) for one in predicted)
     yield _prose(
-        f"Of {len(predicted)} peaks, {equal} are equal to the byte, and {alike} are made of the same bytes in each of",
+        f"Of {len(predicted)} peaks, {equal} are equal to the byte, and {same} are made of the same bytes in each of",
         "the five categories. The rest is buffers, inputs and cuBLAS's workspace, which a prediction names and a",
         "recording calls `unknown`.",
     )
     yield ""
-    yield "Measured on a CPU, whose kernels keep and need other things:"
+    yield "Measured on a CPU, which rounds nothing and has no workspace:"
     yield ""
     yield from _peak_table(found, CPU)
 
 
 def _peak_table(found: Snapshots, engine: str) -> Iterator[str]:
     last = ["recorded"] if engine == PREDICTED else []
-    yield from _head(["case", "peak, B", "in stage", *_PARTS, "rest", *last], numbers=(1, *range(3, 9 + len(last))))
+    titles = ["case", "peak, B", "in stage", *PARTS, "rest", *last]
+    yield from _head(titles, numbers=(1, *range(3, len(titles))))
     for case in cases(engine):
-        snapshot = found[case]
-        parts = _known(snapshot)
-        peak = _peak(snapshot)
-        cells = [
-            case.title,
-            f"{peak:,}",
-            _stage(snapshot),
-            *(format_bytes(parts[one]) if parts[one] else "" for one in _PARTS),
-            format_bytes(peak - sum(parts.values())),
-        ]
+        cells = peak_cells(case, found[case])
         if last:
-            off = _peak(found[case._replace(engine=CUDA)]) - peak
+            off = peak_bytes(found[case._replace(engine=CUDA)]) - peak_bytes(found[case])
             cells.append(f"{off:+,} B" if off else "=")
         yield _row(cells)
-
-
-def _stage(snapshot: Snapshot) -> str:
-    """Where in a stage the peak is, by allocations and frees: ``end of backward``."""
-    peak = peak_moment(levels(snapshot))
-    for stage in snapshot.stages:
-        if stage.start < peak <= stage.end:
-            share = (peak - stage.start) / (stage.end - stage.start)
-            return f"{'beginning of ' if share < 0.05 else 'end of ' if share > 0.95 else ''}{stage.name}"
-    return "forward"
 
 
 def _timelines(found: Snapshots) -> Iterator[str]:
@@ -129,20 +148,8 @@ def _timelines(found: Snapshots) -> Iterator[str]:
         listed = [one for one in cases(engine) if one.model == model]
         room = max(len(one.title) for one in listed)
         for case in listed:
-            yield f"{case.title:<{room}} {_line(found[case])} {format_bytes(_peak(found[case]))}"
+            yield f"{case.title:<{room}} {timeline(found[case])} {format_bytes(peak_bytes(found[case]))}"
         yield "```"
-
-
-def _line(snapshot: Snapshot) -> str:
-    peak = _peak(snapshot)
-    starts = [stage.start for stage in snapshot.stages[1:]]
-    letters = ""
-    for point in thinned(snapshot, WIDTH):
-        if starts and point.end >= starts[0]:
-            starts.pop(0)
-            letters += "│"
-        letters += _HEIGHTS[round(sum(point.by_category) / peak * (len(_HEIGHTS) - 1))]
-    return letters.ljust(WIDTH + 2)
 
 
 def _residual(found: Snapshots) -> Iterator[str]:
@@ -159,24 +166,14 @@ def _residual(found: Snapshots) -> Iterator[str]:
     yield from _head(["model", "layers", "context", "formula", "bytes", *titles], numbers=range(1, 8))
     for model in dict.fromkeys(one.model for one in cases(PREDICTED)):
         for length in CONTEXT_LENGTHS:
-            config = size_config(model, vocab_size=10_000, context_length=length)
-            size = BATCH_SIZE * length * config.d_model * 4
+            config = size_config(model)
+            size = residual_bytes(model, length)
             seen = []
             for engine in engines:
                 snapshot = found.get(Case(engine, model, MODES[0], length, "fp32"))
-                seen.append(str(len(_of_the_stream(snapshot, size))) if snapshot else "")
+                seen.append(str(len(of_the_stream(snapshot, size))) if snapshot else "")
             formula = f"{BATCH_SIZE} · {length} · {config.d_model} · 4"
             yield _row([model, str(config.num_layers), str(length), formula, f"{size:,}", *seen])
-
-
-def _of_the_stream(snapshot: Snapshot, size: int) -> list[Block]:
-    """What the blocks themselves made, and not the modules in them."""
-    end = max(block.allocated_at for block in snapshot.blocks)
-    return [
-        one
-        for one in alive_at(snapshot, end)
-        if one.allocated_at and one.requested_bytes == size and module_of(one) == _IN_A_BLOCK
-    ]
 
 
 def _largest(found: Snapshots) -> Iterator[str]:
@@ -189,7 +186,7 @@ def _largest(found: Snapshots) -> Iterator[str]:
     )
     for case in cases(PREDICTED):
         if (case.model, case.context_length) == (LARGEST, longest):
-            yield from ("", f"`{case.title}`, peak {format_bytes(_peak(found[case]))}:", "")
+            yield from ("", f"`{case.title}`, peak {format_bytes(peak_bytes(found[case]))}:", "")
             yield from _made_table(found[case])
 
 
@@ -211,25 +208,17 @@ def _made_table(snapshot: Snapshot) -> Iterator[str]:
 def _precision(found: Snapshots) -> Iterator[str]:
     longest = max(CONTEXT_LENGTHS)
     yield "## fp32 against bf16"
+    yield ""
+    yield _prose(
+        "Autocast halves what most layers save, and keeps a bfloat16 copy of each weight for the backward, whatever",
+        "the context length.",
+    )
     for mode in MODES:
         fp32, bf16 = (Case(PREDICTED, LARGEST, mode, longest, precision) for precision in ("fp32", "bf16"))
         report = compare(found[fp32], found[bf16], (fp32.title, bf16.title), LISTED)
         change = next(fact for fact in report.facts if fact.key == "change_bytes")
         yield from ("", f"`{fp32.title}` → `{bf16.title}`: {shown(change.value, change.kind)}, of which:", "")
         yield from _markdown(_table(report, "changes"))
-
-
-# --- of one snapshot -----------------------------------------------------------------------------------------------
-
-
-def _peak(snapshot: Snapshot) -> int:
-    return max(levels(snapshot))
-
-
-def _known(snapshot: Snapshot) -> dict[str, int]:
-    """Bytes at the peak by category, of those that every engine knows."""
-    parts = parts_by(alive_at(snapshot, peak_moment(levels(snapshot))), lambda one: one.category)
-    return {one: parts[one].size_bytes if one in parts else 0 for one in _PARTS}
 
 
 def _prose(*parts: str) -> str:
