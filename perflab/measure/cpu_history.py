@@ -17,7 +17,13 @@ from perflab.measure.known_blocks import History, KnownBlocks, Looks
 from perflab.measure.live_tensors import held_storages
 from perflab.measure.memory import CpuAllocations, cpu_allocations
 from perflab.reachable import reachable
-from perflab.torch_internals.machine import CpuBlockEvent, cpu_block_events, host_events, kineto_results
+from perflab.torch_internals.machine import (
+    CpuBlockEvent,
+    cpu_block_events,
+    event_name,
+    host_events,
+    kineto_results,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -115,4 +121,4 @@ def _known_throughout(looks: Looks, seen: list[CpuBlockEvent], left: Mapping[int
 
 def _looked_at(results: Any) -> list[int]:
     """When each answer had been given, by the profiler's clock."""
-    return sorted(event.start_ns() for event in host_events(results) if event.name().startswith(_LOOK))
+    return sorted(event.start_ns() for event in host_events(results) if event_name(event).startswith(_LOOK))

@@ -70,6 +70,26 @@ def host_events(results: Any) -> list[Any]:
     return [event for event in results.events() if event.device_type() == cpu]
 
 
+def event_name(event: Any) -> str:
+    """Its name; empty where there is none that can be read.
+
+    The tracer of Python's calls keeps pointers to the names of code, also of code that was let go since, such as that
+    of a module which was imported meanwhile.
+    """
+    try:
+        return str(event.name())
+    except UnicodeDecodeError:
+        return ""
+
+
+def _frame(caller: Any) -> tuple[str, int, str]:
+    """File, line and function; without names that cannot be read, as ``event_name`` says."""
+    try:
+        return caller.file_name, caller.line_number, caller.function_name
+    except UnicodeDecodeError:
+        return "", 0, ""
+
+
 def device_events(results: Any) -> list[Any]:
     """The raw events of the device: kernels, copies, fills, and ranges of the host as it sees them."""
     cuda = lookup(TORCH, "torch.autograd:DeviceType.CUDA", "read what the profiler saw")
@@ -158,8 +178,7 @@ def cpu_block_events(results: Any, names: Mapping[int, str], not_a_mark: str) ->
                     CpuBlockEvent(event.start_time_ns, fields.ptr, fields.alloc_size, operator, frames, module)
                 )
         elif kind in ("PyCall", "PyCCall"):
-            caller = fields.caller
-            frames = ((caller.file_name, caller.line_number, caller.function_name), *frames)
+            frames = (_frame(fields.caller), *frames)
             operator = ""
             if kind == "PyCall" and fields.module is not None:
                 module = names.get(fields.module.self_ptr) or fields.module.cls_name

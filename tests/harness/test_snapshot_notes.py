@@ -9,6 +9,7 @@ import sys
 import weakref
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -272,3 +273,21 @@ def test_models_among_the_locals_are_known_also_those_that_were_built_within(tmp
     assert {"blocks.0.up", "blocks.2.down", "head"} <= {one.module for one in found.blocks if one.allocated_at}
     (logits,) = [one for one in found.blocks if one.size_bytes == out.nbytes and one.freed_at is None]
     assert logits.category != "inputs"
+
+
+def test_functions_that_are_gone_when_the_recording_is_read_do_no_harm(tmp_path: Path) -> None:
+    """PyTorch's tracer keeps pointers to their names, and what lies there by now is no text. So do imports within."""
+
+    def call() -> list[torch.Tensor]:
+        made, filling = [], []
+        for number in range(100):
+            space: dict[str, Any] = {"torch": torch}
+            name = f"gone_{number:060}"
+            exec(f"def {name}(): return torch.ones(1000)", space)
+            made.append(space.pop(name)())
+            space.clear()
+            filling.append([b"\xff" * (len(name) + 15) for _ in range(10)])
+        return made
+
+    found = read(record_call(Workload(call, (), {}), tmp_path / "gone", CPU).path)
+    assert [one.size_bytes for one in found.blocks if one.size_bytes == 4000] == 100 * [4000]
