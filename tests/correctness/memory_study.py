@@ -138,7 +138,8 @@ def _timelines(found: Snapshots) -> Iterator[str]:
     yield ""
     yield _prose(
         "Live bytes over allocations and frees, from zero to the case's peak; `│` is where the backward and where the",
-        f"optimizer begins. Each letter is the highest moment of one of {WIDTH} parts of the call.",
+        f"optimizer begins. Each letter is the highest moment of one of {WIDTH} parts of the call; `perflab memory",
+        "FILE --format=html` draws them stacked by category.",
     )
     for title, engine, model in (
         (f"Predicted, {LARGEST}", PREDICTED, LARGEST),
