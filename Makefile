@@ -14,7 +14,7 @@ MODEL ?= small
 # Every group of cases is measured in turn; what does not fit into so many seconds is counted, with the command that runs it.
 SECONDS ?= 155
 
-.PHONY: perf gate predict studies kernels startup attack map test cuda correctness check format clean
+.PHONY: perf gate predict studies memory kernels startup attack map test cuda correctness check format clean
 
 perf: $(INSTALLED)
 	$(BIN)/pytest -m perf --model=$(MODEL) --perf-total-budget=$(SECONDS) tests/perf --ignore=tests/perf/test_kernels_compiled.py --ignore=tests/perf/studies
@@ -26,6 +26,11 @@ predict: $(INSTALLED)
 # What each optimisation is worth here: precision, compilation, memory, every switch of the lab's model.
 studies: $(INSTALLED)
 	$(BIN)/pytest -m perf --model=$(MODEL) tests/perf/studies
+
+# docs/memory-study.md: where the models' memory goes, predicted, recorded by PyTorch over nocuda, measured; ten minutes.
+memory: $(CUDA_INSTALLED)
+	$(CUDA_BIN)/python -m nocuda run -- $(CUDA_BIN)/python -m tests.correctness.memory_study > .perflab-memory-study.md
+	mv .perflab-memory-study.md docs/memory-study.md
 
 # Every Triton kernel compiled for every GPU architecture; without a GPU, minutes the first time and seconds after.
 kernels: $(INSTALLED)

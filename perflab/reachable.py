@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dis
 import gc
+import inspect
 import types
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -38,6 +39,16 @@ def reachable(roots: tuple[Any, ...]) -> Iterator[Any]:
                 pending.append(value.grad)
         else:
             pending.extend(_neighbours(value))
+
+
+def in_hands_of(frame: types.FrameType) -> tuple[Any, ...]:
+    """What a running function has in its hands: its locals, and the globals that its code loads."""
+    names = _loaded_globals(frame.f_code)
+    found = frame.f_locals
+    held = (*found.values(), *(frame.f_globals[name] for name in names if name in frame.f_globals))
+    if type(found) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        found.clear()  # before Python 3.13 it is a copy that the frame keeps, and with it what the function lets go
+    return held
 
 
 def _neighbours(value: Any) -> Iterable[Any]:

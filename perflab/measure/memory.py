@@ -12,7 +12,7 @@ from perflab.measure.graph_pools import free_bytes_in, replayed_pools
 from perflab.measure.live_tensors import held_bytes
 from perflab.measure.profiler import profiler
 from perflab.measure.records import Memory
-from perflab.torch_internals.machine import host_events, kineto_results
+from perflab.torch_internals.machine import event_name, host_events, kineto_results
 
 if TYPE_CHECKING:
     import torch
@@ -119,9 +119,10 @@ class CpuAllocations:
 
     def _read(self) -> None:
         for event in host_events(kineto_results(self.profiler)):
-            if event.name() == "[memory]":
+            name = event_name(event)
+            if name == "[memory]":
                 self.events.append((event.start_ns(), event.nbytes()))
-            elif event.name() == _MEASURED:
+            elif name == _MEASURED:
                 self.begin_ns = event.start_ns()
         self.events.sort(key=lambda event: event[0])  # stable: events of one instant keep their order
 

@@ -1,32 +1,28 @@
-"""Records the allocations of a block to a file, for the ``memory_snapshot`` fixture."""
+"""Records the allocations of a block or a call to a file, for ``memory_snapshot`` and ``--perf-snapshots``.
+
+Recorders know sizes and stacks. What a block is for, and the names of modules, the objects say that the code has in its
+hands; they are asked at the beginning, at the end, and between phases (``known_blocks``), and the answers are written
+into the file: on CUDA behind the end of PyTorch's pickle, where no other reader looks.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perflab.measure.devices import synchronize
-from perflab.measure.memory import CpuAllocations, cpu_allocations
-from perflab.torch_internals.machine import (
-    cpu_block_events,
-    dump_cuda_memory,
-    kineto_results,
-    mark_cuda_memory,
-    record_cuda_memory,
-    stop_recording_cuda_memory,
-)
+from perflab.measure.cpu_history import cpu_history
+from perflab.measure.cuda_history import cuda_history
+from perflab.measure.devices import collector_off
+from perflab.measure.known_blocks import KnownBlocks
+from perflab.torch_internals.machine import mark_cuda_memory
 
 if TYPE_CHECKING:
     import torch
 
     from perflab.measure.workload import Workload
-
-MAX_EVENTS = 1_000_000
-"""How many allocations and frees CUDA's recorder keeps; a training step of the largest lab model makes fewer."""
 
 
 @dataclass
@@ -40,71 +36,58 @@ class MemorySnapshot:
 
 
 @contextlib.contextmanager
-def record_memory(path: Path, device: torch.device) -> Iterator[MemorySnapshot]:
+def record_memory(
+    path: Path, device: torch.device, roots: Callable[[], tuple[Any, ...]] = tuple
+) -> Iterator[MemorySnapshot]:
     """Record every allocation and free on ``device`` during the block.
 
     Args:
         path: where to write, without the ending: ``.pickle`` on CUDA (PyTorch's memory snapshot), ``.json`` on a
-            CPU (``content_of``).
+            CPU (``cpu_history``).
         device: the device to watch.
+        roots: gives what the block has in its hands, by which blocks and modules are known.
 
     Raises:
         OSError: the file cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    snapshot = MemorySnapshot(_file(path, device))
     if device.type == "cuda":
-        snapshot = MemorySnapshot(path.with_name(path.name + ".pickle"))
-        with _cuda_history(snapshot, device):
-            yield snapshot
-        return
-    snapshot = MemorySnapshot(path.with_name(path.name + ".json"))
-    with cpu_allocations(with_stack=True) as allocations:
+        recording = cuda_history(snapshot.path, KnownBlocks(roots(), device), device)
+    else:
+        recording = cpu_history(snapshot.path, roots, device)
+    with recording as history:
         yield snapshot
-    snapshot.peak_bytes = allocations.peak_bytes()
-    snapshot.path.write_text(json.dumps(content_of(allocations)), encoding="utf-8")
-
-
-def content_of(allocations: CpuAllocations) -> dict[str, Any]:
-    """A CPU's recording as it is written: schema 2, which has all of schema 1.
-
-    ``events`` are ``[time_ns, bytes]``, negative for a free. ``blocks`` has an entry for each of them, ``[block,
-    place]``: the block's address, and where in ``places`` stands who asked for it or let it go.
-    """
-    content: dict[str, Any] = {
-        "schema": 1,
-        "device": "cpu",
-        "peak_bytes": allocations.peak_bytes(),
-        "events": allocations.events,
-    }
-    seen = cpu_block_events(kineto_results(allocations.profiler))
-    if [(one.time_ns, one.size_bytes) for one in seen] != allocations.events:
-        return content  # the profiler's two lists differ, so nobody can tell whose block is whose
-    places: dict[tuple[Any, ...], int] = {}
-    blocks = []
-    for one in seen:
-        place = one.operator, one.module, one.mark, one.frames
-        blocks.append([one.address, places.setdefault(place, len(places))])
-    listed = [
-        {"operator": operator, "module": module, "phase": phase, "category": "", "frames": frames}
-        for operator, module, phase, frames in places
-    ]
-    return {**content, "schema": 2, "source": "perflab", "blocks": blocks, "places": listed}
+        history.looks.look_anew(KnownBlocks(roots(), device))
+    snapshot.peak_bytes = history.peak_bytes
 
 
 def record_call(workload: Workload, path: Path, device: torch.device) -> MemorySnapshot:
-    """Record one call, with its phases as stages; ``path`` as in ``record_memory``.
+    """Record one call, with its phases as stages; ``path`` as in ``record_memory``. On a CPU it is the second of two.
 
     Raises:
         OSError: the file cannot be written.
     """
-    with record_memory(path, device) as snapshot, _stages(workload.spans, device) as next_stage:
-        workload.run(next_stage)
+    snapshot = MemorySnapshot(_file(path, device))
+    if device.type == "cuda":
+        recording = cuda_history(snapshot.path, KnownBlocks(workload.roots, device), device)
+    else:
+        recording = cpu_history(snapshot.path, lambda: workload.roots, device, before=workload.run)
+    with collector_off(), recording as history, _stages(workload.spans, device, history.looks.look) as next_stage:
+        result = workload.run(next_stage)
+        history.looks.look_at_result(result)
+        del result
+    snapshot.peak_bytes = history.peak_bytes
     return snapshot
 
 
+def _file(path: Path, device: torch.device) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.with_name(path.name + (".pickle" if device.type == "cuda" else ".json"))
+
+
 @contextlib.contextmanager
-def _stages(names: tuple[str, ...], device: torch.device) -> Iterator[Callable[[], None]]:
-    """Marks that the recorder of a device keeps, one after another."""
+def _stages(names: tuple[str, ...], device: torch.device, look: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    """Marks that the recorder of a device keeps, one after another; ``look`` is called when one has ended."""
     import torch
 
     left = iter(names)
@@ -113,7 +96,6 @@ def _stages(names: tuple[str, ...], device: torch.device) -> Iterator[Callable[[
 
         def begin() -> None:
             name = next(left, "")
-            stack.close()
             if on_cuda:
                 mark_cuda_memory(name)
                 if name:
@@ -121,22 +103,10 @@ def _stages(names: tuple[str, ...], device: torch.device) -> Iterator[Callable[[
             elif name:
                 stack.enter_context(torch.profiler.record_function(name))
 
+        def end() -> None:
+            stack.close()
+            look()
+            begin()
+
         begin()
-        yield begin
-
-
-@contextlib.contextmanager
-def _cuda_history(snapshot: MemorySnapshot, device: torch.device) -> Iterator[None]:
-    import torch
-
-    synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    start = torch.cuda.memory_allocated(device)
-    record_cuda_memory(MAX_EVENTS, device)
-    try:
-        yield
-        synchronize(device)
-        snapshot.peak_bytes = torch.cuda.max_memory_allocated(device) - start
-        dump_cuda_memory(str(snapshot.path))
-    finally:
-        stop_recording_cuda_memory(device)
+        yield end

@@ -97,10 +97,14 @@ class Places:
                 hook.remove()
 
 
-def module_names(found: Iterable[Any]) -> dict[int, str]:
+def module_names(found: Iterable[Any], *, is_numbered: bool = False) -> dict[int, str]:
     """Names of the modules among these objects by ``id``: ``blocks.*.attention.q``, with ``*`` for a layer's number.
 
     Names begin below the outermost module; where there are several, those of all but the largest with its class.
+
+    Args:
+        found: the objects.
+        is_numbered: keep the numbers of layers: ``blocks.3.attention.q``.
     """
     from torch import nn
 
@@ -112,18 +116,19 @@ def module_names(found: Iterable[Any]) -> dict[int, str]:
     for root in outermost:
         prefix = "" if root is largest else type(root).__name__
         names.setdefault(id(root), prefix)
-        _enter(root, prefix, names)
+        _enter(root, prefix, names, is_numbered)
     return names
 
 
-def _enter(module: nn.Module, name: str, names: dict[int, str]) -> None:
+def _enter(module: nn.Module, name: str, names: dict[int, str], is_numbered: bool) -> None:
     from torch import nn
 
     children = dict(module.named_children())
-    repeats = isinstance(module, nn.ModuleList | nn.Sequential) and len({type(one) for one in children.values()}) == 1
+    kinds = {type(one) for one in children.values()}
+    repeats = not is_numbered and isinstance(module, nn.ModuleList | nn.Sequential) and len(kinds) == 1
     for key, child in children.items():
         if id(child) in names:
             continue  # shared: the first place that it is met at names it
         own = "*" if repeats and len(children) > 1 else key
         names[id(child)] = f"{name}.{own}" if name else own
-        _enter(child, names[id(child)], names)
+        _enter(child, names[id(child)], names, is_numbered)

@@ -113,6 +113,12 @@ def module_of(block: Block) -> str:
     return _NUMBERS.sub("*", block.module)
 
 
+def shared_module(blocks: Sequence[Block]) -> str:
+    """The module of all of them, with ``*`` for the numbers of layers where they are of several."""
+    first = blocks[0]
+    return first.module if all(block.module == first.module for block in blocks) else module_of(first)
+
+
 def layerless(stack: Stack) -> Stack:
     """With ``*`` for numbers of layers: in predictions the module stands in the function's name."""
     return tuple(frame._replace(function=_IN_A_NAME.sub("*", frame.function)) for frame in stack)

@@ -83,7 +83,7 @@ def _notes(before: Snapshot, after: Snapshot, names: tuple[str, str]) -> tuple[s
             f"Sizes of one are rounded up to {max(before.rounding_bytes, after.rounding_bytes)} B and those of the "
             "other are not: blocks differ by that."
         )
-    if before.is_deduced != after.is_deduced:
+    if len({one.is_deduced and not one.is_noted for one in (before, after)}) == 2:
         notes.append(
             "Categories of one are deduced from stacks, and those of the other were recorded: names may differ."
         )

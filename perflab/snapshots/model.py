@@ -134,5 +134,7 @@ class Snapshot:
     out_of_memory: Sequence[OutOfMemory] = ()
     is_deduced: bool = False
     """Categories are not the file's: they follow from stacks and from when blocks were let go."""
+    is_noted: bool = False
+    """Of those, what modules and optimizers had was known when it was recorded, by pointer."""
     notes: Sequence[str] = ()
     """What is to be known of it, in sentences."""

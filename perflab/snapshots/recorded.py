@@ -2,20 +2,22 @@
 
 Schema 1 has ``events`` alone, ``[time, bytes]``. Schema 2 adds ``blocks``, ``[block, place]`` for each event,
 ``places``, ``before``, ``[block, bytes, place]`` of what was there already, and ``marks``, ``[event, phase]`` where a
-phase begins; without marks, an event has the phase of its place.
+phase begins; without marks, an event has the phase of its place. ``looks`` say what lay where (``notes``).
 """
 
 from __future__ import annotations
 
 import json
 from array import array
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from perflab.errors import SnapshotError
+from perflab.snapshots.categories import deduced
 from perflab.snapshots.model import UNKNOWN, Block, Frame, Snapshot, Stack
-from perflab.snapshots.stacks import deduced_category, facts_of
+from perflab.snapshots.notes import notes_of
 from perflab.snapshots.stages import of_marks, steps_of
 
 MOST_BYTES = 2**30
@@ -80,24 +82,39 @@ def _snapshot(content: dict[str, Any]) -> Snapshot:
             reading.take(block, -size, place, moment)
     is_predicted = "time" in content
     blocks = reading.all_blocks()
-    has_categories = any(block.category for block in blocks)
+    is_noted = "looks" in content
+    has_categories = not is_noted and any(block.category for block in blocks)
     stages = of_marks(phases)
     return Snapshot(
         source="perflab, predicted" if is_predicted else "perflab",
         device="cuda" if content.get("device") == "cuda" else "cpu",
         blocks=[block._replace(category=block.category or UNKNOWN) for block in blocks]
         if has_categories
-        else [reading.deduced(block) for block in blocks],
+        else _noted(content, list(deduced(blocks, stages))),
         times_ns=() if content.get("time") == "event" else array("q", (time for time, _ in events)),
         moments=len(events),
         rounding_bytes=512 if content.get("device") == "cuda" else 1,
         stages=stages,
         steps=steps_of(stages),
         is_deduced=not has_categories and has_blocks,
-        notes=()
-        if has_blocks
-        else ("the file (schema 1) names no blocks: each free is taken for the latest block of its size",),
+        is_noted=is_noted,
+        notes=list(_notes(content)),
     )
+
+
+def _notes(content: dict[str, Any]) -> Iterator[str]:
+    if content["schema"] == 1:
+        yield "the file (schema 1) names no blocks: each free is taken for the latest block of its size"
+    unseen = _whole(content.get("let_go_unseen_bytes", 0))
+    if unseen:
+        yield (
+            f"{unseen:,} bytes that were there before were let go within; a CPU's profiler does not say when, so they "
+            "are left out"
+        )
+
+
+def _noted(content: dict[str, Any], blocks: list[Block]) -> list[Block]:
+    return notes_of(content).told(blocks) if "looks" in content else blocks
 
 
 class _Reading:
@@ -116,9 +133,12 @@ class _Reading:
     def take(self, block: int | None, size: int, place: _Place, moment: int) -> None:
         """It goes; one that was not seen to come was there before."""
         numbers = self.open.get(size if block is None else block)
-        if numbers and self.blocks[numbers[-1]].size_bytes == size:
+        # Of what was held before, the allocator knows the size better than the tensors that lie in it.
+        if numbers and (self.blocks[numbers[-1]].size_bytes == size or not self.blocks[numbers[-1]].allocated_at):
             number = numbers.pop()
-            self.blocks[number] = self.blocks[number]._replace(freed_at=moment, freed_by=place.stack)
+            self.blocks[number] = self.blocks[number]._replace(
+                size_bytes=size, requested_bytes=size, freed_at=moment, freed_by=place.stack
+            )
         else:
             self.before.append(_block(size, block, _NOWHERE, 0, moment)._replace(freed_by=place.stack))
 
@@ -126,13 +146,6 @@ class _Reading:
         """Those that were there before first."""
         held = [block for block in self.blocks if not block.allocated_at]
         return [*held, *self.before, *(block for block in self.blocks if block.allocated_at)]
-
-    def deduced(self, block: Block) -> Block:
-        """With the category that follows from the stacks."""
-        given, taken = facts_of(block.stack), facts_of(block.freed_by)
-        if block.phase == "backward":
-            given = replace(given, is_backward=True)
-        return block._replace(category=deduced_category(given, taken, is_freed=block.freed_at is not None))
 
 
 def _block(size: int, block: int | None, place: _Place, since: int, until: int | None) -> Block:

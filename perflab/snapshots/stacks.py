@@ -1,15 +1,16 @@
-"""Which line of a stack is the user's, and what a stack says of a block. Pure."""
+"""Which line of a stack is the user's, and how a stack is shown. Pure."""
 
 from __future__ import annotations
 
 import os.path
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 
-from perflab.snapshots.model import UNKNOWN, Frame, Stack
+from perflab.snapshots.model import Frame, Stack
 
+MOST_FRAMES = 5
+"""Of a stack that is shown."""
 _NOT_THE_USER_S = re.compile(
     r"(?:^|/)(?:site-packages|dist-packages|lib/python3[.\d]*)/"
     r"|(?:^|/)torch/(?:nn|optim|autograd|utils|_\w+|cuda|distributed|amp|profiler)/|(?:^|/)torch/\w+\.py$"
@@ -17,14 +18,7 @@ _NOT_THE_USER_S = re.compile(
     r"|^<|^\?\?|\.(?:cpp|cc|cxx|c|cu|cuh|h|hpp)$|\.[sS]$|\.so(?:[.\d]*)$|^$|importlib"
     r"|(?:^|/)bin/[\w.-]+$"
 )
-_OPTIMIZER = re.compile(r"(?:^|/)torch/optim/\w+\.py$")
-_STATE_MAKERS = ("_init_group", "init_state", "_init_state")
-_MODULES = re.compile(r"(?:^|/)torch/nn/(?:modules/\w+|parameter)\.py$")
-_PARAMETER_MAKERS = ("_apply", "convert", "to_empty", "<lambda>", "__init__", "reset_parameters", "__new__")
-_BACKWARD = ("_engine_run_backward", "run_backward")
 _OPERATOR = re.compile(r"\bat::_ops::(\w+)::")
-_ENGINE = "torch::autograd::Engine"
-_WORKSPACE = ("getCurrentCUDABlasHandle", "getCUDABlasLtWorkspace", "cublasCreate", "getCUDABlasLtHandle")
 
 
 @lru_cache(maxsize=100_000)
@@ -65,55 +59,16 @@ def line_of(stack: Stack, folder: str = "") -> str:
     return f"{file}:{frame.line}" if frame.line else file
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What a stack tells of a block that it gave or took."""
-
-    is_known: bool
-    is_workspace: bool
-    is_optimizer: bool
-    is_state: bool
-    is_backward: bool
-    makes_parameters: bool
+def shown_stack(stack: Stack) -> str:
+    """The user's calls, the innermost first: ``model.py:190 forward < train.py:12 main``."""
+    frames = [frame for frame in stack if is_user_s(frame.file)]
+    if not frames and not any(frame.file.endswith(".py") for frame in stack[:1]) and len(stack) > 1:
+        return line_of(stack)
+    frames = frames or list(stack)
+    calls = [_call(frame) for frame in frames[:MOST_FRAMES]]
+    return " < ".join(calls) + (" < …" if len(frames) > MOST_FRAMES else "")
 
 
-def facts_of(stack: Stack) -> Facts:
-    """What is to be seen in a stack, Python's frames or C++'s."""
-    optimizer = [frame.function for frame in stack if _OPTIMIZER.search(frame.file)]
-    innermost = next((frame for frame in stack if frame.file.endswith(".py")), None)
-    return Facts(
-        is_known=bool(stack),
-        is_workspace=any(maker in frame.function for frame in stack for maker in _WORKSPACE),
-        is_optimizer=bool(optimizer),
-        is_state=any(name in _STATE_MAKERS for name in optimizer),
-        is_backward=any(frame.function in _BACKWARD or _ENGINE in frame.function for frame in stack),
-        makes_parameters=innermost is not None
-        and _MODULES.search(innermost.file) is not None
-        and innermost.function in _PARAMETER_MAKERS,
-    )
-
-
-def deduced_category(given: Facts, taken: Facts, *, is_freed: bool) -> str:
-    """What a block is for, as far as it follows from who gave it and who took it.
-
-    What a forward made and a backward let go was kept for it: ``activations``. What a backward made and left is
-    ``gradients``. What was made and let go on the same side is ``temporaries``. The rest is not known.
-    """
-    if given.is_workspace:
-        return "workspace"
-    if given.is_state:
-        return "optimizer state"
-    if given.is_optimizer:
-        return "temporaries"
-    if given.is_backward:
-        if is_freed and taken.is_backward:
-            return "temporaries"
-        # Of a marked backward without a stack, what is never let go may also be what a library keeps for itself.
-        return "gradients" if given.is_known or is_freed else UNKNOWN
-    if not given.is_known:
-        return UNKNOWN
-    if taken.is_backward:
-        return "activations"
-    if is_freed:
-        return "temporaries" if taken.is_known else UNKNOWN
-    return "parameters" if given.makes_parameters else UNKNOWN
+def _call(frame: Frame) -> str:
+    place = f"{frame.file.rsplit('/', 1)[-1]}:{frame.line} " if frame.file else ""
+    return f"{place}{frame.function}".strip()

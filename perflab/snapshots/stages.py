@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from perflab.snapshots.model import Stage
@@ -36,16 +37,15 @@ def of_annotations(annotations: object, device: int, times_us: Sequence[int]) ->
     """Stages and steps of the spans that ``record_function`` marked: the outermost ones, ``ProfilerStep`` apart.
 
     Args:
-        annotations: PyTorch's list of beginnings and ends, in order; what is no such list has none.
+        annotations: PyTorch's list of beginnings and ends, in order; what is no such list has none. Each bears the
+            device that was the current one, so a device that never was has the marks of all.
         device: whose.
         times_us: when each moment was.
     """
     stages, steps, open_spans = [], [], list[tuple[str, int]]()
-    for one in annotations if isinstance(annotations, list) else []:
-        mark = _mark(one, device)
-        if mark is None:
-            continue
-        name, begins, time_us = mark
+    found = [mark for one in (annotations if isinstance(annotations, list) else ()) if (mark := _mark(one))]
+    own = [mark for mark in found if mark[3] in (device, None)]
+    for name, begins, time_us, _ in own or found:
         if _STEP.match(name):
             if begins:
                 steps.append(Stage(name, bisect_left(times_us, time_us), len(times_us)))
@@ -64,17 +64,22 @@ def of_annotations(annotations: object, device: int, times_us: Sequence[int]) ->
     return [stage for number, stage in enumerate(stages) if not number or stage.start >= stages[number - 1].end], steps
 
 
-def _mark(one: Any, device: int) -> tuple[str, bool, int] | None:
-    if type(one) is not dict or one.get("device", device) != device:
+def _mark(one: Any) -> tuple[str, bool, int, object] | None:
+    """Name, whether it begins, when, and the device; None where it is not said."""
+    if type(one) is not dict:
         return None
-    name, stage, time_us = one.get("name"), one.get("stage"), one.get("time_us")
+    name, stage, time_us, device = one.get("name"), one.get("stage"), one.get("time_us"), one.get("device")
     if type(name) is not str or type(time_us) is not int or stage not in ("START", "END"):
         return None
-    return name, stage == "START", time_us
+    return name, stage == "START", time_us, device
 
 
 def steps_of(stages: Sequence[Stage]) -> list[Stage]:
-    """Steps where stages repeat: each begins with the first stage's name, numbers aside. One step is none."""
+    """Steps where stages repeat: each begins with the first stage's name, numbers aside. One step is none.
+
+    What lies between two steps belongs to the later one: it makes ready for it, and where the optimizer alone is
+    marked, as ``torch.optim`` does by itself, it is the forward and the backward.
+    """
     if not stages:
         return []
     first = _plain(stages[0].name)
@@ -82,10 +87,8 @@ def steps_of(stages: Sequence[Stage]) -> list[Stage]:
     if len(starts) < 2:
         return []
     ends = [*(number - 1 for number in starts[1:]), len(stages) - 1]
-    return [
-        Stage(f"step {number}", stages[begin].start, stages[end].end)
-        for number, (begin, end) in enumerate(zip(starts, ends, strict=True), start=1)
-    ]
+    edges = [stages[0].start, *(stages[end].end for end in ends)]
+    return [Stage(f"step {number}", begin, end) for number, (begin, end) in enumerate(pairwise(edges), start=1)]
 
 
 def _plain(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from perflab.snapshots.allocator_tables import cache, out_of_memory, reserved, segments
 from perflab.snapshots.analysis import (
     Lines,
     Part,
@@ -16,16 +17,14 @@ from perflab.snapshots.analysis import (
     outliving,
     parts_by,
     peak_moment,
-    reserved_at,
+    shared_module,
 )
-from perflab.snapshots.model import Block, Frame, Segment, Snapshot, Stack
-from perflab.snapshots.stacks import is_user_s, line_of
-from perflab.snapshots.tables import Column, Fact, Report, Table, Value, largest
+from perflab.snapshots.model import Block, Snapshot
+from perflab.snapshots.stacks import shown_stack
+from perflab.snapshots.tables import Column, Fact, Report, Table, Value, largest, whole
 
 MOST_ROWS = 12
 """Rows of a table before what is smaller is summed up."""
-MOST_FRAMES = 5
-"""Of a stack that is shown."""
 _SIZE, _SHARE = Column("bytes", "size", "bytes"), Column("share", "share", "share")
 _BLOCKS = Column("blocks", "blocks", "count")
 _SUMMED = ("bytes", "share", "blocks")
@@ -70,12 +69,12 @@ def summarize(snapshot: Snapshot, name: str, most: int = MOST_ROWS) -> Report:
         _parts("module", "Alive at the peak, by module", blocks, lambda block: module_of(block) or "(none)", most),
         _parts("line", "Alive at the peak, by line", blocks, lambda block: line(block) or "(not recorded)", most),
         _largest(blocks, line, most),
-        *_reserved(snapshot, peak, level[peak]),
+        *reserved(snapshot, peak, level[peak]),
         *_stages(snapshot, level),
         *_staying(snapshot, line, most),
-        *_fragmentation(snapshot, most),
-        *_cache(snapshot),
-        *_out_of_memory(snapshot),
+        *segments(snapshot, most),
+        *cache(snapshot),
+        *out_of_memory(snapshot),
     ]
     return Report(name, tuple(facts), tuple(tables), tuple(_notes(snapshot)))
 
@@ -83,21 +82,6 @@ def summarize(snapshot: Snapshot, name: str, most: int = MOST_ROWS) -> Report:
 def stage_at(snapshot: Snapshot, moment: int) -> str:
     """The marked stage of a moment; ``unmarked``."""
     return next((stage.name for stage in snapshot.stages if stage.start < moment <= stage.end), "unmarked")
-
-
-def shown_stack(stack: Stack) -> str:
-    """The user's calls, the innermost first: ``model.py:190 forward < train.py:12 main``."""
-    frames = [frame for frame in stack if is_user_s(frame.file)]
-    if not frames and not any(frame.file.endswith(".py") for frame in stack[:1]) and len(stack) > 1:
-        return line_of(stack)
-    frames = frames or list(stack)
-    calls = [_call(frame) for frame in frames[:MOST_FRAMES]]
-    return " < ".join(calls) + (" < …" if len(frames) > MOST_FRAMES else "")
-
-
-def _call(frame: Frame) -> str:
-    place = f"{frame.file.rsplit('/', 1)[-1]}:{frame.line} " if frame.file else ""
-    return f"{place}{frame.function}".strip()
 
 
 def _time(snapshot: Snapshot, moment: int) -> int | None:
@@ -126,7 +110,7 @@ def _largest(blocks: Sequence[Block], line: Lines, most: int) -> Table:
                 one.size_bytes,
                 one.total_bytes,
                 first.category,
-                module_of(first),
+                shared_module(one.blocks),
                 line(first),
                 first.tensor,
                 shown_stack(layerless(first.stack) if first.module else first.stack),
@@ -136,28 +120,10 @@ def _largest(blocks: Sequence[Block], line: Lines, most: int) -> Table:
     rest = rows[most:] if len(rows) > most + 1 else []
     listed = rows[: len(rows) - len(rest)]
     if rest:
-        blocks_left, bytes_left = (sum(_int(row[number]) for row in rest) for number in (0, 2))
+        blocks_left, bytes_left = (sum(whole(row[number]) for row in rest) for number in (0, 2))
         listed.append((blocks_left, None, bytes_left, f"{len(rest):,} smaller rows", "", "", "", ""))
     title = "Alive at the peak: blocks of one size and stack"
     return Table("largest", title, _ALIKE, tuple(listed))
-
-
-def _int(value: Value) -> int:
-    return value if isinstance(value, int) else 0
-
-
-def _reserved(snapshot: Snapshot, peak: int, alive_bytes: int) -> Iterator[Table]:
-    """What the categories leave of what the allocator had taken: its rests and what it has cached."""
-    reserved_bytes = reserved_at(snapshot, peak)
-    if reserved_bytes is None or reserved_bytes < alive_bytes:  # events of segments were left out of the recording
-        return
-    rows: tuple[tuple[Value, ...], ...] = (
-        ("alive, all categories", alive_bytes),
-        ("fragments: free space within segments", reserved_bytes - alive_bytes),
-        ("reserved", reserved_bytes),
-    )
-    columns = (Column("what", "what"), _SIZE)
-    yield Table("reserved", "Reserved by the allocator at the peak", columns, rows)
 
 
 def _stages(snapshot: Snapshot, level: Sequence[int]) -> Iterator[Table]:
@@ -204,7 +170,7 @@ def _staying(snapshot: Snapshot, line: Lines, most: int) -> Iterator[Table]:
                 same.size_bytes,
                 same.total_bytes,
                 first.category,
-                module_of(first),
+                shared_module(same.blocks),
                 line(first),
                 first.tensor,
                 shown_stack(layerless(first.stack) if first.module else first.stack),
@@ -215,73 +181,16 @@ def _staying(snapshot: Snapshot, line: Lines, most: int) -> Iterator[Table]:
         yield Table("outliving", "Blocks that outlive the step that made them", columns, tuple(rows), note)
 
 
-def _fragmentation(snapshot: Snapshot, most: int) -> Iterator[Table]:
-    columns = (
-        Column("segment", "segment"),
-        Column("bytes", "size", "bytes"),
-        Column("in_use_bytes", "in use", "bytes"),
-        Column("asked_bytes", "asked for", "bytes"),
-        Column("free_bytes", "cached", "bytes"),
-        Column("largest_free_bytes", "largest piece", "bytes"),
-    )
-    rows: list[tuple[Value, ...]] = [
-        (
-            f"{one.address:#x} {one.kind}, stream {one.stream}",
-            one.size_bytes,
-            one.in_use_bytes,
-            one.requested_bytes,
-            one.free_bytes,
-            one.largest_free_bytes,
-        )
-        for one in sorted(snapshot.segments, key=_cached)
-    ]
-    if rows:
-        summed = ("bytes", "in_use_bytes", "asked_bytes", "free_bytes")
-        total: tuple[Value, ...] = (
-            "all segments",
-            *(sum(_int(row[number]) for row in rows) for number in range(1, 5)),
-            None,
-        )
-        listed = largest(rows, columns, most, summed=summed)
-        listed = tuple((*row[:5], None) if str(row[0]).endswith("smaller rows") else row for row in listed)
-        yield Table("segments", "Segments at the end, the most cached first", columns, (*listed, total))
-
-
-def _cached(segment: Segment) -> tuple[int, int]:
-    return -segment.free_bytes, segment.address
-
-
-def _cache(snapshot: Snapshot) -> Iterator[Table]:
-    cache = snapshot.cache
-    if cache.taken or cache.given_back:
-        columns = (Column("what", "the allocator"), Column("times", "times", "count"), Column("bytes", "size", "bytes"))
-        rows: tuple[tuple[Value, ...], ...] = (
-            ("asked the device for memory (cudaMalloc)", cache.taken, cache.taken_bytes),
-            ("gave memory back to it (cudaFree)", cache.given_back, cache.given_back_bytes),
-            ("gave memory back and asked again at once (a retry)", cache.retries, None),
-        )
-        yield Table("cache", "Cache", columns, rows)
-
-
-def _out_of_memory(snapshot: Snapshot) -> Iterator[Table]:
-    for number, one in enumerate(snapshot.out_of_memory[:3], start=1):
-        parts = parts_by(alive_at(snapshot, one.moment), lambda block: block.category)
-        columns = (Column("what", "what"), _SIZE)
-        rows: list[tuple[Value, ...]] = [
-            ("asked for", one.asked_bytes),
-            ("free on the device", one.free_bytes),
-            *((f"alive: {category}", part.size_bytes) for category, part in parts.items()),
-        ]
-        where = shown_stack(one.stack) or "no stack was recorded"
-        title = f"Out of memory at moment {one.moment:,}"
-        yield Table(f"out_of_memory_{number}", title, columns, tuple(rows), f"asked by {where}")
-
-
 def _notes(snapshot: Snapshot) -> Iterator[str]:
     yield from snapshot.notes
     if snapshot.rounding_bytes > 1:
         yield f"Sizes are what was asked for, rounded up to {snapshot.rounding_bytes} B as the allocator does."
-    if snapshot.is_deduced and categories_of(snapshot):
+    if snapshot.is_noted:
+        yield (
+            "Parameters, gradients, optimizer state, buffers and inputs were known by pointer between phases; other "
+            "categories follow from the stacks that gave and took each block, and what no stack tells is unknown."
+        )
+    elif snapshot.is_deduced and categories_of(snapshot):
         yield (
             "The file has no categories: they follow from the stacks that gave and took each block; what no stack "
             "tells is unknown."

@@ -67,7 +67,7 @@ def shown(value: Value, kind: Kind) -> str:
     if kind == "change":
         return f"{'-' if value < 0 else '+' if value else ''}{format_bytes(abs(int(value)))}"
     if kind == "share":
-        return format_percent(value)
+        return "<0.1%" if 0 < value < 0.001 else format_percent(value)
     if kind == "ns":
         return format_ns(value)
     return f"{value:,}"
@@ -88,3 +88,8 @@ def largest(
         else:
             last.append(f"{len(rest):,} smaller rows" if number == 0 else "")
     return (*listed[:most], tuple(last))
+
+
+def whole(value: Value) -> int:
+    """A cell that is a number, to be summed up; 0 where it is none."""
+    return value if isinstance(value, int) else 0

@@ -13,15 +13,11 @@ smaller, and read a whole dictionary at once where its bytes are of a known form
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from typing import Any, BinaryIO, NoReturn
 
 from perflab.errors import SnapshotError
+from perflab.snapshots.window import CHUNK_BYTES, Cut, Progress, Window
 
-CHUNK_BYTES = 4 * 2**20
-"""Read at a time; a form that is read at once lies within this."""
-LONGEST_OPERAND = 300
-"""Bytes of an opcode with the operands of fixed length, and of texts whose length is one byte."""
 MOST_OBJECTS = 25_000_000
 """Opcodes that may make an object, one by one: 1.5 GB of empty lists. Events in their usual form do not count."""
 DEEPEST = 100
@@ -30,8 +26,6 @@ LONGEST_NUMBER = 16
 """Bytes of an integer."""
 LONGEST_LINE = 2**20
 """Of protocol 0, whose operands end with a line."""
-Progress = Callable[[int, int], None]
-"""Is called with how many bytes were read, and how many there are."""
 
 _REFUSED = {
     "c": "GLOBAL, which looks up a class or function",
@@ -53,10 +47,6 @@ _TEXT_LENGTHS = {0x8C: 1, 0x58: 4, 0x8D: 8}
 _BYTES_LENGTHS = {0x43: 1, 0x42: 4, 0x8E: 8}
 
 
-class Cut(Exception):  # noqa: N818 - it is an end, and no error of this module's callers
-    """The file ended in the middle."""
-
-
 class Content:
     """What a reader makes of a pickle on the way. This one leaves everything as it is."""
 
@@ -69,24 +59,17 @@ class Content:
         return False
 
 
-class Unpickling:
+class Unpickling(Window):
     """One pickle on its way from a file to objects. ``stack``, ``marks`` and ``memo`` are those of any unpickler."""
 
     def __init__(self, file: BinaryIO, size: int, content: Content, progress: Progress = lambda *_: None) -> None:
-        self.buffer = b""
-        self.position = 0
+        super().__init__(file, size, progress)
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: list[Any] = []
         self.far_memo: dict[int, Any] = {}
         """Of numbers that do not follow each other, as no pickler writes them."""
-        self._file, self._size, self._content, self._progress = file, size, content, progress
-        self._before, self._at_end, self._limit, self._objects = 0, False, -1, 0
-
-    @property
-    def offset(self) -> int:
-        """Where in the file it is."""
-        return self._before + self.position
+        self._content, self._objects = content, 0
 
     def refuse(self, why: str) -> NoReturn:
         """End, naming the place.
@@ -105,7 +88,7 @@ class Unpickling:
             return self.memo[number]
         if number in self.far_memo:
             return self.far_memo[number]
-        self._operand_is_whole(5 if self.buffer[self.position] == 0x6A else 2)
+        self.operand_is_whole(5 if self.buffer[self.position] == 0x6A else 2)
         self.refuse(f"object {number} of the memo is used, and there is none")
 
     def put(self, number: int, value: Any) -> None:
@@ -117,10 +100,6 @@ class Unpickling:
         else:
             self.refuse(f"object {number} of the memo is given twice")
 
-    def _operand_is_whole(self, width: int) -> None:
-        if self._at_end and self.position + width > len(self.buffer):
-            raise Cut
-
     def load(self) -> Any:
         """The object.
 
@@ -131,43 +110,19 @@ class Unpickling:
         try:
             return self._load()
         except IndexError:
-            if self._at_end and self.position + 1 >= len(self.buffer):
+            if self.at_end and self.position + 1 >= len(self.buffer):
                 raise Cut from None
             self.refuse("it takes more from the stack than there is")
         except (ValueError, OverflowError, struct.error) as error:  # text that is no UTF-8, digits that are none
             self.refuse(str(error))
-
-    def ensure(self, count: int) -> None:
-        """Have so many bytes from the position on in the buffer.
-
-        Raises:
-            Cut: there are not as many left.
-        """
-        if self.position + count > len(self.buffer):
-            if self._before + self.position + count > self._size:
-                self._at_end = True
-                self.position = len(self.buffer)
-                raise Cut
-            self._read(max(count, CHUNK_BYTES))
-            if self.position + count > len(self.buffer):
-                raise Cut
-
-    def _read(self, count: int) -> None:
-        more = self._file.read(count)
-        self._before += self.position
-        self.buffer = self.buffer[self.position :] + more
-        self.position = 0
-        self._at_end = not more or self._before + len(self.buffer) >= self._size
-        self._limit = len(self.buffer) - (0 if self._at_end else LONGEST_OPERAND)
-        self._progress(self._before, self._size)
 
     def _load(self) -> Any:
         stack, marks, memo = self.stack, self.marks, self.memo
         append = stack.append
         while True:
             position = self.position
-            if position > self._limit and not self._at_end:
-                self._read(CHUNK_BYTES)
+            if position > self.limit and not self.at_end:
+                self.read(CHUNK_BYTES)
                 position = 0
             buffer = self.buffer
             code = buffer[position]
@@ -201,7 +156,7 @@ class Unpickling:
                 self.position += 1
             elif code in (0x71, 0x72):  # BINPUT, LONG_BINPUT
                 width = 1 if code == 0x71 else 4
-                self._operand_is_whole(1 + width)
+                self.operand_is_whole(1 + width)
                 self.put(int.from_bytes(buffer[position + 1 : position + 1 + width], "little"), stack[-1])
                 self.position += 1 + width
             elif code == 0x2E:  # STOP
@@ -218,10 +173,10 @@ class Unpickling:
     def _rarer(self, code: int) -> None:
         stack, buffer, position = self.stack, self.buffer, self.position
         if code in _TEXT_LENGTHS:
-            stack.append(self._counted(_TEXT_LENGTHS[code]).decode("utf-8", "surrogatepass"))
+            stack.append(self.counted(_TEXT_LENGTHS[code]).decode("utf-8", "surrogatepass"))
             return
         if code in _BYTES_LENGTHS:
-            stack.append(self._counted(_BYTES_LENGTHS[code]))
+            stack.append(self.counted(_BYTES_LENGTHS[code]))
             return
         width = 1
         if code == 0x4D:  # BININT2
@@ -279,23 +234,14 @@ class Unpickling:
             self.refuse(_REFUSED.get(chr(code)) or f"opcode {code:#04x}, which plain data does not need")
         self.position += width
 
-    def _counted(self, width: int) -> bytes:
-        """Bytes behind their length, which is checked against the rest of the file before it is believed."""
-        self.ensure(1 + width)
-        length = int.from_bytes(self.buffer[self.position + 1 : self.position + 1 + width], "little")
-        self.ensure(1 + width + length)
-        start = self.position + 1 + width
-        self.position = start + length
-        return self.buffer[start : self.position]
-
     def _line(self, code: str) -> None:
         """Protocol 0: an operand that ends with the line."""
         end = self.buffer.find(b"\n", self.position + 1)
-        if end < 0 and not self._at_end:
-            self._read(LONGEST_LINE)
+        if end < 0 and not self.at_end:
+            self.read(LONGEST_LINE)
             end = self.buffer.find(b"\n", self.position + 1)
         if end < 0:
-            if self._at_end:
+            if self.at_end:
                 self.position = len(self.buffer)
                 raise Cut
             self.refuse(f"a line of more than {LONGEST_LINE:,} bytes")

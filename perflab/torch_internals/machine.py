@@ -70,6 +70,26 @@ def host_events(results: Any) -> list[Any]:
     return [event for event in results.events() if event.device_type() == cpu]
 
 
+def event_name(event: Any) -> str:
+    """Its name; empty where there is none that can be read.
+
+    The tracer of Python's calls keeps pointers to the names of code, also of code that was let go since, such as that
+    of a module which was imported meanwhile.
+    """
+    try:
+        return str(event.name())
+    except UnicodeDecodeError:
+        return ""
+
+
+def _frame(caller: Any) -> tuple[str, int, str]:
+    """File, line and function; without names that cannot be read, as ``event_name`` says."""
+    try:
+        return caller.file_name, caller.line_number, caller.function_name
+    except UnicodeDecodeError:
+        return "", 0, ""
+
+
 def device_events(results: Any) -> list[Any]:
     """The raw events of the device: kernels, copies, fills, and ranges of the host as it sees them."""
     cuda = lookup(TORCH, "torch.autograd:DeviceType.CUDA", "read what the profiler saw")
@@ -102,7 +122,7 @@ class CpuBlockEvent:
     frames: tuple[tuple[str, int, str], ...]
     """File, line and function of the calls that led there, the innermost first."""
     module: str
-    """Class of the innermost module; empty where it was in none."""
+    """Name of the innermost module, its class where no name is known; empty where it was in none."""
     mark: str = ""
     """Name of the outermost of the user's ranges (``record_function``) around it."""
 
@@ -135,10 +155,15 @@ def _is_on(one: torch.device, device: torch.device) -> bool:
     return one.type == device.type and (device.index is None or one.index == device.index)
 
 
-def cpu_block_events(results: Any) -> list[CpuBlockEvent]:
+def cpu_block_events(results: Any, names: Mapping[int, str], not_a_mark: str) -> list[CpuBlockEvent]:
     """What a profiler with ``profile_memory`` and ``with_stack`` saw of blocks, in order of time.
 
     ``profile.events()`` is public, and has no addresses.
+
+    Args:
+        results: the profiler's.
+        names: of modules, by ``id``.
+        not_a_mark: ranges whose names begin with it are not the user's.
     """
     tree = attribute(TORCH, results, "experimental_event_tree", "record a CPU's memory (memory_snapshot)")()
     found: list[CpuBlockEvent] = []
@@ -153,15 +178,15 @@ def cpu_block_events(results: Any) -> list[CpuBlockEvent]:
                     CpuBlockEvent(event.start_time_ns, fields.ptr, fields.alloc_size, operator, frames, module)
                 )
         elif kind in ("PyCall", "PyCCall"):
-            caller = fields.caller
-            frames = ((caller.file_name, caller.line_number, caller.function_name), *frames)
+            frames = (_frame(fields.caller), *frames)
             operator = ""
             if kind == "PyCall" and fields.module is not None:
-                module = fields.module.cls_name
+                module = names.get(fields.module.self_ptr) or fields.module.cls_name
         elif kind == "TorchOp":
             if "USER_SCOPE" in str(fields.scope):
                 # In the tree a range belongs to the call that opened it, so what happened within is known by time.
-                ranges.append((event.start_time_ns, event.end_time_ns, event.name))
+                if not event.name.startswith(not_a_mark):
+                    ranges.append((event.start_time_ns, event.end_time_ns, event.name))
             else:
                 operator = event.name
         at.extend((child, operator, frames, module) for child in event.children)

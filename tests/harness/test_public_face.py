@@ -17,11 +17,15 @@ ROOT = Path(__file__).parents[2]
 PUBLIC = ("perflab.attention", "perflab.correctness", "perflab.instruments", "perflab.lab", "perflab.units")
 OWN = ("tests.correctness", "tests.perf")
 INSIDE = {
+    "memory_figures.py": "snapshots of the lab's models, taken apart",
+    "memory_study.py": "snapshots of the lab's models, taken apart",
+    "memory_timelines.py": "snapshots of the lab's models: predicting beside recording",
     "predicted_against_real.py": "the insides of predicting, beside PyTorch's CUDA build",
     "predicted.py": "what those that begin with test_predicted share",
     "test_attention_needs.py": "what cases say they need, against the harness's own measurement of memory",
     "profile_causes.py": "the insides of profiling, on changes of the lab's model",
     "profile_sums.py": "the insides of profiling, on the lab's models",
+    "test_memory_study.py": "snapshots of the lab's models: predicting beside recording",
     "test_predicted_against_real.py": "the insides of predicting, beside PyTorch's CUDA build",
     "test_predicted_cost.py": "the insides of predicting, on the lab's models",
     "test_predicted_layers.py": "the insides of predicting, on the lab's models",

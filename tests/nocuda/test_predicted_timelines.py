@@ -7,7 +7,8 @@ A forward is equal event by event. In two places a prediction cannot be, and the
 - An attention kernel takes its workspaces, seeds and offsets within one operator, whose inside a trace does not see:
   the blocks come in another order, or two of them as one.
 
-The peak is the same to the byte in all of them.
+The peak is the same to the byte in all of them, and so is what it is made of: the recording knows parameters, gradients
+and optimizer state by pointer, as the prediction does. What cuBLAS keeps for itself no recording tells.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import torch
 from perflab.measure.memory_snapshot import record_call
 from perflab.predicted.memory.snapshot import write_timeline
 from perflab.predicted.prediction import ON_CUDA, traced
-from perflab.snapshots.analysis import levels
+from perflab.snapshots.analysis import Part, alive_at, levels, module_of, parts_by, peak_moment
 from perflab.snapshots.model import Block, Snapshot
 from perflab.snapshots.reading import read_snapshots
 from tests.correctness.predicted import on_a_gpu, setup_of, work, workload_of
@@ -122,3 +123,24 @@ def test_a_predicted_step_is_the_recorded_one_but_for_sums_of_gradients_and_work
     assert size == small + large
     assert count == only_recorded[large] == LAYERS
     assert only_recorded[small] == 2 * LAYERS
+
+
+@CASES
+@pytest.mark.parametrize("mode", ["forward", "forward_backward", "train_step"])
+def test_a_recording_says_of_its_peak_what_the_prediction_says(
+    mode: str, precision: str, attention: str, tmp_path: Path
+) -> None:
+    ours, theirs = timelines(mode, precision, attention, tmp_path)
+    assert by_category_and_module(ours) == by_category_and_module(theirs)
+
+
+def by_category_and_module(snapshot: Snapshot) -> dict[tuple[str, str], Part]:
+    """What is alive at the peak. The module of what a backward has in passing is known to a prediction alone."""
+
+    def key(block: Block) -> tuple[str, str]:
+        is_in_passing = block.category == "temporaries" and not (block.allocated_at and block.phase == "forward")
+        return block.category, "" if is_in_passing else module_of(block)
+
+    alive = alive_at(snapshot, peak_moment(levels(snapshot)))
+    assert not any(one.allocated_at for one in alive if one.category == "unknown")
+    return parts_by((one for one in alive if one.category != "unknown"), key)

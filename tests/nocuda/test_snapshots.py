@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import pickle
 from pathlib import Path
@@ -10,7 +11,11 @@ import pytest
 import torch
 
 from perflab.cli import main
-from perflab.snapshots.analysis import levels, peak_moment
+from perflab.measure import cuda_history
+from perflab.measure.memory_snapshot import record_call
+from perflab.measure.workload import Step, Workload
+from perflab.snapshots.analysis import alive_at, levels, peak_moment
+from perflab.snapshots.device import rounded
 from perflab.snapshots.model import Snapshot
 from perflab.snapshots.reading import read_snapshots
 
@@ -148,3 +153,68 @@ def test_what_is_alive_and_the_fragments_are_what_the_allocator_had_reserved(
     }
     assert told["peak_bytes"] == sum(row["bytes"] for row in told["tables"]["by_category"]) == alive
     assert by_name["fragments"] >= 30 * mib
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(256, 256) for _ in range(3))
+        self.head = torch.nn.Linear(256, 512)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = torch.relu(block(x))
+        logits: torch.Tensor = self.head(x)
+        return logits
+
+
+def step_of(model: torch.nn.Module, data: torch.Tensor) -> Step:
+    optimizer = torch.optim.AdamW(model.parameters())
+    step = Step(
+        lambda: model(data).square().mean(),
+        lambda loss: loss.backward(),
+        lambda: (optimizer.step(), optimizer.zero_grad()),
+    )
+    step.run()
+    return step
+
+
+def alive(snapshot: Snapshot, category: str, moment: int) -> int:
+    return sum(one.size_bytes for one in alive_at(snapshot, moment) if one.category == category)
+
+
+@pytest.mark.parametrize("kept", [1_000_000, 60])
+def test_a_recording_of_our_own_knows_what_pytorch_s_recorder_does_not(
+    tmp_path: Path, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the recorder keeps the last 60 events alone."""
+    monkeypatch.setattr(cuda_history, "MAX_EVENTS", kept)
+    model = Net().cuda()
+    step = step_of(model, torch.randn(64, 256, device="cuda"))
+    gc.collect()
+    device = torch.device("cuda", torch.cuda.current_device())
+    path = record_call(step, tmp_path / "step", device).path
+    found = read(path)
+    of_weights = sum(rounded(4 * one.numel()) for one in model.parameters())
+    backward = next(stage for stage in found.stages if stage.name == "backward")
+    assert alive(found, "parameters", 0) == alive(found, "parameters", found.moments) == of_weights
+    assert alive(found, "optimizer state", 0) == 2 * of_weights  # its counters lie on the CPU
+    assert alive(found, "gradients", backward.end) == of_weights
+    assert alive(found, "gradients", found.moments) == 0
+    with path.open("rb") as file:
+        events = len(pickle.load(file)["device_traces"][device.index])
+    assert (events == kept) is (kept == 60)
+    if kept > 60:
+        made = [one for one in found.blocks if one.phase == "forward" and one.size_bytes == 4 * 64 * 256]
+        assert [one.module for one in made] == ["blocks.0", "Net", "blocks.1", "Net", "blocks.2", "Net"]
+
+
+def test_modules_that_are_compiled_are_not_hooked(tmp_path: Path) -> None:
+    model = Net().cuda()
+    compiled = torch.compile(model, backend="eager")
+    data = torch.randn(64, 256, device="cuda")
+    compiled(data)
+    calls = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    found = read(record_call(Workload(compiled, (data,), {}), tmp_path / "compiled", data.device).path)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == calls
+    assert alive(found, "parameters", 0) == sum(rounded(4 * one.numel()) for one in model.parameters())

@@ -1,8 +1,9 @@
-"""Stories of ``--perf-snapshots`` in measured cases: a failure for memory shows what is new."""
+"""Stories of ``--perf-snapshots`` in measured cases, where a failure shows what is new, and of ``memory_snapshot``."""
 
 from __future__ import annotations
 
 from perflab.cli import main
+from perflab.snapshots.analysis import alive_at
 from perflab.snapshots.reading import read_snapshots
 from tests.plugin.conftest import Project
 
@@ -54,3 +55,25 @@ def test_phases_of_a_step_are_stages_of_its_snapshot(project: Project) -> None:
     (found,) = read_snapshots(path)
     assert [stage.name for stage in found.stages] == ["forward", "backward", "optimizer"]
     assert "Linear" in {block.module for block in found.blocks}
+
+
+def test_the_fixture_knows_the_models_in_a_test_s_hands(project: Project) -> None:
+    project.pytester.makepyfile(
+        test_block="""
+        import torch
+
+        def test_block(memory_snapshot):
+            model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+            data = torch.randn(32, 64)
+            with memory_snapshot("block"):
+                model(data).sum().backward()
+        """
+    )
+    project.pytester.runpytest("test_block.py").assert_outcomes(passed=1)
+    (path,) = (project.pytester.path / ".perflab/snapshots").iterdir()
+    (found,) = read_snapshots(path)
+    of_weights = 2 * 4 * 64 * 65
+    for category, moment in (("parameters", 0), ("gradients", found.moments)):
+        sizes = [block.size_bytes for block in alive_at(found, moment) if block.category == category]
+        assert sum(sizes) == of_weights, category
+    assert {"0", "1"} <= {block.module for block in found.blocks if block.allocated_at}

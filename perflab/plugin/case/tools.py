@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -70,11 +71,14 @@ def snapshots_of(
     """The ``memory_snapshot`` fixture's value."""
     from perflab.measure.memory_snapshot import record_memory
     from perflab.plugin.session.folder import file_name_for, own_folder
+    from perflab.reachable import in_hands_of
 
     def snapshot(name: str = "snapshot") -> contextlib.AbstractContextManager[MemorySnapshot]:
         folder = own_folder(request.config.rootpath) / "snapshots"
         path = folder / file_name_for(f"{request.node.nodeid}-{name}")
         faking = request.config.stash.get(FAKING, None)
-        return record_memory(path, device) if faking is None else faking.record_memory(path)
+        if faking is not None:
+            return faking.record_memory(path)
+        return record_memory(path, device, partial(in_hands_of, sys._getframe(1)))
 
     return snapshot

@@ -1,0 +1,124 @@
+"""What PyTorch's profiler sees of a CPU's memory for the length of a block, as JSON with notes of ours.
+
+The profiler reports no free of a block that was there before it, so such a block is written down where it stays to the
+end, and left out where it does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perflab.measure.known_blocks import History, KnownBlocks, Looks
+from perflab.measure.live_tensors import held_storages
+from perflab.measure.memory import CpuAllocations, cpu_allocations
+from perflab.reachable import reachable
+from perflab.torch_internals.machine import (
+    CpuBlockEvent,
+    cpu_block_events,
+    event_name,
+    host_events,
+    kineto_results,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+_OURS = "perflab: "
+"""How ranges begin that are no marks of the user's."""
+_LOOK = f"{_OURS}look "
+"""How those begin that say when the objects were asked."""
+
+
+@contextlib.contextmanager
+def cpu_history(
+    path: Path, roots: Callable[[], tuple[Any, ...]], device: torch.device, before: Callable[[], object] | None = None
+) -> Iterator[History]:
+    """Record, and write to ``path`` at the end.
+
+    Args:
+        path: the file.
+        roots: gives what the block has in its hands.
+        device: the CPU.
+        before: is called under the profiler and not recorded, so that it knows the blocks that the block lets go.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    with cpu_allocations(with_stack=True) as allocations:
+        if before is not None:
+            before()
+        history = History(Looks(KnownBlocks(roots(), device), _mark))
+        with allocations.span():
+            yield history
+    history.peak_bytes = allocations.peak_bytes()
+    left = held_storages(reachable(roots()), device)
+    path.write_text(json.dumps(_content(allocations, history.looks, left)), encoding="utf-8")
+
+
+def _mark(number: int) -> None:
+    import torch
+
+    with torch.profiler.record_function(f"{_LOOK}{number}"):
+        pass
+
+
+def _content(allocations: CpuAllocations, looks: Looks, left: Mapping[int, int]) -> dict[str, Any]:
+    """Schema 2, which has all of schema 1.
+
+    ``events`` are ``[time_ns, bytes]``, negative for a free. ``blocks`` has an entry for each of them, ``[block,
+    place]``: the block's address, and where in ``places`` stands who asked for it or let it go. ``before`` are
+    ``[block, bytes, place]`` of what was held; ``looks`` and ``returned`` are what the objects said before an event
+    (``Looks.as_notes``). ``let_go_unseen_bytes`` were held, and nobody knows when they were let go.
+    """
+    begin_ns = allocations.begin_ns or 0
+    events = [(time_ns, size) for time_ns, size in allocations.events if time_ns >= begin_ns]
+    content = {"schema": 1, "device": "cpu", "peak_bytes": allocations.peak_bytes(), "events": events}
+    results = kineto_results(allocations.profiler)
+    seen = [one for one in cpu_block_events(results, looks.known.names, _OURS) if one.time_ns >= begin_ns]
+    if [(one.time_ns, one.size_bytes) for one in seen] != events:
+        return content  # the profiler's two lists differ, so nobody can tell whose block is whose
+    places: dict[tuple[Any, ...], int] = {}
+    blocks = []
+    for one in seen:
+        place = one.operator, one.module, one.mark, one.frames, ""
+        blocks.append([one.address, places.setdefault(place, len(places))])
+    known = _known_throughout(looks, seen, left)
+    before = []
+    for address in known:
+        part = looks.known.held[address]
+        place = "", part.module, "", (), part.category
+        before.append([address, part.size_bytes, places.setdefault(place, len(places))])
+    listed = [
+        {"operator": operator, "module": module, "phase": phase, "category": category, "frames": frames}
+        for operator, module, phase, frames, category in places
+    ]
+    times = [one.time_ns for one in seen]
+    moments = [bisect_right(times, time_ns) for time_ns in _looked_at(results)]
+    return {
+        **content,
+        "schema": 2,
+        "source": "perflab",
+        "blocks": blocks,
+        "places": listed,
+        "before": before,
+        "let_go_unseen_bytes": sum(part.size_bytes for at, part in looks.known.held.items() if at not in known),
+        **looks.as_notes(moments),
+    }
+
+
+def _known_throughout(looks: Looks, seen: list[CpuBlockEvent], left: Mapping[int, int]) -> set[int]:
+    """Addresses of what was held and is still there at the end, or was seen to go."""
+    first: dict[int, int] = {}
+    for one in seen:
+        first.setdefault(one.address, one.size_bytes)
+    return {at for at in looks.known.held if (first[at] < 0 if at in first else at in left)}
+
+
+def _looked_at(results: Any) -> list[int]:
+    """When each answer had been given, by the profiler's clock."""
+    return sorted(event.start_ns() for event in host_events(results) if event_name(event).startswith(_LOOK))

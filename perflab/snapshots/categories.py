@@ -1,0 +1,120 @@
+"""What a block is for, where its file does not say: deduced from who gave it, who took it, and when. Pure."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from perflab.snapshots.model import UNKNOWN, Block, Stack, Stage
+
+_OPTIMIZER = re.compile(r"(?:^|/)torch/optim/\w+\.py$")
+_STATE_MAKERS = ("_init_group", "init_state", "_init_state")
+_MODULES = re.compile(r"(?:^|/)torch/nn/(?:modules/\w+|parameter)\.py$")
+_PARAMETER_MAKERS = ("_apply", "convert", "to_empty", "<lambda>", "__init__", "reset_parameters", "__new__")
+_SEED = "_make_grads"
+"""Makes the gradient that a backward begins with, which is let go when it has returned."""
+_BACKWARD = ("_engine_run_backward", "run_backward")
+_ENGINE = "torch::autograd::Engine"
+_WORKSPACE = ("getCurrentCUDABlasHandle", "getCUDABlasLtWorkspace", "cublasCreate", "getCUDABlasLtHandle")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a stack tells of a block that it gave or took."""
+
+    is_known: bool
+    """There is one."""
+    is_placed: bool
+    """Whether it was within a backward is known, by the stack or by a mark."""
+    is_workspace: bool
+    is_optimizer: bool
+    is_state: bool
+    is_backward: bool
+    is_seed: bool
+    makes_parameters: bool
+
+
+def facts_of(stack: Stack) -> Facts:
+    """What is to be seen in a stack, Python's frames or C++'s."""
+    optimizer = [frame.function for frame in stack if _OPTIMIZER.search(frame.file)]
+    innermost = next((frame for frame in stack if frame.file.endswith(".py")), None)
+    return Facts(
+        is_known=bool(stack),
+        is_placed=bool(stack),
+        is_workspace=any(maker in frame.function for frame in stack for maker in _WORKSPACE),
+        is_optimizer=bool(optimizer),
+        is_state=any(name in _STATE_MAKERS for name in optimizer),
+        is_backward=any(frame.function in _BACKWARD or _ENGINE in frame.function for frame in stack),
+        is_seed=any(frame.function == _SEED for frame in stack),
+        makes_parameters=innermost is not None
+        and _MODULES.search(innermost.file) is not None
+        and innermost.function in _PARAMETER_MAKERS,
+    )
+
+
+def deduced_category(given: Facts, taken: Facts, *, is_freed: bool) -> str:
+    """What a block is for, as far as it follows from who gave it and who took it.
+
+    What a forward made and a backward let go was kept for it: ``activations``. What a backward made and left is
+    ``gradients``. What was made and let go on the same side is ``temporaries``. The rest is not known.
+    """
+    if given.is_workspace:
+        return "workspace"
+    if given.is_state:
+        return "optimizer state"
+    if given.is_optimizer or given.is_seed:
+        return "temporaries"
+    if given.is_backward:
+        if is_freed and taken.is_backward:
+            return "temporaries"
+        if is_freed and not taken.is_placed:
+            return UNKNOWN
+        # Of a marked backward without a stack, what is never let go may also be what a library keeps for itself.
+        return "gradients" if given.is_known or is_freed else UNKNOWN
+    if not given.is_known:
+        return UNKNOWN
+    if taken.is_backward:
+        return "activations"
+    if is_freed:
+        return "temporaries" if taken.is_placed else UNKNOWN
+    return "parameters" if given.makes_parameters else UNKNOWN
+
+
+def deduced(blocks: Sequence[Block], stages: Sequence[Stage]) -> Iterator[Block]:
+    """Blocks with the category that follows from stacks, and from marked backwards: CUDA's run where no stack is.
+
+    Those that have one keep it.
+    """
+    backward = [stage for stage in stages if "backward" in stage.name.lower()]
+    starts = [stage.start for stage in backward]
+    facts: dict[int, Facts] = {}
+
+    def seen(stack: Stack, moment: int | None) -> Facts:
+        found = facts.get(id(stack))
+        if found is None:
+            found = facts[id(stack)] = facts_of(stack)
+        if stack or not moment or not backward:
+            return found
+        number = bisect_left(starts, moment) - 1
+        return replace(found, is_placed=True, is_backward=number >= 0 and moment <= backward[number].end)
+
+    for block in blocks:
+        if block.category:
+            yield block
+            continue
+        given, taken = seen(block.stack, block.allocated_at), seen(block.freed_by, block.freed_at)
+        yield block._replace(category=deduced_category(given, taken, is_freed=block.freed_at is not None))
+
+
+def without_stacks_of_frees(blocks: Sequence[Block]) -> list[Block] | None:
+    """Blocks without who let them go, where the recorder did not keep that; None where it did, or had nothing to keep.
+
+    With ``context="alloc"`` PyTorch writes with each free the stack of the block's own allocation, so that of a block
+    which was there before is known.
+    """
+    both = [block for block in blocks if block.stack and block.freed_by]
+    if not both or any(block.stack != block.freed_by for block in both):
+        return None
+    return [block._replace(stack=block.stack or block.freed_by, freed_by=()) for block in blocks]

@@ -1,0 +1,85 @@
+"""What a recorder was told to leave out is deduced where that is possible, and else said."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from perflab.errors import SnapshotError
+from perflab.snapshots.model import Snapshot
+from perflab.snapshots.reading import read_snapshots
+from perflab.snapshots.stages import of_marks, steps_of
+from tests.harness.made_snapshots import ENGINE, MIB, MODEL, TRAIN, Recording, block, content, segment, written
+
+
+def read(path: Path) -> Snapshot:
+    (found,) = read_snapshots(path)
+    return found
+
+
+def test_steps_touch_and_where_torch_optim_alone_marks_they_hold_the_forward() -> None:
+    marks = of_marks(["", "", "opt#1", "", "", "", "opt#2", "", "opt#3"])
+    assert [(one.start, one.end) for one in marks] == [(2, 3), (6, 7), (8, 9)]
+    assert [(one.name, one.start, one.end) for one in steps_of(marks)] == [
+        ("step 1", 2, 3),
+        ("step 2", 3, 7),
+        ("step 3", 7, 9),
+    ]
+    assert steps_of(marks[:1]) == []
+
+
+def test_stacks_of_frees_that_are_those_of_their_blocks_say_nothing(tmp_path: Path) -> None:
+    """PyTorch writes them so with context="alloc"."""
+    made = Recording()
+    made.alloc(0, MIB, MODEL).free(0, MIB, MODEL).free(32 * MIB, MIB, MODEL).alloc(8 * MIB, MIB, ENGINE)
+    made.free(8 * MIB, MIB, ENGINE)
+    found = read(written(tmp_path / "alloc.pickle", content(made)))
+    assert [one.category for one in found.blocks] == ["unknown", "unknown", "unknown"]
+    assert [one.freed_by for one in found.blocks] == [(), (), ()]
+    assert found.blocks[0].stack[0].line == MODEL[1]  # it was there before, and its free has its own stack
+    assert "who let blocks go was not recorded" in found.notes[0]
+    made.alloc(0, MIB, MODEL).free(0, MIB, ENGINE)
+    both = read(written(tmp_path / "all.pickle", content(made)))
+    assert [one.category for one in both.blocks] == ["unknown", "temporaries", "temporaries", "activations"]
+    assert both.notes == []
+
+
+def test_the_gradient_that_a_backward_begins_with_is_no_gradient_of_a_parameter(tmp_path: Path) -> None:
+    seed = ("/usr/lib/python3/site-packages/torch/autograd/__init__.py", 200, "_make_grads")
+    made = Recording().alloc(0, 512, seed, ENGINE, TRAIN).alloc(MIB, MIB, ENGINE, TRAIN).free(0, 512, TRAIN)
+    found = read(written(tmp_path / "a.pickle", content(made)))
+    assert [one.category for one in found.blocks] == ["temporaries", "gradients"]
+
+
+def test_what_was_not_recorded_is_said(tmp_path: Path) -> None:
+    alone = segment([block(MIB), block(MIB, "inactive")])
+    frees = Recording().free(8 * MIB, MIB).free(4 * MIB, MIB)  # these were there before
+    assert read(written(tmp_path / "frees.pickle", content(frees, segments=[alone]))).notes == []
+    frees.free(8 * MIB, 2 * MIB)  # this was not
+    (note,) = read(written(tmp_path / "again.pickle", content(frees, segments=[alone]))).notes
+    assert note.startswith("blocks that came without an event (skip_actions): 1, 2,097,152 bytes;")
+    allocs = Recording().alloc(0, MIB).alloc(MIB, MIB).alloc(16 * MIB, MIB)
+    (note,) = read(written(tmp_path / "allocs.pickle", content(allocs, segments=[alone]))).notes
+    assert note.startswith("blocks that were let go without an event (skip_actions): 2, 2,097,152 bytes;")
+    assert read(written(tmp_path / "all.pickle", content(Recording().alloc(0, MIB), segments=[alone]))).notes == []
+
+
+def test_stacks_of_what_is_alive_at_the_end_are_taken_from_the_segments(tmp_path: Path) -> None:
+    made = Recording(frames=False).alloc(0, MIB)
+    frames = Recording().stack(MODEL, TRAIN)
+    kept = segment([block(MIB, frames=frames), block(MIB, "inactive")])
+    found = read(written(tmp_path / "state.pickle", content(made, segments=[kept])))
+    assert [(one.allocated_at, one.stack[0].line) for one in found.blocks] == [(1, MODEL[1])]
+
+
+def test_the_public_list_of_segments_is_read(tmp_path: Path) -> None:
+    """Of ``torch.cuda.memory_snapshot()``."""
+    path = tmp_path / "segments.pickle"
+    path.write_bytes(pickle.dumps([segment([block(2 * MIB), block(18 * MIB, "inactive", 0)])]))
+    found = read(path)
+    assert (found.moments, [one.size_bytes for one in found.blocks], len(found.segments)) == (0, [2 * MIB], 1)
+    path.write_bytes(pickle.dumps([]))
+    with pytest.raises(SnapshotError, match=r"segments\.pickle: it is a pickle, but no memory snapshot"):
+        read_snapshots(path)
