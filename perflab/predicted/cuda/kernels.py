@@ -1,9 +1,9 @@
 """Knows what a trace of operators does not show: temporary memory of CUDA kernels, and launches an operator.
 
 From PyTorch's sources; where a file is named, it is below ``aten/src/ATen/native``. Shapes: query ``(B, H, N, D)``, key
-``(B, G, M, D)``, value ``(B, G, M, Dv)``. Bytes are as they are asked for, unrounded, those of the worst moment. Left
-out: FlashAttention's split keys for a handful of queries and its deterministic backward, cuBLAS's workspace, and what
-sorting takes (``sort``, ``topk``).
+``(B, G, M, D)``, value ``(B, G, M, Dv)``. Bytes are as they are asked for, unrounded, those of the worst moment. What
+sorts is in ``sorting``. Left out: FlashAttention's split keys for a handful of queries and its deterministic backward,
+and cuBLAS's workspace.
 """
 
 from __future__ import annotations
@@ -14,22 +14,17 @@ from typing import Any
 
 import torch
 
+from perflab.predicted.cuda import sorting
 from perflab.predicted.cuda.devices import on_host
+from perflab.predicted.cuda.multi_tensor import CHUNK, Lists, Part
 from perflab.predicted.cuda.reductions import Processor, processor, staging
 from perflab.torch_internals.dispatch import aten
 
 _FLOAT32 = 4
 _INDEX = 8
 
-CHUNK = 65536
-"""Numbers that one block of a multi-tensor kernel takes (``cuda/MultiTensorApply.cuh``, ``kChunkSize``)."""
-MOST_TENSORS = (770, 448, 336, 252, 210)
-"""Of one launch, by how many lists there are: ``depth_to_max_tensors``, built for CUDA 13."""
-MOST_TENSORS_WITH_SCALARS = (672, 448, 336, 252, 210)
-MOST_BLOCKS = 2240
-
-
 H100 = processor(132, 90)
+_OVER_LISTS = ("_foreach_", "_fused_", "_amp_foreach_")
 
 
 def hidden_blocks(
@@ -71,8 +66,9 @@ def launches(operator: str, arguments: Sequence[Any], keywords: Mapping[str, Any
     name = operator.removeprefix("aten::")
     if name.startswith("empty") or name in _LAUNCH_NOTHING:
         return 0
-    if name.startswith(("_foreach_", "_fused_", "_amp_foreach_")) and arguments and _is_list(arguments[0]):
-        return _multi_tensor_launches(name, arguments)
+    if name.startswith(_OVER_LISTS) and arguments and _is_list(arguments[0]):
+        lists = lists_of(name, arguments)
+        return lists.launches if lists is not None else 0
     rule = _LAUNCHES.get(name, 1)
     return rule if isinstance(rule, int) else rule(*arguments, **(keywords or {}))
 
@@ -153,10 +149,10 @@ def _efficient_backward(
     size_of_values = value.shape[-1]
     largest = max(size, size_of_values)
     half = query.element_size() < _FLOAT32
-    rows, columns = (64, 64) if largest <= 64 else ((128, 128) if half and largest <= 128 else (128, 64))
+    rows, columns = _efficient_tiles(query, value)
     each = math.ceil(length / rows) * math.ceil(size / columns) * (16 + rows * columns * _FLOAT32)
     if half and largest > 128:  # dk and dv do not stay in registers
-        splits = max(1, min(math.ceil(key.shape[2] / columns), 200 // (batch * heads)))
+        splits = _efficient_splits(query, key, value)
         each += splits * columns * (_round(size, rows) + _round(size_of_values, rows)) * _FLOAT32
     workspace = batch * heads * _round(each, 16)
     delta = batch * heads * length * _FLOAT32
@@ -164,19 +160,39 @@ def _efficient_backward(
     return max(delta + workspace, products + delta) + _copy_if_strided(grad)
 
 
+def _efficient_tiles(query: torch.Tensor, value: torch.Tensor) -> tuple[int, int]:
+    largest, half = max(query.shape[-1], value.shape[-1]), query.element_size() < _FLOAT32
+    return (64, 64) if largest <= 64 else ((128, 128) if half and largest <= 128 else (128, 64))
+
+
+def _efficient_splits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> int:
+    """``num_splits_key``: among how many blocks the keys are divided; fewer where each keeps dk and dv in memory."""
+    _, columns = _efficient_tiles(query, value)
+    blocks, keys = query.shape[0] * query.shape[1], key.shape[2]
+    splits = 1 if blocks >= 256 and keys <= 2 * columns else math.ceil(keys / columns)
+    if query.element_size() < _FLOAT32 and max(query.shape[-1], value.shape[-1]) > 128:
+        splits = min(splits, 200 // blocks)
+    return max(1, splits)
+
+
+def _embedding(weight: torch.Tensor, indices: torch.Tensor, *_: Any, **__: Any) -> int:
+    """Indices that are expanded, as positions of a batch are, are written out first."""
+    return 0 if indices.is_contiguous() else _bytes(indices)
+
+
 def _embedding_backward(grad: torch.Tensor, indices: torch.Tensor, num_weights: int, *rest: Any, **__: Any) -> int:
-    """Above 3072 tokens they are sorted, and summed in parts.
+    """Above 3072 tokens they are sorted, and summed in parts. Expanded indices are written out first.
 
     ``cuda/Embedding.cu`` and ``cuda/EmbeddingBackwardKernel.cu``. The parts are one row of float32 for every 10 tokens,
     and one more for every row of the weight that may be met.
     """
-    tokens = indices.numel()
+    tokens, copied = indices.numel(), _embedding(grad, indices)
     if tokens <= 3072 and not (len(rest) > 1 and rest[1]):
-        return 0
+        return copied
     segments = min(tokens, num_weights)
     parts = tokens // 10 + segments
     numbers = (3 * tokens + 2 * segments + parts) * indices.element_size()
-    return int(numbers + parts * grad.shape[-1] * max(grad.element_size(), _FLOAT32) + 2 * _INDEX)
+    return int(copied + numbers + parts * grad.shape[-1] * max(grad.element_size(), _FLOAT32) + 2 * _INDEX)
 
 
 def _safe_softmax(scores: torch.Tensor, *_: Any, **__: Any) -> int:
@@ -195,6 +211,25 @@ def _foreach_norm(tensors: Sequence[torch.Tensor], *_: Any, **__: Any) -> int:
 def _softmax_backward(grad: torch.Tensor, *_: Any, **__: Any) -> int:
     """``cuda/SoftMax.cu``, ``softmax_backward_cuda_out``: the gradient times the result, before the kernel."""
     return _bytes(grad)
+
+
+def _laid_out_anew(tensor: torch.Tensor, weight: torch.Tensor, *others: torch.Tensor) -> list[torch.Tensor]:
+    """Operands that a convolution copies (``Convolution.cpp``): all are to be as its input or its weight is."""
+    last = torch.channels_last
+    by_channels = tensor.dim() == 4 and any(
+        one.is_contiguous(memory_format=last) and not one.is_contiguous() for one in (tensor, weight)
+    )
+    wanted = last if by_channels else torch.contiguous_format
+    return [one for one in (tensor, weight, *others) if not one.is_contiguous(memory_format=wanted)]
+
+
+def _convolution(tensor: torch.Tensor, weight: torch.Tensor, *_: Any, **__: Any) -> int:
+    """At the least: cuDNN's workspace is its own affair."""
+    return sum(map(_bytes, _laid_out_anew(tensor, weight)))
+
+
+def _convolution_backward(grad: torch.Tensor, tensor: torch.Tensor, weight: torch.Tensor, *_: Any, **__: Any) -> int:
+    return sum(map(_bytes, _laid_out_anew(tensor, weight, grad)))
 
 
 def _reduction(
@@ -220,10 +255,14 @@ _HIDDEN: dict[str, Callable[..., int | tuple[int, ...]]] = {
     "_scaled_dot_product_cudnn_attention_backward": _cudnn_backward,
     "_scaled_dot_product_efficient_attention": _efficient_forward,
     "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
+    "embedding": _embedding,
     "embedding_dense_backward": _embedding_backward,
     "_safe_softmax": _safe_softmax,
     "_softmax_backward_data": _softmax_backward,
     "_foreach_norm": _foreach_norm,
+    "convolution": _convolution,
+    "convolution_backward": _convolution_backward,
+    **sorting.HIDDEN,
 }
 
 _ON_HOST = {"_scaled_dot_product_efficient_attention": (2, 3)}
@@ -235,14 +274,45 @@ def _flash_backward_launches(grad: torch.Tensor, query: torch.Tensor, key: torch
     return 3 if key.shape[1] == query.shape[1] else 5
 
 
-def _efficient_backward_launches(grad: torch.Tensor, *_: Any, **__: Any) -> int:
-    """In float32 four more: a product, a sum and a copy for delta, and a workspace of zeros."""
-    return 5 if grad.element_size() == _FLOAT32 else 1
+def _efficient_backward_launches(
+    grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
+) -> int:
+    """A workspace of zeros where keys are divided; in float32 a product, a sum and a copy for delta."""
+    return 1 + (_efficient_splits(query, key, value) > 1) + 3 * (grad.element_size() == _FLOAT32)
+
+
+def _embedding_launches(weight: torch.Tensor, indices: torch.Tensor, *_: Any, **__: Any) -> int:
+    """One more to write out expanded indices."""
+    return 1 + (not indices.is_contiguous())
 
 
 def _embedding_backward_launches(grad: torch.Tensor, indices: torch.Tensor, *_: Any, **__: Any) -> int:
     """Zeros and one kernel; above 3072 tokens about so many: a sort in passes, segments found, sums."""
-    return 2 if indices.numel() <= 3072 else 15
+    return (2 if indices.numel() <= 3072 else 15) + (not indices.is_contiguous())
+
+
+def _filled_launches(sizes: Sequence[int], *_: Any, **__: Any) -> int:
+    """Nothing is filled where nothing is: autograd's and libraries' placeholders."""
+    return int(math.prod(sizes) > 0)
+
+
+def _new_filled_launches(like: torch.Tensor, sizes: Sequence[int], *_: Any, **__: Any) -> int:
+    return _filled_launches(sizes)
+
+
+def _convolution_launches(
+    tensor: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *rest: Any, **__: Any
+) -> int:
+    """cuDNN's kernel and an addition of the bias; a convolution of each channel by itself adds it as it goes."""
+    by_channel = 1 < rest[5] == tensor.shape[1]
+    return 1 + len(_laid_out_anew(tensor, weight)) + (bias is not None and not by_channel)
+
+
+def _convolution_backward_launches(
+    grad: torch.Tensor, tensor: torch.Tensor, weight: torch.Tensor, *rest: Any, **__: Any
+) -> int:
+    """A kernel for each gradient that is asked for; the bias's is a sum."""
+    return int(sum(rest[-1])) + len(_laid_out_anew(tensor, weight, grad))
 
 
 def _cat_launches(tensors: Sequence[torch.Tensor], *_: Any, more_dims: int = 0, **__: Any) -> int:
@@ -264,30 +334,19 @@ def _pad_launches(tensor: torch.Tensor, pad: Sequence[int], *_: Any, **__: Any) 
     return 2 if any(one > 0 for one in pad) else 1
 
 
-def _multi_tensor_launches(name: str, arguments: Sequence[Any]) -> int:
+def lists_of(operator: str, arguments: Sequence[Any]) -> Lists | None:
+    """What an operator over lists cuts up; None of any other, and where nothing is on the GPU."""
+    name = operator.removeprefix("aten::")
+    if not name.startswith(_OVER_LISTS) or not arguments or not _is_list(arguments[0]):
+        return None
     tensors = [one for one in arguments[0] if isinstance(one, torch.Tensor)]
     if tensors and all(on_host(one) for one in tensors):
-        return 0
+        return None
     lists = [one for one in arguments if _is_list(one) and one and isinstance(one[0], torch.Tensor)]
     # An optimizer's step counters are a list that is not cut up with the others.
     depth = len(lists) - name.startswith("_fused_") + (not name.endswith("_") and name != "_foreach_norm")
     scalars = any(_is_list(one) and one and isinstance(one[0], int | float) for one in arguments)
-    count = _chunked_launches([one.numel() for one in tensors], depth, scalars)
-    return count + 1 if name == "_foreach_norm" else count
-
-
-def _chunked_launches(sizes: Sequence[int], depth: int, scalars: bool) -> int:
-    """``multi_tensor_apply``: a launch goes out when it has as many tensors, or as many chunks, as it can take."""
-    most_tensors = (MOST_TENSORS_WITH_SCALARS if scalars else MOST_TENSORS)[min(max(depth, 1), 5) - 1]
-    launched = tensors = blocks = 0
-    for size in sizes:
-        chunks = -(-size // CHUNK)
-        tensors += bool(chunks)
-        for chunk in range(1, chunks + 1):
-            blocks += 1
-            if blocks == MOST_BLOCKS or (tensors == most_tensors and chunk == chunks):
-                launched, blocks, tensors = launched + 1, 0, int(chunk < chunks)
-    return launched + bool(blocks)
+    return Lists(tuple(Part(one.numel()) for one in tensors), depth, scalars, int(name == "_foreach_norm"))
 
 
 def _is_list(value: Any) -> bool:
@@ -300,7 +359,18 @@ _LAUNCHES: dict[str, int | Callable[..., int]] = {
     "_scaled_dot_product_flash_attention_backward": _flash_backward_launches,
     "_scaled_dot_product_efficient_attention_backward": _efficient_backward_launches,
     "_scaled_dot_product_cudnn_attention_backward": 3,
+    "embedding": _embedding_launches,
     "embedding_dense_backward": _embedding_backward_launches,
+    "slice_backward": 2,  # zeros, then a copy into them
+    "select_backward": 2,
+    "zeros": _filled_launches,
+    "ones": _filled_launches,
+    "full": _filled_launches,
+    "new_zeros": _new_filled_launches,
+    "new_ones": _new_filled_launches,
+    "new_full": _new_filled_launches,
+    "convolution": _convolution_launches,
+    "convolution_backward": _convolution_backward_launches,
     "_softmax_backward_data": 2,  # a product before it
     "cat": _cat_launches,
     "stack": _stack_launches,
@@ -310,4 +380,5 @@ _LAUNCHES: dict[str, int | Callable[..., int]] = {
     "_fused_rms_norm_backward": 2,
     "masked_fill": 2,  # a copy, then filled in place (Indexing.cu)
     "nll_loss_backward": 2,  # zeros, then the targets (cuda/NLLLoss2d.cu, Loss.cu)
+    **sorting.LAUNCHES,
 }
