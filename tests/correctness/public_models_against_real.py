@@ -14,7 +14,8 @@ from __future__ import annotations
 import argparse
 import importlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -44,18 +45,15 @@ class Model:
     """0: it takes images."""
     dtype: torch.dtype = torch.float32
     """Of the weights."""
-    inputs: tuple[str, ...] = ("input_ids", "labels")
-    more: dict[str, Any] = field(default_factory=dict)
 
     def work(self, device: str = "cuda:0") -> Work:
         """A training step, and what it works on, on whatever device is there."""
         library: Any = importlib.import_module(LIBRARY)
+        with torch.device(device), _default_dtype(self.dtype):
+            model = getattr(library, self.model)(getattr(library, self.config)(**self.settings)).train()
         with torch.device(device):
-            model = getattr(library, self.model)(getattr(library, self.config)(**self.settings)).to(self.dtype)
-            model.train()
             if self.tokens:
-                tokens = torch.zeros(BATCH_SIZE, self.tokens, dtype=torch.int64)
-                inputs = dict.fromkeys(self.inputs, tokens)
+                inputs = dict.fromkeys(("input_ids", "labels"), torch.zeros(BATCH_SIZE, self.tokens, dtype=torch.int64))
             else:
                 inputs = {"pixel_values": torch.zeros(IMAGES, 3, 224, 224)}
                 inputs["labels"] = torch.zeros(IMAGES, dtype=torch.int64)
@@ -63,7 +61,7 @@ class Model:
 
         def forward() -> Any:
             with torch.autocast("cuda", torch.bfloat16):
-                return model(**inputs, **self.more).loss
+                return model(**inputs).loss
 
         def backward(loss: Any) -> None:
             loss.backward()
@@ -73,6 +71,17 @@ class Model:
             optimizer.zero_grad()
 
         return work_of(Step(forward=forward, backward=backward, optimizer=update))
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Weights come to be in it: a model that is cast afterwards leaves the allocator the cache of another one."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 MODELS: dict[str, Model] = {

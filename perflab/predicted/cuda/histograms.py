@@ -16,7 +16,6 @@ from torch import Tensor
 
 from perflab.predicted.cuda.patching import entry_replaced
 from perflab.torch_internals import FakeTensorMode
-from perflab.torch_internals.dispatch import kernels_registered
 from perflab.torch_internals.fakes import forget_shapes, shape_rule_replaced_in
 
 _REFUSED = (torch.float16, torch.bfloat16, torch.bool)
@@ -25,11 +24,11 @@ _REFUSED = (torch.float16, torch.bfloat16, torch.bool)
 @contextmanager
 def cuda_histograms() -> Iterator[None]:
     """Within, fake tensors have the results of CUDA's kernels of ``histc`` and ``bincount``."""
-    operator = torch.ops.aten.bincount.default
-    table = shape_rule_replaced_in(operator, "know how long counts are")
-    usual: Any = table[operator]
+    histc, bincount = torch.ops.aten.histc.default, torch.ops.aten.bincount.default
+    table = shape_rule_replaced_in(bincount, "know how long counts are")
+    usual: Any = table[bincount]
 
-    def bincount(
+    def counted(
         mode: FakeTensorMode, func: Any, values: Tensor, weights: Tensor | None = None, minlength: int = 0
     ) -> Any:
         if minlength <= 0:
@@ -38,17 +37,19 @@ def cuda_histograms() -> Iterator[None]:
         dtype = torch.int64 if weights is None else torch.float32 if weights.dtype == torch.float32 else torch.float64
         return values.new_empty(minlength, dtype=dtype)
 
-    with kernels_registered([("histc", _histc, "Meta")]), entry_replaced(table, operator, bincount):
+    with entry_replaced(table, bincount, counted):
+        table[histc] = _histc  # it has no rule, and a shape function that refuses
         forget_shapes()
         try:
             yield
         finally:
+            del table[histc]
             forget_shapes()
 
 
-def _histc(values: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
+def _histc(mode: FakeTensorMode, func: Any, values: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
     if values.dtype in _REFUSED or values.dtype.is_complex:
-        raise RuntimeError(f'"histc" not implemented for {str(values.dtype)!r}')
+        raise RuntimeError(f"histc is not implemented for {values.dtype} on CUDA")
     if bins <= 0:
         raise RuntimeError(f"histc(): bins must be > 0, but got {bins}")
     if max < min:
@@ -58,7 +59,7 @@ def _histc(values: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> T
 
 def _check_counted(values: Tensor, weights: Tensor | None) -> None:
     if values.dtype.is_floating_point or values.dtype.is_complex or values.dtype == torch.bool:
-        raise RuntimeError(f'"bincount_cuda" not implemented for {str(values.dtype)!r}')
+        raise RuntimeError(f"bincount is not implemented for {values.dtype} on CUDA")
     if values.dim() != 1:
         raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
     if weights is not None and weights.shape != values.shape:

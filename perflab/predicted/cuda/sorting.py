@@ -90,28 +90,31 @@ def _places(found: Sequence[Tensor]) -> int:
     return math.prod(shape)
 
 
+def _passes(tensor: Tensor, indices: Sequence[Tensor | None]) -> int:
+    """Digits of the largest place: places are sorted by no more."""
+    rows = math.prod(tensor.shape[at] for at, one in enumerate(indices) if one is not None)
+    return math.ceil(max(1, (rows - 1).bit_length()) / _DIGIT_BITS)
+
+
 def _index_put(
     tensor: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False, *_: Any, **__: Any
 ) -> int:
-    """``cuda/Indexing.cu``, where rows add up: the places, sorted, with their order; above a tile twice."""
+    """``cuda/Indexing.cu``, where rows add up: the places, sorted, with their order; in several passes twice."""
     found = _indices(indices)
     if not accumulate or not found:
         return 0
     count = _places(found)
-    return count * _INDEX * (4 if count <= ONE_TILE else 6) + 1
+    return count * _INDEX * (4 if count <= ONE_TILE or _passes(tensor, indices) == 1 else 6) + 1
 
 
 def _index_put_unchecked(
     tensor: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False, *_: Any, **__: Any
 ) -> int:
-    """Where rows add up, places are sorted first, by no more digits than the rows have."""
+    """Where rows add up, places are sorted first: in one kernel, or a histogram, its sums and a pass a digit."""
     found = _indices(indices)
     if not accumulate or not found:
         return 1
-    count = _places(found)
-    rows = math.prod(tensor.shape[at] for at, one in enumerate(indices) if one is not None)
-    passes = math.ceil(max(1, (rows - 1).bit_length()) / _DIGIT_BITS)
-    return 3 + 3 * len(found) + (1 + passes if count > ONE_TILE else 0)
+    return 3 + 3 * len(found) + (1 + _passes(tensor, indices) if _places(found) > ONE_TILE else 0)
 
 
 def _index_put_in_place(

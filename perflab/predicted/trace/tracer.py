@@ -42,6 +42,7 @@ from perflab.torch_internals.dispatch import is_composite, without_torch_functio
 from perflab.torch_internals.tracing import (
     current_node,
     is_in_backward,
+    is_view,
     last_sequence_number,
     sequence_number,
     storage_key,
@@ -354,7 +355,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._events.append(Alloc(self._next_block, size_bytes, place, kind.name, layer))
         self._events.extend(Free(block, layer) for block in reversed(inside))
         self._taken_over = None
-        if really is not None and operand is not None and len(made) == 1:
+        # A view keeps what it is a view of, so somebody else has its memory, and autograd lets it alone.
+        if really is not None and operand is not None and len(made) == 1 and not is_view(args[0]):
             at = len(self._events) - 2 * len(inside) - 1
             self._taken_over = operand, storage_key(result.untyped_storage()), at, len(self._events)
 
