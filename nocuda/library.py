@@ -54,6 +54,8 @@ class Counts:
     """Calls in which the host waited for the device."""
     peak_bytes: list[int]
     """Of each device, the most memory that was taken of it."""
+    unknown: list[str]
+    """Functions without a body that were called or looked up since the process began, in that order."""
 
 
 def read_counts(path: Path) -> Counts:

@@ -39,13 +39,15 @@ class Result(Data, frozen=True):
     """``parameter=level``: what the case is held against in the study's table."""
     mode: Mode = DEFAULT
     """How the case's calls are timed; the default of what is not measured."""
+    place: str | None = None
+    """Where a case was to be predicted that came to nothing: ``h100``, ``h100-dry-run``."""
     commit: str | None = None
     """Only in a journal, whose lines have no document around them: the project's, as ``Document`` has it."""
 
     @property
     def is_of_a_run(self) -> bool:
         """Whether the case ran here, or was to run: it is of no tier that runs nothing."""
-        return self.outcome is None or self.outcome.runs
+        return self.place is None if self.outcome is None else self.outcome.runs
 
     @property
     def record(self) -> Record | None:

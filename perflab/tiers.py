@@ -178,6 +178,8 @@ def by_table(results: Sequence[Result]) -> dict[str, list[Result]]:
 
 def _shown_by(result: Result) -> str:
     """A tier's name: the first one's for no outcome, the other one's for a record that derives from its record."""
+    if result.outcome is None and result.place is not None:
+        return _name(PredictedCase)
     kinds = [kind for kind in get_args(Outcome) if isinstance(result.outcome, kind)] or get_args(Outcome)
     return _name(kinds[0])
 

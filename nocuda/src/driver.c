@@ -22,7 +22,7 @@ static void *entry_point(const char *symbol) {
     Dl_info info;
     if (!self && dladdr((void *)no_such_function, &info)) self = dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD);
     void *found = self ? find(self, symbol) : NULL;
-    if (!found) nocuda_tell(SEEN_UNKNOWN, strdup(symbol), 0, -1, -1);
+    if (!found) nocuda_tell(SEEN_UNKNOWN, symbol, 0, -1, -1);
     return found ? found : (void *)no_such_function;
 }
 cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version, unsigned long long flags,

@@ -65,9 +65,24 @@ void nocuda_trace(const char *format, ...) {
     va_end(arguments);
 }
 
+/* Functions without a body that were called; few, and never forgotten: what one should have done may matter later. */
+#define UNKNOWN_MOST 256
+static const char *unknown[UNKNOWN_MOST];
+static int unknown_count;
+static pthread_mutex_t unknown_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void remember(const char *name) {
+    pthread_mutex_lock(&unknown_lock);
+    int at = 0;
+    while (at < unknown_count && strcmp(unknown[at], name)) at++;
+    if (at == unknown_count && at < UNKNOWN_MOST) unknown[unknown_count++] = strdup(name);
+    pthread_mutex_unlock(&unknown_lock);
+}
+
 static int index_of(Seen what) { return __builtin_ctz((unsigned)what); }
 
 void nocuda_tell(Seen what, const char *name, unsigned long long bytes, int from, int to) {
+    if (what == SEEN_UNKNOWN) remember(name);
     int index = what == SEEN_COPY ? 4 + 2 * (from >= 0) + (to >= 0) : index_of(what);
     atomic_fetch_add_explicit(&seen_calls[index], 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&seen_bytes[index], bytes, memory_order_relaxed);
@@ -141,6 +156,13 @@ void nocuda_write(const char *path) {
         fprintf(file, "%s\"%s\": [%lu, %lu]", i ? ", " : "", ways[i], seen_calls[4 + i], seen_bytes[4 + i]);
     fprintf(file, "},\n\"peak_bytes\": [");
     for (int d = 0; d < nocuda_gpu.devices; d++) fprintf(file, "%s%zu", d ? ", " : "", nocuda_devices[d].peak);
+    fprintf(file, "],\n\"unknown\": [");
+    pthread_mutex_lock(&unknown_lock);
+    for (int i = 0; i < unknown_count; i++) {
+        if (i) fputs(", ", file);
+        write_text(file, unknown[i]);
+    }
+    pthread_mutex_unlock(&unknown_lock);
     fprintf(file, "],\n\"calls\": {");
     for (Counter *one = atomic_load(&counters); one; one = one->next)
         if (one->calls) {

@@ -15,7 +15,8 @@ from weakref import WeakKeyDictionary
 import torch
 
 from perflab.predicted.cuda.fake import is_compiled
-from perflab.predicted.cuda.kernels import H100, hidden_blocks, launches, results_on_host
+from perflab.predicted.cuda.kernels import H100, hidden_blocks, launches, lists_of, results_on_host
+from perflab.predicted.cuda.multi_tensor import Lists
 from perflab.predicted.cuda.reductions import Processor, processor
 from perflab.predicted.gpus.names import Gpu
 from perflab.predicted.gpus.roofline import bound_ns, roofline_ns
@@ -245,6 +246,10 @@ class OnCuda(Hidden):
     def launches_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """Kernels that one call launches."""
         return launches(name, args, kwargs)
+
+    def lists_of(self, name: str, args: tuple[Any, ...]) -> Lists | None:
+        """Of an operator over lists, what its launches follow from."""
+        return lists_of(name, args)
 
 
 ON_CUDA = OnCuda()

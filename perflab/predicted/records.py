@@ -111,9 +111,17 @@ class Costed(Data, frozen=True):
         return sum(cost.bytes_moved for cost in self.costs)
 
 
+_DRY_RUN = "-dry-run"
+
+
 def place_of(gpu: str, *, dry_run: bool) -> str:
     """What a GPU's predictions are stored under: ``h100``; those of dry runs apart, ``h100-dry-run``."""
-    return f"{gpu}-dry-run" if dry_run else gpu
+    return f"{gpu}{_DRY_RUN}" if dry_run else gpu
+
+
+def gpu_of(place: str) -> tuple[str, bool]:
+    """The GPU of such a place, and whether it is that of dry runs."""
+    return place.removesuffix(_DRY_RUN), place.endswith(_DRY_RUN)
 
 
 class Traffic(Data, frozen=True):
@@ -158,6 +166,8 @@ class DryRun(Data, frozen=True):
     """In the order in which they were found."""
     host_ns: float = 0.0
     """What the host took to issue the call. A GPU that is faster than that waits for it."""
+    unknown: list[str] = []
+    """Functions of CUDA's libraries that the case called, set-up included, and that did and answered nothing here."""
 
     def calls_of(self, what: str) -> int:
         """How often that happened."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from perflab.plugin.config.settings import Given, Settings, parse_flag
 from perflab.predicted.dry_run.start import HERE
 from perflab.predicted.gpus.names import Gpu, parse_gpu
+from perflab.predicted.records import place_of
 from perflab.units import format_count
 
 
@@ -25,6 +26,13 @@ def read(given: Given) -> Predicting:
     names_gpu = given.text("perf_dry_run") not in ("", HERE)
     gpu = given.value("perf_dry_run" if names_gpu else "perf_gpu", parse_gpu)
     return Predicting(gpu=gpu, snapshots=given.value("perf_snapshots", parse_flag))
+
+
+def place_asked_for(settings: Settings) -> str | None:
+    """Where all of a run's cases are to be predicted, ``h100-dry-run``; None: they are not."""
+    if not settings.predict:
+        return None
+    return place_of(settings.part(Predicting).gpu.name, dry_run=settings.dry_run)
 
 
 def predicts_by_itself(settings: Settings) -> bool:

@@ -36,7 +36,7 @@ def refusing_addresses() -> list[tuple[Any, str, Any]]:
     return [(config, "fake_tensor_allow_unsafe_data_ptr_access", False)]
 
 
-def shape_rule_replaced_in(operator: Any) -> dict[Any, Any]:
+def shape_rule_replaced_in(operator: Any, to: str) -> dict[Any, Any]:
     """PyTorch's table of how fake tensors compute an operator's shapes, which has this operator.
 
     ``torch.library.register_fake`` is public, and for one's own operators: it refuses those that have a rule.
@@ -44,7 +44,6 @@ def shape_rule_replaced_in(operator: Any) -> dict[Any, Any]:
     Raises:
         InternalsError: there is no such table, or the operator is not in it.
     """
-    to = "give norms CUDA's dtypes"
     table: dict[Any, Any] = lookup(TORCH, "torch._subclasses.fake_impls:op_implementations_dict", to)
     if operator not in table:
         raise missing(TORCH, f"rule for {operator} in torch._subclasses.fake_impls.op_implementations_dict", to)

@@ -199,7 +199,7 @@ class _Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.calls += 1
         hidden = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
         real = Said(_launches(self._counted), hidden)
-        if kind.launches:
+        if kind.launches and any(tensor.is_cuda for tensor in tensors_in((args, kwargs, result))):
             blocks = ON_CUDA.blocks_of(kind.name, args, kwargs)
             said = Said(ON_CUDA.launches_of(kind.name, args, kwargs), sum(blocks))
         else:
@@ -303,7 +303,7 @@ def main() -> None:
     ]
     if asked.operators:
         for case in cases:
-            _print_operators(case, asked.kernels)
+            print_operators(str(case), operators(case.work().run), kernels=asked.kernels)
         return
     rows: list[Compared] = []
 
@@ -321,9 +321,9 @@ def main() -> None:
         print("\n".join(summary(rows)))
 
 
-def _print_operators(case: Case, kernels: bool) -> None:
-    found = operators(case.work().run)
-    print(f"{case}: {found.differences.total()} of {found.calls} operators differ", flush=True)
+def print_operators(name: str, found: Operators, *, kernels: bool) -> None:
+    """A line for each kind of difference; with ``kernels`` what the first of it launched."""
+    print(f"{name}: {found.differences.total()} of {found.calls} operators differ", flush=True)
     for difference, count in found.differences.items():
         said, real = difference.predicted, difference.real
         print(f"  {count:4} x {difference.operator}{difference.arguments[:160]}")

@@ -193,7 +193,7 @@ def test_an_operator_with_another_name_is_an_error_before_a_prediction(
 
 def test_a_shape_rule_that_is_gone_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InternalsError, match=r"has no rule for aten\.add\.Tensor in torch\._subclasses\.fake_impls"):
-        fakes.shape_rule_replaced_in(add())
+        fakes.shape_rule_replaced_in(add(), "give it other dtypes")
 
 
 def test_an_operator_that_cuda_casts_by_a_rule_of_its_own_is_refused_where_it_is_called(

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from perflab.predicted.cuda.as_cuda import as_cuda
 from perflab.predicted.cuda.fake import fake_tensors
-from perflab.predicted.cuda.kernels import CHUNK, MOST_BLOCKS, MOST_TENSORS, hidden_blocks, hidden_bytes, launches
+from perflab.predicted.cuda.kernels import hidden_blocks, hidden_bytes, launches
+from perflab.predicted.cuda.multi_tensor import CHUNK, MOST_BLOCKS, MOST_TENSORS
 from perflab.predicted.cuda.reductions import processor
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -60,7 +61,7 @@ def test_efficient_attention_in_float32_has_products_or_a_workspace_whichever_is
     workspace = 2 * 4 * (256 // 64) * (16 + 64 * 64 * 4)
     assert workspace > 2 * 4 * 256 * 64 * 4
     assert hidden_bytes(f"{EFFICIENT}_backward", [grad, query, key, value, None, out]) == delta + workspace
-    assert launches(f"{EFFICIENT}_backward", [grad]) == 5
+    assert launches(f"{EFFICIENT}_backward", [grad, query, key, value, None, out]) == 5
 
 
 def test_efficient_attention_in_half_precision_keeps_the_output_in_float32_above_128() -> None:

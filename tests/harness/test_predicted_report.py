@@ -193,6 +193,46 @@ def test_measured_predicted_and_compiled_cases_stand_in_one_summary_each_in_a_ta
     assert "baselines" not in "".join(line.text for line in summary(document(run.results[0], baselines=None)))
 
 
+def test_a_case_that_came_to_nothing_stands_in_the_table_of_the_gpu_it_was_to_be_predicted_for() -> None:
+    failed = Judgement(verdict=Verdict.FAILED, reasons=["its process was ended by SIGSEGV"])
+    short = Judgement(verdict=Verdict.OOM, reasons=["out of memory on h100: Tried to allocate 200.00 GiB."])
+    late = Judgement(verdict=Verdict.SKIPPED, reasons=["tracing took longer"])
+    run = document(
+        predicted_result(prediction()),
+        Result(case="t.py::test_crash", judgement=failed, place="h100"),
+        Result(case="t.py::test_large", judgement=short, place="h100"),
+        Result(case="t.py::test_late", judgement=late, place="h100"),
+        exitstatus=1,
+    )
+    shown = [line.text for line in summary(run)]
+    assert [text.split()[0] for text in shown if text.endswith(("verdict", "new", "FAILED", "OOM"))] == [
+        "case",
+        "step[2.7B-1024-fp32]",
+        "crash",
+        "large",
+    ]
+    assert shown[shown.index(next(text for text in shown if text.startswith("crash"))) + 1] == (
+        "  its process was ended by SIGSEGV"
+    )
+    assert "1 skipped: tracing took longer (late)" in shown
+    every = [line.text for line in summary(run, view=View(every=True))]
+    assert next(text for text in every if text.startswith("late")).endswith("skipped")
+    assert "crash" in markdown(run)
+
+
+def test_a_dry_run_of_which_nothing_came_is_called_one() -> None:
+    failed = Judgement(verdict=Verdict.FAILED, reasons=["set-up failed"])
+    run = document(Result(case="t.py::test_it", judgement=failed, place="l4-dry-run"), exitstatus=1)
+    assert [line.text for line in summary(run)] == [
+        "dry run on l4: CUDA without a GPU, nothing computed",
+        "baselines/predicted-l4-dry-run/",
+        "case   FLOPs      peak  verdict",
+        "it         –         –  FAILED",
+        "  set-up failed",
+        "1 failed",
+    ]
+
+
 def test_markdown_has_a_table_of_predictions_with_regressions_first_and_failures_to_unfold() -> None:
     run = document(
         predicted_result(prediction(notes=["extrapolated"]), case="t.py::test_new[x]"),

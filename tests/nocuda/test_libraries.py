@@ -130,8 +130,10 @@ def test_each_function_without_a_body_is_named_once() -> None:
         "        torch.linalg.solve(torch.eye(64, device='cuda'), torch.eye(64, device='cuda'))\n"
         "        torch.fft.fft(torch.zeros(8, device='cuda'))\n"
         "print(*sorted(one for one in seen if one.startswith(('cusolver', 'cufft'))))\n"
+        "library().reset()\n"
+        "print(*sorted(library().counts().unknown))\n"
     )
-    assert lines == ["cufftSetAutoAllocation cufftSetWorkArea cusolverDnSgetrf_bufferSize"]
+    assert lines == ["cufftSetAutoAllocation cufftSetWorkArea cusolverDnSgetrf_bufferSize"] * 2
 
 
 def test_an_observer_is_called_only_within_and_for_what_it_asked_for() -> None:

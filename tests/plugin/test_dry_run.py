@@ -56,6 +56,10 @@ def test_wrong_device(perf, device):
     x = torch.zeros(20, device=device)
     perf(lambda: x + torch.zeros(20))
 
+def test_unknown_function(perf, device):
+    x = torch.eye(64, device=device)
+    perf(lambda: torch.linalg.solve(x, x))
+
 def test_crash(perf):
     def crash():
         ctypes.string_at(0)
@@ -158,7 +162,7 @@ class TestFirst:
 
     def test_says_what_it_is(self, first: tuple[str, dict[str, Any]]) -> None:
         said = first[0]
-        assert "9 cases run dry on a100-80gb: CUDA without a GPU, nothing is computed" in said
+        assert "10 cases run dry on a100-80gb: CUDA without a GPU, nothing is computed" in said
         assert "dry run on a100-80gb (78.6 GiB): CUDA without a GPU, nothing computed" in said
         assert "baselines/predicted-a100-80gb-dry-run/" in said
 
@@ -190,6 +194,26 @@ class TestFirst:
         judgement = first[1][name]["judgement"]
         assert judgement["verdict"] == "oom"
         assert "Tried to allocate 200.00 GiB. GPU 0 has a total capacity of 79.1" in judgement["reasons"][0]
+
+    def test_a_function_that_does_nothing_is_named(self, first: tuple[str, dict[str, Any]]) -> None:
+        said, results = first
+        assert results["test_unknown_function"]["outcome"]["now"]["dry_run"]["unknown"] == [
+            "cusolverDnSgetrf_bufferSize"
+        ]
+        assert "what depends on it is not in the numbers: cusolverDnSgetrf_bufferSize" in " ".join(said.split())
+        assert "unknown" not in results["test_step"]["outcome"]["now"]["dry_run"]
+
+    def test_one_table_has_the_cases_that_failed_or_did_not_fit(self, first: tuple[str, dict[str, Any]]) -> None:
+        shown = first[0].partition("dry run on a100-80gb")[2].splitlines()
+        assert not any(line.startswith(("cpu:", "cuda:")) for line in first[0].splitlines())
+        verdicts = {line.split()[0]: line.split()[-1] for line in shown if line and not line.startswith(" ")}
+        assert {name: verdicts[name] for name in ("crash", "wrong_device", "streams_that_race", "after_a_crash")} == {
+            "crash": "FAILED",
+            "wrong_device": "FAILED",
+            "streams_that_race": "FAILED",
+            "after_a_crash": "saved",
+        }
+        assert verdicts["too_large"] == verdicts["too_large_to_build"] == "OOM"
 
     def test_a_crash_is_a_verdict_and_the_run_goes_on(self, first: tuple[str, dict[str, Any]]) -> None:
         said, results = first
@@ -288,6 +312,13 @@ def test_what_no_longer_fits_has_failed(project: Project, first: object) -> None
 
 
 @needs_nocuda
+def test_the_run_s_time_is_over_for_cases_in_forks_too(project: Project, first: object) -> None:
+    said, results = project.run("--perf-dry-run=a100-80gb", "--perf-total-budget=1ms", "-k", "test_after or test_graph")
+    assert {one["judgement"]["verdict"] for one in results.values()} == {"skipped"}
+    assert "2 not run: the run's 1 ms were over" in " ".join(said.split())
+
+
+@needs_nocuda
 def test_an_option_without_a_value_takes_no_path_for_one(project: Project) -> None:
     done = pytest_in(project.folder, "-q", "--perf-dry-run", "test_it.py", "-k", "test_shapes")
     assert "1 passed" in done.stdout
@@ -307,6 +338,12 @@ def test_any_command_runs_dry(tmp_path: Path) -> None:
     assert "cuda:0" in done.stderr
     assert "3 launches" in done.stderr
     assert "4 B copied device to host, 1 time\n" in done.stderr
+    assert "did nothing here" not in done.stderr
+    solves = "import torch; x = torch.eye(4, device='cuda'); torch.linalg.solve(x, x)"
+    assert (
+        "called, and did nothing here: cusolverDnSgetrf_bufferSize\n"
+        in started(tmp_path, *perflab, "-c", solves).stderr
+    )
     assert started(tmp_path, *perflab, "-c", "raise SystemExit(3)").returncode == 3
     ended = started(tmp_path, *perflab, "-c", "import os; os.kill(os.getpid(), 9)")
     assert ended.returncode == 128 + 9

@@ -46,7 +46,7 @@ from perflab.plugin.config.settings import Settings
 from perflab.plugin.stash import PERF_FOR, worker_number
 from perflab.predicted.run.fake_cases import PredictedCases
 from perflab.predicted.run.predicting import Instead, Predicted, Predictions
-from perflab.predicted.settings import predicts_by_itself
+from perflab.predicted.settings import place_asked_for, predicts_by_itself
 from perflab.records import Judgement, Verdict
 from perflab.results import Result
 from perflab.store.json_files import check_writable
@@ -235,10 +235,13 @@ class Cases:
             state.subtest_failures.append(str(report.longrepr))
         if self._job is not None:
             return report
-        if report.when == "teardown":
-            self._budget.case_done()
         self._attach(item, report)
         return report
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        """One case more is done, also if it ran in a fork, whose reports are made there."""
+        if nodeid in self._case_settings:
+            self._budget.case_done()
 
     def _attach(self, item: pytest.Item, report: pytest.TestReport) -> None:
         result = _result_of(item.stash[STATE], report)
@@ -308,6 +311,7 @@ def _result_of(state: CaseState, report: pytest.TestReport) -> Result | None:
         result,
         parameters=state.parameters if result.record is None else {},
         side_by_side=wanted if wanted in state.parameters else None,
+        place=place_asked_for(state.settings) if result.outcome is None else None,
     )
     return state.settings.told_in(result)
 

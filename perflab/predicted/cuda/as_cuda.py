@@ -1,8 +1,8 @@
 """Makes a CPU build of PyTorch choose as CUDA does: operators, dtypes and memory.
 
 ``as_cuda`` puts together what stands in files of its own: autocast's lists (``autocast``), operators that are made
-of others on one device only (``composites``, ``attention``), what a training step chooses
-(``training``), and the name of the device (``devices``). What a kernel takes in passing is
+of others on one device only (``composites``, ``attention``), those that a CPU refuses (``histograms``), what a training
+step chooses (``training``), and the name of the device (``devices``). What a kernel takes in passing is
 ``kernels``.
 """
 
@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from perflab.predicted.cuda.autocast import cuda_autocast
 from perflab.predicted.cuda.composites import cuda_composites
 from perflab.predicted.cuda.devices import cuda_means_cpu, on_host
+from perflab.predicted.cuda.histograms import cuda_histograms
 from perflab.predicted.cuda.kernels import check_operators
 from perflab.predicted.cuda.training import cuda_training
 
@@ -45,6 +46,7 @@ def as_cuda(capability: tuple[int, int] = AMPERE) -> Iterator[None]:
         stack.callback(_within.clear)
         stack.enter_context(cuda_autocast())
         stack.enter_context(cuda_composites(capability))
+        stack.enter_context(cuda_histograms())
         stack.enter_context(cuda_training())
         stack.enter_context(cuda_means_cpu(capability))
         yield

@@ -104,7 +104,7 @@ def _layer_norm_statistics_in_float32() -> Iterator[None]:
     What fake tensors compute is remembered by shape and dtype, so that memory is emptied on the way in and out.
     """
     operator = torch.ops.aten.native_layer_norm.default
-    table = shape_rule_replaced_in(operator)
+    table = shape_rule_replaced_in(operator, "give norms CUDA's dtypes")
     usual: Any = table[operator]
 
     def layer_norm(mode: FakeTensorMode, func: Any, *arguments: Any, **keywords: Any) -> Any:

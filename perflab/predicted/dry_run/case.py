@@ -10,7 +10,7 @@ import msgspec
 import torch
 
 from perflab.predicted.dry_run.races import finding_races
-from perflab.predicted.dry_run.traffic import TrafficNotes, by_name
+from perflab.predicted.dry_run.traffic import TrafficNotes, by_name, without_effect
 from perflab.predicted.gpus.names import Gpu
 from perflab.predicted.prediction import Traced, Work, predict
 from perflab.predicted.records import DryRun, Prediction, Race
@@ -60,6 +60,10 @@ def run_dry(work: Work, gpu: Gpu, watch: Watch | None = None) -> tuple[Predictio
     with finding_races(races):
         for _ in range(_IN_A_LOOP):
             work.run(_nothing)
+    unknown = without_effect(lib.counts().unknown)
+    if unknown:
+        said = f"did nothing here, so what depends on it is not in the numbers: {', '.join(unknown)}"
+        now = msgspec.structs.replace(now, notes=[*now.notes, said])
     seen = DryRun(
         asked_bytes=stats["requested_bytes.all.peak"],
         kernels=dict(by_name(counts).most_common()),
@@ -67,6 +71,7 @@ def run_dry(work: Work, gpu: Gpu, watch: Watch | None = None) -> tuple[Predictio
         traffic=notes.traffic(),
         races=races,
         host_ns=float(host_ns),
+        unknown=unknown,
     )
     now = msgspec.structs.replace(
         now,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perflab.errors import UsageError
-from perflab.predicted.dry_run.traffic import by_name
+from perflab.predicted.dry_run.traffic import by_name, without_effect
 from perflab.predicted.gpus.names import parse_gpu
 from perflab.tiers import Run
 from perflab.units import format_bytes, format_count
@@ -101,4 +101,6 @@ def _told(processes: Sequence[Counts]) -> list[str]:
         lines += [f"  {format_bytes(size)} copied {way}, {format_count(calls, 'time')}"] if calls else []
     kernels = sum((by_name(one) for one in processes), Counter[str]())
     lines += [f"  {many:>7,}  {name}" for name, many in kernels.most_common(_MOST)]
-    return lines + ([f"           and {len(kernels) - _MOST} more kernels"] if len(kernels) > _MOST else [])
+    lines += [f"           and {len(kernels) - _MOST} more kernels"] if len(kernels) > _MOST else []
+    unknown = without_effect(name for one in processes for name in one.unknown)
+    return lines + ([f"  called, and did nothing here: {', '.join(unknown)}"] if unknown else [])

@@ -21,9 +21,11 @@ from typing import IO, Any
 import pytest
 from _pytest.runner import runtestprotocol
 
-from perflab.data import to_plain
+from perflab.data import changed, to_plain
 from perflab.plugin.case.verdicts import unmeasured
 from perflab.plugin.config.kinds import is_perf_case
+from perflab.predicted.dry_run.start import VARIABLE
+from perflab.predicted.records import place_of
 from perflab.torch_internals.compiler import load_compiler
 from perflab.torch_internals.machine import can_open_cuda_in_a_fork
 
@@ -115,7 +117,8 @@ def _crashed(item: pytest.Item, status: int, trace: str) -> pytest.TestReport:
     )
     result = unmeasured(item.nodeid, how, report) if is_perf_case(item) else None
     if result is not None:
-        report.perflab = to_plain(result)  # type: ignore[attr-defined]
+        place = place_of(os.environ[VARIABLE], dry_run=True)
+        report.perflab = to_plain(changed(result, place=place))  # type: ignore[attr-defined]
     return report
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from perflab.kernel_names import kernel_name
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from nocuda import Seen
     from nocuda.library import Counts
 
+_DESCRIBES = re.compile(r"Set[A-Z]|[Dd]estroy|Finalize")
 _BACKWARD = "backward"
 """In the place of a line: autograd's own thread has no Python of the user's."""
 
@@ -46,6 +49,14 @@ class TrafficNotes:
             Traffic(what=kind, line=line, function=function, calls=calls, size_bytes=self._bytes[kind, line, function])
             for (kind, line, function), calls in self._calls.most_common()
         ]
+
+
+def without_effect(names: Iterable[str]) -> list[str]:
+    """Of functions that did nothing, those that were to answer or to do something.
+
+    What only describes a computation that nobody makes, or lets a description go, is missed by nobody.
+    """
+    return [name for name in dict.fromkeys(names) if not _DESCRIBES.search(name)]
 
 
 def by_name(counts: Counts) -> Counter[str]:

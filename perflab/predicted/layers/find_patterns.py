@@ -144,10 +144,21 @@ def _step(course: Course, seen: Sequence[_Copy], index: int, courses: Sequence[C
             _ask_equal(course, seen, values, [told(event) for event in events])
         x, y = values[0], values[-1]
         growth = (y[0] - x[0], y[1] - x[1], y[2] - x[2])
-        return Did(now, tag, growth if any(growth) else None)
+        return Did(now, tag, growth if any(growth) else None, _have_lists(seen, events))
     if isinstance(now, Alloc):
         return _made(course, seen, [event for event in events if isinstance(event, Alloc)], tag, grown)
     return _freed(course, seen, [event for event in events if isinstance(event, Free)], tag, courses)
+
+
+def _have_lists(seen: Sequence[_Copy], events: Sequence[Event]) -> bool:
+    """Whether the lists of an operator are known to grow by the tensors of a layer."""
+    last, layers = events[-1], seen[-1].cut.trace.layers
+    if not isinstance(last, Op) or last.lists is None:
+        return False
+    return all(
+        isinstance(one, Op) and one.lists == last.lists.with_layers(layers, copy.cut.trace.layers)
+        for one, copy in zip(events, seen, strict=True)
+    )
 
 
 def _tag(course: Course, seen: Sequence[_Copy], events: Sequence[Event]) -> Tag | Layer | None:

@@ -92,6 +92,8 @@ class Did:
     op: Op
     tag: Tag | Layer | None
     growth: tuple[int, int, int] | None
+    has_lists: bool = False
+    """It works on lists, of which it is known how they grow: its launches follow from them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ def _laid_out(
     patterns: Sequence[Pattern], held_sweeps: int, few: Trace, more: Trace, layers: Mapping[str, int]
 ) -> Trace:
     """What the patterns come to with so many layers."""
-    layout = _Layout(patterns, _layers_more(few, more, layers), layers)
+    layout = _Layout(patterns, _layers_more(few, more, layers), layers, more.layers)
     for index in range(held_sweeps):
         layout.lay_out(index)
     held, layout.events = tuple(event for event in layout.events if isinstance(event, Alloc)), []
@@ -108,8 +108,12 @@ def _laid_out(
 class _Layout:
     """A trace in the making, sweep by sweep. Blocks are numbered as they come."""
 
-    def __init__(self, patterns: Sequence[Pattern], extra: int | None, layers: Mapping[str, int]) -> None:
+    def __init__(
+        self, patterns: Sequence[Pattern], extra: int | None, layers: Mapping[str, int], traced: Mapping[str, int]
+    ) -> None:
         self.patterns = patterns
+        self.traced = traced
+        """How many layers there were in the trace that the patterns are of."""
         self.extra = extra
         self.layers = layers
         self.events: list[Event] = []
@@ -170,7 +174,11 @@ class _Layout:
             flops = self.grown(flops, step.growth[0])
             bytes_moved = self.grown(bytes_moved, step.growth[1])
             launches = self.grown(launches, step.growth[2])
-        return Op(op.name, op.place, flops, bytes_moved, op.dtype, launches, layer, op.is_causal)
+        lists = op.lists
+        if lists is not None and step.has_lists:
+            lists = lists.with_layers(self.traced, self.layers)
+            launches = lists.launches
+        return Op(op.name, op.place, flops, bytes_moved, op.dtype, launches, layer, op.is_causal, lists)
 
     def made(self, step: Made, layer: Layer | None) -> Alloc:
         block, self.blocks = self.blocks, self.blocks + 1

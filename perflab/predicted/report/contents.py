@@ -18,7 +18,8 @@ _BYTES = ("saved", "bytes", "asked", "allocated", "reserved", "to_device", "to_h
 def describe(result: Result, case: Case) -> Case:
     """The case with what was predicted."""
     outcome = result.outcome
-    assert isinstance(outcome, PredictedCase)
+    if not isinstance(outcome, PredictedCase):  # it came to nothing
+        return case
     now = outcome.now
     facts = [*filter(None, [filled_by(now)]), *fit_facts(now), *time_facts(now), *memory_facts(now)]
     facts += [*dry_run_facts(now), *now.notes]

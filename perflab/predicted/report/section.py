@@ -9,6 +9,7 @@ from perflab.predicted.records import PredictedCase
 from perflab.predicted.report.detail import prediction_detail
 from perflab.predicted.report.table import by_gpu, prediction_head, prediction_notes, prediction_rows, prediction_table
 from perflab.report.lines import Line, wrap_facts
+from perflab.report.not_run import without_skipped
 from perflab.report.section import Section
 from perflab.report.view import View
 from perflab.results import Document, Result
@@ -20,7 +21,7 @@ _DETAIL_WIDTH = 100
 def lines(document: Document, results: Sequence[Result], width: int, view: View) -> list[Line]:
     """Each GPU's table with its head, and all of a prediction where it is the run's only one."""
     found: list[Line] = []
-    for cases in by_gpu(results).values():
+    for cases in by_gpu(results if view.every else without_skipped(results)).values():
         found += map(Line, wrap_facts(_head(document, cases), width))
         found += prediction_table(cases, width, brief=view.brief)
         found += [] if view.brief else map(Line, _the_only_one(results, width))
@@ -30,7 +31,7 @@ def lines(document: Document, results: Sequence[Result], width: int, view: View)
 def sections(document: Document, results: Sequence[Result], view: View) -> list[Section]:
     """The same for a page."""
     found = []
-    for cases in by_gpu(results).values():
+    for cases in by_gpu(results if view.every else without_skipped(results)).values():
         rows, detail = prediction_rows(cases), _the_only_one(results, _DETAIL_WIDTH)
         unfolded = {f"{rows[0].name}: in full": detail} if detail else {}
         found.append(Section("case", rows, cases, [_head(document, cases)], prediction_notes(cases), unfolded=unfolded))

@@ -12,7 +12,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Sequence
 
-from perflab.predicted.records import PredictedCase, Prediction
+from perflab.predicted.records import PredictedCase, Prediction, gpu_of
 from perflab.predicted.report.facts import (
     checkpoint_first,
     dry_run_facts,
@@ -58,8 +58,10 @@ def by_gpu(results: Sequence[Result]) -> dict[str, list[Result]]:
     """Predicted cases by the GPU that was asked for, dry runs apart: numbers of two never share a table."""
     found: dict[str, list[Result]] = {}
     for result in results:
-        if isinstance(result.outcome, PredictedCase):
-            found.setdefault(result.outcome.now.place, []).append(result)
+        now = _prediction(result)
+        place = now.place if now is not None else result.place
+        if place is not None:
+            found.setdefault(place, []).append(result)
     return found
 
 
@@ -69,12 +71,13 @@ def prediction_head(results: Sequence[Result]) -> list[str]:
     rooms = [format_bytes(one.fit.room_bytes) for one in predictions if one.fit is not None]
     room = f" ({rooms[0]})" if rooms else ""
     versions = sorted({one.torch for one in predictions})
+    gpu, dry_run = gpu_of(next(iter(by_gpu(results))))
     return [
-        f"dry run on {predictions[0].gpu}{room}: CUDA without a GPU, nothing computed"
-        if predictions[0].dry_run is not None
-        else f"predicted for {predictions[0].gpu}{room}, not run",
+        f"dry run on {gpu}{room}: CUDA without a GPU, nothing computed"
+        if dry_run
+        else f"predicted for {gpu}{room}, not run",
         *([f"{short_count(predictions[0].parameters)} parameters"] if _one_model(predictions) else []),
-        f"torch {', '.join(versions)}",
+        *([f"torch {', '.join(versions)}"] if versions else []),
     ]
 
 
@@ -104,7 +107,7 @@ def prediction_rows(results: Sequence[Result], width: int = 10_000) -> list[Row]
     """The table cell by cell. A column that no case has anything for is left out, and one that is the same for all."""
     predictions = _predictions(results)
     left_out = {
-        _PARAMETERS: _one_model(predictions),
+        _PARAMETERS: _one_model(predictions) or not predictions,
         _TIME: all(one.roofline_ns is None for one in predictions),
         _FITS: all(one.fit is None for one in predictions),
     }
@@ -115,7 +118,7 @@ def prediction_rows(results: Sequence[Result], width: int = 10_000) -> list[Row]
             verdict_text(result),
             _details(result, now, width),
         )
-        for name, result, now in zip(names_of(results), results, predictions, strict=True)
+        for name, result, now in zip(names_of(results), results, map(_prediction, results), strict=True)
     ]
 
 
@@ -132,7 +135,7 @@ def prediction_notes(results: Sequence[Result]) -> list[str]:
         *_to_checkpoint(results),
         *(f"estimates are from {rests}" for rests in dict.fromkeys(one.estimate_from for one in predictions) if rests),
         *(
-            f"note: {note}" if many == len(results) else f"note ({many} of {len(results)} cases): {note}"
+            f"note: {note}" if many == len(predictions) else f"note ({many} of {len(predictions)} cases): {note}"
             for note, many in notes.items()
         ),
         *([f"note: timelines {named}"] if len(timelines) > 1 else []),
@@ -181,8 +184,13 @@ def wrapped_facts(facts: Sequence[str], width: int) -> list[str]:
     return [text for at, line in enumerate(lines) for text in wrapped(line, width, indent="  " if at else "")]
 
 
+def _prediction(result: Result) -> Prediction | None:
+    """None of a case that came to nothing: it failed, was skipped, or ran out of memory."""
+    return result.outcome.now if isinstance(result.outcome, PredictedCase) else None
+
+
 def _predictions(results: Sequence[Result]) -> list[Prediction]:
-    return [result.outcome.now for result in results if isinstance(result.outcome, PredictedCase)]
+    return [now for now in map(_prediction, results) if now is not None]
 
 
 def _one_model(predictions: Sequence[Prediction]) -> bool:
@@ -190,7 +198,9 @@ def _one_model(predictions: Sequence[Prediction]) -> bool:
     return len({one.parameters for one in predictions}) == 1 and predictions[0].parameters > 0
 
 
-def _cells(now: Prediction) -> dict[str, str]:
+def _cells(now: Prediction | None) -> dict[str, str]:
+    if now is None:
+        return {title: "–" for title, _ in _COLUMNS}
     fit = now.fit
     return {
         _PARAMETERS: short_count(now.parameters) if now.parameters else "–",
@@ -201,7 +211,9 @@ def _cells(now: Prediction) -> dict[str, str]:
     }
 
 
-def _details(result: Result, now: Prediction, width: int) -> list[str]:
+def _details(result: Result, now: Prediction | None, width: int) -> list[str]:
+    if now is None:
+        return _compared(result, width)
     filled = filled_by(now)
     return [
         *_compared(result, width),
@@ -226,9 +238,10 @@ def _compared(result: Result, width: int) -> list[str]:
 
 def _to_checkpoint(results: Sequence[Result]) -> list[str]:
     """Each module once, with the case in which running it again would free most."""
-    predictions = _predictions(results)
     most: dict[str, tuple[int, int, str]] = {}
-    for name, now in zip(names_of(results), predictions, strict=True):
+    for name, now in zip(names_of(results), map(_prediction, results), strict=True):
+        if now is None:
+            continue
         found, said = first_to_checkpoint(now), checkpoint_first(now)
         if found is not None:
             one = (found.frees_bytes, now.peak_bytes, f"{said}{f' in {name}' if len(results) > 1 else ''}")

@@ -74,7 +74,7 @@ class Explorer:
         room_bytes = fit.room_bytes - prediction.workspace_bytes
 
         def traced_of(arguments: Mapping[str, Any]) -> Trace:
-            return trace_of(functools.partial(build, **arguments), whole=whole, watch=watch)
+            return trace_of(functools.partial(build, **arguments), gpu, whole=whole, watch=watch)
 
         def largest_of(name: str) -> int | None:
             def outline_at(size: int) -> Outline:
@@ -162,14 +162,14 @@ def work_of(workload: Workload) -> Work:
     return Work(workload.run, workload.roots, workload.spans)
 
 
-def trace_of(make: Callable[[], Any], *, whole: bool = False, watch: Watch | None = None) -> Trace:
-    """What one call does of what ``make`` makes: a callable, or the phases of a step; ``whole``: every layer run."""
+def trace_of(make: Callable[[], Any], gpu: Gpu, *, whole: bool = False, watch: Watch | None = None) -> Trace:
+    """What one call does on a GPU of what ``make`` makes: a callable, or a step's phases; ``whole``: all layers run."""
     from perflab.predicted.prediction import ON_CUDA, traced
     from perflab.predicted.trace.watched import watched
 
     with watched(watch):
         workload = _workload(make())
-    return traced(work_of(workload), ON_CUDA, whole=whole, watch=watch).trace
+    return traced(work_of(workload), ON_CUDA.on(gpu), whole=whole, watch=watch).trace
 
 
 def _workload(made: Any) -> Workload:

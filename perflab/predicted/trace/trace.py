@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from perflab.predicted.cuda.multi_tensor import Lists
+
 
 class Layer(NamedTuple):
     """One of the alike layers that a model repeats: ``("blocks", 17)``."""
@@ -44,6 +46,8 @@ class Op:
     layer: Layer | None = None
     is_causal: bool = False
     """Fused attention that may leave out what is masked: FLOPs count all of it, a kernel does half."""
+    lists: Lists | None = field(default=None, compare=False)
+    """Of an operator over lists outside of layers: what its launches follow from."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import gc
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import cache
 from itertools import groupby
 from typing import Any
@@ -20,6 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from perflab.predicted.cuda.devices import on_host
+from perflab.predicted.cuda.multi_tensor import Lists, Part
+from perflab.predicted.trace.in_place import in_place
 from perflab.predicted.trace.live_before import Holding
 from perflab.predicted.trace.modules import ModuleBook
 from perflab.predicted.trace.operators import (
@@ -39,6 +42,7 @@ from perflab.torch_internals.dispatch import is_composite, without_torch_functio
 from perflab.torch_internals.tracing import (
     current_node,
     is_in_backward,
+    is_view,
     last_sequence_number,
     sequence_number,
     storage_key,
@@ -108,6 +112,10 @@ class Hidden:
         """Kernels that one call launches."""
         return 1
 
+    def lists_of(self, name: str, args: tuple[Any, ...]) -> Lists | None:
+        """Of an operator over lists, what its launches follow from."""
+        return None
+
 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every operator of a run; see ``trace``."""
@@ -137,6 +145,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._of_parameter: dict[int, tuple[str, Layer | None]] = {}
         self._parameters: list[Tensor] = []
         self._layer: Layer | None = None
+        self._made_in: dict[int, int] = {}
+        """Of a block that a backward node made, the node's number."""
+        self._taken_over: tuple[int, int, int, int] | None = None
+        """Of a result that autograd would have made in place: the block of its operand, the key of its own, between
+        which numbers of events it came."""
         self._ended_at: int | None = None
         self._at_once: set[int] = set()
         """Of the events, frees that have no order: autocast's cache goes in that of its addresses."""
@@ -187,11 +200,22 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _let_go(self, key: int) -> None:
         block, _ = self._blocks.pop(key)
+        if self._taken_over is not None and self._is_taken_over(block, *self._taken_over):
+            return
         # Inside of a model's forward or a backward a block goes when its turn has come; elsewhere many go at once.
         in_turn = self._modules or is_in_backward()
         if not in_turn:
             self._at_once.add(len(self._events))
         self._events.append(Free(block, self._layer if in_turn else self._layers[block]))
+
+    def _is_taken_over(self, block: int, operand: int, key: int, at: int, end: int) -> bool:
+        """Whether the block that goes is the operand, before anything else: then the result is where that was."""
+        self._taken_over = None
+        if block != operand or len(self._events) != end or key not in self._blocks:
+            return False
+        del self._events[at]
+        self._blocks[key] = (operand, self._blocks[key][1])
+        return True
 
     # --- while it runs -----------------------------------------------------------------------------------------
 
@@ -303,16 +327,22 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         made: list[tuple[int, int]],
     ) -> None:
         owners: dict[int, Layer | None] = {}
+        operand = self._block_of(args[0]) if args and isinstance(args[0], Tensor) else None
+        really = in_place(kind.name, self._made_in.get(operand) if operand is not None else None)
         elsewhere = layer is None and not self._modules
         if elsewhere:
             owners, layer = self._owners(args, result), self._owner_of(args)
         if kind.launches:
             self._layer = layer
             flops, moved = flops_of(kind, args, kwargs, result), bytes_of(kind, args, kwargs, result)
-            launches = self._hidden.launches_of(kind.name, args, kwargs)
+            launches = self._hidden.launches_of(really or kind.name, args, kwargs)
             dtype, is_causal = dtype_of(kind, args, result), is_causal_call(kind, args, kwargs)
-            self._events.append(Op(kind.name, place, flops, moved, dtype, launches, layer, is_causal))
+            lists = self._tagged(self._hidden.lists_of(kind.name, args), args) if elsewhere and layer is None else None
+            self._events.append(Op(kind.name, place, flops, moved, dtype, launches, layer, is_causal, lists))
+        node = current_node() if made else None
         for block, size_bytes in made:
+            if node is not None:
+                self._made_in[block] = sequence_number(node)
             self._layer = self._layers[block] = owners.get(block, layer)
             if elsewhere and self._layer is not None:
                 self._owned.add(block)
@@ -324,6 +354,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._layers[self._next_block] = layer
             self._events.append(Alloc(self._next_block, size_bytes, place, kind.name, layer))
         self._events.extend(Free(block, layer) for block in reversed(inside))
+        self._taken_over = None
+        # A view keeps what it is a view of, so somebody else has its memory, and autograd lets it alone.
+        if really is not None and operand is not None and len(made) == 1 and not is_view(args[0]):
+            at = len(self._events) - 2 * len(inside) - 1
+            self._taken_over = operand, storage_key(result.untyped_storage()), at, len(self._events)
 
     # --- whose parameters an optimizer works on -----------------------------------------------------------------
 
@@ -354,6 +389,18 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             column = [one[position] for one in lists if position < len(one) and isinstance(one[position], Tensor)]
             owners[block] = next((self._layers.get(owned) for owned in self._owned_in(column)), None)
         return owners
+
+    def _tagged(self, lists: Lists | None, args: tuple[Any, ...]) -> Lists | None:
+        """With the layer of each of its tensors: of the one that a layer owns among those at its place."""
+        if lists is None:
+            return None
+        columns = [argument for argument in args if isinstance(argument, list | tuple)]
+        parts = []
+        for position, part in enumerate(lists.parts):
+            column = [one[position] for one in columns if position < len(one) and isinstance(one[position], Tensor)]
+            layer = next((self._layers.get(owned) for owned in self._owned_in(column)), None)
+            parts.append(part if layer is None else Part(part.numbers, *layer))
+        return replace(lists, parts=tuple(parts))
 
     # --- what it was -------------------------------------------------------------------------------------------
 

@@ -1,0 +1,103 @@
+"""Calls that sort, count and put rows elsewhere, with what PyTorch's CUDA build launched and took for each.
+
+``tests/correctness/test_predicted_against_real.py`` makes them on CUDA, ``test_predicted_sorting.py`` holds the rules
+to them everywhere. Copies on the device count as launches. Bytes are those that are taken in passing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+FP32, BF16, I32, I64 = torch.float32, torch.bfloat16, torch.int32, torch.int64
+ATEN = torch.ops.aten
+Make = Callable[..., Tensor]
+
+
+class Call(NamedTuple):
+    """One call of an operator."""
+
+    operator: Any
+    arguments: Callable[[Make], list[Any]]
+    """From a function that makes a tensor of zeros: ``make(*shape, dtype=...)``."""
+    launches: int
+    hidden_bytes: int
+    keywords: dict[str, Any] = {}
+    tiles: int = 0
+    """Bytes that CUB keeps beside its lists, at the most: they depend on registers."""
+
+    @property
+    def name(self) -> str:
+        """``aten::sort``."""
+        return f"aten::{self.operator.overloadpacket.__name__}"
+
+
+def rows_added(operator: Any, tokens: int, rows: int, launches: int, hidden_bytes: int, tiles: int = 0) -> Call:
+    """``tokens`` rows of 8 added into ``rows`` of them. Autograd, which calls ``_index_put_impl_``, checks nothing."""
+    unchecked = [True] if operator is ATEN._index_put_impl_.default else []
+    return Call(
+        operator,
+        lambda make: [make(rows, 8), [make(tokens, dtype=I64)], make(tokens, 8), True, *unchecked],
+        launches,
+        hidden_bytes,
+        tiles=tiles,
+    )
+
+
+CALLS = (
+    Call(ATEN.sort.default, lambda make: [make(2048, dtype=I64)], 5, 2048 * 8),
+    Call(ATEN.sort.default, lambda make: [make(1024, 64)], 5, 64 * 8),
+    Call(ATEN.sort.default, lambda make: [make(8, 8192), 0], 5, 8 * 8),
+    Call(ATEN.sort.stable, lambda make: [make(4096)], 5, 4096 * 8, {"stable": True}),
+    Call(ATEN.sort.default, lambda make: [make(100_000, dtype=I64)], 12, 100_000 * 24, tiles=40_000),
+    Call(ATEN.sort.default, lambda make: [make(4097)], 8, 4097 * 20, tiles=11_000),
+    Call(ATEN.sort.default, lambda make: [make(8, 8192)], 12, 8 * 8192 * 32, tiles=24_000),
+    Call(ATEN.sort.default, lambda make: [make(300, 8192)], 8, 300 * 8192 * 20, tiles=1000),
+    Call(ATEN.topk.default, lambda make: [make(1024, 8), 2], 2, 0),
+    Call(ATEN.topk.default, lambda make: [make(1024, 8), 1], 1, 0),
+    Call(ATEN.topk.default, lambda make: [make(1024, 8), 2, -1, True, False], 1, 0),
+    Call(ATEN.topk.default, lambda make: [make(20, 19_999), 4], 2, 0),
+    Call(ATEN.topk.default, lambda make: [make(800, 800), 4], 20, 0, tiles=2**21),
+    Call(ATEN.topk.default, lambda make: [make(4, 50_000, dtype=BF16), 4], 14, 0, tiles=2**20),
+    Call(ATEN.cumsum.default, lambda make: [make(1024), 0], 2, 0, tiles=1024),
+    Call(ATEN.cumsum.default, lambda make: [make(8, dtype=I32), 0], 2, 0, {"dtype": I32}, tiles=1056),
+    Call(ATEN.cumsum.default, lambda make: [make(64, 64, dtype=I32), -1], 2, 64 * 64 * 8),
+    rows_added(ATEN._index_put_impl_.default, 2048, 64, 6, 2048 * 32 + 1),
+    rows_added(ATEN._index_put_impl_.default, 2305, 64, 8, 2305 * 32 + 1, 4000),
+    rows_added(ATEN._index_put_impl_.default, 5000, 257, 9, 5000 * 48 + 1, 8000),
+    rows_added(ATEN.index_put_.default, 64, 64, 11, 64 * 32 + 1),
+    rows_added(ATEN.index_put.default, 64, 64, 12, 64 * 32 + 1),
+    Call(ATEN.index_put_.default, lambda make: [make(64, 8), [make(64, dtype=I64)], make(64, 8)], 1, 0),
+    Call(ATEN.index_put.default, lambda make: [make(64, 8), [make(64, dtype=I64)], make(64, 8)], 2, 0),
+    Call(ATEN.histc.default, lambda make: [make(2048, dtype=I32), 8, 0, 7], 2, 0),
+    Call(ATEN.histc.default, lambda make: [make(2048, dtype=I32), 8], 3, 2 * 4),
+    Call(ATEN.histc.default, lambda make: [make(0, dtype=I32), 8, 0, 7], 1, 0),
+    Call(ATEN.bincount.default, lambda make: [make(2048, dtype=I64), None, 8], 3, 2 * 8),
+    Call(ATEN.bincount.default, lambda make: [make(64, dtype=I64), make(64, dtype=BF16), 8], 4, 2 * 8 + 64 * 8),
+    Call(ATEN.bincount.default, lambda make: [make(0, dtype=I64), None, 8], 1, 0),
+    Call(ATEN.scatter.value, lambda make: [make(64, 8), 1, make(64, 2, dtype=I64), 1.0], 2, 0),
+    Call(ATEN.scatter_add.default, lambda make: [make(64, 8), 1, make(64, 2, dtype=I64), make(64, 2)], 2, 0),
+    Call(ATEN.index_add.default, lambda make: [make(64, 8), 0, make(9, dtype=I64), make(9, 8)], 2, 0),
+    Call(ATEN.zeros.default, lambda make: [[0]], 0, 0, {"device": "cuda"}),
+    Call(ATEN.new_zeros.default, lambda make: [make(4), [3, 0]], 0, 0),
+    Call(ATEN.slice_backward.default, lambda make: [make(4, 2), [4, 8], 1, 0, 2, 1], 2, 0),
+    Call(ATEN.embedding.default, lambda make: [make(9, 64), make(8, dtype=I64).expand(2, 8)], 2, 2 * 8 * 8),
+    Call(
+        ATEN.embedding_dense_backward.default,
+        lambda make: [make(2, 8, 64), make(8, dtype=I64).expand(2, 8), 9, -1, False],
+        3,
+        2 * 8 * 8,
+    ),
+    Call(
+        ATEN.convolution.default,  # each channel by itself, of an input with the channels last
+        lambda make: [
+            *(make(2, 64, 16).transpose(1, 2), make(16, 1, 4), make(16)),
+            *([1], [3], [1], False, [0], 16),
+        ],
+        2,
+        2 * 64 * 16 * 4,
+    ),
+)
