@@ -64,7 +64,7 @@ class Machine:
         offsets = {side: self.draw.gauss(0.0, self.processes) for side in sides}
         offsets[HEAD] = offsets.get(HEAD, 0.0) + math.log1p(slowdown)
         offsets[BASE] = offsets.get(BASE, 0.0) - self.bias
-        is_ruined = self.draw.random() < self.ruined or len(self.rounds) <= self.ruined_rounds
+        is_ruined = self.draw.random() < self.ruined or 0 < len(self.rounds) <= self.ruined_rounds
         spread = 0.3 if is_ruined else self.readings
         turns: dict[str, list[float]] = {side: [] for side in sides}
         for _ in range(BLOCKS):
