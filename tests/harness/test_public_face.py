@@ -23,7 +23,7 @@ INSIDE = {
     "predicted_against_real.py": "the insides of predicting, beside PyTorch's CUDA build",
     "predicted.py": "what those that begin with test_predicted share",
     "test_attention_needs.py": "what cases say they need, against the harness's own measurement of memory",
-    "public_models_against_real.py": "the insides of predicting, beside PyTorch's CUDA build, on a public library's models",
+    "public_models_against_real.py": "the insides of predicting, on a public library's models",
     "profile_causes.py": "the insides of profiling, on changes of the lab's model",
     "profile_sums.py": "the insides of profiling, on the lab's models",
     "test_memory_study.py": "snapshots of the lab's models: predicting beside recording",
