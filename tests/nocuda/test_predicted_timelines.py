@@ -1,9 +1,8 @@
 """Predicted timelines of the lab's model held against those that PyTorch's own recorder writes of the same calls.
 
-A forward and, in float32, a backward are equal event by event, sums of gradients in place included. Elsewhere they are
-not, and the tests say exactly how far they are off: an attention kernel takes its workspaces, seeds and offsets within
-one operator, whose inside a trace does not see, so the blocks come in another order, or two of them as one; and what
-goes at once goes in another order.
+Without fused attention they are equal event by event, sums of gradients in place included. A kernel of attention takes
+its workspaces, seeds and offsets within one operator, whose inside a trace does not see: there the blocks come in
+another order, or two of them as one, and the tests say exactly how far that is off.
 
 The peak is the same to the byte in all of them, and so is what it is made of: the recording knows parameters, gradients
 and optimizer state by pointer, as the prediction does. What cuBLAS keeps for itself no recording tells.
@@ -103,10 +102,10 @@ def test_a_predicted_step_is_the_recorded_one_but_for_workspaces(
     ours, theirs = timelines(mode, precision, attention, tmp_path)
     assert rise(ours) == rise(theirs)
     predicted, recorded = events(ours), events(theirs)
-    if (precision, attention) == ("fp32", "naive") and mode == "forward_backward":
+    if attention == "naive":
         assert predicted == recorded[: len(predicted)]
-    if (precision, attention) != ("fp32", "sdpa"):
-        # Casts that a step has kept, and gradients that `zero_grad` lets go, go in another order.
+        return
+    if precision == "bf16":
         assert Counter(predicted) == Counter(recorded[: len(predicted)])
         return
     sizes, others = (Counter(one.size_bytes for one in made(side)) for side in (ours, theirs))

@@ -51,6 +51,7 @@ from perflab.user_lines import line_of
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
+_CAST = "aten::_to_copy"
 Run = Callable[[Callable[[], None]], Any]
 """Does the work once, calling what it is given at the end of each span, and returns the result."""
 
@@ -151,8 +152,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Of a result that autograd would have made in place: the block of its operand, the key of its own, between
         which numbers of events it came."""
         self._ended_at: int | None = None
+        self._casts: set[int] = set()
         self._at_once: set[int] = set()
-        """Of the events, frees that have no order: autocast's cache goes in that of its addresses."""
+        """Of the events, frees that have no order: autocast's cache of casts goes in that of its addresses."""
         self._hold(held)
 
     # --- what is there before ----------------------------------------------------------------------------------
@@ -202,9 +204,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         block, _ = self._blocks.pop(key)
         if self._taken_over is not None and self._is_taken_over(block, *self._taken_over):
             return
-        # Inside of a model's forward or a backward a block goes when its turn has come; elsewhere many go at once.
+        # Inside of a model's forward or a backward a block goes when its turn has come.
         in_turn = self._modules or is_in_backward()
-        if not in_turn:
+        if not in_turn and block in self._casts:
             self._at_once.add(len(self._events))
         self._events.append(Free(block, self._layer if in_turn else self._layers[block]))
 
@@ -340,6 +342,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             lists = self._tagged(self._hidden.lists_of(kind.name, args), args) if elsewhere and layer is None else None
             self._events.append(Op(kind.name, place, flops, moved, dtype, launches, layer, is_causal, lists))
         node = current_node() if made else None
+        if kind.name == _CAST:
+            self._casts.update(block for block, _ in made)
         for block, size_bytes in made:
             if node is not None:
                 self._made_in[block] = sequence_number(node)
