@@ -95,16 +95,13 @@ def test_fresh_processes_that_disagree_gate_nothing_and_it_is_said() -> None:
     assert judgement.not_compared == [Uncompared("operators", why)]
 
 
-@pytest.mark.parametrize("there", [{}, {"operators": 100}])
-def test_a_count_that_the_baseline_lacks_is_named_whether_it_was_lost_or_never_exact(there: dict[str, int]) -> None:
-    counts = [{"allocations": 40, **there}, {"allocations": 40, **dict.fromkeys(there, 101)}]
-    baseline = entry([replicate(100 * MS, counts=one) for one in counts])
-    reading = now(operators=500, allocations=40)
-    judgement = judge(record(reading), baseline, POLICY)
-    assert judgement.verdict is Verdict.OK
-    why = "saved without it, or from processes that did not agree on it"
-    assert judgement.not_compared == [Uncompared("operators", why, can_be_saved=True)]
-    assert judge(record(reading), baseline, Policy(gate_counts=False)).not_compared == []
+def test_a_count_that_the_other_side_lacks_is_named_where_that_side_is_measured_too() -> None:
+    def missed(lacking: str | None, *, gated: bool = True) -> list[Uncompared]:
+        return judge_counts([now(operators=500)], {}, gated=gated, lacking=lacking)[1]
+
+    assert missed("not counted there") == [Uncompared("operators", "not counted there")]
+    assert missed("not counted there", gated=False) == []
+    assert missed(None) == [], "a baseline does not keep what was not alike in its processes"
 
 
 def test_a_count_on_which_the_other_side_s_processes_disagree_is_named() -> None:

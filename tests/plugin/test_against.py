@@ -254,7 +254,7 @@ def test_a_package_that_is_named_by_pyargs_is_compared(repository: Project, monk
     packed = path / "ours_of_perf" / "test_in.py"
     packed.write_text(packed.read_text().replace("100", "130"))
     monkeypatch.setenv("PYTHONPATH", f"{path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    result = repository.run("--perf-against=HEAD", "--pyargs", "ours_of_perf")
+    result = repository.run("--perf-against=HEAD", "--pyargs", "ours_of_perf.test_in")
     result.assert_outcomes(failed=1)
     result.stdout.re_match_lines([r"packed .* \+30\.0% .* REGRESSED"])
 
@@ -393,13 +393,14 @@ def test_submodules_are_named_as_what_is_missing(repository: Project) -> None:
     result.stderr.fnmatch_lines(["*has submodules (vendor/thing)*", "*--perf-against=PATH*"])
 
 
-def test_a_base_that_imports_this_sides_code_is_refused(repository: Project, tmp_path: Path) -> None:
+@pytest.mark.parametrize("through", ["its own path", "a symbolic link"])
+def test_a_base_that_imports_this_sides_code_is_refused(repository: Project, tmp_path: Path, through: str) -> None:
     path = repository.pytester.path
     (path / "hidden").mkdir()
     (path / "hidden" / "library.py").write_text("COST_MS = 100\n")
-    repository.test_file.write_text(
-        f"import sys\nsys.path.insert(0, {str(path / 'hidden')!r})\nimport library\n" + TWO_CASES
-    )
+    (tmp_path / "link").symlink_to(path)
+    place = (tmp_path / "link" if through == "a symbolic link" else path) / "hidden"
+    repository.test_file.write_text(f"import sys\nsys.path.insert(0, {str(place)!r})\nimport library\n" + TWO_CASES)
     commit(repository, "a hard-wired path")
     result = repository.run("--perf-against=HEAD")
     assert result.ret == pytest.ExitCode.USAGE_ERROR

@@ -31,7 +31,7 @@ def judge_counts(
     before: Mapping[str, Sequence[int]],
     *,
     gated: bool,
-    lacking: str = "saved without it, or from processes that did not agree on it",
+    lacking: str | None = None,
 ) -> tuple[dict[str, Change], list[Uncompared]]:
     """Compare the counts that both sides know.
 
@@ -39,7 +39,7 @@ def judge_counts(
         now: this session's reading, or those of fresh processes where there are some.
         before: the baseline's values, as ``values_of`` gives them.
         gated: whether one that rose is a regression; else everything is ``ok`` and no change has a limit.
-        lacking: what is said of a count that ``before`` lacks.
+        lacking: what is said of a count that ``before`` lacks. None: nothing, since baselines keep exact ones alone.
 
     Returns:
         The changes by name; and the exact counts that are to be gated, and could not be compared.
@@ -47,7 +47,8 @@ def judge_counts(
     changes: dict[str, Change] = {}
     missed: list[Uncompared] = []
     here = values_of(now)
-    missed += [Uncompared(name, lacking, can_be_saved=True) for name in here if gated and name not in {*before, *SLACK}]
+    if gated and lacking is not None:
+        missed += [Uncompared(name, lacking) for name in here if name not in {*before, *SLACK}]
     for name, old in before.items():
         if name in SLACK and (len(old) < 2 or not _agree(name, old)):
             continue
