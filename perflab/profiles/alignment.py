@@ -23,6 +23,8 @@ def aligned(names: Sequence[Hashable], others: Sequence[Hashable]) -> list[int]:
     Both go on alike but for a few stretches: an operator more in one of 20,000 moves all places behind it by one. Where
     they do not go on alike soon, everything up to their common end is strange.
     """
+    if names == others:  # nearly always
+        return list(range(len(names)))
     found = [STRANGER] * len(names)
     until, until_other = _common_end(names, others, found)
     at = other = 0

@@ -118,8 +118,7 @@ def explain(
         common = _common_ratio(before, now)
         if min(base.calls, head.calls) >= _FEW_CALLS:
             parts += _slower(before, now, {one.key for one in facts}, whole_ns, common)
-        # what is true, and not what takes the time, comes last; before it what has become faster
-        parts.sort(key=lambda part: (abs(part.change_ns) < _SMALL * whole_ns, part.change_ns < 0))
+        parts.sort(key=lambda part: part.change_ns < _SMALL * whole_ns)  # true, and not what takes the time: last
         if not any(part.change_ns >= _SMALL * whole_ns for part in parts) and common > _COMMON:
             problem = (
                 f"all operators take longer alike (about {100 * (common - 1):+.0f}%): the machine, its threads or "

@@ -107,7 +107,7 @@ def kernels(launches: Sequence[Launch], asked: Asked, name_of: Callable[[int], s
     kernel of its name.
     """
     ordered = sorted(launches, key=lambda launch: (launch.called_ns, launch.start_ns))
-    places = aligned([launch.name for launch in ordered], asked.names)
+    places = aligned(tuple(launch.name for launch in ordered), asked.names)
     by_name = dict(zip(reversed(asked.names), reversed(asked.operators), strict=True))
     operators = [
         asked.operators[at] if at != STRANGER else by_name.get(one.name, 0)
