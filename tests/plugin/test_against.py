@@ -103,7 +103,7 @@ def test_one_more_mebibyte_fails_without_any_confirmation_since_memory_is_exact(
         [
             r"work needs more memory than in before.*",
             r"peak\s+512 KiB\s+1\.50 MiB\s+\+1\.00 MiB\s+exact\s+exact",
-            r"2 pairs of fresh processes.*",
+            r"2 interleaved pairs of fresh processes.*",
         ]
     )
 

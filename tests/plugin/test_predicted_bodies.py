@@ -281,8 +281,8 @@ def test_what_needs_numbers_is_named_with_its_line_and_other_errors_are_shown_as
             "guarded *new",
             "branch *FAILED",
             "fixture *FAILED",
-            "1 skipped: trains or compiles before it measures: *",
-            "  predicted (trains_first)",
+            "1 skipped: trains or compiles before it measures, which cannot be predicted",
+            "  (trains_first)",
             "1 predicted new · 0 measured · 1 skipped · 9 failed*",
         ]
     )

@@ -198,9 +198,9 @@ def test_a_thread_that_runs_on_when_a_call_has_returned_is_named(project: Projec
     result.stdout.re_match_lines(
         [
             r"not_joined .* new",
-            r".*thread 'loader' ran on after a call, so the time does not include all work",
+            r".*thread 'loader' ran on after a call; the time excludes that work",
             r"handed_on .* new",
-            r".*thread 'writer' ran on after a call, so the time does not include all work",
+            r".*thread 'writer' ran on after a call; the time excludes that work",
             r"joined .* new",
         ]
     )

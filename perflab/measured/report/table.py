@@ -200,7 +200,7 @@ def _measured_facts(record: Record, summary: Replicate) -> list[str]:
         facts += [_rate(unit, amount, summary) for unit, amount in record.work.items()]
     if record.measurement is not None and record.measurement.ran_on:
         names = format_names(record.measurement.ran_on)
-        facts.append(f"{names} ran on after a call, so the time does not include all work")
+        facts.append(f"{names} ran on after a call; the time excludes that work")
     if empty_ns is not None and empty_ns >= WORTH_TELLING * summary.median_ns:
         facts.append(f"timing alone {format_ns(empty_ns)}")
     return facts
