@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perflab.measure.known_blocks import History, KnownBlocks, Looks
-from perflab.measure.live_tensors import held_storages
 from perflab.measure.memory import CpuAllocations, cpu_allocations
-from perflab.reachable import reachable
 from perflab.torch_internals.machine import (
     CpuBlockEvent,
     cpu_block_events,
@@ -27,6 +25,8 @@ from perflab.torch_internals.machine import (
 
 if TYPE_CHECKING:
     import torch
+
+    from perflab.profiles.records import PeakPart
 
 _OURS = "perflab: "
 """How ranges begin that are no marks of the user's."""
@@ -49,15 +49,18 @@ def cpu_history(
     Raises:
         OSError: the file cannot be written.
     """
+    known = KnownBlocks(roots(), device)  # while the profiler notes each call of Python's, this takes seconds
     with cpu_allocations(with_stack=True) as allocations:
         if before is not None:
             before()
-        history = History(Looks(KnownBlocks(roots(), device), _mark))
+            known.ask_again()
+        history = History(Looks(known, _mark))
         with allocations.span():
             yield history
     history.peak_bytes = allocations.peak_bytes()
-    left = held_storages(reachable(roots()), device)
-    path.write_text(json.dumps(_content(allocations, history.looks, left)), encoding="utf-8")
+    at_the_end = KnownBlocks(roots(), device)
+    history.looks.look_anew(at_the_end)
+    path.write_text(json.dumps(_content(allocations, history.looks, at_the_end.held)), encoding="utf-8")
 
 
 def _mark(number: int) -> None:
@@ -67,7 +70,7 @@ def _mark(number: int) -> None:
         pass
 
 
-def _content(allocations: CpuAllocations, looks: Looks, left: Mapping[int, int]) -> dict[str, Any]:
+def _content(allocations: CpuAllocations, looks: Looks, left: Mapping[int, PeakPart]) -> dict[str, Any]:
     """Schema 2, which has all of schema 1.
 
     ``events`` are ``[time_ns, bytes]``, negative for a free. ``blocks`` has an entry for each of them, ``[block,
@@ -87,10 +90,9 @@ def _content(allocations: CpuAllocations, looks: Looks, left: Mapping[int, int])
     for one in seen:
         place = one.operator, one.module, one.mark, one.frames, ""
         blocks.append([one.address, places.setdefault(place, len(places))])
-    known = _known_throughout(looks, seen, left)
+    held, unseen_bytes = _before(looks.known.held, seen, left)
     before = []
-    for address in known:
-        part = looks.known.held[address]
+    for address, part in held.items():
         place = "", part.module, "", (), part.category
         before.append([address, part.size_bytes, places.setdefault(place, len(places))])
     listed = [
@@ -98,7 +100,7 @@ def _content(allocations: CpuAllocations, looks: Looks, left: Mapping[int, int])
         for operator, module, phase, frames, category in places
     ]
     times = [one.time_ns for one in seen]
-    moments = [bisect_right(times, time_ns) for time_ns in _looked_at(results)]
+    moments = [*(bisect_right(times, time_ns) for time_ns in _looked_at(results)), len(times)]
     return {
         **content,
         "schema": 2,
@@ -106,17 +108,25 @@ def _content(allocations: CpuAllocations, looks: Looks, left: Mapping[int, int])
         "blocks": blocks,
         "places": listed,
         "before": before,
-        "let_go_unseen_bytes": sum(part.size_bytes for at, part in looks.known.held.items() if at not in known),
+        "let_go_unseen_bytes": unseen_bytes,
         **looks.as_notes(moments),
     }
 
 
-def _known_throughout(looks: Looks, seen: list[CpuBlockEvent], left: Mapping[int, int]) -> set[int]:
-    """Addresses of what was held and is still there at the end, or was seen to go."""
+def _before(
+    held: Mapping[int, PeakPart], seen: list[CpuBlockEvent], left: Mapping[int, PeakPart]
+) -> tuple[dict[int, PeakPart], int]:
+    """What was there before, by address: what nothing happened to and is still there, and what was seen to go.
+
+    With it the bytes of what was held and went without being seen.
+    """
     first: dict[int, int] = {}
     for one in seen:
         first.setdefault(one.address, one.size_bytes)
-    return {at for at in looks.known.held if (first[at] < 0 if at in first else at in left)}
+    stays = {address: part for address, part in left.items() if address not in first}
+    goes = {address: part for address, part in held.items() if first.get(address, 0) < 0}
+    unseen = (part.size_bytes for address, part in held.items() if address not in stays and address not in goes)
+    return {**stays, **goes}, sum(unseen)
 
 
 def _looked_at(results: Any) -> list[int]:

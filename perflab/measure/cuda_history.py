@@ -27,14 +27,20 @@ NOTES = b"\nperflab notes 1\n"
 
 
 @contextlib.contextmanager
-def cuda_history(path: Path, known: KnownBlocks, device: torch.device) -> Iterator[History]:
+def cuda_history(path: Path, roots: Callable[[], tuple[Any, ...]], device: torch.device) -> Iterator[History]:
     """Record, and write to ``path`` at the end.
+
+    Args:
+        path: the file.
+        roots: gives what the block has in its hands.
+        device: the GPU.
 
     Raises:
         OSError: the file cannot be written.
     """
     import torch
 
+    known = KnownBlocks(roots(), device)
     synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     start_bytes = torch.cuda.memory_allocated(device)
@@ -51,6 +57,8 @@ def cuda_history(path: Path, known: KnownBlocks, device: torch.device) -> Iterat
         with _modules_noted(known, lambda name: modules.append((so_far(), name))):
             yield history
         synchronize(device)
+        history.looks.look_anew(KnownBlocks(roots(), device))
+        moments.append(so_far())
         history.peak_bytes = torch.cuda.max_memory_allocated(device) - start_bytes
         events = so_far()
         dump_cuda_memory(str(path))

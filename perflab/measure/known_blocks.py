@@ -38,6 +38,10 @@ class KnownBlocks:
         self._modules = [weakref.ref(one) for one in found if isinstance(one, torch.nn.Module)]
         self._optimizers = [weakref.ref(one) for one in found if isinstance(one, torch.optim.Optimizer)]
 
+    def ask_again(self) -> None:
+        """Ask modules and optimizers what they have by now, before the call that counts; inputs are the same."""
+        self.held = {address: part for address, part in self.held.items() if part.category == "inputs"} | self.now()
+
     def now(self) -> dict[int, PeakPart]:
         """By address, what modules and optimizers have at this moment."""
         return held_by_address(list(self._reached()), self.names, self._device)
@@ -80,10 +84,9 @@ class Looks:
         self.mark(len(self.taken) - 1)
 
     def look_anew(self, known: KnownBlocks) -> None:
-        """Ask what the code has in its hands by now. What nothing owns may be results as well as inputs."""
+        """Take what the code has in its hands at the end. What nothing owns may be results as well as inputs."""
         self.known.names = {**known.names, **self.known.names}
         self.taken.append({address: part for address, part in known.held.items() if part.category != "inputs"})
-        self.mark(len(self.taken) - 1)
 
     def look_at_result(self, result: Any) -> None:
         """Ask, while the call's result is still there, and where the result itself lies."""

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from perflab.measure.cpu_history import cpu_history
 from perflab.measure.cuda_history import cuda_history
 from perflab.measure.devices import collector_off
-from perflab.measure.known_blocks import KnownBlocks
 from perflab.torch_internals.machine import mark_cuda_memory
 
 if TYPE_CHECKING:
@@ -51,13 +50,9 @@ def record_memory(
         OSError: the file cannot be written.
     """
     snapshot = MemorySnapshot(_file(path, device))
-    if device.type == "cuda":
-        recording = cuda_history(snapshot.path, KnownBlocks(roots(), device), device)
-    else:
-        recording = cpu_history(snapshot.path, roots, device)
-    with recording as history:
+    record = cuda_history if device.type == "cuda" else cpu_history
+    with record(snapshot.path, roots, device) as history:
         yield snapshot
-        history.looks.look_anew(KnownBlocks(roots(), device))
     snapshot.peak_bytes = history.peak_bytes
 
 
@@ -69,7 +64,7 @@ def record_call(workload: Workload, path: Path, device: torch.device) -> MemoryS
     """
     snapshot = MemorySnapshot(_file(path, device))
     if device.type == "cuda":
-        recording = cuda_history(snapshot.path, KnownBlocks(workload.roots, device), device)
+        recording = cuda_history(snapshot.path, lambda: workload.roots, device)
     else:
         recording = cpu_history(snapshot.path, lambda: workload.roots, device, before=workload.run)
     with collector_off(), recording as history, _stages(workload.spans, device, history.looks.look) as next_stage:
