@@ -18,6 +18,7 @@ PUBLIC = ("perflab.attention", "perflab.correctness", "perflab.instruments", "pe
 OWN = ("tests.correctness", "tests.perf")
 INSIDE = {
     "predicted_against_real.py": "the insides of predicting, beside PyTorch's CUDA build",
+    "public_models_against_real.py": "the insides of predicting, beside PyTorch's CUDA build",
     "predicted.py": "what those that begin with test_predicted share",
     "test_attention_needs.py": "what cases say they need, against the harness's own measurement of memory",
     "profile_causes.py": "the insides of profiling, on changes of the lab's model",
