@@ -76,6 +76,7 @@ def test_settings_reach_the_configuration() -> None:
     assert MODEL_SIZES["tiny"].num_layers == 2
 
 
+@pytest.mark.gpu_numbers
 def test_one_seed_gives_one_model_in_every_dtype(device: torch.device) -> None:
     torch.manual_seed(0)
     narrow = build_model("tiny", vocab_size=50, device=device, dtype=torch.bfloat16)

@@ -243,7 +243,6 @@ ALIKE: dict[str, Make] = {
     "stages that are alike": lambda: Stages(6, 6),
     "stages of which one is long": lambda: Stages(2, 2, 8),
     "a table that all layers share": lambda: (lambda table: Model(Sharing(table) for _ in range(LAYERS)))(Table()),
-    "one weight in all layers": lambda: tied_to_the_first(*range(1, LAYERS)),
     "tied ends": tied_ends,
     "closures of one function": lambda: Model(blocks(activation=(lambda by: lambda x: F.relu(x) * by)(2.0))),
 }
@@ -294,6 +293,14 @@ def test_where_layers_look_alike_and_do_not_do_alike_a_note_says_so() -> None:
     found, _ = both(lambda: trained(Model(blocks(), every_third)))
     assert found.layers_run == []
     assert found.notes == ["every layer was traced: layers with the same structure do different work"]
+
+
+def test_one_weight_in_all_layers_is_added_up_otherwise_in_the_first_two_of_a_backward() -> None:
+    """The first two gradients are views, and their sum is new memory; the others are added to that."""
+    found, whole = both(lambda: trained(tied_to_the_first(*range(1, LAYERS))))
+    assert found.layers_run == []
+    assert found.notes == ["every layer was run: they are built alike, and do not do alike"]
+    assert same(found.trace, whole.trace) is None
 
 
 def test_a_generator_and_its_critic_are_two_models_with_layers_of_their_own() -> None:

@@ -315,7 +315,7 @@ def test_what_no_longer_fits_has_failed(project: Project, first: object) -> None
 def test_the_run_s_time_is_over_for_cases_in_forks_too(project: Project, first: object) -> None:
     said, results = project.run("--perf-dry-run=a100-80gb", "--perf-total-budget=1ms", "-k", "test_after or test_graph")
     assert {one["judgement"]["verdict"] for one in results.values()} == {"skipped"}
-    assert "2 not run: the run's 1 ms were over" in " ".join(said.split())
+    assert "2 not run: the run's 1.00 ms were over" in " ".join(said.split())
 
 
 @needs_nocuda

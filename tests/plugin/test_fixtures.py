@@ -81,6 +81,7 @@ def test_the_fixtures_are_listed_with_what_they_do(pytester: pytest.Pytester) ->
     assert "no docstring available" not in ours
 
 
+@pytest.mark.gpu_numbers
 def test_perf_returns_what_the_callable_returned(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
