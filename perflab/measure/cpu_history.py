@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perflab.files import write_whole
 from perflab.measure.known_blocks import History, KnownBlocks, Looks
 from perflab.measure.live_tensors import held_storages
 from perflab.measure.memory import CpuAllocations, cpu_allocations
@@ -57,7 +58,7 @@ def cpu_history(
             yield history
     history.peak_bytes = allocations.peak_bytes()
     left = held_storages(reachable(roots()), device)
-    path.write_text(json.dumps(_content(allocations, history.looks, left)), encoding="utf-8")
+    write_whole(path, json.dumps(_content(allocations, history.looks, left)).encode("utf-8"))
 
 
 def _mark(number: int) -> None:
@@ -99,15 +100,17 @@ def _content(allocations: CpuAllocations, looks: Looks, left: Mapping[int, int])
     ]
     times = [one.time_ns for one in seen]
     moments = [bisect_right(times, time_ns) for time_ns in _looked_at(results)]
-    return {
-        **content,
+    return {  # what is as long as the recording stands last: of a file that was cut off, the beginning can be read
         "schema": 2,
+        "device": "cpu",
         "source": "perflab",
-        "blocks": blocks,
+        "peak_bytes": content["peak_bytes"],
+        "let_go_unseen_bytes": sum(part.size_bytes for at, part in looks.known.held.items() if at not in known),
         "places": listed,
         "before": before,
-        "let_go_unseen_bytes": sum(part.size_bytes for at, part in looks.known.held.items() if at not in known),
         **looks.as_notes(moments),
+        "events": events,
+        "blocks": blocks,
     }
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from perflab.errors import SnapshotError
-from perflab.snapshots.categories import deduced, without_stacks_of_frees
-from perflab.snapshots.model import UNKNOWN, Block, Cache, OutOfMemory, Segment, Snapshot, Stack
-from perflab.snapshots.rows import ACTIONS, Rows
+from perflab.snapshots.categories import as_told, deduced, without_stacks_of_frees
+from perflab.snapshots.model import Block, Cache, OutOfMemory, Segment, Snapshot, Stack
+from perflab.snapshots.rows import ACTIONS, Rows, text_of
 from perflab.snapshots.stages import of_annotations, of_marks, steps_of
 
 BLOCK_BYTES = 512
@@ -149,9 +149,7 @@ class Device:
         if self.is_cut:
             self.left_out_bytes += rounded(asked)
             return
-        category, module, phase, tensor = (
-            str(found.get(key) or "") for key in ("category", "module", "phase", "tensor")
-        )
+        category, module, phase, tensor = (text_of(found.get(key)) for key in ("category", "module", "phase", "tensor"))
         size, stack = rounded(asked), self._stack(found)
         self.before.append(Block(size, asked, address, stream, stack, category, module, phase, 0, None, (), tensor))
 
@@ -202,7 +200,7 @@ class Device:
         return Snapshot(
             source="perflab, predicted" if is_predicted else "PyTorch",
             device=f"cuda:{device}",
-            blocks=[_told(block) for block in blocks] if has_categories else list(deduced(blocks, stages)),
+            blocks=as_told(blocks) if has_categories else list(deduced(blocks, stages)),
             times_ns=array("q", (1000 * time for time in self.times_us)) if self.rows.has_times else (),
             moments=len(self.times_us),
             rounding_bytes=BLOCK_BYTES,
@@ -223,10 +221,6 @@ def rounded(size: int) -> int:
     return -(-size // BLOCK_BYTES) * BLOCK_BYTES
 
 
-def _told(block: Block) -> Block:
-    return block if block.category else block._replace(category=UNKNOWN)
-
-
 def _segment(found: dict[str, Any]) -> Segment:
     blocks = [block for block in found["blocks"] if type(block) is dict]
     in_use = [block for block in blocks if block.get("state") in _IN_USE]
@@ -236,7 +230,7 @@ def _segment(found: dict[str, Any]) -> Segment:
         address=number_of(found, "address"),
         size_bytes=number_of(found, "total_size"),
         stream=number_of(found, "stream"),
-        kind=f"{found.get('segment_type', '')}{', expandable' * bool(found.get('is_expandable'))}",
+        kind=text_of(found.get("segment_type")) + ", expandable" * bool(found.get("is_expandable")),
         in_use_bytes=used,
         requested_bytes=sum(number_of(block, "requested_size", number_of(block, "size")) for block in in_use),
         free_bytes=sum(free),

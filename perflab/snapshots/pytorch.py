@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 from perflab.errors import SnapshotError
 from perflab.snapshots.at_once import EVENT, Events
+from perflab.snapshots.categories import as_told
 from perflab.snapshots.device import Device, number_of
 from perflab.snapshots.model import Snapshot
 from perflab.snapshots.notes import BEGIN, MOST_BYTES, Notes, notes_of_json
@@ -22,6 +23,8 @@ from perflab.snapshots.rows import Rows
 from perflab.snapshots.unpickling import Unpickling
 from perflab.snapshots.window import Cut, Progress
 
+MOST_DEVICES = 1024
+"""Of a machine; numbers beyond are no devices."""
 PREDICTED = "prediction"
 """Stands under the key ``perflab`` of a prediction."""
 
@@ -72,7 +75,7 @@ def _what_is_there(machine: Unpickling) -> dict[str, Any]:
             for value in rest:
                 if type(value) is list:
                     traces.append(list(value))
-                elif value == EVENT and traces:
+                elif value is EVENT and traces:
                     traces[-1].append(EVENT)
                 else:
                     break  # an event of which only a part is there
@@ -99,9 +102,16 @@ def _devices(content: dict[str, Any], rows: Rows, notes: list[str], ours: Notes 
             segments.setdefault(number_of(one, "device"), []).append(one)
     about = content.get("perflab")
     is_predicted = type(about) is dict and about.get("kind") == PREDICTED
+    counts_events = is_predicted and type(about) is dict and about.get("times") == "event"
+    rows.has_times = rows.has_times and not counts_events  # numbers of events stand where times would
     start = 0
-    for device in range(max(len(traces), max(segments, default=-1) + 1)):
-        count = len(traces[device]) if device < len(traces) else 0
+    devices = sorted({*range(len(traces)), *segments})
+    if len(traces) > MOST_DEVICES or devices[-1:] > [MOST_DEVICES]:
+        raise SnapshotError(
+            f"it names device {devices[-1]:,}, and no machine has as many", "give a file that PyTorch wrote"
+        )
+    for device in devices:
+        count = traces[device].count(EVENT) if device < len(traces) else 0
         if count or device in segments:
             reading = Device(rows, range(start, start + count), segments.get(device, []), is_cut=bool(notes))
             reading.read()
@@ -120,7 +130,7 @@ def _noted(found: Snapshot, ours: Notes) -> Snapshot:
         notes.append(
             f"the first {lost:,} of {ours.events:,} allocations and frees were not kept: the peak may be there"
         )
-    return replace(found, blocks=ours.since(lost).told(found.blocks), is_noted=True, notes=notes)
+    return replace(found, blocks=as_told(ours.since(lost).told(found.blocks)), is_noted=True, notes=notes)
 
 
 def _list(content: dict[str, Any], key: str) -> list[Any]:

@@ -83,3 +83,28 @@ def test_the_public_list_of_segments_is_read(tmp_path: Path) -> None:
     path.write_bytes(pickle.dumps([]))
     with pytest.raises(SnapshotError, match=r"segments\.pickle: it is a pickle, but no memory snapshot"):
         read_snapshots(path)
+
+
+SGD = ("/usr/lib/python3/site-packages/torch/optim/sgd.py", 361, "_single_tensor_sgd")
+WRAPPER = ("/usr/lib/python3/site-packages/torch/optim/optimizer.py", 516, "wrapper")
+MINE = ("/home/me/project/adamw.py", 30, "step")
+
+
+@pytest.mark.parametrize("maker", [(SGD,), (MINE, WRAPPER)], ids=["SGD", "of the user's"])
+def test_what_a_step_makes_and_leaves_is_the_optimizer_s_state(
+    tmp_path: Path, maker: tuple[tuple[str, int, str], ...]
+) -> None:
+    made = Recording().alloc(0, MIB, *maker, TRAIN).alloc(8 * MIB, MIB, *maker, TRAIN).free(8 * MIB, MIB, *maker)
+    made.alloc(16 * MIB, MIB, *maker, TRAIN).free(16 * MIB, MIB, TRAIN)  # the optimizer itself was let go
+    made.alloc(24 * MIB, MIB, ENGINE, *maker, TRAIN)  # of a closure
+    found = read(written(tmp_path / "a.pickle", content(made)))
+    told = [one.category for one in found.blocks]
+    assert told == ["optimizer state", "temporaries", "optimizer state", "gradients"]
+
+
+def test_numbers_of_events_are_no_times(tmp_path: Path) -> None:
+    about = {"kind": "prediction", "times": "event"}
+    path = written(tmp_path / "a.pickle", content(Recording().alloc(0, MIB, MODEL), perflab=about))
+    assert list(read(path).times_ns) == []
+    path = written(tmp_path / "b.pickle", content(Recording().alloc(0, MIB, MODEL), perflab={**about, "times": "ns"}))
+    assert len(read(path).times_ns) == 1

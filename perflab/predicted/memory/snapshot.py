@@ -107,8 +107,6 @@ def write_timeline(trace: Trace, path: Path, *, rounded: bool = False, time_of: 
         "source": "perflab, predicted",
         "peak_bytes": peak,
         "time": "event" if time_of is None else "predicted ns",
-        "events": history,
-        "blocks": blocks,
         "marks": marks,
         "places": [
             {
@@ -122,6 +120,8 @@ def write_timeline(trace: Trace, path: Path, *, rounded: bool = False, time_of: 
             for operator, module, phase, kind, file, line, tensor in places
         ],
         "before": [[held.block, sizes[held.block], place_of[held.block]] for held in trace.held if sizes[held.block]],
+        "events": history,
+        "blocks": blocks,
     }
     target = path.with_name(path.name + ".json")
     _write_whole(target, json.dumps(content).encode("utf-8"))
