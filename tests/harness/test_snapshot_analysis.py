@@ -231,6 +231,44 @@ def test_a_diff_adds_up_to_the_difference_of_the_peaks(tmp_path: Path, most: int
     assert all(not found.rows for found in same.tables)
 
 
+def holding(
+    folder: str, *makes: tuple[int, int], train: int = 12, module: str = "", absolute: bool = True
+) -> dict[str, object]:
+    """Blocks of so many MiB that lines of ``forward`` hold to the end, and one of 50 MiB by the line ``train``."""
+    made, root = Recording(), f"/home/{folder}" if absolute else folder
+    for number, (line, size) in enumerate(makes):
+        made.alloc(number * 64 * MIB, size * MIB, (f"{root}/model.py", line, "forward"), TRAIN)
+    made.alloc(6400 * MIB, 50 * MIB, (f"{root}/scripts/train.py", train, "main"))
+    for event in made.events:
+        event["module"] = module
+    return content(made)
+
+
+def changes(tmp_path: Path, before: dict[str, object], after: dict[str, object]) -> list[tuple[object, ...]]:
+    first, second = (read(written(tmp_path / name, one)) for name, one in (("a", before), ("b", after)))
+    rows = table(compare(first, second, ("a", "b")), "changes").rows
+    return [row[:6] for row in rows]
+
+
+def test_lines_that_moved_are_no_change(tmp_path: Path) -> None:
+    before = holding("me/project", (190, 8), (195, 8), (200, 3))
+    assert changes(tmp_path, before, holding("me/project", (191, 8), (196, 8), (201, 3), train=14)) == []
+    # in a checkout elsewhere, from whose working directory paths are told, and with names of modules besides
+    assert changes(tmp_path, before, holding("you/base", (190, 8), (195, 8), (200, 3))) == []
+    elsewhere = holding("src", (191, 8), (196, 8), (201, 3), module="blocks.1", absolute=False)
+    assert changes(tmp_path, before, elsewhere) == []
+    assert changes(tmp_path, elsewhere, before) == []
+
+
+def test_of_lines_that_moved_what_changed_is_named(tmp_path: Path) -> None:
+    before = holding("me/project", (190, 8), (195, 8), (200, 3))
+    smaller = holding("me/project", (191, 8), (196, 4), (201, 3))
+    assert changes(tmp_path, before, smaller) == [("model.py:196", "", "unknown", -4 * MIB, 8 * MIB, 4 * MIB)]
+    more = holding("me/project", (191, 8), (193, 7), (196, 8), (201, 3))
+    assert changes(tmp_path, before, more) == [("model.py:193", "", "unknown", 7 * MIB, 0, 7 * MIB)]
+    assert changes(tmp_path, more, before) == [("model.py:193", "", "unknown", -7 * MIB, 7 * MIB, 0)]
+
+
 def test_layers_of_a_prediction_are_counted_together_with_the_shape_of_what_was_saved(tmp_path: Path) -> None:
     trace = traced_fake(lambda: step(layers=8, width=64), whole=False)
     found = read(write_snapshot(trace, tmp_path / "predicted"))
