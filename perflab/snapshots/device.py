@@ -55,16 +55,17 @@ class Device:
             elif action == _REQUESTED:
                 requested_by[rows.addresses[row]] = row
             elif action in (_TAKEN, _MAPPED):
-                self._count(0, rows.sizes[row], retry=given_back_before and action == _TAKEN)
+                self._count(0, rows.sizes[row], retry=given_back_before)
                 self.segment_changes.append((len(self.times_us), rows.sizes[row]))
             elif action in (_GIVEN, _UNMAPPED):
                 self._count(2, rows.sizes[row])
                 self.segment_changes.append((len(self.times_us), -rows.sizes[row]))
             elif action == _OOM:
+                self.cache[4] += given_back_before
                 stack = rows.stack_table[rows.stacks[row]]
                 free = rows.device_free.get(row, 0)
                 self.out_of_memory.append(OutOfMemory(len(self.times_us), rows.sizes[row], free, stack))
-            given_back_before = action == _GIVEN
+            given_back_before = action in (_GIVEN, _UNMAPPED)
         for number, row, moment in self.open.values():
             self.blocks[number] = self._block(row, moment, None, ())
         for segment in self.raw_segments:

@@ -57,7 +57,7 @@ def read_pickle(file: BinaryIO, path: Path, progress: Progress = lambda *_: None
             "it is a pickle, but no memory snapshot: it has neither segments nor device_traces",
             "give a file that torch.cuda.memory._dump_snapshot wrote",
         )
-    return list(_devices(content, events.rows, notes, ours))
+    return list(_devices(content, events.rows, notes, ours, is_cut=bool(notes)))
 
 
 def _what_is_there(machine: Unpickling) -> dict[str, Any]:
@@ -89,7 +89,9 @@ def _what_is_there(machine: Unpickling) -> dict[str, Any]:
 _KEYS = ("segments", "device_traces", "external_annotations")
 
 
-def _devices(content: dict[str, Any], rows: Rows, notes: list[str], ours: Notes | None) -> Iterator[Snapshot]:
+def _devices(
+    content: dict[str, Any], rows: Rows, notes: list[str], ours: Notes | None, *, is_cut: bool
+) -> Iterator[Snapshot]:
     traces = [trace if type(trace) is list else [] for trace in _list(content, "device_traces")]
     if sum(trace.count(EVENT) for trace in traces) != len(rows):
         raise SnapshotError(
@@ -104,6 +106,12 @@ def _devices(content: dict[str, Any], rows: Rows, notes: list[str], ours: Notes 
     is_predicted = type(about) is dict and about.get("kind") == PREDICTED
     counts_events = is_predicted and type(about) is dict and about.get("times") == "event"
     rows.has_times = rows.has_times and not counts_events  # numbers of events stand where times would
+    if _rounds_further(content.get("allocator_settings")):
+        notes = [
+            *notes,
+            "the allocator rounded sizes up further (roundup_power2_divisions): blocks took more than is said here, "
+            "and fragments are less",
+        ]
     start = 0
     devices = sorted({*range(len(traces)), *segments})
     if len(traces) > MOST_DEVICES or devices[-1:] > [MOST_DEVICES]:
@@ -113,11 +121,16 @@ def _devices(content: dict[str, Any], rows: Rows, notes: list[str], ours: Notes 
     for device in devices:
         count = traces[device].count(EVENT) if device < len(traces) else 0
         if count or device in segments:
-            reading = Device(rows, range(start, start + count), segments.get(device, []), is_cut=bool(notes))
+            reading = Device(rows, range(start, start + count), segments.get(device, []), is_cut=is_cut)
             reading.read()
             found = reading.snapshot(device, content.get("external_annotations"), is_predicted, notes)
             yield _noted(found, ours) if ours and ours.device == device else found
         start += count
+
+
+def _rounds_further(settings: object) -> bool:
+    named = settings.get("PYTORCH_CUDA_ALLOC_CONF") if type(settings) is dict else None
+    return type(named) is str and "roundup_power2_divisions" in named
 
 
 def _noted(found: Snapshot, ours: Notes) -> Snapshot:

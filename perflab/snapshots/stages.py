@@ -106,19 +106,24 @@ def _mark(one: Any) -> tuple[str, bool, int, object] | None:
 
 
 def steps_of(stages: Sequence[Stage]) -> list[Stage]:
-    """Steps where stages repeat: each begins with the first stage's name, numbers aside. One step is none.
+    """Steps where stages repeat: each begins with the first name that comes again, numbers aside. One step is none.
 
     What lies between two steps belongs to the later one: it makes ready for it, and where the optimizer alone is
     marked, as ``torch.optim`` does by itself, it is the forward and the backward.
     """
     if not stages:
         return []
-    first = _plain(stages[0].name)
-    starts = [number for number, stage in enumerate(stages) if _plain(stage.name) == first]
+    names = [_plain(stage.name) for stage in stages]
+    times = Counter(names)
+    first = next((name for name in names if times[name] > 1), "")
+    starts = [number for number, name in enumerate(names) if name == first]
     if len(starts) < 2:
         return []
     ends = [*(number - 1 for number in starts[1:]), len(stages) - 1]
-    edges = [stages[0].start, *(stages[end].end for end in ends)]
+    of_each = {tuple(names[begin : end + 1]) for begin, end in zip(starts[:-1], ends, strict=False)}
+    if starts[0] and len(of_each) > 1:  # after something that was done once, only what is alike throughout are steps
+        return []
+    edges = [stages[starts[0]].start, *(stages[end].end for end in ends)]
     return [Stage(f"step {number}", begin, end) for number, (begin, end) in enumerate(pairwise(edges), start=1)]
 
 

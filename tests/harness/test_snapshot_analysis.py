@@ -151,10 +151,26 @@ def test_what_outlives_its_step_is_named_with_the_steps_that_leave_it(tmp_path: 
         event["time_us"] = time
     made.events = events
     found = read(written(tmp_path / "snapshot.pickle", content(made)))
-    assert [(one.steps, len(one.alike.blocks), one.alike.size_bytes) for one in outliving(found)] == [
-        (3, 3, 3 * MIB),
-        (1, 1, 2 * MIB),  # the optimizer's state
+    assert [(one.steps, one.left, len(one.alike.blocks), one.alike.size_bytes) for one in outliving(found)] == [
+        (3, 3, 3, 3 * MIB),
+        (1, 1, 1, 2 * MIB),  # the optimizer's state
     ]
+
+
+def test_what_the_next_step_lets_go_does_not_grow(tmp_path: Path) -> None:
+    made = Recording()
+    for step_number in range(4):
+        made.mark = "forward"
+        made.alloc((step_number % 2) * 64 * MIB, MIB, MODEL)
+        if step_number:
+            made.free(((step_number - 1) % 2) * 64 * MIB, MIB, TRAIN)
+        made.mark = "optimizer"
+        made.alloc(500 * MIB, 512, TRAIN).free(500 * MIB, 512, TRAIN)
+    found = read(written(tmp_path / "a.pickle", content(made)))
+    assert [(one.steps, one.left) for one in outliving(found)] == [(3, 0), (1, 1)]
+    rows = table(summarize(found, "a"), "outliving")
+    assert [row[:2] for row in rows.rows] == [(3, 0), (1, 1)]
+    assert [column.title for column in rows.columns[:2]] == ["in steps", "left at the end"]
 
 
 def test_segments_and_the_cache_stand_in_the_summary(tmp_path: Path) -> None:
@@ -165,6 +181,13 @@ def test_segments_and_the_cache_stand_in_the_summary(tmp_path: Path) -> None:
     assert total == ("all segments", 20 * MIB, 3 * MIB, 3 * MIB - 5, 17 * MIB, None)
     assert table(report, "segments").rows[0][-1] == 11 * MIB
     assert [row[1:] for row in table(report, "cache").rows] == [(2, 29 * MIB), (1, 8 * MIB), (1, None)]
+
+
+def test_sizes_that_the_allocator_rounds_further_are_noted(tmp_path: Path) -> None:
+    for setting, noted in (("roundup_power2_divisions:4", True), ("expandable_segments:True", False)):
+        about = {"allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": setting}}
+        found = read(written(tmp_path / "a.pickle", content(training(), **about)))
+        assert any("rounded sizes up further" in note for note in found.notes) is noted
 
 
 def test_out_of_memory_says_what_was_asked_and_what_was_alive(tmp_path: Path) -> None:

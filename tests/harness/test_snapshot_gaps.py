@@ -30,6 +30,31 @@ def test_steps_touch_and_where_torch_optim_alone_marks_they_hold_the_forward() -
     assert steps_of(marks[:1]) == []
 
 
+def test_what_was_done_once_before_the_steps_is_no_step() -> None:
+    parts = ["forward", "backward", "optimizer"]
+    steps = steps_of(of_marks(["setup", "setup", *parts * 3]))
+    assert [(one.name, one.start, one.end) for one in steps] == [("step 1", 2, 5), ("step 2", 5, 8), ("step 3", 8, 11)]
+    assert steps_of(of_marks(["setup", *parts, "validation", *parts, "save", "forward"])) == []
+
+
+@pytest.mark.parametrize(
+    ("actions", "retries"),
+    [
+        (["segment_free", "segment_free", "segment_alloc"], 1),
+        (["segment_free", "oom"], 1),
+        (["segment_unmap", "segment_map"], 1),
+        (["segment_alloc", "segment_alloc", "oom"], 0),
+        (["segment_free", "alloc", "segment_alloc"], 0),
+    ],
+    ids=str,
+)
+def test_a_retry_gave_memory_back_and_asked_again(tmp_path: Path, actions: list[str], retries: int) -> None:
+    made = Recording().alloc(900 * MIB, 512)
+    for number, action in enumerate(actions):
+        made.add(action, number * 64 * MIB, 2 * MIB)
+    assert read(written(tmp_path / "a.pickle", content(made))).cache.retries == retries
+
+
 def test_stacks_of_frees_that_are_those_of_their_blocks_say_nothing(tmp_path: Path) -> None:
     """PyTorch writes them so with context="alloc"."""
     made = Recording()
