@@ -2,7 +2,7 @@
 
 Two forms, those of the ``memory_snapshot`` fixture. ``write_snapshot``: PyTorch's own pickle, which
 https://pytorch.org/memory_viz and ``torch.cuda._memory_viz`` read; its addresses and segments are the model's
-(``replay``), so they are an estimate. ``write_timeline``: blocks without addresses, as JSON, what is measured on a CPU; exact.
+(``replay``), so they are an estimate. ``write_timeline``: blocks without addresses, as JSON, as on a CPU; exact.
 
 Both begin with the call, as a recording does: what is held is there already. The pickle is of the last round of the
 replay, when the cache is warm, or of the one that ran out of memory.
