@@ -29,16 +29,20 @@ if TYPE_CHECKING:
 _NOW = "-now"
 
 
-def record_where_asked(state: CaseState, workload: Workload, device: torch.device, config: pytest.Config) -> None:
-    """Record one more call of a case that was measured, if the run was asked to."""
+def record_where_asked(
+    state: CaseState, workload: Workload, device: torch.device, config: pytest.Config, *, runs_out: bool = False
+) -> None:
+    """Record one more call of a case that was measured, or that ran out of memory, if the run was asked to."""
     if state.settings.part(Predicting).snapshots:
         folder = own_folder(config.rootpath) / "snapshots"
         name = file_name_for(f"{identity(state.case, state.settings.mode)}-measured")
-        recorded = record_call(workload, folder / (name + _NOW), device)
+        recorded = record_call(workload, folder / (name + _NOW), device, runs_out=runs_out)
         state.part(Learned).snapshot = recorded.path
 
 
-def with_snapshots(failure: str | None, snapshot: Path | None, root: Path, *, is_judged: bool) -> str | None:
+def with_snapshots(
+    failure: str | None, snapshot: Path | None, root: Path, *, is_judged: bool, is_whole: bool = True
+) -> str | None:
     """A failure with what its snapshot has that the last good one had not; None where the case passed.
 
     Args:
@@ -46,12 +50,13 @@ def with_snapshots(failure: str | None, snapshot: Path | None, root: Path, *, is
         snapshot: of the case as it is now.
         root: paths are shown relative to it.
         is_judged: whether the case was compared with anything. Else it takes no other snapshot's place.
+        is_whole: whether the call came to its end. Else no case is compared with it later.
     """
     if snapshot is None:
         return failure
     good = snapshot.with_name(snapshot.stem.removesuffix(_NOW) + snapshot.suffix)
     if failure is None:
-        if is_judged or not good.exists():
+        if is_whole and (is_judged or not good.exists()):
             snapshot.replace(good)
         return None
     now = snapshot.relative_to(root).as_posix()

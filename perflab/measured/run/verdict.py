@@ -127,4 +127,10 @@ def failure_of(config: pytest.Config, one: Judged) -> str | None:
         config, settings.told_in(one.result), settings, saves=saves, moves_anchor=drifted or by_turns
     )
     is_judged = settings.update or judgement.verdict not in (Verdict.UNCHECKED, Verdict.INCOMPARABLE)
-    return with_snapshots(failure, one.state.part(Learned).snapshot, config.rootpath, is_judged=is_judged)
+    return with_snapshots(
+        failure,
+        one.state.part(Learned).snapshot,
+        config.rootpath,
+        is_judged=is_judged,
+        is_whole=judgement.verdict is not Verdict.OOM and not one.record.out_of_memory,
+    )
