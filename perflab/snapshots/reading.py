@@ -85,7 +85,7 @@ def choose(found: Sequence[Snapshot], device: str | None, path: Path) -> Snapsho
     if device is None:
         return max(found, key=lambda one: (one.moments, len(one.blocks)))
     for one in found:
-        if device in (one.device, one.device.removeprefix("cuda:")):
+        if device in (one.device, one.device.removeprefix("cuda:")) or (one.device == "cuda" and device == "0"):
             return one
     raise SnapshotError(
         f"{path} has nothing of device {device}", f"choose of {', '.join(one.device for one in found)}: --device"

@@ -9,7 +9,8 @@ import pytest
 
 from perflab.errors import SnapshotError
 from perflab.snapshots.model import Snapshot
-from perflab.snapshots.reading import read_snapshots
+from perflab.snapshots.reading import choose, read_snapshots
+from perflab.snapshots.stacks import is_user_s
 from perflab.snapshots.stages import of_marks, steps_of
 from tests.harness.made_snapshots import ENGINE, MIB, MODEL, TRAIN, Recording, block, content, segment, written
 
@@ -125,6 +126,20 @@ def test_what_a_step_makes_and_leaves_is_the_optimizer_s_state(
     found = read(written(tmp_path / "a.pickle", content(made)))
     told = [one.category for one in found.blocks]
     assert told == ["optimizer state", "temporaries", "optimizer state", "gradients"]
+
+
+def test_a_script_in_a_folder_of_programs_is_the_user_s() -> None:
+    assert is_user_s("/home/me/project/bin/train.py")
+    assert not is_user_s("/usr/bin/python3.11")
+
+
+def test_a_prediction_s_device_is_the_first(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text('{"schema": 1, "device": "cuda", "events": [[0, 5]]}')
+    found = read_snapshots(path)
+    assert choose(found, "0", path) is choose(found, "cuda", path) is found[0]
+    with pytest.raises(SnapshotError, match="nothing of device 1"):
+        choose(found, "1", path)
 
 
 def test_numbers_of_events_are_no_times(tmp_path: Path) -> None:
