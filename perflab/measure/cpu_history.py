@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perflab.files import write_whole
 from perflab.measure.known_blocks import History, KnownBlocks, Looks
 from perflab.measure.memory import CpuAllocations, cpu_allocations
 from perflab.torch_internals.machine import (
@@ -60,7 +61,8 @@ def cpu_history(
     history.peak_bytes = allocations.peak_bytes()
     at_the_end = KnownBlocks(roots(), device)
     history.looks.look_anew(at_the_end)
-    path.write_text(json.dumps(_content(allocations, history.looks, at_the_end.held)), encoding="utf-8")
+    content = _content(allocations, history.looks, at_the_end.held)
+    write_whole(path, json.dumps(content).encode("utf-8"))
 
 
 def _mark(number: int) -> None:
@@ -101,15 +103,17 @@ def _content(allocations: CpuAllocations, looks: Looks, left: Mapping[int, PeakP
     ]
     times = [one.time_ns for one in seen]
     moments = [*(bisect_right(times, time_ns) for time_ns in _looked_at(results)), len(times)]
-    return {
-        **content,
+    return {  # what is as long as the recording stands last: of a file that was cut off, the beginning can be read
         "schema": 2,
+        "device": "cpu",
         "source": "perflab",
-        "blocks": blocks,
+        "peak_bytes": content["peak_bytes"],
+        "let_go_unseen_bytes": unseen_bytes,
         "places": listed,
         "before": before,
-        "let_go_unseen_bytes": unseen_bytes,
         **looks.as_notes(moments),
+        "events": events,
+        "blocks": blocks,
     }
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from perflab.measure.cpu_history import cpu_history
 from perflab.measure.cuda_history import cuda_history
 from perflab.measure.devices import collector_off
+from perflab.measure.limits import as_out_of_memory
 from perflab.torch_internals.machine import mark_cuda_memory
 
 if TYPE_CHECKING:
@@ -56,8 +57,10 @@ def record_memory(
     snapshot.peak_bytes = history.peak_bytes
 
 
-def record_call(workload: Workload, path: Path, device: torch.device) -> MemorySnapshot:
+def record_call(workload: Workload, path: Path, device: torch.device, *, runs_out: bool = False) -> MemorySnapshot:
     """Record one call, with its phases as stages; ``path`` as in ``record_memory``. On a CPU it is the second of two.
+
+    ``runs_out``: it is expected to run out of memory, and is recorded up to there. On a CPU there is no call before.
 
     Raises:
         OSError: the file cannot be written.
@@ -66,11 +69,17 @@ def record_call(workload: Workload, path: Path, device: torch.device) -> MemoryS
     if device.type == "cuda":
         recording = cuda_history(snapshot.path, lambda: workload.roots, device)
     else:
-        recording = cpu_history(snapshot.path, lambda: workload.roots, device, before=workload.run)
+        before = None if runs_out else workload.run
+        recording = cpu_history(snapshot.path, lambda: workload.roots, device, before=before)
     with collector_off(), recording as history, _stages(workload.spans, device, history.looks.look) as next_stage:
-        result = workload.run(next_stage)
-        history.looks.look_at_result(result)
-        del result
+        try:
+            result = workload.run(next_stage)
+        except (RuntimeError, MemoryError) as error:
+            if not runs_out or as_out_of_memory(error) is None:
+                raise
+        else:
+            history.looks.look_at_result(result)
+            del result
     snapshot.peak_bytes = history.peak_bytes
     return snapshot
 

@@ -71,7 +71,7 @@ def cache(snapshot: Snapshot) -> Iterator[Table]:
         rows: tuple[tuple[Value, ...], ...] = (
             ("asked the device for memory (cudaMalloc)", did.taken, did.taken_bytes),
             ("gave memory back to it (cudaFree)", did.given_back, did.given_back_bytes),
-            ("gave memory back and asked again at once (a retry)", did.retries, None),
+            ("gave memory back and asked again at once (a retry, or empty_cache)", did.retries, None),
         )
         yield Table("cache", "Cache", columns, rows)
 

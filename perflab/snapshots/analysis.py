@@ -161,6 +161,8 @@ class Stays(NamedTuple):
     alike: Alike
     steps: int
     """In how many steps such blocks were made and left."""
+    left: int
+    """How many of them are there at the end of the recording."""
 
 
 def outliving(snapshot: Snapshot) -> list[Stays]:
@@ -174,7 +176,14 @@ def outliving(snapshot: Snapshot) -> list[Stays]:
         if is_within and (block.freed_at is None or block.freed_at > ends[number]):
             stay.append(block)
             step_of[id(block)] = number
-    return [Stays(one, len({step_of[id(block)] for block in one.blocks})) for one in alike(stay)]
+    return [
+        Stays(
+            one,
+            len({step_of[id(block)] for block in one.blocks}),
+            sum(block.freed_at is None for block in one.blocks),
+        )
+        for one in alike(stay)
+    ]
 
 
 class Point(NamedTuple):

@@ -14,11 +14,18 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
-from perflab.snapshots.rows import LABELS, NUMBERS, Rows
+from perflab.snapshots.rows import LABELS, NUMBERS, Rows, StackNumber
 from perflab.snapshots.unpickling import Content, Unpickling
 
-EVENT = "(event)"
+
+class _Event:
+    """No value of a file is one."""
+
+
+EVENT = _Event()
 """Stands where an event stood, once it is a row."""
+MOST_PLACES = 8
+"""Numbers in the memo that a key may have; a pickler gives it one."""
 MOST_LAYOUTS = 6
 """Orders of keys that are tried, the one that matched last first."""
 
@@ -33,7 +40,8 @@ _NUMBER = rb"\x8a(?>\x04.{4}|\x05.{5}|\x06.{6}|\x07.{7}|\x08.{8}|\x09.{9})"
 _TEXT = rb"\x8c.[ -~]*+\x94"
 _LIST = rb"\]" + _PUT + rb"(?>\((?:" + _GET + rb")++e|" + _GET + rb"a|)"
 _VALUE = rb"((?>" + b"|".join((_GET, _SMALL + rb"(?>" + _SMALL + rb"\x86" + _PUT + rb"|)", _NUMBER)) + rb"|[N\x88\x89]|"
-_VALUE += _TEXT + b"|" + _LIST + rb"))"
+_VALUE += _TEXT + rb"))"
+_FRAMES = rb"((?>" + _LIST + b"|" + _GET + rb"|N))"
 _ONE_GET = re.compile(_GET, re.DOTALL)
 _ONE_NUMBER = re.compile(_SMALL, re.DOTALL)
 _IS_PUT = re.compile(_PUT, re.DOTALL)
@@ -49,6 +57,7 @@ class _Layout:
     """Gives the values of ``NUMBERS``."""
     action: int
     frames: int
+    """-1: nothing was recorded of them."""
     labels: Callable[[list[Any]], tuple[Any, ...]]
     """Gives the texts of ``LABELS``; the last value, an empty one, for those that there are not."""
 
@@ -62,6 +71,8 @@ class Events(Content):
         self._seen: set[tuple[str, ...]] = set()
         self._known: dict[bytes, tuple[Any, int]] = {}
         """What bytes mean, and where in them the number begins that it is given in the memo; 0: it is given none."""
+        self._known_stacks: dict[bytes, tuple[Any, int]] = {}
+        """The same of bytes that stand for a stack."""
 
     def finished(self, found: dict[str, Any], machine: Unpickling) -> Any:
         """An event becomes a row; everything else stays."""
@@ -72,6 +83,7 @@ class Events(Content):
         if keys not in self._seen and len(self._seen) < 10 * MOST_LAYOUTS:
             self._seen.add(keys)
             self._learn(keys, machine.memo)
+        machine.forget(2 * len(found))
         found.clear()  # the memo still has it
         return EVENT
 
@@ -87,17 +99,23 @@ class Events(Content):
 
     def _learn(self, keys: tuple[str, ...], memo: list[Any]) -> None:
         """Make an expression of an event with these keys, where all of them are in the memo."""
-        places: dict[str, list[bytes]] = {key: [] for key in keys}
+        if not {*NUMBERS} <= {*keys} or "device_free" in keys:
+            return
+        places: dict[int, list[bytes]] = {id(key): [] for key in keys}
         for number, text in enumerate(memo):
-            if type(text) is str and text in places:
-                places[text].append(bytes((0x68, number)) if number < 256 else b"j" + number.to_bytes(4, "little"))
-        if all(places.values()) and {*NUMBERS, "frames"} <= places.keys():
-            parts = [b"(?:" + b"|".join(map(re.escape, places[key])) + b")" + _VALUE for key in keys]
+            # The key itself: a mark of the same letters is another text, and there may be a million of them.
+            if id(text) in places:
+                places[id(text)].append(bytes((0x68, number)) if number < 256 else b"j" + number.to_bytes(4, "little"))
+        if all(0 < len(found) <= MOST_PLACES for found in places.values()):
+            parts = [
+                b"(?:" + b"|".join(map(re.escape, places[id(key)])) + b")" + (_FRAMES if key == "frames" else _VALUE)
+                for key in keys
+            ]
             layout = _Layout(
                 re.compile(rb"\}(" + _PUT + rb")\(" + b"".join(parts) + b"u", re.DOTALL),
                 itemgetter(*(keys.index(key) for key in NUMBERS)),
                 keys.index("action"),
-                keys.index("frames"),
+                keys.index("frames") if "frames" in keys else -1,
                 itemgetter(*(keys.index(key) if key in keys else -1 for key in LABELS)),
             )
             self._layouts = [layout, *self._layouts][:MOST_LAYOUTS]
@@ -105,15 +123,17 @@ class Events(Content):
     def _take(self, machine: Unpickling, match: re.Match[bytes], layout: _Layout) -> bool:
         """Make a row of what matched, and give its objects their numbers in the memo. False: it is of another form."""
         put, *tokens = match.groups()
-        known, memoizes = self._known, put == b"\x94"
+        memoizes = put == b"\x94"
         puts: list[tuple[bytes, int]] = [(put, 0)]
         made: list[Any] = [EVENT]
         values: list[Any] = []
-        for token in tokens:
+        for number, token in enumerate(tokens):
             if token[0] == 0x8A:
                 values.append(int.from_bytes(token[2:], "little", signed=True))
                 continue
-            found = known.get(token) or self._understood(machine, token)
+            is_stack = number == layout.frames
+            known = self._known_stacks if is_stack else self._known
+            found = known.get(token) or self._understood(machine, token, known)
             if found is None:
                 return False
             value, place = found
@@ -138,27 +158,35 @@ class Events(Content):
         machine.stack.append(EVENT)
         return True
 
-    def _understood(self, machine: Unpickling, token: bytes) -> tuple[Any, int] | None:
+    def _understood(
+        self, machine: Unpickling, token: bytes, known: dict[bytes, tuple[Any, int]]
+    ) -> tuple[Any, int] | None:
         """What bytes mean wherever they stand: numbers of the memo are given once. None: they are of another form."""
-        found = self._read(machine, token)
+        found = self._stack(machine, token) if known is self._known_stacks else self._read(machine, token)
         if found is not None:
-            if len(self._known) >= MOST_KNOWN:
-                self._known.clear()
-            self._known[token] = found
+            if len(known) >= MOST_KNOWN:
+                known.clear()
+            known[token] = found
         return found
+
+    def _stack(self, machine: Unpickling, token: bytes) -> tuple[Any, int]:
+        head = token[0]
+        if head in (0x68, 0x6A):
+            value = machine.get(int.from_bytes(token[1:], "little"))
+            return (self.rows.stack_of(value) if type(value) in (list, StackNumber) else value), 0
+        if head == 0x4E:
+            return None, 0
+        put = _IS_PUT.match(token, 1)  # the same bytes take the same frames from the memo
+        assert put is not None
+        gets = _ONE_GET.findall(token, put.end())
+        return self.rows.stack_of([machine.get(int.from_bytes(one[1:], "little")) for one in gets]), 1
 
     def _read(self, machine: Unpickling, token: bytes) -> tuple[Any, int] | None:
         head = token[0]
         if head in (0x68, 0x6A):
-            value = machine.get(int.from_bytes(token[1:], "little"))
-            return (self.rows.stack_of(value) if type(value) is list else value), 0
+            return machine.get(int.from_bytes(token[1:], "little")), 0
         if head == 0x8C:
             return (token[2:-1].decode("ascii"), len(token) - 1) if len(token) == token[1] + 3 else None
-        if head == 0x5D:  # the same bytes take the same frames from the memo
-            put = _IS_PUT.match(token, 1)
-            assert put is not None
-            gets = _ONE_GET.findall(token, put.end())
-            return self.rows.stack_of([machine.get(int.from_bytes(one[1:], "little")) for one in gets]), 1
         if head in (0x4E, 0x88, 0x89):
             return {0x4E: None, 0x88: True, 0x89: False}[head], 0
         first = _ONE_NUMBER.match(token)

@@ -7,8 +7,13 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from perflab.snapshots.analysis import CATEGORIES
 from perflab.snapshots.model import UNKNOWN, Block, Stack, Stage
 
+MOST_FOREIGN = 12
+"""Names of a file's own that are told apart."""
+OTHERS = "others"
+"""What bears one of the later names."""
 _OPTIMIZER = re.compile(r"(?:^|/)torch/optim/\w+\.py$")
 _STATE_MAKERS = ("_init_group", "init_state", "_init_state")
 _MODULES = re.compile(r"(?:^|/)torch/nn/(?:modules/\w+|parameter)\.py$")
@@ -64,8 +69,12 @@ def deduced_category(given: Facts, taken: Facts, *, is_freed: bool) -> str:
         return "workspace"
     if given.is_state:
         return "optimizer state"
-    if given.is_optimizer or given.is_seed:
+    if given.is_seed:
         return "temporaries"
+    if given.is_optimizer and not given.is_backward:  # a closure's backward is one of its own
+        # What a step leaves is kept for later ones: SGD's momentum, and all of an optimizer that is the user's own.
+        is_kept = not is_freed or (taken.is_known and not taken.is_optimizer and not taken.is_backward)
+        return "optimizer state" if is_kept else "temporaries"
     if given.is_backward:
         if is_freed and taken.is_backward:
             return "temporaries"
@@ -118,3 +127,18 @@ def without_stacks_of_frees(blocks: Sequence[Block]) -> list[Block] | None:
     if not both or any(block.stack != block.freed_by for block in both):
         return None
     return [block._replace(stack=block.stack or block.freed_by, freed_by=()) for block in blocks]
+
+
+def as_told(blocks: Sequence[Block]) -> list[Block]:
+    """Blocks with the categories of their file; a file may have as many as it has blocks, and few can be shown."""
+    foreign: set[str] = set()
+    told = []
+    for block in blocks:
+        name = block.category or UNKNOWN
+        if name not in CATEGORIES and name not in foreign:
+            if len(foreign) < MOST_FOREIGN:
+                foreign.add(name)
+            else:
+                name = OTHERS
+        told.append(block if name == block.category else block._replace(category=name))
+    return told

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from perflab.errors import SnapshotError
-from perflab.snapshots.categories import deduced, without_stacks_of_frees
-from perflab.snapshots.model import UNKNOWN, Block, Cache, OutOfMemory, Segment, Snapshot, Stack
-from perflab.snapshots.rows import ACTIONS, Rows
+from perflab.snapshots.categories import as_told, deduced, without_stacks_of_frees
+from perflab.snapshots.model import Block, Cache, OutOfMemory, Segment, Snapshot, Stack
+from perflab.snapshots.rows import ACTIONS, Rows, text_of
 from perflab.snapshots.stages import of_annotations, of_marks, steps_of
 
 BLOCK_BYTES = 512
@@ -55,16 +55,17 @@ class Device:
             elif action == _REQUESTED:
                 requested_by[rows.addresses[row]] = row
             elif action in (_TAKEN, _MAPPED):
-                self._count(0, rows.sizes[row], retry=given_back_before and action == _TAKEN)
+                self._count(0, rows.sizes[row], retry=given_back_before)
                 self.segment_changes.append((len(self.times_us), rows.sizes[row]))
             elif action in (_GIVEN, _UNMAPPED):
                 self._count(2, rows.sizes[row])
                 self.segment_changes.append((len(self.times_us), -rows.sizes[row]))
             elif action == _OOM:
+                self.cache[4] += given_back_before
                 stack = rows.stack_table[rows.stacks[row]]
                 free = rows.device_free.get(row, 0)
                 self.out_of_memory.append(OutOfMemory(len(self.times_us), rows.sizes[row], free, stack))
-            given_back_before = action == _GIVEN
+            given_back_before = action in (_GIVEN, _UNMAPPED)
         for number, row, moment in self.open.values():
             self.blocks[number] = self._block(row, moment, None, ())
         for segment in self.raw_segments:
@@ -149,9 +150,7 @@ class Device:
         if self.is_cut:
             self.left_out_bytes += rounded(asked)
             return
-        category, module, phase, tensor = (
-            str(found.get(key) or "") for key in ("category", "module", "phase", "tensor")
-        )
+        category, module, phase, tensor = (text_of(found.get(key)) for key in ("category", "module", "phase", "tensor"))
         size, stack = rounded(asked), self._stack(found)
         self.before.append(Block(size, asked, address, stream, stack, category, module, phase, 0, None, (), tensor))
 
@@ -202,7 +201,7 @@ class Device:
         return Snapshot(
             source="perflab, predicted" if is_predicted else "PyTorch",
             device=f"cuda:{device}",
-            blocks=[_told(block) for block in blocks] if has_categories else list(deduced(blocks, stages)),
+            blocks=as_told(blocks) if has_categories else list(deduced(blocks, stages)),
             times_ns=array("q", (1000 * time for time in self.times_us)) if self.rows.has_times else (),
             moments=len(self.times_us),
             rounding_bytes=BLOCK_BYTES,
@@ -223,10 +222,6 @@ def rounded(size: int) -> int:
     return -(-size // BLOCK_BYTES) * BLOCK_BYTES
 
 
-def _told(block: Block) -> Block:
-    return block if block.category else block._replace(category=UNKNOWN)
-
-
 def _segment(found: dict[str, Any]) -> Segment:
     blocks = [block for block in found["blocks"] if type(block) is dict]
     in_use = [block for block in blocks if block.get("state") in _IN_USE]
@@ -236,7 +231,7 @@ def _segment(found: dict[str, Any]) -> Segment:
         address=number_of(found, "address"),
         size_bytes=number_of(found, "total_size"),
         stream=number_of(found, "stream"),
-        kind=f"{found.get('segment_type', '')}{', expandable' * bool(found.get('is_expandable'))}",
+        kind=text_of(found.get("segment_type")) + ", expandable" * bool(found.get("is_expandable")),
         in_use_bytes=used,
         requested_bytes=sum(number_of(block, "requested_size", number_of(block, "size")) for block in in_use),
         free_bytes=sum(free),

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from perflab.snapshots.analysis import Lines, alive_at, levels, module_of, parts_by, peak_moment
+from perflab.snapshots.analysis import alive_at, levels, module_of, parts_by, peak_moment
 from perflab.snapshots.model import Block, Snapshot
+from perflab.snapshots.moved import lines_of_both
+from perflab.snapshots.stacks import shown_stack
 from perflab.snapshots.summary import stage_at
 from perflab.snapshots.tables import Column, Fact, Report, Table, Value, largest
 
 MOST_ROWS = 20
+_Line = Callable[[Block], str]
 _CHANGES = (
     Column("change_bytes", "change", "change"),
     Column("before_bytes", "before", "bytes"),
@@ -30,8 +33,10 @@ def compare(before: Snapshot, after: Snapshot, names: tuple[str, str], most: int
     for snapshot in (before, after):
         level = levels(snapshot)
         peak = peak_moment(level)
-        sides.append((level[peak], stage_at(snapshot, peak), alive_at(snapshot, peak), Lines(snapshot)))
-    (old, old_stage, old_blocks, old_line), (new, new_stage, new_blocks, new_line) = sides
+        sides.append((level[peak], stage_at(snapshot, peak), alive_at(snapshot, peak)))
+    (old, old_stage, old_blocks), (new, new_stage, new_blocks) = sides
+    old_line, new_line = lines_of_both(old_blocks, new_blocks, (before, after))
+    has_modules = all(any(block.module for block in blocks) for blocks in (old_blocks, new_blocks))
     facts = (
         Fact("before", "before", f"{names[0]} ({before.source}, {before.device})"),
         Fact("after", "after", f"{names[1]} ({after.source}, {after.device})"),
@@ -42,7 +47,10 @@ def compare(before: Snapshot, after: Snapshot, names: tuple[str, str], most: int
         Fact("change_bytes", "change", new - old, "change"),
     )
 
-    def table(key: str, title: str, of: Callable[[Block, Lines], tuple[str, ...]], *named: Column) -> Table:
+    category, module, line = (Column(key, key) for key in ("category", "module", "line"))
+    sides_at = ((old_blocks, old_line), (new_blocks, new_line))
+
+    def table(key: str, title: str, of: Callable[[Block, _Line], tuple[str, ...]], *named: Column) -> Table:
         then = parts_by(old_blocks, lambda block: of(block, old_line))
         now = parts_by(new_blocks, lambda block: of(block, new_line))
         columns = (
@@ -50,30 +58,35 @@ def compare(before: Snapshot, after: Snapshot, names: tuple[str, str], most: int
             *_CHANGES,
             Column("before_blocks", "blocks", "count"),
             Column("after_blocks", "after", "count"),
+            *([Column("stack", "stack")] if line in named else ()),
         )
+        stacks = {of(block, at): block.stack for some, at in sides_at for block in some} if line in named else {}
         rows: list[tuple[Value, ...]] = []
         for name in {**then, **now}:
             size, count = then.get(name, (0, 0))
             new_size, new_count = now.get(name, (0, 0))
             if (size, count) != (new_size, new_count):
-                rows.append((*name, new_size - size, size, new_size, count, new_count))
+                stack = [shown_stack(stacks[name])] if stacks else []
+                rows.append((*name, new_size - size, size, new_size, count, new_count, *stack))
         rows.sort(key=lambda row: -abs(int(row[len(named)] or 0)))
         return Table(key, title, columns, largest(rows, columns, most, summed=_SUMMED))
 
-    category, module, line = (Column(key, key) for key in ("category", "module", "line"))
     tables = (
         table("by_category", "Change by category", lambda block, _: (block.category,), category),
         table("by_module", "Change by module", lambda block, _: (module_of(block) or "(none)",), module),
         table(
             "changes",
             "Change by line, module and category",
-            lambda block, line: (line(block) or "(not recorded)", module_of(block), block.category),
+            lambda block, at: (at(block) or "(not recorded)", module_of(block) if has_modules else "", block.category),
             line,
             module,
             category,
         ),
     )
-    return Report(f"{names[0]} → {names[1]}", facts, tables, _notes(before, after, names))
+    notes = _notes(before, after, names)
+    if not has_modules and any(block.module for block in (*old_blocks, *new_blocks)):
+        notes = (*notes, "One of them has no modules, so lines are compared whatever their module.")
+    return Report(f"{names[0]} → {names[1]}", facts, tables, notes)
 
 
 def _notes(before: Snapshot, after: Snapshot, names: tuple[str, str]) -> tuple[str, ...]:

@@ -101,7 +101,10 @@ class Cache:
     """Segments that were given back."""
     given_back_bytes: int = 0
     retries: int = 0
-    """Times that segments were given back and one was asked for, with nothing between: there had been no room."""
+    """Times that segments were given back and one was asked for, with nothing between, whether it was to be had or not.
+
+    There had been no room, or the program had called ``empty_cache`` just before: events do not tell these apart.
+    """
 
 
 @dataclass(frozen=True)

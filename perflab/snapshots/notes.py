@@ -8,6 +8,7 @@ stacks, as in files of others.
 from __future__ import annotations
 
 import json
+import reprlib
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -114,7 +115,7 @@ def notes_of(content: dict[str, Any]) -> Notes:
         at = {}
         for address, category, module in parts:
             if type(address) is not int or type(category) is not str or type(module) is not str:
-                raise ValueError(f"a look says {[address, category, module]!r}")
+                raise ValueError(f"a look says {reprlib.repr([address, category, module])}")
             at[address] = category, module
         looks.append(Look(_count(moment), at))
     returned = None
@@ -143,5 +144,5 @@ def notes_of_json(text: bytes) -> Notes:
 
 def _count(value: object) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no count")
+        raise ValueError(f"{reprlib.repr(value)} is no count")
     return value

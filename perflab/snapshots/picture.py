@@ -33,13 +33,15 @@ OTHERS = ("#ff9da7", "#86bcb6", "#d37295", "#a0cbe8")
 """Colours of categories that are not ours."""
 MOST_EDGES = 120
 """Lines between stages that are drawn."""
+_THINNEST = 0.5
+"""Pixels of a stage that is shaded."""
 _NARROWEST = 34
 """Pixels of a stage whose name is written."""
 
 
 def color_of(category: str) -> str:
     """The category's colour, the same in each picture."""
-    return COLORS.get(category) or OTHERS[sum(category.encode()) % len(OTHERS)]
+    return COLORS.get(category) or OTHERS[sum(map(ord, category)) % len(OTHERS)]
 
 
 def picture(snapshot: Snapshot) -> str:
@@ -82,6 +84,8 @@ class _Frame:
         for number, stage in enumerate(snapshot.stages):
             # The moment n stands between n and n + 1 on the axis: a stage begins with its first allocation or free.
             left, right = self.x(stage.start + 1), self.x(stage.end + 1)
+            if right - left < _THINNEST:
+                continue
             name = _escaped(stage.name)
             yield (
                 f'<rect class="stage{number % 2}" x="{left}" y="{TOP}" width="{round(right - left, 2)}" '
@@ -131,7 +135,7 @@ class _Frame:
     def hover(self, points: Sequence[Point], categories: Sequence[str]) -> Iterator[str]:
         for point in points:
             sizes = [
-                f"{category} {format_bytes(size)}"
+                f"{one_line(category)} {format_bytes(size)}"
                 for category, size in zip(categories, point.by_category, strict=True)
                 if size
             ]

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 from perflab.errors import SnapshotError
 from perflab.snapshots.at_once import EVENT, Events
+from perflab.snapshots.categories import as_told
 from perflab.snapshots.device import Device, number_of
 from perflab.snapshots.model import Snapshot
 from perflab.snapshots.notes import BEGIN, MOST_BYTES, Notes, notes_of_json
@@ -22,6 +23,8 @@ from perflab.snapshots.rows import Rows
 from perflab.snapshots.unpickling import Unpickling
 from perflab.snapshots.window import Cut, Progress
 
+MOST_DEVICES = 1024
+"""Of a machine; numbers beyond are no devices."""
 PREDICTED = "prediction"
 """Stands under the key ``perflab`` of a prediction."""
 
@@ -54,7 +57,7 @@ def read_pickle(file: BinaryIO, path: Path, progress: Progress = lambda *_: None
             "it is a pickle, but no memory snapshot: it has neither segments nor device_traces",
             "give a file that torch.cuda.memory._dump_snapshot wrote",
         )
-    return list(_devices(content, events.rows, notes, ours))
+    return list(_devices(content, events.rows, notes, ours, is_cut=bool(notes)))
 
 
 def _what_is_there(machine: Unpickling) -> dict[str, Any]:
@@ -72,7 +75,7 @@ def _what_is_there(machine: Unpickling) -> dict[str, Any]:
             for value in rest:
                 if type(value) is list:
                     traces.append(list(value))
-                elif value == EVENT and traces:
+                elif value is EVENT and traces:
                     traces[-1].append(EVENT)
                 else:
                     break  # an event of which only a part is there
@@ -86,7 +89,9 @@ def _what_is_there(machine: Unpickling) -> dict[str, Any]:
 _KEYS = ("segments", "device_traces", "external_annotations")
 
 
-def _devices(content: dict[str, Any], rows: Rows, notes: list[str], ours: Notes | None) -> Iterator[Snapshot]:
+def _devices(
+    content: dict[str, Any], rows: Rows, notes: list[str], ours: Notes | None, *, is_cut: bool
+) -> Iterator[Snapshot]:
     traces = [trace if type(trace) is list else [] for trace in _list(content, "device_traces")]
     if sum(trace.count(EVENT) for trace in traces) != len(rows):
         raise SnapshotError(
@@ -99,15 +104,33 @@ def _devices(content: dict[str, Any], rows: Rows, notes: list[str], ours: Notes 
             segments.setdefault(number_of(one, "device"), []).append(one)
     about = content.get("perflab")
     is_predicted = type(about) is dict and about.get("kind") == PREDICTED
+    counts_events = is_predicted and type(about) is dict and about.get("times") == "event"
+    rows.has_times = rows.has_times and not counts_events  # numbers of events stand where times would
+    if _rounds_further(content.get("allocator_settings")):
+        notes = [
+            *notes,
+            "the allocator rounded sizes up further (roundup_power2_divisions): blocks took more than is said here, "
+            "and fragments are less",
+        ]
     start = 0
-    for device in range(max(len(traces), max(segments, default=-1) + 1)):
-        count = len(traces[device]) if device < len(traces) else 0
+    devices = sorted({*range(len(traces)), *segments})
+    if len(traces) > MOST_DEVICES or devices[-1:] > [MOST_DEVICES]:
+        raise SnapshotError(
+            f"it names device {devices[-1]:,}, and no machine has as many", "give a file that PyTorch wrote"
+        )
+    for device in devices:
+        count = traces[device].count(EVENT) if device < len(traces) else 0
         if count or device in segments:
-            reading = Device(rows, range(start, start + count), segments.get(device, []), is_cut=bool(notes))
+            reading = Device(rows, range(start, start + count), segments.get(device, []), is_cut=is_cut)
             reading.read()
             found = reading.snapshot(device, content.get("external_annotations"), is_predicted, notes)
             yield _noted(found, ours) if ours and ours.device == device else found
         start += count
+
+
+def _rounds_further(settings: object) -> bool:
+    named = settings.get("PYTORCH_CUDA_ALLOC_CONF") if type(settings) is dict else None
+    return type(named) is str and "roundup_power2_divisions" in named
 
 
 def _noted(found: Snapshot, ours: Notes) -> Snapshot:
@@ -120,7 +143,7 @@ def _noted(found: Snapshot, ours: Notes) -> Snapshot:
         notes.append(
             f"the first {lost:,} of {ours.events:,} allocations and frees were not kept: the peak may be there"
         )
-    return replace(found, blocks=ours.since(lost).told(found.blocks), is_noted=True, notes=notes)
+    return replace(found, blocks=as_told(ours.since(lost).told(found.blocks)), is_noted=True, notes=notes)
 
 
 def _list(content: dict[str, Any], key: str) -> list[Any]:

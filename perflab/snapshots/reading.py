@@ -15,6 +15,8 @@ from perflab.snapshots.pytorch import read_pickle
 from perflab.snapshots.recorded import MOST_BYTES, read_json
 from perflab.units import format_bytes
 
+MOST_GIVEN = 2**62
+"""Bytes of all blocks of a recording together."""
 _QUIET_S = 2.0
 """Files that are read within it show no progress."""
 
@@ -26,6 +28,24 @@ def read_snapshots(path: Path) -> list[Snapshot]:
         SnapshotError: it is no snapshot, is damaged, or holds anything but plain data.
         OSError: it cannot be opened.
     """
+    try:
+        found = _read(path)
+    except (ValueError, TypeError, KeyError, IndexError, OverflowError, AttributeError, RecursionError) as error:
+        raise SnapshotError(
+            f"{path} is damaged: {type(error).__name__}: {error}", "record it again, or give another file"
+        ) from error
+    for one in found:
+        # All that was ever given, so that no sum of some of it can pass the largest number.
+        sizes = [block.size_bytes for block in one.blocks]
+        if sum(sizes) > MOST_GIVEN or min(sizes, default=0) < 0:
+            raise SnapshotError(
+                f"{path} is damaged: blocks of {one.device} have sizes that no device has",
+                "record it again, or give another file",
+            )
+    return found
+
+
+def _read(path: Path) -> list[Snapshot]:
     with open_regular(path) as file:
         first = file.read(1)
         file.seek(0)
@@ -65,7 +85,7 @@ def choose(found: Sequence[Snapshot], device: str | None, path: Path) -> Snapsho
     if device is None:
         return max(found, key=lambda one: (one.moments, len(one.blocks)))
     for one in found:
-        if device in (one.device, one.device.removeprefix("cuda:")):
+        if device in (one.device, one.device.removeprefix("cuda:")) or (one.device == "cuda" and device == "0"):
             return one
     raise SnapshotError(
         f"{path} has nothing of device {device}", f"choose of {', '.join(one.device for one in found)}: --device"

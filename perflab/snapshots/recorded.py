@@ -8,20 +8,22 @@ phase begins; without marks, an event has the phase of its place. ``looks`` say 
 from __future__ import annotations
 
 import json
+import re
+import reprlib
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from perflab.errors import SnapshotError
-from perflab.snapshots.categories import deduced
-from perflab.snapshots.model import UNKNOWN, Block, Frame, Snapshot, Stack
+from perflab.snapshots.categories import as_told, deduced
+from perflab.snapshots.model import Block, Frame, Snapshot, Stack
 from perflab.snapshots.notes import notes_of
 from perflab.snapshots.stages import of_marks, steps_of
 
-MOST_BYTES = 2**30
-"""JSON is read as a whole."""
+MOST_BYTES = 2**26
+"""JSON is read as a whole, and what is not ours may take 22 times its size: two million events of a CPU."""
 
 
 @dataclass(frozen=True)
@@ -44,24 +46,77 @@ def read_json(text: bytes, path: Path) -> Snapshot:
         SnapshotError: it is damaged, or none of ours.
     """
     try:
-        content = json.loads(text)
+        content, cut_at = _content(text)
         if type(content) is not dict or type(content.get("events")) is not list:
             raise ValueError("it has no events")
         if content.get("schema") not in (1, 2):
             raise ValueError(f"its schema is {content.get('schema')!r}, and 1 and 2 are known")
-        return _snapshot(content)
+        found = _snapshot(content, is_cut=bool(cut_at))
     except (ValueError, TypeError, KeyError, IndexError, OverflowError, AttributeError, RecursionError) as error:
         raise SnapshotError(
             f"{path} is no recording of memory_snapshot: {error}",
-            "record it again; a file that was cut off cannot be read, since JSON has its end last",
+            "record it again, or give another file",
         ) from error
+    if not cut_at:
+        return found
+    note = (
+        f"{path.name} is cut off or damaged at character {cut_at:,}: {found.moments:,} events were read before that, "
+        "and what came after is not known"
+    )
+    return replace(found, notes=[note, *found.notes], is_whole=False)
 
 
-def _snapshot(content: dict[str, Any]) -> Snapshot:
+def _content(text: bytes) -> tuple[Any, int]:
+    """What the JSON says, and the character at which it ends too early; 0: it is whole."""
+    try:
+        return json.loads(text), 0
+    except json.JSONDecodeError:
+        return _what_is_there(text.decode("utf-8", "replace"))
+
+
+def _what_is_there(text: str) -> tuple[dict[str, Any], int]:
+    """The keys with their values as far as they are whole; of the list that is cut off, its whole items."""
+    decode, content = json.JSONDecoder().raw_decode, dict[str, Any]()
+    start = position = _behind(text, _SPACE, 0) + 1
+    key = ""
+    while True:
+        try:
+            key, end = decode(text, _behind(text, _BETWEEN, position))
+            start = _behind(text, _BETWEEN, end)
+            content[key], position = decode(text, start)
+        except json.JSONDecodeError:
+            break
+    if text[start : start + 1] != "[" or key in content:
+        return content, position
+    items: list[Any] = []
+    position = start + 1
+    while True:
+        try:
+            item, end = decode(text, _behind(text, _BETWEEN, position))
+        except json.JSONDecodeError:
+            content[key] = items
+            return content, position
+        items.append(item)
+        position = end
+
+
+def _behind(text: str, what: re.Pattern[str], position: int) -> int:
+    found = what.match(text, position)
+    assert found is not None
+    return found.end()
+
+
+_SPACE, _BETWEEN = re.compile(r"\s*"), re.compile(r"[\s,:]*")
+
+
+def _snapshot(content: dict[str, Any], *, is_cut: bool) -> Snapshot:
     events = [(_whole(time), _whole(size)) for time, size in content["events"]]
-    has_blocks = content["schema"] == 2
+    has_blocks = content["schema"] == 2 and not (is_cut and {"blocks", "places"} - content.keys())
     places = [_place(one) for one in content.get("places", [])]
     marks = content["blocks"] if has_blocks else [(None, None)] * len(events)
+    if is_cut:
+        del events[len(marks) :], marks[len(events) :]
+        marks = [(block, None if number is None or number >= len(places) else number) for block, number in marks]
     if len(marks) != len(events):
         raise ValueError(f"{len(events)} events have {len(marks)} blocks")
     reading = _Reading(has_addresses=has_blocks)
@@ -76,6 +131,8 @@ def _snapshot(content: dict[str, Any]) -> Snapshot:
             phases.append(begins.get(moment - 1, phases[-1] if phases else ""))
         else:
             phases.append(place.phase)
+        if block is not None:
+            _whole(block)
         if is_given:
             reading.give(block, size, place, moment)
         else:
@@ -88,9 +145,7 @@ def _snapshot(content: dict[str, Any]) -> Snapshot:
     return Snapshot(
         source="perflab, predicted" if is_predicted else "perflab",
         device="cuda" if content.get("device") == "cuda" else "cpu",
-        blocks=[block._replace(category=block.category or UNKNOWN) for block in blocks]
-        if has_categories
-        else _noted(content, list(deduced(blocks, stages))),
+        blocks=as_told(blocks if has_categories else _noted(content, list(deduced(blocks, stages)))),
         times_ns=() if content.get("time") == "event" else array("q", (time for time, _ in events)),
         moments=len(events),
         rounding_bytes=512 if content.get("device") == "cuda" else 1,
@@ -103,7 +158,7 @@ def _snapshot(content: dict[str, Any]) -> Snapshot:
 
 
 def _notes(content: dict[str, Any]) -> Iterator[str]:
-    if content["schema"] == 1:
+    if "blocks" not in content:
         yield "the file (schema 1) names no blocks: each free is taken for the latest block of its size"
     unseen = _whole(content.get("let_go_unseen_bytes", 0))
     if unseen:
@@ -161,7 +216,7 @@ def _place(found: dict[str, Any]) -> _Place:
 
 def _whole(value: object) -> int:
     if type(value) is not int:
-        raise TypeError(f"{value!r} is no whole number")
+        raise TypeError(f"{reprlib.repr(value)} is no whole number")
     return value
 
 

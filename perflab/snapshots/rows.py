@@ -28,6 +28,10 @@ LABELS = ("category", "module", "phase", "user_metadata", "tensor")
 """Texts that an event may have: what it is for, where it was asked for, and the mark of that time."""
 
 
+class StackNumber(int):
+    """Stands where a stack stood that was read at once. No number of a file is one."""
+
+
 class Rows:
     """Events in the order of the file. Stacks and labels are stored once each, and known by number."""
 
@@ -43,6 +47,7 @@ class Rows:
         """Of the rows that are out of memory."""
         self.has_times = False
         self.stack_table: list[Stack] = [()]
+        self.stack_numbers = [StackNumber(0)]
         self.label_table: list[tuple[str, ...]] = [("",) * len(LABELS)]
         self._stacks: dict[Stack, int] = {(): 0}
         self._labels: dict[tuple[str, ...], int] = {("",) * len(LABELS): 0}
@@ -65,19 +70,22 @@ class Rows:
             self.device_free[len(self) - 1] = free if type(free) is int else 0
 
     def add_values(self, action: Any, numbers: Sequence[Any], frames: Any, labels: tuple[Any, ...]) -> None:
-        """The same from the values of ``NUMBERS`` and ``LABELS``. ``frames``: a list, or the number of a stack.
+        """The same from the values of ``NUMBERS`` and ``LABELS``. ``frames``: a list, or a ``StackNumber``.
 
         Raises:
             SnapshotError: a value is not of its kind.
         """
         length = len(self.actions)
         try:
-            is_number = type(frames) is int and 0 <= frames < len(self.stack_table)
-            stack = frames if is_number else self.stack_of(frames)
+            stack = self.stack_of(frames)
+            # Before anything is hashed: the hash of tuples within tuples may take for ever.
+            for text in labels:
+                if type(text) is not str and text is not None:
+                    raise TypeError("a category, module, phase or mark is to be text")
             label = self._labels.get(labels)
             if label is None:
                 label = self._label_of(labels)
-            number = _NUMBER.get(action, OTHER)
+            number = _NUMBER.get(text_of(action), OTHER)
             self.addresses.append(numbers[0])
             self.sizes.append(numbers[1])
             self.streams.append(numbers[2])
@@ -95,8 +103,6 @@ class Rows:
 
     def _label_of(self, labels: tuple[Any, ...]) -> int:
         texts = tuple("" if text is None else text for text in labels)
-        if not all(type(text) is str for text in texts):
-            raise TypeError("a category, module, phase or mark is to be text")
         number = self._labels.get(texts)
         if number is None:
             number = self._labels[texts] = len(self.label_table)
@@ -104,14 +110,16 @@ class Rows:
         self._labels[labels] = number
         return number
 
-    def stack_of(self, frames: Any) -> int:
-        """The number of a stack, from the list that PyTorch writes.
+    def stack_of(self, frames: Any) -> StackNumber:
+        """The number of a stack, from the list that PyTorch writes, or from what stands in its place.
 
         Raises:
             TypeError: it is no such list.
         """
+        if type(frames) is StackNumber:
+            return frames
         if not frames:
-            return 0
+            return self.stack_numbers[0]
         if type(frames) is not list:
             raise TypeError("a stack is to be a list of frames")
         stack = tuple(self._frame(frame) for frame in frames)
@@ -119,10 +127,27 @@ class Rows:
         if number is None:
             number = self._stacks[stack] = len(self.stack_table)
             self.stack_table.append(stack)
-        return number
+            self.stack_numbers.append(StackNumber(number))
+        return self.stack_numbers[number]
 
     def _frame(self, found: Any) -> Frame:
         if type(found) is not dict:
             raise TypeError("a frame is to be a dictionary")
-        frame = Frame(str(found.get("filename", "")), int(found.get("line") or 0), str(found.get("name", "")))
+        line = found.get("line") or 0
+        if type(line) is not int:
+            raise TypeError("the line of a frame is to be a whole number")
+        frame = Frame(text_of(found.get("filename")), line, text_of(found.get("name")))
         return self._frames.setdefault(frame, frame)
+
+
+def text_of(value: Any) -> str:
+    """A text of the file; empty for None. Of nothing else a text is made: that of lists within lists has no end.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if value is None:
+        return ""
+    if type(value) is not str:
+        raise TypeError(f"a text is wanted, and a {type(value).__name__} is there")
+    return value

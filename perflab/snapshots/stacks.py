@@ -16,7 +16,7 @@ _NOT_THE_USER_S = re.compile(
     r"|(?:^|/)torch/(?:nn|optim|autograd|utils|_\w+|cuda|distributed|amp|profiler)/|(?:^|/)torch/\w+\.py$"
     r"|(?:^|/)perflab/(?:measure|measured|predicted|plugin|compared)/"
     r"|^<|^\?\?|\.(?:cpp|cc|cxx|c|cu|cuh|h|hpp)$|\.[sS]$|\.so(?:[.\d]*)$|^$|importlib"
-    r"|(?:^|/)bin/[\w.-]+$"
+    r"|(?:^|/)bin/[\w.-]+(?<!\.py)$"
 )
 _OPERATOR = re.compile(r"\bat::_ops::(\w+)::")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -42,26 +43,56 @@ def of_annotations(annotations: object, device: int, times_us: Sequence[int]) ->
         device: whose.
         times_us: when each moment was.
     """
-    stages, steps, open_spans = [], [], list[tuple[str, int]]()
     found = [mark for one in (annotations if isinstance(annotations, list) else ()) if (mark := _mark(one))]
     own = [mark for mark in found if mark[3] in (device, None)]
+    steps: list[Stage] = []
+    spans: list[tuple[str, bool, int]] = []
     for name, begins, time_us, _ in own or found:
-        if _STEP.match(name):
-            if begins:
-                steps.append(Stage(name, bisect_left(times_us, time_us), len(times_us)))
-            elif steps and steps[-1].name == name:
-                steps[-1] = steps[-1]._replace(end=bisect_right(times_us, time_us))
+        if not _STEP.match(name):
+            spans.append((name, begins, time_us))
         elif begins:
-            open_spans.append((name, bisect_left(times_us, time_us)))
-        elif any(name == span for span, _ in open_spans):
-            while open_spans:
-                span, start = open_spans.pop()
-                if span == name:
+            steps.append(Stage(name, bisect_left(times_us, time_us), len(times_us)))
+        elif steps and steps[-1].name == name:
+            steps[-1] = steps[-1]._replace(end=bisect_right(times_us, time_us))
+    stages: list[Stage] = []
+    for name, begin_us, end_us in _outermost(spans):
+        end = len(times_us) if end_us is None else bisect_right(times_us, end_us)
+        start = bisect_left(times_us, begin_us)
+        if end > start and (not stages or start >= stages[-1].end):
+            stages.append(Stage(name, start, end))
+    return stages, steps
+
+
+def _outermost(marks: Sequence[tuple[str, bool, int]]) -> Iterator[tuple[str, int, int | None]]:
+    """Name, beginning and end of spans that lie in no other one that ends.
+
+    A span that was open when the file was written is passed over for those within it; the last one, in which nothing
+    began, has None for its end: it is where the program was.
+    """
+    open_spans: list[int] = []
+    names: Counter[str] = Counter()
+    ends: dict[int, int] = {}
+    for number, (name, begins, _) in enumerate(marks):
+        if begins:
+            open_spans.append(number)
+            names[name] += 1
+        elif names[name]:  # those within it that have no end of their own end with it
+            while True:
+                inner = open_spans.pop()
+                names[marks[inner][0]] -= 1
+                if marks[inner][0] == name:
                     break
-            end = bisect_right(times_us, time_us)
-            if not open_spans and end > start:
-                stages.append(Stage(name, start, end))
-    return [stage for number, stage in enumerate(stages) if not number or stage.start >= stages[number - 1].end], steps
+            ends[inner] = number
+    last = max((number for number, (_, begins, _) in enumerate(marks) if begins), default=-1)
+    still_open, after = {*open_spans}, -1
+    for number, (name, begins, begin_us) in enumerate(marks):
+        if not begins or number < after:
+            continue
+        if number in ends:
+            after = ends[number]
+            yield name, begin_us, marks[after][2]
+        elif number == last and number in still_open:
+            yield name, begin_us, None
 
 
 def _mark(one: Any) -> tuple[str, bool, int, object] | None:
@@ -75,19 +106,24 @@ def _mark(one: Any) -> tuple[str, bool, int, object] | None:
 
 
 def steps_of(stages: Sequence[Stage]) -> list[Stage]:
-    """Steps where stages repeat: each begins with the first stage's name, numbers aside. One step is none.
+    """Steps where stages repeat: each begins with the first name that comes again, numbers aside. One step is none.
 
     What lies between two steps belongs to the later one: it makes ready for it, and where the optimizer alone is
     marked, as ``torch.optim`` does by itself, it is the forward and the backward.
     """
     if not stages:
         return []
-    first = _plain(stages[0].name)
-    starts = [number for number, stage in enumerate(stages) if _plain(stage.name) == first]
+    names = [_plain(stage.name) for stage in stages]
+    times = Counter(names)
+    first = next((name for name in names if times[name] > 1), "")
+    starts = [number for number, name in enumerate(names) if name == first]
     if len(starts) < 2:
         return []
     ends = [*(number - 1 for number in starts[1:]), len(stages) - 1]
-    edges = [stages[0].start, *(stages[end].end for end in ends)]
+    of_each = {tuple(names[begin : end + 1]) for begin, end in zip(starts[:-1], ends, strict=False)}
+    if starts[0] and len(of_each) > 1:  # after something that was done once, only what is alike throughout are steps
+        return []
+    edges = [stages[starts[0]].start, *(stages[end].end for end in ends)]
     return [Stage(f"step {number}", begin, end) for number, (begin, end) in enumerate(pairwise(edges), start=1)]
 
 

@@ -157,7 +157,7 @@ MOST_STAGES = 24
 
 
 def _staying(snapshot: Snapshot, line: Lines, most: int) -> Iterator[Table]:
-    columns = (Column("steps", "in steps", "count"), *_ALIKE)
+    columns = (Column("steps", "in steps", "count"), Column("left", "left at the end", "count"), *_ALIKE)
     found = outliving(snapshot)
     rows: list[tuple[Value, ...]] = []
     for one in found[:most]:
@@ -166,6 +166,7 @@ def _staying(snapshot: Snapshot, line: Lines, most: int) -> Iterator[Table]:
         rows.append(
             (
                 one.steps,
+                one.left,
                 len(same.blocks),
                 same.size_bytes,
                 same.total_bytes,
@@ -177,7 +178,12 @@ def _staying(snapshot: Snapshot, line: Lines, most: int) -> Iterator[Table]:
             )
         )
     if rows:
-        note = f"of {len(snapshot.steps)} steps; what stays in every one of them grows without end"
+        note = (
+            f"of {len(snapshot.steps)} steps; what stays in every one of them, and of which about as many are left at "
+            "the end, grows without end; the next step lets go of the rest"
+        )
+        if len(found) > most:
+            note += f"; {len(found) - most:,} smaller rows are left out"
         yield Table("outliving", "Blocks that outlive the step that made them", columns, tuple(rows), note)
 
 

@@ -82,6 +82,10 @@ class Unpickling(Window):
             "a memory snapshot is plain data, and this is none; do not load the file with pickle either",
         )
 
+    def forget(self, objects: int) -> None:
+        """So many of the objects that were read last are no more."""
+        self._objects -= objects
+
     def get(self, number: int) -> Any:
         """What has that number in the memo."""
         if number < len(self.memo):
@@ -173,7 +177,7 @@ class Unpickling(Window):
     def _rarer(self, code: int) -> None:
         stack, buffer, position = self.stack, self.buffer, self.position
         if code in _TEXT_LENGTHS:
-            stack.append(self.counted(_TEXT_LENGTHS[code]).decode("utf-8", "surrogatepass"))
+            stack.append(_sayable(self.counted(_TEXT_LENGTHS[code]).decode("utf-8", "surrogatepass")))
             return
         if code in _BYTES_LENGTHS:
             stack.append(self.counted(_BYTES_LENGTHS[code]))
@@ -249,7 +253,7 @@ class Unpickling(Window):
         if code != "V" and len(text) > 100:
             self.refuse(f"a number of {len(text)} digits")
         if code == "V":
-            self.stack.append(text.decode("raw-unicode-escape"))
+            self.stack.append(_sayable(text.decode("raw-unicode-escape")))
         elif code == "F":
             self.stack.append(float(text))
         elif code == "p":
@@ -289,3 +293,8 @@ class Unpickling(Window):
         target.update(zip(keys, pairs[1::2], strict=True))
         if whole:
             self.stack[-1] = self._content.finished(target, self)
+
+
+def _sayable(text: str) -> str:
+    """With escapes for halves of characters: names of files that are no UTF-8 hold them, and nothing can print them."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -21,7 +21,6 @@ INSIDE = {
     "memory_study.py": "snapshots of the lab's models, taken apart",
     "memory_timelines.py": "snapshots of the lab's models: predicting beside recording",
     "predicted_against_real.py": "the insides of predicting, beside PyTorch's CUDA build",
-    "public_models_against_real.py": "the insides of predicting, beside PyTorch's CUDA build",
     "predicted.py": "what those that begin with test_predicted share",
     "test_attention_needs.py": "what cases say they need, against the harness's own measurement of memory",
     "public_models_against_real.py": "the insides of predicting, on a public library's models",

@@ -151,10 +151,26 @@ def test_what_outlives_its_step_is_named_with_the_steps_that_leave_it(tmp_path: 
         event["time_us"] = time
     made.events = events
     found = read(written(tmp_path / "snapshot.pickle", content(made)))
-    assert [(one.steps, len(one.alike.blocks), one.alike.size_bytes) for one in outliving(found)] == [
-        (3, 3, 3 * MIB),
-        (1, 1, 2 * MIB),  # the optimizer's state
+    assert [(one.steps, one.left, len(one.alike.blocks), one.alike.size_bytes) for one in outliving(found)] == [
+        (3, 3, 3, 3 * MIB),
+        (1, 1, 1, 2 * MIB),  # the optimizer's state
     ]
+
+
+def test_what_the_next_step_lets_go_does_not_grow(tmp_path: Path) -> None:
+    made = Recording()
+    for step_number in range(4):
+        made.mark = "forward"
+        made.alloc((step_number % 2) * 64 * MIB, MIB, MODEL)
+        if step_number:
+            made.free(((step_number - 1) % 2) * 64 * MIB, MIB, TRAIN)
+        made.mark = "optimizer"
+        made.alloc(500 * MIB, 512, TRAIN).free(500 * MIB, 512, TRAIN)
+    found = read(written(tmp_path / "a.pickle", content(made)))
+    assert [(one.steps, one.left) for one in outliving(found)] == [(3, 0), (1, 1)]
+    rows = table(summarize(found, "a"), "outliving")
+    assert [row[:2] for row in rows.rows] == [(3, 0), (1, 1)]
+    assert [column.title for column in rows.columns[:2]] == ["in steps", "left at the end"]
 
 
 def test_segments_and_the_cache_stand_in_the_summary(tmp_path: Path) -> None:
@@ -165,6 +181,13 @@ def test_segments_and_the_cache_stand_in_the_summary(tmp_path: Path) -> None:
     assert total == ("all segments", 20 * MIB, 3 * MIB, 3 * MIB - 5, 17 * MIB, None)
     assert table(report, "segments").rows[0][-1] == 11 * MIB
     assert [row[1:] for row in table(report, "cache").rows] == [(2, 29 * MIB), (1, 8 * MIB), (1, None)]
+
+
+def test_sizes_that_the_allocator_rounds_further_are_noted(tmp_path: Path) -> None:
+    for setting, noted in (("roundup_power2_divisions:4", True), ("expandable_segments:True", False)):
+        about = {"allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": setting}}
+        found = read(written(tmp_path / "a.pickle", content(training(), **about)))
+        assert any("rounded sizes up further" in note for note in found.notes) is noted
 
 
 def test_out_of_memory_says_what_was_asked_and_what_was_alive(tmp_path: Path) -> None:
@@ -229,6 +252,44 @@ def test_a_diff_adds_up_to_the_difference_of_the_peaks(tmp_path: Path, most: int
         assert summed(found, "after_bytes") - summed(found, "before_bytes") == change
     same = compare(before, before, ("a", "a"), most)
     assert all(not found.rows for found in same.tables)
+
+
+def holding(
+    folder: str, *makes: tuple[int, int], train: int = 12, module: str = "", absolute: bool = True
+) -> dict[str, object]:
+    """Blocks of so many MiB that lines of ``forward`` hold to the end, and one of 50 MiB by the line ``train``."""
+    made, root = Recording(), f"/home/{folder}" if absolute else folder
+    for number, (line, size) in enumerate(makes):
+        made.alloc(number * 64 * MIB, size * MIB, (f"{root}/model.py", line, "forward"), TRAIN)
+    made.alloc(6400 * MIB, 50 * MIB, (f"{root}/scripts/train.py", train, "main"))
+    for event in made.events:
+        event["module"] = module
+    return content(made)
+
+
+def changes(tmp_path: Path, before: dict[str, object], after: dict[str, object]) -> list[tuple[object, ...]]:
+    first, second = (read(written(tmp_path / name, one)) for name, one in (("a", before), ("b", after)))
+    rows = table(compare(first, second, ("a", "b")), "changes").rows
+    return [row[:6] for row in rows]
+
+
+def test_lines_that_moved_are_no_change(tmp_path: Path) -> None:
+    before = holding("me/project", (190, 8), (195, 8), (200, 3))
+    assert changes(tmp_path, before, holding("me/project", (191, 8), (196, 8), (201, 3), train=14)) == []
+    # in a checkout elsewhere, from whose working directory paths are told, and with names of modules besides
+    assert changes(tmp_path, before, holding("you/base", (190, 8), (195, 8), (200, 3))) == []
+    elsewhere = holding("src", (191, 8), (196, 8), (201, 3), module="blocks.1", absolute=False)
+    assert changes(tmp_path, before, elsewhere) == []
+    assert changes(tmp_path, elsewhere, before) == []
+
+
+def test_of_lines_that_moved_what_changed_is_named(tmp_path: Path) -> None:
+    before = holding("me/project", (190, 8), (195, 8), (200, 3))
+    smaller = holding("me/project", (191, 8), (196, 4), (201, 3))
+    assert changes(tmp_path, before, smaller) == [("model.py:196", "", "unknown", -4 * MIB, 8 * MIB, 4 * MIB)]
+    more = holding("me/project", (191, 8), (193, 7), (196, 8), (201, 3))
+    assert changes(tmp_path, before, more) == [("model.py:193", "", "unknown", 7 * MIB, 0, 7 * MIB)]
+    assert changes(tmp_path, more, before) == [("model.py:193", "", "unknown", -7 * MIB, 7 * MIB, 0)]
 
 
 def test_layers_of_a_prediction_are_counted_together_with_the_shape_of_what_was_saved(tmp_path: Path) -> None:

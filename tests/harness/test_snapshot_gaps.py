@@ -9,7 +9,8 @@ import pytest
 
 from perflab.errors import SnapshotError
 from perflab.snapshots.model import Snapshot
-from perflab.snapshots.reading import read_snapshots
+from perflab.snapshots.reading import choose, read_snapshots
+from perflab.snapshots.stacks import is_user_s
 from perflab.snapshots.stages import of_marks, steps_of
 from tests.harness.made_snapshots import ENGINE, MIB, MODEL, TRAIN, Recording, block, content, segment, written
 
@@ -28,6 +29,31 @@ def test_steps_touch_and_where_torch_optim_alone_marks_they_hold_the_forward() -
         ("step 3", 7, 9),
     ]
     assert steps_of(marks[:1]) == []
+
+
+def test_what_was_done_once_before_the_steps_is_no_step() -> None:
+    parts = ["forward", "backward", "optimizer"]
+    steps = steps_of(of_marks(["setup", "setup", *parts * 3]))
+    assert [(one.name, one.start, one.end) for one in steps] == [("step 1", 2, 5), ("step 2", 5, 8), ("step 3", 8, 11)]
+    assert steps_of(of_marks(["setup", *parts, "validation", *parts, "save", "forward"])) == []
+
+
+@pytest.mark.parametrize(
+    ("actions", "retries"),
+    [
+        (["segment_free", "segment_free", "segment_alloc"], 1),
+        (["segment_free", "oom"], 1),
+        (["segment_unmap", "segment_map"], 1),
+        (["segment_alloc", "segment_alloc", "oom"], 0),
+        (["segment_free", "alloc", "segment_alloc"], 0),
+    ],
+    ids=str,
+)
+def test_a_retry_gave_memory_back_and_asked_again(tmp_path: Path, actions: list[str], retries: int) -> None:
+    made = Recording().alloc(900 * MIB, 512)
+    for number, action in enumerate(actions):
+        made.add(action, number * 64 * MIB, 2 * MIB)
+    assert read(written(tmp_path / "a.pickle", content(made))).cache.retries == retries
 
 
 def test_stacks_of_frees_that_are_those_of_their_blocks_say_nothing(tmp_path: Path) -> None:
@@ -83,3 +109,42 @@ def test_the_public_list_of_segments_is_read(tmp_path: Path) -> None:
     path.write_bytes(pickle.dumps([]))
     with pytest.raises(SnapshotError, match=r"segments\.pickle: it is a pickle, but no memory snapshot"):
         read_snapshots(path)
+
+
+SGD = ("/usr/lib/python3/site-packages/torch/optim/sgd.py", 361, "_single_tensor_sgd")
+WRAPPER = ("/usr/lib/python3/site-packages/torch/optim/optimizer.py", 516, "wrapper")
+MINE = ("/home/me/project/adamw.py", 30, "step")
+
+
+@pytest.mark.parametrize("maker", [(SGD,), (MINE, WRAPPER)], ids=["SGD", "of the user's"])
+def test_what_a_step_makes_and_leaves_is_the_optimizer_s_state(
+    tmp_path: Path, maker: tuple[tuple[str, int, str], ...]
+) -> None:
+    made = Recording().alloc(0, MIB, *maker, TRAIN).alloc(8 * MIB, MIB, *maker, TRAIN).free(8 * MIB, MIB, *maker)
+    made.alloc(16 * MIB, MIB, *maker, TRAIN).free(16 * MIB, MIB, TRAIN)  # the optimizer itself was let go
+    made.alloc(24 * MIB, MIB, ENGINE, *maker, TRAIN)  # of a closure
+    found = read(written(tmp_path / "a.pickle", content(made)))
+    told = [one.category for one in found.blocks]
+    assert told == ["optimizer state", "temporaries", "optimizer state", "gradients"]
+
+
+def test_a_script_in_a_folder_of_programs_is_the_user_s() -> None:
+    assert is_user_s("/home/me/project/bin/train.py")
+    assert not is_user_s("/usr/bin/python3.11")
+
+
+def test_a_prediction_s_device_is_the_first(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text('{"schema": 1, "device": "cuda", "events": [[0, 5]]}')
+    found = read_snapshots(path)
+    assert choose(found, "0", path) is choose(found, "cuda", path) is found[0]
+    with pytest.raises(SnapshotError, match="nothing of device 1"):
+        choose(found, "1", path)
+
+
+def test_numbers_of_events_are_no_times(tmp_path: Path) -> None:
+    about = {"kind": "prediction", "times": "event"}
+    path = written(tmp_path / "a.pickle", content(Recording().alloc(0, MIB, MODEL), perflab=about))
+    assert list(read(path).times_ns) == []
+    path = written(tmp_path / "b.pickle", content(Recording().alloc(0, MIB, MODEL), perflab={**about, "times": "ns"}))
+    assert len(read(path).times_ns) == 1

@@ -218,3 +218,24 @@ def test_modules_that_are_compiled_are_not_hooked(tmp_path: Path) -> None:
     found = read(record_call(Workload(compiled, (data,), {}), tmp_path / "compiled", data.device).path)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == calls
     assert alive(found, "parameters", 0) == sum(rounded(4 * one.numel()) for one in model.parameters())
+
+
+def test_retries_are_those_that_pytorch_counts(tmp_path: Path) -> None:
+    torch.empty(1, device="cuda")  # before it there are no statistics
+    torch.cuda.empty_cache()
+    torch.cuda.memory._record_memory_history(max_entries=10_000)
+    try:
+        before = torch.cuda.memory_stats()["num_alloc_retries"]
+        held = torch.empty(40 << 30, dtype=torch.uint8, device="cuda")
+        rest = torch.empty(30 << 30, dtype=torch.uint8, device="cuda")
+        del rest
+        again = torch.empty(36 << 30, dtype=torch.uint8, device="cuda")  # room once the cache is given back
+        del again
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            torch.empty(60 << 30, dtype=torch.uint8, device="cuda")
+        counted = torch.cuda.memory_stats()["num_alloc_retries"] - before
+        torch.cuda.memory._dump_snapshot(str(tmp_path / "a.pickle"))
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
+    del held
+    assert (counted, read(tmp_path / "a.pickle").cache.retries) == (2, 2)

@@ -13,6 +13,7 @@ def test_a_case_that_needs_more_memory_leaves_both_snapshots_and_shows_what_is_n
     folder = project.pytester.path / ".perflab/snapshots"
     assert [path.name for path in folder.iterdir()] == ["test_story.py_test_work-measured.json"]
     project.cost(ms=100, kib=1536)
+    project.run("--perf-snapshots", "--perf-check=off").assert_outcomes(passed=1)  # and takes nobody's place
     result = project.run("--perf-snapshots")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
@@ -77,3 +78,22 @@ def test_the_fixture_knows_the_models_in_a_test_s_hands(project: Project) -> Non
         sizes = [block.size_bytes for block in alive_at(found, moment) if block.category == category]
         assert sum(sizes) == of_weights, category
     assert {"0", "1"} <= {block.module for block in found.blocks if block.allocated_at}
+
+
+def test_a_case_that_runs_out_of_memory_leaves_both_snapshots(project: Project) -> None:
+    project.run("--perf-update", "--perf-snapshots").assert_outcomes(passed=1)
+    folder = project.pytester.path / ".perflab/snapshots"
+    (good,) = folder.iterdir()
+    before = good.read_bytes()
+    project.cost(ms=100, kib=2**41)
+    result = project.run("--perf-snapshots")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["memory: peak of the snapshot -*", "in full: perflab memory *-measured-now.json"])
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "test_story.py_test_work-measured-now.json",
+        "test_story.py_test_work-measured.json",
+    ]
+    assert good.read_bytes() == before
+    good.unlink()
+    project.run("--perf-snapshots", "--perf-check=off").assert_outcomes(skipped=1)
+    assert not good.exists()  # no later case is compared with a call that did not come to its end

@@ -1,7 +1,7 @@
 """Memory snapshots of measured cases: ``--perf-snapshots`` records one more call; a failure shows what is new in it.
 
-The snapshot of a case that passes stays as ``*-measured``. That of a case that fails lies beside it as
-``*-measured-now``, and the failure ends with the first lines of ``perflab memory`` for the two.
+The snapshot of a case that passes stays as ``*-measured``. That of a case that fails, or that nobody judged, lies
+beside it as ``*-measured-now``, and a failure ends with the first lines of ``perflab memory`` for the two.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from perflab.errors import PerflabError
 from perflab.measure.memory_snapshot import record_call
 from perflab.measure.workload import Workload
 from perflab.measured.run.state import Learned
+from perflab.mode import identity
 from perflab.plugin.case.perf import CaseState
 from perflab.plugin.session.folder import file_name_for, own_folder
 from perflab.predicted.settings import Predicting
@@ -28,27 +29,35 @@ if TYPE_CHECKING:
 _NOW = "-now"
 
 
-def record_where_asked(state: CaseState, workload: Workload, device: torch.device, config: pytest.Config) -> None:
-    """Record one more call of a case that was measured, if the run was asked to."""
+def record_where_asked(
+    state: CaseState, workload: Workload, device: torch.device, config: pytest.Config, *, runs_out: bool = False
+) -> None:
+    """Record one more call of a case that was measured, or that ran out of memory, if the run was asked to."""
     if state.settings.part(Predicting).snapshots:
         folder = own_folder(config.rootpath) / "snapshots"
-        recorded = record_call(workload, folder / (file_name_for(f"{state.case}-measured") + _NOW), device)
+        name = file_name_for(f"{identity(state.case, state.settings.mode)}-measured")
+        recorded = record_call(workload, folder / (name + _NOW), device, runs_out=runs_out)
         state.part(Learned).snapshot = recorded.path
 
 
-def with_snapshots(failure: str | None, snapshot: Path | None, root: Path) -> str | None:
+def with_snapshots(
+    failure: str | None, snapshot: Path | None, root: Path, *, is_judged: bool, is_whole: bool = True
+) -> str | None:
     """A failure with what its snapshot has that the last good one had not; None where the case passed.
 
     Args:
         failure: the text so far.
         snapshot: of the case as it is now.
         root: paths are shown relative to it.
+        is_judged: whether the case was compared with anything. Else it takes no other snapshot's place.
+        is_whole: whether the call came to its end. Else no case is compared with it later.
     """
     if snapshot is None:
         return failure
-    good = snapshot.with_name(snapshot.name.replace(f"{_NOW}.", "."))
+    good = snapshot.with_name(snapshot.stem.removesuffix(_NOW) + snapshot.suffix)
     if failure is None:
-        snapshot.replace(good)
+        if is_whole and (is_judged or not good.exists()):
+            snapshot.replace(good)
         return None
     now = snapshot.relative_to(root).as_posix()
     if not good.exists():

@@ -126,4 +126,11 @@ def failure_of(config: pytest.Config, one: Judged) -> str | None:
     failure = verdicts.failure_of(
         config, settings.told_in(one.result), settings, saves=saves, moves_anchor=drifted or by_turns
     )
-    return with_snapshots(failure, one.state.part(Learned).snapshot, config.rootpath)
+    is_judged = settings.update or judgement.verdict not in (Verdict.UNCHECKED, Verdict.INCOMPARABLE)
+    return with_snapshots(
+        failure,
+        one.state.part(Learned).snapshot,
+        config.rootpath,
+        is_judged=is_judged,
+        is_whole=judgement.verdict is not Verdict.OOM and not one.record.out_of_memory,
+    )

@@ -283,6 +283,9 @@ class Local(Measuring):
             found = with_what_was_alive(found, workload, self.device)
             remedies = self.state.exploration.remedies if self.state.exploration is not None else {}
             self._learned.out_of_memory = msgspec.structs.replace(found, remedies=list(remedies))
+        if found is not None and not self.state.settings.fresh_process:
+            release_memory(self.device)
+            record_where_asked(self.state, workload, self.device, self.config, runs_out=True)
 
     def _share_s(self) -> float | None:
         return None if self.saves else self.budget.case_share_s()

@@ -2,7 +2,7 @@
 
 Two forms, those of the ``memory_snapshot`` fixture. ``write_snapshot``: PyTorch's own pickle, which
 https://pytorch.org/memory_viz and ``torch.cuda._memory_viz`` read; its addresses and segments are the model's
-(``replay``), so they are an estimate. ``write_timeline``: sizes alone, as JSON, what is measured on a CPU; exact.
+(``replay``), so they are an estimate. ``write_timeline``: blocks without addresses, as JSON, as on a CPU; exact.
 
 Both begin with the call, as a recording does: what is held is there already. The pickle is of the last round of the
 replay, when the cache is warm, or of the one that ran out of memory.
@@ -107,8 +107,6 @@ def write_timeline(trace: Trace, path: Path, *, rounded: bool = False, time_of: 
         "source": "perflab, predicted",
         "peak_bytes": peak,
         "time": "event" if time_of is None else "predicted ns",
-        "events": history,
-        "blocks": blocks,
         "marks": marks,
         "places": [
             {
@@ -122,6 +120,8 @@ def write_timeline(trace: Trace, path: Path, *, rounded: bool = False, time_of: 
             for operator, module, phase, kind, file, line, tensor in places
         ],
         "before": [[held.block, sizes[held.block], place_of[held.block]] for held in trace.held if sizes[held.block]],
+        "events": history,
+        "blocks": blocks,
     }
     target = path.with_name(path.name + ".json")
     _write_whole(target, json.dumps(content).encode("utf-8"))
