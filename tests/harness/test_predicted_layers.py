@@ -299,7 +299,7 @@ def test_one_weight_in_all_layers_is_added_up_otherwise_in_the_first_two_of_a_ba
     """The first two gradients are views, and their sum is new memory; the others are added to that."""
     found, whole = both(lambda: trained(tied_to_the_first(*range(1, LAYERS))))
     assert found.layers_run == []
-    assert found.notes == ["every layer was run: they are built alike, and do not do alike"]
+    assert found.notes == ["every layer was traced: layers with the same structure do different work"]
     assert same(found.trace, whole.trace) is None
 
 

@@ -142,7 +142,7 @@ def could_not(why: str) -> str:
 
 def looked_into_enough() -> str:
     """Why a case is not looked into after others were."""
-    return f"{MOST} cases of this run were, and each takes two processes more"
+    return f"{MOST} cases of this run were, the worst ones, and more would take too long"
 
 
 def grown_bytes(judgement: Judgement) -> int:
