@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 _LINES_SHOWN = 15
 _YEAR_S = 365 * 24 * 3600.0
@@ -101,7 +101,19 @@ def promise_life(sign: Path, for_s: float) -> None:
         os.utime(sign, (until_s, until_s))
 
 
-def end_group(process: subprocess.Popen[Any]) -> None:
+class Process(Protocol):
+    """What is needed of a child to end it."""
+
+    pid: int
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Until it has ended."""
+
+    def kill(self) -> None:
+        """At once."""
+
+
+def end_group(process: Process) -> None:
     """End a process that was started in a session of its own, and all that it has started there."""
     if os.name == "posix":
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -25,8 +25,9 @@ from perflab.compared.judge.paired import (
     stage,
 )
 from perflab.compared.rounds import CaseRound, CaseTurns, NotStartedError, Round, RoundPlan, Witness, stray
+from perflab.compared.sides.ancestor import Ancestry, Start
 from perflab.compared.sides.messages import Ended
-from perflab.compared.sides.process import ANSWER_WITHIN_S, Start
+from perflab.compared.sides.process import ANSWER_WITHIN_S
 from perflab.mode import Mode
 from perflab.profiles.records import Peak, Profile
 
@@ -187,6 +188,8 @@ class Limits:
     """By case: a slowdown of no more is none."""
     answer_within_s: float = ANSWER_WITHIN_S
     """A process that is silent for longer hangs."""
+    ancestry: Ancestry = field(default_factory=Ancestry)
+    """What the processes of a round are forked from."""
 
 
 def compare(
@@ -397,12 +400,12 @@ def _started(start: StartSide, cases: Sequence[str] | None, limits: Limits, twin
     wanted = {HEAD: start(HEAD, cases), BASE: start(BASE, cases), TWIN: start(BASE, twin) if twin else None}
     starts = {side: one for side, one in wanted.items() if one is not None}
     try:
-        running = Round(starts, limits.witness, limits.answer_within_s)
+        running = Round(starts, limits.witness, limits.answer_within_s, limits.ancestry)
     except NotStartedError:
         if cases is None:
             raise
         starts.pop(TWIN, None)  # once more, and with as few as will do: memory may have been short
-        running = Round(starts, limits.witness, limits.answer_within_s)
+        running = Round(starts, limits.witness, limits.answer_within_s, limits.ancestry)
     for side in (BASE, TWIN):
         if running.strays.get(side):
             running.close()

@@ -15,6 +15,7 @@ from statistics import geometric_mean
 
 from perflab.compared import interleave
 from perflab.compared.interleave import SIDES, Pace
+from perflab.compared.sides.ancestor import Ancestry, NotForkedError, Start
 from perflab.compared.sides.messages import (
     Answer,
     Ended,
@@ -33,7 +34,7 @@ from perflab.compared.sides.messages import (
     Weigh,
     Weighed,
 )
-from perflab.compared.sides.process import ANSWER_WITHIN_S, SideProcess, Start
+from perflab.compared.sides.process import ANSWER_WITHIN_S, SideProcess
 from perflab.environment import core_numbers
 from perflab.errors import RivalError, SideEndedError
 from perflab.measure.records import Evidence, Memory
@@ -139,7 +140,11 @@ class Round:
     """The live processes of one round. Leave its ``with`` block, and they are gone."""
 
     def __init__(
-        self, starts: dict[str, Start], witness: Witness | None = None, answer_within_s: float = ANSWER_WITHIN_S
+        self,
+        starts: dict[str, Start],
+        witness: Witness | None = None,
+        answer_within_s: float = ANSWER_WITHIN_S,
+        ancestry: Ancestry | None = None,
     ) -> None:
         self._witness = witness
         self._draw = random.Random()  # its own: the tests of this process may have seeded the module's
@@ -149,21 +154,35 @@ class Round:
         """The side that was asked last."""
         self.cases: dict[str, list[str]] = {}
         self.strays: dict[str, list[str]] = {}
+        ancestry = ancestry or Ancestry()
+        while not self._began(starts, answer_within_s, ancestry):
+            self._running.close()
+
+    def _began(self, starts: dict[str, Start], answer_within_s: float, ancestry: Ancestry) -> bool:
+        """Whether all processes are there; if not, it is for their ancestor, which they will not have again."""
         try:
+            ancestor = self._running.enter_context(ancestry.ancestor_of(list(starts.values())))
             order = list(starts)
+            self._processes = {}
             for side in self._draw.sample(order, len(order)):  # they start up side by side: nothing is timed yet
-                start = starts[side]
-                self._processes[side] = self._running.enter_context(SideProcess(start, answer_within_s))
+                side_process = SideProcess(starts[side], answer_within_s, ancestor)
+                self._processes[side] = self._running.enter_context(side_process)
             self._processes = {side: self._processes[side] for side in order}
             for side, process in self._processes.items():
                 hello = process.hello()
                 self.cases[side], self.strays[side] = hello.cases, hello.strays
+                if ancestor is not None:
+                    ancestry.heed(starts[side], hello.read_at_import)
+        except NotForkedError as error:
+            ancestry.refused = str(error)
+            return False
         except SideEndedError as error:
             self._running.close()
             raise NotStartedError(error.problem, error.remedy) from None
         except BaseException:
             self._running.close()
             raise
+        return True
 
     def __enter__(self) -> Round:
         return self

@@ -21,7 +21,7 @@ from perflab.compared.comparison import WEIGHING_ROUNDS
 from perflab.compared.judge.paired import SCREEN_PAIRS
 from perflab.compared.rounds import Round, RoundPlan
 from perflab.compared.run.start_sides import witness_of_host
-from perflab.compared.sides.process import Start
+from perflab.compared.sides.ancestor import Start
 from perflab.data import Data
 from perflab.doctor.workloads import KINDS, MIXED, name_of
 from perflab.errors import RivalError

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from perflab.compared.sides import process
-from perflab.compared.sides.process import SideProcess, Start
+from perflab.compared.sides.ancestor import Start
+from perflab.compared.sides.process import SideProcess
 from perflab.errors import SideEndedError
 
 BUSY = "import time\nwhile True:\n    sum(range(1000))\n"
@@ -53,7 +54,8 @@ def test_a_process_that_is_at_work_ends_at_once_when_its_session_is_killed(tmp_p
     )
     session = (
         "import os, sys, time\nfrom pathlib import Path\n"
-        "from perflab.compared.sides.process import SideProcess, Start\n"
+        "from perflab.compared.sides.ancestor import Start\n"
+        "from perflab.compared.sides.process import SideProcess\n"
         f"side = SideProcess(Start('main', [sys.executable, '-c', {child!r}], dict(os.environ), Path('.')))\n"
         "time.sleep(60)\n"
     )

@@ -518,3 +518,29 @@ def _wait_for(found: object, tries: int = 1200) -> list[Path]:
             return paths
         time.sleep(0.1)
     raise AssertionError("it did not come to that")
+
+
+@pytest.mark.parametrize("sets", ["", "os.environ['KMP_OWN'] = str(os.getpid())"], ids=["alike", "apart"])
+def test_variables_that_a_conftest_sets_for_pytorch_hold_in_both_sides(tmp_path: Path, sets: str) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "conftest.py").write_text(f"import os\nos.environ['OMP_NUM_THREADS'] = '1'\n{sets}\n")
+    (project / "pytest.ini").write_text("[pytest]\n")
+    (project / "test_threads.py").write_text(
+        "import torch\n\n"
+        "def test_threads(perf):\n    assert torch.get_num_threads() == 1\n    perf(lambda: sum(range(9999)))\n"
+    )
+    author = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "."], [*author, "commit", "-qm", "first"]):
+        subprocess.run(["git", *words], cwd=project, check=True)
+    done = subprocess.run(  # Python's own processes: what a variable does to PyTorch's import is seen there alone
+        [sys.executable, "-m", "pytest", "-m", "perf", "--perf-against=HEAD", "--perf-budget=0.3"],
+        cwd=project,
+        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+    told = "processes were started apart and so differ by more: the tests set KMP_OWN, which PyTorch reads"
+    assert (told in done.stdout) == bool(sets)

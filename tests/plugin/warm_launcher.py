@@ -27,6 +27,8 @@ START = (
     "CUDA_",
 )
 """Variables that begin so are heeded when Python starts or PyTorch is imported: too late in a warm process."""
+PROGRAM = "forking.py"
+"""The one program that runs warm by its path: it imports PyTorch, and an A/B comparison starts one for every round."""
 COMPILER_START = (*START, "TRITON_")
 """The same where PyTorch's compiler has been imported, which imports Triton."""
 LATER = ("PYTHONPATH", "TORCHINDUCTOR_CACHE_DIR")
@@ -41,7 +43,8 @@ def main() -> int:
     heeded = {name: value for name, value in os.environ.items() if name.startswith(begin) and name not in LATER}
     is_module = bool(arguments) and arguments[0].startswith("-m")
     is_code = len(arguments) == 3 and arguments[:2] == ["-u", "-c"]
-    if not (is_module or is_code) or heeded != json.loads(started_with):
+    is_program = bool(arguments) and os.path.basename(arguments[0]) == PROGRAM
+    if not (is_module or is_code or is_program) or heeded != json.loads(started_with):
         os.execv(python, [python, *arguments])
 
     inherited = sorted(int(name) for name in os.listdir("/proc/self/fd"))
@@ -56,7 +59,12 @@ def main() -> int:
         "executable": executable,
         "arguments": arguments,
         "code": arguments[2] if is_code else None,
-        "module": [arguments[0][2:], *arguments[1:]] if len(arguments[0]) > 2 else arguments[1:],
+        "program": arguments[0] if is_program else None,
+        "module": arguments
+        if is_program
+        else [arguments[0][2:], *arguments[1:]]
+        if len(arguments[0]) > 2
+        else arguments[1:],
         "environment": dict(os.environ),
         "directory": os.getcwd(),
         "files": files,

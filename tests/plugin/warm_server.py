@@ -193,6 +193,8 @@ def become(request: dict[str, Any]) -> None:
     os.chdir(request["directory"])
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     first = os.getcwd() if request["code"] is None else ""
+    if request["program"] is not None:
+        first = os.path.dirname(request["program"])
     path = [first, *(os.path.abspath(place) for place in given if place), *sys.path]
     sys.path[:] = dict.fromkeys(path)
     sys.path_importer_cache.clear()
@@ -243,7 +245,9 @@ if __name__ == "__main__":
         asked = serve(listening, int(sys.argv[2]))
     become(asked)
     try:
-        if asked["code"] is None:
+        if asked["program"] is not None:
+            runpy.run_path(asked["program"], run_name="__main__")
+        elif asked["code"] is None:
             runpy.run_module(asked["module"][0], run_name="__main__", alter_sys=True)
         else:
             unbuffer()

@@ -166,6 +166,8 @@ class Against:
                 concluded = conclude(found, base, policy, self._case_settings)
                 self._take(items, {case: _with(one, explained.get(case)) for case, one in concluded.items()})
                 self.notes += _said_of(found)
+                if limits.ancestry.refused is not None and found.judged:
+                    self.notes.append(f"processes were started apart and so differ by more: {limits.ancestry.refused}")
 
     def _explain(
         self,

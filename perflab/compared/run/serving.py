@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
+from perflab.compared.sides.ancestor import read_at_import
 from perflab.compared.sides.imports import copies
 from perflab.compared.sides.lifeline import end_with_session
 from perflab.compared.sides.messages import (
@@ -44,6 +45,7 @@ from perflab.compared.sides.messages import (
     send,
 )
 from perflab.compared.sides.process import SOCKET_VARIABLE
+from perflab.compared.sides.stirring import stir
 from perflab.errors import UsageError
 from perflab.measure.empty_calls import is_as_fast_as_none
 from perflab.measure.turns import Turns
@@ -60,8 +62,9 @@ if TYPE_CHECKING:
 
 
 def begin(serve: Serve) -> None:
-    """End with the session; have an installed version's modules found before others are."""
+    """End with the session; have objects lie anywhere; have an installed version's modules found before others are."""
     end_with_session(int(os.environ[SOCKET_VARIABLE]))
+    stir()
     if serve.first:
         sys.meta_path.insert(0, TakenFrom(serve.first))
 
@@ -164,7 +167,8 @@ class Server:
             raise session.Interrupted("the tests could not be collected")
         at = {item.nodeid: number for number, item in enumerate(session.items)}
         gc.freeze()  # a collection before each case would look through all that PyTorch's import made: 0.1 s each time
-        self._say(Hello(protocol=PROTOCOL, cases=list(at), strays=self._strays()))
+        variables = read_at_import(os.environ)
+        self._say(Hello(protocol=PROTOCOL, cases=list(at), strays=self._strays(), read_at_import=variables))
         while isinstance(question := self._heard(), SetUp):
             item = session.items[at[question.case]]
             following = None if question.following is None else session.items[at[question.following]]

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from perflab.compared.sides.ancestor import Start
 from perflab.compared.sides.checkout import Tree, head_label, other_side
 from perflab.compared.sides.imports import import_path
-from perflab.compared.sides.process import Start
 from perflab.data import to_json
 from perflab.measure.evidence import Witness
 from perflab.measure.records import Evidence

@@ -8,14 +8,12 @@ import os
 import socket
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 import msgspec
 
 from perflab.child import end_group
+from perflab.compared.sides.ancestor import Ancestor, Forked, Start
 from perflab.compared.sides.messages import PROTOCOL, Answer, Bye, Hello, Question, next_answer, send
 from perflab.errors import RivalError, SideEndedError
 
@@ -31,28 +29,22 @@ ANSWER_WITHIN_S = 900.0
 cannot say so: a quarter of an hour is for that."""
 
 
-@dataclass(frozen=True)
-class Start:
-    """How a side's processes are started."""
-
-    label: str
-    command: Sequence[str]
-    environment: Mapping[str, str]
-    directory: Path
-
-
 class SideProcess:
     """A live process of one side. Close it, or leave its ``with`` block, and it is gone."""
 
-    def __init__(self, start: Start, answer_within_s: float = ANSWER_WITHIN_S) -> None:
+    def __init__(
+        self, start: Start, answer_within_s: float = ANSWER_WITHIN_S, ancestor: Ancestor | None = None
+    ) -> None:
         """Start it; do not wait for it.
 
         Args:
             start: how.
             answer_within_s: a process that is silent for longer is ended; infinite: never.
+            ancestor: forks it; None: it is started as a fresh process.
 
         Raises:
             RivalError: the system cannot start such a process.
+            NotForkedError: the ancestor cannot.
         """
         self._patience_s = 0.0
         self._answer_within_s = answer_within_s
@@ -64,20 +56,14 @@ class SideProcess:
         self._connection = Connection(ours.detach())
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         try:
-            self._process = subprocess.Popen(
-                list(start.command),
-                cwd=start.directory,
-                env={**start.environment, SOCKET_VARIABLE: str(theirs.fileno())},
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=subprocess.STDOUT,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # the terminal's Ctrl-C is the session's, which ends this process itself
-            )
-        except OSError as error:
+            self._process = _process(start, ancestor, theirs.fileno(), self._output.fileno())
+        except BaseException as error:
             self._connection.close()
             self._output.close()
-            raise RivalError(f"{start.label}: cannot start {start.command[0]}: {error}", "check that it runs") from None
+            if isinstance(error, OSError):
+                problem = f"{start.label}: cannot start {start.command[0]}: {error}"
+                raise RivalError(problem, "check that it runs") from None
+            raise
         finally:
             theirs.close()
 
@@ -173,3 +159,18 @@ class SideProcess:
         self._connection.close()
         end_group(self._process)
         self._output.close()
+
+
+def _process(start: Start, ancestor: Ancestor | None, side: int, output: int) -> Forked | subprocess.Popen[bytes]:
+    if ancestor is not None:
+        return ancestor.fork(start, SOCKET_VARIABLE, side, output)
+    return subprocess.Popen(
+        list(start.command),
+        cwd=start.directory,
+        env={**start.environment, SOCKET_VARIABLE: str(side)},
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        pass_fds=[side],
+        start_new_session=True,  # the terminal's Ctrl-C is the session's, which ends this process itself
+    )

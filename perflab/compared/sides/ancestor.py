@@ -1,0 +1,226 @@
+"""Starts the processes of a round from one ancestor, which has imported PyTorch: they differ by less, and start sooner.
+
+Two fresh processes of the same code differ by several percent, in the pages of memory that the interpreter and the
+libraries came to lie in. Processes that are forked share these pages, and what they differ by is the code; each round
+has an ancestor of its own, so that pairs still sample them. Where objects lie is drawn anew in each (``stirring.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import send_handle
+from pathlib import Path
+from typing import Any
+
+from perflab.child import end_group
+from perflab.compared.sides import forking
+
+_PATIENCE_S = 120.0
+"""What the ancestor may take to import PyTorch on a busy machine, or to fork."""
+_COMMAND = ("-m", "pytest")
+_READ_AT_IMPORT = (
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "VECLIB_", "NUMEXPR_", "DNNL_", "ONEDNN_", "KINETO_"),
+    *("TORCH", "PYTORCH_", "ATEN_", "C10_", "NPY_", "CUDA_", "CUBLAS", "CUDNN_", "NCCL_", "NVIDIA_", "HIP_", "HSA_"),
+    *("ROCR_", "MALLOC_", "GLIBC_", "LD_"),
+)
+"""How variables begin that are read when PyTorch and what it brings along are loaded."""
+
+
+def read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables among these that PyTorch and its libraries may read when they are loaded."""
+    return {name: value for name, value in environment.items() if name.startswith(_READ_AT_IMPORT)}
+
+
+class NotForkedError(Exception):
+    """An ancestor cannot make this process; it is started apart."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a side's processes are started."""
+
+    label: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    directory: Path
+
+
+@dataclass
+class Ancestry:
+    """Whether the processes of a comparison's rounds have a common ancestor; what speaks against it is found once."""
+
+    refused: str | None = None
+    """Why they are started apart."""
+
+    @contextlib.contextmanager
+    def ancestor_of(self, starts: Sequence[Start]) -> Iterator[Ancestor | None]:
+        """An ancestor for these processes; None if there can be none."""
+        self.refused = self.refused or _unlike(starts)
+        ancestor = None
+        with contextlib.ExitStack() as stack:
+            if self.refused is None:
+                try:
+                    ancestor = stack.enter_context(Ancestor(starts))
+                except NotForkedError as error:
+                    self.refused = str(error)
+            yield ancestor
+
+    def heed(self, start: Start, variables: Mapping[str, str] | None) -> None:
+        """Look at what a process's tests have done to the variables that PyTorch reads when it is loaded.
+
+        Raises:
+            NotForkedError: they set one, which comes too late if an ancestor has loaded it.
+        """
+        given = read_at_import(start.environment)
+        if variables is None:
+            raise NotForkedError(f"{start.label} has an older perflab")
+        if variables != given:
+            names = sorted(name for name in {*given, *variables} if given.get(name) != variables.get(name))
+            raise NotForkedError(f"the tests set {', '.join(names)}, which PyTorch reads when it is imported")
+
+
+def _unlike(starts: Sequence[Start]) -> str | None:
+    """Why such processes cannot have a common ancestor."""
+    if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
+        return "only Linux forks processes that have imported PyTorch"
+    if {tuple(start.command[1:3]) for start in starts} != {_COMMAND} or len({one.command[0] for one in starts}) > 1:
+        return "they run different programs"
+    variables = [{name: value for name, value in one.environment.items() if name != "PYTHONPATH"} for one in starts]
+    return None if all(one == variables[0] for one in variables) else "they have different variables"
+
+
+def _path_of(start: Start) -> list[str]:
+    return [entry for entry in start.environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
+
+
+class Ancestor:
+    """A live process that forks the sides of a round. Leave its ``with`` block, and it is gone, and they with it."""
+
+    def __init__(self, starts: Sequence[Start]) -> None:
+        """Start it, and wait until it has imported PyTorch.
+
+        Raises:
+            NotForkedError: it cannot.
+        """
+        first, *others = starts
+        shared = [entry for entry in _path_of(first) if all(entry in _path_of(other) for other in others)]
+        ours, theirs = socket.socketpair()
+        self._control = Connection(ours.detach())
+        with theirs:
+            try:
+                self._process = subprocess.Popen(
+                    [first.command[0], forking.__file__, str(theirs.fileno())],
+                    cwd=first.directory,
+                    env={**first.environment, "PYTHONPATH": os.pathsep.join(shared)},
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
+            except OSError as error:
+                self._control.close()
+                raise NotForkedError(str(error)) from None
+        try:
+            self._heard()
+        except NotForkedError:
+            self.close()
+            raise
+
+    def __enter__(self) -> Ancestor:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def fork(self, start: Start, socket_variable: str, side: int, output: int) -> Forked:
+        """A process for this start.
+
+        Args:
+            start: what it runs, where.
+            socket_variable: tells it the number of its socket.
+            side: its end of the socket.
+            output: takes what it prints.
+
+        Raises:
+            NotForkedError: it would not be as a fresh process is.
+        """
+        asked = {
+            "directory": str(start.directory),
+            "environment": dict(start.environment),
+            "module": start.command[2],
+            "path": _path_of(start),
+            "socket_variable": socket_variable,
+            "words": list(start.command[3:]),
+        }
+        return Forked(self, self._ask(asked, side, output)["pid"])
+
+    def status_of(self, number: int) -> int:
+        """How a process that has ended did so: its exit status, or a signal's number below zero."""
+        try:
+            return int(self._ask({"wait": number})["status"])
+        except NotForkedError:
+            return -9  # the ancestor was killed, and all that it had forked with it
+
+    def close(self) -> None:
+        """End it. The kernel ends all that it has forked."""
+        self._control.close()
+        end_group(self._process)
+
+    def _ask(self, asked: dict[str, Any], *descriptors: int) -> dict[str, Any]:
+        try:
+            self._control.send_bytes(json.dumps(asked).encode())
+            for descriptor in descriptors:
+                send_handle(self._control, descriptor, self._process.pid)
+        except OSError as error:
+            raise NotForkedError(f"their ancestor has ended: {error}") from None
+        return self._heard()
+
+    def _heard(self) -> dict[str, Any]:
+        try:
+            if not self._control.poll(_PATIENCE_S):
+                raise NotForkedError(f"their ancestor did not answer within {_PATIENCE_S:g} s")
+            answer: dict[str, Any] = json.loads(self._control.recv_bytes())
+        except (EOFError, OSError) as error:
+            raise NotForkedError("their ancestor has ended; does PyTorch import there?") from error
+        if "problem" in answer:
+            raise NotForkedError(answer["problem"])
+        return answer
+
+
+class Forked:
+    """A process that an ancestor has forked, with what is used of ``subprocess.Popen``."""
+
+    def __init__(self, ancestor: Ancestor, number: int) -> None:
+        self.pid = number
+        self.returncode: int | None = None
+        self._ancestor = ancestor
+        self._descriptor = os.pidfd_open(number)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until it has ended.
+
+        Raises:
+            subprocess.TimeoutExpired: it goes on.
+        """
+        if self.returncode is None:
+            ended = select.poll()
+            ended.register(self._descriptor, select.POLLIN)
+            if not ended.poll(None if timeout is None else 1e3 * timeout):
+                raise subprocess.TimeoutExpired("a side's process", timeout or 0.0)
+            self.returncode = self._ancestor.status_of(self.pid)
+            os.close(self._descriptor)
+        return self.returncode
+
+    def kill(self) -> None:
+        """End it at once."""
+        os.kill(self.pid, 9)

@@ -1,0 +1,200 @@
+"""A process that was forked from an ancestor is what a fresh one would be; where it could not be, none is forked."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perflab.compared.sides.ancestor import Ancestor, Ancestry, NotForkedError, Start
+from perflab.compared.sides.process import SideProcess
+from perflab.errors import SideEndedError
+from tests.harness.test_lifeline import gone_within
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks what has imported PyTorch")
+
+TELLER = """
+import json, os, random, socket, sys
+import neighbour
+
+told = {
+    "arguments": sys.argv,
+    "directory": os.getcwd(),
+    "environment": {name: value for name, value in os.environ.items() if name != "PERFLAB_SOCKET"},
+    "path": sys.path,
+    "main": sys.modules["__main__"].__spec__.name,
+    "neighbour": neighbour.__file__,
+    "stdin": sys.stdin.read(),
+    "encodings": [sys.stdout.encoding, sys.stderr.errors],
+    "leads_its_session": os.getsid(0) == os.getpid(),
+    "files": sorted(os.readlink(f"/proc/self/fd/{n}").split(":")[0].split("#")[0] for n in os.listdir("/proc/self/fd")
+                    if os.path.exists(f"/proc/self/fd/{n}") and "/proc/" not in os.readlink(f"/proc/self/fd/{n}")),
+}
+seen = {"parent": os.getppid(), "has_torch": "torch" in sys.modules, "number": random.random()}
+seen["ours"] = sorted(name for name in sys.modules if name.split(".")[0] == "perflab")
+with open(sys.argv[1], "w") as file:
+    json.dump([told, seen], file)
+print("said", flush=True)
+os.write(2, b"and complained")
+sys.exit(3)
+"""
+
+
+def start_of(folder: Path, *words: str, module: str = "teller", **variables: str) -> Start:
+    """A start of a module in a folder, found beside a module of the folder's own."""
+    folder.mkdir(exist_ok=True)
+    (folder / "teller.py").write_text(TELLER)
+    (folder / "lib").mkdir(exist_ok=True)
+    (folder / "lib" / "neighbour.py").write_text("")
+    path = os.pathsep.join([str(folder / "lib"), *(entry for entry in sys.path if entry)])
+    environment = {**os.environ, "PYTHONPATH": path, **variables}
+    return Start(folder.name, [sys.executable, "-m", module, *words], environment, folder)
+
+
+def told_by(start: Start, ancestor: Ancestor | None) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """What its process is like, what it has seen, and how its end is told."""
+    with SideProcess(start, 60.0, ancestor) as side, pytest.raises(SideEndedError) as caught:
+        side.hello()
+    told, seen = json.loads((start.directory / "told.json").read_text())
+    return told, seen, caught.value.problem
+
+
+def test_forked_processes_are_as_fresh_ones_and_share_what_was_imported(tmp_path: Path) -> None:
+    starts = [start_of(tmp_path / name, "told.json", "a b", OWN="1") for name in ("head", "base")]
+    fresh = [told_by(start, None) for start in starts]
+    with Ancestor(starts) as ancestor:
+        forked = [told_by(start, ancestor) for start in starts]
+    for start, (told, _, end), (told_fresh, seen_fresh, end_fresh) in zip(starts, forked, fresh, strict=True):
+        assert told == told_fresh
+        assert told["neighbour"] == str(start.directory / "lib" / "neighbour.py")
+        assert told["leads_its_session"]
+        assert told["arguments"][1:] == ["told.json", "a b"]
+        assert end == end_fresh
+        assert "ended (exit status 3)" in end
+        assert "said" in end
+        assert "and complained" in end
+        assert not seen_fresh["has_torch"]
+    (_, head, _), (_, base, _) = forked
+    assert head["has_torch"]
+    assert base["has_torch"]
+    assert head["ours"] == base["ours"] == []
+    assert head["parent"] == base["parent"] != os.getpid()
+    assert head["number"] != base["number"]
+
+
+def test_where_objects_lie_is_drawn_in_every_process(tmp_path: Path) -> None:
+    start = start_of(tmp_path / "head", module="lying", PYTHONHASHSEED="0")
+    stirring = "from perflab.compared.sides.stirring import stir\nstir()\n"
+    (start.directory / "lying.py").write_text(f"import os\n{stirring}os.write(1, b'%d' % id(bytes(3000)))\n")
+    found = set()
+    with Ancestor([start]) as ancestor:
+        for _ in range(4):
+            with SideProcess(start, 60.0, ancestor) as side:
+                with pytest.raises(SideEndedError):
+                    side.hello()
+                found.add(side.last_output())
+    assert len(found) > 1, "their hashes are seeded alike, their pages shared: they would lie alike"
+
+
+def test_a_signal_that_ends_a_forked_process_is_told(tmp_path: Path) -> None:
+    start = start_of(tmp_path / "head", module="dies")
+    (start.directory / "dies.py").write_text("import os\nos.kill(os.getpid(), 11)\n")
+    with (
+        Ancestor([start]) as ancestor,
+        SideProcess(start, 60.0, ancestor) as side,
+        pytest.raises(SideEndedError, match="was killed by signal 11"),
+    ):
+        side.hello()
+
+
+def test_one_that_hangs_is_ended_and_so_are_all_when_their_session_is_killed(tmp_path: Path) -> None:
+    start = start_of(tmp_path / "head", module="hangs")
+    (start.directory / "hangs.py").write_text("import os\nopen('pid', 'w').write(str(os.getpid()))\nwhile True: pass\n")
+    with Ancestor([start]) as ancestor, SideProcess(start, 2.0, ancestor) as side:
+        with pytest.raises(SideEndedError, match="no answer for 2 s"):
+            side.hello()
+        assert gone_within(2.0, side._process.pid)
+    (start.directory / "pid").unlink()
+    session = (
+        "import os, sys, time\nfrom pathlib import Path\n"
+        "from perflab.compared.sides.ancestor import Ancestor, Start\n"
+        "from perflab.compared.sides.process import SideProcess\n"
+        "start = Start('head', [sys.executable, '-m', 'hangs'], dict(os.environ), Path('.').absolute())\n"
+        "side = SideProcess(start, ancestor=Ancestor([start]))\ntime.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", session], env=start.environment, cwd=start.directory) as killed:
+        ends = time.monotonic() + 60.0
+        told = start.directory / "pid"
+        while not (told.exists() and told.read_text()) and time.monotonic() < ends:
+            time.sleep(0.02)
+        forked = int(told.read_text())
+        ancestor_of_it = int(Path(f"/proc/{forked}/stat").read_text().rpartition(")")[2].split()[1])
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+    assert gone_within(2.0, ancestor_of_it)
+    assert gone_within(2.0, forked)
+
+
+def test_an_ancestor_that_dies_takes_its_sides_along_and_each_says_so(tmp_path: Path) -> None:
+    start = start_of(tmp_path / "head", module="hangs")
+    (start.directory / "hangs.py").write_text("while True: pass\n")
+    with Ancestor([start]) as ancestor, SideProcess(start, 60.0, ancestor) as side:
+        os.kill(ancestor._process.pid, signal.SIGKILL)
+        with pytest.raises(SideEndedError, match="was killed by signal 9"):
+            side.hello()
+    with pytest.raises(NotForkedError, match="their ancestor has ended"):
+        ancestor_gone(start)
+
+
+def ancestor_gone(start: Start) -> None:
+    """Ask an ancestor that was killed for a process."""
+    with Ancestor([start]) as ancestor:
+        os.kill(ancestor._process.pid, signal.SIGKILL)
+        SideProcess(start, 60.0, ancestor)
+
+
+def test_a_side_with_another_pytorch_is_not_forked(tmp_path: Path) -> None:
+    other = start_of(tmp_path / "base", "told.json")
+    (other.directory / "lib" / "torch").mkdir()
+    (other.directory / "lib" / "torch" / "__init__.py").write_text("")
+    starts = [start_of(tmp_path / "head", "told.json"), other]
+    with Ancestor(starts) as ancestor:
+        told_by(starts[0], ancestor)
+        with pytest.raises(NotForkedError, match=f"torch is imported from {tmp_path}/base/lib/torch/__init__.py there"):
+            SideProcess(other, 60.0, ancestor)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"command": [sys.executable, "-c", "pass"]}, "they run different programs"),
+        ({"command": ["/usr/bin/other-python", "-m", "pytest"]}, "they run different programs"),
+        ({"environment": {"OMP_NUM_THREADS": "1"}}, "they have different variables"),
+        ({}, None),
+    ],
+)
+def test_what_sides_must_have_in_common_to_be_forked(tmp_path: Path, change: dict[str, Any], why: str | None) -> None:
+    head = Start("head", [sys.executable, "-m", "pytest", "-q"], {"PYTHONPATH": "/a"}, tmp_path)
+    base = {"label": "base", "command": [sys.executable, "-m", "pytest"], "environment": {"PYTHONPATH": "/b"}}
+    ancestry = Ancestry()
+    with ancestry.ancestor_of([head, Start(**{**base, "directory": tmp_path, **change})]) as ancestor:
+        assert ancestry.refused == why
+        assert (ancestor is None) == (why is not None)
+
+
+def test_variables_that_tests_set_before_they_import_pytorch_are_heeded(tmp_path: Path) -> None:
+    start = Start("main", [], {"PATH": "/bin", "MKL_NUM_THREADS": "2"}, tmp_path)
+    Ancestry().heed(start, {"MKL_NUM_THREADS": "2"})
+    with pytest.raises(NotForkedError, match="the tests set OMP_NUM_THREADS, which PyTorch reads"):
+        Ancestry().heed(start, {"MKL_NUM_THREADS": "2", "OMP_NUM_THREADS": "1"})
+    with pytest.raises(NotForkedError, match="the tests set MKL_NUM_THREADS"):
+        Ancestry().heed(start, {})
+    with pytest.raises(NotForkedError, match="main has an older perflab"):
+        Ancestry().heed(start, None)
