@@ -7,6 +7,7 @@ written once.
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -57,6 +58,7 @@ def page_blocks(snapshot: Snapshot, stackings: Sequence[Stacking]) -> PageBlocks
     top = Axes(snapshot.moments, max(level[peak_moment(level)], 1)).top
     kinds = [listing.kind(number) for number in kept]
     shown = [point.moment for point in points[0]]
+    stages = listing.stages(shown)
     times = [time - snapshot.times_ns[0] for time in snapshot.times_ns]
     content = {
         "frame": {"left": LEFT, "top": TOP, "width": WIDTH - LEFT - RIGHT, "height": HEIGHT - TOP - BOTTOM},
@@ -69,6 +71,7 @@ def page_blocks(snapshot: Snapshot, stackings: Sequence[Stacking]) -> PageBlocks
         "life": [0 if block.freed_at is None else block.freed_at - block.allocated_at for block in blocks],
         "width": points[0][0].end + 1,
         "shown": shown,
+        "shown_stage": stages,
         "times_us": _steps([time // 1000 for time in times]) if len(times) <= MOST_MOMENTS else [],
         "shown_us": [times[moment - 1] // 1000 if moment else 0 for moment in shown] if times else [],
         "stackings": {
@@ -156,6 +159,15 @@ class _Listing:
             known = self.kinds[key] = len(self.kinds)
             self.characters += _OF_A_KIND
         return known
+
+    def stages(self, moments: Sequence[int]) -> list[int]:
+        """The text of the stage that each moment is in; -1 where there is none."""
+        found, starts = [], [stage.start for stage in self.snapshot.stages]
+        for moment in moments:
+            number = bisect_left(starts, moment) - 1
+            is_within = number >= 0 and moment <= self.snapshot.stages[number].end
+            found.append(self._text(self.snapshot.stages[number].name) if is_within else -1)
+        return found
 
     def _stack(self, block: Block) -> int:
         known = self.stacks.get(id(block.stack))

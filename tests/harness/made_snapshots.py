@@ -92,7 +92,7 @@ def of_few_kinds(seed: int, events: int, sizes: int = 5) -> Recording:
     lines = [("/home/me/project/model.py", line, "forward") for line in range(100, 130)]
     chance, made, live = random.Random(seed), Recording(), dict[int, int]()
     for number in range(events):
-        made.mark = ("forward", "backward", "optimizer")[number * 6 // events % 3]
+        made.mark = ("", "forward", "backward", "optimizer")[number * 8 // events % 4]
         if live and chance.random() < 0.47:
             address = chance.choice(list(live)) if events < 10_000 else next(iter(live))
             made.free(address, live.pop(address), TRAIN)

@@ -97,7 +97,7 @@ def test_pointing_at_a_block_says_what_it_is_and_a_click_lists_what_is_alive_the
             assert lines[0] == f"{format_bytes(block.size_bytes)} {block.category}"
             assert lines[2] == f"allocated: {block.allocated_at} ({when(found, block.allocated_at)}), freed: {freed}"
             assert f"band: {stacking.names[stacking.band_of[number]]}, " in lines[-2]
-            assert lines[-1] == f"moment {peak} ({when(found, peak)}): {format_bytes(level[peak])} alive"
+            assert lines[-1] == f"moment {peak} ({when(found, peak)}), backward: {format_bytes(level[peak])} alive"
             below += block.size_bytes
         assert below == level[peak]
         seen.page.mouse.click(*point(below // 2))
@@ -195,3 +195,27 @@ def test_numbers_of_the_script_are_written_as_all_others(
             cells = row.locator("td").all_inner_texts()
             assert cells[0] == format_bytes(block.size_bytes)
             assert cells[5] == f"{block.allocated_at} ({when(found, block.allocated_at)})"
+
+
+@needs_browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_violation_in_a_page_of_two_pictures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], browser: Any, scheme: str
+) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    both = [str(written(tmp_path / f"{steps}.pickle", content(training(steps)))) for steps in (2, 3)]
+    assert main(["memory", *both, "--format=html"]) == 0
+    page = tmp_path / "both.html"
+    page.write_text(capsys.readouterr().out, encoding="utf-8")
+    for width in (1280, 400):
+        with opened(browser, page, color_scheme=scheme, viewport={"width": width, "height": 900}) as seen:
+            seen.page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
+            seen.page.locator("input[value=largest]").last.check()
+            assert [one.get_attribute("class") for one in seen.page.locator("figure > div:visible").all()] == [
+                "by-category",
+                "by-largest",
+            ]
+            found = Axe().run(seen.page)
+            assert found.violations_count == 0, found.generate_report()
+            assert seen.said == []

@@ -16,7 +16,7 @@ from perflab.snapshots.model import Snapshot
 from perflab.snapshots.page_blocks import page_blocks
 from perflab.snapshots.picture import BOTTOM, HEIGHT, TOP, Axes, picture
 from perflab.snapshots.reading import read_snapshots
-from perflab.snapshots.summary import summarize
+from perflab.snapshots.summary import stage_at, summarize
 from perflab.snapshots.timeline import REST, by_category, by_largest, thinned
 from perflab.units import format_bytes, format_ns
 from tests.harness.made_snapshots import MIB, MODEL, TRAIN, Recording, content, of_few_kinds, training, written
@@ -96,6 +96,9 @@ def test_the_page_s_blocks_are_all_blocks_and_lie_in_the_bands_that_are_drawn(tm
             there = [one for one in blocks if one[1] <= moment and (one[2] is None or one[2] > moment)]
             for band, size in enumerate(bands):
                 assert size == sum(one[0] for one in there if one[3][order] == band)
+    stages = ["unmarked" if number < 0 else data["texts"][number] for number in data["shown_stage"]]
+    assert stages == [stage_at(found, moment) for moment in data["shown"]]
+    assert {*stages} == {"unmarked", "forward", "backward", "optimizer"}
     assert list(accumulate(data["times_us"])) == [(time - found.times_ns[0]) // 1000 for time in found.times_ns]
 
 

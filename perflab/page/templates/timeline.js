@@ -99,7 +99,8 @@
         } else if (band < sizes.length) lines.push(`${bytes(size)} in blocks that are in the picture alone`);
         if (band < sizes.length) lines.push(`band: ${names[band]}, ${bytes(sizes[band])}`);
         const when = data.shown_us.length ? ` (${time(data.shown_us[column])})` : "";
-        lines.push(`moment ${count(moment)}${when}: ${bytes(sizes.reduce((sum, one) => sum + one, 0))} alive`);
+        const stage = data.shown_stage[column] < 0 ? "" : `, ${data.texts[data.shown_stage[column]]}`;
+        lines.push(`moment ${count(moment)}${when}${stage}: ${bytes(sizes.reduce((sum, one) => sum + one, 0))} alive`);
         tip.replaceChildren(...lines.filter(Boolean).map((line, number) => made(block && !number ? "b" : "span", line)));
         tip.hidden = false;
         const room = figure.getBoundingClientRect(), x = event.clientX - room.left;
