@@ -73,7 +73,8 @@ def by_largest(snapshot: Snapshot, most: int = MOST_LARGEST) -> Stacking:
 
 def _named(one: Alike, line: Lines) -> str:
     first = one.blocks[0]
-    about = ", ".join(text for text in (first.tensor, shared_module(one.blocks), line(first)) if text)
+    module = shared_module(one.blocks)
+    about = ", ".join(text for text in (first.tensor, module and f"in {module}", line(first)) if text)
     return f"{len(one.blocks):,} × {format_bytes(one.size_bytes)} {first.category}" + (f", {about}" if about else "")
 
 

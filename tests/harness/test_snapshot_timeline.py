@@ -67,6 +67,16 @@ def test_where_there_is_nothing_else_there_is_no_band_of_the_rest(tmp_path: Path
     assert [sum(one.by_band) for one in thinned(nothing, 10, by_largest(nothing))] == [MIB, 0]
 
 
+def test_a_band_is_named_with_shape_and_module_where_they_are_known(tmp_path: Path) -> None:
+    made = Recording()
+    for layer in range(3):
+        made.alloc(layer * 64 * MIB, MIB, MODEL)
+        made.events[-1] |= {"category": "activations", "module": f"blocks.{layer}.mlp", "tensor": "(512, 512) float32"}
+    found = read(written(tmp_path / "a.pickle", content(made)))
+    name = "3 × 1.00 MiB activations, (512, 512) float32, in blocks.*.mlp, model.py:190"
+    assert by_largest(found).names == (name,)
+
+
 def test_alike_blocks_share_a_band_before_and_after_the_peak(tmp_path: Path) -> None:
     made = Recording()
     for number in range(6):

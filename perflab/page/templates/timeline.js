@@ -94,7 +94,7 @@
         const lines = [];
         if (block) {
           lines.push([`${bytes(block.size)} ${block.what}`, block.shape].filter(Boolean).join(", "));
-          lines.push([block.where, block.place].filter(Boolean).join(", "));
+          lines.push([block.where && `in ${block.where}`, block.place].filter(Boolean).join(", "));
           lines.push(`allocated: ${came(block)}, freed: ${went(block)}`, block.calls === block.place ? "" : block.calls);
         } else if (band < sizes.length) lines.push(`${bytes(size)} in blocks that are in the picture alone`);
         if (band < sizes.length) lines.push(`band: ${names[band]}, ${bytes(sizes[band])}`);
