@@ -1,4 +1,4 @@
-"""Renders templates of ours: text is escaped wherever it stands, and a browser may run nothing but our own script.
+"""Renders templates of ours: text is escaped wherever it stands, and a browser may run nothing but one script of ours.
 
 Every text that is written passes ``one_line``, so that no control character and no change of direction reaches a page,
 and then HTML's escaping. What is Markup already (``svg``) is left as it is.
@@ -18,17 +18,21 @@ from markupsafe import Markup, escape
 from perflab.page.table import short
 from perflab.report.escaping import lines_of, one_line
 
+EXPLORE = "explore.js"
+"""Tables to sort, filter and search."""
 _HERE = Path(__file__).parent / "templates"
 
 
-def render(template: str, **values: Any) -> str:
+def render(template: str, script: str = EXPLORE, **values: Any) -> str:
     """A whole page.
 
     Args:
         template: a file of ``templates`` that extends ``base.html``.
+        script: the one that the page runs, a file of ``templates``.
         values: what it needs; one that is missing is an error.
     """
-    return _environment().get_template(template).render(values) + "\n"
+    own = {"script": Markup(_source(script)), "policy": Markup(policy(script))}
+    return _environment().get_template(template).render(own | values) + "\n"
 
 
 def in_lines(text: str) -> Markup:
@@ -49,8 +53,6 @@ def _environment() -> Environment:
     made.filters["in_lines"] = in_lines
     made.filters["short"] = short
     made.globals["style"] = Markup(_source("style.css"))
-    made.globals["script"] = Markup(_source("explore.js"))
-    made.globals["policy"] = Markup(policy())
     return made
 
 
@@ -64,10 +66,10 @@ def _source(name: str) -> str:
 
 
 @functools.cache
-def policy() -> str:
+def policy(script: str = EXPLORE) -> str:
     """The page's Content-Security-Policy: nothing is loaded, our style and script alone count, by their hashes."""
-    style, script = (_hash(_source(name)) for name in ("style.css", "explore.js"))
-    return f"default-src 'none'; style-src '{style}'; script-src '{script}'; base-uri 'none'; form-action 'none'"
+    style, code = (_hash(_source(name)) for name in ("style.css", script))
+    return f"default-src 'none'; style-src '{style}'; script-src '{code}'; base-uri 'none'; form-action 'none'"
 
 
 def _hash(source: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
 from perflab.snapshots.model import UNKNOWN, Block, Snapshot, Stack
@@ -53,18 +53,13 @@ class Alike(NamedTuple):
 
 def levels(snapshot: Snapshot) -> array[int]:
     """Live bytes at each moment, from 0 on."""
-    changes = _changes(snapshot, snapshot.blocks)
-    for moment in range(1, len(changes)):
-        changes[moment] += changes[moment - 1]
-    return changes
-
-
-def _changes(snapshot: Snapshot, blocks: Iterable[Block]) -> array[int]:
     changes = array("q", bytes(8 * (snapshot.moments + 1)))
-    for block in blocks:
+    for block in snapshot.blocks:
         changes[block.allocated_at] += block.size_bytes
         if block.freed_at is not None:
             changes[block.freed_at] -= block.size_bytes
+    for moment in range(1, len(changes)):
+        changes[moment] += changes[moment - 1]
     return changes
 
 
@@ -141,16 +136,29 @@ class Lines:
         return known[1]
 
 
-def alike(blocks: Iterable[Block]) -> list[Alike]:
-    """Blocks of equal size, stack, category and shape together, the largest sum first; layers count as one place."""
-    found: dict[tuple[object, ...], list[Block]] = {}
-    stacks: dict[int, object] = {}
-    for block in blocks:
-        stack = stacks.get(id(block.stack))
+class AlikeKeys:
+    """What alike blocks share: size, stack, category, module and shape; layers count as one place."""
+
+    def __init__(self) -> None:
+        # Stacks are shared among blocks, which keep them alive.
+        self._stacks: dict[tuple[int, bool], object] = {}
+
+    def __call__(self, block: Block) -> Hashable:
+        """The same for two blocks if they are alike."""
+        has_module = bool(block.module)
+        known = id(block.stack), has_module
+        stack = self._stacks.get(known)
         if stack is None:
-            stack = stacks[id(block.stack)] = layerless(block.stack) if block.module else id(block.stack)
-        key = block.size_bytes, stack, block.category, module_of(block), block.tensor
-        found.setdefault(key, []).append(block)
+            stack = self._stacks[known] = layerless(block.stack) if has_module else id(block.stack)
+        return block.size_bytes, stack, block.category, module_of(block), block.tensor
+
+
+def alike(blocks: Iterable[Block]) -> list[Alike]:
+    """Alike blocks together, the largest sum first."""
+    found: dict[Hashable, list[Block]] = {}
+    key = AlikeKeys()
+    for block in blocks:
+        found.setdefault(key(block), []).append(block)
     same = [Alike(together[0].size_bytes, together) for together in found.values()]
     return sorted(same, key=lambda one: -one.total_bytes)
 
@@ -184,40 +192,3 @@ def outliving(snapshot: Snapshot) -> list[Stays]:
         )
         for one in alike(stay)
     ]
-
-
-class Point(NamedTuple):
-    """A stretch of moments in a picture, shown by the moment in it at which the most is alive."""
-
-    start: int
-    end: int
-    """Its last moment."""
-    moment: int
-    by_category: tuple[int, ...]
-    """Live bytes at ``moment``, in the order of ``categories_of``."""
-
-
-def thinned(snapshot: Snapshot, points: int) -> list[Point]:
-    """The timeline in at most so many points. The highest moment of each stretch stands for it, so the peak stays."""
-    return list(_thinned(snapshot, points))
-
-
-def _thinned(snapshot: Snapshot, points: int) -> Iterator[Point]:
-    categories = categories_of(snapshot)
-    by_category = {
-        category: _changes(snapshot, (block for block in snapshot.blocks if block.category == category))
-        for category in categories
-    }
-    columns = [by_category[category] for category in categories]
-    width = max(1, -(-(snapshot.moments + 1) // points))
-    now = [0] * len(columns)
-    for start in range(0, snapshot.moments + 1, width):
-        end = min(start + width, snapshot.moments + 1)
-        best, best_moment, best_level = tuple(now), start, -1
-        for moment in range(start, end):
-            for number, column in enumerate(columns):
-                if column[moment]:
-                    now[number] += column[moment]
-            if (level := sum(now)) > best_level:
-                best, best_moment, best_level = tuple(now), moment, level
-        yield Point(start, end - 1, best_moment, best)

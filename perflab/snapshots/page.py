@@ -1,4 +1,4 @@
-"""A report as one HTML page with its picture: nothing is loaded from anywhere, and nothing in it runs. Pure."""
+"""A report as one HTML page with its picture: nothing is loaded from anywhere, and our own script alone runs. Pure."""
 
 from __future__ import annotations
 
@@ -10,17 +10,29 @@ from markupsafe import Markup
 from perflab.page import table as pages
 from perflab.page.render import render
 from perflab.page.svg import element
-from perflab.snapshots.analysis import categories_of
 from perflab.snapshots.model import Snapshot
+from perflab.snapshots.page_blocks import PageBlocks, page_blocks
 from perflab.snapshots.picture import color_of, picture
 from perflab.snapshots.tables import Report, Table, shown
+from perflab.snapshots.timeline import Stacking, by_category, by_largest
+
+_TITLES = {"category": "category", "largest": "largest allocations at the peak"}
+
+
+@dataclass(frozen=True)
+class _Stacked:
+    key: str
+    title: str
+    svg: Markup
+    legend: Sequence[tuple[Markup, str]]
 
 
 @dataclass(frozen=True)
 class _Pictured:
     title: str
-    svg: Markup
-    legend: Sequence[tuple[Markup, str]]
+    stacked: Sequence[_Stacked]
+    blocks: PageBlocks
+    moments: int
 
 
 def as_page(report: Report, pictured: Sequence[tuple[str, Snapshot]]) -> str:
@@ -32,15 +44,22 @@ def as_page(report: Report, pictured: Sequence[tuple[str, Snapshot]]) -> str:
     """
     return render(
         "snapshot.html",
+        script="timeline.js",
         report=report,
-        pictured=[_Pictured(title, Markup(picture(one)), _legend(one)) for title, one in pictured],
+        pictured=[_pictured(title, one) for title, one in pictured],
         facts=[(fact.title, shown(fact.value, fact.kind)) for fact in report.facts],
         tables=[(table, _table(table)) for table in report.tables],
     )
 
 
-def _legend(snapshot: Snapshot) -> list[tuple[Markup, str]]:
-    return [(_square(color_of(name)), name) for name in categories_of(snapshot)]
+def _pictured(title: str, snapshot: Snapshot) -> _Pictured:
+    stackings = by_category(snapshot), by_largest(snapshot)
+    stacked = [_Stacked(one.key, _TITLES[one.key], Markup(picture(snapshot, one)), _legend(one)) for one in stackings]
+    return _Pictured(title, stacked, page_blocks(snapshot, stackings), snapshot.moments)
+
+
+def _legend(stacking: Stacking) -> list[tuple[Markup, str]]:
+    return [(_square(color_of(stacking, number)), name) for number, name in enumerate(stacking.names)]
 
 
 def _square(color: str) -> Markup:

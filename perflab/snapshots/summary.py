@@ -22,6 +22,7 @@ from perflab.snapshots.analysis import (
 from perflab.snapshots.model import Block, Snapshot
 from perflab.snapshots.stacks import shown_stack
 from perflab.snapshots.tables import Column, Fact, Report, Table, Value, largest, whole
+from perflab.snapshots.timeline import elapsed_ns
 
 MOST_ROWS = 12
 """Rows of a table before what is smaller is summed up."""
@@ -59,7 +60,7 @@ def summarize(snapshot: Snapshot, name: str, most: int = MOST_ROWS) -> Report:
         Fact("duration_ns", "duration", times[-1] - times[0] if len(times) else None, "ns"),
         Fact("peak_bytes", "peak", level[peak], "exact"),
         Fact("peak_moment", "peak at moment", peak, "count"),
-        Fact("peak_time_ns", "peak after", _time(snapshot, peak), "ns"),
+        Fact("peak_time_ns", "peak after", elapsed_ns(snapshot, peak), "ns"),
         Fact("peak_stage", "peak in stage", stage_at(snapshot, peak)),
         Fact("begin_bytes", "alive at the beginning", level[0], "exact"),
         Fact("end_bytes", "alive at the end", level[-1], "exact"),
@@ -82,12 +83,6 @@ def summarize(snapshot: Snapshot, name: str, most: int = MOST_ROWS) -> Report:
 def stage_at(snapshot: Snapshot, moment: int) -> str:
     """The marked stage of a moment; ``unmarked``."""
     return next((stage.name for stage in snapshot.stages if stage.start < moment <= stage.end), "unmarked")
-
-
-def _time(snapshot: Snapshot, moment: int) -> int | None:
-    if not len(snapshot.times_ns):
-        return None
-    return snapshot.times_ns[moment - 1] - snapshot.times_ns[0] if moment else 0
 
 
 def _parts(key: str, title: str, blocks: Sequence[Block], of: Callable[[Block], str], most: int) -> Table:
@@ -140,7 +135,7 @@ def _stages(snapshot: Snapshot, level: Sequence[int]) -> Iterator[Table]:
             stage.name,
             stage.start,
             stage.end,
-            _time(snapshot, stage.start),
+            elapsed_ns(snapshot, stage.start),
             max(level[stage.start : stage.end + 1]),
             level[stage.end],
         )

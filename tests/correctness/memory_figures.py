@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from perflab.lab.models import size_config
-from perflab.snapshots.analysis import alive_at, levels, module_of, parts_by, peak_moment, thinned
+from perflab.snapshots.analysis import alive_at, levels, module_of, parts_by, peak_moment
 from perflab.snapshots.model import Block, Snapshot
+from perflab.snapshots.timeline import thinned
 from perflab.units import format_bytes
 
 from .memory_timelines import BATCH_SIZE, Case
@@ -45,7 +46,7 @@ def timeline(snapshot: Snapshot) -> str:
         if starts and point.end >= starts[0]:
             starts.pop(0)
             letters += "│"
-        letters += _HEIGHTS[round(sum(point.by_category) / peak * (len(_HEIGHTS) - 1))]
+        letters += _HEIGHTS[round(sum(point.by_band) / peak * (len(_HEIGHTS) - 1))]
     return letters.ljust(WIDTH + 2)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,25 @@ def training(steps: int = 2, **keys: bool) -> Recording:
         if not step:
             made.add("segment_alloc", 64 * MIB, 20 * MIB, OPTIMIZER, TRAIN).alloc(64 * MIB, 2 * MIB, OPTIMIZER, TRAIN)
         made.free(32 * MIB, 2 * MIB, TRAIN)
+    return made
+
+
+def of_few_kinds(seed: int, events: int, sizes: int = 5) -> Recording:
+    """Thirty lines give blocks of a few sizes, and let go what they like."""
+    lines = [("/home/me/project/model.py", line, "forward") for line in range(100, 130)]
+    chance, made, live = random.Random(seed), Recording(), dict[int, int]()
+    for number in range(events):
+        made.mark = ("", "forward", "backward", "optimizer")[number * 8 // events % 4]
+        if live and chance.random() < 0.47:
+            address = chance.choice(list(live)) if events < 10_000 else next(iter(live))
+            made.free(address, live.pop(address), TRAIN)
+        else:
+            address, size = (
+                (number + 1) * 64 * MIB,
+                chance.randrange(1, sizes + 1) * MIB // 4 + 512 * chance.randrange(2),
+            )
+            live[address] = size
+            made.alloc(address, size, chance.choice(lines), TRAIN)
     return made
 
 

@@ -22,13 +22,13 @@ from perflab.snapshots.analysis import (
     outliving,
     parts_by,
     peak_moment,
-    thinned,
 )
 from perflab.snapshots.difference import compare
 from perflab.snapshots.model import Snapshot
 from perflab.snapshots.reading import read_snapshots
 from perflab.snapshots.summary import summarize
 from perflab.snapshots.tables import Report, Table
+from perflab.snapshots.timeline import thinned
 from tests.harness.made_snapshots import MIB, MODEL, TRAIN, Recording, block, content, segment, training, written
 from tests.harness.traced import Work, phased, traced_as_is, traced_fake
 
@@ -89,9 +89,9 @@ def test_categories_add_up_to_the_live_bytes_at_every_moment(tmp_path: Path, see
         parts = parts_by(alive_at(found, moment), lambda one: one.category)
         assert sum(part.size_bytes for part in parts.values()) == level[moment]
     points = thinned(found, 1000)
-    assert [sum(point.by_category) for point in points] == list(level)
+    assert [sum(point.by_band) for point in points] == list(level)
     few = thinned(found, 20)
-    assert max(sum(point.by_category) for point in few) == max(level)
+    assert max(sum(point.by_band) for point in few) == max(level)
     assert [point.start for point in few[1:]] == [point.end + 1 for point in few[:-1]]
     assert (few[0].start, few[-1].end) == (0, 300)
 
@@ -114,7 +114,7 @@ def test_a_timeline_of_a_hundred_thousand_events_keeps_its_peak(tmp_path: Path) 
     assert found.moments > 70_000
     points = thinned(found, 500)
     assert len(points) <= 500
-    assert max(sum(point.by_category) for point in points) == max(levels(found))
+    assert max(sum(point.by_band) for point in points) == max(levels(found))
     assert peak_moment(levels(found)) in {point.moment for point in points}
 
 

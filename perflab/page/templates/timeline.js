@@ -1,0 +1,143 @@
+"use strict";
+// What lies where in the picture of a memory timeline, and a list of its blocks to search. All it reads is in the page.
+(() => {
+  const MOST = 200;
+  for (const box of document.querySelectorAll(".memory")) start(box);
+
+  function digits(value) {
+    if (value >= 99999.5) return value.toExponential(2).replace(/e\+(\d)$/, "e+0$1");
+    return value.toFixed(value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2);
+  }
+  function bytes(value) {
+    for (const [unit, size] of [["TiB", 2 ** 40], ["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]])
+      if (value >= 0.9995 * size) return `${digits(value / size)} ${unit}`;
+    return `${value} B`;
+  }
+  function time(us) {
+    if (!us) return "0 s";
+    for (const [unit, size] of [["h", 3600e6], ["min", 60e6]]) if (us >= 2 * size) return `${digits(us / size)} ${unit}`;
+    for (const [unit, size] of [["s", 1e6], ["ms", 1e3]]) if (us >= 0.9995 * size) return `${digits(us / size)} ${unit}`;
+    return `${digits(us)} µs`;
+  }
+  const count = (value) => value.toLocaleString("en-US");
+  function summed(steps) {
+    let sum = 0;
+    return steps.map((step) => sum += step);
+  }
+  function made(tag, text, kind) {
+    const one = document.createElement(tag);
+    if (text !== undefined) one.textContent = text;
+    if (kind) one.className = kind;
+    return one;
+  }
+
+  function start(box) {
+    const data = JSON.parse(box.querySelector("script").textContent), { frame, shown, width } = data;
+    const keys = Object.keys(data.stackings), times = summed(data.times_us), starts = summed(data.from);
+    const kinds = data.kinds.map(([size, category, tensor, module, line, stack, ...bands]) => {
+      const [what, shape, where, place, calls] = [category, tensor, module, line, stack].map((number) => data.texts[number]);
+      const search = [what, shape, where, place, calls, bytes(size)].join(" ").toLowerCase();
+      return { size, what, shape, where, place, calls, bands, search };
+    });
+    const blocks = data.kind.map((kind, number) => ({
+      ...kinds[kind], from: starts[number], to: data.life[number] ? starts[number] + data.life[number] : Infinity,
+    }));
+    const there = (block, moment) => block.from <= moment && moment < block.to;
+    const clock = (moment) => times.length ? ` (${time(moment ? times[moment - 1] : 0)})` : "";
+    const came = (block) => block.from ? count(block.from) + clock(block.from) : "before the recording";
+    const went = (block) => block.to === Infinity ? "never" : count(block.to) + clock(block.to);
+
+    const figure = box.querySelector("figure"), tip = made("div", "", "tip");
+    tip.hidden = true;
+    figure.append(tip);
+    const list = box.querySelector(".blocks"), search = list.querySelector("[name=q]");
+    const at = list.querySelector("[name=moment]"), said = list.querySelector("output"), body = list.querySelector("tbody");
+    list.hidden = false;
+    for (const key of keys) point(box.querySelector(`.by-${key} > svg`), key);
+
+    function point(svg, key) {
+      const { names, bands } = data.stackings[key], order = keys.indexOf(key);
+      const over = document.createElementNS(svg.namespaceURI, "rect"), mark = over.cloneNode();
+      const place = (one, x, y, wide, high) => {
+        for (const [name, value] of Object.entries({ x, y, width: wide, height: high })) one.setAttribute(name, value);
+      };
+      place(over, frame.left, frame.top, frame.width, frame.height);
+      over.setAttribute("class", "over");
+      mark.setAttribute("class", "mark");
+      svg.append(mark, over);
+      const stretch = (event) => {
+        const inside = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
+        const moment = Math.floor((inside.x - frame.left) / frame.width * (data.moments + 1));
+        const column = Math.max(0, Math.min(Math.floor(moment / width), shown.length - 1));
+        return [column, (frame.top + frame.height - inside.y) / frame.height * data.top_bytes];
+      };
+      over.addEventListener("pointermove", (event) => {
+        const [column, height] = stretch(event), moment = shown[column], sizes = bands[column];
+        let low = 0, band = 0;
+        while (band < sizes.length && low + sizes[band] <= height) low += sizes[band++];
+        let block = null, size = sizes[band] ?? 0;
+        if (band < sizes.length) {
+          let base = low;
+          block = blocks.find((one) => {
+            if (one.bands[order] !== band || !there(one, moment)) return false;
+            if (height < base + one.size) return true;
+            base += one.size;
+            return false;
+          }) ?? null;
+          [low, size] = block ? [base, block.size] : [base, low + size - base];
+        }
+        const left = frame.left + frame.width * column * width / (data.moments + 1);
+        const right = frame.left + frame.width * Math.min((column + 1) * width / (data.moments + 1), 1);
+        const y = (value) => frame.top + frame.height * (1 - value / data.top_bytes);
+        if (band < sizes.length) place(mark, left, y(low + size), Math.max(right - left, 2), Math.max(y(low) - y(low + size), 1));
+        else place(mark, left, frame.top, Math.max(right - left, 2), frame.height);
+        const lines = [];
+        if (block) {
+          lines.push([`${bytes(block.size)} ${block.what}`, block.shape].filter(Boolean).join(", "));
+          lines.push([block.where && `in ${block.where}`, block.place].filter(Boolean).join(", "));
+          lines.push(`allocated: ${came(block)}, freed: ${went(block)}`, block.calls === block.place ? "" : block.calls);
+        } else if (band < sizes.length) lines.push(`${bytes(size)} in blocks that are in the picture alone`);
+        if (band < sizes.length) lines.push(`band: ${names[band]}, ${bytes(sizes[band])}`);
+        const when = data.shown_us.length ? ` (${time(data.shown_us[column])})` : "";
+        const stage = data.shown_stage[column] < 0 ? "" : `, ${data.texts[data.shown_stage[column]]}`;
+        lines.push(`moment ${count(moment)}${when}${stage}: ${bytes(sizes.reduce((sum, one) => sum + one, 0))} alive`);
+        tip.replaceChildren(...lines.filter(Boolean).map((line, number) => made(block && !number ? "b" : "span", line)));
+        tip.hidden = false;
+        const room = figure.getBoundingClientRect(), x = event.clientX - room.left;
+        tip.style.left = x > room.width / 2 ? "" : `${x + 14}px`;
+        tip.style.right = x > room.width / 2 ? `${room.width - x + 14}px` : "";
+        tip.style.top = `${event.clientY - room.top + 14}px`;
+      });
+      over.addEventListener("pointerleave", () => {
+        tip.hidden = true;
+        place(mark, 0, 0, 0, 0);
+      });
+      over.addEventListener("click", (event) => {
+        at.value = shown[stretch(event)[0]];
+        list.open = true;
+        find();
+      });
+    }
+
+    function find() {
+      const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
+      const moment = at.value === "" ? null : Number(at.value);
+      const found = blocks.filter((block) =>
+        (moment === null || there(block, moment)) && words.every((word) => block.search.includes(word)));
+      found.sort((one, other) => other.size - one.size || one.from - other.from);
+      const sum = found.reduce((total, block) => total + block.size, 0);
+      const rows = found.slice(0, MOST).map((block) => {
+        const row = made("tr");
+        row.append(made("td", bytes(block.size), "n"), made("td", block.what), made("td", block.shape), made("td", block.where),
+          made("td", block.place), made("td", came(block), "n"), made("td", went(block), "n"), made("td", block.calls));
+        return row;
+      });
+      body.replaceChildren(...rows);
+      const many = `${count(found.length)} ${found.length === 1 ? "block" : "blocks"}, ${bytes(sum)} (${count(sum)} B)`;
+      said.textContent = many + (found.length > MOST ? `; the ${MOST} largest are listed` : "");
+    }
+    search.addEventListener("input", find);
+    at.addEventListener("input", find);
+    list.addEventListener("toggle", find, { once: true });
+  }
+})();

@@ -1,0 +1,183 @@
+"""The blocks of a snapshot as the page's script reads them: what lies under the pointer, and what a search finds. Pure.
+
+A block is three numbers: its kind, when it came and how long it stayed. Kinds, and the texts that they share, are
+written once.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from perflab.report.escaping import one_line
+from perflab.snapshots.analysis import Lines, levels, peak_moment
+from perflab.snapshots.model import Block, Snapshot
+from perflab.snapshots.picture import BOTTOM, HEIGHT, LEFT, POINTS, RIGHT, TOP, WIDTH, Axes
+from perflab.snapshots.stacks import shown_stack
+from perflab.snapshots.timeline import Stacking, thinned
+from perflab.units import format_bytes
+
+MOST_CHARACTERS = 2_800_000
+"""Of a picture's blocks: with its bands and times, a page stays below 5 MB."""
+MOST_MOMENTS = 150_000
+"""Whose times are written each; of more, those alone that the picture shows."""
+_LONGEST = 300
+"""Characters of a text."""
+_OF_A_BLOCK = 18
+"""Characters that a block takes at most, unless its kind or a text of it is new."""
+_OF_A_KIND = 48
+
+
+@dataclass(frozen=True)
+class PageBlocks:
+    """What the page has of a snapshot's blocks."""
+
+    data: Markup
+    """JSON that may stand in a ``<script>``."""
+    listed: int
+    left_out: str
+    """Which blocks the page has no room for, in words; empty: it has all."""
+
+
+def page_blocks(snapshot: Snapshot, stackings: Sequence[Stacking]) -> PageBlocks:
+    """Blocks for hover and search: all, or those at the peak and then the largest.
+
+    Args:
+        snapshot: the recording.
+        stackings: the ways in which its picture is stacked.
+    """
+    listing = _Listing(snapshot, stackings)
+    kept = listing.kept()
+    blocks = [snapshot.blocks[number] for number in kept]
+    level = levels(snapshot)
+    points = [thinned(snapshot, POINTS, one) for one in stackings]
+    top = Axes(snapshot.moments, max(level[peak_moment(level)], 1)).top
+    kinds = [listing.kind(number) for number in kept]
+    shown = [point.moment for point in points[0]]
+    stages = listing.stages(shown)
+    times = [time - snapshot.times_ns[0] for time in snapshot.times_ns]
+    content = {
+        "frame": {"left": LEFT, "top": TOP, "width": WIDTH - LEFT - RIGHT, "height": HEIGHT - TOP - BOTTOM},
+        "top_bytes": top,
+        "moments": snapshot.moments,
+        "texts": list(listing.texts),
+        "kinds": list(listing.kinds),
+        "kind": kinds,
+        "from": _steps([block.allocated_at for block in blocks]),
+        "life": [0 if block.freed_at is None else block.freed_at - block.allocated_at for block in blocks],
+        "width": points[0][0].end + 1,
+        "shown": shown,
+        "shown_stage": stages,
+        "times_us": _steps([time // 1000 for time in times]) if len(times) <= MOST_MOMENTS else [],
+        "shown_us": [times[moment - 1] // 1000 if moment else 0 for moment in shown] if times else [],
+        "stackings": {
+            one.key: {"names": [_short(name) for name in one.names], "bands": [point.by_band for point in found]}
+            for one, found in zip(stackings, points, strict=True)
+        },
+    }
+    return PageBlocks(Markup(_json(content)), len(kept), _left_out(snapshot, kept, is_timed=bool(content["times_us"])))
+
+
+def _json(content: object) -> str:
+    """As ASCII, and with nothing that would end a ``<script>``."""
+    return json.dumps(content, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _steps(values: Sequence[int]) -> list[int]:
+    return [value - before for before, value in zip([0, *values], values, strict=False)]
+
+
+def _short(text: str) -> str:
+    line = one_line(text)
+    return line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"
+
+
+def _left_out(snapshot: Snapshot, kept: Sequence[int], *, is_timed: bool) -> str:
+    told = []
+    if len(kept) < len(snapshot.blocks):
+        there = {*kept}
+        sizes = [block.size_bytes for number, block in enumerate(snapshot.blocks) if number not in there]
+        told.append(
+            f"{len(sizes):,} of {len(snapshot.blocks):,} blocks, of {format_bytes(max(sizes))} at most, are in the "
+            "picture alone: the page has no room for all of them in its search."
+        )
+    if len(snapshot.times_ns) and not is_timed:
+        told.append(
+            f"With more than {MOST_MOMENTS:,} allocations and frees, the list of blocks has moments and no times."
+        )
+    return " ".join(told)
+
+
+class _Listing:
+    """Gives numbers to texts and kinds, in the order in which they are asked for."""
+
+    def __init__(self, snapshot: Snapshot, stackings: Sequence[Stacking]) -> None:
+        self.snapshot, self.stackings = snapshot, stackings
+        self.line = Lines(snapshot)
+        self.texts: dict[str, int] = {}
+        self.kinds: dict[tuple[int, ...], int] = {}
+        self.stacks: dict[int, int] = {}
+        self.characters = 0
+
+    def kept(self) -> list[int]:
+        """Numbers of the blocks that there is room for, in the order in which they came."""
+        found: list[int] = []
+        for number in self._by_importance():
+            self.kind(number)
+            self.characters += _OF_A_BLOCK
+            if self.characters > MOST_CHARACTERS:
+                break
+            found.append(number)
+        return sorted(found, key=lambda number: (self.snapshot.blocks[number].allocated_at, number))
+
+    def _by_importance(self) -> Iterator[int]:
+        level = levels(self.snapshot)
+        peak = peak_moment(level)
+
+        def importance(number: int) -> tuple[bool, int]:
+            block = self.snapshot.blocks[number]
+            is_there = block.allocated_at <= peak and (block.freed_at is None or block.freed_at > peak)
+            return not is_there, -block.size_bytes
+
+        yield from sorted(range(len(self.snapshot.blocks)), key=importance)
+
+    def kind(self, number: int) -> int:
+        """Of a block: its size, what is known of it, and its bands."""
+        block = self.snapshot.blocks[number]
+        key = (
+            block.size_bytes,
+            *(self._text(text) for text in (block.category, block.tensor, block.module, self.line(block))),
+            self._stack(block),
+            *(stacking.band_of[number] for stacking in self.stackings),
+        )
+        known = self.kinds.get(key)
+        if known is None:
+            known = self.kinds[key] = len(self.kinds)
+            self.characters += _OF_A_KIND
+        return known
+
+    def stages(self, moments: Sequence[int]) -> list[int]:
+        """The text of the stage that each moment is in; -1 where there is none."""
+        found, starts = [], [stage.start for stage in self.snapshot.stages]
+        for moment in moments:
+            number = bisect_left(starts, moment) - 1
+            is_within = number >= 0 and moment <= self.snapshot.stages[number].end
+            found.append(self._text(self.snapshot.stages[number].name) if is_within else -1)
+        return found
+
+    def _stack(self, block: Block) -> int:
+        known = self.stacks.get(id(block.stack))
+        if known is None:
+            known = self.stacks[id(block.stack)] = self._text(shown_stack(block.stack))
+        return known
+
+    def _text(self, text: str) -> int:
+        known = self.texts.get(text := _short(text))
+        if known is None:
+            known = self.texts[text] = len(self.texts)
+            self.characters += len(_json(text)) + 1
+        return known

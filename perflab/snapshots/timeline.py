@@ -1,0 +1,116 @@
+"""The timeline of live bytes in bands: by category, or by the largest allocations at the peak. Pure.
+
+Each block is in one band, so at every moment the bands add up to the live bytes, whichever way they are stacked.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from perflab.snapshots.analysis import (
+    Alike,
+    AlikeKeys,
+    Lines,
+    alike,
+    alive_at,
+    categories_of,
+    levels,
+    peak_moment,
+    shared_module,
+)
+from perflab.snapshots.model import Snapshot
+from perflab.units import format_bytes
+
+MOST_LARGEST = 12
+"""Bands of blocks of one size and stack, before the rest is one band: as many as colours can be told apart."""
+REST = "all other blocks"
+
+
+class Stacking(NamedTuple):
+    """Which bands there are, from the bottom, and which of them each block is in."""
+
+    key: str
+    """``category`` or ``largest``."""
+    names: tuple[str, ...]
+    band_of: Sequence[int]
+    """The band of each of the snapshot's blocks, in their order."""
+
+
+class Point(NamedTuple):
+    """A stretch of moments in a picture, shown by the moment in it at which the most is alive."""
+
+    start: int
+    end: int
+    """Its last moment."""
+    moment: int
+    by_band: tuple[int, ...]
+    """Live bytes at ``moment``, in the order of the stacking's names."""
+
+
+def by_category(snapshot: Snapshot) -> Stacking:
+    """A band for each category."""
+    names = tuple(categories_of(snapshot))
+    number = {name: position for position, name in enumerate(names)}
+    return Stacking("category", names, array("i", (number[block.category] for block in snapshot.blocks)))
+
+
+def by_largest(snapshot: Snapshot, most: int = MOST_LARGEST) -> Stacking:
+    """A band for each of the largest groups of blocks of one size and stack at the peak, and one for all others.
+
+    Args:
+        snapshot: the recording.
+        most: groups that have a band of their own.
+    """
+    found, key = alike(alive_at(snapshot, peak_moment(levels(snapshot))))[:most], AlikeKeys()
+    line = Lines(snapshot)
+    number = {key(one.blocks[0]): position for position, one in enumerate(found)}
+    bands = array("i", (number.get(key(block), len(found)) for block in snapshot.blocks))
+    rest = (REST,) if len(found) in bands or not found else ()
+    return Stacking("largest", (*(_named(one, line) for one in found), *rest), bands)
+
+
+def _named(one: Alike, line: Lines) -> str:
+    first = one.blocks[0]
+    module = shared_module(one.blocks)
+    about = ", ".join(text for text in (first.tensor, module and f"in {module}", line(first)) if text)
+    return f"{len(one.blocks):,} × {format_bytes(one.size_bytes)} {first.category}" + (f", {about}" if about else "")
+
+
+def thinned(snapshot: Snapshot, points: int, stacking: Stacking | None = None) -> list[Point]:
+    """The timeline in at most so many points. The highest moment of each stretch stands for it, so the peak stays.
+
+    Args:
+        snapshot: the recording.
+        points: stretches at most.
+        stacking: the bands; by category if none are given. The moments are the same in each.
+    """
+    return list(_thinned(snapshot, points, stacking or by_category(snapshot)))
+
+
+def _thinned(snapshot: Snapshot, points: int, stacking: Stacking) -> Iterator[Point]:
+    columns = [array("q", bytes(8 * (snapshot.moments + 1))) for _ in stacking.names]
+    for block, band in zip(snapshot.blocks, stacking.band_of, strict=True):
+        columns[band][block.allocated_at] += block.size_bytes
+        if block.freed_at is not None:
+            columns[band][block.freed_at] -= block.size_bytes
+    width = max(1, -(-(snapshot.moments + 1) // points))
+    now = [0] * len(columns)
+    for start in range(0, snapshot.moments + 1, width):
+        end = min(start + width, snapshot.moments + 1)
+        best, best_moment, best_level = tuple(now), start, -1
+        for moment in range(start, end):
+            for number, column in enumerate(columns):
+                if column[moment]:
+                    now[number] += column[moment]
+            if (level := sum(now)) > best_level:
+                best, best_moment, best_level = tuple(now), moment, level
+        yield Point(start, end - 1, best_moment, best)
+
+
+def elapsed_ns(snapshot: Snapshot, moment: int) -> int | None:
+    """How long after its first allocation or free a moment was; None where the file has no times."""
+    if not len(snapshot.times_ns):
+        return None
+    return snapshot.times_ns[moment - 1] - snapshot.times_ns[0] if moment else 0

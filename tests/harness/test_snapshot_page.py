@@ -1,0 +1,221 @@
+"""The page of a memory snapshot in a browser: blocks are found by pointing and by search, and the page stays small."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perflab.cli import main
+from perflab.page.render import policy
+from perflab.snapshots.analysis import alive_at, levels, peak_moment
+from perflab.snapshots.model import Block, Frame, Snapshot
+from perflab.snapshots.page import as_page
+from perflab.snapshots.picture import Axes
+from perflab.snapshots.reading import read_snapshots
+from perflab.snapshots.summary import summarize
+from perflab.snapshots.timeline import by_category, by_largest
+from perflab.units import format_bytes, format_ns
+from tests.harness.browser import chromium, needs_browser, opened
+from tests.harness.made_snapshots import MIB, TRAIN, Recording, content, of_few_kinds, training, written
+
+
+def read(path: Path) -> Snapshot:
+    (found,) = read_snapshots(path)
+    return found
+
+
+def unlike_blocks(events: int, function: str) -> Snapshot:
+    """Blocks that have nothing in common, each with names of its own."""
+    blocks = []
+    for number in range(events):
+        stack = (Frame(f"/home/me/project/a folder of some length/{number}.py", number, function),)
+        blocks.append(Block(512 + number, 512 + number, number, 0, stack, "unknown", "", "", number + 1, None))
+    return Snapshot("made", "cuda:0", blocks, range(0, 7_000_000 * events, 7_000_000), events)
+
+
+@pytest.mark.parametrize("function", ["", "a function of some length", "<" * 200])
+def test_a_page_of_a_hundred_thousand_events_takes_less_than_5_mb(tmp_path: Path, function: str) -> None:
+    if not function:  # many are alike
+        found = read(written(tmp_path / "long.pickle", content(of_few_kinds(1, 100_000))))
+    else:
+        found = unlike_blocks(100_000, function)
+    assert found.moments == 100_000
+    page = as_page(summarize(found, "long"), [("long", found)])
+    assert len(page.encode()) < (5_000_000 if function else 3_000_000)
+    assert ("no room for all of them in its search" in page) is bool(function)
+    level = levels(found)
+    assert f"peak {format_bytes(max(level))} at moment {peak_moment(level):,}</text>" in page
+
+
+def told(capsys: pytest.CaptureFixture[str], path: Path) -> str:
+    assert main(["memory", str(path), "--format=html"]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as running:
+        yield running
+
+
+@needs_browser
+@pytest.mark.parametrize("key", ["category", "largest"])
+def test_pointing_at_a_block_says_what_it_is_and_a_click_lists_what_is_alive_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], browser: Any, key: str
+) -> None:
+    path = written(tmp_path / "a.pickle", content(training(3)))
+    found, page = read(path), tmp_path / "a.html"
+    page.write_text(told(capsys, path), encoding="utf-8")
+    level = levels(found)
+    peak = peak_moment(level)
+    axes = Axes(found.moments, level[peak])
+    stacking = by_category(found) if key == "category" else by_largest(found)
+    with opened(browser, page) as seen:
+        seen.page.check(f"input[value={key}]")
+        shown = seen.page.locator("figure svg[role=img]:visible")
+        assert shown.count() == 1
+        box = shown.bounding_box()
+        scale = box["width"] / float(shown.get_attribute("viewBox").split()[2])
+
+        def point(size: int) -> tuple[float, float]:
+            return box["x"] + scale * axes.x(peak + 0.5), box["y"] + scale * axes.y(size)
+
+        below = 0
+        order = sorted(range(len(found.blocks)), key=lambda number: (stacking.band_of[number], number))
+        alive = {id(one) for one in alive_at(found, peak)}
+        for number in order:
+            block = found.blocks[number]
+            if id(block) not in alive:
+                continue
+            seen.page.mouse.move(*point(below + block.size_bytes // 2))
+            freed = "never" if block.freed_at is None else f"{block.freed_at} ({when(found, block.freed_at)})"
+            lines = seen.page.locator(".tip > *").all_inner_texts()
+            assert lines[0] == f"{format_bytes(block.size_bytes)} {block.category}"
+            assert lines[2] == f"allocated: {block.allocated_at} ({when(found, block.allocated_at)}), freed: {freed}"
+            assert f"band: {stacking.names[stacking.band_of[number]]}, " in lines[-2]
+            assert lines[-1] == f"moment {peak} ({when(found, peak)}), backward: {format_bytes(level[peak])} alive"
+            below += block.size_bytes
+        assert below == level[peak]
+        seen.page.mouse.click(*point(below // 2))
+        assert seen.page.locator(".blocks output").inner_text() == (
+            f"{len(alive)} blocks, {format_bytes(below)} ({below:,} B)"
+        )
+        assert seen.page.locator(".blocks tbody tr").count() == len(alive)
+        assert seen.said == []
+
+
+def when(found: Snapshot, moment: int) -> str:
+    return format_ns(found.times_ns[moment - 1] - found.times_ns[0])
+
+
+@needs_browser
+def test_a_search_finds_blocks_by_line_size_and_category(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], browser: Any
+) -> None:
+    path = written(tmp_path / "a.pickle", content(of_few_kinds(2, 5000)))
+    found, page = read(path), tmp_path / "a.html"
+    page.write_text(told(capsys, path), encoding="utf-8")
+    wanted = [one for one in found.blocks if one.stack[0].line == 117 and format_bytes(one.size_bytes) == "1.25 MiB"]
+    assert len(wanted) > 5
+    with opened(browser, page) as seen:
+        seen.page.click(".blocks summary")
+        total = sum(one.size_bytes for one in found.blocks)
+        assert seen.page.locator(".blocks output").inner_text() == (
+            f"{len(found.blocks):,} blocks, {format_bytes(total)} ({total:,} B); the 200 largest are listed"
+        )
+        sizes = seen.page.locator(".blocks tbody tr td:first-child").all_inner_texts()
+        largest = sorted((one.size_bytes for one in found.blocks), reverse=True)
+        assert sizes == [format_bytes(size) for size in largest[:200]]
+        seen.page.fill(".blocks [name=q]", "model.py:117  1.25 mib")
+        assert seen.page.locator(".blocks output").inner_text().startswith(f"{len(wanted)} blocks, ")
+        came = seen.page.locator(".blocks tbody tr td:nth-child(6)").all_inner_texts()
+        assert sorted(came) == sorted(f"{one.allocated_at:,} ({when(found, one.allocated_at)})" for one in wanted)
+        seen.page.fill(".blocks [name=q]", "nowhere")
+        assert seen.page.locator(".blocks output").inner_text() == "0 blocks, 0 B (0 B)"
+
+
+@needs_browser
+def test_without_script_the_stacking_is_switched_and_bands_have_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], browser: Any
+) -> None:
+    path, page = written(tmp_path / "a.pickle", content(training(3))), tmp_path / "a.html"
+    page.write_text(told(capsys, path), encoding="utf-8")
+    with opened(browser, page, java_script_enabled=False) as seen:
+        assert not seen.page.locator(".blocks").is_visible()
+        for key, other in (("category", "largest"), ("largest", "category"), ("category", "largest")):
+            seen.page.check(f"input[value={key}]")
+            assert seen.page.locator(f".by-{key}").is_visible()
+            assert not seen.page.locator(f".by-{other}").is_visible()
+        names = seen.page.locator(".by-largest polygon > title").all_text_contents()
+        assert names == [*by_largest(read(path)).names]
+
+
+@needs_browser
+def test_what_a_recording_names_ends_no_script(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], browser: Any
+) -> None:
+    hostile = "</script><script>alert(1)</script><!--<script>\u2028\u202e\x1b"
+    made = Recording().alloc(0, MIB, (f"/home/me/{hostile}.py", 7, hostile), TRAIN)
+    path, page = written(tmp_path / "a.pickle", content(made)), tmp_path / "a.html"
+    text = told(capsys, path)
+    assert f'content="{policy("timeline.js")}"' in text
+    assert (text.count("<script"), text.count("</script>"), text.count("<style")) == (2, 2, 1)
+    page.write_text(text, encoding="utf-8")
+    with opened(browser, page) as seen:
+        seen.page.click(".blocks summary")
+        assert "alert(1)" in seen.page.locator(".blocks tbody tr").inner_text()
+        assert "\u202e" not in seen.page.content()
+        assert seen.said == []
+
+
+@needs_browser
+def test_numbers_of_the_script_are_written_as_all_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], browser: Any
+) -> None:
+    sizes = [1, 512, 1023, 1024, 10 * 1024 - 1, 99_900, 1_048_500, MIB, 3 * MIB + 77, 2**30 - 600_000, 2**41, 2**52]
+    events, at_us = [], 0
+    for number, size in enumerate(sizes):
+        at_us += 13**number if number < 9 else 0
+        events.append([at_us * 1000, size])
+    path, page = tmp_path / "a.json", tmp_path / "a.html"
+    path.write_text(json.dumps({"schema": 1, "device": "cpu", "events": events}), encoding="utf-8")
+    found = read(path)
+    page.write_text(told(capsys, path), encoding="utf-8")
+    with opened(browser, page) as seen:
+        seen.page.click(".blocks summary")
+        for row, block in zip(
+            seen.page.locator(".blocks tbody tr").all(),
+            sorted(found.blocks, key=lambda one: -one.size_bytes),
+            strict=True,
+        ):
+            cells = row.locator("td").all_inner_texts()
+            assert cells[0] == format_bytes(block.size_bytes)
+            assert cells[5] == f"{block.allocated_at} ({when(found, block.allocated_at)})"
+
+
+@needs_browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_violation_in_a_page_of_two_pictures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], browser: Any, scheme: str
+) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    both = [str(written(tmp_path / f"{steps}.pickle", content(training(steps)))) for steps in (2, 3)]
+    assert main(["memory", *both, "--format=html"]) == 0
+    page = tmp_path / "both.html"
+    page.write_text(capsys.readouterr().out, encoding="utf-8")
+    for width in (1280, 400):
+        with opened(browser, page, color_scheme=scheme, viewport={"width": width, "height": 900}) as seen:
+            seen.page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
+            seen.page.locator("input[value=largest]").last.check()
+            assert [one.get_attribute("class") for one in seen.page.locator("figure > div:visible").all()] == [
+                "by-category",
+                "by-largest",
+            ]
+            found = Axe().run(seen.page)
+            assert found.violations_count == 0, found.generate_report()
+            assert seen.said == []

@@ -1,0 +1,152 @@
+"""The picture of a memory timeline: both stackings add up, and so do the blocks that its page has for pointing."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perflab.snapshots import page_blocks as page_blocks_module
+from perflab.snapshots.analysis import alive_at, levels, peak_moment
+from perflab.snapshots.model import Snapshot
+from perflab.snapshots.page_blocks import page_blocks
+from perflab.snapshots.picture import BOTTOM, HEIGHT, TOP, Axes, picture
+from perflab.snapshots.reading import read_snapshots
+from perflab.snapshots.summary import stage_at, summarize
+from perflab.snapshots.timeline import REST, by_category, by_largest, thinned
+from perflab.units import format_bytes, format_ns
+from tests.harness.made_snapshots import MIB, MODEL, TRAIN, Recording, content, of_few_kinds, training, written
+
+
+def read(path: Path) -> Snapshot:
+    (found,) = read_snapshots(path)
+    return found
+
+
+def decoded(found: dict[str, Any]) -> list[tuple[int, int, int | None, list[int]]]:
+    """Of each block its size, when it came and went, and its band in both stackings."""
+    blocks = []
+    for kind, start, life in zip(found["kind"], accumulate(found["from"]), found["life"], strict=True):
+        size, *_, first, second = found["kinds"][kind]
+        blocks.append((size, start, start + life if life else None, [first, second]))
+    return blocks
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("points", [30, 10_000])
+def test_both_stackings_are_equal_to_the_byte_at_every_point(tmp_path: Path, seed: int, points: int) -> None:
+    found = read(written(tmp_path / "a.pickle", content(of_few_kinds(seed, 400))))
+    level = levels(found)
+    ours, theirs = (thinned(found, points, one) for one in (by_category(found), by_largest(found)))
+    assert [one[:3] for one in ours] == [one[:3] for one in theirs]
+    assert [sum(one.by_band) for one in ours] == [sum(one.by_band) for one in theirs]
+    assert [sum(one.by_band) for one in theirs] == [level[one.moment] for one in theirs]
+    assert peak_moment(level) in {one.moment for one in theirs}
+
+
+def test_the_bands_of_the_largest_are_the_rows_of_their_table(tmp_path: Path) -> None:
+    found = read(written(tmp_path / "a.pickle", content(of_few_kinds(1, 600))))
+    (rows,) = [table.rows for table in summarize(found, "a", 5).tables if table.key == "largest"]
+    stacking, peak = by_largest(found, 5), peak_moment(levels(found))
+    (at_peak,) = [one for one in thinned(found, 10_000, stacking) if one.moment == peak]
+    assert list(at_peak.by_band) == [row[2] for row in rows]
+    assert stacking.names[-1] == REST
+    for name, (blocks, size, _, category, _, line, *_) in zip(stacking.names[:-1], rows, strict=False):
+        assert isinstance(size, int)
+        assert name == f"{blocks} × {format_bytes(size)} {category}, {line}"
+
+
+def test_where_there_is_nothing_else_there_is_no_band_of_the_rest(tmp_path: Path) -> None:
+    found = read(written(tmp_path / "a.pickle", content(Recording().alloc(0, MIB, MODEL))))
+    assert by_largest(found).names == ("1 × 1.00 MiB unknown, model.py:190",)
+    nothing = read(written(tmp_path / "b.pickle", content(Recording().free(0, MIB, MODEL))))
+    assert [sum(one.by_band) for one in thinned(nothing, 10, by_largest(nothing))] == [MIB, 0]
+
+
+def test_a_band_is_named_with_shape_and_module_where_they_are_known(tmp_path: Path) -> None:
+    made = Recording()
+    for layer in range(3):
+        made.alloc(layer * 64 * MIB, MIB, MODEL)
+        made.events[-1] |= {"category": "activations", "module": f"blocks.{layer}.mlp", "tensor": "(512, 512) float32"}
+    found = read(written(tmp_path / "a.pickle", content(made)))
+    name = "3 × 1.00 MiB activations, (512, 512) float32, in blocks.*.mlp, model.py:190"
+    assert by_largest(found).names == (name,)
+
+
+def test_alike_blocks_share_a_band_before_and_after_the_peak(tmp_path: Path) -> None:
+    made = Recording()
+    for number in range(6):
+        made.alloc(number * 64 * MIB, 3 * MIB, MODEL)
+    made.alloc(900 * MIB, MIB, TRAIN)
+    for number in range(6):
+        made.free(number * 64 * MIB, 3 * MIB)
+    made.alloc(0, 3 * MIB, MODEL)
+    found = read(written(tmp_path / "a.pickle", content(made)))
+    stacking = by_largest(found, 1)
+    assert list(stacking.band_of) == [0] * 6 + [1, 0]
+    assert [one.by_band for one in thinned(found, 100, stacking)][-1] == (3 * MIB, MIB)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_page_s_blocks_are_all_blocks_and_lie_in_the_bands_that_are_drawn(tmp_path: Path, seed: int) -> None:
+    found = read(written(tmp_path / "a.pickle", content(of_few_kinds(seed, 500))))
+    stackings = by_category(found), by_largest(found, 4)
+    listed = page_blocks(found, stackings)
+    data = json.loads(listed.data)
+    blocks = decoded(data)
+    assert (len(blocks), listed.left_out) == (len(found.blocks), "")
+    assert [one[:3] for one in blocks] == [(one.size_bytes, one.allocated_at, one.freed_at) for one in found.blocks]
+    for order, stacking in enumerate(stackings):
+        told = data["stackings"][stacking.key]
+        for moment, bands in zip(data["shown"], told["bands"], strict=True):
+            there = [one for one in blocks if one[1] <= moment and (one[2] is None or one[2] > moment)]
+            for band, size in enumerate(bands):
+                assert size == sum(one[0] for one in there if one[3][order] == band)
+    stages = ["unmarked" if number < 0 else data["texts"][number] for number in data["shown_stage"]]
+    assert stages == [stage_at(found, moment) for moment in data["shown"]]
+    assert {*stages} == {"unmarked", "forward", "backward", "optimizer"}
+    assert list(accumulate(data["times_us"])) == [(time - found.times_ns[0]) // 1000 for time in found.times_ns]
+
+
+def test_a_page_without_room_for_all_blocks_keeps_those_at_the_peak_and_counts_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_blocks_module, "MOST_CHARACTERS", 12_000)
+    monkeypatch.setattr(page_blocks_module, "MOST_MOMENTS", 1000)
+    found = read(written(tmp_path / "a.pickle", content(of_few_kinds(3, 2000, 2))))
+    listed = page_blocks(found, (by_category(found), by_largest(found)))
+    blocks = decoded(json.loads(listed.data))
+    peak = peak_moment(levels(found))
+    assert sum(one[0] for one in blocks if one[1] <= peak and (one[2] is None or one[2] > peak)) == max(levels(found))
+    assert len(alive_at(found, peak)) < len(blocks) == listed.listed < len(found.blocks)
+    assert len(listed.data) < 60_000
+    missing = len(found.blocks) - len(blocks)
+    assert listed.left_out.startswith(f"{missing:,} of {len(found.blocks):,} blocks, of ")
+    assert "With more than 1,000 allocations and frees, the list of blocks has moments and no times" in listed.left_out
+
+
+def test_the_axis_says_moments_and_when_they_were(tmp_path: Path) -> None:
+    found = read(written(tmp_path / "a.pickle", content(training(3))))
+    drawn = picture(found)
+    labels = re.findall(r'<text class="moment"[^>]*>([^<]*)</text>', drawn)
+    moments, times, (name,) = labels[:-1:2], labels[1:-1:2], labels[-1:]
+    assert name == "allocations and frees so far; time since the first of them"
+    assert moments == [str(number) for number in range(0, 19, 2)]
+    assert times == [format_ns(found.times_ns[max(int(one) - 1, 0)] - found.times_ns[0]) for one in moments]
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"schema": 1, "device": "cpu", "time": "event", "events": [[0, 512], [1, -512]]}))
+    assert "allocations and frees so far; the file has no times</text>" in picture(read(path))
+
+
+def test_the_picture_reaches_its_peak_and_no_further(tmp_path: Path) -> None:
+    found = read(written(tmp_path / "a.pickle", content(of_few_kinds(4, 5000))))
+    level = levels(found)
+    axes = Axes(found.moments, max(level))
+    for stacking in (by_category(found), by_largest(found)):
+        corners = re.findall(r"[\d.]+,([\d.]+)", " ".join(re.findall(r'points="([^"]*)"', picture(found, stacking))))
+        assert min(map(float, corners)) == axes.y(max(level)) >= TOP
+        assert max(map(float, corners)) == HEIGHT - BOTTOM
