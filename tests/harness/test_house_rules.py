@@ -135,8 +135,9 @@ ROOMS = {
     **tier_rooms("compared", "sides interleave callables rounds comparison", _MEASURED),
     **tier_rooms("predicted", "cuda trace layers memory gpus prediction dry_run", "measured.records measured.store"),
     **tier_rooms("compiled", "compiler"),
-    "compared.sides": Room(below=f"{_GROUND} measured.records compared.records", packages="msgspec filelock"),
-    "compared.sides.forking": Room(torch=When.CALLED),
+    "compared.sides": Room(
+        below=f"{_GROUND} measured.records compared.records", packages="msgspec filelock", torch=When.CALLED
+    ),
     "compared.interleave": Room(below="measured.judge"),
     "compared.callables": Room(
         below=f"{_GROUND} measure measured.judge compared.judge compared.interleave", torch=When.CALLED
