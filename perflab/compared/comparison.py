@@ -309,6 +309,8 @@ def _screen(
 ) -> None:
     """One more pair of processes for every case that wants one."""
     told = f"pair {number + 1} of {policy.screen_pairs}"
+    if number >= policy.screen_pairs:
+        told = f"pair {number + 1}, for one that was ruined"
     first, weigh = number == 0, limits.weighs and number < WEIGHING_ROUNDS
 
     def plan(case: str) -> RoundPlan:
