@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import hypot
 
 from perflab.data import changed
-from perflab.profiles.records import DISPATCH, Profile, ProfileRow
+from perflab.profiles.records import ANY_GAP, DISPATCH, GAPS, Profile, ProfileRow
 
 MOST_ROWS = 24
 """Rows that keep their places."""
@@ -40,6 +40,18 @@ def like_compact(profile: Profile, other: Profile) -> Profile:
     kept = {_key(row) for row in other.rows if _has_place(row)}
     pooled = {_name(row) for row in other.rows if not _has_place(row)}
     return _seen(profile, kept, pooled)
+
+
+def with_one_gap(profile: Profile) -> Profile:
+    """A profile whose gaps are one row without a place, to be compared with one that divides them differently."""
+    gaps = [row for row in profile.rows if row.category in GAPS]
+    one = ProfileRow(
+        category=ANY_GAP,
+        instances=round(sum(row.instances for row in gaps), 3),
+        time_ns=sum(row.time_ns for row in gaps),
+        spread_ns=hypot(*(row.spread_ns for row in gaps)),
+    )
+    return changed(profile, rows=[*(row for row in profile.rows if row.category not in GAPS), one], gaps_apart=[])
 
 
 def _seen(profile: Profile, kept: set[_Key], pooled: set[str]) -> Profile:

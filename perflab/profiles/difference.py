@@ -13,8 +13,8 @@ from math import hypot
 from statistics import median
 
 from perflab.data import changed
-from perflab.profiles.compact import like_compact
-from perflab.profiles.records import GAPS, UNNAMED, Explanation, Part, Profile, ProfileRow
+from perflab.profiles.compact import like_compact, with_one_gap
+from perflab.profiles.records import ANY_GAP, GAPS, UNNAMED, Explanation, Part, Profile, ProfileRow
 from perflab.units import format_ns, format_signed
 
 _SPREADS = 4.0
@@ -36,6 +36,7 @@ _FEW_CALLS = 4
 _COMMON_OF = 5
 """Operators that must have become slower alike, each with a share of the time worth speaking of."""
 _COMMON_SHARE = 0.01
+_GAPS = (*GAPS, ANY_GAP)
 _HALF = 0.5
 """Of a call: fewer more of an operator is none. Of the further calls: the share that a caller must make to be named."""
 _SMALL = 0.05
@@ -99,6 +100,8 @@ def explain(
         change_ns: how much longer a call takes by the gate's own measurement; None: its time is not the matter.
         interval_ns: the interval of that change, from least to most; None: it has none.
     """
+    if set(base.gaps_apart) != set(head.gaps_apart):
+        base, head = with_one_gap(base), with_one_gap(head)
     if base.is_compact:
         head = like_compact(head, base)
     base, head = _of_one_device(base), _of_one_device(head)
@@ -257,7 +260,7 @@ def _slower(
     """Operators that are called as before and take longer than the others do, far beyond their spread."""
     found = []
     for key in (before.keys() | now.keys()) - known:
-        if key[0] not in GAPS and not (key in before and key in now):
+        if key[0] not in _GAPS and not (key in before and key in now):
             continue
         old, new = before.get(key, _Total()), now.get(key, _Total())
         change_ns = new.time_ns - old.time_ns * common
@@ -288,6 +291,6 @@ def _common_ratio(before: Mapping[_Key, _Total], now: Mapping[_Key, _Total]) -> 
     ratios = [
         now[key].time_ns / one.time_ns
         for key, one in before.items()
-        if key in now and key[0] not in GAPS and one.time_ns > least_ns
+        if key in now and key[0] not in _GAPS and one.time_ns > least_ns
     ]
     return max(1.0, median(ratios)) if len(ratios) >= _COMMON_OF else 1.0

@@ -36,8 +36,12 @@ is what no operator launched.
 """
 GAPS = ("host wait", "launches", "kernel wait", "python")
 """Categories that are no operator's."""
+ADDED = ("launches",)
+"""Gaps on a GPU that were added later: a profile that was stored before has their time within the others."""
+ANY_GAP = "gaps"
+"""All gaps on a GPU together, where two profiles divide them differently. No profile has such a row."""
 DISPATCH = "dispatch"
-UNNAMED = (*GAPS, DISPATCH)
+UNNAMED = (*GAPS, ANY_GAP, DISPATCH)
 """Categories that stand in an operator's place: of gaps, and of PyTorch's own work in a compact profile."""
 
 
@@ -100,6 +104,8 @@ class Profile(Data, frozen=True):
     """Whether it was cut for a baseline: a row without places then stands for all further calls of its operator."""
     devices: Annotated[int, msgspec.Meta(ge=1)] = 1
     """How many devices the rows are of. Each has a timeline as long as the call."""
+    gaps_apart: list[str] = []
+    """On a GPU, which of ``ADDED`` have rows of their own; none in a profile that was stored before there were any."""
     cuda_calls: list[CudaCall] = []
     """On a GPU, what the host does there meanwhile; the longest first. The profiler's own cost is in it."""
 

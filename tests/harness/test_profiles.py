@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perflab.data import changed
+from perflab.data import changed, to_json
 from perflab.profiles.alignment import STRANGER, aligned
 from perflab.profiles.categories import categories
 from perflab.profiles.compact import MOST_ROWS, compact, like_compact
@@ -22,7 +23,7 @@ from perflab.profiles.host import Known, Sum, faster_half, host_sums, in_order, 
 from perflab.profiles.placed import Phase, placed, within
 from perflab.profiles.places import MARK, Where
 from perflab.profiles.recording import CALL, PHASE
-from perflab.profiles.records import Explanation, Part, Profile, ProfileRow
+from perflab.profiles.records import ADDED, Explanation, Part, Profile, ProfileRow
 from perflab.profiles.sum_up import summed_up
 from perflab.profiles.text import lines
 
@@ -351,6 +352,11 @@ def profile(*rows: ProfileRow, timer: float = 0.0) -> Profile:
     return Profile(device="cpu", calls=6, timer_ns=timer or whole, profiled_ns=whole, rows=list(rows))
 
 
+def on_cuda(*rows: ProfileRow) -> Profile:
+    """The same of a GPU, as profiles are now."""
+    return changed(profile(*rows), device="cuda", gaps_apart=list(ADDED))
+
+
 def row(operator: str, time_ns: float, instances: float = 1, module: str = "m", **fields: object) -> ProfileRow:
     """One row."""
     given = {"category": "element-wise and norms", "line": "model.py:8", "phase": "forward", **fields}
@@ -662,6 +668,35 @@ def test_dispatch_and_gaps_of_a_compact_profile_are_told_by_their_own_names() ->
     rows = (changed(one, time_ns=90 * one.time_ns) if one.category == "dispatch" else one for one in base.rows)
     found = explain(compact(base), profile(*rows), "stored", 89_000.0, (88_000.0, 90_000.0))
     assert explanation_texts(found, timed=True)[0] == "+89.0 µs = +89.0 µs more dispatch"
+
+
+def test_an_old_profile_that_knows_fewer_gaps_gives_unchanged_code_no_cause() -> None:
+    """What ``launches`` takes was within ``kernel wait``, and 3 digits are kept."""
+    work = [row("aten::mm", 2e6, 3, "head", category="products forward"), row("aten::add", 1e6, 9)]
+    new, old = (
+        on_cuda(
+            *work, *(row("", took, 9, f"blocks.{at}", category=name) for at in (0, 1) for name, took in gaps.items())
+        )
+        for gaps in (
+            {"host wait": 3e6, "launches": 2e6, "kernel wait": 0.5e6},
+            {"host wait": 3e6, "kernel wait": 2.5e6},
+        )
+    )
+    old = changed(old, gaps_apart=[])
+    stored = msgspec.json.decode(to_json(compact(old)), type=Profile)
+    for base in (old, stored):
+        assert explain(base, new, "stored", 0.0, (-1e5, 1e5)).parts == []
+    assert explain(stored, changed(new, gaps_apart=[]), "stored", 0.0, (-1e5, 1e5)).parts  # what told them apart
+
+
+def test_against_an_old_profile_all_gaps_are_compared_as_one() -> None:
+    work = row("aten::mm", 2e6, 3, "head", category="products forward")
+    old = changed(on_cuda(work, row("", 1e6, 9, category="kernel wait")), gaps_apart=[])
+    new = on_cuda(work, row("", 5e6, 9, category="host wait"), row("", 1e6, 9, category="launches"))
+    found = explain(compact(old), new, "stored", 5e6, (4.9e6, 5.1e6))
+    assert explanation_texts(found, timed=True)[0] == "+5.00 ms = +5.00 ms more gaps"
+    now = explain(compact(changed(old, gaps_apart=new.gaps_apart)), new, "stored", 5e6, (4.9e6, 5.1e6))
+    assert [part.operator for part in now.parts] == ["host wait"]
 
 
 # --- for other tools ---------------------------------------------------------------------------------------------
