@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from perflab.data import changed
 from perflab.errors import UsageError
 from perflab.lab.models import build_model, model_cost, size_config
 from perflab.lab.train import PRECISIONS, TrainingConfig, TrainingStep, random_tokens
@@ -23,6 +24,8 @@ from perflab.measure.measurement import stopwatch_for, try_profile
 from perflab.measure.workload import Step, Workload
 from perflab.profiles.records import Profile
 from perflab.profiles.take import ProfilePlan, take_profile
+from tests.correctness import profile_sums
+from tests.perf.setup import Setup
 
 CPU = torch.device("cpu")
 B, T = 2, 32
@@ -268,6 +271,19 @@ def test_a_module_that_raises_leaves_the_modules_after_it_their_own_names() -> N
 
     found = profiled(Workload(run, (torch.ones(2, 4),), {}))
     assert [row.module for row in found.rows if row.operator == "aten::addmm"] == ["linear"]
+
+
+def test_the_table_of_sums_has_forward_alone_too_and_fails_where_rows_and_timer_or_flops_disagree() -> None:
+    for attention in ("naive", "sdpa"):
+        setup = Setup("tiny", 1, 64, CPU, TrainingConfig(precision="bf16"), {"attention": attention})
+        for mode in profile_sums.WORK:
+            (found,) = profile_sums.profiles_of(setup, mode, 1, 0.0)
+            rows_ns, flops = found.explained_ns, profile_sums.closed_form(setup, mode)
+            assert ("products backward" in {row.category for row in found.rows}) == (mode == "train_step")
+            told, is_right = profile_sums.cells([changed(found, timer_ns=1.02 * rows_ns)], flops)
+            assert (told[0], told[-1], is_right) == ("+2.0%", "as computed", True)
+            assert not profile_sums.cells([changed(found, timer_ns=1.05 * rows_ns)], flops)[1]
+            assert not profile_sums.cells([changed(found, timer_ns=rows_ns)], flops + 2)[1]
 
 
 # --- on CUDA: kernels, gaps and places; with nothing computed, no times -------------------------------------------
