@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from perflab.profiles.records import LET_GO, UNNAMED, Explanation, Part, PeakChange, PeakExplanation
 from perflab.units import format_bytes, format_count, format_ns, format_signed
 
+_MODULES = 3
+"""That are named of those that are computed again."""
 MOST = 3
 """Parts in the text; the results file has all of them."""
 
@@ -77,6 +79,11 @@ def _what(part: Part, *, brief: bool) -> str:
     where = f" in {part.module}" if part.module else f" in {part.phases[0]}" if part.phases else ""
     line = f" ({part.line})" if part.line else ""
     others = f", with {', '.join(part.others)}" if part.others and not brief else ""
+    if part.again:
+        times = "once" if part.again == 1 else f"{part.again} times"
+        phase = f" in {part.phases[0]}" if part.phases else ""
+        led = "" if brief or not part.more else f", with {abs(part.more):g} more {part.operator}"
+        return f"all of {_listed([part.module, *part.other_modules])} computed {times} more{phase}{led}{line}"
     if part.moved_from:
         way = f" moved from {', '.join(part.moved_from)} to {', '.join(part.phases)}"
         return f"{abs(part.more):g} {part.operator}{way}{others}{where if part.module else ''}{line}"
@@ -91,3 +98,10 @@ def _what(part: Part, *, brief: bool) -> str:
     else:
         what = f"{part.operator} {'faster' if part.change_ns < 0 else 'slower'} at the same shapes"
     return f"{what}{where}{line}"
+
+
+def _listed(modules: Sequence[str]) -> str:
+    """The first of them by name."""
+    left = len(modules) - _MODULES
+    *first, last = modules if left <= 0 else [*modules[:_MODULES], format_count(left, "more module")]
+    return f"{', '.join(first)} and {last}" if first else last

@@ -143,6 +143,10 @@ class Part(Data, frozen=True):
     phases: list[str] = []
     more: float = 0.0
     """How many more calls of that operator; 0: as many as before, which take longer."""
+    again: Amount = 0
+    """How many times more the whole of ``module`` is computed; 0: what changed is not all that it does."""
+    other_modules: list[str] = []
+    """Further modules that are."""
     moved_from: list[str] = []
     """Phases that have as many fewer calls of it: it is called as often as before, and elsewhere."""
     others: list[str] = []

@@ -22,6 +22,8 @@ from perflab.lab.models import build_model, model_cost, size_config
 from perflab.lab.train import PRECISIONS, TrainingConfig, TrainingStep, random_tokens
 from perflab.measure.measurement import stopwatch_for, try_profile
 from perflab.measure.workload import Step, Workload
+from perflab.profiles.difference import explain
+from perflab.profiles.explanation_text import explanation_texts
 from perflab.profiles.records import Profile
 from perflab.profiles.take import ProfilePlan, take_profile
 from tests.correctness import profile_sums
@@ -160,6 +162,16 @@ def test_a_recomputed_forward_is_of_the_backward_phase_and_its_own_modules() -> 
     up = {"module": "blocks.*.feed_forward.up", "phase": "backward"}
     layers = instances(plain, **up)["aten::mm"] / 2
     assert instances(recomputed, **up)["aten::mm"] == 3 * layers
+
+
+def test_blocks_that_a_checkpoint_computes_again_are_one_cause() -> None:
+    plain, recomputed = profiled(training_step()), profiled(training_step(checkpointing="every-block"))
+    found = explain(plain, recomputed, "main", None)
+    first = explanation_texts(found, timed=False)[0]
+    assert first.startswith("all of blocks.* and rope computed once more in backward, with ")
+    assert [part.module for part in found.parts if part.category != "dispatch"] == ["blocks.*"]
+    less = explain(recomputed, plain, "main", None)
+    assert [part.again for part in less.parts] == [0] * len(less.parts)
 
 
 def test_rows_and_gaps_add_up_to_the_profiled_calls_less_what_the_profiler_costs() -> None:

@@ -579,6 +579,59 @@ def test_an_operator_that_moves_to_another_phase_is_said_to_have_moved() -> None
     ]
 
 
+def _work(module: str, times: int = 1, phase: str = "forward", share: int = 1) -> list[ProfileRow]:
+    """What a layer does, so often, on so many parts of its input."""
+    return [
+        row(name, 1e6 * times, 2 * times * share, module, phase=phase, shapes=f"{64 // share}x8 float32")
+        for name in ("aten::linear", "aten::mm", "aten::gelu")
+    ]
+
+
+def test_a_module_whose_whole_work_is_done_again_is_named_as_a_whole() -> None:
+    layers = ("blocks.*.up", "blocks.*.down", "head")
+    base = profile(*(one for name in layers for one in _work(name)), row("aten::add", 1e6, 2, "blocks.*"))
+    blocks = [one for name in layers[:2] for one in _work(name, 1, "backward")]
+    again = explain(
+        base, profile(*base.rows, *blocks, row("aten::add", 0.5e6, 1, "blocks.*", phase="backward")), "b", 6.5e6
+    )
+    (first, _rest) = explanation_texts(again, timed=True)
+    assert (
+        first
+        == "+6.50 ms = +6.50 ms all of blocks.* computed once more in backward, with 4 more aten::linear (model.py:8)"
+    )
+    one = explain(base, profile(*base.rows, *_work("blocks.*.up", 2, "backward")), "b", 6e6)
+    assert explanation_texts(one, timed=True, brief=True)[0].endswith(
+        "all of blocks.*.up computed 2 times more in backward (model.py:8)"
+    )
+    twice = profile(*(one for name in layers for one in _work(name, 1 + (name == "head"))), base.rows[-1])
+    (part,) = explain(base, twice, "b", 3e6).parts
+    assert (part.module, part.again, part.phases) == ("head", 1, ["forward"])
+
+
+@pytest.mark.parametrize(
+    "changed_rows",
+    [
+        _work("up", 1, "backward")[:2],  # not all of it
+        [*_work("up", 1, "backward"), row("aten::sort", 1e6, 2, "up")],  # and something else
+        _work("up", 1, "backward", share=2),  # on other inputs: work that was divided
+    ],
+)
+def test_more_of_some_operators_of_a_module_is_not_all_of_it_again(changed_rows: list[ProfileRow]) -> None:
+    base = profile(*_work("up"), *_work("down"))
+    found = explain(base, profile(*base.rows, *changed_rows), "b", 3e6)
+    assert [part.again for part in found.parts] == [0]
+
+
+def test_many_modules_that_are_computed_again_are_named_in_part() -> None:
+    layers = [f"stage{at}.layer" for at in range(5)]
+    base = profile(*(one for name in [*layers, "head"] for one in _work(name)))
+    found = explain(
+        base, profile(*base.rows, *(one for name in layers for one in _work(name, 1, "backward"))), "b", 15e6
+    )
+    said = explanation_texts(found, timed=True)[0]
+    assert "all of stage0.layer, stage1.layer, stage2.layer and 2 more modules computed once more in backward" in said
+
+
 def test_what_is_unexplained_has_its_own_text_however_many_parts_there_are() -> None:
     changes = (10e6, 9e6, 8e6, 0.5e6)
     parts = [Part(change_ns=ns, operator="aten::mm", module=f"m{at}") for at, ns in enumerate(changes)]
