@@ -15,7 +15,7 @@ from perflab.data import changed
 from perflab.profiles.again import Again, computed_again
 from perflab.profiles.compact import like_compact, with_one_gap
 from perflab.profiles.facts import HALF, Change, Key, Total, facts_of, totals_of
-from perflab.profiles.records import ANY_GAP, GAPS, Explanation, Part, Profile
+from perflab.profiles.records import ANY_GAP, GAPS, OTHER_THREAD, Explanation, Part, Profile
 from perflab.units import format_ns, format_signed
 
 _SPREADS = 4.0
@@ -35,7 +35,7 @@ _FEW_CALLS = 4
 _COMMON_OF = 5
 """Operators that must have become slower alike, each with a share of the time worth speaking of."""
 _COMMON_SHARE = 0.01
-_GAPS = (*GAPS, ANY_GAP)
+_GAPS = (*GAPS, OTHER_THREAD, ANY_GAP)
 _SMALL = 0.05
 """Share of the change below which a fact of the code explains nothing of it."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perflab.profiles.records import LET_GO, UNNAMED, Explanation, Part, PeakChange, PeakExplanation
+from perflab.profiles.records import LET_GO, OTHER_THREAD, UNNAMED, Explanation, Part, PeakChange, PeakExplanation
 from perflab.units import format_bytes, format_count, format_ns, format_signed
 
 _MODULES = 3
@@ -94,7 +94,8 @@ def _what(part: Part, *, brief: bool) -> str:
     if part.shapes:
         return f"{part.operator} on other inputs, {part.shapes}{where}{line}"
     if part.operator in UNNAMED:
-        what = f"{'less' if part.change_ns < 0 else 'more'} {part.operator}"
+        of = "work of " if part.operator == OTHER_THREAD else ""
+        what = f"{'less' if part.change_ns < 0 else 'more'} {of}{part.operator}"
     else:
         what = f"{part.operator} {'faster' if part.change_ns < 0 else 'slower'} at the same shapes"
     return f"{what}{where}{line}"

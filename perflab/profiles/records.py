@@ -24,6 +24,7 @@ CATEGORIES = (
     "launches",
     "kernel wait",
     "python",
+    "another thread",
     "other",
 )
 """Every row belongs to one of them.
@@ -31,17 +32,19 @@ CATEGORIES = (
 ``dispatch`` is PyTorch's own work on a CPU: views, allocation, the autograd engine. ``python`` is time on a CPU in
 which no operator runs. On a GPU, ``host wait`` is time in which the device waits for a kernel that the host has not
 begun to launch, ``launches`` that in which it waits for this call of CUDA to end, and ``kernel wait`` what is left
-between kernels. ``your operators`` are those that are not PyTorch's own, an ``autograd.Function`` among them; ``other``
-is what no operator launched.
+between kernels. ``another thread`` is time in which the device only does what a thread launched that the profiler does
+not follow, such as a data loader's. ``your operators`` are those that are not PyTorch's own, an ``autograd.Function``
+among them; ``other`` is what no operator launched.
 """
 GAPS = ("host wait", "launches", "kernel wait", "python")
 """Categories that are no operator's."""
-ADDED = ("launches",)
-"""Gaps on a GPU that were added later: a profile that was stored before has their time within the others."""
+OTHER_THREAD = "another thread"
+ADDED = ("launches", OTHER_THREAD)
+"""On a GPU, what was added later: a profile that was stored before has this time within its gaps."""
 ANY_GAP = "gaps"
 """All gaps on a GPU together, where two profiles divide them differently. No profile has such a row."""
 DISPATCH = "dispatch"
-UNNAMED = (*GAPS, ANY_GAP, DISPATCH)
+UNNAMED = (*GAPS, OTHER_THREAD, ANY_GAP, DISPATCH)
 """Categories that stand in an operator's place: of gaps, and of PyTorch's own work in a compact profile."""
 
 

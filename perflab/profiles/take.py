@@ -129,7 +129,11 @@ def _turns(affordable: float, least: int) -> tuple[int, int]:
 def _write(files: Path, recorded: Recorded, known: Sequence[Known]) -> None:
     by_call, _ = known_by_call(recorded, known)
     files.parent.mkdir(parents=True, exist_ok=True)
-    trace = chrome_trace(recorded.roots, recorded.kernels, by_call)
+    kernels = recorded.kernels
+    if kernels:
+        foreign = recorded.foreign_within(kernels[0].start_ns, max(one.end_ns for one in kernels))
+        kernels = (*kernels, *foreign)
+    trace = chrome_trace(recorded.roots, kernels, by_call)
     for ending, text in ((".trace.json", trace), (".folded", folded_stacks(recorded.roots, by_call))):
         write_whole(files.with_name(files.name + ending), text.encode("utf-8", "backslashreplace"))
 

@@ -301,6 +301,42 @@ def test_kernels_and_gaps_add_up_whatever_overlaps() -> None:
     assert sum(one.time_ns for one in sums.values()) == 450 - 80
 
 
+def test_another_thread_s_kernels_have_the_time_in_which_none_of_the_call_s_runs_and_are_no_gap() -> None:
+    kernels = [
+        Kernel("copy", 50, 120, launched_ns=40, is_foreign=True),  # since the call before
+        Kernel("a", 100, 200, operator=1, launched_ns=90),
+        Kernel("copy", 150, 260, launched_ns=140, is_foreign=True),
+        Kernel("copy", 300, 320, launched_ns=270, is_foreign=True),
+        Kernel("b", 400, 450, operator=1, launched_ns=310, launch_ended_ns=350),
+        Kernel("copy", 440, 900, launched_ns=430, is_foreign=True),
+    ]
+    sums = device_sums(kernels, {0: (80, 450)}, {1: Known("op", "copies", "forward", Where("m"))})
+    told = {(key.category, key.kernel): one.time_ns for key, one in sums.items()}
+    assert told == {
+        ("another thread", "copy"): 20 + 60 + 20,
+        ("copies", "a"): 100,
+        ("copies", "b"): 50,
+        ("host wait", ""): 40,  # 260-300: b is launched at 310
+        ("launches", ""): 30,
+        ("kernel wait", ""): 50,
+    }
+    often = {key.category: one.instances for key, one in sums.items() if key.kernel == "copy"}
+    assert often == {"another thread": 3}  # the first counts in the call before
+    assert sum(one.time_ns for one in sums.values()) == 450 - 80
+
+
+def test_work_of_another_thread_that_takes_longer_is_said_and_its_number_is_no_fact() -> None:
+    def beside(time_ns: float, often: float) -> Profile:
+        foreign = row("", time_ns, often, "", category="another thread", kernel="copy", line="", phase="")
+        return on_cuda(row("aten::mm", 5e6, 3, category="products forward"), foreign)
+
+    found = explain(beside(1e6, 2), beside(4e6, 8), "main", 3e6)
+    assert explanation_texts(found, timed=True)[0] == "+3.00 ms = +3.00 ms more work of another thread"
+    assert explanation_texts(explain(beside(1e6, 2), beside(4e6, 8), "main", None), timed=False) == [
+        "nothing that the profiler records is called more often"
+    ]
+
+
 def test_the_flops_of_an_operator_with_several_kernels_count_once() -> None:
     kernels = [Kernel("split", 0, 10, operator=1), Kernel("reduce", 10, 20, operator=1)]
     sums = device_sums(kernels, {0: (0, 20)}, {1: Known("aten::mm", "products forward", "", Where(), flops=64)})

@@ -166,6 +166,55 @@ def test_a_model_on_two_devices_has_two_timelines_in_its_profile() -> None:
     assert " · cuda:1 " in busy
 
 
+LOADING = """
+import json, pathlib, threading, torch
+from perflab.measure.measurement import stopwatch_for
+from perflab.measure.workload import Workload
+from perflab.profiles.take import ProfilePlan, take_profile
+from perflab.profiles.text import lines
+
+device = torch.device("cuda", 0)
+model = torch.nn.Linear(64, 64, device=device)
+x, batch = torch.zeros(8, 64, device=device), torch.zeros(8, device=device)
+asked, loaded = threading.Semaphore(0), threading.Semaphore(0)
+
+def load():
+    while True:
+        asked.acquire()
+        batch.sin_().cos_()
+        loaded.release()
+
+def run(x):
+    y = model(x)
+    asked.release()
+    loaded.acquire()
+    return y.relu_().sum().backward()
+
+threading.Thread(target=load, daemon=True).start()
+workload = Workload(run, (x,), {})
+workload.run()
+plan = ProfilePlan(0.0, pathlib.Path("files"))
+profile = take_profile(workload, device, stopwatch_for(device), plan, lambda what: None)
+foreign = [row for row in profile.rows if row.category == "another thread"]
+print(sorted((row.kernel.partition("<")[0], row.instances) for row in foreign))
+print([row for row in profile.rows if row.category == "other"])
+print(abs(profile.explained_ns - profile.profiled_ns) < 10)
+own = sum(row.instances for row in profile.rows if row.kernel and row not in foreign)
+print(own == sum(one.instances for one in profile.cuda_calls if one.name == "cudaLaunchKernel"))
+print(*(line.split()[:2] for line in lines("loading", profile, 200) if line.startswith("  another")))
+events = json.loads(pathlib.Path("files.trace.json").read_text())["traceEvents"]
+print(sum("sin" in one["name"] and one["pid"] > 0 for one in events))
+"""
+
+
+def test_kernels_that_another_thread_launches_within_a_call_have_rows_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    kernel = ("vectorized_elementwise_kernel", 1.0)
+    assert said_by(LOADING) == [str([kernel, kernel]), "[]", "True", "True", "['another', 'thread']", "1"]
+
+
 def test_ranges_stand_in_the_trace_around_what_was_called_in_them(tmp_path: Path) -> None:
     said_by(
         "import torch\n"
