@@ -9,6 +9,8 @@ from perflab.units import format_bytes, format_count, format_ns, format_signed
 
 _MODULES = 3
 """That are named of those that are computed again."""
+CALLERS = 2
+"""Of a line, in the text; the results file has all of them."""
 MOST = 3
 """Parts in the text; the results file has all of them."""
 
@@ -49,11 +51,19 @@ def _shown(parts: Sequence[Part], most: int) -> list[Part]:
     return [parts[at] for at in [0, *sorted(largest)]] if parts and most else []
 
 
-def peak_texts(found: PeakExplanation, *, most: int = MOST) -> list[str]:
-    """The same of memory: ``+64.0 MiB = +64.0 MiB 3 more blocks of aten::mul in blocks.* (net.py:9), activations``."""
+def peak_texts(found: PeakExplanation, *, most: int = MOST, callers: int = CALLERS) -> list[str]:
+    """The same of memory: ``+64.0 MiB = +64.0 MiB 3 more blocks of aten::mul in blocks.* (net.py:9), activations``.
+
+    Args:
+        found: the explanation.
+        most: changes that are shown.
+        callers: lines that called that of a change, ``net.py:9 < train.py:5``.
+    """
     if not found.parts:
         return [found.problem or "nothing that the profiler records differs at the peak"]
-    texts = [f"{format_signed(part.change_bytes, format_bytes)} {_blocks(part)}" for part in found.parts[:most]]
+    texts = [
+        f"{format_signed(part.change_bytes, format_bytes)} {_blocks(part, callers)}" for part in found.parts[:most]
+    ]
     rest = found.parts[most:]
     if rest:
         rest_bytes = sum(part.change_bytes for part in rest)
@@ -62,10 +72,11 @@ def peak_texts(found: PeakExplanation, *, most: int = MOST) -> list[str]:
     return [*texts, *([found.problem] if found.problem else [])]
 
 
-def _blocks(part: PeakChange) -> str:
+def _blocks(part: PeakChange, callers: int) -> str:
     of = f" of {part.operator}" if part.operator else ""
     where = f" in {part.module}" if part.module else ""
-    line = f" ({part.line})" if part.line else ""
+    stack = part.stack[: callers + 1] or [part.line]
+    line = f" ({' < '.join(stack)})" if part.line else ""
     if part.category == LET_GO:
         # What is let go counts below zero: one block less makes the peak higher.
         less = "less" if part.change_bytes > 0 else "more"

@@ -195,6 +195,8 @@ class PeakPart(Data, frozen=True):
     module: str = ""
     """As in ``ProfileRow``."""
     line: str = ""
+    stack: list[str] = []
+    """That line and those that called it, the innermost first."""
 
 
 class Peak(Data, frozen=True):
@@ -219,6 +221,8 @@ class PeakChange(Data, frozen=True):
     operator: str = ""
     module: str = ""
     line: str = ""
+    stack: list[str] = []
+    """That line and those that called it, the innermost first."""
 
 
 class PeakExplanation(Data, frozen=True):
