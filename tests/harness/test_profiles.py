@@ -423,6 +423,11 @@ def test_an_operator_of_every_fourth_call_is_shown_with_its_own_mean() -> None:
     assert found[:7] == ["aten::sort", "1.00", "ms", "10.0%", "0.25", "4.00", "ms"]
 
 
+def test_a_single_call_is_one_call() -> None:
+    assert "mean of 1 call" in lines("c", changed(profile(row("aten::mm", 1e6)), calls=1), 120)[0].split("; ")[0]
+    assert not lines("c", changed(profile(row("aten::mm", 1e6)), calls=1), 120)[0].endswith("calls")
+
+
 def test_what_the_profiler_adds_to_a_call_on_cuda_is_said() -> None:
     sums = device_sums([Kernel("k", 0, 100)], {0: (0, 120)}, {})
     told = summed_up("cuda", [sums], [120], [100], 0.0, cuda_calls=[{"cudaLaunchKernel": Sum(3, 90)}])
