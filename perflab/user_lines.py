@@ -22,6 +22,24 @@ def line_of(frame: FrameType | None, *, only: bool = False) -> str:
     return ""
 
 
+MOST_CALLERS = 8
+"""Lines of a stack."""
+
+
+def stack_of(frame: FrameType | None) -> tuple[str, ...]:
+    """The user's lines from a frame on, the innermost first, up to the code of ours that called him: ``net.py:9``."""
+    found: list[str] = []
+    while frame is not None and len(found) < MOST_CALLERS:
+        filename = frame.f_code.co_filename
+        if found and filename.startswith(_ours()):
+            break
+        shown = _shown(filename)
+        if shown is not None:
+            found.append(f"{shown}:{frame.f_lineno}")
+        frame = frame.f_back
+    return tuple(found)
+
+
 _LIKE_A_USERS = ("lab", "attention")
 
 
@@ -40,6 +58,11 @@ def _not_the_code() -> tuple[str, ...]:
     spec = importlib.util.find_spec("torch")
     assert spec is not None
     assert spec.origin is not None
+    return (f"{Path(spec.origin).parent}/", *_ours())
+
+
+@cache
+def _ours() -> tuple[str, ...]:
     package = Path(__file__).parent
     rooms = (one for one in package.iterdir() if one.is_dir() and one.name not in _LIKE_A_USERS)
-    return tuple(f"{folder}/" for folder in (Path(spec.origin).parent, *rooms, package.parent / "nocuda"))
+    return tuple(f"{folder}/" for folder in (*rooms, package.parent / "nocuda"))

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from perflab.profiles.host import Key, Known, Sum
 from perflab.profiles.places import Where
+from perflab.profiles.records import OTHER_THREAD
 
 
 class Kernel(NamedTuple):
@@ -32,6 +33,8 @@ class Kernel(NamedTuple):
     """The GPU's number in the process."""
     stream: int = 0
     """That it runs in. Those of two streams may overlap."""
+    is_foreign: bool = False
+    """Whether a thread of the host launched it that the profiler does not follow: it is no work of the call's."""
 
 
 _NOBODY = Known("", "other", "", Where())
@@ -43,9 +46,10 @@ def device_sums(
     """Divide the time of each device among its kernels and the gaps between them.
 
     Where several kernels of a device run at once, the time is divided among them evenly, so that all of it adds up.
+    Those of another thread have only the time in which none of the call's runs.
 
     Args:
-        kernels: those of one call.
+        kernels: those of one call, and what other threads launched that runs meanwhile.
         spans: of each device that has any, when the call begins there (its kernels of the call before have ended) and
             when it ends. After its last kernel a device waits for the host.
         known: what is known of an operator, by its correlation.
@@ -57,9 +61,12 @@ def device_sums(
         for start_ns, end_ns, running, following in _intervals(own, begin_ns, until_ns):
             if not running:
                 _add_gap(start_ns, end_ns, following, device, known, sums)
-            for kernel in running:
-                sums[_key(kernel, known)].time_ns += (end_ns - start_ns) / len(running)
+            sharing = [one for one in running if not one.is_foreign] or running
+            for kernel in sharing:
+                sums[_key(kernel, known)].time_ns += (end_ns - start_ns) / len(sharing)
     for kernel in kernels:
+        if kernel.is_foreign and not _begins_in(kernel, spans):
+            continue  # it counts in the call before
         total = sums[_key(kernel, known)]
         total.instances += 1
         if kernel.operator not in seen:  # an operator's work is done once, however many kernels do it
@@ -68,7 +75,14 @@ def device_sums(
     return sums
 
 
+def _begins_in(kernel: Kernel, spans: Mapping[int, tuple[int, int]]) -> bool:
+    begin_ns, until_ns = spans.get(kernel.device, (0, 0))
+    return begin_ns <= kernel.start_ns < until_ns
+
+
 def _key(kernel: Kernel, known: Mapping[int, Known]) -> Key:
+    if kernel.is_foreign:
+        return Key(OTHER_THREAD, "", kernel.name, "", "", "", "", device=kernel.device)
     one = known.get(kernel.operator, _NOBODY)
     category = "copies" if one.category == "dispatch" else one.category  # whatever it is for the host
     return Key(
@@ -112,15 +126,18 @@ def _within(start_ns: int, moment_ns: int | None, end_ns: int) -> int:
 def _intervals(
     kernels: Sequence[Kernel], begin_ns: int, end_ns: int
 ) -> Iterator[tuple[int, int, list[Kernel], Kernel | None]]:
-    """Stretches of time in which the same kernels run; of one in which none does, the kernel that ends it, if any."""
+    """Stretches of time in which the same kernels run; of one in which none does, the next of the call's, if any."""
     waiting = sorted(kernels, key=lambda kernel: kernel.start_ns)
     ends = (at for one in kernels for at in (one.start_ns, one.end_ns))
     moments = sorted({begin_ns, end_ns, *(min(end_ns, max(begin_ns, at)) for at in ends)})
+    own = [one for one in waiting if not one.is_foreign]
     running: list[Kernel] = []
-    at = 0
+    at = own_at = 0
     for start_ns, until_ns in pairwise(moments):
         while at < len(waiting) and waiting[at].start_ns <= start_ns:
             running.append(waiting[at])
             at += 1
         running = [one for one in running if one.end_ns > start_ns]
-        yield start_ns, until_ns, running, waiting[at] if not running and at < len(waiting) else None
+        while own_at < len(own) and own[own_at].start_ns <= start_ns:
+            own_at += 1
+        yield start_ns, until_ns, running, own[own_at] if not running and own_at < len(own) else None

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perflab.profiles.records import LET_GO, UNNAMED, Explanation, Part, PeakChange, PeakExplanation
+from perflab.profiles.records import LET_GO, OTHER_THREAD, UNNAMED, Explanation, Part, PeakChange, PeakExplanation
 from perflab.units import format_bytes, format_count, format_ns, format_signed
 
+_MODULES = 3
+"""That are named of those that are computed again."""
+CALLERS = 2
+"""Of a line, in the text; the results file has all of them."""
 MOST = 3
 """Parts in the text; the results file has all of them."""
 
@@ -47,11 +51,19 @@ def _shown(parts: Sequence[Part], most: int) -> list[Part]:
     return [parts[at] for at in [0, *sorted(largest)]] if parts and most else []
 
 
-def peak_texts(found: PeakExplanation, *, most: int = MOST) -> list[str]:
-    """The same of memory: ``+64.0 MiB = +64.0 MiB 3 more blocks of aten::mul in blocks.* (net.py:9), activations``."""
+def peak_texts(found: PeakExplanation, *, most: int = MOST, callers: int = CALLERS) -> list[str]:
+    """The same of memory: ``+64.0 MiB = +64.0 MiB 3 more blocks of aten::mul in blocks.* (net.py:9), activations``.
+
+    Args:
+        found: the explanation.
+        most: changes that are shown.
+        callers: lines that called that of a change, ``net.py:9 < train.py:5``.
+    """
     if not found.parts:
         return [found.problem or "nothing that the profiler records differs at the peak"]
-    texts = [f"{format_signed(part.change_bytes, format_bytes)} {_blocks(part)}" for part in found.parts[:most]]
+    texts = [
+        f"{format_signed(part.change_bytes, format_bytes)} {_blocks(part, callers)}" for part in found.parts[:most]
+    ]
     rest = found.parts[most:]
     if rest:
         rest_bytes = sum(part.change_bytes for part in rest)
@@ -60,10 +72,11 @@ def peak_texts(found: PeakExplanation, *, most: int = MOST) -> list[str]:
     return [*texts, *([found.problem] if found.problem else [])]
 
 
-def _blocks(part: PeakChange) -> str:
+def _blocks(part: PeakChange, callers: int) -> str:
     of = f" of {part.operator}" if part.operator else ""
     where = f" in {part.module}" if part.module else ""
-    line = f" ({part.line})" if part.line else ""
+    stack = part.stack[: callers + 1] or [part.line]
+    line = f" ({' < '.join(stack)})" if part.line else ""
     if part.category == LET_GO:
         # What is let go counts below zero: one block less makes the peak higher.
         less = "less" if part.change_bytes > 0 else "more"
@@ -77,6 +90,11 @@ def _what(part: Part, *, brief: bool) -> str:
     where = f" in {part.module}" if part.module else f" in {part.phases[0]}" if part.phases else ""
     line = f" ({part.line})" if part.line else ""
     others = f", with {', '.join(part.others)}" if part.others and not brief else ""
+    if part.again:
+        times = "once" if part.again == 1 else f"{part.again} times"
+        phase = f" in {part.phases[0]}" if part.phases else ""
+        led = "" if brief or not part.more else f", with {abs(part.more):g} more {part.operator}"
+        return f"all of {_listed([part.module, *part.other_modules])} computed {times} more{phase}{led}{line}"
     if part.moved_from:
         way = f" moved from {', '.join(part.moved_from)} to {', '.join(part.phases)}"
         return f"{abs(part.more):g} {part.operator}{way}{others}{where if part.module else ''}{line}"
@@ -87,7 +105,15 @@ def _what(part: Part, *, brief: bool) -> str:
     if part.shapes:
         return f"{part.operator} on other inputs, {part.shapes}{where}{line}"
     if part.operator in UNNAMED:
-        what = f"{'less' if part.change_ns < 0 else 'more'} {part.operator}"
+        of = "work of " if part.operator == OTHER_THREAD else ""
+        what = f"{'less' if part.change_ns < 0 else 'more'} {of}{part.operator}"
     else:
         what = f"{part.operator} {'faster' if part.change_ns < 0 else 'slower'} at the same shapes"
     return f"{what}{where}{line}"
+
+
+def _listed(modules: Sequence[str]) -> str:
+    """The first of them by name."""
+    left = len(modules) - _MODULES
+    *first, last = modules if left <= 0 else [*modules[:_MODULES], format_count(left, "more module")]
+    return f"{', '.join(first)} and {last}" if first else last

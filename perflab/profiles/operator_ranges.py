@@ -25,7 +25,7 @@ BETWEEN = " | "
 class NamedPlaces(Places):
     """Places whose ranges say themselves what they stand for: another process reads them."""
 
-    def mark(self, line: str) -> str:
+    def mark(self, line: str, stack: tuple[str, ...] = ()) -> str:
         """The name of a range for this line of the module that runs."""
         return f"{AT}{self.module}{BETWEEN}{line}"
 

@@ -22,6 +22,7 @@ class Asked(NamedTuple):
     operator: str
     module: str
     line: str
+    stack: tuple[str, ...] = ()
 
 
 NOBODY = Asked("", "", "", "")
@@ -141,18 +142,27 @@ def _part(category: str, size_bytes: int, asked: Asked) -> PeakPart:
         operator=asked.operator,
         module=asked.module,
         line=asked.line,
+        stack=list(asked.stack),
     )
 
 
 def summed(parts: Iterable[PeakPart]) -> list[PeakPart]:
-    """Parts of one category and place together, the largest first."""
-    sums: dict[tuple[str, str, str, str], tuple[int, int]] = {}
+    """Parts of one category and stack together, the largest first."""
+    sums: dict[tuple[str, str, str, str, tuple[str, ...]], tuple[int, int]] = {}
     for one in parts:
-        key = one.category, one.operator, one.module, one.line
+        key = one.category, one.operator, one.module, one.line, tuple(one.stack)
         size_bytes, blocks = sums.get(key, (0, 0))
         sums[key] = size_bytes + one.size_bytes, blocks + one.blocks
     together = [
-        PeakPart(category=category, size_bytes=size, blocks=blocks, operator=operator, module=module, line=line)
-        for (category, operator, module, line), (size, blocks) in sums.items()
+        PeakPart(
+            category=category,
+            size_bytes=size_bytes,
+            blocks=blocks,
+            operator=operator,
+            module=module,
+            line=line,
+            stack=list(stack),
+        )
+        for (category, operator, module, line, stack), (size_bytes, blocks) in sums.items()
     ]
     return sorted(together, key=lambda one: -abs(one.size_bytes))

@@ -25,7 +25,7 @@ def explain_peak(base: Peak, head: Peak, against: str, change_bytes: int) -> Pea
         change_bytes: how much higher it is by the gate's own measurement.
     """
     before, now = _by_key(base.parts), _by_key(head.parts)
-    changes = [_change(key, before.get(key, []), now.get(key, [])) for key in {**now, **before}]
+    changes = [one for key in {**now, **before} for one in _changes(key, before.get(key, []), now.get(key, []))]
     parts = sorted(
         (one for one in changes if one.change_bytes or one.more),
         key=lambda one: (-abs(one.change_bytes), one.change_bytes < 0),
@@ -47,14 +47,24 @@ def _by_key(parts: Iterable[PeakPart]) -> dict[_Key, list[PeakPart]]:
     return found
 
 
-def _change(key: _Key, before: list[PeakPart], now: list[PeakPart]) -> PeakChange:
-    change_bytes, more = (
-        sum(getattr(one, field) for one in now) - sum(getattr(one, field) for one in before)
-        for field in ("size_bytes", "blocks")
-    )
+def _changes(key: _Key, before: list[PeakPart], now: list[PeakPart]) -> list[PeakChange]:
+    """What blocks of one kind and place change, each stack apart if they only became more, or fewer."""
     # What both sides have, whatever its line, is not what changed.
     gone, new = (_unlike(some, others) for some, others in ((before, now), (now, before)))
-    largest = max((new if change_bytes > 0 else gone) or new or gone, key=lambda one: abs(one.size_bytes), default=None)
+    if gone and new:
+        return [_change(key, gone, new)]
+    by_stack: dict[tuple[str, ...], list[PeakPart]] = defaultdict(list)
+    for one in gone or new:
+        by_stack[one.line, *one.stack].append(one)
+    return [_change(key, some if gone else [], [] if gone else some) for some in by_stack.values()]
+
+
+def _change(key: _Key, gone: list[PeakPart], new: list[PeakPart]) -> PeakChange:
+    change_bytes, more = (
+        sum(getattr(one, field) for one in new) - sum(getattr(one, field) for one in gone)
+        for field in ("size_bytes", "blocks")
+    )
+    largest = max((new if change_bytes > 0 else gone) or new or gone, key=lambda one: abs(one.size_bytes))
     category, operator, module = key
     return PeakChange(
         category=category,
@@ -62,7 +72,8 @@ def _change(key: _Key, before: list[PeakPart], now: list[PeakPart]) -> PeakChang
         more=more,
         operator=operator,
         module=module,
-        line=largest.line if largest is not None else "",
+        line=largest.line,
+        stack=largest.stack,
     )
 
 

@@ -76,7 +76,7 @@ def placed(roots: Sequence[Call], phases: Sequence[Phase], named: Callable[[str]
         if call.is_range:
             if call.name.startswith(MARK):
                 inner = named(call.name)
-                where = Where(inner.module or where.module, inner.line or where.line)
+                where = Where(inner.module or where.module, inner.line or where.line, inner.stack or where.stack)
                 in_backward = in_backward and not inner.module  # a forward that a checkpoint runs again
         else:
             if call.name.startswith(NODE):

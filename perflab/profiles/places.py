@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perflab.torch_internals.dispatch import without_torch_function
-from perflab.user_lines import line_of
+from perflab.user_lines import line_of, stack_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,6 +22,8 @@ class Where(NamedTuple):
 
     module: str = ""
     line: str = ""
+    stack: tuple[str, ...] = ()
+    """That line and those that called it, the innermost first; empty where nobody asked for stacks."""
 
 
 class Places:
@@ -42,17 +44,18 @@ class Places:
         """The innermost module that runs."""
         return self._modules[-1] if self._modules else ""
 
-    def mark(self, line: str) -> str:
+    def mark(self, line: str, stack: tuple[str, ...] = ()) -> str:
         """The name of a range for this line of the module that runs."""
-        where = Where(self.module, line)
+        where = Where(self.module, line, stack)
         number = self._numbers.setdefault(where, len(self._found))
         if number == len(self._found):
             self._found.append(where)
         return f"{MARK}{number}"
 
     @contextlib.contextmanager
-    def marking(self, *, lines: bool = True) -> Iterator[None]:
-        """Mark every call of a module, for the length of the block, and every call of PyTorch from Python if ``lines``.
+    def marking(self, *, lines: bool = True, stacks: bool = False) -> Iterator[None]:
+        """Mark every call of a module, for the length of the block, and every call of PyTorch from Python if ``lines``,
+        with those that called the line if ``stacks``.
 
         PyTorch's modules look for a torch function, and some leave their fast path where they find one.
         """
@@ -64,7 +67,9 @@ class Places:
 
         class Lines(TorchFunctionMode):
             def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                with torch.profiler.record_function(places.mark(line_of(sys._getframe(1)))):
+                frame = sys._getframe(1)
+                mark = places.mark(line_of(frame), stack_of(frame) if stacks else ())
+                with torch.profiler.record_function(mark):
                     return func(*args, **(kwargs or {}))
 
         entered: list[tuple[nn.Module, Any]] = []

@@ -101,7 +101,8 @@ class Reading:
         calls = {call.event.correlation: by_call[id(call)] for call in in_order(recorded.roots)}
         begins, ends = _ends(before.kernels), _ends(recorded.kernels)
         spans = {device: (begins.get(device, max(begins.values())), end_ns) for device, end_ns in ends.items()}
-        self.sums.append(device_sums(recorded.kernels, spans, calls))
+        foreign = recorded.foreign_within(min(one[0] for one in spans.values()), max(ends.values()))
+        self.sums.append(device_sums([*recorded.kernels, *foreign], spans, calls))
         self.profiled_ns.append(fmean(end_ns - begin_ns for begin_ns, end_ns in spans.values()))
         self.cost_ns.append(0.0)
         self.cuda_calls.append(_summed(recorded.cuda_calls))

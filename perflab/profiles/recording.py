@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perflab.errors import UsageError
 from perflab.kernel_names import kernel_name
@@ -47,6 +47,12 @@ class Recorded:
     """What devices did for it, in order of time."""
     cuda_calls: tuple[tuple[str, int], ...] = ()
     """The host's calls of CUDA and how long each took."""
+    foreign: tuple[Kernel, ...] = ()
+    """What threads launched that the profiler does not follow, during all calls that were recorded together."""
+
+    def foreign_within(self, begin_ns: int, end_ns: int) -> list[Kernel]:
+        """Those of ``foreign`` that run in this span."""
+        return [one for one in self.foreign if one.end_ns > begin_ns and one.start_ns < end_ns]
 
     @property
     def roots(self) -> list[Call]:
@@ -104,31 +110,45 @@ def recorded_calls(recorded: Any, calls: int, *, details: bool = False) -> list[
         UsageError: not all of them were recorded.
     """
     host: list[Event] = []
-    api: dict[int, tuple[str, int, int]] = {}
+    api: dict[int, _ApiCall] = {}
     work = []
+    followed: set[int] = set()
     for one in kineto_results(recorded).events():
         kind = one.activity_type()
         if kind in _OF_HOST:
             host.append(_event(one, details))
+            followed.add(one.device_resource_id())
         elif kind in _WORK:
             work.append(one)
         elif kind in _API:
             start_ns, end_ns, number = one.start_ns(), one.end_ns(), one.correlation_id() or -1 - len(api)
             inner = api.get(number)  # CUDA's runtime calls its driver, under the same number
-            if inner is None or inner[2] - inner[1] < end_ns - start_ns:
-                api[number] = one.name(), start_ns, end_ns
-    kernels = sorted((_kernel(one, api) for one in work), key=lambda one: one.start_ns)
+            if inner is None or inner.end_ns - inner.start_ns < end_ns - start_ns:
+                api[number] = _ApiCall(one.name(), start_ns, end_ns, one.device_resource_id())
+    if followed.isdisjoint(one.thread for one in api.values()):  # another numbering: nothing is known of threads
+        followed = {one.thread for one in api.values()}
+    kernels = sorted((_kernel(one, api, followed) for one in work), key=lambda one: one.start_ns)
     spans = sorted((one for one in host if one.name == CALL), key=lambda one: one.start_ns)
     if len(spans) != calls:
         raise UsageError(
             f"the profiler recorded {len(spans)} of {calls} calls: the workload runs a profiler of its own",
             "profile it without that; PyTorch has one profiler a process",
         )
-    return _divided(spans, host, kernels, sorted(api.values(), key=lambda one: one[1]))
+    own = (one for one in api.values() if one.thread in followed)
+    return _divided(spans, host, kernels, sorted(own, key=lambda one: one.start_ns))
+
+
+class _ApiCall(NamedTuple):
+    """One call of CUDA by the host."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    thread: int
 
 
 def _divided(
-    spans: Sequence[Event], events: list[Event], kernels: Sequence[Kernel], api: Sequence[tuple[str, int, int]]
+    spans: Sequence[Event], events: list[Event], kernels: Sequence[Kernel], api: Sequence[_ApiCall]
 ) -> list[Recorded]:
     """What happened in each of some spans, by the moment at which it began; kernels by what launched them."""
     starts = [span.start_ns for span in spans]
@@ -146,7 +166,10 @@ def _divided(
             if event.name != CALL:
                 inside[number].append(event)
     ours: list[list[Kernel]] = [[] for _ in spans]
+    foreign = tuple(one for one in kernels if one.is_foreign)
     for kernel in kernels:
+        if kernel.is_foreign:
+            continue
         if kernel.operator:
             number = asked.get(kernel.operator, -1)
         else:
@@ -154,14 +177,18 @@ def _divided(
         if number >= 0:
             ours[number].append(kernel)
     called: list[list[tuple[str, int]]] = [[] for _ in spans]
-    for name, start_ns, end_ns in api:
-        if (number := at(start_ns)) >= 0:
-            called[number].append((name, end_ns - start_ns))
-    return [_recorded(*parts) for parts in zip(spans, inside, ours, called, strict=True)]
+    for one in api:
+        if (number := at(one.start_ns)) >= 0:
+            called[number].append((one.name, one.end_ns - one.start_ns))
+    return [_recorded(*parts, foreign) for parts in zip(spans, inside, ours, called, strict=True)]
 
 
 def _recorded(
-    span: Event, inside: Sequence[Event], kernels: Sequence[Kernel], called: Sequence[tuple[str, int]]
+    span: Event,
+    inside: Sequence[Event],
+    kernels: Sequence[Kernel],
+    called: Sequence[tuple[str, int]],
+    foreign: tuple[Kernel, ...],
 ) -> Recorded:
     by_thread: dict[int, list[Event]] = {}
     for one in inside:
@@ -173,21 +200,22 @@ def _recorded(
         key=lambda phase: phase.start_ns,
     )
     return Recorded(
-        root, [call for some in others for call in nested(some)], tuple(phases), tuple(kernels), tuple(called)
+        root, [call for some in others for call in nested(some)], tuple(phases), tuple(kernels), tuple(called), foreign
     )
 
 
-def _kernel(event: Any, api: Mapping[int, tuple[str, int, int]]) -> Kernel:
+def _kernel(event: Any, api: Mapping[int, _ApiCall], followed: Collection[int]) -> Kernel:
     call = api.get(event.correlation_id())
     return Kernel(
         name=kernel_name(event.name()),
         start_ns=event.start_ns(),
         end_ns=event.end_ns(),
         operator=event.linked_correlation_id(),
-        launched_ns=call[1] if call is not None else None,
-        launch_ended_ns=call[2] if call is not None else None,
+        launched_ns=call.start_ns if call is not None else None,
+        launch_ended_ns=call.end_ns if call is not None else None,
         device=event.device_index(),
         stream=event.device_resource_id(),
+        is_foreign=not event.linked_correlation_id() and call is not None and call.thread not in followed,
     )
 
 

@@ -24,6 +24,7 @@ CATEGORIES = (
     "launches",
     "kernel wait",
     "python",
+    "another thread",
     "other",
 )
 """Every row belongs to one of them.
@@ -31,13 +32,19 @@ CATEGORIES = (
 ``dispatch`` is PyTorch's own work on a CPU: views, allocation, the autograd engine. ``python`` is time on a CPU in
 which no operator runs. On a GPU, ``host wait`` is time in which the device waits for a kernel that the host has not
 begun to launch, ``launches`` that in which it waits for this call of CUDA to end, and ``kernel wait`` what is left
-between kernels. ``your operators`` are those that are not PyTorch's own, an ``autograd.Function`` among them; ``other``
-is what no operator launched.
+between kernels. ``another thread`` is time in which the device only does what a thread launched that the profiler does
+not follow, such as a data loader's. ``your operators`` are those that are not PyTorch's own, an ``autograd.Function``
+among them; ``other`` is what no operator launched.
 """
 GAPS = ("host wait", "launches", "kernel wait", "python")
 """Categories that are no operator's."""
+OTHER_THREAD = "another thread"
+ADDED = ("launches", OTHER_THREAD)
+"""On a GPU, what was added later: a profile that was stored before has this time within its gaps."""
+ANY_GAP = "gaps"
+"""All gaps on a GPU together, where two profiles divide them differently. No profile has such a row."""
 DISPATCH = "dispatch"
-UNNAMED = (*GAPS, DISPATCH)
+UNNAMED = (*GAPS, OTHER_THREAD, ANY_GAP, DISPATCH)
 """Categories that stand in an operator's place: of gaps, and of PyTorch's own work in a compact profile."""
 
 
@@ -100,6 +107,8 @@ class Profile(Data, frozen=True):
     """Whether it was cut for a baseline: a row without places then stands for all further calls of its operator."""
     devices: Annotated[int, msgspec.Meta(ge=1)] = 1
     """How many devices the rows are of. Each has a timeline as long as the call."""
+    gaps_apart: list[str] = []
+    """On a GPU, which of ``ADDED`` have rows of their own; none in a profile that was stored before there were any."""
     cuda_calls: list[CudaCall] = []
     """On a GPU, what the host does there meanwhile; the longest first. The profiler's own cost is in it."""
 
@@ -137,6 +146,10 @@ class Part(Data, frozen=True):
     phases: list[str] = []
     more: float = 0.0
     """How many more calls of that operator; 0: as many as before, which take longer."""
+    again: Amount = 0
+    """How many times more the whole of ``module`` is computed; 0: what changed is not all that it does."""
+    other_modules: list[str] = []
+    """Further modules that are."""
     moved_from: list[str] = []
     """Phases that have as many fewer calls of it: it is called as often as before, and elsewhere."""
     others: list[str] = []
@@ -182,6 +195,8 @@ class PeakPart(Data, frozen=True):
     module: str = ""
     """As in ``ProfileRow``."""
     line: str = ""
+    stack: list[str] = []
+    """That line and those that called it, the innermost first."""
 
 
 class Peak(Data, frozen=True):
@@ -206,6 +221,8 @@ class PeakChange(Data, frozen=True):
     operator: str = ""
     module: str = ""
     line: str = ""
+    stack: list[str] = []
+    """That line and those that called it, the innermost first."""
 
 
 class PeakExplanation(Data, frozen=True):

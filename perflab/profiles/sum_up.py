@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from perflab.profiles.host import Key, Sum, each_key, faster_half
-from perflab.profiles.records import CudaCall, Profile, ProfileRow
+from perflab.profiles.records import ADDED, CudaCall, Profile, ProfileRow
 
 
 def summed_up(
@@ -43,6 +43,7 @@ def summed_up(
         rows=rows,
         notes=list(notes),
         devices=len({row.device for row in rows}) or 1,
+        gaps_apart=list(ADDED) if device == "cuda" else [],
         cuda_calls=_cuda_calls([cuda_calls[at] for at in faster]) if cuda_calls else [],
     )
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from perflab.data import changed
 from perflab.errors import UsageError
 from perflab.files import write_whole
+from perflab.measure import clock
 from perflab.measure.devices import collector_off
 from perflab.profiles.cost import event_cost_ns
 from perflab.profiles.events import NODE
@@ -83,7 +84,11 @@ def take_profile(
             "profile without it; PyTorch has one profiler a process",
         )
     progress("profile: places")
-    known, notes = _known(workload, device)
+    known, devices, notes = _known(workload, device)
+    if devices > 1:
+        notes.append(
+            f"timed by the host's clock, until all {devices} devices are idle; the case's own times wait for {device}"
+        )
     call_ns = max(1.0, stopwatch.time(workload, 1).total_ns)
     rounds, calls = _turns(plan.budget_ns / (3.5 * call_ns), LEAST_ON_CUDA if device.type == "cuda" else 1)
     backward = any(one.name.startswith(NODE) for one in known)
@@ -95,7 +100,8 @@ def take_profile(
         progress(f"profile: round {number + 1} of {rounds}")
         workload.run()  # the first call after something else is slower than those that follow each other
         if device.type == "cuda":  # as they follow each other, without waiting for the device between them
-            plain_ns.append(stopwatch.time(workload, calls).total_ns / calls)
+            total_ns = stopwatch.time(workload, calls).total_ns if devices == 1 else _until_idle_ns(workload, calls)
+            plain_ns.append(total_ns / calls)
         else:
             plain_ns += [stopwatch.time(workload, 1).total_ns for _ in range(calls)]
         with recording(device.type) as profiler:
@@ -119,6 +125,16 @@ def take_profile(
     return profile
 
 
+def _until_idle_ns(workload: Workload, calls: int) -> int:
+    """How long calls in a row take until every device is idle: a stopwatch's events are of one device."""
+    clock.wait_for_devices()
+    begun_ns = clock.read_ns()
+    for _ in range(calls):
+        workload.run()
+    clock.wait_for_devices()
+    return clock.read_ns() - begun_ns
+
+
 def _turns(affordable: float, least: int) -> tuple[int, int]:
     """Rounds, and profiled calls in each, where so many calls can be afforded and a round has so many at least."""
     calls = int(min(MOST_CALLS, affordable))
@@ -129,13 +145,17 @@ def _turns(affordable: float, least: int) -> tuple[int, int]:
 def _write(files: Path, recorded: Recorded, known: Sequence[Known]) -> None:
     by_call, _ = known_by_call(recorded, known)
     files.parent.mkdir(parents=True, exist_ok=True)
-    trace = chrome_trace(recorded.roots, recorded.kernels, by_call)
+    kernels = recorded.kernels
+    if kernels:
+        foreign = recorded.foreign_within(kernels[0].start_ns, max(one.end_ns for one in kernels))
+        kernels = (*kernels, *foreign)
+    trace = chrome_trace(recorded.roots, kernels, by_call)
     for ending, text in ((".trace.json", trace), (".folded", folded_stacks(recorded.roots, by_call))):
         write_whole(files.with_name(files.name + ending), text.encode("utf-8", "backslashreplace"))
 
 
-def _known(workload: Workload, device: torch.device) -> tuple[list[Known], list[str]]:
-    """Every operator of a call in order, with place, category, shapes and FLOPs."""
+def _known(workload: Workload, device: torch.device) -> tuple[list[Known], int, list[str]]:
+    """Every operator of a call in order, with place, category, shapes and FLOPs; how many devices work; and notes."""
     places = Places(module_names(reachable(workload.roots)))
     plain = _recorded(workload, device, contextlib.nullcontext)
     names, notes = [call.name for call in in_order(plain.roots)], list[str]()
@@ -146,7 +166,8 @@ def _known(workload: Workload, device: torch.device) -> tuple[list[Known], list[
         recorded = _as_without_marks(workload, device, places, names) or plain
         if recorded is plain:
             notes.append("modules and lines are not known: under the marks for them the case does something else")
-    return known_of(recorded, places.named), notes
+    devices = {one.device for one in plain.kernels} | {device.index or 0}
+    return known_of(recorded, places.named), len(devices) if plain.kernels else 1, notes
 
 
 def _as_without_marks(workload: Workload, device: torch.device, places: Places, names: list[str]) -> Recorded | None:

@@ -79,7 +79,7 @@ def take_peak(workload: Workload, device: torch.device) -> Peak:
         return Peak(parts=parts)
     total_bytes = sum(part.size_bytes for part in parts)
     for lines in (True, False):
-        marked = _recorded(workload, device, partial(places.marking, lines=lines)).parts(places)
+        marked = _recorded(workload, device, partial(places.marking, lines=lines, stacks=lines)).parts(places)
         if sum(part.size_bytes for part in marked) == total_bytes:
             return Peak(parts=marked)
     return Peak(parts=parts)

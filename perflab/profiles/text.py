@@ -32,7 +32,8 @@ def heading(name: str, profile: Profile) -> str:
         cost = f"; the profiler makes a call {format_ns(longer_ns)} longer, mostly as host wait"
     if profile.devices > 1:
         on = f"each of {profile.devices} devices, whose times are added up"
-    return f"profile of {name}: one call, {format_ns(profile.timer_ns)} on {on}, mean of {profile.calls} calls{cost}"
+    calls = format_count(profile.calls, "call")
+    return f"profile of {name}: one call, {format_ns(profile.timer_ns)} on {on}, mean of {calls}{cost}"
 
 
 def lines(name: str, profile: Profile, width: int, *, brief: bool = False) -> list[str]:

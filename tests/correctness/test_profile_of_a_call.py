@@ -16,13 +16,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from perflab.data import changed
 from perflab.errors import UsageError
 from perflab.lab.models import build_model, model_cost, size_config
 from perflab.lab.train import PRECISIONS, TrainingConfig, TrainingStep, random_tokens
 from perflab.measure.measurement import stopwatch_for, try_profile
 from perflab.measure.workload import Step, Workload
+from perflab.profiles.difference import explain
+from perflab.profiles.explanation_text import explanation_texts
 from perflab.profiles.records import Profile
 from perflab.profiles.take import ProfilePlan, take_profile
+from tests.correctness import profile_sums
+from tests.perf.setup import Setup
 
 CPU = torch.device("cpu")
 B, T = 2, 32
@@ -159,6 +164,16 @@ def test_a_recomputed_forward_is_of_the_backward_phase_and_its_own_modules() -> 
     assert instances(recomputed, **up)["aten::mm"] == 3 * layers
 
 
+def test_blocks_that_a_checkpoint_computes_again_are_one_cause() -> None:
+    plain, recomputed = profiled(training_step()), profiled(training_step(checkpointing="every-block"))
+    found = explain(plain, recomputed, "main", None)
+    first = explanation_texts(found, timed=False)[0]
+    assert first.startswith("all of blocks.* and rope computed once more in backward, with ")
+    assert [part.module for part in found.parts if part.category != "dispatch"] == ["blocks.*"]
+    less = explain(recomputed, plain, "main", None)
+    assert [part.again for part in less.parts] == [0] * len(less.parts)
+
+
 def test_rows_and_gaps_add_up_to_the_profiled_calls_less_what_the_profiler_costs() -> None:
     found = profiled(training_step())
     assert found.explained_ns <= found.profiled_ns
@@ -268,6 +283,19 @@ def test_a_module_that_raises_leaves_the_modules_after_it_their_own_names() -> N
 
     found = profiled(Workload(run, (torch.ones(2, 4),), {}))
     assert [row.module for row in found.rows if row.operator == "aten::addmm"] == ["linear"]
+
+
+def test_the_table_of_sums_has_forward_alone_too_and_fails_where_rows_and_timer_or_flops_disagree() -> None:
+    for attention in ("naive", "sdpa"):
+        setup = Setup("tiny", 1, 64, CPU, TrainingConfig(precision="bf16"), {"attention": attention})
+        for mode in profile_sums.WORK:
+            (found,) = profile_sums.profiles_of(setup, mode, 1, 0.0)
+            rows_ns, flops = found.explained_ns, profile_sums.closed_form(setup, mode)
+            assert ("products backward" in {row.category for row in found.rows}) == (mode == "train_step")
+            told, is_right = profile_sums.cells([changed(found, timer_ns=1.02 * rows_ns)], flops)
+            assert (told[0], told[-1], is_right) == ("+2.0%", "as computed", True)
+            assert not profile_sums.cells([changed(found, timer_ns=1.05 * rows_ns)], flops)[1]
+            assert not profile_sums.cells([changed(found, timer_ns=rows_ns)], flops + 2)[1]
 
 
 # --- on CUDA: kernels, gaps and places; with nothing computed, no times -------------------------------------------

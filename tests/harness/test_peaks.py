@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from perflab.data import changed
 from perflab.measure.memory import measure_memory
 from perflab.measure.workload import Step, Workload
 from perflab.profiles.events import NODE, RANGE_SCOPE, Event, nested
@@ -203,6 +204,51 @@ def test_lines_that_moved_are_no_change_and_the_new_one_among_them_is_named() ->
     grown = Peak(parts=[*moved, part(30, line="net.py:19")])
     (found,) = explain_peak(Peak(parts=before), grown, "main", 30).parts
     assert (found.change_bytes, found.more, found.line) == (30, 1, "net.py:19")
+
+
+def _scaled(x: torch.Tensor) -> torch.Tensor:
+    return x.sin()
+
+
+def _scaling(*, twice: bool) -> Workload:
+    """A helper that is called in one place, or in two."""
+    x = torch.ones(1024)
+
+    def once() -> torch.Tensor:
+        return _scaled(x)
+
+    def again() -> torch.Tensor:
+        return _scaled(x)
+
+    def call() -> list[torch.Tensor]:
+        return [once(), again(), again()] if twice else [once()]
+
+    return Workload(call, (), {})
+
+
+def test_new_blocks_are_named_by_the_stack_that_asked_for_them() -> None:
+    base, head = (take_peak(_scaling(twice=twice), CPU) for twice in (False, True))
+    (found,) = explain_peak(base, head, "main", 2 * 4096).parts
+    assert (found.operator, found.more, found.change_bytes) == ("aten::sin", 2, 2 * 4096)
+    helper, caller, case = (int(line.removeprefix("tests/harness/test_peaks.py:")) for line in found.stack)
+    first = _scaling.__code__.co_firstlineno
+    assert (helper, caller - first, case - first) == (_scaled.__code__.co_firstlineno + 1, 8, 11)
+    (part_of_base,) = (part for part in base.parts if part.operator == "aten::sin")
+    assert part_of_base.stack[1].endswith(f":{first + 5}")  # what both sides have
+
+
+def test_the_text_has_the_callers_and_two_places_of_one_kind_are_two_changes() -> None:
+    stacks = (["ops.py:3", "net.py:9", "train.py:5", "run.py:1"], ["ops.py:3", "net.py:12"])
+    new = [changed(part(1024 * (2 - at), line="ops.py:3"), stack=stack) for at, stack in enumerate(stacks)]
+    found = explain_peak(
+        Peak(parts=[part(8, line="ops.py:9")]), Peak(parts=[*new, part(8, line="ops.py:10")]), "m", 3072
+    )
+    assert peak_texts(found) == [
+        "+3.00 KiB = +2.00 KiB 1 more block of aten::mul in blocks.* (ops.py:3 < net.py:9 < train.py:5), activations",
+        "+1.00 KiB 1 more block of aten::mul in blocks.* (ops.py:3 < net.py:12), activations",
+    ]
+    assert "(ops.py:3), activations" in peak_texts(found, callers=0)[0]
+    assert found.parts[0].stack == stacks[0]
 
 
 def test_peaks_that_differ_by_something_else_than_the_gate_found_say_so() -> None:

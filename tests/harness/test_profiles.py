@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perflab.data import changed
+from perflab.data import changed, to_json
 from perflab.profiles.alignment import STRANGER, aligned
 from perflab.profiles.categories import categories
 from perflab.profiles.compact import MOST_ROWS, compact, like_compact
@@ -22,7 +23,7 @@ from perflab.profiles.host import Known, Sum, faster_half, host_sums, in_order, 
 from perflab.profiles.placed import Phase, placed, within
 from perflab.profiles.places import MARK, Where
 from perflab.profiles.recording import CALL, PHASE
-from perflab.profiles.records import Explanation, Part, Profile, ProfileRow
+from perflab.profiles.records import ADDED, Explanation, Part, Profile, ProfileRow
 from perflab.profiles.sum_up import summed_up
 from perflab.profiles.text import lines
 
@@ -300,6 +301,42 @@ def test_kernels_and_gaps_add_up_whatever_overlaps() -> None:
     assert sum(one.time_ns for one in sums.values()) == 450 - 80
 
 
+def test_another_thread_s_kernels_have_the_time_in_which_none_of_the_call_s_runs_and_are_no_gap() -> None:
+    kernels = [
+        Kernel("copy", 50, 120, launched_ns=40, is_foreign=True),  # since the call before
+        Kernel("a", 100, 200, operator=1, launched_ns=90),
+        Kernel("copy", 150, 260, launched_ns=140, is_foreign=True),
+        Kernel("copy", 300, 320, launched_ns=270, is_foreign=True),
+        Kernel("b", 400, 450, operator=1, launched_ns=310, launch_ended_ns=350),
+        Kernel("copy", 440, 900, launched_ns=430, is_foreign=True),
+    ]
+    sums = device_sums(kernels, {0: (80, 450)}, {1: Known("op", "copies", "forward", Where("m"))})
+    told = {(key.category, key.kernel): one.time_ns for key, one in sums.items()}
+    assert told == {
+        ("another thread", "copy"): 20 + 60 + 20,
+        ("copies", "a"): 100,
+        ("copies", "b"): 50,
+        ("host wait", ""): 40,  # 260-300: b is launched at 310
+        ("launches", ""): 30,
+        ("kernel wait", ""): 50,
+    }
+    often = {key.category: one.instances for key, one in sums.items() if key.kernel == "copy"}
+    assert often == {"another thread": 3}  # the first counts in the call before
+    assert sum(one.time_ns for one in sums.values()) == 450 - 80
+
+
+def test_work_of_another_thread_that_takes_longer_is_said_and_its_number_is_no_fact() -> None:
+    def beside(time_ns: float, often: float) -> Profile:
+        foreign = row("", time_ns, often, "", category="another thread", kernel="copy", line="", phase="")
+        return on_cuda(row("aten::mm", 5e6, 3, category="products forward"), foreign)
+
+    found = explain(beside(1e6, 2), beside(4e6, 8), "main", 3e6)
+    assert explanation_texts(found, timed=True)[0] == "+3.00 ms = +3.00 ms more work of another thread"
+    assert explanation_texts(explain(beside(1e6, 2), beside(4e6, 8), "main", None), timed=False) == [
+        "nothing that the profiler records is called more often"
+    ]
+
+
 def test_the_flops_of_an_operator_with_several_kernels_count_once() -> None:
     kernels = [Kernel("split", 0, 10, operator=1), Kernel("reduce", 10, 20, operator=1)]
     sums = device_sums(kernels, {0: (0, 20)}, {1: Known("aten::mm", "products forward", "", Where(), flops=64)})
@@ -351,6 +388,11 @@ def profile(*rows: ProfileRow, timer: float = 0.0) -> Profile:
     return Profile(device="cpu", calls=6, timer_ns=timer or whole, profiled_ns=whole, rows=list(rows))
 
 
+def on_cuda(*rows: ProfileRow) -> Profile:
+    """The same of a GPU, as profiles are now."""
+    return changed(profile(*rows), device="cuda", gaps_apart=list(ADDED))
+
+
 def row(operator: str, time_ns: float, instances: float = 1, module: str = "m", **fields: object) -> ProfileRow:
     """One row."""
     given = {"category": "element-wise and norms", "line": "model.py:8", "phase": "forward", **fields}
@@ -379,6 +421,11 @@ def test_an_operator_of_every_fourth_call_is_shown_with_its_own_mean() -> None:
     told = lines("case", profile(row("aten::sort", 1e6, 0.25), row("aten::mm", 9e6, 3)), 120)
     (found,) = (line.split() for line in told if line.startswith("  aten::sort"))
     assert found[:7] == ["aten::sort", "1.00", "ms", "10.0%", "0.25", "4.00", "ms"]
+
+
+def test_a_single_call_is_one_call() -> None:
+    assert "mean of 1 call" in lines("c", changed(profile(row("aten::mm", 1e6)), calls=1), 120)[0].split("; ")[0]
+    assert not lines("c", changed(profile(row("aten::mm", 1e6)), calls=1), 120)[0].endswith("calls")
 
 
 def test_what_the_profiler_adds_to_a_call_on_cuda_is_said() -> None:
@@ -573,6 +620,59 @@ def test_an_operator_that_moves_to_another_phase_is_said_to_have_moved() -> None
     ]
 
 
+def _work(module: str, times: int = 1, phase: str = "forward", share: int = 1) -> list[ProfileRow]:
+    """What a layer does, so often, on so many parts of its input."""
+    return [
+        row(name, 1e6 * times, 2 * times * share, module, phase=phase, shapes=f"{64 // share}x8 float32")
+        for name in ("aten::linear", "aten::mm", "aten::gelu")
+    ]
+
+
+def test_a_module_whose_whole_work_is_done_again_is_named_as_a_whole() -> None:
+    layers = ("blocks.*.up", "blocks.*.down", "head")
+    base = profile(*(one for name in layers for one in _work(name)), row("aten::add", 1e6, 2, "blocks.*"))
+    blocks = [one for name in layers[:2] for one in _work(name, 1, "backward")]
+    again = explain(
+        base, profile(*base.rows, *blocks, row("aten::add", 0.5e6, 1, "blocks.*", phase="backward")), "b", 6.5e6
+    )
+    (first, _rest) = explanation_texts(again, timed=True)
+    assert (
+        first
+        == "+6.50 ms = +6.50 ms all of blocks.* computed once more in backward, with 4 more aten::linear (model.py:8)"
+    )
+    one = explain(base, profile(*base.rows, *_work("blocks.*.up", 2, "backward")), "b", 6e6)
+    assert explanation_texts(one, timed=True, brief=True)[0].endswith(
+        "all of blocks.*.up computed 2 times more in backward (model.py:8)"
+    )
+    twice = profile(*(one for name in layers for one in _work(name, 1 + (name == "head"))), base.rows[-1])
+    (part,) = explain(base, twice, "b", 3e6).parts
+    assert (part.module, part.again, part.phases) == ("head", 1, ["forward"])
+
+
+@pytest.mark.parametrize(
+    "changed_rows",
+    [
+        _work("up", 1, "backward")[:2],  # not all of it
+        [*_work("up", 1, "backward"), row("aten::sort", 1e6, 2, "up")],  # and something else
+        _work("up", 1, "backward", share=2),  # on other inputs: work that was divided
+    ],
+)
+def test_more_of_some_operators_of_a_module_is_not_all_of_it_again(changed_rows: list[ProfileRow]) -> None:
+    base = profile(*_work("up"), *_work("down"))
+    found = explain(base, profile(*base.rows, *changed_rows), "b", 3e6)
+    assert [part.again for part in found.parts] == [0]
+
+
+def test_many_modules_that_are_computed_again_are_named_in_part() -> None:
+    layers = [f"stage{at}.layer" for at in range(5)]
+    base = profile(*(one for name in [*layers, "head"] for one in _work(name)))
+    found = explain(
+        base, profile(*base.rows, *(one for name in layers for one in _work(name, 1, "backward"))), "b", 15e6
+    )
+    said = explanation_texts(found, timed=True)[0]
+    assert "all of stage0.layer, stage1.layer, stage2.layer and 2 more modules computed once more in backward" in said
+
+
 def test_what_is_unexplained_has_its_own_text_however_many_parts_there_are() -> None:
     changes = (10e6, 9e6, 8e6, 0.5e6)
     parts = [Part(change_ns=ns, operator="aten::mm", module=f"m{at}") for at, ns in enumerate(changes)]
@@ -662,6 +762,35 @@ def test_dispatch_and_gaps_of_a_compact_profile_are_told_by_their_own_names() ->
     rows = (changed(one, time_ns=90 * one.time_ns) if one.category == "dispatch" else one for one in base.rows)
     found = explain(compact(base), profile(*rows), "stored", 89_000.0, (88_000.0, 90_000.0))
     assert explanation_texts(found, timed=True)[0] == "+89.0 µs = +89.0 µs more dispatch"
+
+
+def test_an_old_profile_that_knows_fewer_gaps_gives_unchanged_code_no_cause() -> None:
+    """What ``launches`` takes was within ``kernel wait``, and 3 digits are kept."""
+    work = [row("aten::mm", 2e6, 3, "head", category="products forward"), row("aten::add", 1e6, 9)]
+    new, old = (
+        on_cuda(
+            *work, *(row("", took, 9, f"blocks.{at}", category=name) for at in (0, 1) for name, took in gaps.items())
+        )
+        for gaps in (
+            {"host wait": 3e6, "launches": 2e6, "kernel wait": 0.5e6},
+            {"host wait": 3e6, "kernel wait": 2.5e6},
+        )
+    )
+    old = changed(old, gaps_apart=[])
+    stored = msgspec.json.decode(to_json(compact(old)), type=Profile)
+    for base in (old, stored):
+        assert explain(base, new, "stored", 0.0, (-1e5, 1e5)).parts == []
+    assert explain(stored, changed(new, gaps_apart=[]), "stored", 0.0, (-1e5, 1e5)).parts  # what told them apart
+
+
+def test_against_an_old_profile_all_gaps_are_compared_as_one() -> None:
+    work = row("aten::mm", 2e6, 3, "head", category="products forward")
+    old = changed(on_cuda(work, row("", 1e6, 9, category="kernel wait")), gaps_apart=[])
+    new = on_cuda(work, row("", 5e6, 9, category="host wait"), row("", 1e6, 9, category="launches"))
+    found = explain(compact(old), new, "stored", 5e6, (4.9e6, 5.1e6))
+    assert explanation_texts(found, timed=True)[0] == "+5.00 ms = +5.00 ms more gaps"
+    now = explain(compact(changed(old, gaps_apart=new.gaps_apart)), new, "stored", 5e6, (4.9e6, 5.1e6))
+    assert [part.operator for part in now.parts] == ["host wait"]
 
 
 # --- for other tools ---------------------------------------------------------------------------------------------

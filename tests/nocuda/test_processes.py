@@ -133,7 +133,7 @@ def test_where_a_first_profile_blinded_the_process_nothing_is_counted_and_a_prof
 
 TWO = """
 import torch
-from perflab.measure.measurement import stopwatch_for
+from perflab.measure.clock import Sample
 from perflab.measure.workload import Workload
 from perflab.profiles.take import ProfilePlan, take_profile
 from perflab.profiles.text import lines
@@ -150,7 +150,14 @@ class Halves(torch.nn.Module):
 halves, device = Halves(), torch.device("cuda", 0)
 workload = Workload(halves, (torch.zeros(8, 64, device=device),), {})
 workload.run()
-profile = take_profile(workload, device, stopwatch_for(device), ProfilePlan(0.0), lambda what: None)
+
+class OfOneDevice:
+    # as the events of one device are where the other works on: far too short
+    def time(self, workload, repetitions):
+        return Sample(repetitions)
+
+profile = take_profile(workload, device, OfOneDevice(), ProfilePlan(0.0), lambda what: None)
+print(profile.timer_ns > 1000, *(line.strip() for line in lines("halves", profile, 200) if "timed by" in line))
 print(profile.devices, sorted((row.device, row.module) for row in profile.rows if row.operator == "aten::addmm"))
 print({row.device for row in profile.rows if row.category == "host wait"})
 print(abs(profile.explained_ns - 2 * profile.profiled_ns) < 10)
@@ -160,10 +167,62 @@ print(*(line for line in lines("halves", profile, 200) if "busy" in line))
 
 
 def test_a_model_on_two_devices_has_two_timelines_in_its_profile() -> None:
-    *told, busy = said_by(TWO, Gpu(devices=2))
+    timed, *told, busy = said_by(TWO, Gpu(devices=2))
+    assert timed == (
+        "True timed by the host's clock, until all 2 devices are idle; the case's own times wait for cuda:0"
+    )
     assert told == ["2 [(0, 'first'), (1, 'second')]", "{0, 1}", "True", "['cudaLaunchKernel']"]
     assert "busy: cuda:0 " in busy
     assert " · cuda:1 " in busy
+
+
+LOADING = """
+import json, pathlib, threading, torch
+from perflab.measure.measurement import stopwatch_for
+from perflab.measure.workload import Workload
+from perflab.profiles.take import ProfilePlan, take_profile
+from perflab.profiles.text import lines
+
+device = torch.device("cuda", 0)
+model = torch.nn.Linear(64, 64, device=device)
+x, batch = torch.zeros(8, 64, device=device), torch.zeros(8, device=device)
+asked, loaded = threading.Semaphore(0), threading.Semaphore(0)
+
+def load():
+    while True:
+        asked.acquire()
+        batch.sin_().cos_()
+        loaded.release()
+
+def run(x):
+    y = model(x)
+    asked.release()
+    loaded.acquire()
+    return y.relu_().sum().backward()
+
+threading.Thread(target=load, daemon=True).start()
+workload = Workload(run, (x,), {})
+workload.run()
+plan = ProfilePlan(0.0, pathlib.Path("files"))
+profile = take_profile(workload, device, stopwatch_for(device), plan, lambda what: None)
+foreign = [row for row in profile.rows if row.category == "another thread"]
+print(sorted((row.kernel.partition("<")[0], row.instances) for row in foreign))
+print([row for row in profile.rows if row.category == "other"])
+print(abs(profile.explained_ns - profile.profiled_ns) < 10)
+own = sum(row.instances for row in profile.rows if row.kernel and row not in foreign)
+print(own == sum(one.instances for one in profile.cuda_calls if one.name == "cudaLaunchKernel"))
+print(*(line.split()[:2] for line in lines("loading", profile, 200) if line.startswith("  another")))
+events = json.loads(pathlib.Path("files.trace.json").read_text())["traceEvents"]
+print(sum("sin" in one["name"] and one["pid"] > 0 for one in events))
+"""
+
+
+def test_kernels_that_another_thread_launches_within_a_call_have_rows_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    kernel = ("vectorized_elementwise_kernel", 1.0)
+    assert said_by(LOADING) == [str([kernel, kernel]), "[]", "True", "True", "['another', 'thread']", "1"]
 
 
 def test_ranges_stand_in_the_trace_around_what_was_called_in_them(tmp_path: Path) -> None:

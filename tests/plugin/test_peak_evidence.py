@@ -99,7 +99,7 @@ def test_a_case_that_needs_more_memory_names_what_is_new_at_its_peak(step: Proje
     model(step, rows=64, first="# two lines\n# that move all others\n")
     result = step.run("--perf-json=results.json")
     result.assert_outcomes(failed=1)
-    assert "blocks of aten::ones in blocks.* (net.py:13), activations" in said(result)
+    assert "blocks of aten::ones in blocks.* (net.py:13 < net.py:24 < test_story.py:12), activations" in said(result)
     found = explained(step)
     largest = found["parts"][0]
     assert (largest["category"], largest["operator"], largest["module"], largest["line"]) == (
@@ -129,7 +129,7 @@ def test_two_versions_that_are_compared_are_told_apart_in_the_same_way(step: Pro
     model(step, rows=64)
     result = step.run("--perf-against=HEAD", "--perf-budget=0.5", "--perf-json=results.json")
     result.assert_outcomes(failed=1)
-    assert "aten::ones in blocks.* (net.py:11)" in said(result)
+    assert "aten::ones in blocks.* (net.py:11 < net.py:22 < test_story.py:12)" in said(result)
     assert explained(step)["parts"][0]["change_bytes"] == 3 * 63 * ROW
 
 

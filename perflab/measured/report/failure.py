@@ -8,7 +8,7 @@ from statistics import median
 
 from perflab.measure.records import Paired, Record
 from perflab.measured.report.not_compared import in_words, listed, reasons_of
-from perflab.profiles.explanation_text import MOST, explanation_texts, peak_texts
+from perflab.profiles.explanation_text import CALLERS, MOST, explanation_texts, peak_texts
 from perflab.profiles.records import Explanation, PeakExplanation
 from perflab.records import Change, Judgement, Policy, Verdict
 from perflab.report.counts import changed, count_row
@@ -66,7 +66,8 @@ def _cause_ways(explained: Explanation, *, timed: bool) -> Iterator[list[str]]:
 
 
 def _peak_ways(explained: PeakExplanation) -> Iterator[list[str]]:
-    return (peak_texts(explained, most=most) for most in range(MOST, 0, -1))
+    ways = ((most, callers) for most in range(MOST, 0, -1) for callers in (CALLERS, 0))
+    return (peak_texts(explained, most=most, callers=callers) for most, callers in ways)
 
 
 def _fitting(title: str, ways: Iterable[Sequence[str]], most: int) -> list[str]:
