@@ -299,6 +299,11 @@ class PredictedCase(TierRecord, frozen=True, tag="predicted"):
     """The case's."""
 
     @property
+    def place(self) -> str:
+        """What it is stored under."""
+        return self.now.place
+
+    @property
     def variant(self) -> str:
         """The GPU: predictions for two GPUs stand beside each other."""
         return self.now.gpu
