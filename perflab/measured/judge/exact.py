@@ -95,6 +95,16 @@ def judge_memory(before_bytes: Sequence[int], now_bytes: Sequence[int], device: 
     return Finding(change, Verdict.OK)
 
 
+def needed_more(found: Comparable, record: Record, policy: Policy) -> bool:
+    """Whether a case that ran out of memory had certainly passed its baseline's peak: by what it held and asked for."""
+    ran_out = record.out_of_memory
+    if ran_out is None or not found.exact.peak_bytes or "memory" in found.doubtful:
+        return False
+    needed = (ran_out.asked_bytes or 0) + sum(part.size_bytes for part in ran_out.alive)
+    device = record.environment.device
+    return judge_memory(found.exact.peak_bytes, [needed], device, policy).verdict is Verdict.REGRESSED
+
+
 @dataclass(frozen=True)
 class Needs:
     """What is said of a case's memory and counts."""
