@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
-
+from perflab.data import changed
 from perflab.documents import ended_early
 from perflab.records import Environment, Verdict
 from perflab.report.beside import beside_each_other
@@ -47,7 +46,7 @@ def _run(source: Source) -> RunContents:
     often = Counter((one.case, _variant(one)) for one in results)
     cases = [_case(one, name, environments) for one, name in zip(results, names_of(results), strict=True)]
     cases = [
-        msgspec.structs.replace(case, variant=one.way.strip()) if often[one.case, case.variant] > 1 else case
+        changed(case, variant=one.way.strip()) if often[one.case, case.variant] > 1 else case
         for one, case in zip(results, cases, strict=True)
     ]
     tables = {key: data for name, ones in found.items() for key, data in tier(name).data(document, ones).items()}
