@@ -22,10 +22,10 @@ class CodeOf:
 
 
 def current_commit(root: Path, baselines: Path, results: Path | None = None) -> str | None:
-    """The commit, with ``+dirty`` behind it unless git says that no file differs from it; None without git, or outside of a repository.
+    """The commit, with ``+dirty`` behind it unless git says that no file differs; None outside of a repository.
 
-    Baselines do not count: saving the first one would make the tree dirty for the second. Nor does the file of a run's
-    results, which the run before has left.
+    None without git, too. Baselines do not count: saving the first one would make the tree dirty for the second. Nor
+    does the file of a run's results, which the run before has left.
     """
     commit, top = commit_named(root, "HEAD"), top_of(root)
     if commit is None or top is None:
