@@ -339,7 +339,8 @@ def test_a_case_that_stands_twice_in_a_baseline_is_refused(stored: tuple[Path, R
 def test_counts_may_be_missing_in_a_file_that_was_saved_before_they_had_to_be_there(tmp_path: Path) -> None:
     path = _write_exact(tmp_path / "baselines")
     edit(path, r'"counts": \{[^}]*\}, ', "")
-    edit(path, r'"schema": 2', '"schema": 1')
+    edit(path, r', "varying": \[\]', "")
+    edit(path, r'"schema": 3', '"schema": 1')
     (read,) = ExactStore(path.parent.parent).load(path)["test_step[small-128-fp32]"]
     assert read.counts == {}
     assert read.peak_bytes == [2**20]

@@ -144,6 +144,9 @@ def judge_exact(
     before: dict[str, Sequence[int]] = {name: [value] for name, value in exact.counts.items()}
     counts, uncounted = judge_counts(now, {**before, **counted}, gated=policy.gate_counts)
     missed += uncounted
+    if exact.varying is not None and policy.gate_counts:
+        unknown = [name for name in values_of(now) if name not in {*before, *exact.varying, *SLACK}]
+        missed += [Uncompared(name, "not counted when its baseline was saved", can_be_saved=True) for name in unknown]
     for name, why in found.doubtful.items():
         if name in counts and counts[name].now != counts[name].before:
             del counts[name]
