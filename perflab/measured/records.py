@@ -79,7 +79,7 @@ class Exact(Data, frozen=True):
     counts: dict[str, Amount] = {}
     """Those on which all replicates agreed."""
     varying: list[str] | None = None
-    """Those on which they did not; None: that was not noted, in a file of before. What is in neither was not counted."""
+    """Those on which they did not; None: nobody noted that, in a file of before. What is in neither was not counted."""
     parameters: Parameters = {}
     memory_anchor: MemoryAnchor | None = None
     """None: ``peak_bytes`` is the anchor itself."""

@@ -39,7 +39,7 @@ class _Needs(Data, frozen=True):
     recorded: str
     peak_bytes: Annotated[list[Amount], Meta(min_length=1)]
     counts: dict[str, Amount] | UnsetType = UNSET
-    varying: list[str] | None | UnsetType = UNSET
+    varying: list[str] | UnsetType | None = UNSET
     memory_anchor: MemoryAnchor | None = None
     accepted: list[Accepted] = []
     commit: str | None = None
