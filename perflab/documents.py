@@ -81,8 +81,9 @@ def write_document(document: Document, path: Path) -> None:
 def merge(parts: Sequence[Document]) -> Document:
     """Parts of one run as the run that they are parts of; at least one.
 
-    Where a case stands in several, the result of the part that was written last counts: that is a rerun. A prediction
-    is one only of a prediction for the same GPU: beside what was run it stands by itself, and takes no failure back.
+    Where a case stands in several, the result of the part that was written last counts: that is a rerun. It is one
+    only of what came to its verdict in the same way (``Result.way``): beside what was run a prediction stands by
+    itself, and so does an A/B comparison; they take no failure back.
     """
     by_age = sorted(parts, key=lambda part: part.created)
     newest = by_age[-1]
@@ -158,13 +159,12 @@ def ended_early(document: Document) -> bool:
 
 
 def _standing(results: Iterable[Result]) -> dict[str, list[Result]]:
-    """Each case with its last results: as it was run in each mode, and as it was predicted for each GPU."""
+    """Each case with its last results, one for each way in which it came to one, or was to."""
     found: dict[str, dict[str, Result]] = {}
     for result in results:
-        way = (result.outcome.variant if result.outcome is not None else "") or result.mode.suffix
         ones = found.setdefault(result.case, {})
-        ones.pop(way, None)
-        ones[way] = result
+        ones.pop(result.way, None)
+        ones[result.way] = result
     return {case: list(ones.values()) for case, ones in found.items()}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from perflab.errors import RivalError
@@ -18,10 +19,18 @@ def run_git(folder: Path, *arguments: str, patience_s: float | None = None) -> s
     Raises:
         RivalError: there is no git, it failed, or it took longer than ``patience_s``.
     """
+    done = _ended(folder, arguments, patience_s)
+    if done.returncode:
+        said = done.stderr.strip() or f"exit status {done.returncode}"
+        raise RivalError(f"git {arguments[0]} failed: {said}", "repair the repository, or name a directory instead")
+    return done.stdout
+
+
+def _ended(folder: Path, arguments: Sequence[str], patience_s: float | None) -> subprocess.CompletedProcess[str]:
     # A hook's environment names the repository that it runs in, which need not be the one that is asked about.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
-        done = subprocess.run(
+        return subprocess.run(
             ["git", "-C", str(folder), *arguments],
             # A look must not keep others from working; and nobody is there to answer a question.
             env={**environment, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"},
@@ -39,10 +48,6 @@ def run_git(folder: Path, *arguments: str, patience_s: float | None = None) -> s
             f"git {arguments[0]} took more than {patience_s:.0f} s",
             f"run git {arguments[0]} in {folder} by hand to see why",
         ) from None
-    if done.returncode:
-        said = done.stderr.strip() or f"exit status {done.returncode}"
-        raise RivalError(f"git {arguments[0]} failed: {said}", "repair the repository, or name a directory instead")
-    return done.stdout
 
 
 def ask_git(folder: Path, *arguments: str) -> str | None:
@@ -51,6 +56,15 @@ def ask_git(folder: Path, *arguments: str) -> str | None:
         return run_git(folder, *arguments, patience_s=_PATIENCE_S).strip()
     except RivalError:
         return None
+
+
+def differs(folder: Path, *arguments: str) -> bool | None:
+    """Whether ``git diff`` of these finds anything; None where git has no answer, or is not there."""
+    try:
+        status = _ended(folder, ("diff", "--quiet", *arguments), _PATIENCE_S).returncode
+    except RivalError:
+        return None
+    return {0: False, 1: True}.get(status)
 
 
 def top_of(folder: Path) -> Path | None:

@@ -202,6 +202,14 @@ class TierRecord(Data, frozen=True):
     stands_in: ClassVar[bool] = False
     """Whether it stands in for a run, though nothing ran."""
 
+    compares: ClassVar[bool] = False
+    """Whether another version of the code ran beside it, which its verdict is about."""
+
+    @property
+    def place(self) -> str | None:
+        """Where it was predicted: ``h100``, ``h100-dry-run``; None of what is no prediction."""
+        return None
+
     @property
     def variant(self) -> str:
         """What tells results of one case apart that stand beside each other: the GPU of a prediction."""

@@ -41,6 +41,8 @@ class Result(Data, frozen=True):
     """How the case's calls are timed; the default of what is not measured."""
     place: str | None = None
     """Where a case was to be predicted that came to nothing: ``h100``, ``h100-dry-run``."""
+    compared: bool = False
+    """Whether a case that came to nothing was to be held against another version (``--perf-against``)."""
     commit: str | None = None
     """Only in a journal, whose lines have no document around them: the project's, as ``Document`` has it."""
 
@@ -48,6 +50,20 @@ class Result(Data, frozen=True):
     def is_of_a_run(self) -> bool:
         """Whether the case ran here, or was to run: it is of no tier that runs nothing."""
         return self.place is None if self.outcome is None else self.outcome.runs
+
+    @property
+    def is_comparison(self) -> bool:
+        """Whether the verdict is, or was to be, that of two versions beside each other."""
+        return self.compared if self.outcome is None else self.outcome.compares
+
+    @property
+    def way(self) -> str:
+        """How the case came, or was to come, to its verdict: a result takes back only what came about in the same way.
+
+        Predictions go by their place, what ran by its mode, A/B comparisons apart from what is held against baselines.
+        """
+        place = self.place if self.outcome is None else self.outcome.place
+        return place if place is not None else f"{'A/B' if self.is_comparison else ''}{self.mode.suffix}"
 
     @property
     def record(self) -> Record | None:

@@ -21,8 +21,9 @@ from perflab.errors import BaselineError
 from perflab.store.join import Part
 from perflab.store.json_files import as_json, named, read_checked, write_text, writing
 
-SCHEMA = 2
-"""1: each kernel said for itself when it was saved, and what its architecture gives. Still read."""
+SCHEMA = 3
+"""1: each kernel said for itself when it was saved, and what its architecture gives. 2 and before: a kernel without
+instructions of interest had none, as one has that lost them. Both are still read."""
 PREFIX = "triton-"
 """How the folders begin; environments of measured baselines are named for a device."""
 WHAT = "kernel baseline"
@@ -157,15 +158,19 @@ def _read(path: Path) -> _File | None:
 
 
 def _upgrade(file: Any) -> None:
-    """What schema 1 had, as schema 2 has it: a save and a target for each kernel."""
+    """What older schemas had, as the newest has it: a save and a target for each kernel, and its instructions."""
     cases = file.get("cases")
-    file["saves"], file["targets"], file["schema"] = {}, {}, SCHEMA
+    if file["schema"] == 1:
+        file["saves"], file["targets"] = {}, {}
     for case, one in cases.items() if isinstance(cases, dict) else ():
-        resources = one.pop("resources", None) if isinstance(one, dict) else None
+        resources = one.pop("resources", None) if isinstance(one, dict) and file["schema"] == 1 else None
         if isinstance(resources, dict):
             file["saves"][case] = one
             file["targets"][case] = {name: resources.pop(name, None) for name in _Target.__struct_fields__}
             cases[case] = {**resources, "save": case, "target": case}
+        if isinstance(cases[case], dict):
+            cases[case].setdefault("instructions", {})
+    file["schema"] = SCHEMA
 
 
 def _baseline(file: _File, case: str, path: Path) -> KernelBaseline:
@@ -174,6 +179,8 @@ def _baseline(file: _File, case: str, path: Path) -> KernelBaseline:
     try:
         if save is None or target is None:
             raise msgspec.ValidationError("its save or its target is in no table")
+        if "instructions" not in own:  # ``KernelResources`` may do without: results files leave out what is empty
+            raise msgspec.ValidationError("Object missing required field `instructions`")
         numbers = {name: value for name, value in own.items() if name not in ("save", "target")}
         resources = msgspec.convert({**numbers, **to_plain(target)}, KernelResources)
     except msgspec.ValidationError as error:
@@ -191,6 +198,7 @@ def _format(registration: str, cases: Mapping[str, KernelBaseline]) -> str:
     lines = {
         case: {
             **{name: value for name, value in to_plain(one.resources).items() if name not in _Target.__struct_fields__},
+            "instructions": one.resources.instructions,
             "save": name_of[save_of[case]],
             "target": name_of[target_of[case]],
         }

@@ -30,6 +30,9 @@ AHEAD = 0.01
 AHEAD_NS = 5_000
 """By how much it may fall short: events are within it, and two clocks run almost alike."""
 
+_READINGS_TO_JUDGE = 8
+"""Of fewer samples a busy host may have delayed all."""
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -99,16 +102,19 @@ class DeviceSpan:
         return Reading(elapsed_ns(*self._bounds) + self._others_ns, self._host_ns)
 
 
-def check_agreement(readings: Sequence[Reading | None]) -> None:
+def check_agreement(readings: Sequence[Reading | None], *, more_to_come: bool = False) -> None:
     """Refuse samples of which events tell another story than the host's clock.
 
-    A busy machine delays the host now and then, in most samples at times, but not in three of four.
+    A busy machine delays the host now and then, in most samples at times, but not in three of four. While there are
+    few samples and ``more_to_come``, only what no delay explains is refused: events that last longer than the host's
+    time around them.
 
     Raises:
         ClockError: the two disagree.
     """
-    read = sorted((reading for reading in readings if reading is not None), key=_beyond_slack_ns)
-    if read and _beyond_slack_ns(told := read[len(read) // 4]) > 0:
+    beyond_ns = _ahead_ns if more_to_come and len(readings) < _READINGS_TO_JUDGE else _beyond_slack_ns
+    read = sorted((reading for reading in readings if reading is not None), key=beyond_ns)
+    if read and beyond_ns(told := read[len(read) // 4]) > 0:
         raise ClockError(
             f"CUDA events say that a sample lasts {format_ns(told.device_ns)}, and the host's clock "
             f"{format_ns(told.host_ns)} around it",
@@ -119,4 +125,9 @@ def check_agreement(readings: Sequence[Reading | None]) -> None:
 def _beyond_slack_ns(reading: Reading) -> float:
     """How much further apart the two clocks are than they may be; below zero where they agree."""
     over_ns = reading.host_ns - reading.device_ns
-    return max(over_ns - SLACK_NS - SLACK * reading.host_ns, -over_ns - AHEAD_NS - AHEAD * reading.host_ns)
+    return max(over_ns - SLACK_NS - SLACK * reading.host_ns, _ahead_ns(reading))
+
+
+def _ahead_ns(reading: Reading) -> float:
+    """How much further than it may the events' time is past the host's."""
+    return reading.device_ns - reading.host_ns - AHEAD_NS - AHEAD * reading.host_ns

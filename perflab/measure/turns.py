@@ -33,10 +33,6 @@ if TYPE_CHECKING:
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 
-_READINGS_TO_JUDGE = 8
-"""Of fewer samples a busy host may have delayed all."""
-
-
 class Turns:
     """Measures a workload piece by piece, while others use the machine in between. A context manager.
 
@@ -99,10 +95,17 @@ class Turns:
             self._time(repetitions)
         taken = [self._time(repetitions) for _ in range(samples)]
         self._readings += [sample.reading for sample in taken]
-        if len(self._readings) >= _READINGS_TO_JUDGE:
-            check_agreement(self._readings)
+        check_agreement(self._readings, more_to_come=True)
         self._hand_back()
         return taken
+
+    def check_clock(self) -> None:
+        """Check all samples once more, when the last was taken: of long calls there are few.
+
+        Raises:
+            ClockError: CUDA events tell another time than the host's clock.
+        """
+        check_agreement(self._readings)
 
     def weigh(self) -> tuple[Memory, dict[str, int]]:
         """Memory of one call, and what can be counted in it."""

@@ -78,6 +78,8 @@ class Exact(Data, frozen=True):
     """Peak memory of its replicates, each value once, ascending; empty: it was not taken."""
     counts: dict[str, Amount] = {}
     """Those on which all replicates agreed."""
+    varying: list[str] | None = None
+    """Those on which they did not; None: nobody noted that, in a file of before. What is in neither was not counted."""
     parameters: Parameters = {}
     memory_anchor: MemoryAnchor | None = None
     """None: ``peak_bytes`` is the anchor itself."""

@@ -24,6 +24,8 @@ KINDS = (
 """What a block of memory is for. ``activations`` were saved for a backward; ``temporaries`` are all that is left."""
 
 
+REAL = ("asked", "allocated", "reserved", "launches", "waits", "to_device", "to_host")
+"""What a dry run counts and is gated (``Prediction.real``); its baseline has all of them."""
 WAIT, TO_DEVICE, TO_HOST = "wait", "to the device", "to the host"
 """What a dry run sees between host and device."""
 
@@ -242,15 +244,16 @@ class Prediction(Costed, frozen=True):
         dry = self.dry_run
         if dry is None:
             return {}
-        return {
-            "asked": dry.asked_bytes,
-            "allocated": self.allocated_bytes,
-            "reserved": self.reserved_bytes,
-            "launches": self.launches,
-            "waits": dry.calls_of(WAIT),
-            "to_device": dry.bytes_of(TO_DEVICE),
-            "to_host": dry.bytes_of(TO_HOST),
-        }
+        numbers = (
+            dry.asked_bytes,
+            self.allocated_bytes,
+            self.reserved_bytes,
+            self.launches,
+            dry.calls_of(WAIT),
+            dry.bytes_of(TO_DEVICE),
+            dry.bytes_of(TO_HOST),
+        )
+        return dict(zip(REAL, numbers, strict=True))
 
     @property
     def place(self) -> str:
@@ -297,6 +300,11 @@ class PredictedCase(TierRecord, frozen=True, tag="predicted"):
     before: PredictedBaseline | None = None
     parameters: Parameters = {}
     """The case's."""
+
+    @property
+    def place(self) -> str:
+        """What it is stored under."""
+        return self.now.place
 
     @property
     def variant(self) -> str:

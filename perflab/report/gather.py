@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from perflab.data import changed
 from perflab.documents import ended_early
 from perflab.records import Environment, Verdict
 from perflab.report.beside import beside_each_other
@@ -41,7 +43,12 @@ def _run(source: Source) -> RunContents:
     document = source.document
     results, found = document.results, by_table(document.results)
     environments = list(dict.fromkeys(one.record.environment for one in results if one.record is not None))
+    often = Counter((one.case, _variant(one)) for one in results)
     cases = [_case(one, name, environments) for one, name in zip(results, names_of(results), strict=True)]
+    cases = [
+        changed(case, variant=one.way.strip()) if often[one.case, case.variant] > 1 else case
+        for one, case in zip(results, cases, strict=True)
+    ]
     tables = {key: data for name, ones in found.items() for key, data in tier(name).data(document, ones).items()}
     return RunContents(
         label=source.label,
@@ -68,7 +75,7 @@ def _case(result: Result, name: str, environments: list[Environment]) -> Case:
     bare = Case(
         case=result.case,
         name=name,
-        variant=(result.outcome.variant if result.outcome is not None else "") or result.mode.suffix.strip(),
+        variant=_variant(result),
         tier=way_of(result) or None,
         environment=environments.index(record.environment) if record is not None else None,
         verdict=judgement.verdict,
@@ -88,3 +95,7 @@ def _case(result: Result, name: str, environments: list[Environment]) -> Case:
     )
     described: Case = tier_of(result).describe(result, bare)
     return described
+
+
+def _variant(result: Result) -> str:
+    return (result.outcome.variant if result.outcome is not None else "") or result.mode.suffix.strip()

@@ -52,16 +52,24 @@ def _parts(case: str) -> list[str]:
 
 
 def names_of(results: Sequence[Result]) -> list[str]:
-    """Short names; where two cases would read the same, as much of what stands before them as tells them apart."""
-    names = [name_of(result) for result in results]
+    """Short names; where two cases would read the same, as much of what stands before them as tells them apart.
+
+    A merged run may have a case twice, held against its baseline and against a commit: the latter is marked.
+    """
+    known = {result.identity: result for result in results}
+    names = {identity: name_of(result) for identity, result in known.items()}
     for depth in range(2, max([len(_parts(result.case)) for result in results], default=0) + 1):
-        often = Counter(names)
+        often = Counter(names.values())
         if len(often) == len(names):
             break
-        for index, result in enumerate(results):
-            if often[names[index]] > 1:
-                names[index] = ":".join([*_parts(result.case)[-depth:-1], name_of(result)])
-    return names
+        for identity, result in known.items():
+            if often[names[identity]] > 1:
+                names[identity] = ":".join([*_parts(result.case)[-depth:-1], name_of(result)])
+    baselined = {result.identity for result in results if result.is_of_a_run and not result.is_comparison}
+    return [
+        f"{names[one.identity]} A/B" if one.is_comparison and one.identity in baselined else names[one.identity]
+        for one in results
+    ]
 
 
 def shorten(name: str, width: int) -> str:

@@ -34,7 +34,7 @@ def test_a_file_holds_a_kernel_a_line_below_what_they_have_in_common(tmp_path: P
     store = KernelStore(tmp_path)
     cases = {"b[sm_90]": baseline(reason="why"), "a[sm_90]": baseline(), "a[sm_100]": baseline()}
     text = store.save(WHERE, "3.9.0", cases).read_text()
-    assert text.startswith('{\n  "schema": 2,\n  "registration": "kernels:EXAMPLES",\n  "saves": {\n')
+    assert text.startswith('{\n  "schema": 3,\n  "registration": "kernels:EXAMPLES",\n  "saves": {\n')
     assert text.endswith("}\n")
     assert [line.split('"')[1] for line in text.splitlines() if '"registers": 100,' in line] == sorted(cases)
     assert text.count('"why"') == 1
@@ -64,7 +64,7 @@ def as_of_schema_1(cases: dict[str, KernelBaseline]) -> str:
     )
 
 
-def test_a_file_of_schema_1_is_read_and_written_as_one_of_schema_2(tmp_path: Path) -> None:
+def test_a_file_of_schema_1_is_read_and_written_as_one_of_the_newest(tmp_path: Path) -> None:
     cases = {"a[sm_90]": baseline(commit="abc", reason="why"), "b[sm_80]": baseline(resources(ptxas="12.9.86"))}
     path = tmp_path / FILE
     path.parent.mkdir()
@@ -73,8 +73,17 @@ def test_a_file_of_schema_1_is_read_and_written_as_one_of_schema_2(tmp_path: Pat
     assert store.load(path) == cases
     assert registration_of(path) == WHERE
     store.save(WHERE, "3.9.0", {"c[sm_90]": baseline()})
-    assert json.loads(path.read_text())["schema"] == 2
+    assert json.loads(path.read_text())["schema"] == 3
     assert KernelStore(tmp_path).load(path) == {**cases, "c[sm_90]": baseline()}
+
+
+def test_a_file_of_schema_2_left_out_that_a_kernel_has_no_instructions_of_interest(tmp_path: Path) -> None:
+    cases = {"a[sm_90]": baseline(resources(instructions={})), "b[sm_90]": baseline()}
+    path = KernelStore(tmp_path).save(WHERE, "3.9.0", cases)
+    before = path.read_text().replace('"schema": 3', '"schema": 2').replace('"instructions": {}, ', "")
+    assert before.count("instructions") == 1
+    path.write_text(before)
+    assert KernelStore(tmp_path).load(path) == cases
 
 
 @pytest.mark.parametrize("broken", ["saves", "targets"])
@@ -111,7 +120,7 @@ def test_what_is_registered_no_more_is_stale_on_the_architectures_that_were_look
     [
         (b"{", "is damaged at line 1, column 2"),
         (b"\xff", "is damaged: not UTF-8 at byte 0"),
-        (b'{"schema": 3}', "was written by a newer perflab"),
+        (b'{"schema": 4}', "was written by a newer perflab"),
         (b'{"schema": 2, "environments": {}, "cases": {}}', "is not a perflab kernel baseline file"),
         (b'{"schema": 1, "environments": {}, "cases": {}}', "is not a perflab kernel baseline file"),
         (b'{"schema": 1, "registration": "a:B", "cases": {"a": 1}}', "is not a perflab kernel baseline file"),

@@ -24,7 +24,8 @@ from perflab.measured.records import Accepted, Anchor, MemoryAnchor
 from perflab.measured.store.baselines import Baselines
 from perflab.measured.store.exact import ExactStore, split
 from perflab.measured.store.times import BaselineStore
-from perflab.predicted.judge.judge import judge_predicted
+from perflab.predicted.judge.judge import baseline_of, judge_predicted
+from perflab.predicted.records import DryRun
 from perflab.predicted.store.predictions import PredictedStore
 from perflab.records import Judgement, Policy, Shortage, Verdict
 from perflab.report.summary import summary
@@ -58,6 +59,7 @@ FULL = entry(
     memory_anchor=MemoryAnchor(recorded="2025-01-02", peak_bytes=5, steps=1),
     accepted=[Accepted(date="2025-01-04", latency_ratio=1.2, reason="meant")],
 )
+DRY = prediction(dry_run=DryRun(asked_bytes=5, kernels={"gemm": 2}))
 Read = Callable[[Path], list[Result]]
 
 
@@ -73,6 +75,11 @@ def _measured(path: Path) -> list[Result]:
 def _predicted(path: Path) -> list[Result]:
     before = PredictedStore(path.parent.parent).baseline("h100", CASE)
     return [predicted_result(prediction(), before)] if judge_predicted(prediction(), before, Policy()) else []
+
+
+def _ran_dry(path: Path) -> list[Result]:
+    before = PredictedStore(path.parent.parent).baseline(DRY.place, CASE)
+    return [predicted_result(DRY, before)]
 
 
 def _compiled(path: Path) -> list[Result]:
@@ -102,6 +109,10 @@ def _write_predicted(folder: Path) -> Path:
     return PredictedStore(folder).save("h100", {CASE: predicted_baseline()})[0]
 
 
+def _write_dry_run(folder: Path) -> Path:
+    return PredictedStore(folder).save(DRY.place, {CASE: baseline_of(DRY, recorded="2025-11-20")})[0]
+
+
 def _write_kernels(folder: Path) -> Path:
     return KernelStore(folder).save("kernels:EXAMPLES", "3.9.0", {case_of("attend", 90): baseline()})
 
@@ -110,6 +121,7 @@ KINDS: dict[str, tuple[Callable[[Path], Path], Read]] = {
     "times": (_write_times, _measured),
     "exact": (_write_exact, _measured),
     "predicted": (_write_predicted, _predicted),
+    "dry run": (_write_dry_run, _ran_dry),
     "kernels": (_write_kernels, _compiled),
 }
 
@@ -269,6 +281,8 @@ def edit(path: Path, old: str, new: str) -> None:
         ("exact", r'"needs": \{\n.*\n', '"needs": {\n', "its needs are empty"),
         ("predicted", r'"peak_bytes": \d+', '"peak_bytes": -1', "peak_bytes"),
         ("predicted", r'"held_bytes": \d+', f'"held_bytes": {"9" * 400}', "of 400 digits"),
+        ("dry run", r'"real": \{[^}]*\}, ?', "", "it has no asked, "),
+        ("dry run", r'"real": \{[^}]*\}', '"real": {}', "it has no asked, "),
         ("kernels", r'"registers": \d+', '"registers": -1', "registers"),
         ("kernels", r'"registers": \d+', '"registers": 1, "registers": 2', "the key 'registers' occurs twice"),
     ],
@@ -283,6 +297,36 @@ def test_a_baseline_that_lost_what_it_gates_is_refused(
     assert said in refusal(read, path)
 
 
+NOT_GATED = {
+    "exact": {"accepted", "memory_anchor", "commit"},
+    "predicted": {"layers", "roofline_ns", "parameters", "commit", "reason"},
+    "dry run": {"layers", "roofline_ns", "parameters", "kernels", "commit", "reason"},
+    "kernels": {"tensor_columns"},
+}
+"""What a stored case may lack: it is shown, or says where the rest comes from."""
+
+
+@pytest.mark.parametrize("kind", NOT_GATED)
+def test_no_field_that_is_gated_may_be_missing(tmp_path: Path, kind: str) -> None:
+    write, read = KINDS[kind]
+    path = write(tmp_path / "baselines")
+    tree = json.loads(path.read_text(encoding="utf-8"))
+    (case,) = tree["cases"].values()
+    holder = next(iter(case["needs"].values())) if kind == "exact" else case
+    gated = [(holder, field) for field in holder if field not in NOT_GATED[kind]]
+    if kind == "dry run":
+        gated += [(case["real"], quantity) for quantity in case["real"]]
+    assert len(gated) > 2
+    for fields, field in gated:
+        value = fields.pop(field)
+        path.write_text(json.dumps(tree), encoding="utf-8")
+        said = refusal(read, path)
+        assert field in said or "its save or its target" in said
+        fields[field] = value
+    path.write_text(json.dumps(tree), encoding="utf-8")
+    assert read(path)
+
+
 def test_a_case_that_stands_twice_in_a_baseline_is_refused(stored: tuple[Path, Read]) -> None:
     path, read = stored
     tree = json.loads(path.read_text(encoding="utf-8"))
@@ -295,7 +339,8 @@ def test_a_case_that_stands_twice_in_a_baseline_is_refused(stored: tuple[Path, R
 def test_counts_may_be_missing_in_a_file_that_was_saved_before_they_had_to_be_there(tmp_path: Path) -> None:
     path = _write_exact(tmp_path / "baselines")
     edit(path, r'"counts": \{[^}]*\}, ', "")
-    edit(path, r'"schema": 2', '"schema": 1')
+    edit(path, r', "varying": \[\]', "")
+    edit(path, r'"schema": 3', '"schema": 1')
     (read,) = ExactStore(path.parent.parent).load(path)["test_step[small-128-fp32]"]
     assert read.counts == {}
     assert read.peak_bytes == [2**20]

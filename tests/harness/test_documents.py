@@ -11,14 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perflab.compared.records import ComparedCase
 from perflab.data import changed, to_json
 from perflab.documents import in_order, merge, read_document, weave, write_document
 from perflab.errors import DocumentError
 from perflab.measure.records import Measurement
-from perflab.predicted.records import PredictedCase
+from perflab.predicted.records import DryRun, PredictedCase
 from perflab.records import Judgement, Verdict
+from perflab.report.gather import Source, gather
+from perflab.report.lines import names_of
 from perflab.results import Document, Result
-from tests.harness.make import document, predicted_result, prediction, record, replicate, result
+from tests.harness.make import document, environment, predicted_result, prediction, record, replicate, result
 
 NOW = datetime(2025, 11, 20, 12, 0, tzinfo=UTC)
 
@@ -240,6 +243,48 @@ def test_neither_takes_back_what_failed_the_other_way() -> None:
     both = merge([broken, part(predicted("a", 7), minute=1)])
     assert (told(both), both.exitstatus) == ([("a", "", None), ("a", "h100", 7.0)], 1)
     assert merge([both, part(result("a"), minute=2)]).exitstatus == 0
+
+
+def test_a_prediction_that_came_to_nothing_takes_the_place_of_a_prediction_alone() -> None:
+    worse = part(result("a", Verdict.REGRESSED, failure="slower"))
+    skipped = Result(case="a", judgement=Judgement(verdict=Verdict.SKIPPED), place="h100")
+    both = merge([worse, part(skipped, minute=1)])
+    assert ([one.failure for one in both.results], both.exitstatus) == (["slower", None], 1)
+    broken = part(changed(failed("a"), place="h100"))
+    assert merge([broken, part(result("a"), minute=1)]).exitstatus == 1
+    assert merge([broken, part(predicted("a"), minute=1)]).exitstatus == 0
+    assert merge([part(predicted("a", failure="needs more")), part(skipped, minute=1)]).results == [skipped]
+
+
+def test_a_dry_run_and_a_trace_for_the_same_gpu_stand_beside_each_other() -> None:
+    traced = predicted("a", failure="needs more")
+    dry = predicted_result(prediction(dry_run=DryRun(asked_bytes=1, kernels={})), case="a")
+    both = merge([part(traced), part(dry, minute=1)])
+    assert (both.results, both.exitstatus) == ([traced, dry], 1)
+    crashed = changed(failed("a"), place="h100-dry-run")
+    assert merge([both, part(crashed, minute=2)]).results == [traced, crashed]
+
+
+# --- A/B comparisons -------------------------------------------------------------------------------------------
+
+
+def test_a_comparison_does_not_take_back_what_the_baseline_says() -> None:
+    """Of memory, which no turns look at again: the workflow for a GPU merges these two."""
+    worse = result("a", Verdict.REGRESSED, failure="hungrier")
+    in_turns = result("a", outcome=ComparedCase(case="a", environment=environment()))
+    both = merge([part(worse), part(in_turns, minute=1)])
+    assert (both.results, both.exitstatus) == ([worse, in_turns], 1)
+    assert merge([both, part(result("a"), minute=2)]).exitstatus == 0
+    assert names_of(both.results) == ["a", "a A/B"]
+    (run,) = gather([Source("merged", both)]).runs
+    assert [(case.name, case.variant) for case in run.cases] == [("a", ""), ("a A/B", "A/B")]
+
+
+def test_a_comparison_that_came_to_nothing_is_taken_back_by_a_comparison_alone() -> None:
+    broken = part(changed(failed("a"), compared=True))
+    assert merge([broken, part(result("a"), minute=1)]).exitstatus == 1
+    in_turns = result("a", outcome=ComparedCase(case="a", environment=environment()))
+    assert merge([broken, part(in_turns, minute=1)]).exitstatus == 0
 
 
 def test_a_prediction_belongs_to_no_study_whose_findings_could_be_lost() -> None:

@@ -218,9 +218,34 @@ def test_only_counts_on_which_all_replicates_agree_are_exact_and_instructions_st
     parts = split(entry([replicate(peak_bytes=5, counts=one) for one in counts]))
     assert parts.exact is not None
     assert parts.exact.counts == {"operators": 12}
+    assert parts.exact.varying == ["recompiles"]
     assert parts.times is not None
     assert [one.counts for one in parts.times.replicates] == [{"instructions": n} for n in (1000, 1000, 1001)]
     assert [one.memory for one in parts.times.replicates] == [None] * 3
+
+
+def test_a_count_that_its_baseline_lost_is_named(tmp_path: Path) -> None:
+    """One that varied is in the baseline too, by its name: of it nothing is to be said."""
+    counts = [{"operators": 5, "allocations": 3, "recompiles": n} for n in (0, 0, 1)]
+    whole = split(entry([replicate(peak_bytes=5, counts=one) for one in counts])).exact
+    assert whole is not None
+    now = record(replicate(peak_bytes=5, counts={"operators": 500, "allocations": 3, "recompiles": 7}))
+    path = ExactStore(tmp_path).put({CASE: (changed(whole, counts={"allocations": 3}),)})[0]
+    found = judging.judge(now, Baseline(exact=ExactStore(tmp_path).of(CASE, environment())), Policy())
+    assert (found.verdict, found.not_compared) == (
+        Verdict.OK,
+        [Uncompared("operators", "not counted when its baseline was saved", can_be_saved=True)],
+    )
+    stored = Baseline(exact=ExactStore(tmp_path).of(CASE, environment()))
+    ungated = judging.judge(now, stored, Policy(gate_counts=False))
+    assert ungated.not_compared == []
+
+    path.write_text(path.read_text().replace('"schema": 3', '"schema": 2').replace(', "varying": ["recompiles"]', ""))
+    assert "varying" not in path.read_text()
+    before = ExactStore(tmp_path).of(CASE, environment())
+    assert judging.judge(now, Baseline(exact=before), Policy()).not_compared == [], "nobody noted what varied"
+    ExactStore(tmp_path).save({"tests/perf/test_transformer.py::test_other": exact()}, new)
+    assert ExactStore(tmp_path).of(CASE, environment()) == before
 
 
 # --- what an older perflab saved ------------------------------------------------------------------------------------

@@ -8,10 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perflab.data import changed
 from perflab.measure.records import OutOfMemory, Record, Replicate
 from perflab.measured.judge.exact import CUDA_ROUNDING_BYTES
-from perflab.measured.records import Anchor, MeasuredCase
+from perflab.measured.records import Anchor, Baseline, MeasuredCase
 from perflab.measured.report.failure import explain
+from perflab.measured.store.exact import split
+from perflab.profiles.records import PeakPart
 from perflab.records import Judgement, Policy, Verdict
 from tests.harness.make import (
     MS,
@@ -549,6 +552,39 @@ def test_a_case_that_ran_out_of_memory_in_the_baseline_and_fits_now_has_improved
     judgement = judge(record(), entry([], out_of_memory=OutOfMemory(asked_bytes=None)), POLICY)
     assert judgement.verdict is Verdict.IMPROVED
     assert judgement.reasons == ["ran out of memory in the baseline, and fits now"]
+
+
+def small() -> Baseline:
+    """One call of 1 MiB and 5 operators, without times."""
+    return Baseline(exact=split(entry(quiet(100 * MS, peak_bytes=2**20, counts={"operators": 5}))).exact)
+
+
+def test_an_accepted_out_of_memory_does_not_switch_off_memory_and_counts() -> None:
+    ran_out_then = entry([], out_of_memory=OutOfMemory(asked_bytes=None))
+    baseline = Baseline(exact=small().exact, times=ran_out_then)
+    worse = judge(record(replicate(peak_bytes=2**30, counts={"operators": 500})), baseline, POLICY)
+    assert (worse.verdict, worse.worse) == (Verdict.REGRESSED, ["memory", "counts"])
+    again = judge(record(replicate(peak_bytes=2**20, counts={"operators": 5})), baseline, POLICY)
+    assert (again.verdict, again.reasons) == (
+        Verdict.IMPROVED,
+        ["ran out of memory in the baseline, and fits now"],
+    )
+    assert again.no_times == "this machine's times say: it ran out of memory"
+    elsewhere = judge(record(replicate(), environment=environment(torch="2.12.0")), baseline, POLICY)
+    assert elsewhere.verdict is Verdict.INCOMPARABLE
+
+
+def test_out_of_memory_by_more_than_the_baselines_peak_is_a_regression_also_without_times() -> None:
+    assert judge(ran_out(2**40), small(), POLICY).verdict is Verdict.REGRESSED
+    assert judge(ran_out(2**20), small(), POLICY).verdict is Verdict.OOM, "the machine may be a small one"
+    held = changed(ran_out(2**20).out_of_memory, alive=[PeakPart(category="parameters", size_bytes=2**20, blocks=1)])
+    assert judge(changed(ran_out(), out_of_memory=held), small(), POLICY).verdict is Verdict.REGRESSED
+    assert judge(ran_out(None), small(), POLICY).verdict is Verdict.OOM
+
+
+def test_out_of_memory_is_not_held_against_memory_that_may_differ_here_for_reasons_of_its_own() -> None:
+    other = changed(ran_out(2**40), environment=environment(threads=8))
+    assert judge(other, small(), POLICY).verdict is Verdict.OOM
 
 
 def test_a_baseline_that_holds_neither_numbers_nor_out_of_memory_is_not_said_to_have_run_out() -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from perflab.compared.run.serving import Server
+from perflab.compared.sides.messages import Finish, Ready, Taken, Turn
 from perflab.errors import ClockError
 from perflab.measure import measurement, turns
 from perflab.measure.clock import Stopwatch
@@ -16,8 +20,10 @@ from perflab.measure.cuda_graph import GraphStopwatch
 from perflab.measure.sampling import Plan
 from perflab.measure.span import Reading, check_agreement
 from perflab.measure.workload import Step, Workload
+from perflab.mode import DEFAULT
+from perflab.plugin.case.fresh_process import Serve
 from tests.harness.fake_cuda import FakeCuda, FakeEvent, taking
-from tests.harness.make import MS
+from tests.harness.make import MS, environment
 from tests.harness.test_cold import Evicting
 
 CUDA = torch.device("cuda", 0)
@@ -93,6 +99,62 @@ def test_a_side_of_a_comparison_whose_clock_lies_ends_with_that(
         side.take(1, 7, rewarm=False)
         with pytest.raises(ClockError):
             side.take(1, 1, rewarm=False)
+
+
+def test_a_side_that_took_few_samples_is_checked_when_it_is_finished(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls of 100 ms: two or three blocks of two turns, and one sample in each."""
+    monkeypatch.setattr(turns, "stopwatch_for", lambda _device, _mode: CudaStopwatch(CUDA))
+    told = FakeEvent.elapsed_time
+    side = turns.Turns(Workload(taking(cuda.work, 100 * MS), (), {}), torch.device("cpu"), Plan(1e9))
+    with side:
+        side.check_clock()
+        side.take(1, 1, rewarm=False)
+        side.check_clock()
+    monkeypatch.setattr(FakeEvent, "elapsed_time", lambda self, end: told(self, end) / 1e5)
+    side = turns.Turns(Workload(taking(cuda.work, 100 * MS), (), {}), torch.device("cpu"), Plan(1e9))
+    with side:
+        for _ in range(4):
+            side.take(1, 1, rewarm=False)
+        with pytest.raises(ClockError):
+            side.check_clock()
+
+
+def test_events_that_last_longer_than_the_hosts_time_around_them_are_noticed_at_once(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "stopwatch_for", lambda _device, _mode: CudaStopwatch(CUDA))
+    told = FakeEvent.elapsed_time
+    monkeypatch.setattr(FakeEvent, "elapsed_time", lambda self, end: told(self, end) * 3)
+    side = turns.Turns(Workload(taking(cuda.work, 100 * MS), (), {}), torch.device("cpu"), Plan(1e9))
+    with side, pytest.raises(ClockError):
+        side.take(1, 1, rewarm=False)
+
+
+def test_the_process_of_a_side_ends_a_case_of_few_samples_whose_clock_lies(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [Turn(repetitions=1, samples=1, rewarm=False) for _ in range(4)]
+    questions: list[Turn | Finish] = [*asked, Finish()]
+    server, said = Server.__new__(Server), []
+    server._was_ready = False
+    monkeypatch.setattr(server, "_serve", Serve(first=[], own=None), raising=False)
+    monkeypatch.setattr(server, "_strays", list, raising=False)
+    monkeypatch.setattr(server, "_heard", lambda: questions.pop(0), raising=False)
+    monkeypatch.setattr(server, "_say", said.append, raising=False)
+    monkeypatch.setattr(turns, "stopwatch_for", lambda _device, _mode: CudaStopwatch(CUDA))
+    told = FakeEvent.elapsed_time
+    monkeypatch.setattr(FakeEvent, "elapsed_time", lambda self, end: told(self, end) / 1e5)
+    state: Any = SimpleNamespace(
+        case="t.py::t",
+        parameters={},
+        part=lambda _kind: SimpleNamespace(environment=environment()),
+        settings=SimpleNamespace(plan=Plan(1e9), mode=DEFAULT),
+    )
+    with pytest.raises(ClockError):
+        server.measure(state, Workload(taking(cuda.work, 100 * MS), (), {}), torch.device("cpu"), None)
+    assert [type(one) for one in said] == [Ready, *[Taken] * 4]
 
 
 def test_a_measurement_whose_clock_lies_is_none(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from perflab.documents import read_document
 from tests.plugin.conftest import Project, begin_repository, commit, git, worktrees
 
 TWO_CASES = """
@@ -132,7 +133,7 @@ def test_skipped(perf):
     changed = source.replace("test_gone", "test_new").replace('assert False, "was broken"', "pass")
     changed = changed.replace("def test_broken_here(perf):", "def test_broken_here(perf):\n    assert 1 == 2")
     repository.test_file.write_text(changed)
-    result = repository.run("--perf-against=HEAD")
+    result = repository.run("--perf-against=HEAD", "--perf-json=perf.json")
     result.assert_outcomes(passed=4, failed=1, skipped=1)
     result.stdout.fnmatch_lines(
         [
@@ -147,6 +148,8 @@ def test_skipped(perf):
             "2 ok · 1 new · 1 incomparable · 1 skipped · 1 failed",
         ]
     )
+    results = read_document(repository.pytester.path / "perf.json").results
+    assert {one.way for one in results} == {"A/B"}, "also of those that came to nothing"
 
 
 def test_modules_that_share_no_case_and_a_new_file_are_no_error(repository: Project) -> None:

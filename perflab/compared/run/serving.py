@@ -157,6 +157,7 @@ class Server:
                     apart = turns.take_apart()
                     self._say(TakenApart(peak=apart.peak, problem=apart.problem))
                 elif isinstance(question, Finish):
+                    turns.check_clock()
                     return workload.run()
                 else:  # the other side has died in its turns, and nobody will ask for more
                     self._leave()

@@ -95,6 +95,16 @@ def judge_memory(before_bytes: Sequence[int], now_bytes: Sequence[int], device: 
     return Finding(change, Verdict.OK)
 
 
+def needed_more(found: Comparable, record: Record, policy: Policy) -> bool:
+    """Whether a case that ran out of memory had certainly passed its baseline's peak: by what it held and asked for."""
+    ran_out = record.out_of_memory
+    if ran_out is None or not found.exact.peak_bytes or "memory" in found.doubtful:
+        return False
+    needed = (ran_out.asked_bytes or 0) + sum(part.size_bytes for part in ran_out.alive)
+    device = record.environment.device
+    return judge_memory(found.exact.peak_bytes, [needed], device, policy).verdict is Verdict.REGRESSED
+
+
 @dataclass(frozen=True)
 class Needs:
     """What is said of a case's memory and counts."""
@@ -134,6 +144,9 @@ def judge_exact(
     before: dict[str, Sequence[int]] = {name: [value] for name, value in exact.counts.items()}
     counts, uncounted = judge_counts(now, {**before, **counted}, gated=policy.gate_counts)
     missed += uncounted
+    if exact.varying is not None and policy.gate_counts:
+        unknown = [name for name in values_of(now) if name not in {*before, *exact.varying, *SLACK}]
+        missed += [Uncompared(name, "not counted when its baseline was saved", can_be_saved=True) for name in unknown]
     for name, why in found.doubtful.items():
         if name in counts and counts[name].now != counts[name].before:
             del counts[name]

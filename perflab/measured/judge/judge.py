@@ -41,7 +41,7 @@ from perflab.environment import differences, stands_for_itself
 from perflab.measure.records import Record, Replicate
 from perflab.measured.judge.counts import exactly_worse, verdict_on
 from perflab.measured.judge.doubts import TOO_NOISY, Sides, difference_doubts, evidence_against, hidden, single_process
-from perflab.measured.judge.exact import Comparable, comparable, judge_exact
+from perflab.measured.judge.exact import Comparable, comparable, judge_exact, needed_more
 from perflab.measured.judge.finding import NOT_COMPARED, Finding, worse_of_two, worst_of
 from perflab.measured.judge.interference import disturbances, is_witnessed
 from perflab.measured.judge.out_of_memory import out_of_memory_texts
@@ -57,6 +57,8 @@ MISSED_SELDOM = 2.0
 """How many spreads a reading may well lie below what the case takes: more in one of forty cases."""
 LEAST_NOISE = 0.003
 """Replicates that agree better than this do so by luck: processes on one machine differ by about as much."""
+_RAN_OUT = "it ran out of memory"
+_FITS_AGAIN = "ran out of memory in the baseline, and fits now"
 
 
 def judge(record: Record, baseline: Baseline, policy: Policy) -> Judgement:
@@ -84,9 +86,12 @@ def _judge(record: Record, baseline: Baseline, policy: Policy) -> Judgement:
     stored = baseline.times if baseline.times and (baseline.times.replicates or baseline.times.out_of_memory) else None
     times, no_times = _comparable_times(stored, record)
     if here is None:
-        return _judge_out_of_memory(record, baseline, times)
-    if times is not None and not times.replicates:
-        return Judgement(verdict=Verdict.IMPROVED, reasons=["ran out of memory in the baseline, and fits now"])
+        return _judge_out_of_memory(record, baseline, times, policy)
+    fits_again = times is not None and not times.replicates
+    if fits_again:  # the case has no times there; memory and counts of an older save are compared all the same
+        times, no_times = None, f"this machine's times say: {_RAN_OUT}"
+        if baseline.exact is None:
+            return Judgement(verdict=Verdict.IMPROVED, reasons=[_FITS_AGAIN])
     exact = comparable(baseline.exact, record.environment) if baseline.exact is not None else []
     if times is None and not isinstance(exact, Comparable):
         return _without_baseline(exact or (differences(stored.environment, record.environment) if stored else []))
@@ -99,6 +104,8 @@ def _judge(record: Record, baseline: Baseline, policy: Policy) -> Judgement:
         return Judgement(verdict=Verdict.INCOMPARABLE, reasons=[f"baseline {reason}" for reason in missed])
     verdicts = {"latency": latency.finding.verdict, "memory": needs.memory.verdict, "counts": verdict_on(needs.counts)}
     worst = worst_of(verdicts.values())
+    if fits_again and worst is Verdict.OK:
+        worst = Verdict.IMPROVED
     in_turns = record.paired is not None or record.paired_to_anchor is not None
     disturbed = disturbances(now, latency.before, record.environment) if not in_turns else []
     witnessed = not in_turns and is_witnessed(now, record.environment)
@@ -111,7 +118,7 @@ def _judge(record: Record, baseline: Baseline, policy: Policy) -> Judgement:
         counts=needs.counts,
         worse=[name for name, verdict in verdicts.items() if verdict is Verdict.REGRESSED],
         drift=latency.drift | needs.drift,
-        reasons=list(latency.finding.reasons),
+        reasons=[_FITS_AGAIN] if fits_again else list(latency.finding.reasons),
         disturbed=disturbed if disturbed or witnessed else None,
         no_times=no_times if times is None else None,
         not_compared=needs.not_compared,
@@ -175,14 +182,15 @@ def _judge_times(record: Record, here: Replicate, now: Sequence[Replicate], time
     return _Times(latency, {"latency": drift}, unsettled, anchor.replicates if drift.decides else times.replicates)
 
 
-def _judge_out_of_memory(record: Record, baseline: Baseline, times: Entry | None) -> Judgement:
+def _judge_out_of_memory(record: Record, baseline: Baseline, times: Entry | None, policy: Policy) -> Judgement:
     reasons = out_of_memory_texts(record.out_of_memory) if record.out_of_memory is not None else ["out of memory"]
     found = comparable(baseline.exact, record.environment) if baseline.exact is not None else None
     if isinstance(found, Comparable) and found.exact.peak_bytes:
         reasons.append(f"the baseline needed {format_bytes(max(found.exact.peak_bytes))}")
-    # Without times of this machine nobody knows that it ever held the case.
+    # Without times of this machine nobody knows that it ever held the case: then what was asked for has to tell.
     fitted = times is not None and bool(times.replicates)
-    return Judgement(verdict=Verdict.REGRESSED if fitted else Verdict.OOM, reasons=reasons)
+    grew = isinstance(found, Comparable) and needed_more(found, record, policy)
+    return Judgement(verdict=Verdict.REGRESSED if fitted or grew else Verdict.OOM, reasons=reasons)
 
 
 def latency_change(before: Sequence[Replicate], now: Sequence[Replicate], policy: Policy) -> Change:

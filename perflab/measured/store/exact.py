@@ -23,8 +23,11 @@ from perflab.records import Environment, ExactEnvironment
 from perflab.store.case_files import CaseFiles, module_of, name_of
 from perflab.store.json_files import as_json, named, read_checked, writable, write_text
 
-SCHEMA = 2
-"""1: a case of which nothing was counted had no counts, as one has whose counts were lost. Still read."""
+SCHEMA = 3
+"""1: a case of which nothing was counted had no counts, as one has whose counts were lost. 2 and before: which counts
+varied was not noted, so one that was lost was not missed. Both are still read."""
+_KEPT_SINCE = {"counts": 2, "varying": 3}
+"""Fields that a case must have in files of these schemas and newer ones."""
 FOLDERS = f"{EXACT}-*"
 Variants = tuple[Exact, ...]
 """What a case needs, by environment."""
@@ -36,6 +39,7 @@ class _Needs(Data, frozen=True):
     recorded: str
     peak_bytes: Annotated[list[Amount], Meta(min_length=1)]
     counts: dict[str, Amount] | UnsetType = UNSET
+    varying: list[str] | UnsetType | None = UNSET
     memory_anchor: MemoryAnchor | None = None
     accepted: list[Accepted] = []
     commit: str | None = None
@@ -108,8 +112,9 @@ class ExactStore(CaseFiles[Variants]):
         for name, case in file.cases.items():
             if not case.needs:
                 raise BaselineError(f"baseline file {path} is damaged: {name}: its needs are empty", remedy)
-            if file.schema == SCHEMA and any(one.counts is UNSET for one in case.needs.values()):
-                raise BaselineError(f"baseline file {path} is damaged: {name}: it has no counts", remedy)
+            for field, since in _KEPT_SINCE.items():
+                if file.schema >= since and any(getattr(one, field) is UNSET for one in case.needs.values()):
+                    raise BaselineError(f"baseline file {path} is damaged: {name}: it has no {field}", remedy)
         try:
             return {
                 name: tuple(_exact(file.environments[key], case, one) for key, one in case.needs.items())
@@ -123,7 +128,11 @@ class ExactStore(CaseFiles[Variants]):
 
 
 def _exact(environment: ExactEnvironment, case: _Case, needs: _Needs) -> Exact:
-    fields = {**structs.asdict(needs), "counts": {} if needs.counts is UNSET else needs.counts}
+    fields = {
+        **structs.asdict(needs),
+        "counts": {} if needs.counts is UNSET else needs.counts,
+        "varying": None if needs.varying is UNSET else needs.varying,
+    }
     return Exact(environment=environment, parameters=case.parameters, **fields)
 
 
@@ -147,9 +156,9 @@ def _format(cases: Mapping[str, Variants]) -> str:
 
 
 def _needs(exact: Exact) -> dict[str, object]:
-    """Fields below the environment's name. Peak and counts always: where one is missing, it was lost."""
+    """Fields below the environment's name. What is gated always: where one is missing, it was lost."""
     fields = {name: value for name, value in to_plain(exact).items() if name not in ("environment", "parameters")}
-    return {**fields, "peak_bytes": exact.peak_bytes, "counts": exact.counts}
+    return {**fields, "peak_bytes": exact.peak_bytes, "counts": exact.counts, "varying": exact.varying}
 
 
 def _key(environment: ExactEnvironment) -> str:
@@ -165,12 +174,14 @@ def split(entry: Entry) -> Baseline:
         for name, values in values_of(entry.replicates).items()
         if name not in SLACK and len(set(values)) == 1
     }
+    counted = {name for replicate in entry.replicates for name in replicate.counts}
     peaks = sorted({r.memory.peak_bytes for r in entry.replicates if r.memory is not None})
     exact = Exact(
         environment=exact_environment(entry.environment),
         recorded=entry.recorded,
         peak_bytes=peaks,
         counts=counts,
+        varying=sorted(counted - {*counts, *SLACK}),
         parameters=entry.parameters,
         memory_anchor=entry.memory_anchor,
         commit=entry.commit,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import inspect
+import sys
 import types
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ def refuse_unfinished(state: CaseState, result: Any) -> None:
 
     Raises:
         UsageError: it is a generator or coroutine that has not begun, a lazy iterator of Python's own, or a future that
-            is not done.
+            is not done, PyTorch's and those of ``multiprocessing`` among them.
     """
     remedy = _unfinished(result)
     if remedy is not None:
@@ -57,7 +58,17 @@ def _unfinished(result: Any) -> str | None:
         return _CONSUME
     if issubclass(kind, concurrent.futures.Future | asyncio.Future) and not result.done():
         return "wait for it in the callable: perf(lambda: fn(x).result())"
-    return None
+    return _unfinished_elsewhere(result, kind)
+
+
+def _unfinished_elsewhere(result: Any, kind: type) -> str | None:
+    """The same of what other modules promise; one that nobody has loaded has promised nothing."""
+    torch, pools = sys.modules.get("torch"), sys.modules.get("multiprocessing.pool")
+    if torch is not None and issubclass(kind, torch.Future) and not result.done():
+        return "wait for it in the callable: perf(lambda: fn(x).wait())"
+    if pools is not None and issubclass(kind, pools.ApplyResult) and not result.ready():
+        return "wait for it in the callable: perf(lambda: fn(x).get())"
+    return _CONSUME if pools is not None and issubclass(kind, pools.IMapIterator) else None
 
 
 def refuse_nan(state: CaseState, result: Any) -> None:

@@ -176,6 +176,7 @@ class Settings:
             columns=list(self.columns),
             versus=self.versus,
             mode=self.mode if result.is_of_a_run else DEFAULT,
+            compared=result.outcome is None and self.against is not None,
         )
 
 

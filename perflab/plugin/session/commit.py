@@ -6,9 +6,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from perflab.git import ask_git, commit_named, top_of
+from perflab.git import ask_git, commit_named, differs, top_of
 
 _DIRTY = "+dirty"
+_NO_ANSWER = "git did not answer"
 
 
 @dataclass(frozen=True)
@@ -21,16 +22,17 @@ class CodeOf:
 
 
 def current_commit(root: Path, baselines: Path, results: Path | None = None) -> str | None:
-    """The commit, with ``+dirty`` behind it if files differ from it; None without git, or outside of a repository.
+    """The commit, with ``+dirty`` behind it unless git says that no file differs; None outside of a repository.
 
-    Baselines do not count: saving the first one would make the tree dirty for the second. Nor does the file of a run's
-    results, which the run before has left.
+    None without git, too. Baselines do not count: saving the first one would make the tree dirty for the second. Nor
+    does the file of a run's results, which the run before has left.
     """
     commit, top = commit_named(root, "HEAD"), top_of(root)
     if commit is None or top is None:
         return None
     others = [*_all_but(baselines, top), *_without(results, top)]
-    return f"{commit}{_DIRTY}" if ask_git(top, "status", "--porcelain", *others) else commit
+    changes = ask_git(top, "status", "--porcelain", *others)
+    return commit if changes == "" else f"{commit}{_DIRTY}"  # so too where git did not answer: nobody knows it clean
 
 
 def code_of(what: str, root: Path, baselines: Path, recorded: str, commit: str | None) -> CodeOf:
@@ -59,21 +61,25 @@ def code_of(what: str, root: Path, baselines: Path, recorded: str, commit: str |
         return CodeOf(None, f"its {what} is not committed")  # nothing is, and git has no log to look into
     brought = ask_git(top, "log", "--format=%H", f"-S{dated}", "--", f":(top,literal){name}")
     if not brought:
-        return CodeOf(None, "git did not answer" if brought is None else f"its {what} is not committed")
+        return CodeOf(None, _NO_ANSWER if brought is None else f"its {what} is not committed")
     first = brought.splitlines()[-1]
-    if ask_git(top, "rev-parse", "--is-shallow-repository") == "true" and commit_named(top, f"{first}^") is None:
+    is_shallow = ask_git(top, "rev-parse", "--is-shallow-repository")
+    if is_shallow != "false" and commit_named(top, f"{first}^") is None:
         # Where a shallow clone ends, everything looks as if it had come then.
-        return CodeOf(None, "this clone is too shallow: git fetch --unshallow, in GitHub Actions fetch-depth: 0")
+        deepen = "this clone is too shallow: git fetch --unshallow, in GitHub Actions fetch-depth: 0"
+        return CodeOf(None, _NO_ANSWER if is_shallow is None else deepen)
     parent = commit_named(top, commit.removesuffix(_DIRTY)) if commit is not None else None
-    if parent is not None and ask_git(top, "diff", "--quiet", parent, first, *_all_but(baselines, top)) is not None:
-        return CodeOf(None, f"its {what} was committed before the code that it was saved from")
+    changed = differs(top, parent, first, *_all_but(baselines, top)) if parent is not None else True
+    if not changed:
+        early = f"its {what} was committed before the code that it was saved from"
+        return CodeOf(None, _NO_ANSWER if changed is None else early)
     return CodeOf(first, f"which added its {what}")
 
 
 def differs_from(commit: str, root: Path, baselines: Path) -> bool:
     """Whether any file but baselines is another one than in the commit; new files that git does not know are none."""
     top = top_of(root)
-    return top is None or ask_git(top, "diff", "--quiet", commit, *_all_but(baselines, top)) is None
+    return top is None or differs(top, commit, *_all_but(baselines, top)) is not False
 
 
 def _without(file: Path | None, top: Path) -> list[str]:

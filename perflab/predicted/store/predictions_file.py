@@ -16,8 +16,9 @@ import msgspec
 
 from perflab.data import Amount, Data, Layers, Parameters, Positive, speakable_throughout
 from perflab.errors import BaselineError
-from perflab.predicted.records import Cost, PeakPart, PredictedBaseline, SavedTensors
+from perflab.predicted.records import REAL, Cost, PeakPart, PredictedBaseline, SavedTensors, gpu_of
 from perflab.store.json_files import PREDICTED, as_json, read_checked, write_text
+from perflab.units import format_names
 
 SCHEMA = 1
 WHAT = "predicted baseline"
@@ -99,12 +100,15 @@ def read_predicted(path: Path) -> dict[str, PredictedBaseline]:
             f"{WHAT} file {path} is for {file.gpu}, but is in {path.parent.name}/",
             f"move it to {folder_of(file.gpu)}/, or delete it and predict it again with --perf-update-new",
         )
-    found = {}
+    found, (_, is_dry_run) = {}, gpu_of(file.gpu)
     for name, raw in file.cases.items():
         try:
             found[name] = _baseline(msgspec.json.decode(raw, type=_StoredCase))
         except msgspec.DecodeError as error:
             raise BaselineError(f"{path} is not a perflab {WHAT} file: {name}: {error}", REMEDY) from error
+        lost = [quantity for quantity in REAL if is_dry_run and quantity not in found[name].real]
+        if lost:
+            raise BaselineError(f"{path} is damaged: {name}: it has no {format_names(lost)} in `real`", REMEDY)
     return found
 
 

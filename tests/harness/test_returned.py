@@ -1,0 +1,87 @@
+"""What a measured callable may return: finished work of any library, and no promise of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from multiprocessing.pool import ThreadPool
+from threading import Event
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from perflab.errors import UsageError
+from perflab.plugin.case.returned import refuse_unfinished
+
+
+class Pool:
+    """A pool of one thread, whose work waits at a gate."""
+
+    def __init__(self, pool: ThreadPool) -> None:
+        self.pool, self.gate = pool, Event()
+
+    def work(self, _number: int = 0) -> bool:
+        """What is promised."""
+        return self.gate.wait()
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    with ThreadPool(1) as threads:
+        found = Pool(threads)
+        yield found
+        found.gate.set()
+
+
+def kept_future(value: int | None = None) -> torch.futures.Future[int]:
+    future: torch.futures.Future[int] = torch.futures.Future()
+    if value is not None:
+        future.set_result(value)
+    return future
+
+
+def refused(result: Any) -> str:
+    state: Any = SimpleNamespace(case="t.py::t", problem=None)
+    with pytest.raises(UsageError) as caught:
+        refuse_unfinished(state, result)
+    assert state.problem == "no work"
+    return str(caught.value)
+
+
+def accepted(result: Any) -> None:
+    state: Any = SimpleNamespace(case="t.py::t", problem=None)
+    refuse_unfinished(state, result)
+    assert state.problem is None
+
+
+def test_a_future_of_pytorch_is_refused_until_it_is_done() -> None:
+    said = refused(kept_future())
+    assert "returned a Future that was never run" in said
+    assert "-> wait for it in the callable: perf(lambda: fn(x).wait())" in said
+    accepted(kept_future(5))
+
+
+@pytest.mark.parametrize(
+    ("kind", "ask"),
+    [
+        ("an ApplyResult", lambda one: one.pool.apply_async(one.work)),
+        ("a MapResult", lambda one: one.pool.map_async(one.work, range(3))),
+    ],
+)
+def test_a_result_of_a_pool_is_refused_until_it_is_ready(pool: Pool, kind: str, ask: Callable[[Pool], Any]) -> None:
+    result = ask(pool)
+    said = refused(result)
+    assert f"returned {kind} that was never run" in said
+    assert "-> wait for it in the callable: perf(lambda: fn(x).get())" in said
+    pool.gate.set()
+    result.wait()
+    accepted(result)
+    accepted(result.get())
+
+
+def test_the_iterators_of_a_pool_are_to_be_consumed(pool: Pool) -> None:
+    assert "returned an IMapIterator" in refused(pool.pool.imap(pool.work, range(2)))
+    assert "consume it in the callable" in refused(pool.pool.imap_unordered(pool.work, range(2)))
+    pool.gate.set()
+    accepted(list(pool.pool.imap(pool.work, range(2))))
