@@ -181,7 +181,7 @@ def _why(
         if brief and judgement.verdict is Verdict.INCONCLUSIVE:
             reasons = []
         lines += textwrap.wrap("; ".join([*drift_sentences(judgement), *reasons]), width, break_long_words=False)
-    return lines
+    return [*lines, result.not_saved] if result.not_saved is not None else lines
 
 
 def _beside(result: Result, width: int) -> list[str]:
