@@ -23,6 +23,8 @@ class Result(Data, frozen=True):
     outcome: Outcome | None = None
     """What the case came to, by tier; None where it came to nothing: skipped, or failed by itself."""
     saved: bool = False
+    not_saved: str | None = None
+    """What the run was to save of the case and refused to, in the words of its row."""
     policy: Policy | None = None
     """What the case was judged by; None where there was nothing to judge."""
     failure: str | None = None

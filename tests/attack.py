@@ -15,6 +15,7 @@ HOSTILE = (
     "a|b||c`d``e```f",
     "**bold** _it_ ~~no~~ [link](http://x) ![image](y) $x$ # head",
     "- item",
+    "@org/team someone@example.org https://example.org/x www.example.org",
     "1. item",
     "| a | b |\n|---|---|",
     "left\u202eright\u2066isolate\u200b",

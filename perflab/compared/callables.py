@@ -7,13 +7,13 @@ here a few blocks of turns, and they are cheap: none is spared by a screen, and 
 from __future__ import annotations
 
 import contextlib
-import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from perflab.amounts import positive
 from perflab.compared import interleave
 from perflab.compared.interleave import Pace, Shape
 from perflab.compared.judge.paired import (
@@ -166,8 +166,7 @@ def checked(
                 f"pass the function itself: {call}(base=old, candidate=new, args=(x,))",
             )
     for name, number in (("budget_s", budget_s), ("threshold", threshold)):
-        if not 0 < number < math.inf:
-            raise UsageError(f"{call}({name}={number!r})", "give a positive number, and a finite one")
+        positive(f"{call}({name}=", number, "give a positive number, and a finite one")
     return Workload(base, tuple(args), dict(kwargs or {})), Workload(candidate, tuple(args), dict(kwargs or {}))
 
 

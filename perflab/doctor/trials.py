@@ -34,6 +34,8 @@ REPLICATES = 3
 """Fresh processes of a baseline, and of a suspect."""
 ROUND_BUDGET_NS = 1.2e9
 """What a case's turns take in a round under the default budget."""
+_PATIENCE_S = 3600.0
+"""One session of the workloads takes a minute or two; a machine that needs this long is no measure of a gate."""
 
 
 class Pair(Data, frozen=True, tag=True):
@@ -188,7 +190,14 @@ def _job_file(folder: Path, job: Job) -> Path:
 
 def _run(folder: Path, *arguments: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", *arguments]
-    done = subprocess.run(command, cwd=folder, env=_environment(), capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(
+            command, cwd=folder, env=_environment(), capture_output=True, text=True, timeout=_PATIENCE_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise RivalError(
+            f"the workloads took more than {_PATIENCE_S:g} s and were stopped", "see what keeps this machine busy"
+        ) from None
     if done.returncode:
         tail = "\n".join(done.stdout.splitlines()[-15:])
         raise RivalError(f"the workloads do not run: {tail}", "see what they need: pip install 'perflab[benchmark]'")

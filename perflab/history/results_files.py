@@ -173,12 +173,13 @@ def _readings(result: narrow.Result, outcome: narrow.Outcome) -> dict[str, Readi
     latency, memory = result.judgement.latency, result.judgement.memory
     shown = outcome.summary or judged[0]
     found = {
-        "latency": _time(latency.now if latency is not None else shown.median_ns),
+        "latency": _time(latency.now if latency is not None else median(one.median_ns for one in judged)),
         "fastest": _time(min(one.fastest_ns for one in judged)),
     }
-    for name, ns in shown.phases_ns.items():
+    for name in judged[0].phases_ns:
         change = result.judgement.phases.get(name)
-        found[name] = _time(change.now if change is not None else ns)
+        ns = [one.phases_ns[name] for one in judged if name in one.phases_ns]
+        found[name] = _time(change.now if change is not None else median(ns))
     peaks = [one.memory.peak_bytes for one in judged if one.memory is not None]
     if peaks:
         found["peak"] = Reading(memory.now if memory is not None else max(peaks), UNIT_BYTES, True)

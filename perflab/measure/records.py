@@ -105,6 +105,8 @@ class Measurement(Data, frozen=True):
     """Where the time of a call goes; None: nobody asked, or it could not be taken."""
     not_profiled: str | None = None
     """Why it could not be."""
+    not_counted: str | None = None
+    """Why instructions, which a process of its own was to count, were not."""
 
 
 class Replicate(Data, frozen=True):

@@ -149,7 +149,8 @@ def _compared_cells(contents: Contents, compared: Compared) -> list[Cell]:
         verdict = verdict_of(case)
         cells.append(text_cell(verdict, href=f"#{identity(number, at, True)}", tone=TONES.get(verdict, "")))
         latency, peak = case.quantities.get("latency"), case.quantities.get("peak")
-        cells.append(number_cell(latency.now, latency.unit) if latency is not None else Cell(number=True))
+        mark = with_mark("", disturbed=bool(case.beside)).strip()
+        cells.append(number_cell(latency.now, latency.unit, mark) if latency is not None else Cell(number=True))
         if number > 1:
             cells.append(_ratio_cell(compared, number - 1))
         change = compared.ratios.get("peak", [None] * number)[number - 1]

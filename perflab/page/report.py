@@ -61,6 +61,7 @@ def report_page(contents: Contents) -> str:
         runs=runs,
         several=several,
         compared=compared_table(contents) if several else None,
+        legend=next((view.legend for view in runs if view.legend), ""),
         differences=differences(contents) if several else [],
         version=perflab.__version__,
     )

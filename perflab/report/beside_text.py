@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from perflab.records import Environment
 from perflab.report.contents import Case, Compared, Contents, Quantity, RunContents
 from perflab.report.escaping import code, escape, one_line
-from perflab.report.lines import shorten, wrap_facts
+from perflab.report.lines import MARKED, shorten, with_mark, wrap_facts
 from perflab.report.markdown import fitting, link
 from perflab.units import format_bytes, format_change, format_ns, format_si
 
@@ -83,13 +83,18 @@ def beside_markdown(contents: Contents, page: str | None = None) -> str:
         cells = [text for pair in _cells(contents, compared) for text in pair]
         notes = "; ".join(_notes(contents, compared))
         lines.append(f"| {' | '.join([code(name_in(contents, compared)), *map(escape, cells), escape(notes)])} |")
-    return fitting([*blocks, _LEGEND, "\n".join(lines)], page)
+    return fitting([*blocks, " ".join(map(escape, _legend(contents))), "\n".join(lines)], page)
 
 
 _LEGEND = (
     "Ratios are relative to the first run that has numbers of the case. Runs of different machines or versions have "
     "none. Nothing here is judged."
 )
+
+
+def _legend(contents: Contents) -> list[str]:
+    disturbed = any(case.beside for run in contents.runs for case in run.cases)
+    return [_LEGEND, *([f"{MARKED}."] if disturbed else [])]
 
 
 def name_in(contents: Contents, compared: Compared) -> str:
@@ -116,6 +121,8 @@ def _cells(contents: Contents, compared: Compared) -> list[list[str]]:
             text = quantity_text(case.quantities.get(name)) if case is not None else NOTHING
             ratio = compared.ratios.get(name, [None] * len(contents.runs))[number]
             exact = case is not None and name in case.quantities and case.quantities[name].exact
+            is_marked = name == _SHOWN[0] and text != NOTHING and case is not None and bool(case.beside)
+            text = with_mark(text, disturbed=is_marked)
             cells.append(text if ratio is None or (exact and ratio == 1.0) else f"{text} {format_change(ratio)}")
         found.append(cells)
     return found
@@ -167,6 +174,6 @@ def _table_lines(contents: Contents, width: int) -> Iterator[str]:
         for note in notes:
             yield from (f"  {line}" for line in textwrap.wrap(one_line(note), width - 2))
     if rows:
-        yield from textwrap.wrap(_LEGEND, width)
+        yield from textwrap.wrap(" ".join(_legend(contents)), width)
     else:
         yield "no perf case ran"

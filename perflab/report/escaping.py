@@ -64,5 +64,9 @@ def longest_run(text: str) -> int:
 def escape(text: str) -> str:
     """Text that Markdown and HTML leave as it is, also where a block begins with it."""
     plain = re.sub(r"([\\`*_{}\[\]|~#$])", r"\\\1", html.escape(one_line(text.strip()), quote=False))
+    # GitHub notifies whom an @ names, however it is written: an invisible space behind it ends the name. Bare addresses
+    # become links unless what they are known by is an entity.
+    plain = plain.replace("@", "@&#8203;")
+    plain = re.sub(r":(?=//)|(?<=www)\.", lambda found: f"&#{ord(found[0])};", plain, flags=re.IGNORECASE)
     # a list's mark, or a line below a heading
     return re.sub(r"^(\d*)([-+.)](?=\s|$)|[-=](?=[-=\s]*$))", r"\1\\\2", plain)

@@ -76,7 +76,8 @@ def hint(document: Document, accept: str | None = None) -> str:
     """What takes the numbers as baselines, where that would change something: pytest's option, or ``accept``."""
     if document.baselines is None:
         return ""
-    unsaved = [result.judgement for result in document.results if not result.saved]
+    # What this run was to save and refused, it does not ask to save: a note says why, and what to do.
+    unsaved = [one.judgement for one in document.results if not (one.saved or one.not_saved)]
     verdicts = {judgement.verdict for judgement in unsaved}
     if verdicts & {Verdict.NEW, Verdict.INCOMPARABLE}:
         return f"   (save: {accept or '--perf-update-new'})"
@@ -102,6 +103,7 @@ def _by_turns(document: Document) -> bool:
         result.record is not None
         and result.record.paired is not None
         and result.judgement.verdict is Verdict.REGRESSED
+        and result.not_saved is None
         and "latency" in result.judgement.worse
         for result in document.results
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,15 +12,15 @@ from pytest_benchmark.stats import Stats
 
 from perflab.cli import main
 from perflab.documents import write_document
-from perflab.measure.records import Measurement, summarize
+from perflab.measure.records import Measurement, Paired, summarize
 from perflab.measured.report.columns import named, ordered
 from perflab.measured.report.table import table
 from perflab.plugin.options import OPTIONS
-from perflab.records import Change, Judgement, Verdict
+from perflab.records import Change, Judgement, Policy, Verdict
 from perflab.report.markdown import markdown
 from perflab.report.view import COLUMNS, DEFAULT_COLUMNS, ORDERS, View, parse_columns, parse_sort
 from perflab.results import Result
-from tests.harness.make import MS, document, memory, record, result
+from tests.harness.make import MS, document, entry, judge, memory, record, replicate, result
 
 BENCHMARK = ("min", "max", "mean", "std", "iqr", "rounds", "ops")
 FIVE_MS = [10 * MS, 20 * MS, 30 * MS, 40 * MS, 60 * MS]
@@ -183,3 +184,69 @@ def test_report_shows_the_columns_and_the_order_that_it_is_given(
     assert first == "perflab report: --columns: 'average' is not one of these"
     assert second.startswith("     median, min, max,")
     assert last == "  -> see docs/reference.md, under Columns"
+
+
+def reading_twice_as_slow(**changes: object) -> Result:
+    """A first reading of 200 ms, which three fresh processes of 99, 100 and 101 ms did not confirm."""
+    first = measured([198 * MS, 200 * MS, 202 * MS])
+    assert first.record is not None
+    assert first.record.summary is not None
+    slow = msgspec.structs.replace(first.record.summary, phases_ns={"forward": 150.0 * MS, "backward": 50.0 * MS})
+    phases = {"forward": 75.0 * MS, "backward": 25.0 * MS}
+    fresh = [replicate(ms * MS, phases_ns=phases) for ms in (99, 100, 101)]
+    work: dict[str, float] = {"tokens": 1000, "backward_flops": 1e9}
+    found = msgspec.structs.replace(first.record, **{"summary": slow, "fresh": fresh, "work": work, **changes})
+    latency = Change(before=99.0 * MS, now=100.0 * MS, ratio=1.01)
+    return result(outcome=found, judgement=Judgement(verdict=Verdict.OK, latency=latency))
+
+
+def test_all_figures_of_a_row_are_of_the_processes_that_were_judged() -> None:
+    one = reading_twice_as_slow()
+    names = ("min", "median", "mean", "backward", "tokens/s", "backward_flops/s", "ops")
+    wanted = [0.99 * 99 * MS, 100 * MS, 100 * MS, 25 * MS, 1e4, 4e10, 10.0]
+    assert [named(name).value(one) for name in names] == pytest.approx(wanted)
+    assert [named(name).value(one) for name in ("max", "iqr", "iterations", "warmup")] == [
+        None
+    ] * 4  # of the first alone
+    text = " ".join(shown(one))
+    assert "forward 75.0 ms · backward 25.0 ms" in text
+    assert "mean 100 ms" in text
+    assert "10.0 k tokens/s" in text
+    assert "backward 40.0 GFLOP/s" in text
+    assert "200 ms" not in text
+
+
+def test_figures_that_pairs_do_not_tell_are_not_shown_beside_their_time() -> None:
+    one = reading_twice_as_slow(fresh=[], paired=Paired(against="main"))
+    assert named("median").value(one) == 100 * MS
+    assert named("tokens/s").value(one) == pytest.approx(1e4)
+    unknown = ("min", "max", "mean", "std", "ops", "forward", "backward_flops/s")
+    assert [named(name).value(one) for name in unknown] == [None] * len(unknown)
+    assert "mean" not in " ".join(shown(one))
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 10**9), min_size=2, max_size=9), min_size=1, max_size=5),
+    st.lists(st.integers(1, 10**9), min_size=2, max_size=9),
+)
+def test_figures_of_a_row_can_be_those_of_one_reading(fresh: list[list[int]], first: list[int]) -> None:
+    found = measured(first)
+    assert found.record is not None
+    again = [summarize(plain(samples_ns), 0.01) for samples_ns in fresh]
+    one = msgspec.structs.replace(
+        found,
+        outcome=msgspec.structs.replace(found.record, fresh=again),
+        judgement=judge(record(summarize(plain(first), 0.01), fresh=again), entry(), Policy()),
+    )
+    low, middle, mean = (named(name).value(one) for name in ("min", "median", "mean"))
+    assert isinstance(low, float)
+    assert isinstance(middle, float)
+    assert isinstance(mean, float)
+    assert low <= middle
+    assert low <= mean
+    assert one.judgement.latency is not None
+    assert middle == one.judgement.latency.now
+
+
+def plain(samples_ns: list[int]) -> Measurement:
+    return Measurement(samples_ns=samples_ns, repetitions=1, warmup_calls=4, settled=True, clock="host")

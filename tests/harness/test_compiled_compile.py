@@ -100,6 +100,15 @@ def test_a_compiler_that_dies_is_a_result_and_the_next_kernel_is_compiled(pool: 
     assert pool.submit(f"{HERE}:FINE", "add", 80).result() == found["add", 80]
 
 
+def test_a_compiler_that_closes_its_output_and_stays_is_ended(
+    pool: CompilerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perflab.compiled.compiler.pool._LAST_S", 0.5)
+    silent = pool.submit(f"{HERE}:silent", "add", 90).result(timeout=60)
+    assert silent.problem is not None
+    assert silent.problem.startswith("the compiling process ended with status -9")
+
+
 def _runs(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

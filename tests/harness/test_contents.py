@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,32 @@ def test_runs_of_one_environment_have_ratios(tmp_path: Path, capsys: pytest.Capt
     assert "1: a.json · no commit · 2025-11-20 12:00" in text
     assert main(["report", *map(str, paths)]) == 0
     assert capsys.readouterr().out == text
+
+
+def test_a_disturbed_time_is_marked_in_the_run_that_it_is_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = measured(180)
+    slow = changed(slow, judgement=changed(slow.judgement, beside=["other processes used 1.6 cores meanwhile"]))
+    paths = files(tmp_path, document(measured(100)), document(slow))
+    assert main(["compare", *map(str, paths)]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "180 ms * +80.0%" in text
+    assert "100 ms *" not in text
+    assert "* disturbed while it was measured." in text
+    assert main(["compare", *map(str, paths), "--format=markdown"]) == 0
+    page = capsys.readouterr().out
+    assert r"180 ms \* +80.0%" in page
+    assert r"\* disturbed while it was measured." in page
+    file = tmp_path / "page.html"
+    assert main(["compare", *map(str, paths), "--format=html", f"--output={file}"]) == 0
+    table = file.read_text().partition('id="compared"')[2].partition("</section>")[0]
+    (cell,) = re.findall(r"<td[^>]*>(?:(?!</td>).)*\*(?:(?!</td>).)*</td>", table, re.DOTALL)
+    assert "180 ms" in cell
+    assert "* disturbed while it was measured" in table
+    calm = files(tmp_path, document(measured(100)), document(measured(110)))
+    assert main(["compare", *map(str, calm)]) == 0
+    assert "disturbed while" not in capsys.readouterr().out
 
 
 def test_runs_of_other_machines_are_labelled_and_have_no_ratio_of_times(

@@ -82,6 +82,7 @@ def test_no_text_is_html_or_markdown_and_every_row_has_its_cells(text: str) -> N
         assert is_plain(line), line
     assert not re.search(r"(?<!\\)\[link", bare)
     assert not re.search(r"(?<!\\)\*\*bold", bare)
+    assert not re.search(r"@[a-z]|://|www\.", bare)
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=ascii)
@@ -131,6 +132,8 @@ def test_of_a_text_with_lines_the_lines_stay() -> None:
     [
         ("10.0 ms ×2.00", "10.0 ms ×2.00"),
         ("1. item", r"1\. item"),
+        ("ask @org/team", "ask @&#8203;org/team"),
+        ("https://x.org www.x.org a: b", "https&#58;//x.org www&#46;x.org a: b"),
         ("- item", r"\- item"),
         ("---", r"\---"),
         ("-12 %", "-12 %"),

@@ -18,6 +18,7 @@ from perflab.documents import read_document, write_document
 from perflab.errors import BaselineError
 from perflab.files import is_abandoned, read_regular, sweep, try_lock, write_whole
 from perflab.measured.store.times import BaselineStore
+from perflab.plugin.session.journal import Journal
 from perflab.store.write_lock import LOCK_NAME, forget_dead_lock
 from tests.attack import SEED, times
 from tests.harness.make import CASE, closest, document, entry, environment, quiet, result
@@ -207,6 +208,18 @@ def test_a_writer_that_is_killed_leaves_whole_files_and_nothing_that_stays(tmp_p
     assert [
         name for name in [*names(tmp_path), *names(tmp_path / "baselines"), *names(path.parent)] if name[0] == "."
     ] == []
+
+
+def test_a_session_takes_away_what_a_killed_one_left_in_the_projects_own_folder(tmp_path: Path) -> None:
+    left = [tmp_path / f".perflab/{name}/.x.json.0123456789ab.part" for name in ("profiles", "snapshots", "times/cpu")]
+    for path in left:
+        path.parent.mkdir(parents=True)
+        path.write_text("half")
+        age(path)
+    journal = Journal(tmp_path, tmp_path / "baselines")
+    journal.write(result())
+    journal.close()
+    assert [path for path in left if path.exists()] == []
 
 
 def test_who_is_alive_is_not_taken_for_dead(tmp_path: Path) -> None:

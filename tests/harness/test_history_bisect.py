@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ from perflab.data import changed
 from perflab.history.bisect import run
 from perflab.history.bisect.search import standing
 from perflab.history.bisect.state import State
+from perflab.history.bisect.trials import Bench, UntestableError
 from perflab.records import Change, Judgement, Verdict
 from tests.harness.histories import (
     case_name,
@@ -105,3 +109,15 @@ def test_a_bisection_ends_with_the_culprit_among_as_few_commits_as_can_be_told_a
     assert commits[culprit] in found
     assert all(commits.index(one) in skipped for one in found[:-1]), "only what could not be tried is left beside it"
     assert len(tried) <= math.ceil(math.log2(many)) + len(skipped) + 1
+
+
+def test_a_build_that_hangs_makes_its_commit_untestable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def checked_out(*_: object) -> Iterator[SimpleNamespace]:
+        yield SimpleNamespace(root=tmp_path)
+
+    monkeypatch.setattr("perflab.history.bisect.trials.other_side", checked_out)
+    monkeypatch.setattr("perflab.history.bisect.trials._PATIENCE_S", 0.3)
+    bench = Bench(tmp_path, "t.py::test_a", "", [], ["sleep", "60"], lambda _: None)
+    with pytest.raises(UntestableError, match=r"^building it took more than 0\.3 s$"):
+        bench.value("a", "operators")

@@ -51,7 +51,7 @@ class Room:
 
 TIERS = ("measured", "compared", "predicted", "compiled")
 _BARE = (
-    "child data mode records errors units environment files reading reachable git kernel_names user_lines"
+    "child data mode records errors amounts units environment files reading reachable git kernel_names user_lines"
     " measure.records profiles.records"
 )
 _GROUND = f"{_BARE} documents journals results tiers"
@@ -106,6 +106,7 @@ ROOMS = {
     "reachable": Room(torch=When.CALLED),
     "child": Room(),
     "errors": Room(),
+    "amounts": Room(below="errors"),
     "git": Room(below="errors"),
     "units": Room(),
     # What is not public of PyTorch and Triton: one place each.

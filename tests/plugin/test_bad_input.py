@@ -141,3 +141,23 @@ def test_an_overridden_device_fixture_must_give_a_device(pytester: pytest.Pytest
     result = pytester.runpytest_inprocess("-m", "perf")
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*the device fixture is overridden and gives 3*", "*return a torch.device*"])
+
+
+def test_a_need_that_is_no_number_fails_its_case_alone_and_shows_no_frame_of_perflab(pytester: pytest.Pytester) -> None:
+    needs = {"endless": "seconds=float('inf'), setup_seconds=1", "worded": "memory_bytes='8 GiB'"}
+    bodies = [f"def test_{name}(perf):\n    perf.requires({given})\n    perf(int)\n" for name, given in needs.items()]
+    pytester.makepyfile("".join([*bodies, PLAIN]))
+    result = pytester.runpytest_inprocess("-m", "perf", "--perf-total-budget=60", "--perf-budget=0.1")
+    result.assert_outcomes(passed=1, failed=2)
+    result.stdout.fnmatch_lines(
+        [
+            "perf.requires(seconds=inf)",
+            "  -> give seconds of one call: a positive number",
+            "perf.requires(memory_bytes=...) got 'str'",
+            "  -> give bytes: a positive number",
+            "case * verdict",
+            "x * new",
+        ]
+    )
+    result.stdout.no_fnmatch_line("*requirements.py*")
+    result.stdout.no_fnmatch_line("*amounts.py*")

@@ -61,8 +61,10 @@ def test_times_that_could_not_show_twice_the_threshold_are_not_saved_and_nothing
     result.stdout.re_match_lines(
         [
             r"work .* new$",
+            r"  memory and counts saved, times not$",
             r"times not saved, too noisy: work: its replicates differ so much that only slowdowns above \d+% count",
             r"  -> save again on a quieter machine; .* --perf-update --perf-noisy=accept",
+            r"1 new$",  # and no advice to do what this run refused
         ]
     )
     assert restless.needs()["test_work"]["peak_bytes"], "what is exact is saved all the same"
@@ -92,7 +94,9 @@ def test_a_baseline_that_is_there_stays_where_its_successor_is_too_noisy(restles
     restless.test_file.write_text(restless.test_file.read_text().replace("0 * number", "40 * number"))
     for mark in folder.glob("process-*"):
         mark.unlink()
-    assert restless.run("--perf-update").ret == pytest.ExitCode.TESTS_FAILED
+    refused = restless.run("--perf-update")
+    assert refused.ret == pytest.ExitCode.TESTS_FAILED
+    assert "(accept: " not in refused.stdout.str()
     assert restless.baseline_file().read_text() == before
 
 

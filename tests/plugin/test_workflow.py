@@ -19,7 +19,7 @@ from perflab.cli import build_parser
 from perflab.plugin.options import OPTIONS
 from perflab.units import parse_seconds
 from tests.plugin.conftest import KERNELS
-from tests.plugin.workflows import DOCS, WORKFLOWS, Runner, commands_of, jobs_of, read_workflow
+from tests.plugin.workflows import DOCS, WORKFLOWS, Runner, commands_of, jobs_of, read_workflow, unknown_names
 
 every_workflow = pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 
@@ -72,8 +72,10 @@ def test_no_step_may_take_so_long_that_the_job_is_cut_off(path: Path) -> None:
     for step in steps(path):
         if "-m perf" in step.get("run", ""):
             assert "timeout-minutes" in step, step["name"]
-        for budget in re.findall(r"--perf-total-budget=(\S+)", step.get("run", "")):
-            assert parse_seconds(budget) < 60 * step["timeout-minutes"]
+            budget = re.findall(r"--perf-total-budget=(\S+)", step["run"]) or ["1s"]
+            # A case that hangs as the budget ends is stopped by us, who keep the other cases' numbers.
+            silent = re.findall(r"--perf-timeout=(\S+)", step["run"])
+            assert parse_seconds(*budget) + parse_seconds(*silent) < 60 * step["timeout-minutes"], step["name"]
 
 
 @every_workflow
@@ -103,6 +105,17 @@ def test_it_may_do_no_more_than_it_must_and_takes_actions_by_their_major_version
 @every_workflow
 def test_no_command_is_pasted_together_from_names_that_others_chose(path: Path) -> None:
     assert [line for line in commands(path) if "${{" in line] == []
+
+
+@every_workflow
+def test_every_name_in_an_expression_or_a_command_exists(path: Path, tmp_path: Path) -> None:
+    assert unknown_names(read_workflow(path)) == []
+    text = path.read_text(encoding="utf-8")
+    misspelled = {"id: install": "id: instal", "$TORCH": "$TROCH", " github.": " gihub."}
+    for right, wrong in misspelled.items():
+        other = tmp_path / "misspelled.yml"
+        other.write_text(text.replace(right, wrong), encoding="utf-8")
+        assert unknown_names(read_workflow(other)) or right not in text, wrong
 
 
 @every_workflow
@@ -173,7 +186,7 @@ def test_baselines_are_pushed_and_then_a_gate_passes_until_something_needs_more(
     runner.run(workflow("-baselines"))
     assert set(runner.outcomes.values()) == {0}, runner.output
     pushed = git(runner.clone, "ls-tree", "-r", "--name-only", "origin/perf-baselines-1", "baselines").split()
-    assert {Path(name).parent.name.split("-")[0] for name in pushed} == {"cpu", "exact", "predicted", "triton"}
+    assert {Path(name).parent.name.split("-")[0] for name in pushed} == {"exact", "predicted", "triton"}
     git(runner.clone, "push", "--quiet", "origin", "HEAD:main")
 
     runner.outcomes.clear()

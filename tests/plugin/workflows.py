@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 from dataclasses import dataclass, field
@@ -29,6 +30,64 @@ def jobs_of(workflow: dict[str, Any]) -> list[dict[str, Any]]:
 def commands_of(step: dict[str, Any]) -> list[str]:
     """The lines that a step has run."""
     return [line.strip() for line in step.get("run", "").splitlines()]
+
+
+_GIVEN = {"github", "runner", "job"}
+_STATES = {"always", "cancelled", "failure", "success"}
+_OF_THE_RUNNER = re.compile(r"GITHUB_\w+|RUNNER_\w+|HOME|PATH")
+
+
+def unknown_names(workflow: dict[str, Any]) -> list[str]:
+    """What expressions and commands read and nobody defines: GitHub takes it as nothing, and says no word."""
+    unknown = []
+    for job in jobs_of(workflow):
+        needs = job.get("needs", [])
+        needed = {needs} if isinstance(needs, str) else set(needs)
+        unknown += [f"needs {name}" for name in needed - set(workflow["jobs"])]
+        env = {**workflow.get("env", {}), **job.get("env", {})}
+        ids = {step["id"] for step in job["steps"] if "id" in step}
+        known = {"steps": ids, "needs": needed, "inputs": _inputs(workflow)}
+        head = {key: value for key, value in job.items() if key != "steps"}
+        unknown += _unknown_in(_expressions([head, workflow.get("concurrency"), workflow.get("env")]), known, set(env))
+        before: set[str] = set()
+        for step in job["steps"]:
+            here = env | step.get("env", {})
+            unknown += _unknown_in(_expressions(step), {**known, "steps": before}, set(here))
+            run = step.get("run", "")
+            own = set(re.findall(r"\b([A-Z_]+)=", run))
+            read = set(re.findall(r"\$\{?([A-Z][A-Z_]*)", run)) - set(here) - own
+            unknown += [f"${name}" for name in read if not _OF_THE_RUNNER.fullmatch(name)]
+            before |= {step["id"]} if "id" in step else set()
+    return unknown
+
+
+def _inputs(workflow: dict[str, Any]) -> set[str]:
+    asked = (workflow["on"] if isinstance(workflow["on"], dict) else {}).get("workflow_dispatch") or {}
+    return set(asked.get("inputs", {}))
+
+
+def _expressions(part: Any, *, is_condition: bool = False) -> list[str]:
+    """All expressions in a part of a workflow; an ``if`` is one with and without braces."""
+    if isinstance(part, dict):
+        return [one for key, value in part.items() for one in _expressions(value, is_condition=key == "if")]
+    if isinstance(part, list):
+        return [one for value in part for one in _expressions(value)]
+    if not isinstance(part, str):
+        return []
+    return re.findall(r"\$\{\{(.*?)\}\}", part) or ([part] if is_condition else [])
+
+
+def _unknown_in(expressions: list[str], known: dict[str, set[str]], env: set[str]) -> list[str]:
+    unknown = []
+    for expression in expressions:
+        bare = re.sub(r"'[^']*'", "", expression)
+        for name in re.findall(r"(?<![\w.-])([A-Za-z_][\w-]*(?:\.[\w-]+)*)", bare):
+            context, _, rest = name.partition(".")
+            member = rest.partition(".")[0]
+            fine = context in _GIVEN or name in _STATES or member in known.get(context, set())
+            if not (fine or (context == "env" and member in env)):
+                unknown.append(name)
+    return unknown
 
 
 @dataclass

@@ -20,6 +20,7 @@ from perflab.errors import InternalsError, KernelError
 from perflab.triton_internals import Specialised
 
 _LOG = "perflab-ptxas.log"
+_PTXAS_S = 60.0
 """The assembler's words, kept beside the cubin in Triton's cache."""
 
 
@@ -104,7 +105,13 @@ def _assembler_log(compiled: Any, options: Any, arch: int) -> str:
 @functools.cache
 def _ptxas_version(arch: int) -> str:
     command = [triton_internals.assembler_path(arch), "--version"]
-    return assembler_version(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=_PTXAS_S, check=True).stdout
+    except subprocess.TimeoutExpired:
+        raise KernelError(
+            f"{command[0]} did not tell its version within {_PTXAS_S:g} s", "run it by hand: ptxas --version"
+        ) from None
+    return assembler_version(said)
 
 
 def _check(example: KernelExample) -> None:

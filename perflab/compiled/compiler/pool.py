@@ -32,6 +32,8 @@ MOST = 8
 """Processes: each holds torch and triton in memory."""
 PATIENCE_S = 600.0
 """A kernel takes seconds, loading torch and triton on a busy machine a minute: ten times as much is no end."""
+_LAST_S = 10.0
+"""What a process that has closed its output may take to end."""
 
 
 class CompilerPool:
@@ -171,12 +173,20 @@ class _Process:
         if hung.is_set():
             raise _EndedError(f"compiling it hung: no answer for {format_ns(1e9 * patience_s)}, so it was stopped")
         if not line.endswith(b"\n"):
-            status = self._process.wait()
+            status = self._ended()
             with contextlib.suppress(OSError):
                 said = useful_lines(self._log.read_bytes()[said_before:].decode("utf-8", "replace"))
                 raise _EndedError(f"the compiling process ended with status {status}; its output:\n{said}")
             raise _EndedError(f"the compiling process ended with status {status}")
         return msgspec.json.decode(line, type=Answer)
+
+    def _ended(self) -> int:
+        """Its exit status. It has no answers left, but may stay all the same, as what it started may: not for long."""
+        try:
+            return self._process.wait(_LAST_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return self._process.wait()
 
     def kill(self) -> None:
         end_group(self._process)

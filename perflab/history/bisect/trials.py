@@ -106,7 +106,19 @@ class Bench:
             raise UntestableError(error.problem) from None
 
     def _build(self, tree: Path) -> None:
-        done = subprocess.run(self.build, cwd=tree, capture_output=True, text=True, check=False, errors="replace")
+        try:
+            done = subprocess.run(
+                self.build,
+                cwd=tree,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_PATIENCE_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise UntestableError(f"building it took more than {_PATIENCE_S:g} s") from None
         if done.returncode:
             raise UntestableError(f"it cannot be built: {_last_line(done.stderr or done.stdout)}")
 
@@ -128,7 +140,7 @@ class Bench:
                     check=False,
                 )
             except subprocess.TimeoutExpired:
-                raise UntestableError(f"pytest took more than {_PATIENCE_S:.0f} s") from None
+                raise UntestableError(f"pytest took more than {_PATIENCE_S:g} s") from None
             try:
                 return results.read_bytes()
             except OSError:

@@ -39,7 +39,7 @@ import msgspec
 
 from perflab.environment import differences, stands_for_itself
 from perflab.measure.records import Record, Replicate
-from perflab.measured.judge.counts import exactly_worse, verdict_on
+from perflab.measured.judge.counts import CALLGRIND, exactly_worse, verdict_on
 from perflab.measured.judge.doubts import TOO_NOISY, Sides, difference_doubts, evidence_against, hidden, single_process
 from perflab.measured.judge.exact import Comparable, comparable, judge_exact, needed_more
 from perflab.measured.judge.finding import NOT_COMPARED, Finding, worse_of_two, worst_of
@@ -48,7 +48,7 @@ from perflab.measured.judge.out_of_memory import out_of_memory_texts
 from perflab.measured.judge.robust import compare, robust_spread
 from perflab.measured.judge.unsettled import after_turns, is_unsettled
 from perflab.measured.records import Baseline, Entry
-from perflab.records import Change, Drift, Judgement, Policy, Verdict
+from perflab.records import Change, Drift, Judgement, Policy, Uncompared, Verdict
 from perflab.units import format_bytes, format_change, format_percent
 
 NOISE_FACTOR = 3.0
@@ -75,6 +75,10 @@ def judge(record: Record, baseline: Baseline, policy: Policy) -> Judgement:
         ``unsettled`` it is as good as stored numbers allow, and turns may better it.
     """
     judgement = _judge(record, baseline, policy)
+    not_counted = record.measurement.not_counted if record.measurement is not None else None
+    if not_counted is not None and policy.gate_counts:
+        missed = Uncompared(CALLGRIND, not_counted)
+        judgement = msgspec.structs.replace(judgement, not_compared=[*judgement.not_compared, missed])
     if record.paired is not None or record.paired_to_anchor is not None:
         return judgement  # whoever took the turns knows what went on beside them
     shown = record.fresh or ([record.summary] if record.summary is not None else [])

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from perflab.measure.records import Measurement, Record, Replicate
+from perflab.measured.report.judged import Reading, judged
 from perflab.measured.report.matmul_rate import share_of_rate
 from perflab.measured.report.samples import interquartile_range_ns, slowest_ns
 from perflab.report.view import COLLECTED, PHASES, STANDARD, STATISTICS, View
@@ -57,12 +58,12 @@ class Column:
 
     def value(self, result: Result) -> Value:
         """What the case has here; None if nothing."""
-        record = result.record
-        if record is None or record.summary is None:
+        record, reading = result.record, judged(result)
+        if record is None or record.summary is None or reading is None:
             return None
         if self.source is not None:
             return next((quote.ns for quote in record.quotes if quote.source == self.source), None)
-        return _read(self.name, result, record, record.summary)
+        return _read(self.name, result, record, record.summary, reading)
 
     @property
     def unit(self) -> str:
@@ -125,20 +126,16 @@ def quoted(sources: list[str]) -> list[Column]:
 
 def shown_ns(result: Result) -> float | None:
     """The time of one call that a case is shown with; None where nothing was measured."""
-    record, latency = result.record, result.judgement.latency
-    if record is None or record.summary is None:
-        return None
-    # Where other processes were asked, in turns or not, theirs is the time that was judged.
-    judged = record.fresh or record.paired or record.paired_to_anchor
-    return (latency.now if latency is not None and judged else None) or record.summary.median_ns
+    reading = judged(result)
+    return reading.median_ns if reading is not None else None
 
 
 def interval_ns(result: Result) -> tuple[float, float] | None:
     """95 % interval of that time, by the noise within the process; None of one sample, or where nobody can tell."""
-    shown, summary = shown_ns(result), result.record.summary if result.record is not None else None
-    if shown is None or summary is None or summary.samples < 2 or summary.noise >= 1.0:
+    reading = judged(result)
+    if reading is None or reading.samples < 2 or reading.noise >= 1.0:
         return None
-    return shown * (1 - summary.noise), shown * (1 + summary.noise)
+    return reading.median_ns * (1 - reading.noise), reading.median_ns * (1 + reading.noise)
 
 
 def is_of_a_phase(unit: str, record: Record) -> bool:
@@ -147,37 +144,41 @@ def is_of_a_phase(unit: str, record: Record) -> bool:
     return bool(rest) and record.summary is not None and phase in record.summary.phases_ns
 
 
-def _read(name: str, result: Result, record: Record, summary: Replicate) -> Value:
-    median_ns = shown_ns(result) or summary.median_ns
+def rate(unit: str, record: Record, reading: Reading) -> float | None:
+    """A unit's amount per second, by the time of its phase or else of the whole call; None where that is not known."""
+    amount = record.work.get(unit)
+    whole = not is_of_a_phase(unit, record)
+    ns = reading.median_ns if whole else reading.phases_ns.get(unit.partition("_")[0])
+    return amount / (ns / 1e9) if amount is not None and ns else None
+
+
+def _read(name: str, result: Result, record: Record, summary: Replicate, reading: Reading) -> Value:
     if name.endswith(_RATE):
-        unit = name.removesuffix(_RATE)
-        amount = record.work.get(unit)
-        ns = summary.phases_ns[unit.partition("_")[0]] if is_of_a_phase(unit, record) else median_ns
-        return amount / (ns / 1e9) if amount is not None and ns > 0 else None
+        return rate(name.removesuffix(_RATE), record, reading)
     if name in STANDARD:
         flops, latency = record.work.get("flops"), result.judgement.latency
         standard: dict[str, Value] = {
-            **_of_samples(record.measurement),
+            **_of_samples(reading.measurement),
             **summary.counts,
-            **summary.phases_ns,
-            "median": median_ns,
-            "min": summary.fastest_ns,
-            "mean": summary.mean_ns,
-            "ops": 1e9 / summary.mean_ns if summary.mean_ns > 0 else None,
-            "rounds": summary.samples,
-            "spread": summary.noise if summary.samples > 1 else None,
+            **reading.phases_ns,
+            "median": reading.median_ns,
+            "min": reading.fastest_ns,
+            "mean": reading.mean_ns,
+            "ops": 1e9 / reading.mean_ns if reading.mean_ns else None,
+            "rounds": reading.samples,
+            "spread": reading.noise if reading.samples > 1 else None,
             "vs_base": latency.ratio if latency is not None else None,
-            "std": summary.std_ns if summary.samples > 1 else None,
-            "first": summary.first_ns,
+            "std": reading.std_ns,
+            "first": reading.first_ns,
             "peak": summary.memory.peak_bytes if summary.memory is not None else None,
-            "MFU": share_of_rate(flops, median_ns, record) if flops is not None else None,
+            "MFU": share_of_rate(flops, reading.median_ns, record) if flops is not None else None,
         }
         return standard.get(name)
     return record.facts.get(name)
 
 
 def _of_samples(measurement: Measurement | None) -> dict[str, Value]:
-    """What only the samples themselves tell; a summary has not all of it."""
+    """What only the samples themselves tell."""
     if measurement is None:
         return {}
     return {

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from perflab.data import changed
 from perflab.measure.records import Measurement, Memory, Record, Replicate, per_call_ns
-from perflab.measured.report.columns import shown_ns
+from perflab.measured.report.judged import judged
 from perflab.profiles.explanation_text import explanation_texts, peak_texts
 from perflab.profiles.records import Profile, ProfileRow
 from perflab.profiles.text import by_category, by_device, notes_of, on_host, top_rows
@@ -63,15 +63,16 @@ def _cause(record: Record, *, timed: bool) -> list[str]:
 
 def _quantities(result: Result, record: Record, summary: Replicate | None) -> dict[str, Quantity]:
     judgement = result.judgement
-    if summary is None:
+    reading = judged(result)
+    if summary is None or reading is None:
         return {}
     found: dict[str, Quantity] = {}
     latency = judgement.latency
-    now_ns = latency.now if latency is not None else shown_ns(result) or summary.median_ns
+    now_ns = latency.now if latency is not None else reading.median_ns
     found["latency"] = quantity("ns", now_ns, latency, exact=False, worse="latency" in judgement.worse)
-    judged = record.fresh or [summary]
-    found["fastest"] = quantity("ns", min(one.fastest_ns for one in judged), exact=False)
-    for name, ns in summary.phases_ns.items():
+    if reading.fastest_ns is not None:
+        found["fastest"] = quantity("ns", reading.fastest_ns, exact=False)
+    for name, ns in reading.phases_ns.items():
         change = judgement.phases.get(name)
         found[name] = quantity("ns", change.now if change is not None else ns, change, exact=False)
     if summary.memory is not None:

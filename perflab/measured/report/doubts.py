@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from perflab.measured.report.columns import shown_ns
+from perflab.measured.report.judged import judged
 from perflab.measured.report.matmul_rate import NO_TELLING, share_of_rate, with_best_rates
 from perflab.report.lines import names_of, short_name
 from perflab.results import Result
@@ -29,11 +29,11 @@ def beyond_the_rate(results: Sequence[Result]) -> list[str]:
 
 
 def _is_beyond(result: Result) -> bool:
-    record, ns = result.record, shown_ns(result)
-    if record is None or record.summary is None or ns is None:
+    record, reading = result.record, judged(result)
+    if record is None or reading is None:
         return False
-    phases_ns = {f"{phase}_flops": phase_ns for phase, phase_ns in record.summary.phases_ns.items()}
-    times_ns = {"flops": ns} | phases_ns
+    phases_ns = {f"{phase}_flops": phase_ns for phase, phase_ns in reading.phases_ns.items()}
+    times_ns = {"flops": reading.median_ns} | phases_ns
     return NO_TELLING in [
         share_of_rate(record.work[unit], taken_ns, record) for unit, taken_ns in times_ns.items() if unit in record.work
     ]

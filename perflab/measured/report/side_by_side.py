@@ -15,6 +15,7 @@ from typing import Any
 from perflab.data import Parameters
 from perflab.measure.records import Record
 from perflab.measured.report.columns import interval_ns, is_of_a_phase, named, shown_ns
+from perflab.measured.report.judged import judged
 from perflab.measured.report.matmul_rate import share_of_rate, with_best_rates
 from perflab.measured.report.table import is_disturbed, said_instead
 from perflab.records import Environment
@@ -187,6 +188,7 @@ def _level_data(group: Group, level: Level) -> dict[str, Any]:
     if level.result is None or summary is None or level.ns is None:
         return {"level": level.name, "ns": level.ns, "quoted": True}
     low_ns, high_ns = interval_ns(level.result) or (None, None)
+    reading = judged(level.result)
     return {
         "level": level.name,
         **({"disturbed": True} if level.disturbed else {}),
@@ -195,8 +197,8 @@ def _level_data(group: Group, level: Level) -> dict[str, Any]:
         "low_ns": low_ns,
         "high_ns": high_ns,
         "ratio": level.ns / fastest if fastest > 0 else None,
-        "noise": summary.noise if summary.samples > 1 else None,
-        "phases_ns": summary.phases_ns,
+        "noise": named("spread").value(level.result),
+        "phases_ns": reading.phases_ns if reading is not None else {},
         "peak_bytes": summary.memory.peak_bytes if summary.memory is not None else None,
         "rate": level.cells.get("rate"),
     }
@@ -269,5 +271,5 @@ def _share(flops: float, ns: float, record: Record) -> str:
 
 def _phases(result: Result) -> dict[str, float]:
     """Times of the phases, where there are several."""
-    summary = result.record.summary if result.record is not None else None
-    return dict(summary.phases_ns) if summary is not None and len(summary.phases_ns) > 1 else {}
+    reading = judged(result)
+    return reading.phases_ns if reading is not None and len(reading.phases_ns) > 1 else {}

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from perflab.environment import slug
 from perflab.measured.report.columns import Column, Value, interval_ns, is_of_a_phase, named, quoted
+from perflab.measured.report.judged import judged
 from perflab.measured.report.matmul_rate import with_best_rates
 from perflab.measured.report.table import is_disturbed, said_instead
 from perflab.records import Environment
@@ -139,8 +140,8 @@ def _table(results: list[Result]) -> StudyTable:
             continue
         base = bases.get(_key(result, result.versus)) if result.versus is not None else None
         cells = [_cell(column, result, base if base is not result else None) for column in columns]
-        summary = result.record.summary
-        noise = summary.noise if summary.samples > 1 else None
+        reading = judged(result)
+        noise = reading.noise if reading is not None and reading.samples > 1 else None
         rows.append(StudyRow(result.case, label, cells, disturbed=is_disturbed(result), noise=noise))
     return StudyTable(environment, head, columns, rows)
 

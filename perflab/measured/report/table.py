@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from perflab.measure.records import Record, Replicate
-from perflab.measured.report.columns import Column, columns_of, ordered
+from perflab.measure.records import Record
+from perflab.measured.report.columns import Column, columns_of, is_of_a_phase, ordered, rate
+from perflab.measured.report.judged import Reading, judged
 from perflab.records import Verdict
 from perflab.report.counts import changed, count_fact
 from perflab.report.drift import drift_sentences
@@ -156,9 +157,10 @@ def is_disturbed(result: Result) -> bool:
 
 def _facts(result: Result, width: int) -> list[str]:
     """Numbers of a case that have no column."""
-    if result.record is None or result.record.summary is None:
+    reading = judged(result)
+    if result.record is None or reading is None:
         return []
-    return wrap_facts(_measured_facts(result.record, result.record.summary), width)
+    return wrap_facts(_measured_facts(result.record, reading), width)
 
 
 def _why(
@@ -179,7 +181,7 @@ def _why(
         if brief and judgement.verdict is Verdict.INCONCLUSIVE:
             reasons = []
         lines += textwrap.wrap("; ".join([*drift_sentences(judgement), *reasons]), width, break_long_words=False)
-    return lines
+    return [*lines, result.not_saved] if result.not_saved is not None else lines
 
 
 def _beside(result: Result, width: int) -> list[str]:
@@ -188,30 +190,33 @@ def _beside(result: Result, width: int) -> list[str]:
     return textwrap.wrap(f"disturbed: {'; '.join(beside)}", width, break_long_words=False) if beside else []
 
 
-def _measured_facts(record: Record, summary: Replicate) -> list[str]:
-    several = len(summary.phases_ns) > 1
+def _measured_facts(record: Record, reading: Reading) -> list[str]:
+    several = len(reading.phases_ns) > 1
     empty_ns = record.measurement.empty_call_ns if record.measurement is not None else None
-    facts = [f"{name} {format_ns(phase_ns)}" for name, phase_ns in summary.phases_ns.items() if several]
-    if summary.first_ns is not None:
-        facts.append(f"first {format_ns(summary.first_ns)}")
-    if record.work or summary.first_ns is not None:
-        deviation = f" ± {format_ns(summary.std_ns)}" if summary.samples > 1 else ""
-        facts.append(f"mean {format_ns(summary.mean_ns)}{deviation}")
-        facts += [_rate(unit, amount, summary) for unit, amount in record.work.items()]
+    facts = [f"{name} {format_ns(phase_ns)}" for name, phase_ns in reading.phases_ns.items() if several]
+    if reading.first_ns is not None:
+        facts.append(f"first {format_ns(reading.first_ns)}")
+    if reading.mean_ns is not None and (record.work or reading.first_ns is not None):
+        deviation = f" ± {format_ns(reading.std_ns)}" if reading.std_ns is not None else ""
+        facts.append(f"mean {format_ns(reading.mean_ns)}{deviation}")
+    facts += [text for text in (_rate(unit, record, reading) for unit in record.work) if text is not None]
     if record.measurement is not None and record.measurement.ran_on:
         names = format_names(record.measurement.ran_on)
         facts.append(f"{names} ran on after a call; the time excludes that work")
-    if empty_ns is not None and empty_ns >= WORTH_TELLING * summary.median_ns:
+    if empty_ns is not None and empty_ns >= WORTH_TELLING * reading.median_ns:
         facts.append(f"timing alone {format_ns(empty_ns)}")
     return facts
 
 
-def _rate(unit: str, amount: float, summary: Replicate) -> str:
-    """A unit's rate; one that begins with a phase's name is that phase's work."""
+def _rate(unit: str, record: Record, reading: Reading) -> str | None:
+    """A unit's rate in words; one that begins with a phase's name is that phase's work."""
+    per_second = rate(unit, record, reading)
+    if per_second is None:
+        return None
     phase, _, rest = unit.partition("_")
-    if rest and phase in summary.phases_ns:
-        return f"{phase} {format_rate(amount / (summary.phases_ns[phase] / 1e9), _WORK_UNITS.get(rest, rest))}"
-    return format_rate(amount / (summary.median_ns / 1e9), _WORK_UNITS.get(unit, unit))
+    if is_of_a_phase(unit, record):
+        return f"{phase} {format_rate(per_second, _WORK_UNITS.get(rest, rest))}"
+    return format_rate(per_second, _WORK_UNITS.get(unit, unit))
 
 
 _WORK_UNITS = {"flops": "FLOP", "bytes": "B"}

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
     from perflab.measure.workload import Workload
 
-COUNT = "callgrind_instructions"
 WARM_CALLS = 2
 """Calls before the one that is counted: the first sets libraries up, the second frees what the first one left."""
 _FIXED = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+_LAST_LINES = 3
 _TOTAL = re.compile(r"^(?:summary|totals): (\d+)", re.MULTILINE)
 
 
@@ -65,7 +65,7 @@ def count_under_callgrind(config: pytest.Config, case: str, device: str) -> int:
     """Run a case in a process under callgrind, and return the instructions of one call of what it measures.
 
     Raises:
-        FreshProcessError: nothing was counted there; the process's last output is in the error.
+        FreshProcessError: nothing was counted there; the end of the process's output is in the error.
     """
     with tempfile.TemporaryDirectory(prefix="perflab-") as folder:
         counted = Path(folder, "callgrind.out")
@@ -74,16 +74,21 @@ def count_under_callgrind(config: pytest.Config, case: str, device: str) -> int:
         found = total_of(counted.read_text(encoding="utf-8", errors="replace")) if counted.exists() else 0
     if ended.hung_after_s is not None:
         raise FreshProcessError(
-            f"callgrind made no progress in {case} and was stopped after {format_ns(1e9 * ended.hung_after_s)}; "
-            f"its output:\n{ended.said}",
+            f"callgrind made no progress and was stopped after {format_ns(1e9 * ended.hung_after_s)}"
+            f"{_last_words(ended.said)}",
             "run with --perf-instructions=auto; if it needs that long, raise --perf-timeout",
         )
     if ended.status != 0 or not found:
         raise FreshProcessError(
-            f"callgrind counted nothing in {case} (exit status {ended.status}); its output:\n{ended.said}",
+            f"callgrind counted nothing (exit status {ended.status}){_last_words(ended.said)}",
             "run with --perf-instructions=auto, or report it to valgrind if it failed on an instruction",
         )
     return found
+
+
+def _last_words(said: str) -> str:
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return f": {' / '.join(lines[-_LAST_LINES:])}" if lines else ""
 
 
 def _wrapper(counted: Path) -> list[str]:

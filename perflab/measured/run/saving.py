@@ -93,6 +93,8 @@ def _save_what_was_asked(saving: Saving, baselines: Baselines, refused: dict[str
     )
     saved = [case for case in entries if case not in refused]
     saving.mark(saved)
+    said = {True: "memory and counts saved, times not", False: "times not saved"}
+    saving.mark_refused({case: said[case in exacts] for case in refused})
     if paths:
         saving.say(format_count(len(saved), "baseline") if saved else "memory and counts alone", paths)
     saving.notes += noisy_notes(

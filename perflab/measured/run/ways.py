@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from perflab.compared.callables import Comparison, Limits, in_turns
-from perflab.errors import CaptureError, ClockError, UsageError
+from perflab.errors import CaptureError, ClockError, FreshProcessError, UsageError
 from perflab.measure.counts import CallCounter
 from perflab.measure.devices import available_bytes, current_device, release_memory
 from perflab.measure.empty_calls import NO_WORK, is_as_fast_as_none
@@ -24,8 +24,9 @@ from perflab.measure.measurement import Measured, measure, with_what_was_alive
 from perflab.measure.records import Measurement, per_call_ns
 from perflab.measure.sampling import Progress
 from perflab.measure.workload import Workload
+from perflab.measured.judge.counts import CALLGRIND
 from perflab.measured.run.between_samples import BetweenSamples
-from perflab.measured.run.callgrind import COUNT, count_under_callgrind, run_counted
+from perflab.measured.run.callgrind import count_under_callgrind, run_counted
 from perflab.measured.run.cuda_graphs import no_graph_for
 from perflab.measured.run.memory_snapshots import record_where_asked
 from perflab.measured.run.state import Learned, no_time, no_work
@@ -103,9 +104,8 @@ class Measuring:
             raise no_work(state)
         if min(measured.measurement.samples_ns) <= 0:
             raise no_time(state)
-        counts = {**measured.measurement.counts, **self._counted_apart(measured.measurement)}
         ran_on = list(self._learned.ran_on)
-        self._learned.measurement = msgspec.structs.replace(measured.measurement, counts=counts, ran_on=ran_on)
+        self._learned.measurement = msgspec.structs.replace(self._counted_apart(measured.measurement), ran_on=ran_on)
         state.done = True
         return measured.result
 
@@ -122,13 +122,18 @@ class Measuring:
             profile=self._profile(),
         )
 
-    def _counted_apart(self, measurement: Measurement) -> dict[str, int]:
-        """What is counted in a process of its own, unless a fresh one that measured has done so."""
+    def _counted_apart(self, measurement: Measurement) -> Measurement:
+        """With what is counted in a process of its own, or why nothing was; a fresh one that measured has done so."""
         settings = self.state.settings
-        if settings.counts == "off" or settings.instructions != "callgrind" or COUNT in measurement.counts:
-            return {}
+        tried = CALLGRIND in measurement.counts or measurement.not_counted is not None
+        if settings.counts == "off" or settings.instructions != "callgrind" or tried:
+            return measurement
         self.progress("instructions, under callgrind")
-        return {COUNT: count_under_callgrind(self.config, self.state.case, str(self.device))}
+        try:
+            found = count_under_callgrind(self.config, self.state.case, str(self.device))
+        except FreshProcessError as error:  # time and memory have been measured, and are judged
+            return msgspec.structs.replace(measurement, not_counted=f"{error.problem}; {error.remedy}")
+        return msgspec.structs.replace(measurement, counts={**measurement.counts, CALLGRIND: found})
 
     def _profile(self) -> ProfilePlan | None:
         """How a call is profiled; None: it is not."""

@@ -11,8 +11,6 @@ from perflab.errors import UsageError
 from perflab.report.view import STANDARD
 
 _WANTED = "note a str, an int, a float, a bool or None; of a tensor of one element its .item()"
-_MOST = 1e30
-"""Units of work, or seconds: what is more is a mistake, and its rate might be no number."""
 _BITS = 64
 """What integers of a results file may have."""
 
@@ -24,28 +22,6 @@ def checked_facts(given: Mapping[str, Any]) -> Parameters:
         UsageError: a name that is no identifier, or is a standard column's; a value that is no plain data.
     """
     return {_checked_name(name, value): _plain(name, value) for name, value in given.items()}
-
-
-def positive(call: str, amount: Any, wanted: str, scale: float = 1.0) -> float:
-    """A positive number, times ``scale``, as JSON can hold it.
-
-    Args:
-        call: how it was given, up to the number, for the error.
-        amount: what was given.
-        wanted: what to give instead.
-        scale: such as nanoseconds in a second.
-
-    Raises:
-        UsageError: it is none, or is too large for a float.
-    """
-    if isinstance(amount, bool) or not isinstance(amount, int | float):
-        raise UsageError(f"{call}...) got {type(amount).__name__!r}", wanted)
-    if not 0 < amount <= _MOST:
-        shown = repr(amount)
-        if isinstance(amount, int) and abs(amount) > _MOST:
-            shown = f"an int of {amount.bit_length()} bits"
-        raise UsageError(f"{call}{shown})", wanted)
-    return float(amount) * scale
 
 
 def _checked_name(name: str, value: Any) -> str:

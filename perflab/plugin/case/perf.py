@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 import pytest
 
+from perflab.amounts import positive
 from perflab.compared.callables import Comparison, checked
 from perflab.data import Parameters
 from perflab.errors import UsageError
@@ -19,8 +20,8 @@ from perflab.measure.forks import calling
 from perflab.measure.matmul_rate import matmul_flops_per_second, precision_of_products
 from perflab.measure.records import Quote
 from perflab.measure.workload import Step, Workload
-from perflab.plugin.case.facts import checked_facts, positive
-from perflab.plugin.case.requirements import Claim, no_time_left
+from perflab.plugin.case.facts import checked_facts
+from perflab.plugin.case.requirements import Claim, claim_of, no_time_left
 from perflab.plugin.case.returned import refuse_unfinished
 from perflab.plugin.case.sizes import Exploration, exploration_of
 from perflab.plugin.config.settings import Settings
@@ -309,10 +310,18 @@ class Perf:
             precision: precision of most of the operations.
 
         Raises:
+            UsageError: a number is not positive and finite; of set-up, 0 is allowed too.
             pytest.skip.Exception: the case needs more memory than is free, or more time than its budget or than is
                 left of the run's total budget.
         """
-        claim = Claim(memory_bytes, flops, seconds, setup_calls, setup_seconds, precision)
+        claim = claim_of(
+            precision,
+            memory_bytes=memory_bytes,
+            flops=flops,
+            seconds=seconds,
+            setup_calls=setup_calls,
+            setup_seconds=setup_seconds,
+        )
         self._way = self._way.requires(claim)
         if self._expect is not None:
             self._expect(*claim.expected_s(self._state.matmul_flops_per_second))

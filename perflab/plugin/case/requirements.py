@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from perflab.amounts import positive
 from perflab.measure.limits import CALLS_AT_LEAST, ESTIMATE_SLACK
 from perflab.records import Shortage
 from perflab.units import format_bytes, format_ns
@@ -12,6 +13,7 @@ from perflab.units import format_bytes, format_ns
 if TYPE_CHECKING:
     import torch
 
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 _SLOW_FLOPS_PER_SECOND = 1e10
 """Of a device whose rate was not measured: no core of these years is slower."""
@@ -34,6 +36,30 @@ class Claim:
         if self.seconds is None and self.flops is not None:
             call_s = self.flops / (flops_per_second or _SLOW_FLOPS_PER_SECOND)
         return self.setup_calls * call_s + self.setup_seconds, call_s
+
+
+def claim_of(precision: torch.dtype | str, **given: Any) -> Claim:
+    """What ``perf.requires`` was given, checked: a number that is none would skip or spoil far more than its case.
+
+    Raises:
+        UsageError: a number is not positive, or of set-up negative, or not finite.
+    """
+    numbers: dict[str, Any] = {}
+    for name, amount in given.items():
+        sets_up = name.startswith("setup_")
+        wanted = f"give {_WANTED[name]}: {'0 or a positive' if sets_up else 'a positive'} number"
+        call = f"perf.requires({name}="
+        numbers[name] = positive(call, amount, wanted, or_none=sets_up) if amount is not None or sets_up else None
+    return Claim(precision=precision, **numbers)
+
+
+_WANTED = {
+    "memory_bytes": "bytes",
+    "flops": "floating-point operations of one call",
+    "seconds": "seconds of one call",
+    "setup_calls": "calls before the measurement",
+    "setup_seconds": "seconds before the measurement",
+}
 
 
 def no_time_left(needed_s: float, total_s: float | None) -> Shortage:

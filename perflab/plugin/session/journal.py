@@ -75,6 +75,7 @@ class Journal:
         for directory in (self._baselines, self._root / OWN_TIMES):
             sweep(directory)
             forget_dead_lock(directory)
+        sweep(runs.parent)  # profiles and snapshots
         if any((folder / ".git").exists() for folder in (self._root, *self._root.parents)):  # or git starts in vain
             self._commit = current_commit(self._root, self._baselines, self._results)
         path = runs / f"{datetime.now(UTC):%Y-%m-%dT%H-%M-%S-%f}-{os.getpid()}.jsonl"

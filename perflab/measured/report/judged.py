@@ -1,0 +1,77 @@
+"""The reading of a case that was judged: all figures of its row come from it, so that they belong together. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median, median_low
+
+from perflab.measure.records import Measurement, Replicate
+from perflab.measured.records import MeasuredCase
+from perflab.results import Result
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Times of one call in nanoseconds. None is what only a reading that was not judged would tell."""
+
+    median_ns: float
+    noise: float
+    samples: int
+    fastest_ns: float | None = None
+    mean_ns: float | None = None
+    std_ns: float | None = None
+    first_ns: float | None = None
+    phases_ns: dict[str, float] = field(default_factory=dict)
+    measurement: Measurement | None = None
+    """The samples themselves; None where the judged ones were taken by other processes."""
+
+
+def judged(result: Result) -> Reading | None:
+    """The session's own reading, the middle of the fresh processes', or what the pairs say; None: nothing was measured.
+
+    Of pairs, only typical times are known, of the whole call and, in an A/B comparison, of its phases.
+    """
+    record, latency = result.record, result.judgement.latency
+    if record is None or record.summary is None:
+        return None
+    here = record.summary
+    if latency is not None and (record.paired or record.paired_to_anchor):
+        # Phases of an unsettled case were judged before the turns, by other readings.
+        phases = {} if isinstance(record, MeasuredCase) else result.judgement.phases
+        phases_ns = {name: change.now for name, change in phases.items()}
+        return Reading(latency.now or here.median_ns, here.noise, here.samples, phases_ns=phases_ns)
+    if record.fresh:
+        return _middle(record.fresh, latency.now if latency is not None else None)
+    return Reading(
+        here.median_ns,
+        here.noise,
+        here.samples,
+        here.fastest_ns,
+        here.mean_ns,
+        here.std_ns if here.samples > 1 else None,
+        here.first_ns,
+        dict(here.phases_ns),
+        record.measurement,
+    )
+
+
+def _middle(fresh: Sequence[Replicate], judged_ns: float | None) -> Reading:
+    """Figure by figure, as the judge has it; figures that are in order in each process stay so."""
+
+    def of(read: Callable[[Replicate], float]) -> float:
+        return median(map(read, fresh))
+
+    firsts = [one.first_ns for one in fresh if one.first_ns is not None]
+    samples = median_low(one.samples for one in fresh)
+    names = [name for name in fresh[0].phases_ns if all(name in one.phases_ns for one in fresh)]
+    return Reading(
+        judged_ns or of(lambda one: one.median_ns),
+        of(lambda one: one.noise),
+        samples,
+        min(one.fastest_ns for one in fresh),
+        of(lambda one: one.mean_ns),
+        of(lambda one: one.std_ns) if samples > 1 else None,
+        median(firsts) if firsts else None,
+        {name: median(one.phases_ns[name] for one in fresh) for name in names},
+    )
