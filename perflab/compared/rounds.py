@@ -15,7 +15,7 @@ from statistics import geometric_mean
 
 from perflab.compared import interleave
 from perflab.compared.interleave import SIDES, Pace
-from perflab.compared.sides.ancestor import Ancestry, NotForkedError, Start
+from perflab.compared.sides.ancestor import Ancestry, NotForkedError, Start, check_variables
 from perflab.compared.sides.messages import (
     Answer,
     Ended,
@@ -155,34 +155,41 @@ class Round:
         self.cases: dict[str, list[str]] = {}
         self.strays: dict[str, list[str]] = {}
         ancestry = ancestry or Ancestry()
-        while not self._began(starts, answer_within_s, ancestry):
-            self._running.close()
+        try:
+            self._begin(starts, answer_within_s, ancestry)
+        except NotForkedError as error:
+            ancestry.refused = str(error)
+            self._begin(starts, answer_within_s, ancestry)
 
-    def _began(self, starts: dict[str, Start], answer_within_s: float, ancestry: Ancestry) -> bool:
-        """Whether all processes are there; if not, it is for their ancestor, which they will not have again."""
+    def _begin(self, starts: dict[str, Start], answer_within_s: float, ancestry: Ancestry) -> None:
+        """Start all processes, and wait until they have collected their cases.
+
+        Raises:
+            NotForkedError: they had an ancestor, and it is better if they have none.
+            NotStartedError: one ended.
+            RivalError: the system cannot start one.
+        """
+        ancestor = None
         try:
             ancestor = self._running.enter_context(ancestry.ancestor_of(list(starts.values())))
             order = list(starts)
-            self._processes = {}
             for side in self._draw.sample(order, len(order)):  # they start up side by side: nothing is timed yet
-                side_process = SideProcess(starts[side], answer_within_s, ancestor)
-                self._processes[side] = self._running.enter_context(side_process)
+                process = SideProcess(starts[side], answer_within_s, ancestor)
+                self._processes[side] = self._running.enter_context(process)
             self._processes = {side: self._processes[side] for side in order}
             for side, process in self._processes.items():
                 hello = process.hello()
                 self.cases[side], self.strays[side] = hello.cases, hello.strays
                 if ancestor is not None:
-                    ancestry.heed(starts[side], hello.read_at_import)
-        except NotForkedError as error:
-            ancestry.refused = str(error)
-            return False
+                    check_variables(starts[side], hello.variables)
         except SideEndedError as error:
             self._running.close()
+            if ancestor is not None:
+                raise NotForkedError("a forked process did not start") from None
             raise NotStartedError(error.problem, error.remedy) from None
         except BaseException:
             self._running.close()
             raise
-        return True
 
     def __enter__(self) -> Round:
         return self

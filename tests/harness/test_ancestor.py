@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from perflab.compared.sides.ancestor import Ancestor, Ancestry, NotForkedError, Start
+from perflab.compared.rounds import NotStartedError, Round
+from perflab.compared.sides import ancestor as ancestor_module
+from perflab.compared.sides.ancestor import Ancestor, Ancestry, NotForkedError, Start, check_variables
 from perflab.compared.sides.process import SideProcess
 from perflab.errors import SideEndedError
 from tests.harness.test_lifeline import gone_within
@@ -191,10 +193,135 @@ def test_what_sides_must_have_in_common_to_be_forked(tmp_path: Path, change: dic
 
 def test_variables_that_tests_set_before_they_import_pytorch_are_heeded(tmp_path: Path) -> None:
     start = Start("main", [], {"PATH": "/bin", "MKL_NUM_THREADS": "2"}, tmp_path)
-    Ancestry().heed(start, {"MKL_NUM_THREADS": "2"})
-    with pytest.raises(NotForkedError, match="the tests set OMP_NUM_THREADS, which PyTorch reads"):
-        Ancestry().heed(start, {"MKL_NUM_THREADS": "2", "OMP_NUM_THREADS": "1"})
+    late = {"PATH": "/usr/bin", "TORCHINDUCTOR_CACHE_DIR": "/tmp/1", "PYTEST_VERSION": "9"}
+    check_variables(start, {"MKL_NUM_THREADS": "2", **late})
+    with pytest.raises(NotForkedError, match="the tests set OMP_NUM_THREADS, which PyTorch may read"):
+        check_variables(start, {"MKL_NUM_THREADS": "2", "OMP_NUM_THREADS": "1"})
     with pytest.raises(NotForkedError, match="the tests set MKL_NUM_THREADS"):
-        Ancestry().heed(start, {})
+        check_variables(start, {})
     with pytest.raises(NotForkedError, match="main has an older perflab"):
-        Ancestry().heed(start, None)
+        check_variables(start, None)
+
+
+# --- with a PyTorch of the test's own, which is imported at once ---------------------------------------------------
+
+
+def small_start(folder: Path, torch: str = "", *words: str, **variables: str) -> Start:
+    """A start whose shared path has a small module of the name ``torch``."""
+    start = start_of(folder, "told.json", *words, **variables)
+    shared = folder.parent / "shared"
+    (shared / "torch").mkdir(parents=True, exist_ok=True)
+    (shared / "torch" / "__init__.py").write_text(torch)
+    path = os.pathsep.join([str(folder / "lib"), str(shared), *(entry for entry in sys.path if entry)])
+    return Start(start.label, start.command, {**start.environment, "PYTHONPATH": path}, folder)
+
+
+def refusal(starts: list[Start]) -> str:
+    """Why the last of these starts is not forked."""
+    with Ancestor(starts) as ancestor, pytest.raises(NotForkedError) as caught:
+        SideProcess(starts[-1], 60.0, ancestor)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("torch", "module"),
+    [
+        ("", "sitecustomize"),  # imported by Python itself
+        ("import queue", "queue"),  # of the standard library
+        ("try:\n    import optional_thing\nexcept ImportError: pass", "optional_thing"),
+    ],
+)
+def test_a_side_that_would_have_imported_something_else_is_not_forked(tmp_path: Path, torch: str, module: str) -> None:
+    head, base = small_start(tmp_path / "head", torch), small_start(tmp_path / "base", torch)
+    (base.directory / "lib" / f"{module}.py").write_text("")
+    with Ancestor([head, base]) as ancestor:
+        told, _, _ = told_by(head, ancestor)
+        assert told["directory"] == str(head.directory)
+    assert refusal([head, base]) == f"{module} is imported from {base.directory}/lib/{module}.py there"
+
+
+@pytest.mark.parametrize(
+    ("torch", "why"),
+    [
+        ("import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()", "started a thread"),
+        ("class _C:\n    _cuda_isInBadFork = staticmethod(lambda: True)", "CUDA was in use"),
+    ],
+)
+def test_what_a_fork_would_lose_is_not_forked(tmp_path: Path, torch: str, why: str) -> None:
+    start = small_start(tmp_path / "head", torch)
+    assert why in refusal([start])
+
+
+def test_folders_are_found_as_python_finds_them(tmp_path: Path) -> None:
+    start = small_start(tmp_path / "head")
+    first, _, rest = start.environment["PYTHONPATH"].partition(os.pathsep)
+    path = os.pathsep.join([f"{first}/../lib", f"{tmp_path}/head/../shared", rest])
+    start = Start("head", start.command, {**start.environment, "PYTHONPATH": path}, start.directory)
+    fresh, _, _ = told_by(start, None)
+    with Ancestor([start]) as ancestor:
+        assert told_by(start, ancestor)[0] == fresh
+    safe = Start("head", start.command, {**start.environment, "PYTHONSAFEPATH": "1"}, start.directory)
+    with (
+        Ancestor([safe]) as ancestor,
+        SideProcess(safe, 60.0, ancestor) as side,
+        pytest.raises(SideEndedError, match="No module named teller"),
+    ):
+        side.hello()
+
+
+def test_a_session_that_ignores_the_ends_of_its_children_hears_how_a_side_ended(tmp_path: Path) -> None:
+    start = small_start(tmp_path / "head")
+    heeded = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with Ancestor([start]) as ancestor:
+            assert "ended (exit status 3)" in told_by(start, ancestor)[2]
+    finally:
+        signal.signal(signal.SIGCHLD, heeded)
+
+
+def test_an_ancestor_that_does_not_answer_in_time_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = small_start(tmp_path / "head", "import time\ntime.sleep(60)")
+    monkeypatch.setattr(ancestor_module, "_PATIENCE_S", 0.5)
+    with pytest.raises(NotForkedError, match=r"did not answer within 0\.5 s"):
+        Ancestor([start])
+
+
+def test_a_side_that_is_closed_at_once_is_gone(tmp_path: Path) -> None:
+    start = small_start(tmp_path / "head")
+    with Ancestor([start]) as ancestor:
+        for _ in range(20):
+            side = SideProcess(start, 60.0, ancestor)
+            side.close()
+            assert gone_within(0.5, side._process.pid)
+    assert len(os.listdir("/proc/self/fd")) < 200
+
+
+def test_a_system_that_cannot_watch_processes_starts_them_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_number: int) -> int:
+        raise OSError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "pidfd_open", refused)
+    ancestor_module._watches_processes.cache_clear()
+    starts = [Start(side, [sys.executable, "-m", "pytest"], {}, tmp_path) for side in ("head", "base")]
+    ancestry = Ancestry()
+    with ancestry.ancestor_of(starts) as ancestor:
+        assert ancestor is None
+    assert ancestry.refused == "only Linux, from 5.3 on, forks processes that have imported PyTorch"
+    ancestor_module._watches_processes.cache_clear()
+
+
+def test_sides_that_start_apart_alone_are_started_apart(tmp_path: Path) -> None:
+    refuses = "import os, sys\nsys.exit('torch' in sys.modules)\n"
+    starts = {name: small_start(tmp_path / name) for name in ("head", "base")}
+    for start in starts.values():
+        (start.directory / "pytest.py").write_text(refuses)
+    forks = {
+        name: Start(name, [sys.executable, "-m", "pytest"], one.environment, one.directory)
+        for name, one in starts.items()
+    }
+    ancestry = Ancestry()
+    with pytest.raises(NotStartedError):  # apart they end too, but for another reason
+        Round(forks, ancestry=ancestry)
+    assert ancestry.refused == "a forked process did not start"

@@ -94,10 +94,18 @@ def test_a_slowdown_larger_than_a_large_control_still_fails() -> None:
 
 def test_a_case_s_own_control_counts_and_another_s_only_where_it_has_none() -> None:
     controls = {"calm": [0.0, 0.001, -0.001], "biased": [0.05, 0.051, 0.05]}
-    assert control_of(controls, "calm", 0.005).allowance == 0.0
-    assert control_of(controls, "biased", 0.005).allowance == pytest.approx(0.05, abs=0.001)
-    assert 0.0 < control_of(controls, "a third", 0.005).allowance < 0.05
-    assert control_of({"biased": [0.05, 0.05]}, "biased", 0.005) == NO_CONTROL, "two may both be disturbed"
+    spreads = {"calm": 0.005, "biased": 0.005, "a third": 0.005}
+    assert control_of(controls, "calm", spreads).allowance == 0.0
+    assert control_of(controls, "biased", spreads).allowance == pytest.approx(0.05, abs=0.001)
+    assert 0.0 < control_of(controls, "a third", spreads).allowance < 0.05
+    assert control_of({"biased": [0.05, 0.05]}, "biased", spreads) == NO_CONTROL, "two may both be disturbed"
+
+
+def test_another_case_s_control_counts_in_units_of_what_each_case_differs_by() -> None:
+    controls = {"shaky": [-0.05, -0.06, -0.055, -0.045, -0.05, -0.05]}
+    spreads = {"shaky": 0.04, "calm": 0.004, "alike": 0.04}
+    assert control_of(controls, "alike", spreads).size == pytest.approx(-0.051, abs=0.002)
+    assert control_of(controls, "calm", spreads).size == pytest.approx(-0.0051, abs=0.0002)
 
 
 def test_a_control_within_its_own_error_widens_nothing_and_one_far_outside_counts_in_full() -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from statistics import median
 
 from perflab.measured.judge.robust import ratio_of
@@ -59,22 +58,36 @@ class Control:
 NO_CONTROL = Control()
 
 
-def control_of(controls: Mapping[str, Sequence[float]], case: str, usual: float) -> Control:
+def control_of(controls: Mapping[str, Sequence[float]], case: str, spreads: Mapping[str, float]) -> Control:
     """What the control says about a case: by the pairs taken with that case, else by all of the run.
+
+    Of another case's it is not the size that counts, but the size in units of that case's own spread: what disturbs the
+    machine disturbs each case as far as that case can be disturbed.
 
     Args:
         controls: log-ratios of the base to itself, by the case in which they were taken.
         case: which one is judged.
-        usual: what pairs of this run typically differ by. A few that agree better do so by luck.
+        spreads: what the process pairs of each case differ by, as a standard deviation (``spread_of_case``). A few
+            controls that agree better do so by luck.
     """
+    spread = spreads.get(case, LEAST_SPREAD)
     own = controls.get(case, ())
-    pairs = own if len(own) >= LEAST_CONTROL else list(chain.from_iterable(controls.values()))
+    pairs = list(own)
+    if len(own) < LEAST_CONTROL:
+        pairs = [log * spread / spreads.get(other, spread) for other, logs in controls.items() for log in logs]
     if len(pairs) < LEAST_CONTROL:
         return NO_CONTROL
     if len(pairs) >= LEAST_PAIRS:
         seen = estimate(pairs)
-        return Control(seen.value, max(seen.error, usual / math.sqrt(len(pairs))))
-    return Control(median(pairs), MEDIAN_OF_THREE * max(spread_of(pairs), usual, LEAST_SPREAD))
+        return Control(seen.value, max(seen.error, spread / math.sqrt(len(pairs))))
+    return Control(median(pairs), MEDIAN_OF_THREE * max(spread_of(pairs), spread))
+
+
+def spread_of_case(pairs: Sequence[float]) -> float:
+    """What process pairs of a case differ by, as a standard deviation that one outlier at either end does not move."""
+    if len(pairs) < LEAST_PAIRS:
+        return max(spread_of(pairs), LEAST_SPREAD)
+    return max(estimate(pairs).error * math.sqrt(len(pairs)), LEAST_SPREAD)
 
 
 def wants_more(controls: Mapping[str, Sequence[float]], case: str, control: Control) -> bool:

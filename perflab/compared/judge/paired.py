@@ -25,7 +25,14 @@ from statistics import NormalDist, median
 
 import msgspec
 
-from perflab.compared.judge.null_control import MEDIAN_OF_THREE, NO_CONTROL, Control, control_of, widened
+from perflab.compared.judge.null_control import (
+    MEDIAN_OF_THREE,
+    NO_CONTROL,
+    Control,
+    control_of,
+    spread_of_case,
+    widened,
+)
 from perflab.measured.judge.robust import ratio_of, student_t_quantile
 from perflab.measured.judge.trimmed import LEAST_PAIRS, LEAST_SPREAD, Estimate, estimate, spread_of
 from perflab.records import MEANINGLESS, Change, Verdict
@@ -288,8 +295,8 @@ def usual_spread(cases: Mapping[str, PairedCase]) -> float:
 
 def controls_of(cases: Mapping[str, PairedCase], controls: Mapping[str, Sequence[float]]) -> dict[str, Control]:
     """What the null control says about each case."""
-    usual = usual_spread(cases)
-    return {name: control_of(controls, name, usual) for name in cases}
+    spreads = {name: spread_of_case(case.pairs) for name, case in cases.items()}
+    return {name: control_of(controls, name, spreads) for name in cases}
 
 
 def _of_confirmation(seen: Estimate, policy: PairedPolicy, *, regressed: bool) -> PairedFinding:

@@ -167,7 +167,7 @@ class Against:
                 self._take(items, {case: _with(one, explained.get(case)) for case, one in concluded.items()})
                 self.notes += _said_of(found)
                 if limits.ancestry.refused is not None and found.judged:
-                    self.notes.append(f"processes were started apart and so differ by more: {limits.ancestry.refused}")
+                    self.notes.append(f"processes were started apart, not forked: {limits.ancestry.refused}")
 
     def _explain(
         self,

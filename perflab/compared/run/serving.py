@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from perflab.compared.sides.ancestor import read_at_import
 from perflab.compared.sides.imports import copies
 from perflab.compared.sides.lifeline import end_with_session
 from perflab.compared.sides.messages import (
@@ -168,8 +167,8 @@ class Server:
             raise session.Interrupted("the tests could not be collected")
         at = {item.nodeid: number for number, item in enumerate(session.items)}
         gc.freeze()  # a collection before each case would look through all that PyTorch's import made: 0.1 s each time
-        variables = read_at_import(os.environ)
-        self._say(Hello(protocol=PROTOCOL, cases=list(at), strays=self._strays(), read_at_import=variables))
+        variables = dict(os.environ)
+        self._say(Hello(protocol=PROTOCOL, cases=list(at), strays=self._strays(), variables=variables))
         while isinstance(question := self._heard(), SetUp):
             item = session.items[at[question.case]]
             following = None if question.following is None else session.items[at[question.following]]

@@ -8,9 +8,11 @@ has an ancestor of its own, so that pairs still sample them. Where objects lie i
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -28,16 +30,15 @@ _PATIENCE_S = 120.0
 """What the ancestor may take to import PyTorch on a busy machine, or to fork."""
 _COMMAND = ("-m", "pytest")
 _READ_AT_IMPORT = (
-    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "VECLIB_", "NUMEXPR_", "DNNL_", "ONEDNN_", "KINETO_"),
-    *("TORCH", "PYTORCH_", "ATEN_", "C10_", "NPY_", "CUDA_", "CUBLAS", "CUDNN_", "NCCL_", "NVIDIA_", "HIP_", "HSA_"),
-    *("ROCR_", "MALLOC_", "GLIBC_", "LD_"),
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "VECLIB_", "NUMEXPR_", "DNNL_", "ONEDNN_"),
+    *("TORCH", "PYTORCH_", "ATEN_", "C10_", "FX_", "KINETO_", "NPY_", "NUMPY_", "TRITON_", "MALLOC_", "GLIBC_", "LD_"),
+    *("CUDA_", "CUBLAS", "CUDNN_", "NCCL_", "NVIDIA_", "NVPL_", "NVTX_", "HIP_", "HSA_", "ROCR_"),
 )
 """How variables begin that are read when PyTorch and what it brings along are loaded."""
-
-
-def read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables among these that PyTorch and its libraries may read when they are loaded."""
-    return {name: value for name, value in environment.items() if name.startswith(_READ_AT_IMPORT)}
+_READ_LATER = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_MODULE_LOADING")
+"""Of these, those that are not."""
+_DAEMON = "KINETO_USE_DAEMON"
+"""With it PyTorch's profiler starts when it is loaded."""
 
 
 class NotForkedError(Exception):
@@ -74,28 +75,48 @@ class Ancestry:
                     self.refused = str(error)
             yield ancestor
 
-    def heed(self, start: Start, variables: Mapping[str, str] | None) -> None:
-        """Look at what a process's tests have done to the variables that PyTorch reads when it is loaded.
 
-        Raises:
-            NotForkedError: they set one, which comes too late if an ancestor has loaded it.
-        """
-        given = read_at_import(start.environment)
-        if variables is None:
-            raise NotForkedError(f"{start.label} has an older perflab")
-        if variables != given:
-            names = sorted(name for name in {*given, *variables} if given.get(name) != variables.get(name))
-            raise NotForkedError(f"the tests set {', '.join(names)}, which PyTorch reads when it is imported")
+def check_variables(start: Start, variables: Mapping[str, str] | None) -> None:
+    """Look at what a process's tests have done to the variables that PyTorch may read when it is loaded.
+
+    Args:
+        start: with the variables that the process was given.
+        variables: those that it has when its tests are imported; None of an older perflab.
+
+    Raises:
+        NotForkedError: one was set, which comes too late if an ancestor has loaded PyTorch.
+    """
+    if variables is None:
+        raise NotForkedError(f"{start.label} has an older perflab")
+    given = start.environment
+    names = sorted(name for name in {*given, *variables} if given.get(name) != variables.get(name))
+    early = [name for name in names if name.startswith(_READ_AT_IMPORT) and name not in _READ_LATER]
+    if early:
+        raise NotForkedError(f"the tests set {', '.join(early)}, which PyTorch may read when it is imported")
 
 
 def _unlike(starts: Sequence[Start]) -> str | None:
     """Why such processes cannot have a common ancestor."""
-    if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
-        return "only Linux forks processes that have imported PyTorch"
+    if not _watches_processes():
+        return "only Linux, from 5.3 on, forks processes that have imported PyTorch"
     if {tuple(start.command[1:3]) for start in starts} != {_COMMAND} or len({one.command[0] for one in starts}) > 1:
         return "they run different programs"
+    if any(_DAEMON in one.environment for one in starts):
+        return f"{_DAEMON} is set"
     variables = [{name: value for name, value in one.environment.items() if name != "PYTHONPATH"} for one in starts]
     return None if all(one == variables[0] for one in variables) else "they have different variables"
+
+
+@functools.cache
+def _watches_processes() -> bool:
+    """Whether this system can wait for a process that is not this one's child; an older kernel or a filter refuses."""
+    if sys.platform != "linux":
+        return False
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):
+        return False
+    return True
 
 
 def _path_of(start: Start) -> list[str]:
@@ -132,7 +153,7 @@ class Ancestor:
                 raise NotForkedError(str(error)) from None
         try:
             self._heard()
-        except NotForkedError:
+        except BaseException:
             self.close()
             raise
 
@@ -152,7 +173,7 @@ class Ancestor:
             output: takes what it prints.
 
         Raises:
-            NotForkedError: it would not be as a fresh process is.
+            NotForkedError: it would not be as a fresh process is, or cannot be made.
         """
         asked = {
             "directory": str(start.directory),
@@ -162,14 +183,19 @@ class Ancestor:
             "socket_variable": socket_variable,
             "words": list(start.command[3:]),
         }
-        return Forked(self, self._ask(asked, side, output)["pid"])
+        number = self._ask(asked, side, output)["pid"]
+        try:
+            return Forked(self, number, os.pidfd_open(number))
+        except OSError as error:
+            os.killpg(number, signal.SIGKILL)
+            raise NotForkedError(f"a forked process cannot be watched: {error}") from None
 
     def status_of(self, number: int) -> int:
         """How a process that has ended did so: its exit status, or a signal's number below zero."""
         try:
             return int(self._ask({"wait": number})["status"])
         except NotForkedError:
-            return -9  # the ancestor was killed, and all that it had forked with it
+            return -signal.SIGKILL  # the ancestor was killed, and all that it had forked with it
 
     def close(self) -> None:
         """End it. The kernel ends all that it has forked."""
@@ -188,6 +214,7 @@ class Ancestor:
     def _heard(self) -> dict[str, Any]:
         try:
             if not self._control.poll(_PATIENCE_S):
+                end_group(self._process)  # what it says later would be taken for an answer to something else
                 raise NotForkedError(f"their ancestor did not answer within {_PATIENCE_S:g} s")
             answer: dict[str, Any] = json.loads(self._control.recv_bytes())
         except (EOFError, OSError) as error:
@@ -200,11 +227,11 @@ class Ancestor:
 class Forked:
     """A process that an ancestor has forked, with what is used of ``subprocess.Popen``."""
 
-    def __init__(self, ancestor: Ancestor, number: int) -> None:
+    def __init__(self, ancestor: Ancestor, number: int, descriptor: int) -> None:
         self.pid = number
         self.returncode: int | None = None
         self._ancestor = ancestor
-        self._descriptor = os.pidfd_open(number)
+        self._descriptor = descriptor
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait until it has ended.
@@ -217,10 +244,10 @@ class Forked:
             ended.register(self._descriptor, select.POLLIN)
             if not ended.poll(None if timeout is None else 1e3 * timeout):
                 raise subprocess.TimeoutExpired("a side's process", timeout or 0.0)
-            self.returncode = self._ancestor.status_of(self.pid)
             os.close(self._descriptor)
+            self.returncode = self._ancestor.status_of(self.pid)
         return self.returncode
 
     def kill(self) -> None:
         """End it at once."""
-        os.kill(self.pid, 9)
+        os.kill(self.pid, signal.SIGKILL)

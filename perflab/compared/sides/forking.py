@@ -1,11 +1,13 @@
 """The program that the processes of a round are forked from: imports PyTorch once, and forks whenever it is asked.
 
 It is run by its path and imports nothing of perflab, of which every side may have a version of its own. What it forks
-goes on as ``python -m MODULE`` would, in the side's folder and with its import path. ``ancestor.py`` asks.
+goes on as ``python -m MODULE`` would, in the side's folder and with its import path; where it could not be what a fresh
+process is, it forks nothing and says why. ``ancestor.py`` asks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -16,23 +18,42 @@ import signal
 import sys
 import tempfile
 import warnings
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from multiprocessing import process
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 from typing import Any
 
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
+_AT_START = ("sitecustomize", "usercustomize")
+"""Modules that Python imports by itself when it starts."""
+
+
+class _Missed:
+    """Stands behind all finders: notes the packages that an import looked for and did not find."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def find_spec(self, name: str, path: object = None, _target: object = None) -> ModuleSpec | None:
+        if path is None:
+            self.names.add(name)
+        return None
 
 
 def main() -> None:
     """Serve the session until it is gone; in what was forked, run the side's command."""
-    if sys.path and sys.path[0] == os.path.dirname(os.path.abspath(__file__)):
+    if not sys.flags.safe_path:
         del sys.path[0]  # what lies beside this program is not to be imported as if it were installed
     control = Connection(int(sys.argv[1]))
     _end_with_parent()
+    of_ends = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # were it ignored, nobody could say how a side ended
+    missed = _Missed()
+    sys.meta_path.append(missed)
     importlib.import_module("torch")
-    loaded = {name: module for name, module in sys.modules.items() if "." not in name and name != "__main__"}
-    installed = {name: module for name, module in loaded.items() if name not in sys.stdlib_module_names}
+    sys.meta_path.remove(missed)
+    found = {name: _origin(module) for name, module in sys.modules.items() if "." not in name and name != "__main__"}
+    found = {**dict.fromkeys((*missed.names, *_AT_START)), **{name: file for name, file in found.items() if file}}
     given = {os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep)}
     own_path = [entry for entry in sys.path if entry not in given]
     gc.collect()
@@ -49,39 +70,67 @@ def main() -> None:
             continue
         side, output = recv_handle(control), recv_handle(control)
         here = os.path.realpath(asked["directory"])
-        path = list(dict.fromkeys([here, *(os.path.join(here, entry) for entry in asked["path"]), *own_path]))
-        problem = _found_elsewhere(installed, path)
-        if problem is not None:
-            _say(control, {"problem": problem})
-        elif _fork(control):
+        entries = [os.path.abspath(os.path.join(here, entry)) for entry in asked["path"]]
+        path = list(dict.fromkeys([*([] if sys.flags.safe_path else [here]), *entries, *own_path]))
+        problem = _found_elsewhere(found, path)
+        number, problem = (None, problem) if problem is not None else _forked()
+        if number == 0:
             control.close()
+            signal.signal(signal.SIGCHLD, of_ends)
             _become(asked, path, side, output)
             runpy.run_module(asked["module"], run_name="__main__", alter_sys=True)
             return
+        _say(control, {"pid": number} if problem is None else {"problem": problem})
         os.close(side)
         os.close(output)
 
 
-def _fork(control: Connection) -> bool:
-    """Fork, and tell the new process's number; whether this is the new one."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of threads: there are none but OpenBLAS's, which knows how to fork
-        number = os.fork()
-    if number:
-        _say(control, {"pid": number})
-    return number == 0
+def _forked() -> tuple[int | None, str | None]:
+    """Fork: the new process's number, and 0 in itself; or why there is none. When it is told, all signals find it."""
+    ours, theirs = os.pipe()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of threads; they are counted below
+            number = os.fork()
+    except OSError as error:
+        os.close(ours)
+        os.close(theirs)
+        return None, f"a process cannot be forked: {error}"
+    if number == 0:
+        os.close(ours)
+        _end_with_parent()
+        os.setsid()
+        os.write(theirs, b"CUDA was in use when PyTorch had been imported" if _has_lost_cuda() else b"")
+        os.close(theirs)
+        return 0, None
+    os.close(theirs)
+    with open(ours, "rb") as said:
+        problem = said.read().decode() or None
+    # OpenBLAS has a thread, which it ends for the fork and starts again when it is needed. Any other is lost in a fork.
+    if problem is None and len(os.listdir("/proc/self/task")) > 1:
+        problem = "something that is imported with PyTorch, or before it, has started a thread"
+    if problem is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(number, signal.SIGKILL)
+        os.waitpid(number, 0)
+        return None, problem
+    return number, None
+
+
+def _has_lost_cuda() -> bool:
+    core = getattr(sys.modules["torch"], "_C", None)
+    return bool(getattr(core, "_cuda_isInBadFork", bool)())
 
 
 def _become(asked: dict[str, Any], path: list[str], side: int, output: int) -> None:
-    """Take a side's place: its terminal, streams, folder, variables, arguments and import path."""
-    _end_with_parent()
-    os.setsid()
+    """Take a side's place: its streams, folder, variables, arguments and import path."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     for number, stream in enumerate((nothing, output, output)):
         os.dup2(stream, number)
     os.close(nothing)
     os.close(output)
     os.chdir(asked["directory"])
+    process.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]  # where processes that it spawns look for modules
     os.environ.clear()
     os.environ.update(asked["environment"])
     os.environ[asked["socket_variable"]] = str(side)
@@ -89,21 +138,31 @@ def _become(asked: dict[str, Any], path: list[str], side: int, output: int) -> N
     sys.orig_argv = [sys.executable, "-m", asked["module"], *asked["words"]]
     sys.path[:] = path
     sys.path_importer_cache.clear()
-    tempfile.tempdir = None  # an import may have looked it up
     importlib.invalidate_caches()
+    tempfile.tempdir = None  # an import may have looked it up
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        numpy_random.seed()
 
 
 def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
 
 
-def _found_elsewhere(installed: dict[str, Any], path: list[str]) -> str | None:
-    """Why a process with this import path would have imported something else."""
-    for name, module in sorted(installed.items()):
-        here = getattr(getattr(module, "__spec__", None), "origin", None)
-        there = PathFinder.find_spec(name, path)
-        if here is not None and there is not None and there.origin != here:
-            return f"{name} is imported from {there.origin} there"
+def _origin(module: object) -> str | None:
+    """The file of a module; None of one that is built in or frozen, which no folder can replace."""
+    origin = getattr(getattr(module, "__spec__", None), "origin", None)
+    return origin if origin is not None and os.path.isabs(origin) else None
+
+
+def _found_elsewhere(found: dict[str, str | None], path: list[str]) -> str | None:
+    """Why a process with this import path would have imported something else, or something besides."""
+    for name, here in sorted(found.items()):
+        spec = PathFinder.find_spec(name, path)
+        there = spec.origin if spec is not None else None
+        if there is not None and there != here:
+            return f"{name} is imported from {there} there"
+        if there is None and here is not None and name in _AT_START:
+            return f"{name} of {here} is not imported there"
     return None
 
 

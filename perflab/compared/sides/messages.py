@@ -27,8 +27,8 @@ class Hello(Data, frozen=True, tag=True):
     cases: list[str]
     strays: list[str] = []
     """Modules that were imported from the other side's tree."""
-    read_at_import: dict[str, str] | None = None
-    """The variables that it has now of those which PyTorch may read when it is loaded; None of an older perflab."""
+    variables: dict[str, str] | None = None
+    """Its environment now that its tests are imported; None of an older perflab."""
 
 
 class SetUp(Data, frozen=True, tag=True):
