@@ -14,19 +14,19 @@ from perflab.snapshots.model import Stage
 _STEP = re.compile(r"ProfilerStep#\d+$")
 
 
-def of_marks(marks: Iterable[str]) -> list[Stage]:
+def of_marks(marks: Iterable[str | None]) -> list[Stage]:
     """Runs of the same mark over successive moments.
 
-    What bears no mark between two runs of the same one belongs to them: PyTorch's marks are a thread's own, and
-    autograd has threads. Elsewhere it is no stage.
-
     Args:
-        marks: that of each moment, from moment 1 on.
+        marks: that of each moment, from moment 1 on; empty: there was none. None: another thread's moment, which tells
+            nothing. PyTorch's marks are a thread's own, and autograd has threads.
     """
     stages: list[Stage] = []
     before = ""
     for moment, mark in enumerate(marks, start=1):
-        if mark and stages and stages[-1].name == mark and (before in ("", mark)):
+        if mark is None:
+            continue
+        if mark and mark == before:
             stages[-1] = stages[-1]._replace(end=moment)
         elif mark:
             stages.append(Stage(mark, moment - 1, moment))
