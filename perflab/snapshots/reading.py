@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from perflab.errors import SnapshotError
@@ -74,22 +73,6 @@ def _read(path: Path) -> list[Snapshot]:
             "call torch.cuda.memory._record_memory_history() before the part that is to be seen",
         )
     return found
-
-
-def choose(found: Sequence[Snapshot], device: str | None, path: Path) -> Snapshot:
-    """The recording of one device: that which is named, else the one with the most events.
-
-    Raises:
-        SnapshotError: there is none of that device.
-    """
-    if device is None:
-        return max(found, key=lambda one: (one.moments, len(one.blocks)))
-    for one in found:
-        if device in (one.device, one.device.removeprefix("cuda:")) or (one.device == "cuda" and device == "0"):
-            return one
-    raise SnapshotError(
-        f"{path} has nothing of device {device}", f"choose of {', '.join(one.device for one in found)}: --device"
-    )
 
 
 class _Progress:

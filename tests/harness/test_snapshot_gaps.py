@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from perflab.errors import SnapshotError
+from perflab.snapshots.devices import choose
 from perflab.snapshots.model import Snapshot
-from perflab.snapshots.reading import choose, read_snapshots
+from perflab.snapshots.reading import read_snapshots
 from perflab.snapshots.stacks import is_user_s
 from perflab.snapshots.stages import of_marks, steps_of
 from tests.harness.made_snapshots import ENGINE, MIB, MODEL, TRAIN, Recording, block, content, segment, written
