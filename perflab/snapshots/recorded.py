@@ -119,9 +119,10 @@ def _snapshot(content: dict[str, Any], *, is_cut: bool) -> Snapshot:
         marks = [(block, None if number is None or number >= len(places) else number) for block, number in marks]
     if len(marks) != len(events):
         raise ValueError(f"{len(events)} events have {len(marks)} blocks")
-    reading = _Reading(has_addresses=has_blocks)
+    reading = _Reading()
     for block, size, place in content.get("before", []):
-        reading.give(_whole(block), _whole(size), places[_index(place)], 0)
+        address = _whole(block)
+        reading.give(address if has_blocks else None, _whole(size), places[_index(place)], 0)
     phases: list[str] = []
     begins = {_whole(event): str(mark) for event, mark in content.get("marks", [])}
     for moment, ((_, size), (block, number)) in enumerate(zip(events, marks, strict=True), start=1):
@@ -153,13 +154,14 @@ def _snapshot(content: dict[str, Any], *, is_cut: bool) -> Snapshot:
         steps=steps_of(stages),
         is_deduced=not has_categories and has_blocks,
         is_noted=is_noted,
-        notes=list(_notes(content)),
+        notes=list(_notes(content, has_blocks=has_blocks)),
     )
 
 
-def _notes(content: dict[str, Any]) -> Iterator[str]:
-    if "blocks" not in content:
-        yield "the file (schema 1) names no blocks: each free is taken for the latest block of its size"
+def _notes(content: dict[str, Any], *, has_blocks: bool) -> Iterator[str]:
+    if not has_blocks:
+        why = "the file (schema 1) names no blocks" if content["schema"] == 1 else "the list of blocks is cut off"
+        yield f"{why}: each free is taken for the latest block of its size"
     unseen = _whole(content.get("let_go_unseen_bytes", 0))
     if unseen:
         yield (
@@ -173,12 +175,11 @@ def _noted(content: dict[str, Any], blocks: list[Block]) -> list[Block]:
 
 
 class _Reading:
-    def __init__(self, *, has_addresses: bool) -> None:
-        self.has_addresses = has_addresses
+    def __init__(self) -> None:
         self.before: list[Block] = []
         self.blocks: list[Block] = []
         self.open: dict[int, list[int]] = {}
-        """Numbers of blocks that are there, by address; in schema 1 by size."""
+        """Numbers of blocks that are there, by address; by size where the file names no blocks."""
 
     def give(self, block: int | None, size: int, place: _Place, moment: int) -> None:
         """A block comes to be."""
