@@ -103,7 +103,7 @@ def test_at_every_moment_the_categories_add_up_to_what_the_file_s_events_say(tmp
     written_down = json.loads(path.read_text())
     level = sum(size for _, size, _ in written_down["before"])
     found = read(path)
-    for moment, (_, change) in enumerate([(0, 0), *written_down["events"]]):
+    for moment, (_, change, *_place) in enumerate([(0, 0), *written_down["events"]]):
         level += change
         parts = parts_by(alive_at(found, moment), lambda one: one.category)
         assert sum(part.size_bytes for part in parts.values()) == level, moment
