@@ -51,8 +51,8 @@ class Room:
 
 TIERS = ("measured", "compared", "predicted", "compiled")
 _BARE = (
-    "child data mode records errors amounts units environment files event_lines reading reachable git kernel_names user_lines"
-    " measure.records profiles.records"
+    "child data mode records errors amounts units environment files event_lines reading reachable git kernel_names"
+    " user_lines measure.records profiles.records"
 )
 _GROUND = f"{_BARE} documents journals results tiers"
 _PRIVATE = "internals torch_internals triton_internals"
