@@ -134,7 +134,8 @@ def _snapshot(content: dict[str, Any], listed: Iterable[Any], *, is_cut: bool) -
     has_blocks = content["schema"] > 1 and not (
         content["schema"] == 2 and is_cut and {"blocks", "places"} - content.keys()
     )
-    places = [_place(one) for one in content.get("places", [])]
+    stacks: dict[Stack, Stack] = {}
+    places = [_place(one, stacks) for one in content.get("places", [])]
     reading = _Reading()
     for block, size, place in content.get("before", []):
         address = _whole(block)
@@ -248,10 +249,11 @@ def _block(size: int, block: int | None, place: _Place, since: int, until: int |
     return Block(size, size, block or 0, 0, stack, category, module, phase, since, until, (), tensor)
 
 
-def _place(found: dict[str, Any]) -> _Place:
+def _place(found: dict[str, Any], stacks: dict[Stack, Stack]) -> _Place:
+    """A place of the file. Of equal stacks there is one alone, by which blocks of one stack are known."""
     frames = tuple(Frame(str(file), _whole(line), str(function)) for file, line, function in found.get("frames", []))
     texts = (str(found.get(key) or "") for key in ("module", "phase", "category", "operator", "tensor"))
-    return _Place(frames, *texts)
+    return _Place(stacks.setdefault(frames, frames), *texts)
 
 
 def _whole(value: object) -> int:

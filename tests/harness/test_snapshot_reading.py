@@ -16,6 +16,7 @@ import torch
 
 from perflab.errors import SnapshotError
 from perflab.measure.memory_snapshot import record_memory
+from perflab.snapshots.analysis import alike, alive_at
 from perflab.snapshots.at_once import Events
 from perflab.snapshots.devices import choose
 from perflab.snapshots.model import Snapshot, Stage
@@ -265,6 +266,18 @@ def test_a_cpu_s_recording_names_module_line_phase_and_block(tmp_path: Path) -> 
     assert any(frame.file.endswith("test_snapshot_reading.py") for frame in first.stack)
     gradients = [one for one in found.blocks if one.category == "gradients" and one.freed_at is None]
     assert sorted(one.size_bytes for one in gradients) == [32 * 4, 64 * 32 * 4]
+
+
+@pytest.mark.parametrize("module", ["", "net"])
+def test_blocks_of_one_stack_are_alike_whatever_operator_made_them(tmp_path: Path, module: str) -> None:
+    places = [
+        {"operator": name, "module": module, "frames": [["/p/model.py", 5, "f"]]} for name in ("aten::mul", "aten::add")
+    ]
+    events = [[number, 4096, 100 + number, number % 2] for number in range(4)]
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"schema": 3, "places": places, "looks": [], "events": events}))
+    found = read(path)
+    assert [(len(one.blocks), one.size_bytes) for one in alike(alive_at(found, 4))] == [(4, 4096)]
 
 
 def test_schema_1_of_a_cpu_still_reads(tmp_path: Path) -> None:
