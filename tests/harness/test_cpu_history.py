@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from pathlib import Path
 
 import torch
@@ -10,6 +11,8 @@ import torch
 from perflab.measure.memory_snapshot import record_memory
 from perflab.snapshots.model import Snapshot, Stack
 from perflab.snapshots.reading import read_snapshots
+from perflab.snapshots.summary import summarize
+from tests.harness.made_snapshots import content, training, written
 
 CPU = torch.device("cpu")
 
@@ -65,3 +68,15 @@ def test_a_function_calls_itself_and_each_call_stands_in_the_stack_once(tmp_path
     (made,) = [one for one in read(recorded.path).blocks if one.size_bytes == 4 * 25 * 64]
     of_def = line_in(halved, "def halved")
     assert [frame.line for frame in made.stack if frame.function == "halved"] == [of_def, of_def + 1, of_def + 1]
+
+
+def test_times_of_a_cpu_s_recording_are_said_to_be_the_profiler_s(tmp_path: Path) -> None:
+    with record_memory(tmp_path / "times", CPU) as recorded:
+        torch.ones(100)
+    said = "Times are the profiler's"
+    assert [note[: len(said)] for note in summarize(read(recorded.path), "times").notes].count(said) == 1
+    predicted = {"schema": 1, "device": "cpu", "time": "predicted ns", "events": [[0, 5]]}
+    (tmp_path / "predicted.json").write_text(json.dumps(predicted))
+    of_pytorch = written(tmp_path / "a.pickle", content(training()))
+    for path in (tmp_path / "predicted.json", of_pytorch):
+        assert not [note for note in summarize(read(path), "other").notes if said in note]
