@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from perflab.snapshots.analysis import CATEGORIES
 from perflab.snapshots.model import UNKNOWN, Block, Stack, Stage
-from perflab.snapshots.stacks import root_of
+from perflab.snapshots.stacks import Thread, root_of
 
 MOST_FOREIGN = 12
 """Names of a file's own that are told apart."""
@@ -41,8 +41,8 @@ class Facts:
     is_state: bool
     is_backward: bool
     is_seed: bool
-    root: tuple[str, str] | None
-    """File and function that the stack begins in, by which threads are told apart."""
+    root: Thread | None
+    """Where its thread begins."""
     makes_parameters: bool
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from perflab.errors import SnapshotError
 from perflab.snapshots.categories import as_told, deduced, without_stacks_of_frees
-from perflab.snapshots.model import Block, Cache, OutOfMemory, Segment, Snapshot, Stack, Stage
+from perflab.snapshots.model import Block, Cache, OutOfMemory, Segment, Snapshot, Stack
 from perflab.snapshots.rows import ACTIONS, Rows, text_of
-from perflab.snapshots.stacks import root_of
-from perflab.snapshots.stages import of_annotations, of_marks, steps_of
+from perflab.snapshots.stacks import Thread, root_of
+from perflab.snapshots.stages import of_annotations, of_threads, steps_of
 
 BLOCK_BYTES = 512
 """CUDA's caching allocator gives out multiples of it."""
@@ -188,20 +188,14 @@ class Device:
                 "count to the end, and the peak may be too high"
             )
 
-    def _marked(self, missing: list[str], *, are_frees_known: bool) -> list[Stage]:
-        """Stages. A moment without a mark ends one only if it is of a thread that sets marks."""
+    def _threads(self, *, are_frees_known: bool) -> Iterator[Thread | None]:
+        """Where the thread of each moment begins; None where that is not known."""
         roots = [root_of(stack) for stack in self.rows.stack_table]
-        threads = [None if at < 0 and not are_frees_known else roots[at if at >= 0 else ~at] for at in self.stacks]
-        marking = {root for root, mark in zip(threads, self.marks, strict=True) if root and mark}
-        stages = of_marks(
-            mark if mark or root in marking else None for mark, root in zip(self.marks, threads, strict=True)
-        )
-        if not marking and len(stages) < len(of_marks(self.marks)):
-            missing.append(
-                "no stacks were recorded with the marks: what bears none between two runs of one mark may be of "
-                "autograd's threads, and counts as marked"
-            )
-        return stages
+        for stack in self.stacks:
+            if stack >= 0:
+                yield roots[stack]
+            else:
+                yield roots[~stack] if are_frees_known else None
 
     def snapshot(self, device: int, annotations: object, is_predicted: bool, notes: list[str]) -> Snapshot:
         """What was read, as a snapshot."""
@@ -212,7 +206,12 @@ class Device:
         if bare is not None:
             blocks = bare
             missing.append('who let blocks go was not recorded (context="alloc"), so that less is known of them')
-        stages = self._marked(missing, are_frees_known=bare is None)
+        stages, is_guessed = of_threads(self.marks, list(self._threads(are_frees_known=bare is None)))
+        if is_guessed:
+            missing.append(
+                "no stacks were recorded with the marks: what bears none between two runs of one mark may be of "
+                "autograd's threads, and counts as marked"
+            )
         spans, steps = of_annotations(annotations, device, self.times_us) if self.rows.has_times else ([], [])
         stages = stages or spans
         taken, taken_bytes, given, given_bytes, retries = self.cache

@@ -38,8 +38,12 @@ def user_frame(stack: Stack) -> Frame | None:
     return first or (stack[0] if stack else None)
 
 
-def root_of(stack: Stack) -> tuple[str, str] | None:
-    """File and function of the outermost call of Python, by which threads are told apart; None where none is known."""
+Thread = tuple[str, str]
+"""File and function of the outermost call of Python, by which threads are told apart."""
+
+
+def root_of(stack: Stack) -> Thread | None:
+    """Where the thread of a stack begins; None where there is no call of Python."""
     for frame in reversed(stack):
         if frame.file.endswith(".py") or frame.file.startswith("<"):
             return frame.file, frame.function

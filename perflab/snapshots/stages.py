@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from perflab.snapshots.model import Stage
+from perflab.snapshots.stacks import Thread
 
 _STEP = re.compile(r"ProfilerStep#\d+$")
 
@@ -18,8 +19,8 @@ def of_marks(marks: Iterable[str | None]) -> list[Stage]:
     """Runs of the same mark over successive moments.
 
     Args:
-        marks: that of each moment, from moment 1 on; empty: there was none. None: another thread's moment, which tells
-            nothing. PyTorch's marks are a thread's own, and autograd has threads.
+        marks: that of each moment, from moment 1 on; empty: there was none; None: nobody knows, and the stage goes on
+            if its mark does.
     """
     stages: list[Stage] = []
     before = ""
@@ -32,6 +33,23 @@ def of_marks(marks: Iterable[str | None]) -> list[Stage]:
             stages.append(Stage(mark, moment - 1, moment))
         before = mark
     return stages
+
+
+def of_threads(marks: Sequence[str], threads: Sequence[Thread | None]) -> tuple[list[Stage], bool]:
+    """Stages of PyTorch's marks, which are a thread's own: autograd's threads bear none of the main one's.
+
+    So a moment without a mark ends a stage only if it is of a thread that sets marks.
+
+    Args:
+        marks: that of each moment, from moment 1 on; empty: there was none.
+        threads: of each moment; None where that is not known.
+
+    Returns:
+        The stages, and whether no mark's thread is known, though stages hold moments without one.
+    """
+    marking = {thread for thread, mark in zip(threads, marks, strict=True) if thread and mark}
+    stages = of_marks(mark if mark or thread in marking else None for mark, thread in zip(marks, threads, strict=True))
+    return stages, not marking and len(stages) < len(of_marks(marks))
 
 
 def of_annotations(annotations: object, device: int, times_us: Sequence[int]) -> tuple[list[Stage], list[Stage]]:
