@@ -7,12 +7,12 @@ end, and left out where it does not.
 from __future__ import annotations
 
 import contextlib
-import json
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perflab.event_lines import as_lines
 from perflab.files import write_whole
 from perflab.measure.known_blocks import History, KnownBlocks, Looks
 from perflab.measure.memory import CpuAllocations, cpu_allocations
@@ -61,8 +61,8 @@ def cpu_history(
     history.peak_bytes = allocations.peak_bytes()
     at_the_end = KnownBlocks(roots(), device)
     history.looks.look_anew(at_the_end)
-    content = _content(allocations, history.looks, at_the_end.held)
-    write_whole(path, json.dumps(content).encode("utf-8"))
+    head, events = _content(allocations, history.looks, at_the_end.held)
+    write_whole(path, b"".join(as_lines(head, events)))
 
 
 def _mark(number: int) -> None:
@@ -72,26 +72,28 @@ def _mark(number: int) -> None:
         pass
 
 
-def _content(allocations: CpuAllocations, looks: Looks, left: Mapping[int, PeakPart]) -> dict[str, Any]:
-    """Schema 2, which has all of schema 1.
+def _content(
+    allocations: CpuAllocations, looks: Looks, left: Mapping[int, PeakPart]
+) -> tuple[dict[str, Any], list[Any]]:
+    """Schema 3: what stands before the events, and these.
 
-    ``events`` are ``[time_ns, bytes]``, negative for a free. ``blocks`` has an entry for each of them, ``[block,
-    place]``: the block's address, and where in ``places`` stands who asked for it or let it go. ``before`` are
-    ``[block, bytes, place]`` of what was held; ``looks`` and ``returned`` are what the objects said before an event
-    (``Looks.as_notes``). ``let_go_unseen_bytes`` were held, and nobody knows when they were let go.
+    Events are ``[time_ns, bytes, block, place]``, bytes negative for a free: the block's address, and where in
+    ``places`` stands who asked for it or let it go. ``before`` are ``[block, bytes, place]`` of what was held;
+    ``looks`` and ``returned`` are what the objects said before an event (``Looks.as_notes``). ``let_go_unseen_bytes``
+    were held, and nobody knows when they were let go. Schema 1, without all this, has ``[time_ns, bytes]``.
     """
     begin_ns = allocations.begin_ns or 0
     events = [(time_ns, size) for time_ns, size in allocations.events if time_ns >= begin_ns]
-    content = {"schema": 1, "device": "cpu", "peak_bytes": allocations.peak_bytes(), "events": events}
+    head = {"schema": 1, "device": "cpu", "peak_bytes": allocations.peak_bytes()}
     results = kineto_results(allocations.profiler)
     seen = [one for one in cpu_block_events(results, looks.known.names, _OURS) if one.time_ns >= begin_ns]
     if [(one.time_ns, one.size_bytes) for one in seen] != events:
-        return content  # the profiler's two lists differ, so nobody can tell whose block is whose
+        return head, events  # the profiler's two lists differ, so nobody can tell whose block is whose
     places: dict[tuple[Any, ...], int] = {}
-    blocks = []
+    placed = []
     for one in seen:
         place = one.operator, one.module, one.mark, one.frames, ""
-        blocks.append([one.address, places.setdefault(place, len(places))])
+        placed.append((one.time_ns, one.size_bytes, one.address, places.setdefault(place, len(places))))
     held, unseen_bytes = _before(looks.known.held, seen, left)
     before = []
     for address, part in held.items():
@@ -103,18 +105,15 @@ def _content(allocations: CpuAllocations, looks: Looks, left: Mapping[int, PeakP
     ]
     times = [one.time_ns for one in seen]
     moments = [*(bisect_right(times, time_ns) for time_ns in _looked_at(results)), len(times)]
-    return {  # what is as long as the recording stands last: of a file that was cut off, the beginning can be read
-        "schema": 2,
-        "device": "cpu",
+    head |= {
+        "schema": 3,
         "source": "perflab",
-        "peak_bytes": content["peak_bytes"],
         "let_go_unseen_bytes": unseen_bytes,
         "places": listed,
         "before": before,
         **looks.as_notes(moments),
-        "events": events,
-        "blocks": blocks,
     }
+    return head, placed
 
 
 def _before(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from perflab.snapshots.analysis import CATEGORIES
 from perflab.snapshots.model import UNKNOWN, Block, Stack, Stage
+from perflab.snapshots.stacks import Thread, root_of
 
 MOST_FOREIGN = 12
 """Names of a file's own that are told apart."""
@@ -22,6 +23,8 @@ _SEED = "_make_grads"
 """Makes the gradient that a backward begins with, which is let go when it has returned."""
 _BACKWARD = ("_engine_run_backward", "run_backward")
 _ENGINE = "torch::autograd::Engine"
+_NODE = re.compile(r"(?:^|/)torch/autograd/function\.py$")
+"""Its ``apply`` begins the stack of a custom function's backward in a thread of autograd's; a forward's is called."""
 _WORKSPACE = ("getCurrentCUDABlasHandle", "getCUDABlasLtWorkspace", "cublasCreate", "getCUDABlasLtHandle")
 
 
@@ -38,6 +41,8 @@ class Facts:
     is_state: bool
     is_backward: bool
     is_seed: bool
+    root: Thread | None
+    """Where its thread begins."""
     makes_parameters: bool
 
 
@@ -45,14 +50,17 @@ def facts_of(stack: Stack) -> Facts:
     """What is to be seen in a stack, Python's frames or C++'s."""
     optimizer = [frame.function for frame in stack if _OPTIMIZER.search(frame.file)]
     innermost = next((frame for frame in stack if frame.file.endswith(".py")), None)
+    root = root_of(stack)
+    is_node = root is not None and root[1] == "apply" and _NODE.search(root[0]) is not None
     return Facts(
         is_known=bool(stack),
         is_placed=bool(stack),
         is_workspace=any(maker in frame.function for frame in stack for maker in _WORKSPACE),
         is_optimizer=bool(optimizer),
         is_state=any(name in _STATE_MAKERS for name in optimizer),
-        is_backward=any(frame.function in _BACKWARD or _ENGINE in frame.function for frame in stack),
+        is_backward=is_node or any(frame.function in _BACKWARD or _ENGINE in frame.function for frame in stack),
         is_seed=any(frame.function == _SEED for frame in stack),
+        root=root,
         makes_parameters=innermost is not None
         and _MODULES.search(innermost.file) is not None
         and innermost.function in _PARAMETER_MAKERS,
@@ -92,22 +100,38 @@ def deduced_category(given: Facts, taken: Facts, *, is_freed: bool) -> str:
 
 
 def deduced(blocks: Sequence[Block], stages: Sequence[Stage]) -> Iterator[Block]:
-    """Blocks with the category that follows from stacks, and from marked backwards: CUDA's run where no stack is.
+    """Blocks with the category that follows from stacks, and from marked backwards.
 
-    Those that have one keep it.
+    CUDA's backwards run in threads of autograd's, where no stack is, or one that begins where none begins outside of
+    backwards: in a custom function, a hook, a checkpoint that computes again. Blocks that have a category keep it.
     """
-    backward = [stage for stage in stages if "backward" in stage.name.lower()]
+    backward = [stage for stage in stages if _is_of_backward(stage.name)]
     starts = [stage.start for stage in backward]
     facts: dict[int, Facts] = {}
 
-    def seen(stack: Stack, moment: int | None) -> Facts:
+    def of_stack(stack: Stack) -> Facts:
         found = facts.get(id(stack))
         if found is None:
             found = facts[id(stack)] = facts_of(stack)
-        if stack or not moment or not backward:
-            return found
+        return found
+
+    def is_within(moment: int) -> bool:
         number = bisect_left(starts, moment) - 1
-        return replace(found, is_placed=True, is_backward=number >= 0 and moment <= backward[number].end)
+        return number >= 0 and moment <= backward[number].end
+
+    other_threads = {
+        of_stack(block.stack).root
+        for block in (blocks if backward else ())
+        if block.stack and (block.phase or not is_within(block.allocated_at))
+    }
+
+    def seen(stack: Stack, moment: int | None) -> Facts:
+        found = of_stack(stack)
+        if not moment or not backward or found.is_backward or found.is_optimizer:
+            return found
+        if stack and (found.root in other_threads or not is_within(moment)):
+            return found
+        return replace(found, is_placed=True, is_backward=is_within(moment))
 
     for block in blocks:
         if block.category:
@@ -115,6 +139,11 @@ def deduced(blocks: Sequence[Block], stages: Sequence[Stage]) -> Iterator[Block]
             continue
         given, taken = seen(block.stack, block.allocated_at), seen(block.freed_by, block.freed_at)
         yield block._replace(category=deduced_category(given, taken, is_freed=block.freed_at is not None))
+
+
+def _is_of_backward(mark: str) -> bool:
+    """Whether a mark is of a backward alone."""
+    return "backward" in mark.lower() and "forward" not in mark.lower()
 
 
 def without_stacks_of_frees(blocks: Sequence[Block]) -> list[Block] | None:

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from perflab.errors import UsageError
+from perflab.snapshots.devices import choose, choose_two, with_others_named
 from perflab.snapshots.difference import compare
-from perflab.snapshots.reading import choose, read_snapshots
+from perflab.snapshots.model import Snapshot
+from perflab.snapshots.reading import read_snapshots
 from perflab.snapshots.show import as_json, as_markdown, as_text
 from perflab.snapshots.summary import MOST_ROWS, summarize
 
@@ -24,7 +26,11 @@ def memory_command(parser: argparse.ArgumentParser) -> Callable[[argparse.Namesp
     parser.add_argument(
         "--format", choices=("text", "markdown", "json", "html"), default="text", help="(default: text)"
     )
-    parser.add_argument("--device", metavar="N", help="number of the GPU; without it, the one with the most events")
+    parser.add_argument(
+        "--device",
+        metavar="N[,M]",
+        help="number of the GPU, or of each file's; without it, one that ran out of memory, else that of most events",
+    )
     parser.add_argument(
         "--rows",
         type=int,
@@ -38,8 +44,14 @@ def memory_command(parser: argparse.ArgumentParser) -> Callable[[argparse.Namesp
             raise UsageError(f"{len(given.files)} files are given", "give one to show it, or two to compare them")
         if given.rows < 1:
             raise UsageError(f"--rows={given.rows}", "give how many rows a table may have, 1 or more")
-        snapshots = [choose(read_snapshots(path), given.device, path) for path in given.files]
+        found = [read_snapshots(path) for path in given.files]
         names = [str(path) for path in given.files]
+        chosen: tuple[Snapshot, ...]
+        if len(found) == 2:
+            chosen = choose_two(found[0], found[1], given.device, (given.files[0], given.files[1]))
+        else:
+            chosen = (choose(found[0], given.device, given.files[0]),)
+        snapshots = [with_others_named(one, of_file) for one, of_file in zip(chosen, found, strict=True)]
         if len(snapshots) == 2:
             report = compare(snapshots[0], snapshots[1], (names[0], names[1]), given.rows)
         else:

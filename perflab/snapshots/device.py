@@ -10,7 +10,8 @@ from perflab.errors import SnapshotError
 from perflab.snapshots.categories import as_told, deduced, without_stacks_of_frees
 from perflab.snapshots.model import Block, Cache, OutOfMemory, Segment, Snapshot, Stack
 from perflab.snapshots.rows import ACTIONS, Rows, text_of
-from perflab.snapshots.stages import of_annotations, of_marks, steps_of
+from perflab.snapshots.stacks import Thread, root_of
+from perflab.snapshots.stages import of_annotations, of_threads, steps_of
 
 BLOCK_BYTES = 512
 """CUDA's caching allocator gives out multiples of it."""
@@ -29,6 +30,8 @@ class Device:
         """By address: the number among blocks, the row and the moment of what is there."""
         self.times_us = array("q")
         self.marks: list[str] = []
+        self.stacks = array("i")
+        """The number of each moment's stack; of a free, its complement, which is below zero."""
         self.out_of_memory: list[OutOfMemory] = []
         self.cache = [0] * 5
         self.segment_changes: list[tuple[int, int]] = []
@@ -76,13 +79,14 @@ class Device:
         self.cache[which + 1] += size
         self.cache[4] += retry
 
-    def _moment(self, row: int) -> int:
+    def _moment(self, row: int, *, is_free: bool) -> int:
         self.times_us.append(self.rows.times_us[row])
+        self.stacks.append(~self.rows.stacks[row] if is_free else self.rows.stacks[row])
         self.marks.append(self.rows.label_table[self.rows.labels[row]][3])
         return len(self.times_us)
 
     def _alloc(self, row: int) -> None:
-        moment, address = self._moment(row), self.rows.addresses[row]
+        moment, address = self._moment(row, is_free=False), self.rows.addresses[row]
         if address in self.open:  # its free was not recorded (``skip_actions``), and it is gone now at the latest
             number, earlier, since = self.open.pop(address)
             self.blocks[number] = self._block(earlier, since, moment, ())
@@ -91,7 +95,7 @@ class Device:
         self.blocks.append(None)
 
     def _free(self, row: int, requested: int) -> None:
-        moment, address = self._moment(row), self.rows.addresses[row]
+        moment, address = self._moment(row, is_free=True), self.rows.addresses[row]
         freed_by = self.rows.stack_table[self.rows.stacks[requested]]
         if address in self.open:
             number, allocated, since = self.open.pop(address)
@@ -184,19 +188,32 @@ class Device:
                 "count to the end, and the peak may be too high"
             )
 
+    def _threads(self, *, are_frees_known: bool) -> Iterator[Thread | None]:
+        """Where the thread of each moment begins; None where that is not known."""
+        roots = [root_of(stack) for stack in self.rows.stack_table]
+        for stack in self.stacks:
+            if stack >= 0:
+                yield roots[stack]
+            else:
+                yield roots[~stack] if are_frees_known else None
+
     def snapshot(self, device: int, annotations: object, is_predicted: bool, notes: list[str]) -> Snapshot:
         """What was read, as a snapshot."""
         blocks = [*self.before, *(block for block in self.blocks if block is not None)]
         has_categories = any(block.category for block in blocks)
-        stages = of_marks(self.marks)
+        missing = list(self._missing())
+        bare = None if has_categories else without_stacks_of_frees(blocks)
+        if bare is not None:
+            blocks = bare
+            missing.append('who let blocks go was not recorded (context="alloc"), so that less is known of them')
+        stages, is_guessed = of_threads(self.marks, list(self._threads(are_frees_known=bare is None)))
+        if is_guessed:
+            missing.append(
+                "no stacks were recorded with the marks: what bears none between two runs of one mark may be of "
+                "autograd's threads, and counts as marked"
+            )
         spans, steps = of_annotations(annotations, device, self.times_us) if self.rows.has_times else ([], [])
         stages = stages or spans
-        missing = list(self._missing())
-        if not has_categories:
-            bare = without_stacks_of_frees(blocks)
-            if bare is not None:
-                blocks = bare
-                missing.append('who let blocks go was not recorded (context="alloc"), so that less is known of them')
         taken, taken_bytes, given, given_bytes, retries = self.cache
         return Snapshot(
             source="perflab, predicted" if is_predicted else "PyTorch",

@@ -20,7 +20,10 @@ _Function = tuple[str, str]
 def lines_of_both(
     old: Sequence[Block], new: Sequence[Block], snapshots: tuple[Snapshot, Snapshot]
 ) -> tuple[Callable[[Block], str], Callable[[Block], str]]:
-    """What names the lines of each side. Those of the old one bear the new one's names, where they are there still."""
+    """What names the lines of each side. Those of the old one bear the new one's names, where they are there still.
+
+    One that is gone, and whose number is by now that of another old line, is ``model.py:11 (before)``.
+    """
     line_before, line_now = (Lines(snapshot) for snapshot in snapshots)
     shown = {_place(block): line_now(block) for block in new}
     files = _same_files({file for file, _, _ in map(_place, old)}, {file for file, _, _ in shown})
@@ -30,11 +33,15 @@ def lines_of_both(
         for function in then.keys() & now.keys()
         for line, other in _aligned(then[function], now[function])
     }
+    names_of_moved = {shown[*function, other] for (function, line), other in moved.items() if other != line}
 
     def named(block: Block) -> str:
         file, name, line = _place(block)
         function = files.get(file, file), name
-        return shown.get((*function, moved.get((function, line), line))) or line_before(block)
+        found = shown.get((*function, moved.get((function, line), line))) or line_before(block)
+        if found in names_of_moved and (function, line) not in moved:  # its number is that of another line by now
+            return f"{line_before(block)} (before)"
+        return found
 
     return named, line_now
 

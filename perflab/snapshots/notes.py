@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from perflab.errors import SnapshotError
 from perflab.snapshots.model import Block
 
 BEGIN = b"\nperflab notes 1\n"
@@ -130,16 +129,13 @@ def notes_of_json(text: bytes) -> Notes:
     """The notes behind ``BEGIN``.
 
     Raises:
-        SnapshotError: they are damaged.
+        ValueError: they are damaged.
     """
     try:
         content = json.loads(text)
         return replace(notes_of(content), events=_count(content["events"]), device=_count(content["device"]))
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise SnapshotError(
-            f"the notes of perflab behind PyTorch's part are damaged: {error}",
-            "record it again; without its last line the file is PyTorch's own, and reads as such",
-        ) from error
+    except (TypeError, KeyError, RecursionError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
 def _count(value: object) -> int:

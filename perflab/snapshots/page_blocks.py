@@ -60,6 +60,7 @@ def page_blocks(snapshot: Snapshot, stackings: Sequence[Stacking]) -> PageBlocks
     shown = [point.moment for point in points[0]]
     stages = listing.stages(shown)
     times = [time - snapshot.times_ns[0] for time in snapshot.times_ns]
+    tick_ns = 1 if any(time % 1000 for time in times) else 1000  # PyTorch's own are whole microseconds
     content = {
         "frame": {"left": LEFT, "top": TOP, "width": WIDTH - LEFT - RIGHT, "height": HEIGHT - TOP - BOTTOM},
         "top_bytes": top,
@@ -72,14 +73,15 @@ def page_blocks(snapshot: Snapshot, stackings: Sequence[Stacking]) -> PageBlocks
         "width": points[0][0].end + 1,
         "shown": shown,
         "shown_stage": stages,
-        "times_us": _steps([time // 1000 for time in times]) if len(times) <= MOST_MOMENTS else [],
-        "shown_us": [times[moment - 1] // 1000 if moment else 0 for moment in shown] if times else [],
+        "tick_ns": tick_ns,
+        "times": _steps([time // tick_ns for time in times]) if len(times) <= MOST_MOMENTS else [],
+        "shown_times": [times[moment - 1] // tick_ns if moment else 0 for moment in shown] if times else [],
         "stackings": {
             one.key: {"names": [_short(name) for name in one.names], "bands": [point.by_band for point in found]}
             for one, found in zip(stackings, points, strict=True)
         },
     }
-    return PageBlocks(Markup(_json(content)), len(kept), _left_out(snapshot, kept, is_timed=bool(content["times_us"])))
+    return PageBlocks(Markup(_json(content)), len(kept), _left_out(snapshot, kept, is_timed=bool(content["times"])))
 
 
 def _json(content: object) -> str:

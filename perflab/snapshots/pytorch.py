@@ -40,11 +40,13 @@ def read_pickle(file: BinaryIO, path: Path, progress: Progress = lambda *_: None
     machine = Unpickling(file, size, events, progress)
     notes: list[str] = []
     ours: Notes | None = None
+    is_cut = False
     try:
         content = machine.load()
-        file.seek(machine.offset)
-        ours = notes_of_json(file.read(MOST_BYTES)) if file.read(len(BEGIN)) == BEGIN else None
+        ours, damage = _ours(file, machine.offset)
+        notes += [f"{path.name}: {damage}"] * bool(damage)
     except Cut:
+        is_cut = True
         content = _what_is_there(machine)
         notes.append(
             f"{path.name} is cut off at byte {machine.offset:,}: {len(events.rows):,} events were read before that, "
@@ -57,7 +59,24 @@ def read_pickle(file: BinaryIO, path: Path, progress: Progress = lambda *_: None
             "it is a pickle, but no memory snapshot: it has neither segments nor device_traces",
             "give a file that torch.cuda.memory._dump_snapshot wrote",
         )
-    return list(_devices(content, events.rows, notes, ours, is_cut=bool(notes)))
+    return list(_devices(content, events.rows, notes, ours, is_cut=is_cut))
+
+
+def _ours(file: BinaryIO, position: int) -> tuple[Notes | None, str]:
+    """The notes behind PyTorch's part, or what is wrong with them: then PyTorch's part is read alone."""
+    file.seek(position)
+    begin = file.read(len(BEGIN))
+    if not begin or not BEGIN.startswith(begin):
+        return None, ""
+    damage = "they are cut off"
+    if begin == BEGIN:
+        try:
+            return notes_of_json(file.read(MOST_BYTES)), ""
+        except ValueError as error:
+            damage = f"{error}"
+    return None, (
+        f"the notes of perflab behind PyTorch's part are damaged ({damage}), so that the file is read without them"
+    )
 
 
 def _what_is_there(machine: Unpickling) -> dict[str, Any]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from perflab.errors import SnapshotError
 from perflab.files import open_regular
 from perflab.snapshots.model import Snapshot
 from perflab.snapshots.pytorch import read_pickle
-from perflab.snapshots.recorded import MOST_BYTES, read_json
+from perflab.snapshots.recorded import read_json
 from perflab.units import format_bytes
 
 MOST_GIVEN = 2**62
@@ -51,23 +51,16 @@ def _read(path: Path) -> list[Snapshot]:
         file.seek(0)
         if not first:
             raise SnapshotError(f"{path} is empty", "record it again: the program may have ended before it was written")
-        if first == b"{" or first.isspace():
-            text = file.read(MOST_BYTES + 1)
-            if len(text) > MOST_BYTES:
-                raise SnapshotError(
-                    f"{path} is JSON of more than {format_bytes(MOST_BYTES)}", "record a shorter part of the program"
-                )
-            found = [read_json(text, path)]
-        else:
-            was_on = gc.isenabled()
-            gc.disable()  # millions of objects come to be, and none of them is garbage
-            try:
-                found = read_pickle(file, path, _Progress(path).show)
-            except SnapshotError as error:
-                raise SnapshotError(f"{path}: {error.problem}", error.remedy) from error
-            finally:
-                if was_on:
-                    gc.enable()
+        was_on = gc.isenabled()
+        gc.disable()  # millions of objects come to be, and none of them is garbage
+        try:
+            if first == b"{" or first.isspace():
+                found = [read_json(file, path, _Progress(path).show)]
+            else:
+                found = _of_pickle(file, path)
+        finally:
+            if was_on:
+                gc.enable()
     if not found:
         raise SnapshotError(
             f"{path} has no events and no memory in use",
@@ -76,20 +69,11 @@ def _read(path: Path) -> list[Snapshot]:
     return found
 
 
-def choose(found: Sequence[Snapshot], device: str | None, path: Path) -> Snapshot:
-    """The recording of one device: that which is named, else the one with the most events.
-
-    Raises:
-        SnapshotError: there is none of that device.
-    """
-    if device is None:
-        return max(found, key=lambda one: (one.moments, len(one.blocks)))
-    for one in found:
-        if device in (one.device, one.device.removeprefix("cuda:")) or (one.device == "cuda" and device == "0"):
-            return one
-    raise SnapshotError(
-        f"{path} has nothing of device {device}", f"choose of {', '.join(one.device for one in found)}: --device"
-    )
+def _of_pickle(file: BinaryIO, path: Path) -> list[Snapshot]:
+    try:
+        return read_pickle(file, path, _Progress(path).show)
+    except SnapshotError as error:
+        raise SnapshotError(f"{path}: {error.problem}", error.remedy) from error
 
 
 class _Progress:

@@ -1,29 +1,35 @@
 """Our own JSON: what ``memory_snapshot`` records on a CPU, and ``write_timeline`` predicts.
 
-Schema 1 has ``events`` alone, ``[time, bytes]``. Schema 2 adds ``blocks``, ``[block, place]`` for each event,
-``places``, ``before``, ``[block, bytes, place]`` of what was there already, and ``marks``, ``[event, phase]`` where a
-phase begins; without marks, an event has the phase of its place. ``looks`` say what lay where (``notes``).
+Schema 3 has ``events``, ``[time, bytes, block, place]``, a line each (``event_lines``), and before them ``places``,
+``before``, ``[block, bytes, place]`` of what was there already, and ``marks``, ``[event, phase]`` where a phase begins;
+without marks, an event has the phase of its place. ``looks`` say what lay where (``notes``). Schema 2 has ``[block,
+place]`` of each event in ``blocks``, and schema 1 has ``[time, bytes]`` alone.
 """
 
 from __future__ import annotations
 
-import json
-import re
 import reprlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from perflab.errors import SnapshotError
+from perflab.event_lines import EventLines, head_of
 from perflab.snapshots.categories import as_told, deduced
+from perflab.snapshots.cut_json import what_is_there
 from perflab.snapshots.model import Block, Frame, Snapshot, Stack
 from perflab.snapshots.notes import notes_of
 from perflab.snapshots.stages import of_marks, steps_of
+from perflab.snapshots.window import Progress
+from perflab.units import format_bytes
 
 MOST_BYTES = 2**26
-"""JSON is read as a whole, and what is not ours may take 22 times its size: two million events of a CPU."""
+"""What is larger has an event a line. JSON that is read as a whole may take 22 times its size."""
+MOST_EVENTS = 3_000_000
+"""Of a file: an event takes up to 500 bytes of memory, so that they have room in 2 GB."""
+_SCHEMAS = (1, 2, 3)
 
 
 @dataclass(frozen=True)
@@ -39,24 +45,38 @@ class _Place:
 _NOWHERE = _Place((), "", "", "", "", "")
 
 
-def read_json(text: bytes, path: Path) -> Snapshot:
+def read_json(file: BinaryIO, path: Path, progress: Progress = lambda *_: None) -> Snapshot:
     """The recording.
 
     Raises:
-        SnapshotError: it is damaged, or none of ours.
+        SnapshotError: it is damaged, too large, or none of ours.
     """
+    text = file.read(MOST_BYTES + 1)
+    lines: EventLines | None = None
+    cut_at = 0
     try:
-        content, cut_at = _content(text)
+        if len(text) > MOST_BYTES:
+            head = head_of(text)
+            if head is None:
+                raise SnapshotError(
+                    f"{path} is JSON of more than {format_bytes(MOST_BYTES)}, and no recording with an event a line",
+                    "record it again with this version, or record a shorter part of the program",
+                )
+            del text
+            content, lines = head[0], EventLines(file, head[1], progress)
+        else:
+            content, cut_at = what_is_there(text)
         if type(content) is not dict or type(content.get("events")) is not list:
             raise ValueError("it has no events")
-        if content.get("schema") not in (1, 2):
-            raise ValueError(f"its schema is {content.get('schema')!r}, and 1 and 2 are known")
-        found = _snapshot(content, is_cut=bool(cut_at))
+        if content.get("schema") not in _SCHEMAS:
+            raise ValueError(f"its schema is {content.get('schema')!r}, and 1, 2 and 3 are known")
+        found = _snapshot(content, content["events"] if lines is None else lines, is_cut=bool(cut_at))
     except (ValueError, TypeError, KeyError, IndexError, OverflowError, AttributeError, RecursionError) as error:
         raise SnapshotError(
             f"{path} is no recording of memory_snapshot: {error}",
             "record it again, or give another file",
         ) from error
+    cut_at = cut_at if lines is None else lines.cut_at
     if not cut_at:
         return found
     note = (
@@ -66,74 +86,32 @@ def read_json(text: bytes, path: Path) -> Snapshot:
     return replace(found, notes=[note, *found.notes], is_whole=False)
 
 
-def _content(text: bytes) -> tuple[Any, int]:
-    """What the JSON says, and the character at which it ends too early; 0: it is whole."""
-    try:
-        return json.loads(text), 0
-    except json.JSONDecodeError:
-        return _what_is_there(text.decode("utf-8", "replace"))
-
-
-def _what_is_there(text: str) -> tuple[dict[str, Any], int]:
-    """The keys with their values as far as they are whole; of the list that is cut off, its whole items."""
-    decode, content = json.JSONDecoder().raw_decode, dict[str, Any]()
-    start = position = _behind(text, _SPACE, 0) + 1
-    key = ""
-    while True:
-        try:
-            key, end = decode(text, _behind(text, _BETWEEN, position))
-            start = _behind(text, _BETWEEN, end)
-            content[key], position = decode(text, start)
-        except json.JSONDecodeError:
-            break
-    if text[start : start + 1] != "[" or key in content:
-        return content, position
-    items: list[Any] = []
-    position = start + 1
-    while True:
-        try:
-            item, end = decode(text, _behind(text, _BETWEEN, position))
-        except json.JSONDecodeError:
-            content[key] = items
-            return content, position
-        items.append(item)
-        position = end
-
-
-def _behind(text: str, what: re.Pattern[str], position: int) -> int:
-    found = what.match(text, position)
-    assert found is not None
-    return found.end()
-
-
-_SPACE, _BETWEEN = re.compile(r"\s*"), re.compile(r"[\s,:]*")
-
-
-def _snapshot(content: dict[str, Any], *, is_cut: bool) -> Snapshot:
-    events = [(_whole(time), _whole(size)) for time, size in content["events"]]
-    has_blocks = content["schema"] == 2 and not (is_cut and {"blocks", "places"} - content.keys())
-    places = [_place(one) for one in content.get("places", [])]
-    marks = content["blocks"] if has_blocks else [(None, None)] * len(events)
-    if is_cut:
-        del events[len(marks) :], marks[len(events) :]
-        marks = [(block, None if number is None or number >= len(places) else number) for block, number in marks]
-    if len(marks) != len(events):
-        raise ValueError(f"{len(events)} events have {len(marks)} blocks")
-    reading = _Reading(has_addresses=has_blocks)
+def _snapshot(content: dict[str, Any], listed: Iterable[Any], *, is_cut: bool) -> Snapshot:
+    has_blocks = content["schema"] > 1 and not (
+        content["schema"] == 2 and is_cut and {"blocks", "places"} - content.keys()
+    )
+    stacks: dict[Stack, Stack] = {}
+    places = [_place(one, stacks) for one in content.get("places", [])]
+    reading = _Reading()
     for block, size, place in content.get("before", []):
-        reading.give(_whole(block), _whole(size), places[_index(place)], 0)
+        address = _whole(block)
+        reading.give(address if has_blocks else None, _whole(size), places[_index(place)], 0)
     phases: list[str] = []
     begins = {_whole(event): str(mark) for event, mark in content.get("marks", [])}
-    for moment, ((_, size), (block, number)) in enumerate(zip(events, marks, strict=True), start=1):
+    times = array("q")
+    for time, size, block, number in _events(content, listed, len(places), is_cut=is_cut, has_blocks=has_blocks):
+        times.append(_whole(time))
+        moment = len(times)
+        if moment > MOST_EVENTS:
+            raise ValueError(f"it has more than {MOST_EVENTS:,} events: record a shorter part of the program")
         place = _NOWHERE if number is None else places[_index(number)]
-        is_given = size >= 0
         if "marks" in content:
             phases.append(begins.get(moment - 1, phases[-1] if phases else ""))
         else:
             phases.append(place.phase)
         if block is not None:
             _whole(block)
-        if is_given:
+        if _whole(size) >= 0:
             reading.give(block, size, place, moment)
         else:
             reading.take(block, -size, place, moment)
@@ -146,20 +124,38 @@ def _snapshot(content: dict[str, Any], *, is_cut: bool) -> Snapshot:
         source="perflab, predicted" if is_predicted else "perflab",
         device="cuda" if content.get("device") == "cuda" else "cpu",
         blocks=as_told(blocks if has_categories else _noted(content, list(deduced(blocks, stages)))),
-        times_ns=() if content.get("time") == "event" else array("q", (time for time, _ in events)),
-        moments=len(events),
+        times_ns=() if content.get("time") == "event" else times,
+        moments=len(times),
         rounding_bytes=512 if content.get("device") == "cuda" else 1,
         stages=stages,
         steps=steps_of(stages),
         is_deduced=not has_categories and has_blocks,
         is_noted=is_noted,
-        notes=list(_notes(content)),
+        notes=list(_notes(content, has_blocks=has_blocks)),
     )
 
 
-def _notes(content: dict[str, Any]) -> Iterator[str]:
-    if "blocks" not in content:
-        yield "the file (schema 1) names no blocks: each free is taken for the latest block of its size"
+def _events(
+    content: dict[str, Any], listed: Iterable[Any], places: int, *, is_cut: bool, has_blocks: bool
+) -> Iterator[tuple[Any, Any, Any, Any]]:
+    """Time, bytes, block and number of the place, of each event."""
+    if content["schema"] == 3:
+        yield from ((time, size, block, place) for time, size, block, place in listed)
+    elif not has_blocks:
+        yield from ((time, size, None, None) for time, size in listed)
+    else:
+        events, blocks = content["events"], content["blocks"]
+        if len(blocks) != len(events) and not is_cut:
+            raise ValueError(f"{len(events)} events have {len(blocks)} blocks")
+        for (time, size), (block, place) in zip(events, blocks, strict=False):
+            is_lost = is_cut and place is not None and place >= places
+            yield time, size, block, None if is_lost else place
+
+
+def _notes(content: dict[str, Any], *, has_blocks: bool) -> Iterator[str]:
+    if not has_blocks:
+        why = "the file (schema 1) names no blocks" if content["schema"] == 1 else "the list of blocks is cut off"
+        yield f"{why}: each free is taken for the latest block of its size"
     unseen = _whole(content.get("let_go_unseen_bytes", 0))
     if unseen:
         yield (
@@ -173,12 +169,11 @@ def _noted(content: dict[str, Any], blocks: list[Block]) -> list[Block]:
 
 
 class _Reading:
-    def __init__(self, *, has_addresses: bool) -> None:
-        self.has_addresses = has_addresses
+    def __init__(self) -> None:
         self.before: list[Block] = []
         self.blocks: list[Block] = []
         self.open: dict[int, list[int]] = {}
-        """Numbers of blocks that are there, by address; in schema 1 by size."""
+        """Numbers of blocks that are there, by address; by size where the file names no blocks."""
 
     def give(self, block: int | None, size: int, place: _Place, moment: int) -> None:
         """A block comes to be."""
@@ -187,10 +182,12 @@ class _Reading:
 
     def take(self, block: int | None, size: int, place: _Place, moment: int) -> None:
         """It goes; one that was not seen to come was there before."""
-        numbers = self.open.get(size if block is None else block)
+        numbers = self.open.get(key := size if block is None else block)
         # Of what was held before, the allocator knows the size better than the tensors that lie in it.
         if numbers and (self.blocks[numbers[-1]].size_bytes == size or not self.blocks[numbers[-1]].allocated_at):
             number = numbers.pop()
+            if not numbers:
+                del self.open[key]
             self.blocks[number] = self.blocks[number]._replace(
                 size_bytes=size, requested_bytes=size, freed_at=moment, freed_by=place.stack
             )
@@ -208,10 +205,11 @@ def _block(size: int, block: int | None, place: _Place, since: int, until: int |
     return Block(size, size, block or 0, 0, stack, category, module, phase, since, until, (), tensor)
 
 
-def _place(found: dict[str, Any]) -> _Place:
+def _place(found: dict[str, Any], stacks: dict[Stack, Stack]) -> _Place:
+    """A place of the file. Of equal stacks there is one alone, by which blocks of one stack are known."""
     frames = tuple(Frame(str(file), _whole(line), str(function)) for file, line, function in found.get("frames", []))
     texts = (str(found.get(key) or "") for key in ("module", "phase", "category", "operator", "tensor"))
-    return _Place(frames, *texts)
+    return _Place(stacks.setdefault(frames, frames), *texts)
 
 
 def _whole(value: object) -> int:

@@ -38,6 +38,18 @@ def user_frame(stack: Stack) -> Frame | None:
     return first or (stack[0] if stack else None)
 
 
+Thread = tuple[str, str]
+"""File and function of the outermost call of Python, by which threads are told apart."""
+
+
+def root_of(stack: Stack) -> Thread | None:
+    """Where the thread of a stack begins; None where there is no call of Python."""
+    for frame in reversed(stack):
+        if frame.file.endswith(".py") or frame.file.startswith("<"):
+            return frame.file, frame.function
+    return None
+
+
 def common_folder(stacks: Iterable[Stack]) -> str:
     """The folder that all of the user's files lie in, with a slash; empty where paths are relative, or share none."""
     files = {frame.file for stack in stacks for frame in stack if is_user_s(frame.file)}

@@ -10,28 +10,46 @@ from itertools import pairwise
 from typing import Any
 
 from perflab.snapshots.model import Stage
+from perflab.snapshots.stacks import Thread
 
 _STEP = re.compile(r"ProfilerStep#\d+$")
 
 
-def of_marks(marks: Iterable[str]) -> list[Stage]:
+def of_marks(marks: Iterable[str | None]) -> list[Stage]:
     """Runs of the same mark over successive moments.
 
-    What bears no mark between two runs of the same one belongs to them: PyTorch's marks are a thread's own, and
-    autograd has threads. Elsewhere it is no stage.
-
     Args:
-        marks: that of each moment, from moment 1 on.
+        marks: that of each moment, from moment 1 on; empty: there was none; None: nobody knows, and the stage goes on
+            if its mark does.
     """
     stages: list[Stage] = []
     before = ""
     for moment, mark in enumerate(marks, start=1):
-        if mark and stages and stages[-1].name == mark and (before in ("", mark)):
+        if mark is None:
+            continue
+        if mark and mark == before:
             stages[-1] = stages[-1]._replace(end=moment)
         elif mark:
             stages.append(Stage(mark, moment - 1, moment))
         before = mark
     return stages
+
+
+def of_threads(marks: Sequence[str], threads: Sequence[Thread | None]) -> tuple[list[Stage], bool]:
+    """Stages of PyTorch's marks, which are a thread's own: autograd's threads bear none of the main one's.
+
+    So a moment without a mark ends a stage only if it is of a thread that sets marks.
+
+    Args:
+        marks: that of each moment, from moment 1 on; empty: there was none.
+        threads: of each moment; None where that is not known.
+
+    Returns:
+        The stages, and whether no mark's thread is known, though stages hold moments without one.
+    """
+    marking = {thread for thread, mark in zip(threads, marks, strict=True) if thread and mark}
+    stages = of_marks(mark if mark or thread in marking else None for mark, thread in zip(marks, threads, strict=True))
+    return stages, not marking and len(stages) < len(of_marks(marks))
 
 
 def of_annotations(annotations: object, device: int, times_us: Sequence[int]) -> tuple[list[Stage], list[Stage]]:

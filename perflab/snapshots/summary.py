@@ -196,6 +196,8 @@ def _notes(snapshot: Snapshot) -> Iterator[str]:
             "The file has no categories: they follow from the stacks that gave and took each block; what no stack "
             "tells is unknown."
         )
+    if snapshot.source == "perflab" and len(snapshot.times_ns):
+        yield ("Times are the profiler's, which notes each call of Python; the program alone takes a fraction of them.")
     if not snapshot.stages:
         yield (
             "Stages are unmarked: call torch.cuda.memory._set_memory_metadata, or torch.profiler.record_function "

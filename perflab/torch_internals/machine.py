@@ -82,8 +82,12 @@ def event_name(event: Any) -> str:
         return ""
 
 
-def _frame(caller: Any) -> tuple[str, int, str]:
-    """File, line and function; without names that cannot be read, as ``event_name`` says."""
+_Call = tuple[str, int, str]
+"""File, line and function."""
+
+
+def _frame(caller: Any) -> _Call:
+    """Without names that cannot be read, as ``event_name`` says."""
     try:
         return caller.file_name, caller.line_number, caller.function_name
     except UnicodeDecodeError:
@@ -119,8 +123,12 @@ class CpuBlockEvent:
     """Negative where it was taken back."""
     operator: str
     """The innermost operator: ``aten::mm``; empty where it was none."""
-    frames: tuple[tuple[str, int, str], ...]
-    """File, line and function of the calls that led there, the innermost first."""
+    frames: tuple[_Call, ...]
+    """The calls that led there, the innermost first.
+
+    Of an operator that is no call of a C function (``+``, ``@``) the profiler does not say where in its function it
+    stands, so the innermost line is that of the ``def``, or where the function was when recording began.
+    """
     module: str
     """Name of the innermost module, its class where no name is known; empty where it was in none."""
     mark: str = ""
@@ -168,20 +176,22 @@ def cpu_block_events(results: Any, names: Mapping[int, str], not_a_mark: str) ->
     tree = attribute(TORCH, results, "experimental_event_tree", "record a CPU's memory (memory_snapshot)")()
     found: list[CpuBlockEvent] = []
     ranges: list[tuple[int, int, str]] = []
-    at: list[tuple[Any, str, tuple[Any, ...], str]] = [(one, "", (), "") for one in tree]
+    at: list[tuple[Any, str, tuple[_Call, ...], tuple[_Call, ...], str]] = [(one, "", (), (), "") for one in tree]
     while at:
-        event, operator, frames, module = at.pop()
+        event, operator, within, frames, module = at.pop()
         fields, kind = event.extra_fields, event.tag.name
         if kind == "Allocation":
             if str(fields.device) == "cpu":
-                found.append(
-                    CpuBlockEvent(event.start_time_ns, fields.ptr, fields.alloc_size, operator, frames, module)
-                )
+                calls = (*within, *frames)
+                found.append(CpuBlockEvent(event.start_time_ns, fields.ptr, fields.alloc_size, operator, calls, module))
         elif kind in ("PyCall", "PyCCall"):
             frames = (_frame(fields.caller), *frames)
-            operator = ""
-            if kind == "PyCall" and fields.module is not None:
-                module = names.get(fields.module.self_ptr) or fields.module.cls_name
+            within, operator = (), ""
+            if kind == "PyCall":
+                called = _frame(fields.callsite)
+                within = () if called == frames[0] else (called,)  # equal in the outermost call
+                if fields.module is not None:
+                    module = names.get(fields.module.self_ptr) or fields.module.cls_name
         elif kind == "TorchOp":
             if "USER_SCOPE" in str(fields.scope):
                 # In the tree a range belongs to the call that opened it, so what happened within is known by time.
@@ -189,7 +199,7 @@ def cpu_block_events(results: Any, names: Mapping[int, str], not_a_mark: str) ->
                     ranges.append((event.start_time_ns, event.end_time_ns, event.name))
             else:
                 operator = event.name
-        at.extend((child, operator, frames, module) for child in event.children)
+        at.extend((child, operator, within, frames, module) for child in event.children)
     found.sort(key=lambda one: one.time_ns)
     ranges.sort()
     outermost: list[tuple[int, int, str]] = []

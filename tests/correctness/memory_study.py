@@ -19,9 +19,10 @@ import torch
 from perflab.lab.models import size_config
 from perflab.report.escaping import escape
 from perflab.snapshots.analysis import Lines, alike, alive_at, levels, module_of, peak_moment
+from perflab.snapshots.devices import choose
 from perflab.snapshots.difference import compare
 from perflab.snapshots.model import Snapshot
-from perflab.snapshots.reading import choose, read_snapshots
+from perflab.snapshots.reading import read_snapshots
 from perflab.snapshots.tables import Report, Table, shown
 from perflab.units import format_bytes
 

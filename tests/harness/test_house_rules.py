@@ -51,8 +51,8 @@ class Room:
 
 TIERS = ("measured", "compared", "predicted", "compiled")
 _BARE = (
-    "child data mode records errors amounts units environment files reading reachable git kernel_names user_lines"
-    " measure.records profiles.records"
+    "child data mode records errors amounts units environment files event_lines reading reachable git kernel_names"
+    " user_lines measure.records profiles.records"
 )
 _GROUND = f"{_BARE} documents journals results tiers"
 _PRIVATE = "internals torch_internals triton_internals"
@@ -115,6 +115,7 @@ ROOMS = {
     "triton_internals": Room(below="internals", torch=When.CALLED),
     "environment": Room(below="records errors units torch_internals", packages="msgspec", torch=When.CALLED),
     "files": Room(),
+    "event_lines": Room(),
     "kernel_names": Room(),
     "user_lines": Room(),
     "reading": Room(below="errors", packages="msgspec"),
@@ -129,7 +130,7 @@ ROOMS = {
     "store": Room(below=_GROUND, packages="msgspec"),
     "report": Room(below=f"{_GROUND} page"),
     "page": Room(below=f"perflab {_BARE} report", packages="jinja2 markupsafe"),
-    "snapshots": Room(below="errors units files report tiers page", packages="markupsafe"),
+    "snapshots": Room(below="errors units files event_lines report tiers page", packages="markupsafe"),
     "correctness": Room(below=f"{_GROUND} {_PRIVATE}", packages="syrupy", torch=When.IMPORTED),
     # The tiers. A measured case may turn into a prediction, and be settled by turns with its baseline's commit.
     **tier_rooms("measured", "run", f"{_COMPARED} predicted.settings predicted.run"),

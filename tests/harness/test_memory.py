@@ -230,8 +230,8 @@ def test_a_recorded_block_has_its_peak_and_every_allocation_in_order(tmp_path: P
     assert snapshot.path == tmp_path / "deep" / "case.json"
     history = json.loads(snapshot.path.read_text())
     assert history["peak_bytes"] == 2 * MIB
-    assert [change for _moment_ns, change in history["events"]] == [2 * MIB, -2 * MIB, MIB, -MIB]
-    moments = [moment_ns for moment_ns, _change in history["events"]]
+    assert [change for _moment_ns, change, *_ in history["events"]] == [2 * MIB, -2 * MIB, MIB, -MIB]
+    moments = [moment_ns for moment_ns, *_ in history["events"]]
     assert moments == sorted(moments)
     assert moments[0] >= began_ns
 

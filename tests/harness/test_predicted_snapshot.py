@@ -155,23 +155,24 @@ def test_times_are_predicted_where_operators_have_one(tmp_path: Path) -> None:
     assert times == [0, 1, 2, 3, 3]
     line = json.loads(write_timeline(TRACE, tmp_path / "timed", time_of=lambda op: predicted_ns[op.name]).read_bytes())
     assert line["time"] == "predicted ns"
-    assert [time for time, _ in line["events"]] == [0, 1500, 2200, 3700, 3700]
+    assert [time for time, *_ in line["events"]] == [0, 1500, 2200, 3700, 3700]
 
 
 def test_a_timeline_is_what_a_cpu_would_record(tmp_path: Path) -> None:
     path = write_timeline(TRACE, tmp_path / "predicted")
     assert path == tmp_path / "predicted.json"
     content = json.loads(path.read_text(encoding="utf-8"))
-    of_schema_1 = {key: content[key] for key in ("device", "peak_bytes", "time", "events")}
-    assert of_schema_1 == {
-        "device": "cpu",
-        "peak_bytes": 12 * MIB + 1100,
-        "time": "event",
-        "events": [[0, 12 * MIB + 100], [2, 1000], [5, -12 * MIB - 100], [7, -700], [8, 2 * MIB]],
-    }
-    assert [block for block, _ in content["blocks"]] == [2, 3, 2, 1, 5]
+    about = {key: content[key] for key in ("device", "peak_bytes", "time")}
+    assert about == {"device": "cpu", "peak_bytes": 12 * MIB + 1100, "time": "event"}
+    assert [event[:3] for event in content["events"]] == [
+        [0, 12 * MIB + 100, 2],
+        [2, 1000, 3],
+        [5, -12 * MIB - 100, 2],
+        [7, -700, 1],
+        [8, 2 * MIB, 5],
+    ]
     assert [(block, size) for block, size, _ in content["before"]] == [(0, 3 * MIB), (1, 700)]
-    assert content["places"][content["blocks"][0][1]] == {
+    assert content["places"][content["events"][0][3]] == {
         "operator": "aten::mm",
         "module": "blocks.17.attention",
         "phase": "forward",
@@ -196,7 +197,7 @@ def test_a_predicted_timeline_lies_beside_a_measured_one(tmp_path: Path) -> None
     )
     predicted = json.loads(write_timeline(call, tmp_path / "predicted").read_bytes())
     measured = json.loads(recorded.path.read_bytes())
-    assert [size for _, size in predicted["events"]] == [size for _, size in measured["events"]]
+    assert [size for _, size, *_ in predicted["events"]] == [size for _, size, *_ in measured["events"]]
     assert {key: predicted[key] for key in ("schema", "device", "peak_bytes")} == {
         key: measured[key] for key in ("schema", "device", "peak_bytes")
     }

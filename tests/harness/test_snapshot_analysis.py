@@ -292,6 +292,21 @@ def test_of_lines_that_moved_what_changed_is_named(tmp_path: Path) -> None:
     assert changes(tmp_path, more, before) == [("model.py:193", "", "unknown", -7 * MIB, 7 * MIB, 0)]
 
 
+def test_a_line_that_moved_to_the_number_of_one_that_changed_is_not_named_for_it(tmp_path: Path) -> None:
+    before = holding("me/project", (10, 8), (11, 4))
+    after = holding("me/project", (11, 8), (12, 5), (13, 2))
+    assert changes(tmp_path, before, after) == [
+        ("model.py:12", "", "unknown", 5 * MIB, 0, 5 * MIB),
+        ("model.py:11 (before)", "", "unknown", -4 * MIB, 4 * MIB, 0),
+        ("model.py:13", "", "unknown", 2 * MIB, 0, 2 * MIB),
+    ]
+    assert changes(tmp_path, after, before) == [
+        ("model.py:12", "", "unknown", -5 * MIB, 5 * MIB, 0),
+        ("model.py:11", "", "unknown", 4 * MIB, 0, 4 * MIB),
+        ("model.py:13", "", "unknown", -2 * MIB, 2 * MIB, 0),
+    ]
+
+
 def test_layers_of_a_prediction_are_counted_together_with_the_shape_of_what_was_saved(tmp_path: Path) -> None:
     trace = traced_fake(lambda: step(layers=8, width=64), whole=False)
     found = read(write_snapshot(trace, tmp_path / "predicted"))

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from perflab.errors import SnapshotError
+from perflab.snapshots.devices import choose
 from perflab.snapshots.model import Snapshot
-from perflab.snapshots.reading import choose, read_snapshots
+from perflab.snapshots.reading import read_snapshots
 from perflab.snapshots.stacks import is_user_s
 from perflab.snapshots.stages import of_marks, steps_of
 from tests.harness.made_snapshots import ENGINE, MIB, MODEL, TRAIN, Recording, block, content, segment, written
@@ -126,6 +127,46 @@ def test_what_a_step_makes_and_leaves_is_the_optimizer_s_state(
     found = read(written(tmp_path / "a.pickle", content(made)))
     told = [one.category for one in found.blocks]
     assert told == ["optimizer state", "temporaries", "optimizer state", "gradients"]
+
+
+APPLY = ("/usr/lib/python3/site-packages/torch/autograd/function.py", 315, "apply")
+"""Of a backward; the forward's is another one, and is called."""
+KERNEL = ("/home/me/project/fused.py", 40, "backward")
+HOOK = ("/home/me/project/train.py", 70, "hook")
+AGAIN = ("/usr/lib/python3/site-packages/torch/utils/checkpoint.py", 1128, "unpack_hook")
+
+
+@pytest.mark.parametrize(
+    ("within", "is_marked"),
+    [((KERNEL, APPLY), True), ((KERNEL, APPLY), False), ((HOOK,), True), ((MODEL, AGAIN), True)],
+    ids=["a function's", "a function's, unmarked", "a hook's", "a checkpoint's"],
+)
+def test_what_python_makes_in_a_thread_of_autograd_s_is_of_the_backward(
+    tmp_path: Path, within: tuple[tuple[str, int, str], ...], is_marked: bool
+) -> None:
+    """Such a stack begins in the thread, and no frame of the engine's stands in it."""
+    forward = (MODEL, APPLY, TRAIN)
+    made = Recording(marks=is_marked)
+    made.mark = "forward"
+    made.alloc(0, 4 * MIB, *forward).alloc(16 * MIB, MIB, *forward).free(16 * MIB, MIB, *forward)
+    made.mark = "backward"
+    made.alloc(900 * MIB, 512, TRAIN)  # a loss that is made beside it
+    made.mark = ""
+    made.alloc(32 * MIB, 8 * MIB, *within).alloc(64 * MIB, 2 * MIB, *within).free(64 * MIB, 2 * MIB, *within)
+    made.free(0, 4 * MIB, *within)
+    made.mark = "backward"
+    made.free(900 * MIB, 512, TRAIN)
+    found = read(written(tmp_path / "a.pickle", content(made)))
+    told = [one.category for one in found.blocks]
+    assert told == ["activations", "temporaries", "temporaries", "gradients", "temporaries"]
+
+
+def test_a_stage_of_forward_and_backward_together_says_nothing_of_either(tmp_path: Path) -> None:
+    made = Recording()
+    made.mark = "forward_backward"
+    made.alloc(0, MIB, MODEL, TRAIN).alloc(8 * MIB, 2 * MIB).free(0, MIB).free(8 * MIB, 2 * MIB)
+    found = read(written(tmp_path / "a.pickle", content(made)))
+    assert [one.category for one in found.blocks] == ["unknown", "unknown"]
 
 
 def test_a_script_in_a_folder_of_programs_is_the_user_s() -> None:

@@ -256,6 +256,27 @@ def test_json_that_is_cut_off_says_what_could_be_read(tmp_path: Path) -> None:
     assert counts[-1] > 190
 
 
+def test_json_that_is_cut_off_counts_what_was_held_and_let_go_once(tmp_path: Path) -> None:
+    """``blocks`` stands behind ``events``, so where that is cut off frees are known by their sizes alone."""
+    events = [[0, -4096], [1000, 512], [2000, 512], [3000, 64]]
+    made = {
+        "schema": 2,
+        "device": "cpu",
+        "places": [{"category": "gradients"}],
+        "before": [[100, 4096, 0]],
+        "looks": [],
+        "events": events,
+        "blocks": [[100, 0], [200, 0], [300, 0], [400, 0]],
+    }
+    text, path = json.dumps(made), tmp_path / "cut.json"
+    path.write_text(text)
+    assert list(levels(read(path))) == [4096, 0, 512, 1024, 1088]
+    path.write_text(text[: text.index("[3000")])
+    cut = read(path)
+    assert list(levels(cut)) == [4096, 0, 512, 1024]
+    assert cut.notes[1] == "the list of blocks is cut off: each free is taken for the latest block of its size"
+
+
 def test_json_of_empty_lists_takes_no_more_memory_than_there_is(tmp_path: Path) -> None:
     (tmp_path / "many.json").write_text('{"a":[' + "[]," * (2**26 // 3 - 10) + "[]]}")
     assert "it has no events" in ended(tmp_path)

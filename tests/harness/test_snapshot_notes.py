@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from perflab.cli import main
-from perflab.errors import SnapshotError
 from perflab.measure.live_tensors import held_bytes
 from perflab.measure.memory import measure_memory
 from perflab.measure.memory_snapshot import record_call, record_memory
@@ -104,7 +103,7 @@ def test_at_every_moment_the_categories_add_up_to_what_the_file_s_events_say(tmp
     written_down = json.loads(path.read_text())
     level = sum(size for _, size, _ in written_down["before"])
     found = read(path)
-    for moment, (_, change) in enumerate([(0, 0), *written_down["events"]]):
+    for moment, (_, change, *_place) in enumerate([(0, 0), *written_down["events"]]):
         level += change
         parts = parts_by(alive_at(found, moment), lambda one: one.category)
         assert sum(part.size_bytes for part in parts.values()) == level, moment
@@ -204,10 +203,26 @@ def test_other_readers_stop_before_the_notes(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_damaged_notes_are_named(tmp_path: Path, notes: object) -> None:
-    path = behind(written(tmp_path / "a.pickle", content(training())), notes)
-    with pytest.raises(SnapshotError, match=r"a\.pickle: the notes of perflab .* are damaged"):
-        read_snapshots(path)
+def test_a_recording_with_damaged_notes_reads_without_them_and_says_so(tmp_path: Path, notes: object) -> None:
+    bare = read(written(tmp_path / "bare.pickle", content(training())))
+    found = read(behind(written(tmp_path / "a.pickle", content(training())), notes))
+    assert found.notes[0].startswith("a.pickle: the notes of perflab behind PyTorch's part are damaged (")
+    assert found.notes[0].endswith("so that the file is read without them")
+    assert (found.blocks, found.is_whole, found.is_noted) == (bare.blocks, True, False)
+
+
+def test_a_recording_that_is_cut_off_anywhere_in_its_notes_reads_without_them_and_says_so(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.pickle", content(training()))
+    whole = path.stat().st_size
+    bare = read(path)
+    assert bare.notes == []
+    data = behind(path, {"device": 0, "events": 13, "looks": [[0, [[ADDRESS, "parameters", "w"]]]]}).read_bytes()
+    assert read(path).is_noted
+    for size in range(whole + 1, len(data)):
+        path.write_bytes(data[:size])
+        found = read(path)
+        assert found.blocks == bare.blocks
+        assert "the notes of perflab behind PyTorch's part are damaged" in found.notes[0], size
 
 
 def test_what_follows_a_pickle_and_is_not_ours_is_not_read(tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ def test_numbers_of_the_script_are_written_as_all_others(
     events, at_us = [], 0
     for number, size in enumerate(sizes):
         at_us += 13**number if number < 9 else 0
-        events.append([at_us * 1000, size])
+        events.append([at_us * 1000 + 137 * number, size])
     path, page = tmp_path / "a.json", tmp_path / "a.html"
     path.write_text(json.dumps({"schema": 1, "device": "cpu", "events": events}), encoding="utf-8")
     found = read(path)

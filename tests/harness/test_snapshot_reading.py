@@ -16,9 +16,11 @@ import torch
 
 from perflab.errors import SnapshotError
 from perflab.measure.memory_snapshot import record_memory
+from perflab.snapshots.analysis import alike, alive_at
 from perflab.snapshots.at_once import Events
+from perflab.snapshots.devices import choose
 from perflab.snapshots.model import Snapshot, Stage
-from perflab.snapshots.reading import choose, read_snapshots
+from perflab.snapshots.reading import read_snapshots
 from perflab.snapshots.unpickling import Unpickling
 from tests.harness.made_snapshots import (
     ADDRESS,
@@ -266,6 +268,18 @@ def test_a_cpu_s_recording_names_module_line_phase_and_block(tmp_path: Path) -> 
     assert sorted(one.size_bytes for one in gradients) == [32 * 4, 64 * 32 * 4]
 
 
+@pytest.mark.parametrize("module", ["", "net"])
+def test_blocks_of_one_stack_are_alike_whatever_operator_made_them(tmp_path: Path, module: str) -> None:
+    places = [
+        {"operator": name, "module": module, "frames": [["/p/model.py", 5, "f"]]} for name in ("aten::mul", "aten::add")
+    ]
+    events = [[number, 4096, 100 + number, number % 2] for number in range(4)]
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"schema": 3, "places": places, "looks": [], "events": events}))
+    found = read(path)
+    assert [(len(one.blocks), one.size_bytes) for one in alike(alive_at(found, 4))] == [(4, 4096)]
+
+
 def test_schema_1_of_a_cpu_still_reads(tmp_path: Path) -> None:
     path = tmp_path / "old.json"
     path.write_text(json.dumps({"schema": 1, "device": "cpu", "events": [[5, 100], [6, 50], [7, -100], [9, -7]]}))
@@ -284,11 +298,13 @@ def test_schema_1_of_a_cpu_still_reads(tmp_path: Path) -> None:
     [
         ("", "is empty"),
         ("{", "is no recording of memory_snapshot"),
-        ('{"schema": 3, "events": []}', "its schema is 3, and 1 and 2 are known"),
+        ('{"schema": 4, "events": []}', "its schema is 4, and 1, 2 and 3 are known"),
         ('{"schema": 1}', "it has no events"),
         ('{"schema": 1, "events": [[1, "x"]]}', "'x' is no whole number"),
         ('{"schema": 2, "events": [[1, 2]], "blocks": []}', "1 events have 0 blocks"),
         ('{"schema": 2, "events": [[1, 2]], "blocks": [[1, -1]], "places": [{}]}', "no place -1"),
+        ('{"schema": 3, "events": [[1, 2, 3, 1]], "places": [{}]}', "list index out of range"),
+        ('{"schema": 3, "events": [[1, 2]]}', "not enough values"),
         ('{"a":' * 100_000, "is no recording"),
     ],
     ids=str,

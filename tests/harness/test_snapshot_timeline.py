@@ -109,7 +109,20 @@ def test_the_page_s_blocks_are_all_blocks_and_lie_in_the_bands_that_are_drawn(tm
     stages = ["unmarked" if number < 0 else data["texts"][number] for number in data["shown_stage"]]
     assert stages == [stage_at(found, moment) for moment in data["shown"]]
     assert {*stages} == {"unmarked", "forward", "backward", "optimizer"}
-    assert list(accumulate(data["times_us"])) == [(time - found.times_ns[0]) // 1000 for time in found.times_ns]
+    since_first = [time - found.times_ns[0] for time in found.times_ns]
+    assert (data["tick_ns"], [1000 * time for time in accumulate(data["times"])]) == (1000, since_first)
+
+
+def test_the_page_s_times_are_exact_also_where_a_recording_has_nanoseconds(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"schema": 1, "events": [[5_000, 100], [6_999, 50], [12_345, -100], [7_000_001, 9]]}))
+    found = read(path)
+    data = json.loads(page_blocks(found, (by_category(found),)).data)
+    since_first = [0, 1_999, 7_345, 6_995_001]
+    assert [data["tick_ns"] * time for time in accumulate(data["times"])] == since_first
+    assert [data["tick_ns"] * time for time in data["shown_times"]] == [
+        [0, *since_first][moment] for moment in data["shown"]
+    ]
 
 
 def test_a_page_without_room_for_all_blocks_keeps_those_at_the_peak_and_counts_the_others(

@@ -19,8 +19,9 @@ from perflab.mode import identity
 from perflab.plugin.case.perf import CaseState
 from perflab.plugin.session.folder import file_name_for, own_folder
 from perflab.predicted.settings import Predicting
+from perflab.snapshots.devices import choose_two
 from perflab.snapshots.difference import compare
-from perflab.snapshots.reading import choose, read_snapshots
+from perflab.snapshots.reading import read_snapshots
 from perflab.snapshots.show import first_changes
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def with_snapshots(
     if not good.exists():
         return f"{failure}\nmemory: perflab memory {now}"
     try:
-        before, after = (choose(read_snapshots(path), None, path) for path in (good, snapshot))
+        before, after = choose_two(read_snapshots(good), read_snapshots(snapshot), None, (good, snapshot))
     except (PerflabError, OSError) as error:
         return f"{failure}\nmemory: {now}; no comparison with the last good snapshot: {error}"
     changes = first_changes(compare(before, after, (good.name, snapshot.name)))

@@ -13,11 +13,12 @@
       if (value >= 0.9995 * size) return `${digits(value / size)} ${unit}`;
     return `${value} B`;
   }
-  function time(us) {
-    if (!us) return "0 s";
-    for (const [unit, size] of [["h", 3600e6], ["min", 60e6]]) if (us >= 2 * size) return `${digits(us / size)} ${unit}`;
-    for (const [unit, size] of [["s", 1e6], ["ms", 1e3]]) if (us >= 0.9995 * size) return `${digits(us / size)} ${unit}`;
-    return `${digits(us)} µs`;
+  function time(ns) {
+    if (!ns) return "0 s";
+    for (const [unit, size] of [["h", 3600e9], ["min", 60e9]]) if (ns >= 2 * size) return `${digits(ns / size)} ${unit}`;
+    for (const [unit, size] of [["s", 1e9], ["ms", 1e6], ["µs", 1e3]])
+      if (ns >= 0.9995 * size) return `${digits(ns / size)} ${unit}`;
+    return `${digits(ns)} ns`;
   }
   const count = (value) => value.toLocaleString("en-US");
   function summed(steps) {
@@ -33,7 +34,8 @@
 
   function start(box) {
     const data = JSON.parse(box.querySelector("script").textContent), { frame, shown, width } = data;
-    const keys = Object.keys(data.stackings), times = summed(data.times_us), starts = summed(data.from);
+    const in_ns = (ticks) => ticks * data.tick_ns;
+    const keys = Object.keys(data.stackings), times = summed(data.times).map(in_ns), starts = summed(data.from);
     const kinds = data.kinds.map(([size, category, tensor, module, line, stack, ...bands]) => {
       const [what, shape, where, place, calls] = [category, tensor, module, line, stack].map((number) => data.texts[number]);
       const search = [what, shape, where, place, calls, bytes(size)].join(" ").toLowerCase();
@@ -98,7 +100,7 @@
           lines.push(`allocated: ${came(block)}, freed: ${went(block)}`, block.calls === block.place ? "" : block.calls);
         } else if (band < sizes.length) lines.push(`${bytes(size)} in blocks that are in the picture alone`);
         if (band < sizes.length) lines.push(`band: ${names[band]}, ${bytes(sizes[band])}`);
-        const when = data.shown_us.length ? ` (${time(data.shown_us[column])})` : "";
+        const when = data.shown_times.length ? ` (${time(in_ns(data.shown_times[column]))})` : "";
         const stage = data.shown_stage[column] < 0 ? "" : `, ${data.texts[data.shown_stage[column]]}`;
         lines.push(`moment ${count(moment)}${when}${stage}: ${bytes(sizes.reduce((sum, one) => sum + one, 0))} alive`);
         tip.replaceChildren(...lines.filter(Boolean).map((line, number) => made(block && !number ? "b" : "span", line)));

@@ -10,7 +10,6 @@ replay, when the cache is warm, or of the one that ran out of memory.
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import tempfile
@@ -18,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from perflab.event_lines import as_lines
 from perflab.predicted.memory.caching_allocator import BlockState, Segment, round_size
 from perflab.predicted.memory.replay import WORKSPACES, Replay, replay
 from perflab.predicted.trace.trace import Alloc, Free, Op, Trace
@@ -64,10 +64,10 @@ def write_snapshot(
 def write_timeline(trace: Trace, path: Path, *, rounded: bool = False, time_of: TimeOf | None = None) -> Path:
     """Write the rise and fall of memory during the call, as ``record_memory`` writes it on a CPU.
 
-    ``events`` are ``[time, bytes]``, negative for a free; ``peak_bytes`` is the highest rise above the beginning; the
-    further key ``time`` says what the times are: ``predicted ns``, or ``event``, the number of the event in the trace.
-    ``blocks`` are ``[block, place]``, ``before`` are ``[block, bytes, place]`` of what was held,
-    ``marks`` are ``[event, phase]`` where a phase begins.
+    ``events`` are ``[time, bytes, block, place]``, bytes negative for a free; ``peak_bytes`` is the highest rise above
+    the beginning; the further key ``time`` says what the times are: ``predicted ns``, or ``event``, the number of the
+    event in the trace. ``before`` are ``[block, bytes, place]`` of what was held, ``marks`` are ``[event, phase]``
+    where a phase begins.
 
     Args:
         trace: the call.
@@ -91,18 +91,17 @@ def write_timeline(trace: Trace, path: Path, *, rounded: bool = False, time_of: 
             place = (block.operator, _module(block), block.place.phase, kind, file, line, _tensor(trace, block))
             place_of[block.block] = places.setdefault(place, len(places))
     history: list[list[int]] = []
-    blocks, marks, level, peak = [], [[0, ""]], 0, 0
+    marks, level, peak = [[0, ""]], 0, 0
     for event, time, phase in zip(trace.events, _times(trace, time_of), _phases(trace), strict=True):
         if not isinstance(event, Op) and sizes[event.block]:
             change = sizes[event.block] if isinstance(event, Alloc) else -sizes[event.block]
-            history.append([time, change])
-            blocks.append([event.block, place_of[event.block]])
+            history.append([time, change, event.block, place_of[event.block]])
             level += change
             peak = max(peak, level)
             if phase != marks[-1][1]:
                 marks.append([len(history) - 1, phase])
-    content = {
-        "schema": 2,
+    head = {
+        "schema": 3,
         "device": "cuda" if rounded else "cpu",
         "source": "perflab, predicted",
         "peak_bytes": peak,
@@ -120,11 +119,9 @@ def write_timeline(trace: Trace, path: Path, *, rounded: bool = False, time_of: 
             for operator, module, phase, kind, file, line, tensor in places
         ],
         "before": [[held.block, sizes[held.block], place_of[held.block]] for held in trace.held if sizes[held.block]],
-        "events": history,
-        "blocks": blocks,
     }
     target = path.with_name(path.name + ".json")
-    _write_whole(target, json.dumps(content).encode("utf-8"))
+    _write_whole(target, b"".join(as_lines(head, history)))
     return target
 
 
