@@ -44,7 +44,7 @@ class PageBlocks:
 
 
 def page_blocks(snapshot: Snapshot, stackings: Sequence[Stacking]) -> PageBlocks:
-    """Blocks for hover and search: all, or those at the peak and then the largest.
+    """Blocks for hover and search: all, or as many as there is room for, the largest at the peak first.
 
     Args:
         snapshot: the recording.
@@ -64,6 +64,7 @@ def page_blocks(snapshot: Snapshot, stackings: Sequence[Stacking]) -> PageBlocks
         "frame": {"left": LEFT, "top": TOP, "width": WIDTH - LEFT - RIGHT, "height": HEIGHT - TOP - BOTTOM},
         "top_bytes": top,
         "moments": snapshot.moments,
+        "blocks": len(snapshot.blocks),
         "texts": list(listing.texts),
         "kinds": list(listing.kinds),
         "kind": kinds,
@@ -99,17 +100,24 @@ def _short(text: str) -> str:
 def _left_out(snapshot: Snapshot, kept: Sequence[int], *, is_timed: bool) -> str:
     told = []
     if len(kept) < len(snapshot.blocks):
-        there = {*kept}
-        sizes = [block.size_bytes for number, block in enumerate(snapshot.blocks) if number not in there]
+        there, peak = {*kept}, peak_moment(levels(snapshot))
+        missing = [block for number, block in enumerate(snapshot.blocks) if number not in there]
+        at_peak = [block.size_bytes for block in missing if _is_alive(block, peak)]
         told.append(
-            f"{len(sizes):,} of {len(snapshot.blocks):,} blocks, of {format_bytes(max(sizes))} at most, are in the "
+            f"{len(missing):,} of {len(snapshot.blocks):,} blocks, of "
+            f"{format_bytes(max(block.size_bytes for block in missing))} at most, are in the "
             "picture alone: the page has no room for all of them in its search."
+            + (f" {len(at_peak):,} of them, {format_bytes(sum(at_peak))}, are alive at the peak." if at_peak else "")
         )
     if len(snapshot.times_ns) and not is_timed:
         told.append(
             f"With more than {MOST_MOMENTS:,} allocations and frees, the list of blocks has moments and no times."
         )
     return " ".join(told)
+
+
+def _is_alive(block: Block, moment: int) -> bool:
+    return block.allocated_at <= moment and (block.freed_at is None or block.freed_at > moment)
 
 
 class _Listing:
@@ -140,8 +148,7 @@ class _Listing:
 
         def importance(number: int) -> tuple[bool, int]:
             block = self.snapshot.blocks[number]
-            is_there = block.allocated_at <= peak and (block.freed_at is None or block.freed_at > peak)
-            return not is_there, -block.size_bytes
+            return not _is_alive(block, peak), -block.size_bytes
 
         yield from sorted(range(len(self.snapshot.blocks)), key=importance)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from perflab.cli import main
 from perflab.page.render import policy
+from perflab.snapshots import page_blocks
 from perflab.snapshots.analysis import alive_at, levels, peak_moment
 from perflab.snapshots.model import Block, Frame, Snapshot
 from perflab.snapshots.page import as_page
@@ -136,6 +138,43 @@ def test_a_search_finds_blocks_by_line_size_and_category(
         assert sorted(came) == sorted(f"{one.allocated_at:,} ({when(found, one.allocated_at)})" for one in wanted)
         seen.page.fill(".blocks [name=q]", "nowhere")
         assert seen.page.locator(".blocks output").inner_text() == "0 blocks, 0 B (0 B)"
+
+
+@needs_browser
+def test_a_list_that_lacks_blocks_says_how_much(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], browser: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_blocks, "MOST_CHARACTERS", 12_000)
+    path, page = written(tmp_path / "a.pickle", content(of_few_kinds(3, 2000, 2))), tmp_path / "a.html"
+    found, level = read(path), levels(read(path))
+    page.write_text(told(capsys, path), encoding="utf-8")
+    (data,) = re.findall(r'<script type="application/json">(.*?)</script>', page.read_text(encoding="utf-8"))
+    listed = len(json.loads(data)["kind"])
+    drawn = json.loads(data)["shown"]
+    with opened(browser, page) as seen:
+        seen.page.click(".blocks summary")
+        output = seen.page.locator(".blocks output")
+        assert f" of the {listed:,} blocks that the page has" in output.inner_text()
+        seen.page.fill(".blocks [name=moment]", str(peak_moment(level)))
+        alive = alive_at(found, peak_moment(level))
+        assert output.inner_text().split("; the")[0] == (
+            f"{len(alive)} blocks, {format_bytes(max(level))} ({max(level):,} B)"
+        )
+        lacking = 0
+        for moment in drawn[::50]:
+            seen.page.fill(".blocks [name=moment]", str(moment))
+            text = output.inner_text().split("; the")[0]
+            in_list = int(re.search(r"\(([\d,]+) B\)", text)[1].replace(",", ""))
+            assert in_list <= level[moment]
+            if in_list < level[moment]:
+                lacking += 1
+                more = format_bytes(level[moment] - in_list)
+                assert text.endswith(f" of {format_bytes(level[moment])} alive; {more} more are in the picture alone")
+        assert lacking > 1
+        unseen = next(moment for moment in range(found.moments) if moment not in {*drawn})
+        seen.page.fill(".blocks [name=moment]", str(unseen))
+        assert f" of the {listed:,} blocks that the page has" in output.inner_text()
+        assert seen.said == []
 
 
 @needs_browser

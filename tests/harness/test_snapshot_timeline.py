@@ -126,7 +126,22 @@ def test_a_page_without_room_for_all_blocks_keeps_those_at_the_peak_and_counts_t
     assert len(listed.data) < 60_000
     missing = len(found.blocks) - len(blocks)
     assert listed.left_out.startswith(f"{missing:,} of {len(found.blocks):,} blocks, of ")
+    assert "alive at the peak" not in listed.left_out
     assert "With more than 1,000 allocations and frees, the list of blocks has moments and no times" in listed.left_out
+
+
+def test_where_there_is_no_room_for_the_blocks_of_the_peak_the_note_says_what_they_lack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_blocks_module, "MOST_CHARACTERS", 1500)
+    found = read(written(tmp_path / "a.pickle", content(of_few_kinds(3, 2000, 2))))
+    at_peak = alive_at(found, peak_moment(levels(found)))
+    listed = page_blocks(found, (by_category(found), by_largest(found)))
+    sizes = sorted((one[0] for one in decoded(json.loads(listed.data))), reverse=True)
+    assert 0 < len(sizes) < len(at_peak)
+    assert sizes == sorted((one.size_bytes for one in at_peak), reverse=True)[: len(sizes)]
+    lacks = format_bytes(max(levels(found)) - sum(sizes))
+    assert f" {len(at_peak) - len(sizes):,} of them, {lacks}, are alive at the peak." in listed.left_out
 
 
 def test_the_axis_says_moments_and_when_they_were(tmp_path: Path) -> None:

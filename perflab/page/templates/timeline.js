@@ -43,6 +43,8 @@
       ...kinds[kind], from: starts[number], to: data.life[number] ? starts[number] + data.life[number] : Infinity,
     }));
     const there = (block, moment) => block.from <= moment && moment < block.to;
+    const size = (ones) => ones.reduce((total, one) => total + one.size, 0);
+    const alive = (column) => data.stackings[keys[0]].bands[column].reduce((sum, one) => sum + one, 0);
     const clock = (moment) => times.length ? ` (${time(moment ? times[moment - 1] : 0)})` : "";
     const came = (block) => block.from ? count(block.from) + clock(block.from) : "before the recording";
     const went = (block) => block.to === Infinity ? "never" : count(block.to) + clock(block.to);
@@ -100,7 +102,7 @@
         if (band < sizes.length) lines.push(`band: ${names[band]}, ${bytes(sizes[band])}`);
         const when = data.shown_us.length ? ` (${time(data.shown_us[column])})` : "";
         const stage = data.shown_stage[column] < 0 ? "" : `, ${data.texts[data.shown_stage[column]]}`;
-        lines.push(`moment ${count(moment)}${when}${stage}: ${bytes(sizes.reduce((sum, one) => sum + one, 0))} alive`);
+        lines.push(`moment ${count(moment)}${when}${stage}: ${bytes(alive(column))} alive`);
         tip.replaceChildren(...lines.filter(Boolean).map((line, number) => made(block && !number ? "b" : "span", line)));
         tip.hidden = false;
         const room = figure.getBoundingClientRect(), x = event.clientX - room.left;
@@ -125,7 +127,7 @@
       const found = blocks.filter((block) =>
         (moment === null || there(block, moment)) && words.every((word) => block.search.includes(word)));
       found.sort((one, other) => other.size - one.size || one.from - other.from);
-      const sum = found.reduce((total, block) => total + block.size, 0);
+      const sum = size(found);
       const rows = found.slice(0, MOST).map((block) => {
         const row = made("tr");
         row.append(made("td", bytes(block.size), "n"), made("td", block.what), made("td", block.shape), made("td", block.where),
@@ -134,7 +136,14 @@
       });
       body.replaceChildren(...rows);
       const many = `${count(found.length)} ${found.length === 1 ? "block" : "blocks"}, ${bytes(sum)} (${count(sum)} B)`;
-      said.textContent = many + (found.length > MOST ? `; the ${MOST} largest are listed` : "");
+      said.textContent = many + missing(moment) + (found.length > MOST ? `; the ${MOST} largest are listed` : "");
+    }
+    function missing(moment) {
+      if (blocks.length === data.blocks) return "";
+      const column = moment === null ? -1 : shown.indexOf(moment);
+      if (column < 0) return ` of the ${count(blocks.length)} blocks that the page has`;
+      const all = alive(column), more = all - size(blocks.filter((block) => there(block, moment)));
+      return more ? ` of ${bytes(all)} alive; ${bytes(more)} more are in the picture alone` : "";
     }
     search.addEventListener("input", find);
     at.addEventListener("input", find);
