@@ -43,19 +43,20 @@ class PageBlocks:
     """Which blocks the page has no room for, in words; empty: it has all."""
 
 
-def page_blocks(snapshot: Snapshot, stackings: Sequence[Stacking]) -> PageBlocks:
+def page_blocks(snapshot: Snapshot, stackings: Sequence[Stacking], highest_bytes: int = 0) -> PageBlocks:
     """Blocks for hover and search: all, or as many as there is room for, the largest at the peak first.
 
     Args:
         snapshot: the recording.
         stackings: the ways in which its picture is stacked.
+        highest_bytes: what the picture's axis has room for, if that is more than the peak.
     """
     listing = _Listing(snapshot, stackings)
     kept = listing.kept()
     blocks = [snapshot.blocks[number] for number in kept]
     level = levels(snapshot)
     points = [thinned(snapshot, POINTS, one) for one in stackings]
-    top = Axes(snapshot.moments, max(level[peak_moment(level)], 1)).top
+    top = Axes(snapshot.moments, max(level[peak_moment(level)], highest_bytes, 1)).top
     kinds = [listing.kind(number) for number in kept]
     shown = [point.moment for point in points[0]]
     stages = listing.stages(shown)

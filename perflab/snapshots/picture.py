@@ -54,18 +54,19 @@ def color_of(stacking: Stacking, number: int) -> str:
     return COLORS["unknown"] if name == REST else LARGEST[number % len(LARGEST)]
 
 
-def picture(snapshot: Snapshot, stacking: Stacking | None = None) -> str:
+def picture(snapshot: Snapshot, stacking: Stacking | None = None, highest_bytes: int = 0) -> str:
     """The SVG element.
 
     Args:
         snapshot: the recording.
         stacking: its bands; by category if none are given.
+        highest_bytes: what the axis has room for, if that is more than the peak: that of a picture beside it.
     """
     level = levels(snapshot)
     peak = peak_moment(level)
     stacking = stacking or by_category(snapshot)
     points = thinned(snapshot, POINTS, stacking)
-    axes = Axes(snapshot.moments, max(level[peak], 1))
+    axes = Axes(snapshot.moments, max(level[peak], highest_bytes, 1))
     text = f"Live bytes over {snapshot.moments:,} allocations and frees; peak {format_bytes(level[peak])}"
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{_escaped(text)}">',

@@ -6,7 +6,9 @@ Each block is in one band, so at every moment the bands add up to the live bytes
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from perflab.snapshots.analysis import (
@@ -17,10 +19,12 @@ from perflab.snapshots.analysis import (
     alive_at,
     categories_of,
     levels,
+    module_of,
     peak_moment,
     shared_module,
 )
-from perflab.snapshots.model import Snapshot
+from perflab.snapshots.model import Block, Snapshot
+from perflab.snapshots.moved import lines_of_both
 from perflab.units import format_bytes
 
 MOST_LARGEST = 12
@@ -73,9 +77,59 @@ def by_largest(snapshot: Snapshot, most: int = MOST_LARGEST) -> Stacking:
 
 def _named(one: Alike, line: Lines) -> str:
     first = one.blocks[0]
-    module = shared_module(one.blocks)
-    about = ", ".join(text for text in (first.tensor, module and f"in {module}", line(first)) if text)
-    return f"{len(one.blocks):,} × {format_bytes(one.size_bytes)} {first.category}" + (f", {about}" if about else "")
+    return _band(len(one.blocks), one.size_bytes, first.category, first.tensor, shared_module(one.blocks), line(first))
+
+
+def _band(blocks: int, size_bytes: int, category: str, tensor: str, module: str, line: str) -> str:
+    about = ", ".join(text for text in (tensor, module and f"in {module}", line) if text)
+    return f"{blocks:,} × {format_bytes(size_bytes)} {category}" + (f", {about}" if about else "")
+
+
+_Shared = tuple[int, str, str, str, str]
+"""Size, category, shape, module and line of blocks that two snapshots may both have."""
+
+
+def by_largest_of_both(before: Snapshot, after: Snapshot, most: int = MOST_LARGEST) -> tuple[Stacking, Stacking]:
+    """The same bands for two snapshots, in one order: the largest groups of either peak, and one for all others.
+
+    Blocks are alike if their size and their row in a comparison are: stacks of two commits are never equal.
+
+    Args:
+        before, after: the recordings.
+        most: groups that have a band of their own.
+    """
+    both = before, after
+    at_peak = [alive_at(one, peak_moment(levels(one))) for one in both]
+    has_modules, has_tensors = (
+        all(any(map(has, ones)) for ones in at_peak) for has in map(attrgetter, ("module", "tensor"))
+    )
+
+    def keyed(line: Callable[[Block], str]) -> Callable[[Block], _Shared]:
+        known: dict[int, str] = {}  # stacks are shared among blocks, which keep them alive
+
+        def key(block: Block) -> _Shared:
+            where = known.get(id(block.stack))
+            if where is None:
+                where = known[id(block.stack)] = line(block)
+            tensor, module = block.tensor if has_tensors else "", module_of(block) if has_modules else ""
+            return block.size_bytes, block.category, tensor, module, where
+
+        return key
+
+    keys = [keyed(line) for line in lines_of_both(at_peak[0], at_peak[1], both)]
+    counts = [Counter(map(key, ones)) for key, ones in zip(keys, at_peak, strict=True)]
+    largest = sorted(counts[0] | counts[1], key=lambda key: -key[0] * max(count[key] for count in counts))[:most]
+    number = {key: position for position, key in enumerate(largest)}
+    bands = [
+        array("i", (number.get(key(block), len(largest)) for block in snapshot.blocks))
+        for key, snapshot in zip(keys, both, strict=True)
+    ]
+    rest = (REST,) if any(len(largest) in one for one in bands) or not largest else ()
+    first, second = (
+        Stacking("largest", (*(_band(count[key], *key) for key in largest), *rest), one)
+        for count, one in zip(counts, bands, strict=True)
+    )
+    return first, second
 
 
 def thinned(snapshot: Snapshot, points: int, stacking: Stacking | None = None) -> list[Point]:

@@ -12,13 +12,15 @@ import pytest
 
 from perflab.snapshots import page_blocks as page_blocks_module
 from perflab.snapshots.analysis import alive_at, levels, peak_moment
+from perflab.snapshots.difference import compare
 from perflab.snapshots.model import Snapshot
+from perflab.snapshots.page import as_page
 from perflab.snapshots.page_blocks import page_blocks
-from perflab.snapshots.picture import BOTTOM, HEIGHT, TOP, Axes, picture
+from perflab.snapshots.picture import BOTTOM, HEIGHT, LARGEST, TOP, Axes, picture
 from perflab.snapshots.reading import read_snapshots
 from perflab.snapshots.summary import stage_at, summarize
-from perflab.snapshots.timeline import REST, by_category, by_largest, thinned
-from perflab.units import format_bytes, format_ns
+from perflab.snapshots.timeline import REST, by_category, by_largest, by_largest_of_both, thinned
+from perflab.units import BYTES_PER, format_bytes, format_ns
 from tests.harness.made_snapshots import MIB, MODEL, TRAIN, Recording, content, of_few_kinds, training, written
 
 
@@ -165,3 +167,69 @@ def test_the_picture_reaches_its_peak_and_no_further(tmp_path: Path) -> None:
         corners = re.findall(r"[\d.]+,([\d.]+)", " ".join(re.findall(r'points="([^"]*)"', picture(found, stacking))))
         assert min(map(float, corners)) == axes.y(max(level)) >= TOP
         assert max(map(float, corners)) == HEIGHT - BOTTOM
+
+
+def in_line(line: int, size: int, many: int = 1, more: int = 0) -> Recording:
+    """A line asks for blocks of so many MiB, and ``train.py`` for one more; other lines for a smaller one each."""
+    made = Recording()
+    for number in range(many):
+        made.alloc(number * 64 * MIB, size * MIB, ("/home/me/project/model.py", line, "forward"), TRAIN)
+    for number in range(more):
+        made.alloc((500 + number) * 64 * MIB, 512, (f"/home/me/project/more{number}.py", number + 1, "more"), TRAIN)
+    return made.alloc(9000 * MIB, 10 * MIB, TRAIN)
+
+
+def drawn_pair(before: Snapshot, after: Snapshot) -> list[dict[str, list[str]]]:
+    """Of both pictures of a comparison: sizes on the axis, colours and groups in the legend, heights of the peaks."""
+    page = as_page(compare(before, after, ("a", "b")), [("a", before), ("b", after)])
+    found = []
+    for part in re.split('<div class="by-largest">', page)[1:]:
+        svg, legend = part.split("</svg>", 1)
+        legend = legend.split("</ul>")[0]
+        found.append(
+            {
+                "axis": re.findall(r'<text class="size"[^>]*>([^<]*)<', svg),
+                "peak": re.findall(r'<circle class="peak"[^>]* cy="([^"]*)"', svg),
+                "bands": re.findall('<polygon fill="([^"]*)"', svg),
+                "colours": re.findall('fill="([^"]*)"', legend),
+                "groups": [re.sub(r"^[\d,]+ × ", "", one) for one in re.findall("</svg>([^<]*)</li>", legend)],
+                "counts": re.findall(r"</svg>([\d,]+) ×", legend),
+            }
+        )
+    return found
+
+
+def test_two_pictures_of_a_comparison_have_one_axis_and_the_same_colours(tmp_path: Path) -> None:
+    before, after = in_line(190, 2), in_line(195, 2, many=20)  # 12 and 50 MiB; the line moved
+    first, second = (read(written(tmp_path / name, content(made))) for name, made in (("a", before), ("b", after)))
+    one, other = drawn_pair(first, second)
+    assert one["axis"] == other["axis"]
+    axes = Axes(first.moments, 50 * MIB)
+    assert [float(picture["peak"][0]) for picture in (one, other)] == [axes.y(12 * MIB), axes.y(50 * MIB)]
+    assert one["groups"] == other["groups"] == ["2.00 MiB unknown, model.py:195", "10.0 MiB unknown, train.py:12"]
+    assert one["colours"] == other["colours"] == one["bands"] == other["bands"] == [*LARGEST[:2]]
+    assert (one["counts"], other["counts"]) == (["1", "1"], ["20", "1"])
+
+
+def test_the_groups_of_two_pictures_are_the_largest_of_either_and_both_add_up(tmp_path: Path) -> None:
+    first, second = (
+        read(written(tmp_path / name, content(made)))
+        for name, made in (("a", in_line(190, 30, more=14)), ("b", in_line(190, 3, many=2)))
+    )
+    stackings = by_largest_of_both(first, second)
+    names = [[re.sub(r"^[\d,]+ × ", "", name) for name in one.names] for one in stackings]
+    assert names[0] == names[1]
+    assert names[0][:3] == [
+        f"{size} unknown, {line}"
+        for size, line in (("30.0 MiB", "model.py:190"), ("10.0 MiB", "train.py:12"), ("3.00 MiB", "model.py:190"))
+    ]
+    assert (len(names[0]), names[0][-1]) == (13, REST)
+    assert [one.names[2][0] for one in stackings] == ["0", "2"]
+    for snapshot, stacking in zip((first, second), stackings, strict=True):
+        points = thinned(snapshot, 10_000, stacking)
+        assert [sum(point.by_band) for point in points] == list(levels(snapshot))
+        peak = points[peak_moment(levels(snapshot))].by_band
+        said = [re.match(r"([\d,]+) × ([\d.]+) (\w+)", name) for name in stacking.names[:-1]]
+        assert [format_bytes(size) for size in peak[:-1]] == [
+            format_bytes(int(one[1]) * round(float(one[2]) * BYTES_PER[one[3]])) for one in said if one
+        ]
