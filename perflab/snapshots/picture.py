@@ -31,11 +31,11 @@ COLORS = {
     "workspace": "#59a14f",
     "unknown": "#8d99a6",
 }
-OTHERS = ("#ff9da7", "#86bcb6", "#d37295", "#a0cbe8")
+OTHERS = ("#ff9da7", "#b2df8a", "#d37295", "#a0cbe8")
 """Colours of categories that are not ours."""
 LARGEST = (
     *("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#edc948"),
-    *("#b07aa1", "#9c755f", "#ff9da7", "#86bcb6", "#d37295", "#a0cbe8"),
+    *("#b07aa1", "#9c755f", "#ff9da7", "#b2df8a", "#d37295", "#a0cbe8"),
 )
 """Colours of the largest groups, in their order."""
 MOST_EDGES = 120

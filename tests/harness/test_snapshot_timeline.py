@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import accumulate
+from itertools import accumulate, combinations
+from math import dist
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from perflab.snapshots.difference import compare
 from perflab.snapshots.model import Snapshot
 from perflab.snapshots.page import as_page
 from perflab.snapshots.page_blocks import page_blocks
-from perflab.snapshots.picture import BOTTOM, HEIGHT, LARGEST, TOP, Axes, picture
+from perflab.snapshots.picture import BOTTOM, COLORS, HEIGHT, LARGEST, OTHERS, TOP, Axes, picture
 from perflab.snapshots.reading import read_snapshots
 from perflab.snapshots.summary import stage_at, summarize
 from perflab.snapshots.timeline import REST, by_category, by_largest, by_largest_of_both, thinned
@@ -167,6 +168,25 @@ def test_the_picture_reaches_its_peak_and_no_further(tmp_path: Path) -> None:
         corners = re.findall(r"[\d.]+,([\d.]+)", " ".join(re.findall(r'points="([^"]*)"', picture(found, stacking))))
         assert min(map(float, corners)) == axes.y(max(level)) >= TOP
         assert max(map(float, corners)) == HEIGHT - BOTTOM
+
+
+def lab_of(colour: str) -> tuple[float, float, float]:
+    """CIE 1976 L*a*b* of an sRGB colour, white D65: distances in it are those that are seen."""
+    values = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+    red, green, blue = (one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in values)
+    x = (0.4124564 * red + 0.3575761 * green + 0.1804375 * blue) / 0.95047
+    y = 0.2126729 * red + 0.7151522 * green + 0.0721750 * blue
+    z = (0.0193339 * red + 0.1191920 * green + 0.9503041 * blue) / 1.08883
+    x, y, z = (one ** (1 / 3) if one > 216 / 24389 else (24389 / 27 * one + 16) / 116 for one in (x, y, z))
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+@pytest.mark.parametrize(
+    "together", [(*LARGEST, COLORS["unknown"]), (*COLORS.values(), *OTHERS)], ids=["largest", "category"]
+)
+def test_all_colours_of_a_picture_are_told_apart_by_eye(together: tuple[str, ...]) -> None:
+    least = min((dist(lab_of(one), lab_of(other)), one, other) for one, other in combinations(together, 2))
+    assert least[0] > 15, least  # 2 is just seen beside each other
 
 
 def in_line(line: int, size: int, many: int = 1, more: int = 0) -> Recording:
