@@ -18,7 +18,7 @@ from perflab.snapshots.analysis import Lines, levels, peak_moment
 from perflab.snapshots.model import Block, Snapshot
 from perflab.snapshots.picture import BOTTOM, HEIGHT, LEFT, POINTS, RIGHT, TOP, WIDTH, Axes
 from perflab.snapshots.stacks import shown_stack
-from perflab.snapshots.timeline import Stacking, thinned
+from perflab.snapshots.timeline import REST, Stacking, thinned
 from perflab.units import format_bytes
 
 MOST_CHARACTERS = 2_800_000
@@ -77,7 +77,11 @@ def page_blocks(snapshot: Snapshot, stackings: Sequence[Stacking], highest_bytes
         "times_us": _steps([time // 1000 for time in times]) if len(times) <= MOST_MOMENTS else [],
         "shown_us": [times[moment - 1] // 1000 if moment else 0 for moment in shown] if times else [],
         "stackings": {
-            one.key: {"names": [_short(name) for name in one.names], "bands": [point.by_band for point in found]}
+            one.key: {
+                "names": [_short(name) for name in one.names],
+                "counted": sum(name != REST for name in one.names) if one.key == "largest" else 0,
+                "bands": [point.by_band for point in found],
+            }
             for one, found in zip(stackings, points, strict=True)
         },
     }

@@ -6,7 +6,7 @@ Each block is in one band, so at every moment the bands add up to the live bytes
 from __future__ import annotations
 
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import NamedTuple
@@ -25,6 +25,7 @@ from perflab.snapshots.analysis import (
 )
 from perflab.snapshots.model import Block, Snapshot
 from perflab.snapshots.moved import lines_of_both
+from perflab.snapshots.stacks import other_calls
 from perflab.units import format_bytes
 
 MOST_LARGEST = 12
@@ -72,17 +73,38 @@ def by_largest(snapshot: Snapshot, most: int = MOST_LARGEST) -> Stacking:
     number = {key(one.blocks[0]): position for position, one in enumerate(found)}
     bands = array("i", (number.get(key(block), len(found)) for block in snapshot.blocks))
     rest = (REST,) if len(found) in bands or not found else ()
-    return Stacking("largest", (*(_named(one, line) for one in found), *rest), bands)
+    names = told_apart([_named(one, line) for one in found], [_differences(one) for one in found])
+    counted = (f"{len(one.blocks):,} × {name}" for one, name in zip(found, names, strict=True))
+    return Stacking("largest", (*counted, *rest), bands)
 
 
 def _named(one: Alike, line: Lines) -> str:
     first = one.blocks[0]
-    return _band(len(one.blocks), one.size_bytes, first.category, first.tensor, shared_module(one.blocks), line(first))
+    return _band(one.size_bytes, first.category, first.tensor, shared_module(one.blocks), line(first))
 
 
-def _band(blocks: int, size_bytes: int, category: str, tensor: str, module: str, line: str) -> str:
-    about = ", ".join(text for text in (tensor, module and f"in {module}", line) if text)
-    return f"{blocks:,} × {format_bytes(size_bytes)} {category}" + (f", {about}" if about else "")
+def _band(size_bytes: int, category: str, tensor: str, module: str, line: str) -> str:
+    about = (f"{format_bytes(size_bytes)} {category}", tensor, module and f"in {module}", line)
+    return ", ".join(text for text in about if text)
+
+
+def _differences(one: Alike) -> list[str]:
+    return [f", {one.size_bytes:,} B each", *(f" < {call}" for call in other_calls(one.blocks[0].stack))]
+
+
+def told_apart(names: Sequence[str], differences: Sequence[Sequence[str]]) -> list[str]:
+    """Names, where they are equal with what differs: the first of each one's ``differences``, and more if need be."""
+    found = list(names)
+    for place in range(max(map(len, differences), default=0)):
+        equal = defaultdict[str, list[int]](list)
+        for number, name in enumerate(found):
+            equal[name].append(number)
+        for numbers in equal.values():
+            more = ["".join(differences[number][place : place + 1]) for number in numbers]
+            if len({*more}) > 1:
+                for number, text in zip(numbers, more, strict=True):
+                    found[number] += text
+    return found
 
 
 _Shared = tuple[int, str, str, str, str]
@@ -125,8 +147,11 @@ def by_largest_of_both(before: Snapshot, after: Snapshot, most: int = MOST_LARGE
         for key, snapshot in zip(keys, both, strict=True)
     ]
     rest = (REST,) if any(len(largest) in one for one in bands) or not largest else ()
+    names = told_apart([_band(*key) for key in largest], [[f", {key[0]:,} B each"] for key in largest])
     first, second = (
-        Stacking("largest", (*(_band(count[key], *key) for key in largest), *rest), one)
+        Stacking(
+            "largest", (*(f"{count[key]:,} × {name}" for key, name in zip(largest, names, strict=True)), *rest), one
+        )
         for count, one in zip(counts, bands, strict=True)
     )
     return first, second

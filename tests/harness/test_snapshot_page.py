@@ -98,7 +98,8 @@ def test_pointing_at_a_block_says_what_it_is_and_a_click_lists_what_is_alive_the
             lines = seen.page.locator(".tip > *").all_inner_texts()
             assert lines[0] == f"{format_bytes(block.size_bytes)} {block.category}"
             assert lines[2] == f"allocated: {block.allocated_at} ({when(found, block.allocated_at)}), freed: {freed}"
-            assert f"band: {stacking.names[stacking.band_of[number]]}, " in lines[-2]
+            then = " at the peak" if key == "largest" else ""
+            assert f"band: {stacking.names[stacking.band_of[number]]}{then}; here " in lines[-2]
             assert lines[-1] == f"moment {peak} ({when(found, peak)}), backward: {format_bytes(level[peak])} alive"
             below += block.size_bytes
         assert below == level[peak]

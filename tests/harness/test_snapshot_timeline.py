@@ -80,6 +80,26 @@ def test_a_band_is_named_with_shape_and_module_where_they_are_known(tmp_path: Pa
     assert by_largest(found).names == (name,)
 
 
+def test_bands_that_one_line_makes_for_several_callers_are_told_apart(tmp_path: Path) -> None:
+    helper, other = ("/home/me/project/model.py", 77, "scratch"), ("/home/me/project/train.py", 15, "main")
+    library = ("/usr/lib/python3/site-packages/torch/nn/functional.py", 9, "gelu")
+    made = Recording()
+    for number, stack in enumerate([(helper, TRAIN), (helper, other), (MODEL, TRAIN), (library, helper, TRAIN)]):
+        made.alloc(number * 64 * MIB, MIB, *stack)
+    made.alloc(9 * 64 * MIB, MIB + 512, helper, TRAIN)
+    found = read(written(tmp_path / "a.pickle", content(made)))
+    one = "1 × 1.00 MiB unknown, model.py"
+    assert sorted(by_largest(found).names) == sorted(
+        [
+            f"{one}:77, 1,049,088 B each",
+            f"{one}:77, 1,048,576 B each < train.py:12 main",
+            f"{one}:77, 1,048,576 B each < train.py:15 main",
+            f"{one}:77, 1,048,576 B each < train.py:12 main < functional.py:9 gelu",
+            f"{one}:190",
+        ]
+    )
+
+
 def test_alike_blocks_share_a_band_before_and_after_the_peak(tmp_path: Path) -> None:
     made = Recording()
     for number in range(6):

@@ -58,7 +58,7 @@
     for (const key of keys) point(box.querySelector(`.by-${key} > svg`), key);
 
     function point(svg, key) {
-      const { names, bands } = data.stackings[key], order = keys.indexOf(key);
+      const { names, bands, counted } = data.stackings[key], order = keys.indexOf(key);
       const over = document.createElementNS(svg.namespaceURI, "rect"), mark = over.cloneNode();
       const place = (one, x, y, wide, high) => {
         for (const [name, value] of Object.entries({ x, y, width: wide, height: high })) one.setAttribute(name, value);
@@ -99,7 +99,8 @@
           lines.push([block.where && `in ${block.where}`, block.place].filter(Boolean).join(", "));
           lines.push(`allocated: ${came(block)}, freed: ${went(block)}`, block.calls === block.place ? "" : block.calls);
         } else if (band < sizes.length) lines.push(`${bytes(size)} in blocks that are in the picture alone`);
-        if (band < sizes.length) lines.push(`band: ${names[band]}, ${bytes(sizes[band])}`);
+        const then = band < counted ? " at the peak" : "";
+        if (band < sizes.length) lines.push(`band: ${names[band]}${then}; here ${bytes(sizes[band])}`);
         const when = data.shown_us.length ? ` (${time(data.shown_us[column])})` : "";
         const stage = data.shown_stage[column] < 0 ? "" : `, ${data.texts[data.shown_stage[column]]}`;
         lines.push(`moment ${count(moment)}${when}${stage}: ${bytes(alive(column))} alive`);
