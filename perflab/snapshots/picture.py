@@ -17,7 +17,7 @@ from perflab.snapshots.timeline import REST, Point, Stacking, by_category, elaps
 from perflab.units import BYTES_PER, format_bytes, format_ns
 
 WIDTH, HEIGHT = 1100, 440
-LEFT, RIGHT, TOP, BOTTOM = 92, 16, 44, 60
+LEFT, RIGHT, TOP, BOTTOM = 92, 40, 44, 60
 POINTS = 500
 """Stretches that are drawn: two pixels each."""
 COLORS = {

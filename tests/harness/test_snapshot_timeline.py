@@ -17,7 +17,7 @@ from perflab.snapshots.difference import compare
 from perflab.snapshots.model import Snapshot
 from perflab.snapshots.page import as_page
 from perflab.snapshots.page_blocks import page_blocks
-from perflab.snapshots.picture import BOTTOM, COLORS, HEIGHT, LARGEST, OTHERS, TOP, Axes, picture
+from perflab.snapshots.picture import BOTTOM, COLORS, HEIGHT, LARGEST, OTHERS, TOP, WIDTH, Axes, picture
 from perflab.snapshots.reading import read_snapshots
 from perflab.snapshots.summary import stage_at, summarize
 from perflab.snapshots.timeline import REST, by_category, by_largest, by_largest_of_both, thinned
@@ -178,6 +178,19 @@ def test_the_axis_says_moments_and_when_they_were(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text(json.dumps({"schema": 1, "device": "cpu", "time": "event", "events": [[0, 512], [1, -512]]}))
     assert "allocations and frees so far; the file has no times</text>" in picture(read(path))
+
+
+@pytest.mark.parametrize("moments", [1, 10, 1000, 100_000, 1_000_000])
+def test_every_label_of_the_axis_is_within_the_picture(moments: int) -> None:
+    found = Snapshot("made", "cuda:0", (), (), moments)
+    letter = 7.7  # pixels at most of a digit, whatever the font of 12 pixels
+    for place, label in re.findall(r'<text class="moment" x="([^"]*)"[^>]*>([\d,]+)</text>', picture(found)):
+        assert letter * len(label) / 2 <= float(place) <= WIDTH - letter * len(label) / 2, label
+
+
+def test_a_page_of_one_block_says_so(tmp_path: Path) -> None:
+    found = read(written(tmp_path / "a.pickle", content(Recording().alloc(0, MIB, MODEL))))
+    assert "Search 1 block, or click" in as_page(summarize(found, "a"), [("a", found)])
 
 
 def test_the_picture_reaches_its_peak_and_no_further(tmp_path: Path) -> None:
