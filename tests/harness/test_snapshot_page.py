@@ -19,7 +19,7 @@ from perflab.snapshots.page import as_page
 from perflab.snapshots.picture import Axes
 from perflab.snapshots.reading import read_snapshots
 from perflab.snapshots.summary import summarize
-from perflab.snapshots.timeline import by_category, by_largest
+from perflab.snapshots.timeline import Stacking, by_category, by_largest
 from perflab.units import format_bytes, format_ns
 from tests.harness.browser import chromium, needs_browser, opened
 from tests.harness.made_snapshots import MIB, TRAIN, Recording, content, of_few_kinds, training, written
@@ -101,6 +101,7 @@ def test_pointing_at_a_block_says_what_it_is_and_a_click_lists_what_is_alive_the
             then = " at the peak" if key == "largest" else ""
             assert f"band: {stacking.names[stacking.band_of[number]]}{then}; here " in lines[-2]
             assert lines[-1] == f"moment {peak} ({when(found, peak)}), backward: {format_bytes(level[peak])} alive"
+            assert outline(seen.page) == pytest.approx(drawn_as(found, stacking, number, axes), abs=0.1)
             below += block.size_bytes
         assert below == level[peak]
         seen.page.mouse.click(*point(below // 2))
@@ -109,6 +110,33 @@ def test_pointing_at_a_block_says_what_it_is_and_a_click_lists_what_is_alive_the
         )
         assert seen.page.locator(".blocks tbody tr").count() == len(alive)
         assert seen.said == []
+
+
+def outline(page: Any) -> tuple[float, float, float, float]:
+    """What is marked in the picture: its left, top, right and bottom."""
+    box = page.evaluate(
+        "(({x, y, width, height}) => [x, y, x + width, y + height])"
+        "([...document.querySelectorAll('.mark')].find(one => one.getAttribute('points')).getBBox())"
+    )
+    return (box[0], box[1], box[2], box[3])
+
+
+def drawn_as(found: Snapshot, stacking: Stacking, number: int, axes: Axes) -> tuple[float, float, float, float]:
+    """A block's outline, from when it comes to when it goes, on the blocks that are below it at each moment."""
+    block, lows = found.blocks[number], []
+    end = found.moments + 1 if block.freed_at is None else block.freed_at
+    for moment in range(block.allocated_at, end):
+        alive = {id(one) for one in alive_at(found, moment)}
+        place = (stacking.band_of[number], number)
+        lows.append(
+            sum(
+                one.size_bytes
+                for other, one in enumerate(found.blocks)
+                if id(one) in alive and (stacking.band_of[other], other) < place
+            )
+        )
+    top, bottom = max(lows) + block.size_bytes, min(lows)
+    return axes.x(block.allocated_at), axes.y(top), axes.x(end), axes.y(bottom)
 
 
 def when(found: Snapshot, moment: int) -> str:
@@ -217,6 +245,7 @@ def test_numbers_of_the_script_are_written_as_all_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], browser: Any
 ) -> None:
     sizes = [1, 512, 1023, 1024, 10 * 1024 - 1, 99_900, 1_048_500, MIB, 3 * MIB + 77, 2**30 - 600_000, 2**41, 2**52]
+    sizes += [1025 * 512, 1027 * 512, MIB * 9 // 8, MIB * 11 // 8, MIB * 41 // 4]  # in the middle of two texts
     events, at_us = [], 0
     for number, size in enumerate(sizes):
         at_us += 13**number if number < 9 else 0

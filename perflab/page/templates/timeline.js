@@ -6,7 +6,10 @@
 
   function digits(value) {
     if (value >= 99999.5) return value.toExponential(2).replace(/e\+(\d)$/, "e+0$1");
-    return value.toFixed(value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2);
+    const places = value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2, scale = 10 ** places;
+    // Python rounds what lies in the middle to the even digit, and toFixed up: an odd number of halves of the last place.
+    const isMiddle = Math.abs(value * 2 ** (places + 1) % 2) === 1, low = Math.floor(value * scale);
+    return (isMiddle ? (low + low % 2) / scale : value).toFixed(places);
   }
   function bytes(value) {
     for (const [unit, size] of [["TiB", 2 ** 40], ["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]])
@@ -39,9 +42,20 @@
       const search = [what, shape, where, place, calls, bytes(size)].join(" ").toLowerCase();
       return { size, what, shape, where, place, calls, bands, search };
     });
-    const blocks = data.kind.map((kind, number) => ({
-      ...kinds[kind], from: starts[number], to: data.life[number] ? starts[number] + data.life[number] : Infinity,
-    }));
+    // Of the columns, the first that shows a moment as late as this one.
+    function column_of(moment) {
+      let low = 0, high = shown.length;
+      while (low < high) {
+        const middle = (low + high) >> 1;
+        if (shown[middle] < moment) low = middle + 1;
+        else high = middle;
+      }
+      return low;
+    }
+    const blocks = data.kind.map((kind, number) => {
+      const from = starts[number], to = data.life[number] ? from + data.life[number] : Infinity;
+      return { ...kinds[kind], from, to, since: column_of(from), until: column_of(to) };
+    });
     const there = (block, moment) => block.from <= moment && moment < block.to;
     const size = (ones) => ones.reduce((total, one) => total + one.size, 0);
     const alive = (column) => data.stackings[keys[0]].bands[column].reduce((sum, one) => sum + one, 0);
@@ -59,14 +73,42 @@
 
     function point(svg, key) {
       const { names, bands, counted } = data.stackings[key], order = keys.indexOf(key);
-      const over = document.createElementNS(svg.namespaceURI, "rect"), mark = over.cloneNode();
-      const place = (one, x, y, wide, high) => {
-        for (const [name, value] of Object.entries({ x, y, width: wide, height: high })) one.setAttribute(name, value);
-      };
-      place(over, frame.left, frame.top, frame.width, frame.height);
+      const over = document.createElementNS(svg.namespaceURI, "rect"), mark = document.createElementNS(svg.namespaceURI, "polygon");
+      const where = { x: frame.left, y: frame.top, width: frame.width, height: frame.height };
+      for (const [name, value] of Object.entries(where)) over.setAttribute(name, value);
       over.setAttribute("class", "over");
       mark.setAttribute("class", "mark");
       svg.append(mark, over);
+      const x = (column) => frame.left + frame.width * Math.min(column * width / (data.moments + 1), 1);
+      const y = (value) => frame.top + frame.height * (1 - value / data.top_bytes);
+      // So many bytes over some columns, on as many as low has for each of them.
+      function outlined(first, last, low, size) {
+        const upper = [], lower = [];
+        for (let column = first; column < last; column++) {
+          const bottom = y(low(column)), top = Math.min(y(low(column) + size), bottom - 1);
+          for (const side of [x(column), x(column + 1)]) {
+            upper.push(`${side},${top}`);
+            lower.push(`${side},${bottom}`);
+          }
+        }
+        mark.setAttribute("points", [...upper, ...lower.reverse()].join(" "));
+      }
+      // A block lies on the bands below its own, and on those of its band that come before it.
+      function below(block) {
+        const low = new Float64Array(shown.length + 1), band = block.bands[order];
+        for (const one of blocks) {
+          if (one === block) break;
+          if (one.bands[order] !== band) continue;
+          low[one.since] += one.size;
+          low[one.until] -= one.size;
+        }
+        for (let column = 0, sum = 0; column < shown.length; column++) {
+          low[column] = sum += low[column];
+          for (let other = 0; other < band; other++) low[column] += bands[column][other];
+        }
+        return low;
+      }
+      let marked = null;
       const stretch = (event) => {
         const inside = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
         const moment = Math.floor((inside.x - frame.left) / frame.width * (data.moments + 1));
@@ -88,11 +130,12 @@
           }) ?? null;
           [low, size] = block ? [base, block.size] : [base, low + size - base];
         }
-        const left = frame.left + frame.width * column * width / (data.moments + 1);
-        const right = frame.left + frame.width * Math.min((column + 1) * width / (data.moments + 1), 1);
-        const y = (value) => frame.top + frame.height * (1 - value / data.top_bytes);
-        if (band < sizes.length) place(mark, left, y(low + size), Math.max(right - left, 2), Math.max(y(low) - y(low + size), 1));
-        else place(mark, left, frame.top, Math.max(right - left, 2), frame.height);
+        if (!block) outlined(column, column + 1, () => band < sizes.length ? low : 0, band < sizes.length ? size : data.top_bytes);
+        else if (block !== marked) {
+          const lows = below(block);
+          outlined(block.since, block.until, (one) => lows[one], block.size);
+        }
+        marked = block;
         const lines = [];
         if (block) {
           lines.push([`${bytes(block.size)} ${block.what}`, block.shape].filter(Boolean).join(", "));
@@ -106,14 +149,15 @@
         lines.push(`moment ${count(moment)}${when}${stage}: ${bytes(alive(column))} alive`);
         tip.replaceChildren(...lines.filter(Boolean).map((line, number) => made(block && !number ? "b" : "span", line)));
         tip.hidden = false;
-        const room = figure.getBoundingClientRect(), x = event.clientX - room.left;
-        tip.style.left = x > room.width / 2 ? "" : `${x + 14}px`;
-        tip.style.right = x > room.width / 2 ? `${room.width - x + 14}px` : "";
+        const room = figure.getBoundingClientRect(), right = event.clientX - room.left;
+        tip.style.left = right > room.width / 2 ? "" : `${right + 14}px`;
+        tip.style.right = right > room.width / 2 ? `${room.width - right + 14}px` : "";
         tip.style.top = `${event.clientY - room.top + 14}px`;
       });
       over.addEventListener("pointerleave", () => {
         tip.hidden = true;
-        place(mark, 0, 0, 0, 0);
+        mark.setAttribute("points", "");
+        marked = null;
       });
       over.addEventListener("click", (event) => {
         at.value = shown[stretch(event)[0]];
