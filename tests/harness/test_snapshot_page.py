@@ -18,6 +18,7 @@ from perflab.snapshots.model import Block, Frame, Snapshot
 from perflab.snapshots.page import as_page
 from perflab.snapshots.picture import Axes
 from perflab.snapshots.reading import read_snapshots
+from perflab.snapshots.stacks import shown_stack
 from perflab.snapshots.summary import summarize
 from perflab.snapshots.timeline import Stacking, by_category, by_largest
 from perflab.units import format_bytes, format_ns
@@ -204,6 +205,26 @@ def test_a_list_that_lacks_blocks_says_how_much(
         seen.page.fill(".blocks [name=moment]", str(unseen))
         assert f" of the {listed:,} blocks that the page has" in output.inner_text()
         assert seen.said == []
+
+
+@needs_browser
+def test_a_long_stack_is_read_whole_in_the_list(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], browser: Any
+) -> None:
+    calls = [
+        (f"/home/me/project/a_module_of_a_long_name_{one}.py", one, "a_function_of_a_long_name") for one in range(5)
+    ]
+    made = Recording().alloc(0, MIB, *calls).alloc(64 * MIB, MIB, (f"/home/me/project/{'x' * 200}.py", 1, "main"))
+    path, page = written(tmp_path / "a.pickle", content(made)), tmp_path / "a.html"
+    page.write_text(told(capsys, path), encoding="utf-8")
+    for width in (1280, 500):
+        with opened(browser, page, viewport={"width": width, "height": 900}) as seen:
+            seen.page.click(".blocks summary")
+            stack = seen.page.locator(".blocks tbody td:last-child").first
+            assert stack.inner_text() == shown_stack(read(path).blocks[0].stack)
+            cut = "ones => ones.filter(one => one.scrollWidth > one.clientWidth).map(one => one.textContent)"
+            assert seen.page.eval_on_selector_all(".blocks tbody td", cut) == []
+            assert stack.bounding_box()["width"] > 200
 
 
 @needs_browser
