@@ -52,10 +52,12 @@
       }
       return low;
     }
-    const blocks = data.kind.map((kind, number) => {
-      const from = starts[number], to = data.life[number] ? from + data.life[number] : Infinity;
-      return { ...kinds[kind], from, to, since: column_of(from), until: column_of(to) };
-    });
+    const blocks = data.kind.map((kind, number) => ({
+      ...kinds[kind], number, from: starts[number], to: data.life[number] ? starts[number] + data.life[number] : Infinity,
+    }));
+    // The same as plain numbers, for sums over all blocks of a band: the columns of each block, and its size.
+    const since = Int32Array.from(blocks, (block) => column_of(block.from));
+    const until = Int32Array.from(blocks, (block) => column_of(block.to)), sizes_of = Float64Array.from(blocks, (block) => block.size);
     const there = (block, moment) => block.from <= moment && moment < block.to;
     const size = (ones) => ones.reduce((total, one) => total + one.size, 0);
     const alive = (column) => data.stackings[keys[0]].bands[column].reduce((sum, one) => sum + one, 0);
@@ -74,6 +76,8 @@
     function point(svg, key) {
       const { names, bands, counted } = data.stackings[key], order = keys.indexOf(key);
       const over = document.createElementNS(svg.namespaceURI, "rect"), mark = document.createElementNS(svg.namespaceURI, "polygon");
+      const members = names.map((_, band) => blocks.filter((block) => block.bands[order] === band));
+      const numbers = members.map((ones) => Int32Array.from(ones, (block) => block.number));
       const where = { x: frame.left, y: frame.top, width: frame.width, height: frame.height };
       for (const [name, value] of Object.entries(where)) over.setAttribute(name, value);
       over.setAttribute("class", "over");
@@ -96,11 +100,10 @@
       // A block lies on the bands below its own, and on those of its band that come before it.
       function below(block) {
         const low = new Float64Array(shown.length + 1), band = block.bands[order];
-        for (const one of blocks) {
-          if (one === block) break;
-          if (one.bands[order] !== band) continue;
-          low[one.since] += one.size;
-          low[one.until] -= one.size;
+        for (const one of numbers[band]) {
+          if (one === block.number) break;
+          low[since[one]] += sizes_of[one];
+          low[until[one]] -= sizes_of[one];
         }
         for (let column = 0, sum = 0; column < shown.length; column++) {
           low[column] = sum += low[column];
@@ -122,8 +125,8 @@
         let block = null, size = sizes[band] ?? 0;
         if (band < sizes.length) {
           let base = low;
-          block = blocks.find((one) => {
-            if (one.bands[order] !== band || !there(one, moment)) return false;
+          block = members[band].find((one) => {
+            if (!there(one, moment)) return false;
             if (height < base + one.size) return true;
             base += one.size;
             return false;
@@ -133,7 +136,7 @@
         if (!block) outlined(column, column + 1, () => band < sizes.length ? low : 0, band < sizes.length ? size : data.top_bytes);
         else if (block !== marked) {
           const lows = below(block);
-          outlined(block.since, block.until, (one) => lows[one], block.size);
+          outlined(since[block.number], until[block.number], (one) => lows[one], block.size);
         }
         marked = block;
         const lines = [];
