@@ -144,6 +144,52 @@ def when(found: Snapshot, moment: int) -> str:
     return format_ns(found.times_ns[moment - 1] - found.times_ns[0])
 
 
+MOVE_MS, CLICK_MS = 100, 1000
+"""What a page of 100,000 events may take to follow the pointer, and to list what is alive: ten times what is usual."""
+
+
+@needs_browser
+def test_a_page_of_a_hundred_thousand_events_follows_the_pointer(tmp_path: Path, browser: Any) -> None:
+    found = read(written(tmp_path / "long.pickle", content(of_few_kinds(1, 100_000))))
+    level, page = levels(found), tmp_path / "long.html"
+    page.write_text(as_page(summarize(found, "long"), [("long", found)]), encoding="utf-8")
+    with opened(browser, page) as seen:
+        shown = seen.page.locator("figure svg[role=img]:visible")
+        drawn = shown.locator("polygon:not(.mark)").evaluate_all("ones => ones.map(one => one.getBBox().height)")
+        assert len(drawn) == len(by_category(found).names)
+        assert max(drawn) > 100
+        took_ms = shown.locator(".over").evaluate(
+            """over => {
+              const box = over.getBoundingClientRect(), took = [];
+              for (let number = 0; number < 40; number++) {
+                const clientX = box.x + box.width * (number * 17 % 40 + 0.5) / 40;
+                const clientY = box.y + box.height * (1 - (number * 13 % 20) / 40);
+                const start = performance.now();
+                over.dispatchEvent(new PointerEvent("pointermove", { clientX, clientY }));
+                took.push(performance.now() - start);
+              }
+              return took.sort((one, other) => one - other);
+            }"""
+        )
+        assert took_ms[len(took_ms) // 2] < MOVE_MS
+        assert seen.page.locator(".tip").inner_text().endswith(" alive")
+        click_ms = shown.locator(".over").evaluate(
+            """over => {
+              const box = over.getBoundingClientRect(), start = performance.now();
+              over.dispatchEvent(new MouseEvent("click", { clientX: box.x + box.width / 2, clientY: box.y + 9 }));
+              return performance.now() - start;
+            }"""
+        )
+        assert click_ms < CLICK_MS
+        moment = int(seen.page.input_value(".blocks [name=moment]"))
+        alive = alive_at(found, moment)
+        assert abs(moment - found.moments / 2) < found.moments / 100
+        assert seen.page.locator(".blocks output").inner_text() == (
+            f"{len(alive):,} blocks, {format_bytes(level[moment])} ({level[moment]:,} B); the 200 largest are listed"
+        )
+        assert seen.said == []
+
+
 @needs_browser
 def test_a_search_finds_blocks_by_line_size_and_category(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], browser: Any
