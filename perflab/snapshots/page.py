@@ -46,7 +46,11 @@ def as_page(report: Report, pictured: Sequence[tuple[str, Snapshot]]) -> str:
     """
     snapshots = [one for _, one in pictured]
     highest_bytes = max((max(levels(one)) for one in snapshots), default=0)
-    largest = by_largest_of_both(*snapshots) if len(snapshots) == 2 else [by_largest(one) for one in snapshots]
+    largest = (
+        by_largest_of_both(snapshots[0], snapshots[1])
+        if len(snapshots) == 2
+        else [by_largest(one) for one in snapshots]
+    )
     return render(
         "snapshot.html",
         script="timeline.js",

@@ -240,7 +240,8 @@ def test_a_list_that_lacks_blocks_says_how_much(
         for moment in drawn[::50]:
             seen.page.fill(".blocks [name=moment]", str(moment))
             text = output.inner_text().split("; the")[0]
-            in_list = int(re.search(r"\(([\d,]+) B\)", text)[1].replace(",", ""))
+            (in_text,) = re.findall(r"\(([\d,]+) B\)", text)
+            in_list = int(in_text.replace(",", ""))
             assert in_list <= level[moment]
             if in_list < level[moment]:
                 lacking += 1
