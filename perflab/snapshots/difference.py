@@ -73,7 +73,11 @@ def compare(before: Snapshot, after: Snapshot, names: tuple[str, str], most: int
 
     tables = (
         table("by_category", "Change by category", lambda block, _: (block.category,), category),
-        table("by_module", "Change by module", lambda block, _: (module_of(block) or "(none)",), module),
+        *(
+            [table("by_module", "Change by module", lambda block, _: (module_of(block) or "(none)",), module)]
+            if has_modules
+            else []
+        ),
         table(
             "changes",
             "Change by line, module and category",
@@ -85,7 +89,7 @@ def compare(before: Snapshot, after: Snapshot, names: tuple[str, str], most: int
     )
     notes = _notes(before, after, names)
     if not has_modules and any(block.module for block in (*old_blocks, *new_blocks)):
-        notes = (*notes, "One of them has no modules, so lines are compared whatever their module.")
+        notes = (*notes, "One of them has no modules, so changes are not listed by module.")
     return Report(f"{names[0]} → {names[1]}", facts, tables, notes)
 
 

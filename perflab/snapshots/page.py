@@ -10,11 +10,12 @@ from markupsafe import Markup
 from perflab.page import table as pages
 from perflab.page.render import render
 from perflab.page.svg import element
+from perflab.snapshots.analysis import levels
 from perflab.snapshots.model import Snapshot
 from perflab.snapshots.page_blocks import PageBlocks, page_blocks
 from perflab.snapshots.picture import color_of, picture
 from perflab.snapshots.tables import Report, Table, shown
-from perflab.snapshots.timeline import Stacking, by_category, by_largest
+from perflab.snapshots.timeline import Stacking, by_category, by_largest, by_largest_of_both
 
 _TITLES = {"category": "category", "largest": "largest allocations at the peak"}
 
@@ -40,22 +41,35 @@ def as_page(report: Report, pictured: Sequence[tuple[str, Snapshot]]) -> str:
 
     Args:
         report: what is said.
-        pictured: snapshots whose timelines are drawn, with a title each.
+        pictured: snapshots whose timelines are drawn, with a title each. Two have one axis of bytes, and colours that
+            mean the same.
     """
+    snapshots = [one for _, one in pictured]
+    highest_bytes = max((max(levels(one)) for one in snapshots), default=0)
+    largest = (
+        by_largest_of_both(snapshots[0], snapshots[1])
+        if len(snapshots) == 2
+        else [by_largest(one) for one in snapshots]
+    )
     return render(
         "snapshot.html",
         script="timeline.js",
         report=report,
-        pictured=[_pictured(title, one) for title, one in pictured],
+        pictured=[
+            _pictured(title, one, (by_category(one), groups), highest_bytes)
+            for (title, one), groups in zip(pictured, largest, strict=True)
+        ],
         facts=[(fact.title, shown(fact.value, fact.kind)) for fact in report.facts],
         tables=[(table, _table(table)) for table in report.tables],
     )
 
 
-def _pictured(title: str, snapshot: Snapshot) -> _Pictured:
-    stackings = by_category(snapshot), by_largest(snapshot)
-    stacked = [_Stacked(one.key, _TITLES[one.key], Markup(picture(snapshot, one)), _legend(one)) for one in stackings]
-    return _Pictured(title, stacked, page_blocks(snapshot, stackings), snapshot.moments)
+def _pictured(title: str, snapshot: Snapshot, stackings: Sequence[Stacking], highest_bytes: int) -> _Pictured:
+    stacked = [
+        _Stacked(one.key, _TITLES[one.key], Markup(picture(snapshot, one, highest_bytes)), _legend(one))
+        for one in stackings
+    ]
+    return _Pictured(title, stacked, page_blocks(snapshot, stackings, highest_bytes), snapshot.moments)
 
 
 def _legend(stacking: Stacking) -> list[tuple[Markup, str]]:

@@ -18,7 +18,7 @@ from perflab.snapshots.analysis import Lines, levels, peak_moment
 from perflab.snapshots.model import Block, Snapshot
 from perflab.snapshots.picture import BOTTOM, HEIGHT, LEFT, POINTS, RIGHT, TOP, WIDTH, Axes
 from perflab.snapshots.stacks import shown_stack
-from perflab.snapshots.timeline import Stacking, thinned
+from perflab.snapshots.timeline import REST, Stacking, thinned
 from perflab.units import format_bytes
 
 MOST_CHARACTERS = 2_800_000
@@ -43,19 +43,20 @@ class PageBlocks:
     """Which blocks the page has no room for, in words; empty: it has all."""
 
 
-def page_blocks(snapshot: Snapshot, stackings: Sequence[Stacking]) -> PageBlocks:
-    """Blocks for hover and search: all, or those at the peak and then the largest.
+def page_blocks(snapshot: Snapshot, stackings: Sequence[Stacking], highest_bytes: int = 0) -> PageBlocks:
+    """Blocks for hover and search: all, or as many as there is room for, the largest at the peak first.
 
     Args:
         snapshot: the recording.
         stackings: the ways in which its picture is stacked.
+        highest_bytes: what the picture's axis has room for, if that is more than the peak.
     """
     listing = _Listing(snapshot, stackings)
     kept = listing.kept()
     blocks = [snapshot.blocks[number] for number in kept]
     level = levels(snapshot)
     points = [thinned(snapshot, POINTS, one) for one in stackings]
-    top = Axes(snapshot.moments, max(level[peak_moment(level)], 1)).top
+    top = Axes(snapshot.moments, max(level[peak_moment(level)], highest_bytes, 1)).top
     kinds = [listing.kind(number) for number in kept]
     shown = [point.moment for point in points[0]]
     stages = listing.stages(shown)
@@ -65,6 +66,7 @@ def page_blocks(snapshot: Snapshot, stackings: Sequence[Stacking]) -> PageBlocks
         "frame": {"left": LEFT, "top": TOP, "width": WIDTH - LEFT - RIGHT, "height": HEIGHT - TOP - BOTTOM},
         "top_bytes": top,
         "moments": snapshot.moments,
+        "blocks": len(snapshot.blocks),
         "texts": list(listing.texts),
         "kinds": list(listing.kinds),
         "kind": kinds,
@@ -77,7 +79,11 @@ def page_blocks(snapshot: Snapshot, stackings: Sequence[Stacking]) -> PageBlocks
         "times": _steps([time // tick_ns for time in times]) if len(times) <= MOST_MOMENTS else [],
         "shown_times": [times[moment - 1] // tick_ns if moment else 0 for moment in shown] if times else [],
         "stackings": {
-            one.key: {"names": [_short(name) for name in one.names], "bands": [point.by_band for point in found]}
+            one.key: {
+                "names": [_short(name) for name in one.names],
+                "counted": sum(name != REST for name in one.names) if one.key == "largest" else 0,
+                "bands": [point.by_band for point in found],
+            }
             for one, found in zip(stackings, points, strict=True)
         },
     }
@@ -101,17 +107,24 @@ def _short(text: str) -> str:
 def _left_out(snapshot: Snapshot, kept: Sequence[int], *, is_timed: bool) -> str:
     told = []
     if len(kept) < len(snapshot.blocks):
-        there = {*kept}
-        sizes = [block.size_bytes for number, block in enumerate(snapshot.blocks) if number not in there]
+        there, peak = {*kept}, peak_moment(levels(snapshot))
+        missing = [block for number, block in enumerate(snapshot.blocks) if number not in there]
+        at_peak = [block.size_bytes for block in missing if _is_alive(block, peak)]
         told.append(
-            f"{len(sizes):,} of {len(snapshot.blocks):,} blocks, of {format_bytes(max(sizes))} at most, are in the "
+            f"{len(missing):,} of {len(snapshot.blocks):,} blocks, of "
+            f"{format_bytes(max(block.size_bytes for block in missing))} at most, are in the "
             "picture alone: the page has no room for all of them in its search."
+            + (f" {len(at_peak):,} of them, {format_bytes(sum(at_peak))}, are alive at the peak." if at_peak else "")
         )
     if len(snapshot.times_ns) and not is_timed:
         told.append(
             f"With more than {MOST_MOMENTS:,} allocations and frees, the list of blocks has moments and no times."
         )
     return " ".join(told)
+
+
+def _is_alive(block: Block, moment: int) -> bool:
+    return block.allocated_at <= moment and (block.freed_at is None or block.freed_at > moment)
 
 
 class _Listing:
@@ -142,8 +155,7 @@ class _Listing:
 
         def importance(number: int) -> tuple[bool, int]:
             block = self.snapshot.blocks[number]
-            is_there = block.allocated_at <= peak and (block.freed_at is None or block.freed_at > peak)
-            return not is_there, -block.size_bytes
+            return not _is_alive(block, peak), -block.size_bytes
 
         yield from sorted(range(len(self.snapshot.blocks)), key=importance)
 

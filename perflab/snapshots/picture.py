@@ -17,7 +17,7 @@ from perflab.snapshots.timeline import REST, Point, Stacking, by_category, elaps
 from perflab.units import BYTES_PER, format_bytes, format_ns
 
 WIDTH, HEIGHT = 1100, 440
-LEFT, RIGHT, TOP, BOTTOM = 92, 16, 44, 60
+LEFT, RIGHT, TOP, BOTTOM = 92, 40, 44, 60
 POINTS = 500
 """Stretches that are drawn: two pixels each."""
 COLORS = {
@@ -31,11 +31,11 @@ COLORS = {
     "workspace": "#59a14f",
     "unknown": "#8d99a6",
 }
-OTHERS = ("#ff9da7", "#86bcb6", "#d37295", "#a0cbe8")
+OTHERS = ("#ff9da7", "#b2df8a", "#d37295", "#a0cbe8")
 """Colours of categories that are not ours."""
 LARGEST = (
     *("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#edc948"),
-    *("#b07aa1", "#9c755f", "#ff9da7", "#86bcb6", "#d37295", "#a0cbe8"),
+    *("#b07aa1", "#9c755f", "#ff9da7", "#b2df8a", "#d37295", "#a0cbe8"),
 )
 """Colours of the largest groups, in their order."""
 MOST_EDGES = 120
@@ -54,18 +54,19 @@ def color_of(stacking: Stacking, number: int) -> str:
     return COLORS["unknown"] if name == REST else LARGEST[number % len(LARGEST)]
 
 
-def picture(snapshot: Snapshot, stacking: Stacking | None = None) -> str:
+def picture(snapshot: Snapshot, stacking: Stacking | None = None, highest_bytes: int = 0) -> str:
     """The SVG element.
 
     Args:
         snapshot: the recording.
         stacking: its bands; by category if none are given.
+        highest_bytes: what the axis has room for, if that is more than the peak: that of a picture beside it.
     """
     level = levels(snapshot)
     peak = peak_moment(level)
     stacking = stacking or by_category(snapshot)
     points = thinned(snapshot, POINTS, stacking)
-    axes = Axes(snapshot.moments, max(level[peak], 1))
+    axes = Axes(snapshot.moments, max(level[peak], highest_bytes, 1))
     text = f"Live bytes over {snapshot.moments:,} allocations and frees; peak {format_bytes(level[peak])}"
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{_escaped(text)}">',

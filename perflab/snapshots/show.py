@@ -26,7 +26,7 @@ def _text(report: Report) -> Iterator[str]:
         yield ""
         yield one_line(table.title)
         cells = [
-            [_short(shown(value, column.kind)) for value, column in zip(row, table.columns, strict=True)]
+            [_short(shown(value, column.kind), column) for value, column in zip(row, table.columns, strict=True)]
             for row in table.rows
         ]
         heads = [column.title for column in table.columns]
@@ -43,9 +43,12 @@ def _text(report: Report) -> Iterator[str]:
     yield from (f"note: {one_line(note)}" for note in report.notes)
 
 
-def _short(text: str) -> str:
+def _short(text: str, column: Column) -> str:
     line = one_line(text)
-    return line if len(line) <= _WIDEST else line[: _WIDEST - 1] + "…"
+    if len(line) <= _WIDEST:
+        return line
+    # The end of a path tells it from others: its file and line.
+    return "…" + line[1 - _WIDEST :] if column.key == "line" else line[: _WIDEST - 1] + "…"
 
 
 def _aligned(cell: str, width: int, column: Column) -> str:

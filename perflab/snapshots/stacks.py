@@ -81,6 +81,13 @@ def shown_stack(stack: Stack) -> str:
     return " < ".join(calls) + (" < …" if len(frames) > MOST_FRAMES else "")
 
 
+def other_calls(stack: Stack) -> list[str]:
+    """The calls that ``line_of`` does not name: the user's that led there, then those of libraries."""
+    named = user_frame(stack)
+    frames = [frame for frame in stack if frame is not named]
+    return [_call(frame) for frame in sorted(frames, key=lambda frame: not is_user_s(frame.file))]
+
+
 def _call(frame: Frame) -> str:
     place = f"{frame.file.rsplit('/', 1)[-1]}:{frame.line} " if frame.file else ""
     return f"{place}{frame.function}".strip()

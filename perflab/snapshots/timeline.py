@@ -6,7 +6,9 @@ Each block is in one band, so at every moment the bands add up to the live bytes
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from perflab.snapshots.analysis import (
@@ -17,10 +19,13 @@ from perflab.snapshots.analysis import (
     alive_at,
     categories_of,
     levels,
+    module_of,
     peak_moment,
     shared_module,
 )
-from perflab.snapshots.model import Snapshot
+from perflab.snapshots.model import Block, Snapshot
+from perflab.snapshots.moved import lines_of_both
+from perflab.snapshots.stacks import other_calls
 from perflab.units import format_bytes
 
 MOST_LARGEST = 12
@@ -68,14 +73,88 @@ def by_largest(snapshot: Snapshot, most: int = MOST_LARGEST) -> Stacking:
     number = {key(one.blocks[0]): position for position, one in enumerate(found)}
     bands = array("i", (number.get(key(block), len(found)) for block in snapshot.blocks))
     rest = (REST,) if len(found) in bands or not found else ()
-    return Stacking("largest", (*(_named(one, line) for one in found), *rest), bands)
+    names = told_apart([_named(one, line) for one in found], [_differences(one) for one in found])
+    counted = (f"{len(one.blocks):,} × {name}" for one, name in zip(found, names, strict=True))
+    return Stacking("largest", (*counted, *rest), bands)
 
 
 def _named(one: Alike, line: Lines) -> str:
     first = one.blocks[0]
-    module = shared_module(one.blocks)
-    about = ", ".join(text for text in (first.tensor, module and f"in {module}", line(first)) if text)
-    return f"{len(one.blocks):,} × {format_bytes(one.size_bytes)} {first.category}" + (f", {about}" if about else "")
+    return _band(one.size_bytes, first.category, first.tensor, shared_module(one.blocks), line(first))
+
+
+def _band(size_bytes: int, category: str, tensor: str, module: str, line: str) -> str:
+    about = (f"{format_bytes(size_bytes)} {category}", tensor, module and f"in {module}", line)
+    return ", ".join(text for text in about if text)
+
+
+def _differences(one: Alike) -> list[str]:
+    return [f", {one.size_bytes:,} B each", *(f" < {call}" for call in other_calls(one.blocks[0].stack))]
+
+
+def told_apart(names: Sequence[str], differences: Sequence[Sequence[str]]) -> list[str]:
+    """Names, where they are equal with what differs: the first of each one's ``differences``, and more if need be."""
+    found = list(names)
+    for place in range(max(map(len, differences), default=0)):
+        equal = defaultdict[str, list[int]](list)
+        for number, name in enumerate(found):
+            equal[name].append(number)
+        for numbers in equal.values():
+            more = ["".join(differences[number][place : place + 1]) for number in numbers]
+            if len({*more}) > 1:
+                for number, text in zip(numbers, more, strict=True):
+                    found[number] += text
+    return found
+
+
+_Shared = tuple[int, str, str, str, str]
+"""Size, category, shape, module and line of blocks that two snapshots may both have."""
+
+
+def by_largest_of_both(before: Snapshot, after: Snapshot, most: int = MOST_LARGEST) -> tuple[Stacking, Stacking]:
+    """The same bands for two snapshots, in one order: the largest groups of either peak, and one for all others.
+
+    Blocks are alike if their size and their row in a comparison are: stacks of two commits are never equal.
+
+    Args:
+        before, after: the recordings.
+        most: groups that have a band of their own.
+    """
+    both = before, after
+    at_peak = [alive_at(one, peak_moment(levels(one))) for one in both]
+    has_modules, has_tensors = (
+        all(any(map(has, ones)) for ones in at_peak) for has in map(attrgetter, ("module", "tensor"))
+    )
+
+    def keyed(line: Callable[[Block], str]) -> Callable[[Block], _Shared]:
+        known: dict[int, str] = {}  # stacks are shared among blocks, which keep them alive
+
+        def key(block: Block) -> _Shared:
+            where = known.get(id(block.stack))
+            if where is None:
+                where = known[id(block.stack)] = line(block)
+            tensor, module = block.tensor if has_tensors else "", module_of(block) if has_modules else ""
+            return block.size_bytes, block.category, tensor, module, where
+
+        return key
+
+    keys = [keyed(line) for line in lines_of_both(at_peak[0], at_peak[1], both)]
+    counts = [Counter(map(key, ones)) for key, ones in zip(keys, at_peak, strict=True)]
+    largest = sorted(counts[0] | counts[1], key=lambda key: -key[0] * max(count[key] for count in counts))[:most]
+    number = {key: position for position, key in enumerate(largest)}
+    bands = [
+        array("i", (number.get(key(block), len(largest)) for block in snapshot.blocks))
+        for key, snapshot in zip(keys, both, strict=True)
+    ]
+    rest = (REST,) if any(len(largest) in one for one in bands) or not largest else ()
+    names = told_apart([_band(*key) for key in largest], [[f", {key[0]:,} B each"] for key in largest])
+    first, second = (
+        Stacking(
+            "largest", (*(f"{count[key]:,} × {name}" for key, name in zip(largest, names, strict=True)), *rest), one
+        )
+        for count, one in zip(counts, bands, strict=True)
+    )
+    return first, second
 
 
 def thinned(snapshot: Snapshot, points: int, stacking: Stacking | None = None) -> list[Point]:

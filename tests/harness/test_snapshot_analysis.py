@@ -232,7 +232,7 @@ def test_a_recording_and_a_prediction_of_one_step_differ_by_nothing_that_is_not_
     measured = read(recorded.path)
     report = compare(predicted, measured, ("predicted", "measured"), most=2)
     change = max(levels(measured)) - max(levels(predicted))
-    for key in ("by_category", "by_module", "changes"):
+    for key in ("by_category", "changes"):
         assert summed(table(report, key), "change_bytes") == change, key
     # The recording begins with the call, so what was held is not in it. What the call adds is the same, but for scalars
     # that operators make of Python's numbers inside of themselves.
@@ -281,6 +281,23 @@ def test_lines_that_moved_are_no_change(tmp_path: Path) -> None:
     elsewhere = holding("src", (191, 8), (196, 8), (201, 3), module="blocks.1", absolute=False)
     assert changes(tmp_path, before, elsewhere) == []
     assert changes(tmp_path, elsewhere, before) == []
+
+
+def test_a_comparison_with_a_file_without_modules_lists_no_changes_by_module(tmp_path: Path) -> None:
+    made = {has: holding("me/project", (190, 8), module=has) for has in ("", "blocks.1")}
+    more = {has: holding("me/project", (190, 8), (195, 3), module=has) for has in ("", "blocks.1")}
+
+    def compared(before: str, after: str) -> Report:
+        first, second = written(tmp_path / "a", made[before]), written(tmp_path / "b", more[after])
+        return compare(read(first), read(second), ("a", "b"))
+
+    for before, after in (("", "blocks.1"), ("blocks.1", ""), ("", "")):
+        report = compared(before, after)
+        assert [one.key for one in report.tables] == ["by_category", "changes"]
+        assert any("not listed by module" in note for note in report.notes) is (before != after)
+        assert [row[:3] for row in table(report, "changes").rows] == [("model.py:195", "", "unknown")]
+    rows = table(compared("blocks.1", "blocks.1"), "by_module").rows
+    assert rows == (("blocks.*", 3 * MIB, 58 * MIB, 61 * MIB, 2, 3),)
 
 
 def test_of_lines_that_moved_what_changed_is_named(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,15 @@ import pytest
 
 from perflab.cli import main
 from perflab.page.render import policy
+from perflab.snapshots import page_blocks
 from perflab.snapshots.analysis import alive_at, levels, peak_moment
 from perflab.snapshots.model import Block, Frame, Snapshot
 from perflab.snapshots.page import as_page
 from perflab.snapshots.picture import Axes
 from perflab.snapshots.reading import read_snapshots
+from perflab.snapshots.stacks import shown_stack
 from perflab.snapshots.summary import summarize
-from perflab.snapshots.timeline import by_category, by_largest
+from perflab.snapshots.timeline import Stacking, by_category, by_largest
 from perflab.units import format_bytes, format_ns
 from tests.harness.browser import chromium, needs_browser, opened
 from tests.harness.made_snapshots import MIB, TRAIN, Recording, content, of_few_kinds, training, written
@@ -96,8 +99,10 @@ def test_pointing_at_a_block_says_what_it_is_and_a_click_lists_what_is_alive_the
             lines = seen.page.locator(".tip > *").all_inner_texts()
             assert lines[0] == f"{format_bytes(block.size_bytes)} {block.category}"
             assert lines[2] == f"allocated: {block.allocated_at} ({when(found, block.allocated_at)}), freed: {freed}"
-            assert f"band: {stacking.names[stacking.band_of[number]]}, " in lines[-2]
+            then = " at the peak" if key == "largest" else ""
+            assert f"band: {stacking.names[stacking.band_of[number]]}{then}; here " in lines[-2]
             assert lines[-1] == f"moment {peak} ({when(found, peak)}), backward: {format_bytes(level[peak])} alive"
+            assert outline(seen.page) == pytest.approx(drawn_as(found, stacking, number, axes), abs=0.1)
             below += block.size_bytes
         assert below == level[peak]
         seen.page.mouse.click(*point(below // 2))
@@ -108,8 +113,81 @@ def test_pointing_at_a_block_says_what_it_is_and_a_click_lists_what_is_alive_the
         assert seen.said == []
 
 
+def outline(page: Any) -> tuple[float, float, float, float]:
+    """What is marked in the picture: its left, top, right and bottom."""
+    box = page.evaluate(
+        "(({x, y, width, height}) => [x, y, x + width, y + height])"
+        "([...document.querySelectorAll('.mark')].find(one => one.getAttribute('points')).getBBox())"
+    )
+    return (box[0], box[1], box[2], box[3])
+
+
+def drawn_as(found: Snapshot, stacking: Stacking, number: int, axes: Axes) -> tuple[float, float, float, float]:
+    """A block's outline, from when it comes to when it goes, on the blocks that are below it at each moment."""
+    block, lows = found.blocks[number], []
+    end = found.moments + 1 if block.freed_at is None else block.freed_at
+    for moment in range(block.allocated_at, end):
+        alive = {id(one) for one in alive_at(found, moment)}
+        place = (stacking.band_of[number], number)
+        lows.append(
+            sum(
+                one.size_bytes
+                for other, one in enumerate(found.blocks)
+                if id(one) in alive and (stacking.band_of[other], other) < place
+            )
+        )
+    top, bottom = max(lows) + block.size_bytes, min(lows)
+    return axes.x(block.allocated_at), axes.y(top), axes.x(end), axes.y(bottom)
+
+
 def when(found: Snapshot, moment: int) -> str:
     return format_ns(found.times_ns[moment - 1] - found.times_ns[0])
+
+
+MOVE_MS, CLICK_MS = 100, 1000
+"""What a page of 100,000 events may take to follow the pointer, and to list what is alive: ten times what is usual."""
+
+
+@needs_browser
+def test_a_page_of_a_hundred_thousand_events_follows_the_pointer(tmp_path: Path, browser: Any) -> None:
+    found = read(written(tmp_path / "long.pickle", content(of_few_kinds(1, 100_000))))
+    level, page = levels(found), tmp_path / "long.html"
+    page.write_text(as_page(summarize(found, "long"), [("long", found)]), encoding="utf-8")
+    with opened(browser, page) as seen:
+        shown = seen.page.locator("figure svg[role=img]:visible")
+        drawn = shown.locator("polygon:not(.mark)").evaluate_all("ones => ones.map(one => one.getBBox().height)")
+        assert len(drawn) == len(by_category(found).names)
+        assert max(drawn) > 100
+        took_ms = shown.locator(".over").evaluate(
+            """over => {
+              const box = over.getBoundingClientRect(), took = [];
+              for (let number = 0; number < 40; number++) {
+                const clientX = box.x + box.width * (number * 17 % 40 + 0.5) / 40;
+                const clientY = box.y + box.height * (1 - (number * 13 % 20) / 40);
+                const start = performance.now();
+                over.dispatchEvent(new PointerEvent("pointermove", { clientX, clientY }));
+                took.push(performance.now() - start);
+              }
+              return took.sort((one, other) => one - other);
+            }"""
+        )
+        assert took_ms[len(took_ms) // 2] < MOVE_MS
+        assert seen.page.locator(".tip").inner_text().endswith(" alive")
+        click_ms = shown.locator(".over").evaluate(
+            """over => {
+              const box = over.getBoundingClientRect(), start = performance.now();
+              over.dispatchEvent(new MouseEvent("click", { clientX: box.x + box.width / 2, clientY: box.y + 9 }));
+              return performance.now() - start;
+            }"""
+        )
+        assert click_ms < CLICK_MS
+        moment = int(seen.page.input_value(".blocks [name=moment]"))
+        alive = alive_at(found, moment)
+        assert abs(moment - found.moments / 2) < found.moments / 100
+        assert seen.page.locator(".blocks output").inner_text() == (
+            f"{len(alive):,} blocks, {format_bytes(level[moment])} ({level[moment]:,} B); the 200 largest are listed"
+        )
+        assert seen.said == []
 
 
 @needs_browser
@@ -136,6 +214,64 @@ def test_a_search_finds_blocks_by_line_size_and_category(
         assert sorted(came) == sorted(f"{one.allocated_at:,} ({when(found, one.allocated_at)})" for one in wanted)
         seen.page.fill(".blocks [name=q]", "nowhere")
         assert seen.page.locator(".blocks output").inner_text() == "0 blocks, 0 B (0 B)"
+
+
+@needs_browser
+def test_a_list_that_lacks_blocks_says_how_much(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], browser: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_blocks, "MOST_CHARACTERS", 12_000)
+    path, page = written(tmp_path / "a.pickle", content(of_few_kinds(3, 2000, 2))), tmp_path / "a.html"
+    found, level = read(path), levels(read(path))
+    page.write_text(told(capsys, path), encoding="utf-8")
+    (data,) = re.findall(r'<script type="application/json">(.*?)</script>', page.read_text(encoding="utf-8"))
+    listed = len(json.loads(data)["kind"])
+    drawn = json.loads(data)["shown"]
+    with opened(browser, page) as seen:
+        seen.page.click(".blocks summary")
+        output = seen.page.locator(".blocks output")
+        assert f" of the {listed:,} blocks that the page has" in output.inner_text()
+        seen.page.fill(".blocks [name=moment]", str(peak_moment(level)))
+        alive = alive_at(found, peak_moment(level))
+        assert output.inner_text().split("; the")[0] == (
+            f"{len(alive)} blocks, {format_bytes(max(level))} ({max(level):,} B)"
+        )
+        lacking = 0
+        for moment in drawn[::50]:
+            seen.page.fill(".blocks [name=moment]", str(moment))
+            text = output.inner_text().split("; the")[0]
+            (in_text,) = re.findall(r"\(([\d,]+) B\)", text)
+            in_list = int(in_text.replace(",", ""))
+            assert in_list <= level[moment]
+            if in_list < level[moment]:
+                lacking += 1
+                more = format_bytes(level[moment] - in_list)
+                assert text.endswith(f" of {format_bytes(level[moment])} alive; {more} more are in the picture alone")
+        assert lacking > 1
+        unseen = next(moment for moment in range(found.moments) if moment not in {*drawn})
+        seen.page.fill(".blocks [name=moment]", str(unseen))
+        assert f" of the {listed:,} blocks that the page has" in output.inner_text()
+        assert seen.said == []
+
+
+@needs_browser
+def test_a_long_stack_is_read_whole_in_the_list(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], browser: Any
+) -> None:
+    calls = [
+        (f"/home/me/project/a_module_of_a_long_name_{one}.py", one, "a_function_of_a_long_name") for one in range(5)
+    ]
+    made = Recording().alloc(0, MIB, *calls).alloc(64 * MIB, MIB, (f"/home/me/project/{'x' * 200}.py", 1, "main"))
+    path, page = written(tmp_path / "a.pickle", content(made)), tmp_path / "a.html"
+    page.write_text(told(capsys, path), encoding="utf-8")
+    for width in (1280, 500):
+        with opened(browser, page, viewport={"width": width, "height": 900}) as seen:
+            seen.page.click(".blocks summary")
+            stack = seen.page.locator(".blocks tbody td:last-child").first
+            assert stack.inner_text() == shown_stack(read(path).blocks[0].stack)
+            cut = "ones => ones.filter(one => one.scrollWidth > one.clientWidth).map(one => one.textContent)"
+            assert seen.page.eval_on_selector_all(".blocks tbody td", cut) == []
+            assert stack.bounding_box()["width"] > 200
 
 
 @needs_browser
@@ -177,6 +313,7 @@ def test_numbers_of_the_script_are_written_as_all_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], browser: Any
 ) -> None:
     sizes = [1, 512, 1023, 1024, 10 * 1024 - 1, 99_900, 1_048_500, MIB, 3 * MIB + 77, 2**30 - 600_000, 2**41, 2**52]
+    sizes += [1025 * 512, 1027 * 512, MIB * 9 // 8, MIB * 11 // 8, MIB * 41 // 4]  # in the middle of two texts
     events, at_us = [], 0
     for number, size in enumerate(sizes):
         at_us += 13**number if number < 9 else 0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import accumulate
+from itertools import accumulate, combinations
+from math import dist
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,15 @@ import pytest
 
 from perflab.snapshots import page_blocks as page_blocks_module
 from perflab.snapshots.analysis import alive_at, levels, peak_moment
+from perflab.snapshots.difference import compare
 from perflab.snapshots.model import Snapshot
+from perflab.snapshots.page import as_page
 from perflab.snapshots.page_blocks import page_blocks
-from perflab.snapshots.picture import BOTTOM, HEIGHT, TOP, Axes, picture
+from perflab.snapshots.picture import BOTTOM, COLORS, HEIGHT, LARGEST, OTHERS, TOP, WIDTH, Axes, picture
 from perflab.snapshots.reading import read_snapshots
 from perflab.snapshots.summary import stage_at, summarize
-from perflab.snapshots.timeline import REST, by_category, by_largest, thinned
-from perflab.units import format_bytes, format_ns
+from perflab.snapshots.timeline import REST, by_category, by_largest, by_largest_of_both, thinned
+from perflab.units import BYTES_PER, format_bytes, format_ns
 from tests.harness.made_snapshots import MIB, MODEL, TRAIN, Recording, content, of_few_kinds, training, written
 
 
@@ -75,6 +78,26 @@ def test_a_band_is_named_with_shape_and_module_where_they_are_known(tmp_path: Pa
     found = read(written(tmp_path / "a.pickle", content(made)))
     name = "3 × 1.00 MiB activations, (512, 512) float32, in blocks.*.mlp, model.py:190"
     assert by_largest(found).names == (name,)
+
+
+def test_bands_that_one_line_makes_for_several_callers_are_told_apart(tmp_path: Path) -> None:
+    helper, other = ("/home/me/project/model.py", 77, "scratch"), ("/home/me/project/train.py", 15, "main")
+    library = ("/usr/lib/python3/site-packages/torch/nn/functional.py", 9, "gelu")
+    made = Recording()
+    for number, stack in enumerate([(helper, TRAIN), (helper, other), (MODEL, TRAIN), (library, helper, TRAIN)]):
+        made.alloc(number * 64 * MIB, MIB, *stack)
+    made.alloc(9 * 64 * MIB, MIB + 512, helper, TRAIN)
+    found = read(written(tmp_path / "a.pickle", content(made)))
+    one = "1 × 1.00 MiB unknown, model.py"
+    assert sorted(by_largest(found).names) == sorted(
+        [
+            f"{one}:77, 1,049,088 B each",
+            f"{one}:77, 1,048,576 B each < train.py:12 main",
+            f"{one}:77, 1,048,576 B each < train.py:15 main",
+            f"{one}:77, 1,048,576 B each < train.py:12 main < functional.py:9 gelu",
+            f"{one}:190",
+        ]
+    )
 
 
 def test_alike_blocks_share_a_band_before_and_after_the_peak(tmp_path: Path) -> None:
@@ -139,7 +162,22 @@ def test_a_page_without_room_for_all_blocks_keeps_those_at_the_peak_and_counts_t
     assert len(listed.data) < 60_000
     missing = len(found.blocks) - len(blocks)
     assert listed.left_out.startswith(f"{missing:,} of {len(found.blocks):,} blocks, of ")
+    assert "alive at the peak" not in listed.left_out
     assert "With more than 1,000 allocations and frees, the list of blocks has moments and no times" in listed.left_out
+
+
+def test_where_there_is_no_room_for_the_blocks_of_the_peak_the_note_says_what_they_lack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_blocks_module, "MOST_CHARACTERS", 1500)
+    found = read(written(tmp_path / "a.pickle", content(of_few_kinds(3, 2000, 2))))
+    at_peak = alive_at(found, peak_moment(levels(found)))
+    listed = page_blocks(found, (by_category(found), by_largest(found)))
+    sizes = sorted((one[0] for one in decoded(json.loads(listed.data))), reverse=True)
+    assert 0 < len(sizes) < len(at_peak)
+    assert sizes == sorted((one.size_bytes for one in at_peak), reverse=True)[: len(sizes)]
+    lacks = format_bytes(max(levels(found)) - sum(sizes))
+    assert f" {len(at_peak) - len(sizes):,} of them, {lacks}, are alive at the peak." in listed.left_out
 
 
 def test_the_axis_says_moments_and_when_they_were(tmp_path: Path) -> None:
@@ -155,6 +193,19 @@ def test_the_axis_says_moments_and_when_they_were(tmp_path: Path) -> None:
     assert "allocations and frees so far; the file has no times</text>" in picture(read(path))
 
 
+@pytest.mark.parametrize("moments", [1, 10, 1000, 100_000, 1_000_000])
+def test_every_label_of_the_axis_is_within_the_picture(moments: int) -> None:
+    found = Snapshot("made", "cuda:0", (), (), moments)
+    letter = 7.7  # pixels at most of a digit, whatever the font of 12 pixels
+    for place, label in re.findall(r'<text class="moment" x="([^"]*)"[^>]*>([\d,]+)</text>', picture(found)):
+        assert letter * len(label) / 2 <= float(place) <= WIDTH - letter * len(label) / 2, label
+
+
+def test_a_page_of_one_block_says_so(tmp_path: Path) -> None:
+    found = read(written(tmp_path / "a.pickle", content(Recording().alloc(0, MIB, MODEL))))
+    assert "Search 1 block, or click" in as_page(summarize(found, "a"), [("a", found)])
+
+
 def test_the_picture_reaches_its_peak_and_no_further(tmp_path: Path) -> None:
     found = read(written(tmp_path / "a.pickle", content(of_few_kinds(4, 5000))))
     level = levels(found)
@@ -163,3 +214,88 @@ def test_the_picture_reaches_its_peak_and_no_further(tmp_path: Path) -> None:
         corners = re.findall(r"[\d.]+,([\d.]+)", " ".join(re.findall(r'points="([^"]*)"', picture(found, stacking))))
         assert min(map(float, corners)) == axes.y(max(level)) >= TOP
         assert max(map(float, corners)) == HEIGHT - BOTTOM
+
+
+def lab_of(colour: str) -> tuple[float, float, float]:
+    """CIE 1976 L*a*b* of an sRGB colour, white D65: distances in it are those that are seen."""
+    values = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+    red, green, blue = (one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in values)
+    x = (0.4124564 * red + 0.3575761 * green + 0.1804375 * blue) / 0.95047
+    y = 0.2126729 * red + 0.7151522 * green + 0.0721750 * blue
+    z = (0.0193339 * red + 0.1191920 * green + 0.9503041 * blue) / 1.08883
+    x, y, z = (one ** (1 / 3) if one > 216 / 24389 else (24389 / 27 * one + 16) / 116 for one in (x, y, z))
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+@pytest.mark.parametrize(
+    "together", [(*LARGEST, COLORS["unknown"]), (*COLORS.values(), *OTHERS)], ids=["largest", "category"]
+)
+def test_all_colours_of_a_picture_are_told_apart_by_eye(together: tuple[str, ...]) -> None:
+    least = min((dist(lab_of(one), lab_of(other)), one, other) for one, other in combinations(together, 2))
+    assert least[0] > 15, least  # 2 is just seen beside each other
+
+
+def in_line(line: int, size: int, many: int = 1, more: int = 0) -> Recording:
+    """A line asks for blocks of so many MiB, and ``train.py`` for one more; other lines for a smaller one each."""
+    made = Recording()
+    for number in range(many):
+        made.alloc(number * 64 * MIB, size * MIB, ("/home/me/project/model.py", line, "forward"), TRAIN)
+    for number in range(more):
+        made.alloc((500 + number) * 64 * MIB, 512, (f"/home/me/project/more{number}.py", number + 1, "more"), TRAIN)
+    return made.alloc(9000 * MIB, 10 * MIB, TRAIN)
+
+
+def drawn_pair(before: Snapshot, after: Snapshot) -> list[dict[str, list[str]]]:
+    """Of both pictures of a comparison: sizes on the axis, colours and groups in the legend, heights of the peaks."""
+    page = as_page(compare(before, after, ("a", "b")), [("a", before), ("b", after)])
+    found = []
+    for part in re.split('<div class="by-largest">', page)[1:]:
+        svg, legend = part.split("</svg>", 1)
+        legend = legend.split("</ul>")[0]
+        found.append(
+            {
+                "axis": re.findall(r'<text class="size"[^>]*>([^<]*)<', svg),
+                "peak": re.findall(r'<circle class="peak"[^>]* cy="([^"]*)"', svg),
+                "bands": re.findall('<polygon fill="([^"]*)"', svg),
+                "colours": re.findall('fill="([^"]*)"', legend),
+                "groups": [re.sub(r"^[\d,]+ × ", "", one) for one in re.findall("</svg>([^<]*)</li>", legend)],
+                "counts": re.findall(r"</svg>([\d,]+) ×", legend),
+            }
+        )
+    return found
+
+
+def test_two_pictures_of_a_comparison_have_one_axis_and_the_same_colours(tmp_path: Path) -> None:
+    before, after = in_line(190, 2), in_line(195, 2, many=20)  # 12 and 50 MiB; the line moved
+    first, second = (read(written(tmp_path / name, content(made))) for name, made in (("a", before), ("b", after)))
+    one, other = drawn_pair(first, second)
+    assert one["axis"] == other["axis"]
+    axes = Axes(first.moments, 50 * MIB)
+    assert [float(picture["peak"][0]) for picture in (one, other)] == [axes.y(12 * MIB), axes.y(50 * MIB)]
+    assert one["groups"] == other["groups"] == ["2.00 MiB unknown, model.py:195", "10.0 MiB unknown, train.py:12"]
+    assert one["colours"] == other["colours"] == one["bands"] == other["bands"] == [*LARGEST[:2]]
+    assert (one["counts"], other["counts"]) == (["1", "1"], ["20", "1"])
+
+
+def test_the_groups_of_two_pictures_are_the_largest_of_either_and_both_add_up(tmp_path: Path) -> None:
+    first, second = (
+        read(written(tmp_path / name, content(made)))
+        for name, made in (("a", in_line(190, 30, more=14)), ("b", in_line(190, 3, many=2)))
+    )
+    stackings = by_largest_of_both(first, second)
+    names = [[re.sub(r"^[\d,]+ × ", "", name) for name in one.names] for one in stackings]
+    assert names[0] == names[1]
+    assert names[0][:3] == [
+        f"{size} unknown, {line}"
+        for size, line in (("30.0 MiB", "model.py:190"), ("10.0 MiB", "train.py:12"), ("3.00 MiB", "model.py:190"))
+    ]
+    assert (len(names[0]), names[0][-1]) == (13, REST)
+    assert [one.names[2][0] for one in stackings] == ["0", "2"]
+    for snapshot, stacking in zip((first, second), stackings, strict=True):
+        points = thinned(snapshot, 10_000, stacking)
+        assert [sum(point.by_band) for point in points] == list(levels(snapshot))
+        peak = points[peak_moment(levels(snapshot))].by_band
+        said = [re.match(r"([\d,]+) × ([\d.]+) (\w+)", name) for name in stacking.names[:-1]]
+        assert [format_bytes(size) for size in peak[:-1]] == [
+            format_bytes(int(one[1]) * round(float(one[2]) * BYTES_PER[one[3]])) for one in said if one
+        ]

@@ -1,0 +1,54 @@
+"""A gigabyte is shown within a minute and 2 GB of memory: a smaller file is held to its share of both."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.harness.made_snapshots import MIB, Recording, content, written
+
+GIGABYTE, SECONDS, BYTES = 10**9, 60, 2 * 10**9
+"""A file of so many bytes may take so many seconds of processor time and bytes of memory."""
+DEPTH, LINES = 80, 500
+"""Frames of a stack, and lines that there are."""
+SHOW = """
+import re, sys, time
+from pathlib import Path
+from perflab.cli import main
+start = time.process_time()
+main(["memory", sys.argv[1]])
+seconds, status = time.process_time() - start, Path("/proc/self/status").read_text()
+print(seconds, 1024 * int(re.search(r"VmHWM:\\s*(\\d+) kB", status)[1]))
+"""
+
+
+def deep(events: int) -> Recording:
+    """Pairs of an allocation and what lets it go, with stacks as deep as those of a training script with C++ frames."""
+    made = Recording()
+    calls = [(f"/home/me/project/part{line % 20}.py", line, f"function{line % 50}") for line in range(LINES)]
+    for number in range(events // 3):
+        stack = [calls[(number * 7 + place) % LINES] for place in range(DEPTH)]
+        made.alloc(number * MIB, 512 * (1 + number % 9), *stack)
+        if number >= 100:
+            made.free((number - 100) * MIB, 512 * (1 + (number - 100) % 9), *stack)
+    return made
+
+
+def shown(path: Path) -> tuple[float, int]:
+    """Seconds of processor time for a file's report, and the most memory of the process."""
+    run = subprocess.run(
+        [sys.executable, "-c", SHOW, str(path)], capture_output=True, text=True, timeout=300, check=True
+    )
+    seconds, size = run.stdout.splitlines()[-1].split()
+    return float(seconds), int(size)
+
+
+def test_a_file_takes_its_share_of_a_minute_and_of_two_gigabytes(tmp_path: Path) -> None:
+    small = written(tmp_path / "small.pickle", content(deep(3)))
+    large = written(tmp_path / "large.pickle", content(deep(45_000)))
+    (none_s, none_bytes), (took_s, took_bytes) = shown(small), shown(large)
+    share = large.stat().st_size / GIGABYTE
+    assert share > 0.01
+    assert (took_s - none_s) / share < SECONDS
+    assert none_bytes + (took_bytes - none_bytes) / share < BYTES
