@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 
 from perflab.data import changed
 from perflab.errors import UsageError
@@ -162,6 +163,39 @@ def test_a_recomputed_forward_is_of_the_backward_phase_and_its_own_modules() -> 
     up = {"module": "blocks.*.feed_forward.up", "phase": "backward"}
     layers = instances(plain, **up)["aten::mm"] / 2
     assert instances(recomputed, **up)["aten::mm"] == 3 * layers
+
+
+class Waves(nn.Module):
+    """Three operators on a line each, and a module within."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x`` ``[B, 8]``."""
+        y = self.q(x)
+        z = y.exp()
+        return z.cos() * y
+
+
+def test_a_recomputed_operator_has_no_line_of_another_one() -> None:
+    waves, x = nn.ModuleList([Waves(), Waves()]), torch.ones(4, 8)
+
+    def forward() -> Tensor:
+        y = x
+        for one in waves:
+            y = checkpoint(one, y, use_reentrant=False)
+        return y.sum()
+
+    found = profiled(Step(forward=forward, backward=Tensor.backward))
+    lines = {
+        phase: {row.line for row in found.rows if (row.operator, row.phase) == ("aten::exp", phase)}
+        for phase in ("forward", "backward")
+    }
+    first = Waves.forward.__code__.co_firstlineno
+    assert lines == {"forward": {f"tests/correctness/test_profile_of_a_call.py:{first + 3}"}, "backward": {""}}
+    assert {row.module for row in found.rows if row.operator == "aten::exp"} == {"*"}
 
 
 def test_blocks_that_a_checkpoint_computes_again_are_one_cause() -> None:

@@ -168,6 +168,27 @@ def test_a_forward_that_a_checkpoint_runs_again_belongs_to_the_module_that_runs(
     assert [one.where.module for one in found] == ["", "blocks.*.up", "blocks.*.up"]
 
 
+def test_a_forward_that_a_checkpoint_runs_again_has_no_line_of_the_node_that_asked_for_it() -> None:
+    places = {
+        f"{MARK}0": Where("blocks.*", "model.py:30", ("model.py:30", "train.py:5")),
+        f"{MARK}1": Where("blocks.*.up"),
+        f"{MARK}2": Where("blocks.*.up", "model.py:8"),
+    }
+    events = [
+        opened(f"{MARK}0", 0, 20),
+        call("aten::mul", 5, 15, sequence=1),
+        call(f"{NODE}MulBackward0", 30, 100, sequence=1, forward_thread=1),
+        opened(f"{MARK}1", 40, 80),
+        call("aten::sin", 45, 50, sequence=9),
+        opened(f"{MARK}2", 55, 70),
+        call("aten::cos", 60, 65, sequence=10),
+        call("aten::mul", 85, 95),
+    ]
+    found = {one.call.event.start_ns: one.where for one in placed(nested(events), (), places.__getitem__)}
+    node = places[f"{MARK}0"]
+    assert found == {5: node, 30: node, 45: Where("blocks.*.up"), 60: Where("blocks.*.up", "model.py:8"), 85: node}
+
+
 @pytest.mark.parametrize(
     ("name", "phase", "category"),
     [
