@@ -39,8 +39,9 @@ among them; ``other`` is what no operator launched.
 GAPS = ("host wait", "launches", "kernel wait", "python")
 """Categories that are no operator's."""
 OTHER_THREAD = "another thread"
+OTHER = "other"
 ADDED = ("launches", OTHER_THREAD)
-"""On a GPU, what was added later: a profile that was stored before has this time within its gaps."""
+"""On a GPU, what was added later: a profile that was stored before has this time within its gaps, or in ``other``."""
 ANY_GAP = "gaps"
 """All gaps on a GPU together, where two profiles divide them differently. No profile has such a row."""
 DISPATCH = "dispatch"
@@ -130,7 +131,7 @@ class Profile(Data, frozen=True):
     @property
     def unknown_share(self) -> float:
         """Share of the call that nobody could be given."""
-        other = sum(row.time_ns for row in self.rows if row.category == "other")
+        other = sum(row.time_ns for row in self.rows if row.category == OTHER)
         return (abs(self.unexplained_ns) + other) / self.whole_ns
 
 

@@ -804,6 +804,21 @@ def test_an_old_profile_that_knows_fewer_gaps_gives_unchanged_code_no_cause() ->
     assert explain(stored, changed(new, gaps_apart=[]), "stored", 0.0, (-1e5, 1e5)).parts  # what told them apart
 
 
+def test_a_thread_s_kernels_that_an_old_profile_had_among_others_give_unchanged_code_no_cause() -> None:
+    work = [
+        row("aten::mm", 10e6, 4, "head", category="products forward"),
+        row("", 1e6, 4, "head", category="host wait"),
+        row("", 3e6, 2, "", category="other", kernel="raw", line="", phase=""),
+    ]
+    copies = row("", 2e6, 2, "", category="another thread", kernel="copy", line="", phase="")
+    old = changed(on_cuda(*work, changed(copies, category="other")), gaps_apart=["launches"])
+    new = on_cuda(*work, copies)
+    for base, head in ((old, new), (compact(old), new), (new, old)):
+        found = explain(base, head, "stored", 0.3e6, (0.1e6, 0.5e6))
+        assert [part.operator for part in found.parts] == []
+        assert explain(base, head, "stored", None).parts == []
+
+
 def test_against_an_old_profile_all_gaps_are_compared_as_one() -> None:
     work = row("aten::mm", 2e6, 3, "head", category="products forward")
     old = changed(on_cuda(work, row("", 1e6, 9, category="kernel wait")), gaps_apart=[])
