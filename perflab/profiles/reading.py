@@ -73,7 +73,7 @@ class Reading:
         """Calls that followed each other, on ``cpu`` or ``cuda``; there the first is only the beginning of the next.
 
         Raises:
-            UsageError: no kernels were recorded.
+            UsageError: no kernels of the call's own were recorded.
         """
         if device == "cuda":
             for before, one in pairwise(recorded):
@@ -92,6 +92,11 @@ class Reading:
     def _add_on_device(self, before: Recorded, recorded: Recorded) -> None:
         """On each device a call lasts from the end of its kernels of the call before to the end of its own."""
         if not before.kernels or not recorded.kernels:
+            if recorded.foreign:
+                raise UsageError(
+                    "all kernels are launched by threads that PyTorch's profiler does not follow",
+                    "launch them from the thread that calls, whose operators it records",
+                )
             raise UsageError(
                 "the profiler saw no kernels on the device",
                 "another profiler is attached to this process (CUPTI serves one), or has profiled the CPU alone before "

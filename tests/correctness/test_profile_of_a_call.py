@@ -8,6 +8,7 @@ import itertools
 import json
 import threading
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -300,6 +301,21 @@ def test_waiting_for_another_thread_is_time_in_which_no_operator_runs() -> None:
 
     found = profiled(Workload(threaded, (), {}))
     assert {row.category for row in found.rows} == {"python"}
+
+
+def test_a_call_that_waits_for_its_own_threads_says_that_it_cannot_tell_where_time_goes() -> None:
+    def counted() -> int:
+        return sum(range(200_000))
+
+    def busy() -> None:
+        counted()
+        torch.ones(8)
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = profiled(Workload(lambda: pool.submit(counted).result(), (), {}))
+    (note,) = (one for one in waiting.notes if one.startswith("can't tell"))
+    assert "the calling thread waits for at least" in note
+    assert not [one for one in profiled(Workload(busy, (), {})).notes if "waits" in one]
 
 
 def test_a_module_that_raises_leaves_the_modules_after_it_their_own_names() -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perflab.data import changed, to_json
+from perflab.errors import UsageError
 from perflab.profiles.alignment import STRANGER, aligned
 from perflab.profiles.categories import categories
 from perflab.profiles.compact import MOST_ROWS, compact, like_compact
@@ -22,7 +23,8 @@ from perflab.profiles.flops import flops_where_done
 from perflab.profiles.host import Known, Sum, faster_half, host_sums, in_order, matched
 from perflab.profiles.placed import Phase, placed, within
 from perflab.profiles.places import MARK, Where
-from perflab.profiles.recording import CALL, PHASE
+from perflab.profiles.reading import Reading
+from perflab.profiles.recording import CALL, PHASE, Recorded
 from perflab.profiles.records import ADDED, Explanation, Part, Profile, ProfileRow
 from perflab.profiles.sum_up import summed_up
 from perflab.profiles.text import lines
@@ -356,6 +358,23 @@ def test_work_of_another_thread_that_takes_longer_is_said_and_its_number_is_no_f
     assert explanation_texts(explain(beside(1e6, 2), beside(4e6, 8), "main", None), timed=False) == [
         "nothing that the profiler records is called more often"
     ]
+
+
+def test_a_call_whose_kernels_are_all_another_thread_s_is_refused_for_that_reason() -> None:
+    root = nested([opened(CALL, 0, 100)])[0]
+    kernel = Kernel("mm", 10, 90, launched_ns=5, is_foreign=True)
+    for foreign, said in (((kernel,), "by threads that PyTorch's profiler does not follow"), ((), "saw no kernels")):
+        with pytest.raises(UsageError, match=said):
+            Reading([], 0.0).add("cuda", [Recorded(root, foreign=foreign)] * 2)
+
+
+def test_a_profile_cannot_tell_what_another_thread_s_work_is_for() -> None:
+    def said(time_ns: float) -> str:
+        foreign = row("", time_ns, 4, "", category="another thread", kernel="sgemm", line="", phase="")
+        return " ".join(lines("case", on_cuda(row("aten::mm", 1e6 - time_ns), foreign), 200))
+
+    assert "can't tell" not in said(49e3)
+    assert "can't tell what 51.0% of the time is for: threads that PyTorch's profiler does not follow" in said(510e3)
 
 
 def test_the_flops_of_an_operator_with_several_kernels_count_once() -> None:
