@@ -703,6 +703,69 @@ def test_more_of_some_operators_of_a_module_is_not_all_of_it_again(changed_rows:
     assert [part.again for part in found.parts] == [0]
 
 
+def _block_on_cuda(phase: str, adds: int = 2) -> list[ProfileRow]:
+    """A transformer's block as a GPU has it: a layer is one operator, since views have no kernel."""
+    linear = ("attention.q", "attention.o", "mlp.up", "mlp.down")
+    several = {"norm": ("pow", "mean", "mul"), "attention": ("bmm", "_softmax"), "mlp": ("gelu",)}
+    return [
+        *(row("aten::addmm", 1e6, 12, f"blocks.*.{name}", phase=phase) for name in linear),
+        *(
+            row(f"aten::{one}", 1e5, 12, f"blocks.*.{name}", phase=phase)
+            for name, all_ in several.items()
+            for one in all_
+        ),
+        row("aten::add", 2e5, 12 * adds, "blocks.*", phase=phase),
+    ]
+
+
+def test_on_a_gpu_blocks_of_layers_with_one_operator_each_are_computed_again_as_a_whole() -> None:
+    backward = row("aten::mm", 9e6, 48, "blocks.*.mlp.up", phase="backward")
+    flattened = row("aten::sum", 1e5, 12, "blocks.*.view", phase="backward")  # its forward launches nothing
+    base = on_cuda(*_block_on_cuda("forward"), row("aten::addmm", 1e6, 1, "head"), backward, flattened)
+    head = on_cuda(*base.rows, *_block_on_cuda("backward", adds=1))
+    (part,) = explain(base, head, "main", None).parts
+    assert (part.module, part.other_modules, part.again, part.phases) == ("blocks.*", [], 1, ["backward"])
+    one = explain(base, on_cuda(*base.rows, row("aten::addmm", 1e6, 1, "head", phase="backward")), "main", None)
+    assert [(part.again, part.more) for part in one.parts] == [(0, 1)]  # one operator is told by its name
+    both = on_cuda(*head.rows, row("aten::addmm", 1e6, 1, "head", phase="backward"))
+    (part,) = explain(base, both, "main", None).parts
+    assert (part.module, part.other_modules) == ("blocks.*", ["head"])
+
+
+def test_a_module_that_does_the_same_in_forward_and_backward_belongs_to_the_larger_cause() -> None:
+    def scaled(phase: str) -> list[ProfileRow]:
+        return [row("aten::mul", 1e5, 12, f"net.scale.{at}", phase=phase) for at in "ab"]
+
+    def layers(phase: str) -> list[ProfileRow]:
+        return [row("aten::addmm", 1e6, 12, f"net.{at}", phase=phase) for at in ("up", "down", "gate")]
+
+    base = on_cuda(*scaled("forward"), *scaled("backward"), *layers("forward"))
+    (part,) = explain(base, on_cuda(*base.rows, *scaled("backward"), *layers("backward")), "main", None).parts
+    assert (part.module, part.other_modules, part.again) == ("net", [], 1)
+
+
+def test_a_module_that_does_not_do_all_of_its_parts_again_is_told_by_its_operators() -> None:
+    base = on_cuda(*_block_on_cuda("forward"))
+    again = [one for one in _block_on_cuda("backward", adds=1) if one.module != "blocks.*.attention.q"]
+    found = explain(base, on_cuda(*base.rows, *again), "main", None)
+    told = {(part.module, *part.other_modules): (part.again, part.operator) for part in found.parts}
+    assert told == {
+        ("blocks.*.mlp", "blocks.*.attention.o", "blocks.*.norm"): (1, "aten::addmm"),
+        ("blocks.*.attention",): (0, "aten::bmm"),
+        ("blocks.*",): (0, "aten::add"),
+    }
+
+
+def test_a_module_that_calls_functions_and_one_small_child_twice_is_computed_again() -> None:
+    work = [row("aten::linear", 1e6, 2, "mlp"), row("aten::mm", 1e6, 2, "mlp"), row("aten::gelu", 1e5, 1, "mlp.act")]
+    twice = [changed(one, instances=2 * one.instances, time_ns=2 * one.time_ns) for one in work]
+    (part,) = explain(profile(*work), profile(*twice), "main", None).parts
+    assert (part.module, part.again) == ("mlp", 1)
+    cached = [*twice[:2], work[2]]  # all of the module, but not all of its parts
+    (part,) = explain(profile(*work), profile(*cached), "main", None).parts
+    assert (part.module, part.again, part.more) == ("mlp", 0, 2)
+
+
 def test_many_modules_that_are_computed_again_are_named_in_part() -> None:
     layers = [f"stage{at}.layer" for at in range(5)]
     base = profile(*(one for name in [*layers, "head"] for one in _work(name)))
