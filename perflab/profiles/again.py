@@ -16,9 +16,9 @@ from perflab.profiles.facts import HALF, Change, Key, Total
 from perflab.profiles.records import DISPATCH, UNNAMED
 
 _LEAST = 2
-"""Operators that one of the modules must have, with those of its parts: one alone is told by its name.
+"""Operators that modules must have that are computed again in the same way: one alone is told by its name.
 
-A layer of a model is often one operator on a GPU. Beside a module with several it is no coincidence.
+On a GPU, many a layer is one operator.
 """
 
 _Way = tuple[str, str, int]
@@ -70,8 +70,8 @@ def computed_again(before: Mapping[Key, Total], now: Mapping[Key, Total], facts:
     for (phase, _, times), modules in sorted(groups.items(), key=lambda item: -len(item[1])):
         working = [module for module, by_phase in works.items() if module and phase in by_phase]
         wholes = _wholes(modules - taken, working)
-        if any(sum(len(works[module][phase]) for module in whole) >= _LEAST for whole in wholes.values()):
-            inside = set[str]().union(*wholes.values())
+        inside = set[str]().union(*wholes.values())
+        if sum(len(works[module][phase]) for module in inside) >= _LEAST:
             outermost = sorted(wholes, key=lambda one: (-len(wholes[one]), one))
             found.append(Again(tuple(sorted(inside)), tuple(outermost), times))
             taken |= inside

@@ -725,6 +725,13 @@ def test_on_a_gpu_blocks_of_layers_with_one_operator_each_are_computed_again_as_
     head = on_cuda(*base.rows, *_block_on_cuda("backward", adds=1))
     (part,) = explain(base, head, "main", None).parts
     assert (part.module, part.other_modules, part.again, part.phases) == ("blocks.*", [], 1, ["backward"])
+    left_out = ("blocks.*", "blocks.*.mlp.down", "blocks.*.attention", "blocks.*.norm")  # the last are not asked for
+    some = [one for one in _block_on_cuda("backward") if one.module not in left_out]
+    first, second = explain(base, on_cuda(*base.rows, *some), "main", None).parts
+    assert [first.module, *first.other_modules] == [
+        f"blocks.*.{name}" for name in ("attention.o", "attention.q", "mlp.up")
+    ]
+    assert (second.module, second.again, second.operator) == ("blocks.*.mlp", 0, "aten::gelu")  # not all of its parts
     one = explain(base, on_cuda(*base.rows, row("aten::addmm", 1e6, 1, "head", phase="backward")), "main", None)
     assert [(part.again, part.more) for part in one.parts] == [(0, 1)]  # one operator is told by its name
     both = on_cuda(*head.rows, row("aten::addmm", 1e6, 1, "head", phase="backward"))
