@@ -368,6 +368,23 @@ def test_a_call_whose_kernels_are_all_another_thread_s_is_refused_for_that_reaso
             Reading([], 0.0).add("cuda", [Recorded(root, foreign=foreign)] * 2)
 
 
+def test_a_device_that_only_other_threads_use_is_named_as_not_shown() -> None:
+    root = nested([opened(CALL, 0, 100), call("aten::mm", 5, 20, correlation=1)])[0]
+    kernels = (Kernel("mm", 10, 90, operator=1, launched_ns=6),)
+
+    def notes(*foreign: Kernel) -> list[str]:
+        reading = Reading([Known("aten::mm", "products forward", "", Where())], 0.0)
+        reading.add("cuda", [Recorded(root, kernels=one, foreign=foreign) for one in (kernels, (later,))])
+        return reading.profile("cuda", [90.0], []).notes
+
+    later = Kernel("mm", 110, 190, operator=1, launched_ns=106)
+    beside = Kernel("copy", 120, 150, launched_ns=110, device=1, is_foreign=True)
+    said = "work of other threads on cuda:1 is not shown: the call launches nothing there"
+    assert notes(beside, beside._replace(device=0)) == [said]
+    assert notes(beside._replace(device=0)) == []
+    assert notes(beside, beside._replace(device=3))[0].startswith("work of other threads on cuda:1 and cuda:3 is")
+
+
 def test_a_profile_cannot_tell_what_another_thread_s_work_is_for() -> None:
     def said(time_ns: float) -> str:
         foreign = row("", time_ns, 4, "", category="another thread", kernel="sgemm", line="", phase="")
