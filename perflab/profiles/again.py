@@ -2,13 +2,13 @@
 
 No operator is known by its name. A module is computed again if all that it does in one phase is done so many times
 more, on the same shapes, in the same phase or another one, and nothing else about it changed; and if the same is true
-of all of its parts.
+of all of its parts. A checkpoint stops before what comes last in it, since nothing asks for that: on a GPU a layer.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -20,6 +20,8 @@ _LEAST = 2
 
 On a GPU, many a layer is one operator.
 """
+_TO_ONE_LEFT_OUT = 3
+"""Parts of a module that are computed again, at least, where it is named although one of them is not."""
 
 _Way = tuple[str, str, int]
 """The phase in which something is done, that in which it is done again, and how many times more."""
@@ -32,7 +34,9 @@ class Again:
     modules: tuple[str, ...]
     """All of them that have operators of their own; each is one of the outermost or within one."""
     outermost: tuple[str, ...]
-    """Those that the others are parts of, those with most parts first; all that works in them is computed again."""
+    """Those that the others are parts of, those with most parts first."""
+    left_out: tuple[str, ...]
+    """Parts of the outermost that are not computed again."""
     times: int
     """How many times more than before."""
 
@@ -67,13 +71,17 @@ def computed_again(before: Mapping[Key, Total], now: Mapping[Key, Total], facts:
                 modules.add(module)
     found: list[Again] = []
     taken: set[str] = set()  # what does the same in two phases may be of two groups: it belongs to the larger one
-    for (phase, _, times), modules in sorted(groups.items(), key=lambda item: -len(item[1])):
+    for (phase, in_phase, times), modules in sorted(groups.items(), key=lambda item: -len(item[1])):
         working = [module for module, by_phase in works.items() if module and phase in by_phase]
-        wholes = _wholes(modules - taken, working)
+        mine = modules - taken
+        wholes = _wholes(mine, working)
+        if phase != in_phase and not mine <= set[str]().union(*wholes.values()):
+            wholes = _wholes(mine, working, unchanged=set(working) - changes.keys())
         inside = set[str]().union(*wholes.values())
         if sum(len(works[module][phase]) for module in inside) >= _LEAST:
             outermost = sorted(wholes, key=lambda one: (-len(wholes[one]), one))
-            found.append(Again(tuple(sorted(inside)), tuple(outermost), times))
+            left_out = (one for one in working if one not in inside and any(_is_in(one, path) for path in outermost))
+            found.append(Again(tuple(sorted(inside)), tuple(outermost), tuple(sorted(left_out)), times))
             taken |= inside
     return found
 
@@ -104,18 +112,20 @@ def _is_some_of(work: Mapping[str, Total], one: Change, phase: str, times: int) 
     return one.key[2] == phase and operator in work and 0 < one.more <= times * work[operator].instances + HALF
 
 
-def _wholes(modules: Iterable[str], working: Sequence[str]) -> dict[str, set[str]]:
+def _wholes(modules: Iterable[str], working: Sequence[str], unchanged: Set[str] = frozenset()) -> dict[str, set[str]]:
     """The longest paths of which all that works below is among these modules, with what that is.
 
-    A module of which a part is not among them is in none.
+    A module of which a part is not among them is in none; unless that is one alone, of many, which is unchanged.
     """
     found: dict[str, set[str]] = {}
     left = set(modules)
     paths = {".".join(name.split(".")[:depth]) for name in left for depth in range(1, name.count(".") + 2)}
     for path in sorted(paths, key=lambda one: (one.count("."), one)):
         below = {name for name in working if _is_in(name, path)}
-        if below and below <= left:
-            found[_common_path(below)] = below
+        lacking = below - left
+        is_but_one = len(lacking) == 1 and lacking <= unchanged and len(below & left) >= _TO_ONE_LEFT_OUT
+        if below and (not lacking or is_but_one):
+            found[_common_path(below)] = below - lacking
             left -= below
     return found
 

@@ -151,6 +151,8 @@ class Part(Data, frozen=True):
     """How many times more the whole of ``module`` is computed; 0: what changed is not all that it does."""
     other_modules: list[str] = []
     """Further modules that are."""
+    left_out: list[str] = []
+    """Parts of these that are not."""
     moved_from: list[str] = []
     """Phases that have as many fewer calls of it: it is called as often as before, and elsewhere."""
     others: list[str] = []

@@ -357,10 +357,15 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA h
 @pytest.fixture(scope="module")
 def on_cuda() -> Profile:
     """A training step of the smallest model."""
+    return profiled_on_cuda()
+
+
+def profiled_on_cuda(**switches: object) -> Profile:
+    """The same with another configuration."""
     torch.manual_seed(0)
     model = build_model("tiny", vocab_size=512, context_length=T, attention="naive", device=CUDA)
     tokens = random_tokens(B, T, vocab_size=512, seed=0, device=CUDA)
-    step = TrainingStep(model, tokens)
+    step = TrainingStep(model, tokens, TrainingConfig(**switches))  # type: ignore[arg-type]
     workload = Step(step.forward, step.backward, step.optimizer)
     workload.run()
     return take_profile(workload, CUDA, stopwatch_for(CUDA), ProfilePlan(0.0), lambda _what: None)
@@ -376,6 +381,13 @@ def test_kernels_on_cuda_belong_to_operators_modules_and_phases(on_cuda: Profile
     gate = [row for row in kernels if row.module == "blocks.*.feed_forward.gate" and row.operator == "aten::mm"]
     often = {phase: sum(row.instances for row in gate if row.phase == phase) for phase in ("forward", "backward")}
     assert often["backward"] == 2 * often["forward"] > 0
+
+
+@needs_cuda
+def test_blocks_that_a_checkpoint_computes_again_on_cuda_are_one_cause(on_cuda: Profile) -> None:
+    found = explain(on_cuda, profiled_on_cuda(checkpointing="every-block"), "main", None)
+    (text,) = explanation_texts(found, timed=False)
+    assert text.startswith("all of blocks.* and rope computed once more in backward but for blocks.*.feed_forward.down")
 
 
 @needs_cuda

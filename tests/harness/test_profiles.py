@@ -770,14 +770,30 @@ def test_a_module_that_does_the_same_in_forward_and_backward_belongs_to_the_larg
 
 def test_a_module_that_does_not_do_all_of_its_parts_again_is_told_by_its_operators() -> None:
     base = on_cuda(*_block_on_cuda("forward"))
-    again = [one for one in _block_on_cuda("backward", adds=1) if one.module != "blocks.*.attention.q"]
+    again = _block_on_cuda("backward", adds=1)
+    again[0] = changed(again[0], instances=6)  # not all of the attention's first layer
     found = explain(base, on_cuda(*base.rows, *again), "main", None)
     told = {(part.module, *part.other_modules): (part.again, part.operator) for part in found.parts}
     assert told == {
         ("blocks.*.mlp", "blocks.*.attention.o", "blocks.*.norm"): (1, "aten::addmm"),
         ("blocks.*.attention",): (0, "aten::bmm"),
+        ("blocks.*.attention.q",): (0, "aten::addmm"),
         ("blocks.*",): (0, "aten::add"),
     }
+
+
+def test_blocks_whose_last_layer_a_checkpoint_leaves_out_are_named_with_that() -> None:
+    base = on_cuda(*_block_on_cuda("forward"), row("aten::addmm", 1e6, 1, "head"))
+    again = [one for one in _block_on_cuda("backward", adds=1) if one.module != "blocks.*.mlp.down"]
+    found = explain(base, on_cuda(*base.rows, *again), "main", None)
+    (text,) = explanation_texts(found, timed=False, brief=True)
+    assert text == "all of blocks.* computed once more in backward but for blocks.*.mlp.down (model.py:8)"
+    fewer = [one for one in again if one.module != "blocks.*.norm"]  # two of them: not a matter of what comes last
+    found = explain(base, on_cuda(*base.rows, *fewer), "main", None)
+    assert [part.left_out for part in found.parts] == [[]] * len(found.parts)
+    twice = [one for one in _block_on_cuda("forward", adds=1) if one.module != "blocks.*.mlp.down"]
+    found = explain(base, on_cuda(*base.rows, *twice), "main", None)  # in the same phase nothing is left out
+    assert [part.left_out for part in found.parts] == [[]] * len(found.parts)
 
 
 def test_a_module_that_calls_functions_and_one_small_child_twice_is_computed_again() -> None:
