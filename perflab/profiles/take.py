@@ -143,7 +143,10 @@ def _plain(workload: Workload, stopwatch: Stopwatch) -> tuple[int, float]:
 
 
 def _with_waits(profile: Profile, share: float) -> Profile:
-    """``share``: of each call, in which its thread does not run. Where operators run all the time, they wait."""
+    """Says that calls wait, if they do. ``share``: in which the calling thread does not run, of each call at least.
+
+    Where no time is ``python``, it is operators that wait, for threads of their own.
+    """
     python_ns = sum(row.time_ns for row in profile.rows if row.category == "python")
     if min(share, python_ns / profile.timer_ns) <= CANT_TELL:
         return profile
