@@ -158,7 +158,6 @@ def _part(changes: Sequence[Change], again: Again | None) -> Part:
         module=again.outermost[0] if again is not None else lead.key[1],
         again=again.times if again is not None else 0,
         other_modules=list(again.outermost[1:]) if again is not None else [],
-        left_out=list(again.left_out) if again is not None else [],
         line=lead.line,
         phases=sorted({one.key[2] for one in same if one.key[2]}),
         more=round(more, 2),
@@ -167,6 +166,7 @@ def _part(changes: Sequence[Change], again: Again | None) -> Part:
         category=lead.category,
         shapes=lead.shapes,
         within=lead.within,
+        left_out=list(again.left_out) if again is not None else [],
     )
 
 
