@@ -1,16 +1,21 @@
-"""Finds the line of the user's code that asked for something."""
+"""Finds the line of the user's code that asked for something.
+
+Python's own library is not the user's: ``contextlib`` stands between a function and what it decorates. What is
+installed beside it is, but for PyTorch: a model is often a package.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
+import sysconfig
 from functools import cache
 from pathlib import Path
 from types import FrameType
 
 
 def line_of(frame: FrameType | None, *, only: bool = False) -> str:
-    """The innermost line, from a frame on, that is neither PyTorch's nor ours: ``train.py:12``; or ``""``.
+    """The innermost line, from a frame on, that is not PyTorch's, Python's or ours: ``train.py:12``; or ``""``.
 
     ``only``: look at that frame alone.
     """
@@ -41,15 +46,22 @@ def stack_of(frame: FrameType | None) -> tuple[str, ...]:
 
 
 _LIKE_A_USERS = ("lab", "attention")
+_PACKAGES = ("site-packages/", "dist-packages/")
+"""Folders of Python's own library that hold what others wrote."""
 
 
 @cache
 def _shown(filename: str) -> str | None:
-    if filename.startswith(_not_the_code()) or filename.startswith("<"):
+    if filename.startswith(("<", *_not_the_code())) or _is_pythons(filename):
         return None
     with contextlib.suppress(ValueError):
         return Path(filename).relative_to(Path.cwd()).as_posix()
     return filename
+
+
+def _is_pythons(filename: str) -> bool:
+    library = f"{sysconfig.get_path('stdlib')}/"
+    return filename.startswith(library) and not filename.removeprefix(library).startswith(_PACKAGES)
 
 
 @cache

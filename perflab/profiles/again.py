@@ -1,13 +1,14 @@
 """Finds modules that are computed again as a whole, as activation checkpointing does: every operator once more. Pure.
 
 No operator is known by its name. A module is computed again if all that it does in one phase is done so many times
-more, on the same shapes, in the same phase or another one, and nothing else about it changed.
+more, on the same shapes, in the same phase or another one, and nothing else about it changed; and if the same is true
+of all of its parts. A checkpoint stops before what comes last in it, since nothing asks for that: on a GPU a layer.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -15,7 +16,12 @@ from perflab.profiles.facts import HALF, Change, Key, Total
 from perflab.profiles.records import DISPATCH, UNNAMED
 
 _LEAST = 2
-"""Operators that a module must have: one that is called more often is told by its name."""
+"""Operators that modules must have that are computed again in the same way: one alone is told by its name.
+
+On a GPU, many a layer is one operator.
+"""
+_TO_ONE_LEFT_OUT = 3
+"""Parts of a module that are computed again, at least, where it is named although one of them is not."""
 
 _Way = tuple[str, str, int]
 """The phase in which something is done, that in which it is done again, and how many times more."""
@@ -26,9 +32,11 @@ class Again:
     """Modules that are computed again in the same way."""
 
     modules: tuple[str, ...]
-    """All of them, which have operators of their own."""
+    """All of them that have operators of their own; each is one of the outermost or within one."""
     outermost: tuple[str, ...]
-    """Those that the others are parts of."""
+    """Those that the others are parts of, those with most parts first."""
+    left_out: tuple[str, ...]
+    """Parts of the outermost that are not computed again."""
     times: int
     """How many times more than before."""
 
@@ -61,21 +69,28 @@ def computed_again(before: Mapping[Key, Total], now: Mapping[Key, Total], facts:
             around = any(inner.startswith(f"{module}.") for inner in modules)
             if around and all(_is_some_of(work, one, in_phase, times) for one in changes[module]):
                 modules.add(module)
-    working = [module for module in works if module]
-    return [
-        Again(tuple(sorted(modules)), _outermost(modules, working), times) for (_, _, times), modules in groups.items()
-    ]
+    found: list[Again] = []
+    taken: set[str] = set()  # what does the same in two phases may be of two groups: it belongs to the larger one
+    for (phase, in_phase, times), modules in sorted(groups.items(), key=lambda item: -len(item[1])):
+        working = [module for module, by_phase in works.items() if module and phase in by_phase]
+        mine = modules - taken
+        wholes = _wholes(mine, working)
+        if phase != in_phase and not mine <= set[str]().union(*wholes.values()):
+            wholes = _wholes(mine, working, unchanged=set(working) - changes.keys())
+        inside = set[str]().union(*wholes.values())
+        if sum(len(works[module][phase]) for module in inside) >= _LEAST:
+            outermost = sorted(wholes, key=lambda one: (-len(wholes[one]), one))
+            left_out = (one for one in working if one not in inside and any(_is_in(one, path) for path in outermost))
+            found.append(Again(tuple(sorted(inside)), tuple(outermost), tuple(sorted(left_out)), times))
+            taken |= inside
+    return found
 
 
 def _times(
     work: Mapping[str, Total], changed: Sequence[Change], before: Mapping[Key, Total], now: Mapping[Key, Total]
 ) -> int:
     """How many times more all of this work is done, if that is all that changed; 0: that it is not."""
-    if (
-        len(work) < _LEAST
-        or {one.key[0] for one in changed} != work.keys()
-        or len({one.key for one in changed}) != len(work)
-    ):
+    if {one.key[0] for one in changed} != work.keys() or len({one.key for one in changed}) != len(work):
         return 0
     if len({one.key[2] for one in changed}) != 1:
         return 0
@@ -97,17 +112,22 @@ def _is_some_of(work: Mapping[str, Total], one: Change, phase: str, times: int) 
     return one.key[2] == phase and operator in work and 0 < one.more <= times * work[operator].instances + HALF
 
 
-def _outermost(modules: Iterable[str], working: Sequence[str]) -> tuple[str, ...]:
-    """The longest paths of which all that works below is among these modules, those with most parts first."""
-    found: dict[str, int] = {}
+def _wholes(modules: Iterable[str], working: Sequence[str], unchanged: Set[str] = frozenset()) -> dict[str, set[str]]:
+    """The longest paths of which all that works below is among these modules, with what that is.
+
+    A module of which a part is not among them is in none; unless that is one alone, of many, which is unchanged.
+    """
+    found: dict[str, set[str]] = {}
     left = set(modules)
     paths = {".".join(name.split(".")[:depth]) for name in left for depth in range(1, name.count(".") + 2)}
     for path in sorted(paths, key=lambda one: (one.count("."), one)):
-        below = {name for name in working if _is_in(name, path)} | {name for name in left if _is_in(name, path)}
-        if below and below <= left:
-            found[_common_path(below)] = len(below)
+        below = {name for name in working if _is_in(name, path)}
+        lacking = below - left
+        is_but_one = len(lacking) == 1 and lacking <= unchanged and len(below & left) >= _TO_ONE_LEFT_OUT
+        if below and (not lacking or is_but_one):
+            found[_common_path(below)] = below - lacking
             left -= below
-    return tuple(sorted(found, key=lambda one: (-found[one], one)))
+    return found
 
 
 def _common_path(names: Iterable[str]) -> str:

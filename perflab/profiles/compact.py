@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import hypot
 
 from perflab.data import changed
-from perflab.profiles.records import ANY_GAP, DISPATCH, GAPS, OTHER_THREAD, Profile, ProfileRow
+from perflab.profiles.records import ANY_GAP, DISPATCH, GAPS, OTHER, OTHER_THREAD, Profile, ProfileRow
 
 MOST_ROWS = 24
 """Rows that keep their places."""
@@ -44,15 +44,19 @@ def like_compact(profile: Profile, other: Profile) -> Profile:
 
 
 def with_one_gap(profile: Profile) -> Profile:
-    """A profile whose gaps are one row without a place, to be compared with one that divides them differently."""
-    gaps = [row for row in profile.rows if row.category in _WAITS]
+    """A profile whose gaps are one row without a place, to be compared with one that divides them differently.
+
+    Before the work of another thread had rows of its own, its kernels were among those that no operator launched: these
+    are part of the one row.
+    """
+    gaps = [row for row in profile.rows if _is_gap(row)]
     one = ProfileRow(
         category=ANY_GAP,
         instances=round(sum(row.instances for row in gaps), 3),
         time_ns=sum(row.time_ns for row in gaps),
         spread_ns=hypot(*(row.spread_ns for row in gaps)),
     )
-    return changed(profile, rows=[*(row for row in profile.rows if row.category not in _WAITS), one], gaps_apart=[])
+    return changed(profile, rows=[*(row for row in profile.rows if not _is_gap(row)), one], gaps_apart=[])
 
 
 def _seen(profile: Profile, kept: set[_Key], pooled: set[str]) -> Profile:
@@ -73,6 +77,10 @@ def _seen(profile: Profile, kept: set[_Key], pooled: set[str]) -> Profile:
         )
     together = sorted([*rows, *pools.values()], key=lambda row: -row.time_ns)
     return changed(profile, rows=[_rounded(row) for row in together], is_compact=True, cuda_calls=[])
+
+
+def _is_gap(row: ProfileRow) -> bool:
+    return row.category in _WAITS or (row.category == OTHER and not row.operator)
 
 
 def _name(row: ProfileRow) -> str:

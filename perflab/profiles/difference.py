@@ -166,6 +166,7 @@ def _part(changes: Sequence[Change], again: Again | None) -> Part:
         category=lead.category,
         shapes=lead.shapes,
         within=lead.within,
+        left_out=list(again.left_out) if again is not None else [],
     )
 
 

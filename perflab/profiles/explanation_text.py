@@ -93,8 +93,9 @@ def _what(part: Part, *, brief: bool) -> str:
     if part.again:
         times = "once" if part.again == 1 else f"{part.again} times"
         phase = f" in {part.phases[0]}" if part.phases else ""
+        but = f" but for {_listed(part.left_out)}" if part.left_out else ""
         led = "" if brief or not part.more else f", with {abs(part.more):g} more {part.operator}"
-        return f"all of {_listed([part.module, *part.other_modules])} computed {times} more{phase}{led}{line}"
+        return f"all of {_listed([part.module, *part.other_modules])} computed {times} more{phase}{but}{led}{line}"
     if part.moved_from:
         way = f" moved from {', '.join(part.moved_from)} to {', '.join(part.phases)}"
         return f"{abs(part.more):g} {part.operator}{way}{others}{where if part.module else ''}{line}"

@@ -7,7 +7,7 @@ one operator in one module, the one is named that asks for what the other side h
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 
 from perflab.profiles.records import Peak, PeakChange, PeakExplanation, PeakPart
 from perflab.units import format_bytes, format_signed
@@ -78,10 +78,23 @@ def _change(key: _Key, gone: list[PeakPart], new: list[PeakPart]) -> PeakChange:
 
 
 def _unlike(parts: list[PeakPart], others: list[PeakPart]) -> list[PeakPart]:
-    left = Counter((one.size_bytes, one.blocks) for one in others)
+    """Those that the others lack: compared with line and stack first, then, for lines that moved, by size alone."""
+    return _without(_without(parts, others, _whole), _without(others, parts, _whole), _size)
+
+
+def _whole(one: PeakPart) -> Hashable:
+    return one.line, tuple(one.stack), one.size_bytes, one.blocks
+
+
+def _size(one: PeakPart) -> Hashable:
+    return one.size_bytes, one.blocks
+
+
+def _without(parts: list[PeakPart], others: list[PeakPart], likeness: Callable[[PeakPart], Hashable]) -> list[PeakPart]:
+    left = Counter(map(likeness, others))
     found = []
     for one in parts:
-        alike = one.size_bytes, one.blocks
+        alike = likeness(one)
         if left[alike]:
             left[alike] -= 1
         else:

@@ -76,8 +76,10 @@ def placed(roots: Sequence[Call], phases: Sequence[Phase], named: Callable[[str]
         if call.is_range:
             if call.name.startswith(MARK):
                 inner = named(call.name)
-                where = Where(inner.module or where.module, inner.line or where.line, inner.stack or where.stack)
-                in_backward = in_backward and not inner.module  # a forward that a checkpoint runs again
+                if in_backward and inner.module:  # a forward that a checkpoint runs again: the node's line is not its
+                    where, in_backward = inner, False
+                else:
+                    where = Where(inner.module or where.module, inner.line or where.line, inner.stack or where.stack)
         else:
             if call.name.startswith(NODE):
                 in_backward = True

@@ -68,12 +68,14 @@ class Reading:
     cuda_calls: list[Mapping[str, Sum]] = field(default_factory=list)
     strangers: int = 0
     operators: int = 0
+    not_shown: set[int] = field(default_factory=set)
+    """Devices on which other threads work in a call that does not work there: they have no timeline in it."""
 
     def add(self, device: str, recorded: Sequence[Recorded]) -> None:
         """Calls that followed each other, on ``cpu`` or ``cuda``; there the first is only the beginning of the next.
 
         Raises:
-            UsageError: no kernels were recorded.
+            UsageError: no kernels of the call's own were recorded.
         """
         if device == "cuda":
             for before, one in pairwise(recorded):
@@ -92,6 +94,11 @@ class Reading:
     def _add_on_device(self, before: Recorded, recorded: Recorded) -> None:
         """On each device a call lasts from the end of its kernels of the call before to the end of its own."""
         if not before.kernels or not recorded.kernels:
+            if recorded.foreign:
+                raise UsageError(
+                    "all kernels are launched by threads that PyTorch's profiler does not follow",
+                    "launch them from the thread that calls, whose operators it records",
+                )
             raise UsageError(
                 "the profiler saw no kernels on the device",
                 "another profiler is attached to this process (CUPTI serves one), or has profiled the CPU alone before "
@@ -102,6 +109,7 @@ class Reading:
         begins, ends = _ends(before.kernels), _ends(recorded.kernels)
         spans = {device: (begins.get(device, max(begins.values())), end_ns) for device, end_ns in ends.items()}
         foreign = recorded.foreign_within(min(one[0] for one in spans.values()), max(ends.values()))
+        self.not_shown |= {one.device for one in foreign} - spans.keys()
         self.sums.append(device_sums([*recorded.kernels, *foreign], spans, calls))
         self.profiled_ns.append(fmean(end_ns - begin_ns for begin_ns, end_ns in spans.values()))
         self.cost_ns.append(0.0)
@@ -116,6 +124,10 @@ class Reading:
             notes: what a reader has to know.
         """
         said = list(notes)
+        not_shown = self.not_shown - {key.device for sums in self.sums for key in sums}
+        if not_shown:
+            named = " and ".join(f"{device}:{number}" for number in sorted(not_shown))
+            said.append(f"work of other threads on {named} is not shown: the call launches nothing there")
         if self.strangers > _STRANGERS * self.operators:
             said.append(f"calls differ: {self.strangers / self.operators:.0%} of operators have no place")
         return summed_up(

@@ -39,8 +39,9 @@ among them; ``other`` is what no operator launched.
 GAPS = ("host wait", "launches", "kernel wait", "python")
 """Categories that are no operator's."""
 OTHER_THREAD = "another thread"
+OTHER = "other"
 ADDED = ("launches", OTHER_THREAD)
-"""On a GPU, what was added later: a profile that was stored before has this time within its gaps."""
+"""On a GPU, what was added later: a profile that was stored before has this time within its gaps, or in ``other``."""
 ANY_GAP = "gaps"
 """All gaps on a GPU together, where two profiles divide them differently. No profile has such a row."""
 DISPATCH = "dispatch"
@@ -130,7 +131,7 @@ class Profile(Data, frozen=True):
     @property
     def unknown_share(self) -> float:
         """Share of the call that nobody could be given."""
-        other = sum(row.time_ns for row in self.rows if row.category == "other")
+        other = sum(row.time_ns for row in self.rows if row.category == OTHER)
         return (abs(self.unexplained_ns) + other) / self.whole_ns
 
 
@@ -150,6 +151,8 @@ class Part(Data, frozen=True):
     """How many times more the whole of ``module`` is computed; 0: what changed is not all that it does."""
     other_modules: list[str] = []
     """Further modules that are."""
+    left_out: list[str] = []
+    """Parts of these that are not."""
     moved_from: list[str] = []
     """Phases that have as many fewer calls of it: it is called as often as before, and elsewhere."""
     others: list[str] = []

@@ -8,6 +8,7 @@ profiler run between them, which gives the time that the profile has to add up t
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +28,7 @@ from perflab.profiles.places import Places, module_names
 from perflab.profiles.reading import Reading, known_by_call, known_of
 from perflab.profiles.recording import Recorded, recorded_calls, recording, run_marked
 from perflab.profiles.records import Profile
+from perflab.profiles.text import CANT_TELL
 from perflab.reachable import reachable
 from perflab.torch_internals.machine import a_profiler_runs
 
@@ -95,6 +97,7 @@ def take_profile(
     cost_ns = 0.0 if device.type == "cuda" else event_cost_ns(backward=backward)
     reading = Reading(known, cost_ns)
     plain_ns: list[float] = []
+    waiting: list[float] = []
     profilers = []
     for number in range(rounds):
         progress(f"profile: round {number + 1} of {rounds}")
@@ -103,7 +106,10 @@ def take_profile(
             total_ns = stopwatch.time(workload, calls).total_ns if devices == 1 else _until_idle_ns(workload, calls)
             plain_ns.append(total_ns / calls)
         else:
-            plain_ns += [stopwatch.time(workload, 1).total_ns for _ in range(calls)]
+            for _ in range(calls):
+                total_ns, waits = _plain(workload, stopwatch)
+                plain_ns.append(total_ns)
+                waiting.append(waits)
         with recording(device.type) as profiler:
             workload.run()
             for _ in range(calls):
@@ -115,7 +121,7 @@ def take_profile(
             reading.add(device.type, recorded)
     if min(plain_ns) <= 0:
         raise UsageError("the clock did not move while a call was timed", "profile more work in a call")
-    profile = reading.profile(device.type, plain_ns, notes)
+    profile = _with_waits(reading.profile(device.type, plain_ns, notes), min(waiting, default=0.0))
     if plan.files is not None:
         try:
             _write(plan.files, recorded[-1], known)
@@ -123,6 +129,32 @@ def take_profile(
             said = f"could not write {plan.files}.trace.json and .folded: {error.strerror or error}"
             return changed(profile, notes=[*profile.notes, said])
     return profile
+
+
+def _plain(workload: Workload, stopwatch: Stopwatch) -> tuple[int, float]:
+    """How long a call takes without a profiler, and in what share of that its thread does not run."""
+    # Both clocks are real, whatever the stopwatch reads. Processor time is read around the other: no wait is made up.
+    used_ns = time.thread_time_ns()
+    begun_ns = time.perf_counter_ns()
+    total_ns = stopwatch.time(workload, 1).total_ns
+    lasted_ns = time.perf_counter_ns() - begun_ns
+    used_ns = time.thread_time_ns() - used_ns
+    return total_ns, max(0.0, 1.0 - used_ns / max(1, lasted_ns))
+
+
+def _with_waits(profile: Profile, share: float) -> Profile:
+    """Says that calls wait, if they do. ``share``: in which the calling thread does not run, of each call at least.
+
+    Where no time is ``python``, it is operators that wait, for threads of their own.
+    """
+    python_ns = sum(row.time_ns for row in profile.rows if row.category == "python")
+    if min(share, python_ns / profile.timer_ns) <= CANT_TELL:
+        return profile
+    said = (
+        f"can't tell where all of the time goes: the calling thread waits for at least {share:.0%} of each call (for "
+        "threads that PyTorch's profiler does not record, for files, or for a processor)"
+    )
+    return changed(profile, notes=[*profile.notes, said])
 
 
 def _until_idle_ns(workload: Workload, calls: int) -> int:

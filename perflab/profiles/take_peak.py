@@ -91,7 +91,7 @@ class Failure:
 
     alive: Peak
     asked_by: PeakPart
-    """What it asked for when it did: operator, module and line, without a size."""
+    """What it asked for when it did: operator, module, line and its callers, without a size."""
 
 
 def take_failure(workload: Workload, device: torch.device) -> Failure | None:
@@ -108,7 +108,7 @@ def take_failure(workload: Workload, device: torch.device) -> Failure | None:
         before = held_by_address(found, module_names(found), device)
         del found
         try:
-            _run_within_a_range(workload, places.marking)
+            _run_within_a_range(workload, partial(places.marking, stacks=True))
         except Exception as error:
             if as_out_of_memory(error) is None:
                 raise
@@ -129,7 +129,15 @@ def take_failure(workload: Workload, device: torch.device) -> Failure | None:
     by = askers.at(BlockEvent(failed_ns, thread, 0, 0))
     return Failure(
         Peak(parts=sorted([*held, *made], key=lambda part: -abs(part.size_bytes))),
-        PeakPart(category="", size_bytes=0, blocks=0, operator=by.operator, module=by.module, line=by.line),
+        PeakPart(
+            category="",
+            size_bytes=0,
+            blocks=0,
+            operator=by.operator,
+            module=by.module,
+            line=by.line,
+            stack=list(by.stack),
+        ),
     )
 
 

@@ -8,7 +8,7 @@ from textwrap import wrap
 
 from perflab.data import changed
 from perflab.measure.events import kind_of
-from perflab.profiles.records import GAPS, Profile, ProfileRow
+from perflab.profiles.records import GAPS, OTHER_THREAD, Profile, ProfileRow
 from perflab.report.lines import shorten
 from perflab.units import format_count, format_flops, format_ns
 
@@ -84,13 +84,19 @@ def on_host(profile: Profile) -> str:
 
 def notes_of(profile: Profile) -> list[str]:
     """What is to be known of the profile, in sentences."""
-    if profile.unknown_share <= CANT_TELL:
-        return profile.notes
-    told = (
-        f"can't tell where all of the time goes: {_percent(profile.unknown_share)} of it has no explanation "
-        "(the machine changed meanwhile, or work that is not recorded)"
-    )
-    return [told, *profile.notes]
+    told = []
+    if profile.unknown_share > CANT_TELL:
+        told.append(
+            f"can't tell where all of the time goes: {_percent(profile.unknown_share)} of it has no explanation "
+            "(the machine changed meanwhile, or work that is not recorded)"
+        )
+    elsewhere = sum(row.time_ns for row in profile.rows if row.category == OTHER_THREAD) / profile.whole_ns
+    if elsewhere > CANT_TELL:
+        told.append(
+            f"can't tell what {_percent(elsewhere)} of the time is for: threads that PyTorch's profiler does not "
+            "follow launched that work"
+        )
+    return [*told, *profile.notes]
 
 
 def by_category(profile: Profile) -> list[tuple[str, float, float, int]]:

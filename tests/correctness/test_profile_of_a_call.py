@@ -8,6 +8,7 @@ import itertools
 import json
 import threading
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 
 from perflab.data import changed
 from perflab.errors import UsageError
@@ -164,6 +166,39 @@ def test_a_recomputed_forward_is_of_the_backward_phase_and_its_own_modules() -> 
     assert instances(recomputed, **up)["aten::mm"] == 3 * layers
 
 
+class Waves(nn.Module):
+    """Three operators on a line each, and a module within."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x`` ``[B, 8]``."""
+        y = self.q(x)
+        z = y.exp()
+        return z.cos() * y
+
+
+def test_a_recomputed_operator_has_no_line_of_another_one() -> None:
+    waves, x = nn.ModuleList([Waves(), Waves()]), torch.ones(4, 8)
+
+    def forward() -> Tensor:
+        y = x
+        for one in waves:
+            y = checkpoint(one, y, use_reentrant=False)
+        return y.sum()
+
+    found = profiled(Step(forward=forward, backward=Tensor.backward))
+    lines = {
+        phase: {row.line for row in found.rows if (row.operator, row.phase) == ("aten::exp", phase)}
+        for phase in ("forward", "backward")
+    }
+    first = Waves.forward.__code__.co_firstlineno
+    assert lines == {"forward": {f"tests/correctness/test_profile_of_a_call.py:{first + 3}"}, "backward": {""}}
+    assert {row.module for row in found.rows if row.operator == "aten::exp"} == {"*"}
+
+
 def test_blocks_that_a_checkpoint_computes_again_are_one_cause() -> None:
     plain, recomputed = profiled(training_step()), profiled(training_step(checkpointing="every-block"))
     found = explain(plain, recomputed, "main", None)
@@ -268,6 +303,18 @@ def test_waiting_for_another_thread_is_time_in_which_no_operator_runs() -> None:
     assert {row.category for row in found.rows} == {"python"}
 
 
+def test_a_call_that_waits_for_its_own_threads_says_that_it_cannot_tell_where_time_goes() -> None:
+    def counted() -> int:
+        return sum(range(200_000))
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = profiled(Workload(lambda: pool.submit(counted).result(), (), {}))
+    (note,) = (one for one in waiting.notes if "waits" in one)
+    assert note.startswith("can't tell where all of the time goes: the calling thread waits for at least ")
+    a = torch.ones(512, 512)
+    assert not [one for one in profiled(Workload(lambda: a @ a, (), {})).notes if "waits" in one]
+
+
 def test_a_module_that_raises_leaves_the_modules_after_it_their_own_names() -> None:
     class Broken(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -307,10 +354,15 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA h
 @pytest.fixture(scope="module")
 def on_cuda() -> Profile:
     """A training step of the smallest model."""
+    return profiled_on_cuda()
+
+
+def profiled_on_cuda(**switches: object) -> Profile:
+    """The same with another configuration."""
     torch.manual_seed(0)
     model = build_model("tiny", vocab_size=512, context_length=T, attention="naive", device=CUDA)
     tokens = random_tokens(B, T, vocab_size=512, seed=0, device=CUDA)
-    step = TrainingStep(model, tokens)
+    step = TrainingStep(model, tokens, TrainingConfig(**switches))  # type: ignore[arg-type]
     workload = Step(step.forward, step.backward, step.optimizer)
     workload.run()
     return take_profile(workload, CUDA, stopwatch_for(CUDA), ProfilePlan(0.0), lambda _what: None)
@@ -326,6 +378,13 @@ def test_kernels_on_cuda_belong_to_operators_modules_and_phases(on_cuda: Profile
     gate = [row for row in kernels if row.module == "blocks.*.feed_forward.gate" and row.operator == "aten::mm"]
     often = {phase: sum(row.instances for row in gate if row.phase == phase) for phase in ("forward", "backward")}
     assert often["backward"] == 2 * often["forward"] > 0
+
+
+@needs_cuda
+def test_blocks_that_a_checkpoint_computes_again_on_cuda_are_one_cause(on_cuda: Profile) -> None:
+    found = explain(on_cuda, profiled_on_cuda(checkpointing="every-block"), "main", None)
+    (text,) = explanation_texts(found, timed=False)
+    assert text.startswith("all of blocks.* and rope computed once more in backward but for blocks.*.feed_forward.down")
 
 
 @needs_cuda

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from perflab.data import changed
 from perflab.errors import UsageError
 from perflab.measure.limits import as_out_of_memory
 from perflab.measure.records import OutOfMemory
@@ -50,7 +51,12 @@ def test_what_is_alive_is_that_of_the_moment_of_failure() -> None:
     found = take_failure(_failing("forward"), CPU)
     assert found is not None
     assert found.asked_by.operator == "aten::empty"
-    assert found.asked_by.line.startswith("tests/harness/test_out_of_memory.py:")
+    first = _failing.__code__.co_firstlineno
+    assert found.asked_by.line == f"tests/harness/test_out_of_memory.py:{first + 7}"
+    callers = [int(line.rpartition(":")[2]) - first for line in found.asked_by.stack]
+    assert callers == [7, 11]
+    (one,) = (part for part in found.alive.parts if part.operator == "aten::ones")
+    assert (one.stack, one.line) == ([one.line], f"tests/harness/test_out_of_memory.py:{first + 10}")
     sizes = {(one.category, one.module): one.size_bytes for one in found.alive.parts if one.operator != "aten::ones"}
     assert sizes["parameters", "first"] == 4 * (64 * 64 + 64)
     assert sum(one.size_bytes for one in found.alive.parts if one.operator == "aten::clamp_min") == 2 * 4 * 32 * 64
@@ -135,6 +141,15 @@ def test_remedies_are_named_by_what_they_would_free_where_that_is_worth_it() -> 
     assert out_of_memory_texts(OutOfMemory(asked_bytes=None, alive=optimizer))[0] == "out of memory"
     (remedy,) = out_of_memory_texts(OutOfMemory(asked_bytes=None, alive=optimizer))[2:]
     assert remedy == "an optimizer with foreach=False, or fused=True, would free up to 300 MiB of it"
+
+
+def test_who_asked_is_named_with_those_that_called_him() -> None:
+    stack = ["ops.py:3", "net.py:9", "train.py:5", "run.py:1"]
+    asker = changed(part("", 0, "head", "aten::addmm"), line=stack[0], stack=stack)
+    (said,) = out_of_memory_texts(OutOfMemory(asked_bytes=MIB, asked_by=asker))
+    assert said == ("out of memory: 1.00 MiB asked for, by aten::addmm in head (ops.py:3 < net.py:9 < train.py:5)")
+    (said,) = out_of_memory_texts(OutOfMemory(asked_bytes=MIB, asked_by=changed(asker, stack=[])))
+    assert said.endswith("(ops.py:3)")
 
 
 def test_without_a_second_look_the_size_is_all_that_is_known() -> None:

@@ -206,6 +206,17 @@ def test_lines_that_moved_are_no_change_and_the_new_one_among_them_is_named() ->
     assert (found.change_bytes, found.more, found.line) == (30, 1, "net.py:19")
 
 
+def test_of_two_blocks_of_one_size_the_one_whose_line_or_caller_is_new_is_named() -> None:
+    def called_by(caller: str, line: str = "net.py:20") -> PeakPart:
+        return changed(part(100, line=line), stack=[line, caller])
+
+    before = Peak(parts=[called_by("train.py:30")])
+    for new in (called_by("train.py:30", "net.py:12"), called_by("train.py:12")):
+        for head in ([new, *before.parts], [*before.parts, new]):
+            (found,) = explain_peak(before, Peak(parts=head), "main", 100).parts
+            assert (found.more, found.line, found.stack) == (1, new.line, new.stack)
+
+
 def _scaled(x: torch.Tensor) -> torch.Tensor:
     return x.sin()
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perflab.data import changed, to_json
+from perflab.errors import UsageError
 from perflab.profiles.alignment import STRANGER, aligned
 from perflab.profiles.categories import categories
 from perflab.profiles.compact import MOST_ROWS, compact, like_compact
@@ -22,7 +23,8 @@ from perflab.profiles.flops import flops_where_done
 from perflab.profiles.host import Known, Sum, faster_half, host_sums, in_order, matched
 from perflab.profiles.placed import Phase, placed, within
 from perflab.profiles.places import MARK, Where
-from perflab.profiles.recording import CALL, PHASE
+from perflab.profiles.reading import Reading
+from perflab.profiles.recording import CALL, PHASE, Recorded
 from perflab.profiles.records import ADDED, Explanation, Part, Profile, ProfileRow
 from perflab.profiles.sum_up import summed_up
 from perflab.profiles.text import lines
@@ -166,6 +168,27 @@ def test_a_forward_that_a_checkpoint_runs_again_belongs_to_the_module_that_runs(
     ]
     found = placed(nested(events), (), lambda _name: Where("blocks.*.up"))
     assert [one.where.module for one in found] == ["", "blocks.*.up", "blocks.*.up"]
+
+
+def test_a_forward_that_a_checkpoint_runs_again_has_no_line_of_the_node_that_asked_for_it() -> None:
+    places = {
+        f"{MARK}0": Where("blocks.*", "model.py:30", ("model.py:30", "train.py:5")),
+        f"{MARK}1": Where("blocks.*.up"),
+        f"{MARK}2": Where("blocks.*.up", "model.py:8"),
+    }
+    events = [
+        opened(f"{MARK}0", 0, 20),
+        call("aten::mul", 5, 15, sequence=1),
+        call(f"{NODE}MulBackward0", 30, 100, sequence=1, forward_thread=1),
+        opened(f"{MARK}1", 40, 80),
+        call("aten::sin", 45, 50, sequence=9),
+        opened(f"{MARK}2", 55, 70),
+        call("aten::cos", 60, 65, sequence=10),
+        call("aten::mul", 85, 95),
+    ]
+    found = {one.call.event.start_ns: one.where for one in placed(nested(events), (), places.__getitem__)}
+    node = places[f"{MARK}0"]
+    assert found == {5: node, 30: node, 45: Where("blocks.*.up"), 60: Where("blocks.*.up", "model.py:8"), 85: node}
 
 
 @pytest.mark.parametrize(
@@ -335,6 +358,40 @@ def test_work_of_another_thread_that_takes_longer_is_said_and_its_number_is_no_f
     assert explanation_texts(explain(beside(1e6, 2), beside(4e6, 8), "main", None), timed=False) == [
         "nothing that the profiler records is called more often"
     ]
+
+
+def test_a_call_whose_kernels_are_all_another_thread_s_is_refused_for_that_reason() -> None:
+    root = nested([opened(CALL, 0, 100)])[0]
+    kernel = Kernel("mm", 10, 90, launched_ns=5, is_foreign=True)
+    for foreign, said in (((kernel,), "by threads that PyTorch's profiler does not follow"), ((), "saw no kernels")):
+        with pytest.raises(UsageError, match=said):
+            Reading([], 0.0).add("cuda", [Recorded(root, foreign=foreign)] * 2)
+
+
+def test_a_device_that_only_other_threads_use_is_named_as_not_shown() -> None:
+    root = nested([opened(CALL, 0, 100), call("aten::mm", 5, 20, correlation=1)])[0]
+    kernels = (Kernel("mm", 10, 90, operator=1, launched_ns=6),)
+
+    def notes(*foreign: Kernel) -> list[str]:
+        reading = Reading([Known("aten::mm", "products forward", "", Where())], 0.0)
+        reading.add("cuda", [Recorded(root, kernels=one, foreign=foreign) for one in (kernels, (later,))])
+        return reading.profile("cuda", [90.0], []).notes
+
+    later = Kernel("mm", 110, 190, operator=1, launched_ns=106)
+    beside = Kernel("copy", 120, 150, launched_ns=110, device=1, is_foreign=True)
+    said = "work of other threads on cuda:1 is not shown: the call launches nothing there"
+    assert notes(beside, beside._replace(device=0)) == [said]
+    assert notes(beside._replace(device=0)) == []
+    assert notes(beside, beside._replace(device=3))[0].startswith("work of other threads on cuda:1 and cuda:3 is")
+
+
+def test_a_profile_cannot_tell_what_another_thread_s_work_is_for() -> None:
+    def said(time_ns: float) -> str:
+        foreign = row("", time_ns, 4, "", category="another thread", kernel="sgemm", line="", phase="")
+        return " ".join(lines("case", on_cuda(row("aten::mm", 1e6 - time_ns), foreign), 200))
+
+    assert "can't tell" not in said(49e3)
+    assert "can't tell what 51.0% of the time is for: threads that PyTorch's profiler does not follow" in said(510e3)
 
 
 def test_the_flops_of_an_operator_with_several_kernels_count_once() -> None:
@@ -663,6 +720,92 @@ def test_more_of_some_operators_of_a_module_is_not_all_of_it_again(changed_rows:
     assert [part.again for part in found.parts] == [0]
 
 
+def _block_on_cuda(phase: str, adds: int = 2) -> list[ProfileRow]:
+    """A transformer's block as a GPU has it: a layer is one operator, since views have no kernel."""
+    linear = ("attention.q", "attention.o", "mlp.up", "mlp.down")
+    several = {"norm": ("pow", "mean", "mul"), "attention": ("bmm", "_softmax"), "mlp": ("gelu",)}
+    return [
+        *(row("aten::addmm", 1e6, 12, f"blocks.*.{name}", phase=phase) for name in linear),
+        *(
+            row(f"aten::{one}", 1e5, 12, f"blocks.*.{name}", phase=phase)
+            for name, all_ in several.items()
+            for one in all_
+        ),
+        row("aten::add", 2e5, 12 * adds, "blocks.*", phase=phase),
+    ]
+
+
+def test_on_a_gpu_blocks_of_layers_with_one_operator_each_are_computed_again_as_a_whole() -> None:
+    backward = row("aten::mm", 9e6, 48, "blocks.*.mlp.up", phase="backward")
+    flattened = row("aten::sum", 1e5, 12, "blocks.*.view", phase="backward")  # its forward launches nothing
+    base = on_cuda(*_block_on_cuda("forward"), row("aten::addmm", 1e6, 1, "head"), backward, flattened)
+    head = on_cuda(*base.rows, *_block_on_cuda("backward", adds=1))
+    (part,) = explain(base, head, "main", None).parts
+    assert (part.module, part.other_modules, part.again, part.phases) == ("blocks.*", [], 1, ["backward"])
+    left_out = ("blocks.*", "blocks.*.mlp.down", "blocks.*.attention", "blocks.*.norm")  # the last are not asked for
+    some = [one for one in _block_on_cuda("backward") if one.module not in left_out]
+    first, second = explain(base, on_cuda(*base.rows, *some), "main", None).parts
+    assert [first.module, *first.other_modules] == [
+        f"blocks.*.{name}" for name in ("attention.o", "attention.q", "mlp.up")
+    ]
+    assert (second.module, second.again, second.operator) == ("blocks.*.mlp", 0, "aten::gelu")  # not all of its parts
+    one = explain(base, on_cuda(*base.rows, row("aten::addmm", 1e6, 1, "head", phase="backward")), "main", None)
+    assert [(part.again, part.more) for part in one.parts] == [(0, 1)]  # one operator is told by its name
+    both = on_cuda(*head.rows, row("aten::addmm", 1e6, 1, "head", phase="backward"))
+    (part,) = explain(base, both, "main", None).parts
+    assert (part.module, part.other_modules) == ("blocks.*", ["head"])
+
+
+def test_a_module_that_does_the_same_in_forward_and_backward_belongs_to_the_larger_cause() -> None:
+    def scaled(phase: str) -> list[ProfileRow]:
+        return [row("aten::mul", 1e5, 12, f"net.scale.{at}", phase=phase) for at in "ab"]
+
+    def layers(phase: str) -> list[ProfileRow]:
+        return [row("aten::addmm", 1e6, 12, f"net.{at}", phase=phase) for at in ("up", "down", "gate")]
+
+    base = on_cuda(*scaled("forward"), *scaled("backward"), *layers("forward"))
+    (part,) = explain(base, on_cuda(*base.rows, *scaled("backward"), *layers("backward")), "main", None).parts
+    assert (part.module, part.other_modules, part.again) == ("net", [], 1)
+
+
+def test_a_module_that_does_not_do_all_of_its_parts_again_is_told_by_its_operators() -> None:
+    base = on_cuda(*_block_on_cuda("forward"))
+    again = _block_on_cuda("backward", adds=1)
+    again[0] = changed(again[0], instances=6)  # not all of the attention's first layer
+    found = explain(base, on_cuda(*base.rows, *again), "main", None)
+    told = {(part.module, *part.other_modules): (part.again, part.operator) for part in found.parts}
+    assert told == {
+        ("blocks.*.mlp", "blocks.*.attention.o", "blocks.*.norm"): (1, "aten::addmm"),
+        ("blocks.*.attention",): (0, "aten::bmm"),
+        ("blocks.*.attention.q",): (0, "aten::addmm"),
+        ("blocks.*",): (0, "aten::add"),
+    }
+
+
+def test_blocks_whose_last_layer_a_checkpoint_leaves_out_are_named_with_that() -> None:
+    base = on_cuda(*_block_on_cuda("forward"), row("aten::addmm", 1e6, 1, "head"))
+    again = [one for one in _block_on_cuda("backward", adds=1) if one.module != "blocks.*.mlp.down"]
+    found = explain(base, on_cuda(*base.rows, *again), "main", None)
+    (text,) = explanation_texts(found, timed=False, brief=True)
+    assert text == "all of blocks.* computed once more in backward but for blocks.*.mlp.down (model.py:8)"
+    fewer = [one for one in again if one.module != "blocks.*.norm"]  # two of them: not a matter of what comes last
+    found = explain(base, on_cuda(*base.rows, *fewer), "main", None)
+    assert [part.left_out for part in found.parts] == [[]] * len(found.parts)
+    twice = [one for one in _block_on_cuda("forward", adds=1) if one.module != "blocks.*.mlp.down"]
+    found = explain(base, on_cuda(*base.rows, *twice), "main", None)  # in the same phase nothing is left out
+    assert [part.left_out for part in found.parts] == [[]] * len(found.parts)
+
+
+def test_a_module_that_calls_functions_and_one_small_child_twice_is_computed_again() -> None:
+    work = [row("aten::linear", 1e6, 2, "mlp"), row("aten::mm", 1e6, 2, "mlp"), row("aten::gelu", 1e5, 1, "mlp.act")]
+    twice = [changed(one, instances=2 * one.instances, time_ns=2 * one.time_ns) for one in work]
+    (part,) = explain(profile(*work), profile(*twice), "main", None).parts
+    assert (part.module, part.again) == ("mlp", 1)
+    cached = [*twice[:2], work[2]]  # all of the module, but not all of its parts
+    (part,) = explain(profile(*work), profile(*cached), "main", None).parts
+    assert (part.module, part.again, part.more) == ("mlp", 0, 2)
+
+
 def test_many_modules_that_are_computed_again_are_named_in_part() -> None:
     layers = [f"stage{at}.layer" for at in range(5)]
     base = profile(*(one for name in [*layers, "head"] for one in _work(name)))
@@ -781,6 +924,21 @@ def test_an_old_profile_that_knows_fewer_gaps_gives_unchanged_code_no_cause() ->
     for base in (old, stored):
         assert explain(base, new, "stored", 0.0, (-1e5, 1e5)).parts == []
     assert explain(stored, changed(new, gaps_apart=[]), "stored", 0.0, (-1e5, 1e5)).parts  # what told them apart
+
+
+def test_a_thread_s_kernels_that_an_old_profile_had_among_others_give_unchanged_code_no_cause() -> None:
+    work = [
+        row("aten::mm", 10e6, 4, "head", category="products forward"),
+        row("", 1e6, 4, "head", category="host wait"),
+        row("", 3e6, 2, "", category="other", kernel="raw", line="", phase=""),
+    ]
+    copies = row("", 2e6, 2, "", category="another thread", kernel="copy", line="", phase="")
+    old = changed(on_cuda(*work, changed(copies, category="other")), gaps_apart=["launches"])
+    new = on_cuda(*work, copies)
+    for base, head in ((old, new), (compact(old), new), (new, old)):
+        found = explain(base, head, "stored", 0.3e6, (0.1e6, 0.5e6))
+        assert [part.operator for part in found.parts] == []
+        assert explain(base, head, "stored", None).parts == []
 
 
 def test_against_an_old_profile_all_gaps_are_compared_as_one() -> None:

@@ -141,7 +141,7 @@ def test_a_step_that_runs_out_of_memory_says_what_was_alive_and_what_would_free_
     )
     result = step.run("--perf-json=results.json", "-v")
     result.assert_outcomes(skipped=1)
-    assert "out of memory: 1024 TiB asked for, by aten::empty in Net (net.py:23)" in said(result)
+    assert "out of memory: 1024 TiB asked for, by aten::empty in Net (net.py:23 < test_story.py:12)" in said(result)
     alive = said(result).partition("alive then: ")[2]
     assert alive.startswith("43.5 KiB, of which 36.0 KiB made by the forward in blocks.*, ")
     assert "checkpointing blocks.* would free up to 36.0 KiB of it" in alive
