@@ -62,9 +62,8 @@ def computed_again(before: Mapping[Key, Total], now: Mapping[Key, Total], facts:
             if around and all(_is_some_of(work, one, in_phase, times) for one in changes[module]):
                 modules.add(module)
     working = [module for module in works if module]
-    return [
-        Again(tuple(sorted(modules)), _outermost(modules, working), times) for (_, _, times), modules in groups.items()
-    ]
+    found = (Again(*_as_a_whole(modules, working), times) for (_, _, times), modules in groups.items())
+    return [one for one in found if one.outermost]
 
 
 def _times(
@@ -97,8 +96,11 @@ def _is_some_of(work: Mapping[str, Total], one: Change, phase: str, times: int) 
     return one.key[2] == phase and operator in work and 0 < one.more <= times * work[operator].instances + HALF
 
 
-def _outermost(modules: Iterable[str], working: Sequence[str]) -> tuple[str, ...]:
-    """The longest paths of which all that works below is among these modules, those with most parts first."""
+def _as_a_whole(modules: Iterable[str], working: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Those of these modules below which all that works is among them, and their longest paths, most parts first.
+
+    A module that does its own work again and not that of all modules within it is not computed again as a whole.
+    """
     found: dict[str, int] = {}
     left = set(modules)
     paths = {".".join(name.split(".")[:depth]) for name in left for depth in range(1, name.count(".") + 2)}
@@ -107,7 +109,8 @@ def _outermost(modules: Iterable[str], working: Sequence[str]) -> tuple[str, ...
         if below and below <= left:
             found[_common_path(below)] = len(below)
             left -= below
-    return tuple(sorted(found, key=lambda one: (-found[one], one)))
+    covered = sorted(set(modules) - left)
+    return tuple(covered), tuple(sorted(found, key=lambda one: (-found[one], one)))
 
 
 def _common_path(names: Iterable[str]) -> str:
