@@ -11,6 +11,8 @@ _MODULES = 3
 """That are named of those that are computed again."""
 CALLERS = 2
 """Of a line, in the text; the results file has all of them."""
+_RESOLUTION = 0.001
+"""Share of the change below which what is unexplained is none."""
 MOST = 3
 """Parts in the text; the results file has all of them."""
 
@@ -40,7 +42,8 @@ def explanation_texts(found: Explanation, *, timed: bool, most: int = MOST, brie
         others_ns = sum(part.change_ns for part in others)
         other = "other part" if shown else "part"
         texts.append(f"{format_signed(others_ns, format_ns)} in {format_count(len(others), other)}")
-    texts.append(f"{format_signed(found.rest_ns, format_ns)} unexplained")
+    if abs(found.rest_ns) > _RESOLUTION * abs(whole):
+        texts.append(f"{format_signed(found.rest_ns, format_ns)} unexplained")
     texts[0] = f"{format_signed(whole, format_ns)} = {texts[0]}"
     return [*texts, *([found.problem] if found.problem else [])]
 
