@@ -86,7 +86,12 @@ def explain(
     told_ns = sum(part.change_ns for part in parts)
     rest_ns = round((change_ns if change_ns is not None else seen_ns) - told_ns, 1)
     if change_ns is not None and problem is None and _outside(told_ns, least_ns, most_ns):
-        if abs(rest_ns) > _AGREE * whole_ns:
+        if change_ns * rest_ns < 0:
+            problem = (
+                "these parts are more than the change: something became faster that is not among them, or they take "
+                "longer under the profiler"
+            )
+        elif abs(rest_ns) > _AGREE * whole_ns:
             problem = "most of the change is spread, or within the noise of single operators"
         else:
             problem = "these parts are not all of the change: what is left is more than its interval leaves open"

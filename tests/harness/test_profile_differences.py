@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from perflab.compared.run import evidence
+from perflab.data import changed
 from perflab.profiles.difference import explain
 from perflab.profiles.explanation_text import explanation_texts
-from perflab.profiles.records import Profile
+from perflab.profiles.records import Profile, ProfileRow
 from perflab.records import Change, Judgement, Verdict
 from tests.harness.test_profiles import profile, row
 
@@ -40,3 +41,82 @@ def test_an_explanation_that_fails_says_so_and_loses_no_verdict(monkeypatch: pyt
     assert evidence.told_apart(one, one, "main", WORSE).problem == (
         "could not look, because comparing both profiles failed, a fault of perflab: IndexError: out of range"
     )
+
+
+# --- which calls are new -----------------------------------------------------------------------------------------
+
+PRODUCTS = row("aten::mm", 20e6, 12, "blocks.*", line="net.py:5", shapes="64x64, 64x64 float32")
+"""What is called as before, and where: it shows that no line moved."""
+
+
+def copies(times: float, time_ns: float, line: str, shapes: str = "8x8 float32") -> ProfileRow:
+    """Copies in every block."""
+    return row("aten::copy_", time_ns, times, "blocks.*", line=line, shapes=shapes, category="copies")
+
+
+def test_a_large_call_among_many_small_ones_has_its_own_time_and_line() -> None:
+    small = copies(20, 20e3, "net.py:9")
+    head = profile(PRODUCTS, small, copies(1, 10e6, "net.py:20", "4096x4096 float32"))
+    assert said(profile(PRODUCTS, small), head, 10e6) == [
+        "+10.0 ms = +10.0 ms 1 more aten::copy_ in blocks.* (net.py:20)",
+    ]
+    gone = said(head, profile(PRODUCTS, small), -10e6)
+    assert gone == ["-10.0 ms = -10.0 ms 1 fewer aten::copy_ in blocks.* (net.py:20)"]
+
+
+def test_small_calls_beside_large_ones_are_not_given_the_time_of_these() -> None:
+    large = copies(12, 12e6, "net.py:9")
+    before, now = (row("", took, 5, "blocks.*", category="python", line="") for took in (1e6, 7e6))
+    head = profile(PRODUCTS, large, copies(12, 12e3, "net.py:20"), now)
+    assert said(profile(PRODUCTS, large, before), head, 6.012e6) == [
+        "+6.01 ms = +6.00 ms more python in blocks.*",
+        "+12.0 µs 12 more aten::copy_ in blocks.* (net.py:20)",
+    ]
+
+
+def test_of_calls_that_nothing_tells_apart_each_has_the_mean_time() -> None:
+    before, now = (profile(PRODUCTS, copies(times, times * 1e6, "", "")) for times in (4, 6))
+    assert said(before, now, 2e6)[0] == "+2.00 ms = +2.00 ms 2 more aten::copy_ in blocks.*"
+
+
+def test_work_that_is_divided_counts_with_the_difference_of_both() -> None:
+    before = profile(PRODUCTS, copies(4, 8e6, "net.py:9", "64x8"))
+    now = profile(PRODUCTS, copies(8, 9e6, "net.py:9", "32x8"))
+    assert said(before, now, 1e6)[0] == "+1.00 ms = +1.00 ms 4 more aten::copy_ in blocks.* (net.py:9)"
+
+
+@pytest.mark.parametrize(
+    ("was", "is_now", "new"),
+    [
+        (9, 10, 9),  # written before the old one, which moved down by a line
+        (9, 9, 12),
+        (9, 14, 10),
+    ],
+)
+def test_the_line_of_a_new_call_is_its_own_although_all_lines_moved(was: int, is_now: int, new: int) -> None:
+    """The lines of what is called as before show by how much."""
+    base, head = (
+        profile(changed(PRODUCTS, line=f"net.py:{at + 1}"), copies(20, 1e6, f"net.py:{at}")) for at in (was, is_now)
+    )
+    head = changed(head, rows=[*head.rows, copies(12, 3e6, f"net.py:{new}")])
+    assert said(base, head, 3e6)[0] == f"+3.00 ms = +3.00 ms 12 more aten::copy_ in blocks.* (net.py:{new})"
+
+
+def test_without_anything_that_shows_how_lines_moved_calls_match_by_their_shapes() -> None:
+    base = profile(copies(20, 1e6, "net.py:9"))
+    head = profile(copies(20, 1e6, "net.py:30"), copies(2, 3e6, "net.py:31", "64x64 float32"))
+    assert said(base, head, 3e6)[0] == "+3.00 ms = +3.00 ms 2 more aten::copy_ in blocks.* (net.py:31)"
+
+
+def test_one_call_of_many_on_other_inputs_has_the_time_of_that_one() -> None:
+    often = copies(19, 19e6, "net.py:9")
+    head = profile(PRODUCTS, changed(often, time_ns=21e6), copies(1, 4e6, "net.py:9", "8x8 float64"))
+    (first, *_rest) = said(profile(PRODUCTS, changed(often, instances=20, time_ns=20e6)), head, 5e6)
+    assert first.startswith("+5.00 ms = +3.00 ms aten::copy_ on other inputs, 8x8 float32 -> 8x8 float64 in blocks.*")
+
+
+def test_parts_that_are_more_than_the_change_are_said_to_be() -> None:
+    head = profile(PRODUCTS, copies(2, 5e6, "net.py:9"))
+    texts = said(profile(PRODUCTS), head, 4e6)
+    assert texts[:2] == ["+4.00 ms = +5.00 ms 2 more aten::copy_ in blocks.* (net.py:9)", "-1.00 ms unexplained"]
+    assert texts[2].startswith("these parts are more than the change")
