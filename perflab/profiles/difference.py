@@ -62,7 +62,8 @@ def explain(
     base, head = _of_one_device(base), _of_one_device(head)
     before, now = totals_of(base.rows), totals_of(head.rows)
     facts = facts_of(before, now)
-    again = computed_again(before, now, facts)
+    # Of a compact profile only some operators of a module have their places: they are no telling of all of it.
+    again = [] if base.is_compact else computed_again(before, now, facts)
     parts = _parts(facts, again)
     seen_ns = head.explained_ns - base.explained_ns
     whole_ns = abs(change_ns if change_ns is not None else seen_ns)

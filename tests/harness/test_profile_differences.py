@@ -6,6 +6,7 @@ import pytest
 
 from perflab.compared.run import evidence
 from perflab.data import changed
+from perflab.profiles.compact import compact
 from perflab.profiles.difference import explain
 from perflab.profiles.explanation_text import explanation_texts
 from perflab.profiles.records import Profile, ProfileRow
@@ -30,6 +31,19 @@ def test_a_module_that_does_its_own_work_again_and_not_that_of_one_within_it_is_
         return profile(*own, *within)
 
     assert said(mlp(1), mlp(2), 2e6)[0] == "+2.00 ms = +2.00 ms 2 more aten::linear, with aten::mm in mlp (model.py:8)"
+
+
+def test_a_stored_profile_keeps_too_few_places_to_say_that_all_of_a_module_is_computed_again() -> None:
+    """It has pooled what is not done again."""
+    others = [row(f"aten::f{at}", (10 + at) * 1e6, 1, "head") for at in range(22)]
+    pooled = [row(f"aten::{name}", 1e5, 8, "X") for name in ("mul", "add")]
+
+    def called(times: int) -> Profile:
+        placed = [row(f"aten::{name}", 8e6 * times, 4 * times, "X") for name in ("sort", "topk")]
+        return profile(*others, *placed, *pooled)
+
+    (first,) = said(compact(called(1)), called(2), 16e6)
+    assert first == "+16.0 ms = +16.0 ms 4 more aten::sort, with aten::topk in X (model.py:8)"
 
 
 def test_an_explanation_that_fails_says_so_and_loses_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
