@@ -15,7 +15,7 @@ from perflab.data import changed
 from perflab.profiles.again import Again, computed_again
 from perflab.profiles.compact import like_compact, with_one_gap
 from perflab.profiles.facts import HALF, Change, Key, Total, facts_of, totals_of
-from perflab.profiles.records import ANY_GAP, GAPS, OTHER_THREAD, Explanation, Part, Profile
+from perflab.profiles.records import ANY_GAP, GAPS, OTHER_THREAD, UNNAMED, Explanation, Part, Profile
 from perflab.units import format_ns, format_signed
 
 _SPREADS = 4.0
@@ -74,7 +74,9 @@ def explain(
             f"the profiles differ by {format_signed(seen_ns, format_ns)}, and the gate found "
             f"{format_signed(change_ns, format_ns)}: they do not explain times"
         )
-    elif change_ns is not None:
+    elif change_ns is None:
+        parts += _varying(before, now, {one.key for one in facts})
+    else:
         common = _common_ratio(before, now)
         if min(base.calls, head.calls) >= _FEW_CALLS:
             parts += _slower(before, now, {one.key for one in facts}, whole_ns, common)
@@ -187,20 +189,31 @@ def _slower(
         change_ns = new.time_ns - old.time_ns * common
         noise_ns = max(_SPREADS * hypot(old.spread_ns, new.spread_ns), _OWN_SHARE * old.time_ns)
         if abs(change_ns) > max(noise_ns, _WORTH * whole_ns):
-            shown = new if key in now else old
-            found.append(Change(key, 0.0, round(change_ns, 1), shown.category, shown.line))
-    parts = (
-        Part(
-            change_ns=one.change_ns,
-            operator=one.key[0],
-            module=one.key[1],
-            line=one.line,
-            phases=[one.key[2]] if one.key[2] else [],
-            category=one.category,
-        )
-        for one in found
+            found.append(_longer(key, old, new, change_ns))
+    return sorted(found, key=lambda part: (-part.change_ns, part.module))
+
+
+def _longer(key: Key, old: Total, new: Total, change_ns: float) -> Part:
+    """What takes longer, and is called as before as far as can be told."""
+    shown, more = new if new.instances else old, new.instances - old.instances
+    is_operator = key[0] not in UNNAMED
+    return Part(
+        change_ns=round(change_ns, 1),
+        operator=key[0],
+        module=key[1],
+        line=shown.line,
+        phases=[key[2]] if key[2] else [],
+        more=round(more, 2) if is_operator and abs(more) > HALF else 0.0,
+        inputs=new.inputs_of(old) if is_operator else "",
+        category=shown.category,
     )
-    return sorted(parts, key=lambda part: (-part.change_ns, part.module))
+
+
+def _varying(before: Mapping[Key, Total], now: Mapping[Key, Total], known: set[Key]) -> list[Part]:
+    """Operators that are called more or less often, and not the same number of times in each call: no facts."""
+    keys = [key for key in (before.keys() | now.keys()) - known if key[0] not in UNNAMED]
+    found = (_longer(key, *(one.get(key, Total()) for one in (before, now)), 0.0) for key in keys)
+    return sorted((part for part in found if part.more), key=lambda part: (-abs(part.more), part.operator, part.module))
 
 
 def _common_ratio(before: Mapping[Key, Total], now: Mapping[Key, Total]) -> float:

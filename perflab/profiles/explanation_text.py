@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perflab.profiles.records import LET_GO, OTHER_THREAD, UNNAMED, Explanation, Part, PeakChange, PeakExplanation
+from perflab.profiles.records import (
+    LET_GO,
+    OTHER_THREAD,
+    SAME,
+    UNNAMED,
+    VARY,
+    Explanation,
+    Part,
+    PeakChange,
+    PeakExplanation,
+)
 from perflab.units import format_bytes, format_count, format_ns, format_signed
 
 _MODULES = 3
 """That are named of those that are computed again."""
 CALLERS = 2
 """Of a line, in the text; the results file has all of them."""
+_ON = {SAME: " at the same shapes", VARY: " on inputs that vary"}
 _RESOLUTION = 0.001
 """Share of the change below which what is unexplained is none."""
 MOST = 3
@@ -101,6 +112,9 @@ def _what(part: Part, *, brief: bool) -> str:
     if part.moved_from:
         way = f" moved from {', '.join(part.moved_from)} to {', '.join(part.phases)}"
         return f"{abs(part.more):g} {part.operator}{way}{others}{where if part.module else ''}{line}"
+    if part.more and part.inputs == VARY:
+        many = f"about {abs(part.more):g} {'more' if part.more > 0 else 'fewer'}"
+        return f"{many} {part.operator} a call (it varies){where}{line}"
     if part.more:
         many = f"{abs(part.more):g} {'more' if part.more > 0 else 'fewer'}"
         by = f" within {part.within}" if part.within else ""
@@ -111,7 +125,7 @@ def _what(part: Part, *, brief: bool) -> str:
         of = "work of " if part.operator == OTHER_THREAD else ""
         what = f"{'less' if part.change_ns < 0 else 'more'} {of}{part.operator}"
     else:
-        what = f"{part.operator} {'faster' if part.change_ns < 0 else 'slower'} at the same shapes"
+        what = f"{part.operator} {'faster' if part.change_ns < 0 else 'slower'}{_ON.get(part.inputs, '')}"
     return f"{what}{where}{line}"
 
 

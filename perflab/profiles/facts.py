@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import hypot
 
 from perflab.profiles.new_calls import Calls, Place, Shifts, Unmatched, same_calls, unmatched
-from perflab.profiles.records import UNNAMED, ProfileRow
+from perflab.profiles.records import SAME, UNNAMED, VARY, ProfileRow
 
 _WHOLE = 0.02
 """How far a mean number of calls may be from a whole number: work that is not the same in each call has no such one."""
@@ -44,6 +44,18 @@ class Total:
     def line(self) -> str:
         """That which takes most of its time."""
         return _longest(self.calls)
+
+    @property
+    def varies(self) -> bool:
+        """Whether it is called on other shapes, or another number of times, from call to call."""
+        return not all(_is_whole(often) for often in (self.instances, *self.shapes.values()))
+
+    def inputs_of(self, before: Total) -> str:
+        """Whether they are those of ``before``, of which no fact is known: that they are the same, or vary."""
+        if self.varies or before.varies:
+            return VARY
+        is_known = any(self.shapes) or any(before.shapes)
+        return SAME if is_known and self.shapes.keys() == before.shapes.keys() else ""
 
 
 Key = tuple[str, str, str]
@@ -108,8 +120,7 @@ def _fact(key: Key, before: Total | None, now: Total | None, shifts: Shifts) -> 
 
 def _apart(old: Total, new: Total, shifts: Shifts) -> Unmatched:
     """What only one of them has. Where shapes vary from call to call, they tell no calls apart."""
-    vary = any(not _is_whole(often) for one in (old, new) for often in one.shapes.values())
-    before, now = (_without_shapes(one) if vary else one.calls for one in (old, new))
+    before, now = (_without_shapes(one) if old.varies or new.varies else one.calls for one in (old, new))
     return unmatched(before, now, shifts)
 
 

@@ -134,3 +134,34 @@ def test_parts_that_are_more_than_the_change_are_said_to_be() -> None:
     texts = said(profile(PRODUCTS), head, 4e6)
     assert texts[:2] == ["+4.00 ms = +5.00 ms 2 more aten::copy_ in blocks.* (net.py:9)", "-1.00 ms unexplained"]
     assert texts[2].startswith("these parts are more than the change")
+
+
+# --- what takes longer, and varies -------------------------------------------------------------------------------
+
+
+def products(often: float, time_ns: float, shapes: str) -> ProfileRow:
+    """Those that take longer, at inputs that are told apart."""
+    return row("aten::mm", time_ns, often, "head", shapes=shapes, spread_ns=1e4)
+
+
+def test_the_same_shapes_are_only_said_to_be_where_they_are_known() -> None:
+    for shapes, how in (("8x8", "slower at the same shapes"), ("", "slower")):
+        base, head = (profile(products(12, time, shapes)) for time in (12e6, 24e6))
+        assert said(base, head, 12e6) == [f"+12.0 ms = +12.0 ms aten::mm {how} in head (model.py:8)"]
+
+
+def test_an_operator_whose_number_of_calls_varies_is_told_with_about_how_many_it_has_more() -> None:
+    base, head = (profile(PRODUCTS, copies(often, 1e5 * often, "net.py:9")) for often in (12, 18.5))
+    about = "about 6.5 more aten::copy_ a call (it varies) in blocks.* (net.py:9)"
+    assert said(base, head, 6.5e5) == [f"+650 µs = +650 µs {about}"]
+    assert said(base, head, None) == [about]
+    assert said(head, base, None) == [about.replace("more", "fewer")]
+
+
+def test_an_operator_whose_inputs_vary_is_not_said_to_have_the_same_shapes() -> None:
+    base = profile(products(12, 12e6, "512x64, 64x64 float32"))
+    padded = profile(*(products(1.5, 3e6, f"{512 + 64 * at}x64, 64x64 float32") for at in range(8)))
+    slower = "+12.0 ms = +12.0 ms aten::mm slower on inputs that vary in head (model.py:8)"
+    assert said(base, padded, 12e6) == [slower]
+    turns, longer = (profile(products(0.5, took, "8x8"), products(0.5, took, "16x16")) for took in (1e6, 7e6))
+    assert said(turns, longer, 12e6) == [slower]
