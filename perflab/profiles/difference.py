@@ -212,7 +212,7 @@ def _longer(key: Key, old: Total, new: Total, change_ns: float) -> Part:
 def _varying(before: Mapping[Key, Total], now: Mapping[Key, Total], known: set[Key]) -> list[Part]:
     """Operators that are called more or less often, and not the same number of times in each call: no facts."""
     keys = [key for key in (before.keys() | now.keys()) - known if key[0] not in UNNAMED]
-    found = (_longer(key, *(one.get(key, Total()) for one in (before, now)), 0.0) for key in keys)
+    found = (_longer(key, before.get(key, Total()), now.get(key, Total()), 0.0) for key in keys)
     return sorted((part for part in found if part.more), key=lambda part: (-abs(part.more), part.operator, part.module))
 
 
