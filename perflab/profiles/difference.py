@@ -147,7 +147,8 @@ def _part(changes: Sequence[Change], again: Again | None) -> Part:
     total = sum(one.change_ns for one in changes)
     added = [one for one in counted if one.more > 0 or one.change_ns > 0] or counted  # of two, what is new is the cause
     lead = max(added, key=lambda one: (abs(one.change_ns), abs(one.more)))
-    # An operator that only calls others takes little time, and is what the code asks for.
+    line = lead.line
+    # An operator that only calls others takes little time, and is what the code asks for, on the line of what it calls.
     callers = [one for one in added if lead.within and one.key[0] == lead.within and one.more * lead.more > 0]
     lead = max(callers, key=lambda one: abs(one.more), default=lead)
     same = [one for one in changes if one.key[0] == lead.key[0]]
@@ -166,7 +167,7 @@ def _part(changes: Sequence[Change], again: Again | None) -> Part:
         module=again.outermost[0] if again is not None else lead.key[1],
         again=again.times if again is not None else 0,
         other_modules=list(again.outermost[1:]) if again is not None else [],
-        line=lead.line,
+        line=line or lead.line,
         phases=sorted({one.key[2] for one in same if one.key[2]}),
         more=round(more, 2),
         moved_from=moved_from,

@@ -116,6 +116,16 @@ def test_the_line_of_a_new_call_is_its_own_although_all_lines_moved(was: int, is
     assert said(base, head, 3e6)[0] == f"+3.00 ms = +3.00 ms 12 more aten::copy_ in blocks.* (net.py:{new})"
 
 
+def test_an_operator_that_leads_for_what_it_calls_has_the_line_of_that() -> None:
+    head = profile(
+        PRODUCTS,
+        row("aten::to", 90, 1, "blocks.*", line="net.py:7"),  # of the right type already: nothing is copied
+        row("aten::to", 10, 1, "blocks.*", line="net.py:8"),
+        row("aten::copy_", 2e6, 1, "blocks.*", line="net.py:8", within="aten::to", category="copies"),
+    )
+    assert said(profile(PRODUCTS), head, 2e6)[0].endswith("2 more aten::to, with aten::copy_ in blocks.* (net.py:8)")
+
+
 def test_without_anything_that_shows_how_lines_moved_calls_match_by_their_shapes() -> None:
     base = profile(copies(20, 1e6, "net.py:9"))
     head = profile(copies(20, 1e6, "net.py:30"), copies(2, 3e6, "net.py:31", "64x64 float32"))
