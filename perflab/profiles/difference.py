@@ -147,7 +147,7 @@ def _part(changes: Sequence[Change], again: Again | None) -> Part:
     total = sum(one.change_ns for one in changes)
     added = [one for one in counted if one.more > 0 or one.change_ns > 0] or counted  # of two, what is new is the cause
     lead = max(added, key=lambda one: (abs(one.change_ns), abs(one.more)))
-    line = lead.line
+    line, phase = lead.line, lead.key[2]
     # An operator that only calls others takes little time, and is what the code asks for, on the line of what it calls.
     callers = [one for one in added if lead.within and one.key[0] == lead.within and one.more * lead.more > 0]
     lead = max(callers, key=lambda one: abs(one.more), default=lead)
@@ -168,7 +168,7 @@ def _part(changes: Sequence[Change], again: Again | None) -> Part:
         again=again.times if again is not None else 0,
         other_modules=list(again.outermost[1:]) if again is not None else [],
         line=line or lead.line,
-        phases=sorted({one.key[2] for one in same if one.key[2]}),
+        phases=sorted({one.key[2] for one in same if one.key[2]}, key=lambda name: (name != phase, name)),
         more=round(more, 2),
         moved_from=moved_from,
         others=list(others)[:3],

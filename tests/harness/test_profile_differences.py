@@ -126,6 +126,12 @@ def test_an_operator_that_leads_for_what_it_calls_has_the_line_of_that() -> None
     assert said(profile(PRODUCTS), head, 2e6)[0].endswith("2 more aten::to, with aten::copy_ in blocks.* (net.py:8)")
 
 
+def test_what_is_in_no_module_is_placed_by_the_phase_in_which_it_takes_longest() -> None:
+    there = [row("aten::fill_", took, 1, "", phase=phase) for phase, took in (("backward", 1e4), ("forward", 2e6))]
+    (first,) = said(profile(PRODUCTS), profile(PRODUCTS, *there), 2.01e6)
+    assert first == "+2.01 ms = +2.01 ms 2 more aten::fill_ in forward (model.py:8)"
+
+
 def test_without_anything_that_shows_how_lines_moved_calls_match_by_their_shapes() -> None:
     base = profile(copies(20, 1e6, "net.py:9"))
     head = profile(copies(20, 1e6, "net.py:30"), copies(2, 3e6, "net.py:31", "64x64 float32"))
