@@ -15,7 +15,18 @@ from perflab.data import changed
 from perflab.profiles.again import Again, computed_again
 from perflab.profiles.compact import like_compact, with_one_gap
 from perflab.profiles.facts import HALF, Change, Key, Total, facts_of, totals_of
-from perflab.profiles.records import ANY_GAP, GAPS, OTHER_THREAD, UNNAMED, Explanation, Part, Profile
+from perflab.profiles.host_calls import host_parts
+from perflab.profiles.records import (
+    ANY_GAP,
+    DISPATCH,
+    GAPS,
+    OTHER_THREAD,
+    UNNAMED,
+    VARY,
+    Explanation,
+    Part,
+    Profile,
+)
 from perflab.units import format_ns, format_signed
 
 _SPREADS = 4.0
@@ -76,6 +87,7 @@ def explain(
         )
     elif change_ns is None:
         parts += _varying(before, now, {one.key for one in facts})
+        parts += _pooled(before, now) if base.is_compact else []
     else:
         common = _common_ratio(before, now)
         if min(base.calls, head.calls) >= _FEW_CALLS:
@@ -86,6 +98,9 @@ def explain(
                 f"all operators take longer alike (about {100 * (common - 1):+.0f}%): the machine, its threads or "
                 "clocks, or what is installed, and no operator by itself"
             )
+    parts += host_parts(base, head, with_launches=not facts)
+    if change_ns is None and not parts:
+        problem = _not_kept(base)
     told_ns = sum(part.change_ns for part in parts)
     rest_ns = round((change_ns if change_ns is not None else seen_ns) - told_ns, 1)
     if change_ns is not None and problem is None and _outside(told_ns, least_ns, most_ns):
@@ -215,6 +230,22 @@ def _varying(before: Mapping[Key, Total], now: Mapping[Key, Total], known: set[K
     keys = [key for key in (before.keys() | now.keys()) - known if key[0] not in UNNAMED]
     found = (_longer(key, before.get(key, Total()), now.get(key, Total()), 0.0) for key in keys)
     return sorted((part for part in found if part.more), key=lambda part: (-abs(part.more), part.operator, part.module))
+
+
+def _pooled(before: Mapping[Key, Total], now: Mapping[Key, Total]) -> list[Part]:
+    """PyTorch's own work of a compact profile, which is one row: how many calls it has more or less."""
+    key = (DISPATCH, "", "")
+    old, new = before.get(key, Total()), now.get(key, Total())
+    more, varies = round(new.instances - old.instances, 2), old.varies or new.varies
+    part = Part(change_ns=0.0, operator=DISPATCH, more=more, inputs=VARY if varies else "", category=DISPATCH)
+    return [part] if abs(more) > HALF else []
+
+
+def _not_kept(base: Profile) -> str:
+    """Why a count that became worse has no cause."""
+    none = "no operator" if base.device == "cpu" else "nothing that launches a kernel or waits for the device"
+    lacks = "; CUDA's calls are not known of both" if base.device != "cpu" and not base.cuda_calls else ""
+    return f"{none} is called more often: a profile does not keep what this count counts{lacks}"
 
 
 def _common_ratio(before: Mapping[Key, Total], now: Mapping[Key, Total]) -> float:

@@ -48,7 +48,7 @@ class Total:
     @property
     def varies(self) -> bool:
         """Whether it is called on other shapes, or another number of times, from call to call."""
-        return not all(_is_whole(often) for often in (self.instances, *self.shapes.values()))
+        return not all(is_whole(often) for often in (self.instances, *self.shapes.values()))
 
     def inputs_of(self, before: Total) -> str:
         """Whether they are those of ``before``, of which no fact is known: that they are the same, or vary."""
@@ -100,7 +100,7 @@ def _fact(key: Key, before: Total | None, now: Total | None, shifts: Shifts) -> 
         return None
     old, new = before or Total(), now or Total()
     more = new.instances - old.instances
-    if not all(_is_whole(one.instances) for one in (old, new)):
+    if not all(is_whole(one.instances) for one in (old, new)):
         return None  # not the same in each call: logging every few steps, say
     apart = _apart(old, new, shifts)
     if abs(more) > HALF:
@@ -140,7 +140,8 @@ def _longest(calls: Mapping[Place, Calls]) -> str:
     return max(lines, key=lambda one: lines[one], default="")
 
 
-def _is_whole(often: float) -> bool:
+def is_whole(often: float) -> bool:
+    """Whether a mean number of calls can be that of each call."""
     return abs(often - round(often)) <= _WHOLE
 
 
@@ -150,5 +151,5 @@ def _more_shapes(one: Total, other: Total) -> set[str]:
     return {
         shapes
         for shapes, (often, before) in both.items()
-        if often - before > HALF and all(_is_whole(count) for count in (often, before))
+        if often - before > HALF and all(is_whole(count) for count in (often, before))
     }

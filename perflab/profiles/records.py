@@ -134,6 +134,8 @@ class Profile(Data, frozen=True):
         return (abs(self.unexplained_ns) + other) / self.whole_ns
 
 
+ON_HOST = "on the host"
+"""The category of a part that is CUDA's calls on the host: its time is in the gaps of the device, if anywhere."""
 SAME, VARY = "same", "vary"
 """The inputs of an operator that takes longer."""
 

@@ -9,9 +9,9 @@ from perflab.data import changed
 from perflab.profiles.compact import compact
 from perflab.profiles.difference import explain
 from perflab.profiles.explanation_text import explanation_texts
-from perflab.profiles.records import Profile, ProfileRow
+from perflab.profiles.records import CudaCall, Profile, ProfileRow
 from perflab.records import Change, Judgement, Verdict
-from tests.harness.test_profiles import profile, row
+from tests.harness.test_profiles import on_cuda, profile, row
 
 WORSE = Judgement(verdict=Verdict.REGRESSED, latency=Change(before=10e6, now=13e6, ratio=1.3), worse=["latency"])
 
@@ -181,3 +181,46 @@ def test_an_operator_whose_inputs_vary_is_not_said_to_have_the_same_shapes() -> 
     assert said(base, padded, 12e6) == [slower]
     turns, longer = (profile(products(0.5, took, "8x8"), products(0.5, took, "16x16")) for took in (1e6, 7e6))
     assert said(turns, longer, 12e6) == [slower]
+
+
+# --- counts ------------------------------------------------------------------------------------------------------
+
+
+def with_calls(one: Profile, **often: float) -> Profile:
+    """A profile of a GPU beside these calls on the host."""
+    return changed(one, cuda_calls=[CudaCall(name, instances, 1e3) for name, instances in often.items()])
+
+
+def test_waits_for_the_device_are_named_whether_the_time_became_worse_or_their_count_alone() -> None:
+    waits = [row("", took, 4, "head", category="host wait", line="") for took in (1e6, 3e6)]
+    base = with_calls(on_cuda(PRODUCTS, waits[0]), cudaLaunchKernel=4, cudaMalloc=1)
+    head = with_calls(on_cuda(PRODUCTS, waits[1]), cudaLaunchKernel=4, cudaMalloc=9, cudaDeviceSynchronize=12)
+    synchronised = "12 more cudaDeviceSynchronize on the host"
+    for stored in (base, compact(base)):
+        assert said(stored, head, None) == [synchronised]
+        assert said(stored, head, 2e6) == ["+2.00 ms = +2.00 ms more host wait in head", synchronised]
+    assert said(base, with_calls(base, cudaLaunchKernel=4, cudaDeviceSynchronize=12), 1e5)[-1] == synchronised
+    half = with_calls(base, cudaLaunchKernel=4, cudaStreamSynchronize=2.5)
+    assert said(base, half, None) == ["about 2.5 more cudaStreamSynchronize a call (it varies) on the host"]
+
+
+def test_launches_are_named_where_no_operator_is_called_more_often() -> None:
+    base, head = (with_calls(on_cuda(PRODUCTS), cudaLaunchKernel=often) for often in (4, 6))
+    assert said(base, head, None) == ["2 more cudaLaunchKernel on the host"]
+    more = changed(head, rows=[*head.rows, copies(2, 1e3, "net.py:9")])
+    assert said(base, more, None) == ["2 more aten::copy_ in blocks.* (net.py:9)"]
+
+
+def test_pytorch_s_own_work_of_a_stored_profile_is_counted_though_it_has_no_names() -> None:
+    base, head = (profile(PRODUCTS, row("aten::view", 1e4, often, category="dispatch")) for often in (24, 48))
+    assert said(base, head, None) == ["24 more aten::view in m (model.py:8)"]
+    assert said(compact(base), head, None) == ["24 more of PyTorch's own operators, such as views"]
+    assert said(compact(base), base, None)[0].startswith("no operator is called more often")
+
+
+def test_a_count_that_a_profile_does_not_keep_is_said_to_be_none_of_it() -> None:
+    base = profile(PRODUCTS)
+    kept = "is called more often: a profile does not keep what this count counts"
+    assert said(base, base, None) == [f"no operator {kept}"]
+    on_gpu = with_calls(on_cuda(PRODUCTS), cudaLaunchKernel=4)
+    assert said(on_gpu, on_gpu, None) == [f"nothing that launches a kernel or waits for the device {kept}"]
