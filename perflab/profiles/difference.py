@@ -27,7 +27,7 @@ from perflab.profiles.records import (
     Part,
     Profile,
 )
-from perflab.units import format_ns, format_signed
+from perflab.units import format_count, format_ns, format_signed
 
 _SPREADS = 4.0
 """Standard deviations of a row, from call to call, that its change must exceed."""
@@ -70,7 +70,11 @@ def explain(
         base, head = with_one_gap(base), with_one_gap(head)
     if base.is_compact:
         head = like_compact(head, base)
-    base, head = _of_one_device(base), _of_one_device(head)
+    problem = None
+    if base.devices != head.devices and change_ns is not None:
+        problem = f"now on {format_count(head.devices, 'GPU')}, before on {base.devices}: times are not compared"
+    elif base.devices == head.devices:
+        base, head = _of_one_device(base), _of_one_device(head)
     before, now = totals_of(base.rows), totals_of(head.rows)
     facts = facts_of(before, now)
     # Of a compact profile only some operators of a module have their places: they are no telling of all of it.
@@ -79,8 +83,11 @@ def explain(
     seen_ns = head.explained_ns - base.explained_ns
     whole_ns = abs(change_ns if change_ns is not None else seen_ns)
     least_ns, most_ns = _interval(change_ns or 0.0, interval_ns)
-    problem = None
-    if change_ns is not None and _outside(seen_ns, least_ns, most_ns) and abs(seen_ns - change_ns) > _AGREE * whole_ns:
+    if problem is not None:
+        parts = [changed(part, change_ns=0.0) for part in parts]
+    elif (
+        change_ns is not None and _outside(seen_ns, least_ns, most_ns) and abs(seen_ns - change_ns) > _AGREE * whole_ns
+    ):
         problem = (
             f"the profiles differ by {format_signed(seen_ns, format_ns)}, and the gate found "
             f"{format_signed(change_ns, format_ns)}: they do not explain times"

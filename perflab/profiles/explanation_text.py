@@ -45,14 +45,13 @@ def explanation_texts(found: Explanation, *, timed: bool, most: int = MOST, brie
     shown = _shown(on_device, most)
     others = [part for part in on_device if not any(part is one for one in shown)]
     problem = [found.problem] if found.problem is not None else []
-    if not timed:
-        said = [_what(part, brief=brief) for part in shown if part.more or part.shapes]
-        if not said and not on_host and problem:
-            return problem
-        more = [format_count(len(others), "more place")] if others else []
-        return [*said, *more, *on_host] or ["nothing that the profiler records is called more often"]
-    if not on_device:
-        return [*(problem or ["no operator stands out: the change is spread over all of them"]), *on_host]
+    if not timed or not any(part.change_ns for part in on_device):
+        counted = [_what(part, brief=brief) for part in shown if part.more or part.shapes]
+        counted += [format_count(len(others), "more place")] if others else []
+        counted += on_host
+        if not timed:
+            return counted or problem or ["nothing that the profiler records is called more often"]
+        return [*counted, *problem] or ["no operator stands out: the change is spread over all of them"]
     whole = sum(part.change_ns for part in on_device) + found.rest_ns
     texts = [f"{format_signed(part.change_ns, format_ns)} {_what(part, brief=brief)}" for part in shown]
     if others:

@@ -199,7 +199,7 @@ def test_waits_for_the_device_are_named_whether_the_time_became_worse_or_their_c
     for stored in (base, compact(base)):
         assert said(stored, head, None) == [synchronised]
         assert said(stored, head, 2e6) == ["+2.00 ms = +2.00 ms more host wait in head", synchronised]
-    assert said(base, with_calls(base, cudaLaunchKernel=4, cudaDeviceSynchronize=12), 1e5)[-1] == synchronised
+    assert said(base, with_calls(base, cudaLaunchKernel=4, cudaDeviceSynchronize=12), 1e5)[0] == synchronised
     half = with_calls(base, cudaLaunchKernel=4, cudaStreamSynchronize=2.5)
     assert said(base, half, None) == ["about 2.5 more cudaStreamSynchronize a call (it varies) on the host"]
 
@@ -224,3 +224,30 @@ def test_a_count_that_a_profile_does_not_keep_is_said_to_be_none_of_it() -> None
     assert said(base, base, None) == [f"no operator {kept}"]
     on_gpu = with_calls(on_cuda(PRODUCTS), cudaLaunchKernel=4)
     assert said(on_gpu, on_gpu, None) == [f"nothing that launches a kernel or waits for the device {kept}"]
+
+
+# --- other devices than before -----------------------------------------------------------------------------------
+
+
+def on_gpus(number: int, *rows: ProfileRow) -> Profile:
+    """A profile of a call on so many GPUs."""
+    return changed(on_cuda(*rows), devices=number)
+
+
+def test_times_on_another_number_of_gpus_are_not_compared_and_what_is_called_more_often_is_still_named() -> None:
+    waits = [row("", 5e6, 1, "", category="host wait", device=at, line="") for at in (0, 1)]
+    both = on_gpus(2, PRODUCTS, *waits, changed(copies(1, 3e6, "net.py:9"), device=1))
+    assert said(on_gpus(1, PRODUCTS), both, 5e6) == [
+        "1 more aten::copy_ in blocks.* (net.py:9)",
+        "now on 2 GPUs, before on 1: times are not compared",
+    ]
+    found = explain(both, on_gpus(1, PRODUCTS), "main", 5e6)
+    assert explanation_texts(found, timed=True)[-1] == "now on 1 GPU, before on 2: times are not compared"
+    assert sum(part.change_ns for part in found.parts) + found.rest_ns == 5e6
+    assert said(on_gpus(1, PRODUCTS), both, None) == ["1 more aten::copy_ in blocks.* (net.py:9)"]
+
+
+def test_work_that_is_divided_among_gpus_is_neither_faster_nor_slower() -> None:
+    halves = [changed(PRODUCTS, instances=6, time_ns=10e6, device=at) for at in (0, 1)]
+    for head in (on_gpus(2, *halves), on_gpus(2, *(changed(one, time_ns=40e6) for one in halves))):
+        assert said(on_gpus(1, PRODUCTS), head, 2e6) == ["now on 2 GPUs, before on 1: times are not compared"]
