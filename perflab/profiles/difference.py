@@ -7,34 +7,17 @@ A row that is called as often as before is named only if its change stands out o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from math import hypot
-from statistics import median
+from collections.abc import Sequence
 
 from perflab.data import changed
 from perflab.profiles.again import Again, computed_again
 from perflab.profiles.compact import like_compact, with_one_gap
-from perflab.profiles.facts import HALF, Change, Key, Total, facts_of, totals_of
+from perflab.profiles.facts import HALF, Change, facts_of, totals_of
 from perflab.profiles.host_calls import host_parts
-from perflab.profiles.records import (
-    ANY_GAP,
-    DISPATCH,
-    GAPS,
-    OTHER_THREAD,
-    UNNAMED,
-    VARY,
-    Explanation,
-    Part,
-    Profile,
-)
+from perflab.profiles.longer import common_ratio, pooled, slower, varying
+from perflab.profiles.records import Explanation, Part, Profile
 from perflab.units import format_count, format_ns, format_signed
 
-_SPREADS = 4.0
-"""Standard deviations of a row, from call to call, that its change must exceed."""
-_OWN_SHARE = 0.1
-"""Share of its own time that it must exceed: so much do two processes differ by themselves."""
-_WORTH = 0.2
-"""Share of the whole change below which a part that is no fact of the code is not worth a word."""
 _AGREE = 0.5
 """Share of the gate's change by which the profiles may differ from it and still say anything of times."""
 _OWN_REST = 0.1
@@ -43,10 +26,6 @@ _COMMON = 1.02
 """From which ratio on operators have become slower as a whole."""
 _FEW_CALLS = 4
 """Of fewer profiled calls a spread says nothing: what is no fact of the code is not named."""
-_COMMON_OF = 5
-"""Operators that must have become slower alike, each with a share of the time worth speaking of."""
-_COMMON_SHARE = 0.01
-_GAPS = (*GAPS, OTHER_THREAD, ANY_GAP)
 _SMALL = 0.05
 """Share of the change below which a fact of the code explains nothing of it."""
 
@@ -93,12 +72,12 @@ def explain(
             f"{format_signed(change_ns, format_ns)}: they do not explain times"
         )
     elif change_ns is None:
-        parts += _varying(before, now, {one.key for one in facts})
-        parts += _pooled(before, now) if base.is_compact else []
+        parts += varying(before, now, {one.key for one in facts})
+        parts += pooled(before, now) if base.is_compact else []
     else:
-        common = _common_ratio(before, now)
+        common = common_ratio(before, now)
         if min(base.calls, head.calls) >= _FEW_CALLS:
-            parts += _slower(before, now, {one.key for one in facts}, whole_ns, common)
+            parts += slower(before, now, {one.key for one in facts}, whole_ns, common)
         parts.sort(key=lambda part: part.change_ns < _SMALL * whole_ns)  # true, and not what takes the time: last
         if not any(part.change_ns >= _SMALL * whole_ns for part in parts) and common > _COMMON:
             problem = (
@@ -200,70 +179,8 @@ def _part(changes: Sequence[Change], again: Again | None) -> Part:
     )
 
 
-def _slower(
-    before: Mapping[Key, Total], now: Mapping[Key, Total], known: set[Key], whole_ns: float, common: float
-) -> list[Part]:
-    """Operators that are called as before and take longer than the others do, far beyond their spread."""
-    found = []
-    for key in (before.keys() | now.keys()) - known:
-        if key[0] not in _GAPS and not (key in before and key in now):
-            continue
-        old, new = before.get(key, Total()), now.get(key, Total())
-        change_ns = new.time_ns - old.time_ns * common
-        noise_ns = max(_SPREADS * hypot(old.spread_ns, new.spread_ns), _OWN_SHARE * old.time_ns)
-        if abs(change_ns) > max(noise_ns, _WORTH * whole_ns):
-            found.append(_longer(key, old, new, change_ns))
-    return sorted(found, key=lambda part: (-part.change_ns, part.module))
-
-
-def _longer(key: Key, old: Total, new: Total, change_ns: float) -> Part:
-    """What takes longer, and is called as before as far as can be told."""
-    shown, more = new if new.instances else old, new.instances - old.instances
-    is_operator = key[0] not in UNNAMED
-    return Part(
-        change_ns=round(change_ns, 1),
-        operator=key[0],
-        module=key[1],
-        line=shown.line,
-        phases=[key[2]] if key[2] else [],
-        more=round(more, 2) if is_operator and abs(more) > HALF else 0.0,
-        inputs=new.inputs_of(old) if is_operator else "",
-        category=shown.category,
-    )
-
-
-def _varying(before: Mapping[Key, Total], now: Mapping[Key, Total], known: set[Key]) -> list[Part]:
-    """Operators that are called more or less often, and not the same number of times in each call: no facts."""
-    keys = [key for key in (before.keys() | now.keys()) - known if key[0] not in UNNAMED]
-    found = (_longer(key, before.get(key, Total()), now.get(key, Total()), 0.0) for key in keys)
-    return sorted((part for part in found if part.more), key=lambda part: (-abs(part.more), part.operator, part.module))
-
-
-def _pooled(before: Mapping[Key, Total], now: Mapping[Key, Total]) -> list[Part]:
-    """PyTorch's own work of a compact profile, which is one row: how many calls it has more or less."""
-    key = (DISPATCH, "", "")
-    old, new = before.get(key, Total()), now.get(key, Total())
-    more, varies = round(new.instances - old.instances, 2), old.varies or new.varies
-    part = Part(change_ns=0.0, operator=DISPATCH, more=more, inputs=VARY if varies else "", category=DISPATCH)
-    return [part] if abs(more) > HALF else []
-
-
 def _not_kept(base: Profile) -> str:
     """Why a count that became worse has no cause."""
     none = "no operator" if base.device == "cpu" else "nothing that launches a kernel or waits for the device"
     lacks = "; CUDA's calls are not known of both" if base.device != "cpu" and not base.cuda_calls else ""
     return f"{none} is called more often: a profile does not keep what this count counts{lacks}"
-
-
-def _common_ratio(before: Mapping[Key, Total], now: Mapping[Key, Total]) -> float:
-    """By how much operators have become slower as a whole: the median of their ratios; 1.0 where they are few.
-
-    Each counts once, whatever its share of the time: one that takes most of it must not be the measure of itself.
-    """
-    least_ns = _COMMON_SHARE * sum(one.time_ns for one in before.values())
-    ratios = [
-        now[key].time_ns / one.time_ns
-        for key, one in before.items()
-        if key in now and key[0] not in _GAPS and one.time_ns > least_ns
-    ]
-    return max(1.0, median(ratios)) if len(ratios) >= _COMMON_OF else 1.0

@@ -174,6 +174,11 @@ def test_an_operator_whose_number_of_calls_varies_is_told_with_about_how_many_it
     assert said(head, base, None) == [about.replace("more", "fewer")]
 
 
+def test_a_new_operator_whose_number_of_calls_varies_is_named_too() -> None:
+    (first,) = said(profile(PRODUCTS), profile(PRODUCTS, copies(6.5, 5e6, "net.py:9")), 5e6)
+    assert first == "+5.00 ms = +5.00 ms about 6.5 more aten::copy_ a call (it varies) in blocks.* (net.py:9)"
+
+
 def test_an_operator_whose_inputs_vary_is_not_said_to_have_the_same_shapes() -> None:
     base = profile(products(12, 12e6, "512x64, 64x64 float32"))
     padded = profile(*(products(1.5, 3e6, f"{512 + 64 * at}x64, 64x64 float32") for at in range(8)))
