@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from perflab.compared.run import evidence
 from perflab.data import changed
 from perflab.profiles.compact import compact
 from perflab.profiles.difference import explain
 from perflab.profiles.explanation_text import explanation_texts
+from perflab.profiles.new_calls import Calls, Place, Shifts, same_calls, unmatched
 from perflab.profiles.records import CudaCall, Profile, ProfileRow
 from perflab.records import Change, Judgement, Verdict
 from tests.harness.test_profiles import on_cuda, profile, row
@@ -97,6 +100,25 @@ def test_work_that_is_divided_counts_with_the_difference_of_both() -> None:
     before = profile(PRODUCTS, copies(4, 8e6, "net.py:9", "64x8"))
     now = profile(PRODUCTS, copies(8, 9e6, "net.py:9", "32x8"))
     assert said(before, now, 1e6)[0] == "+1.00 ms = +1.00 ms 4 more aten::copy_ in blocks.* (net.py:9)"
+
+
+_PLACES = st.dictionaries(
+    st.tuples(st.sampled_from(["8x8", "4x4"]), st.sampled_from(["a.py:1", "a.py:2", "b.py:7"])),
+    st.integers(1, 20).map(lambda often: Calls(often, 1e3 * often)),
+)
+
+
+@given(before=_PLACES, now=_PLACES)
+def test_what_is_left_of_two_profiles_is_their_difference_and_no_shapes_both_come_and_go(
+    before: dict[Place, Calls], now: dict[Place, Calls]
+) -> None:
+    left = unmatched(before, now, Shifts(same_calls(before, now)))
+    for of in ("instances", "time_ns"):
+        sums = [sum(getattr(one, of) for one in calls.values()) for calls in (left.come, left.gone, now, before)]
+        assert sums[0] - sums[1] == pytest.approx(sums[2] - sums[3])
+    assert not {shapes for shapes, _ in left.come} & {shapes for shapes, _ in left.gone}
+    assert left.come.keys() <= now.keys()
+    assert left.gone.keys() <= before.keys()
 
 
 @pytest.mark.parametrize(
