@@ -88,7 +88,7 @@ def totals_of(rows: Iterable[ProfileRow]) -> dict[Key, Total]:
 
 def facts_of(before: Mapping[Key, Total], now: Mapping[Key, Total]) -> list[Change]:
     """All of them, in no order that means anything."""
-    both = before.keys() & now.keys()
+    both = [key for key in before if key in now]
     shifts = Shifts(pair for key in both for pair in same_calls(before[key].calls, now[key].calls))
     found = (_fact(key, before.get(key), now.get(key), shifts) for key in {**before, **now})
     return [one for one in found if one is not None]

@@ -68,9 +68,10 @@ def _parsed(line: str) -> tuple[str, int]:
 def same_calls(before: Mapping[Place, Calls], now: Mapping[Place, Calls]) -> Iterator[tuple[str, str]]:
     """Pairs of lines whose calls on the same shapes are as many as before, in the order in which they stand."""
     old, new = _by_shapes(before), _by_shapes(now)
-    for shapes in old.keys() & new.keys():
-        if [often for _, often in old[shapes]] == [often for _, often in new[shapes]]:
-            yield from ((was, now_is) for (was, _), (now_is, _) in zip(old[shapes], new[shapes], strict=True))
+    for shapes, there in old.items():
+        here = new.get(shapes, [])
+        if [often for _, often in there] == [often for _, often in here]:
+            yield from ((was, now_is) for (was, _), (now_is, _) in zip(there, here, strict=True))
 
 
 def _by_shapes(calls: Mapping[Place, Calls]) -> dict[str, list[tuple[str, float]]]:
