@@ -10,6 +10,7 @@ from __future__ import annotations
 from math import hypot
 
 from perflab.data import changed
+from perflab.profiles.host_calls import counted
 from perflab.profiles.records import ANY_GAP, DISPATCH, GAPS, OTHER, OTHER_THREAD, Profile, ProfileRow
 
 MOST_ROWS = 24
@@ -22,7 +23,7 @@ _Key = tuple[str, str, str]
 
 
 def compact(profile: Profile) -> Profile:
-    """What a baseline keeps of a profile: no FLOPs, which shapes tell, and short numbers."""
+    """What a baseline keeps: no FLOPs, which shapes tell, short numbers, and the calls of CUDA that are counted."""
     by_key: dict[_Key, list[ProfileRow]] = {}
     for row in profile.rows:
         if row.category != DISPATCH:
@@ -75,8 +76,9 @@ def _seen(profile: Profile, kept: set[_Key], pooled: set[str]) -> Profile:
             time_ns=so_far.time_ns + row.time_ns,
             spread_ns=hypot(so_far.spread_ns, row.spread_ns),
         )
+    calls = [changed(one, time_ns=_short(one.time_ns)) for one in counted(profile.cuda_calls)]
     together = sorted([*rows, *pools.values()], key=lambda row: -row.time_ns)
-    return changed(profile, rows=[_rounded(row) for row in together], is_compact=True, cuda_calls=[])
+    return changed(profile, rows=[_rounded(row) for row in together], is_compact=True, cuda_calls=calls)
 
 
 def _is_gap(row: ProfileRow) -> bool:

@@ -7,23 +7,17 @@ A row that is called as often as before is named only if its change stands out o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from math import hypot
-from statistics import median
+from collections.abc import Sequence
 
 from perflab.data import changed
 from perflab.profiles.again import Again, computed_again
 from perflab.profiles.compact import like_compact, with_one_gap
-from perflab.profiles.facts import HALF, Change, Key, Total, facts_of, totals_of
-from perflab.profiles.records import ANY_GAP, GAPS, OTHER_THREAD, Explanation, Part, Profile
-from perflab.units import format_ns, format_signed
+from perflab.profiles.facts import HALF, Change, facts_of, totals_of
+from perflab.profiles.host_calls import host_parts
+from perflab.profiles.longer import common_ratio, pooled, slower, varying
+from perflab.profiles.records import Explanation, Part, Profile
+from perflab.units import format_count, format_ns, format_signed
 
-_SPREADS = 4.0
-"""Standard deviations of a row, from call to call, that its change must exceed."""
-_OWN_SHARE = 0.1
-"""Share of its own time that it must exceed: so much do two processes differ by themselves."""
-_WORTH = 0.2
-"""Share of the whole change below which a part that is no fact of the code is not worth a word."""
 _AGREE = 0.5
 """Share of the gate's change by which the profiles may differ from it and still say anything of times."""
 _OWN_REST = 0.1
@@ -32,10 +26,6 @@ _COMMON = 1.02
 """From which ratio on operators have become slower as a whole."""
 _FEW_CALLS = 4
 """Of fewer profiled calls a spread says nothing: what is no fact of the code is not named."""
-_COMMON_OF = 5
-"""Operators that must have become slower alike, each with a share of the time worth speaking of."""
-_COMMON_SHARE = 0.01
-_GAPS = (*GAPS, OTHER_THREAD, ANY_GAP)
 _SMALL = 0.05
 """Share of the change below which a fact of the code explains nothing of it."""
 
@@ -59,34 +49,53 @@ def explain(
         base, head = with_one_gap(base), with_one_gap(head)
     if base.is_compact:
         head = like_compact(head, base)
-    base, head = _of_one_device(base), _of_one_device(head)
+    problem = None
+    if base.devices != head.devices and change_ns is not None:
+        problem = f"now on {format_count(head.devices, 'GPU')}, before on {base.devices}: times are not compared"
+    elif base.devices == head.devices:
+        base, head = _of_one_device(base), _of_one_device(head)
     before, now = totals_of(base.rows), totals_of(head.rows)
     facts = facts_of(before, now)
-    again = computed_again(before, now, facts)
+    # Of a compact profile only some operators of a module have their places: they are no telling of all of it.
+    again = [] if base.is_compact else computed_again(before, now, facts)
     parts = _parts(facts, again)
     seen_ns = head.explained_ns - base.explained_ns
     whole_ns = abs(change_ns if change_ns is not None else seen_ns)
     least_ns, most_ns = _interval(change_ns or 0.0, interval_ns)
-    problem = None
-    if change_ns is not None and _outside(seen_ns, least_ns, most_ns) and abs(seen_ns - change_ns) > _AGREE * whole_ns:
+    if problem is not None:
+        parts = [changed(part, change_ns=0.0) for part in parts]
+    elif (
+        change_ns is not None and _outside(seen_ns, least_ns, most_ns) and abs(seen_ns - change_ns) > _AGREE * whole_ns
+    ):
         problem = (
             f"the profiles differ by {format_signed(seen_ns, format_ns)}, and the gate found "
             f"{format_signed(change_ns, format_ns)}: they do not explain times"
         )
-    elif change_ns is not None:
-        common = _common_ratio(before, now)
+    elif change_ns is None:
+        parts += varying(before, now, {one.key for one in facts})
+        parts += pooled(before, now) if base.is_compact else []
+    else:
+        common = common_ratio(before, now)
         if min(base.calls, head.calls) >= _FEW_CALLS:
-            parts += _slower(before, now, {one.key for one in facts}, whole_ns, common)
+            parts += slower(before, now, {one.key for one in facts}, whole_ns, common)
         parts.sort(key=lambda part: part.change_ns < _SMALL * whole_ns)  # true, and not what takes the time: last
         if not any(part.change_ns >= _SMALL * whole_ns for part in parts) and common > _COMMON:
             problem = (
                 f"all operators take longer alike (about {100 * (common - 1):+.0f}%): the machine, its threads or "
                 "clocks, or what is installed, and no operator by itself"
             )
+    parts += host_parts(base, head, with_launches=not facts)
+    if change_ns is None and not parts:
+        problem = _not_kept(base)
     told_ns = sum(part.change_ns for part in parts)
     rest_ns = round((change_ns if change_ns is not None else seen_ns) - told_ns, 1)
     if change_ns is not None and problem is None and _outside(told_ns, least_ns, most_ns):
-        if abs(rest_ns) > _AGREE * whole_ns:
+        if change_ns * rest_ns < 0:
+            problem = (
+                "these parts are more than the change: something became faster that is not among them, or they take "
+                "longer under the profiler"
+            )
+        elif abs(rest_ns) > _AGREE * whole_ns:
             problem = "most of the change is spread, or within the noise of single operators"
         else:
             problem = "these parts are not all of the change: what is left is more than its interval leaves open"
@@ -139,7 +148,8 @@ def _part(changes: Sequence[Change], again: Again | None) -> Part:
     total = sum(one.change_ns for one in changes)
     added = [one for one in counted if one.more > 0 or one.change_ns > 0] or counted  # of two, what is new is the cause
     lead = max(added, key=lambda one: (abs(one.change_ns), abs(one.more)))
-    # An operator that only calls others takes little time, and is what the code asks for.
+    line, phase = lead.line, lead.key[2]
+    # An operator that only calls others takes little time, and is what the code asks for, on the line of what it calls.
     callers = [one for one in added if lead.within and one.key[0] == lead.within and one.more * lead.more > 0]
     lead = max(callers, key=lambda one: abs(one.more), default=lead)
     same = [one for one in changes if one.key[0] == lead.key[0]]
@@ -158,8 +168,8 @@ def _part(changes: Sequence[Change], again: Again | None) -> Part:
         module=again.outermost[0] if again is not None else lead.key[1],
         again=again.times if again is not None else 0,
         other_modules=list(again.outermost[1:]) if again is not None else [],
-        line=lead.line,
-        phases=sorted({one.key[2] for one in same if one.key[2]}),
+        line=line or lead.line,
+        phases=sorted({one.key[2] for one in same if one.key[2]}, key=lambda name: (name != phase, name)),
         more=round(more, 2),
         moved_from=moved_from,
         others=list(others)[:3],
@@ -170,43 +180,8 @@ def _part(changes: Sequence[Change], again: Again | None) -> Part:
     )
 
 
-def _slower(
-    before: Mapping[Key, Total], now: Mapping[Key, Total], known: set[Key], whole_ns: float, common: float
-) -> list[Part]:
-    """Operators that are called as before and take longer than the others do, far beyond their spread."""
-    found = []
-    for key in (before.keys() | now.keys()) - known:
-        if key[0] not in _GAPS and not (key in before and key in now):
-            continue
-        old, new = before.get(key, Total()), now.get(key, Total())
-        change_ns = new.time_ns - old.time_ns * common
-        noise_ns = max(_SPREADS * hypot(old.spread_ns, new.spread_ns), _OWN_SHARE * old.time_ns)
-        if abs(change_ns) > max(noise_ns, _WORTH * whole_ns):
-            shown = new if key in now else old
-            found.append(Change(key, 0.0, round(change_ns, 1), shown.category, shown.line))
-    parts = (
-        Part(
-            change_ns=one.change_ns,
-            operator=one.key[0],
-            module=one.key[1],
-            line=one.line,
-            phases=[one.key[2]] if one.key[2] else [],
-            category=one.category,
-        )
-        for one in found
-    )
-    return sorted(parts, key=lambda part: (-part.change_ns, part.module))
-
-
-def _common_ratio(before: Mapping[Key, Total], now: Mapping[Key, Total]) -> float:
-    """By how much operators have become slower as a whole: the median of their ratios; 1.0 where they are few.
-
-    Each counts once, whatever its share of the time: one that takes most of it must not be the measure of itself.
-    """
-    least_ns = _COMMON_SHARE * sum(one.time_ns for one in before.values())
-    ratios = [
-        now[key].time_ns / one.time_ns
-        for key, one in before.items()
-        if key in now and key[0] not in _GAPS and one.time_ns > least_ns
-    ]
-    return max(1.0, median(ratios)) if len(ratios) >= _COMMON_OF else 1.0
+def _not_kept(base: Profile) -> str:
+    """Why a count that became worse has no cause."""
+    none = "no operator" if base.device == "cpu" else "nothing that launches a kernel or waits for the device"
+    lacks = "; CUDA's calls are not known of both" if base.device != "cpu" and not base.cuda_calls else ""
+    return f"{none} is called more often: a profile does not keep what this count counts{lacks}"

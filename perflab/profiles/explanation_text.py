@@ -4,13 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perflab.profiles.records import LET_GO, OTHER_THREAD, UNNAMED, Explanation, Part, PeakChange, PeakExplanation
+from perflab.profiles.records import (
+    DISPATCH,
+    LET_GO,
+    ON_HOST,
+    OTHER_THREAD,
+    SAME,
+    UNNAMED,
+    VARY,
+    Explanation,
+    Part,
+    PeakChange,
+    PeakExplanation,
+)
 from perflab.units import format_bytes, format_count, format_ns, format_signed
 
 _MODULES = 3
 """That are named of those that are computed again."""
 CALLERS = 2
 """Of a line, in the text; the results file has all of them."""
+_ON = {SAME: " at the same shapes", VARY: " on inputs that vary"}
+_CALLED = {DISPATCH: "of PyTorch's own operators, such as views"}
+_RESOLUTION = 0.001
+"""Share of the change below which what is unexplained is none."""
 MOST = 3
 """Parts in the text; the results file has all of them."""
 
@@ -24,25 +40,28 @@ def explanation_texts(found: Explanation, *, timed: bool, most: int = MOST, brie
         most: parts that are shown, besides what is left of the change.
         brief: leave out what else changed in number beside the operator that leads a part.
     """
-    shown = _shown(found.parts, most)
-    others = [part for part in found.parts if not any(part is one for one in shown)]
-    if not timed:
-        said = [_what(part, brief=brief) for part in shown if part.more or part.shapes]
-        if not said and found.problem is not None:
-            return [found.problem]
-        more = [format_count(len(others), "more place")] if others else []
-        return [*said, *more] or ["nothing that the profiler records is called more often"]
-    if not found.parts:
-        return [found.problem or "no operator stands out: the change is spread over all of them"]
-    whole = sum(part.change_ns for part in found.parts) + found.rest_ns
+    on_device = [part for part in found.parts if part.category != ON_HOST]
+    on_host = [_what(part, brief=brief) for part in found.parts if part.category == ON_HOST] if most else []
+    shown = _shown(on_device, most)
+    others = [part for part in on_device if not any(part is one for one in shown)]
+    problem = [found.problem] if found.problem is not None else []
+    if not timed or not any(part.change_ns for part in on_device):
+        counted = [_what(part, brief=brief) for part in shown if part.more or part.shapes]
+        counted += [format_count(len(others), "more place")] if others else []
+        counted += on_host
+        if not timed:
+            return counted or problem or ["nothing that the profiler records is called more often"]
+        return [*counted, *problem] or ["no operator stands out: the change is spread over all of them"]
+    whole = sum(part.change_ns for part in on_device) + found.rest_ns
     texts = [f"{format_signed(part.change_ns, format_ns)} {_what(part, brief=brief)}" for part in shown]
     if others:
         others_ns = sum(part.change_ns for part in others)
         other = "other part" if shown else "part"
         texts.append(f"{format_signed(others_ns, format_ns)} in {format_count(len(others), other)}")
-    texts.append(f"{format_signed(found.rest_ns, format_ns)} unexplained")
+    if abs(found.rest_ns) > _RESOLUTION * abs(whole):
+        texts.append(f"{format_signed(found.rest_ns, format_ns)} unexplained")
     texts[0] = f"{format_signed(whole, format_ns)} = {texts[0]}"
-    return [*texts, *([found.problem] if found.problem else [])]
+    return [*texts, *on_host, *problem]
 
 
 def _shown(parts: Sequence[Part], most: int) -> list[Part]:
@@ -88,6 +107,7 @@ def _blocks(part: PeakChange, callers: int) -> str:
 
 def _what(part: Part, *, brief: bool) -> str:
     where = f" in {part.module}" if part.module else f" in {part.phases[0]}" if part.phases else ""
+    where = f" {ON_HOST}" if part.category == ON_HOST else where
     line = f" ({part.line})" if part.line else ""
     others = f", with {', '.join(part.others)}" if part.others and not brief else ""
     if part.again:
@@ -99,17 +119,19 @@ def _what(part: Part, *, brief: bool) -> str:
     if part.moved_from:
         way = f" moved from {', '.join(part.moved_from)} to {', '.join(part.phases)}"
         return f"{abs(part.more):g} {part.operator}{way}{others}{where if part.module else ''}{line}"
+    many = f"{abs(part.more):g} {'more' if part.more > 0 else 'fewer'}"
+    if part.more and part.inputs == VARY:
+        return f"about {many} {_CALLED.get(part.operator, part.operator)} a call (it varies){where}{line}"
     if part.more:
-        many = f"{abs(part.more):g} {'more' if part.more > 0 else 'fewer'}"
         by = f" within {part.within}" if part.within else ""
-        return f"{many} {part.operator}{by}{others}{where}{line}"
+        return f"{many} {_CALLED.get(part.operator, part.operator)}{by}{others}{where}{line}"
     if part.shapes:
         return f"{part.operator} on other inputs, {part.shapes}{where}{line}"
     if part.operator in UNNAMED:
         of = "work of " if part.operator == OTHER_THREAD else ""
         what = f"{'less' if part.change_ns < 0 else 'more'} {of}{part.operator}"
     else:
-        what = f"{part.operator} {'faster' if part.change_ns < 0 else 'slower'} at the same shapes"
+        what = f"{part.operator} {'faster' if part.change_ns < 0 else 'slower'}{_ON.get(part.inputs, '')}"
     return f"{what}{where}{line}"
 
 

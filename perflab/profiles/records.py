@@ -135,6 +135,12 @@ class Profile(Data, frozen=True):
         return (abs(self.unexplained_ns) + other) / self.whole_ns
 
 
+ON_HOST = "on the host"
+"""The category of a part that is CUDA's calls on the host: its time is in the gaps of the device, if anywhere."""
+SAME, VARY = "same", "vary"
+"""The inputs of an operator that takes longer."""
+
+
 class Part(Data, frozen=True):
     """One piece of an explanation: what some module does otherwise than before."""
 
@@ -160,6 +166,9 @@ class Part(Data, frozen=True):
     category: str = ""
     shapes: str = ""
     """Where it is called on other inputs than before: one of those then, and one of those now."""
+    inputs: str = ""
+    """Where it takes longer and nothing else changed: its shapes are the ``same``, or they, or the number of its calls,
+    ``vary`` from call to call; ``""``: they are not known."""
     within: str = ""
     """The operator that makes most of these calls, where it is not called more often itself or has no row."""
 

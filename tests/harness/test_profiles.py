@@ -356,7 +356,8 @@ def test_work_of_another_thread_that_takes_longer_is_said_and_its_number_is_no_f
     found = explain(beside(1e6, 2), beside(4e6, 8), "main", 3e6)
     assert explanation_texts(found, timed=True)[0] == "+3.00 ms = +3.00 ms more work of another thread"
     assert explanation_texts(explain(beside(1e6, 2), beside(4e6, 8), "main", None), timed=False) == [
-        "nothing that the profiler records is called more often"
+        "nothing that launches a kernel or waits for the device is called more often: a profile does not keep what "
+        "this count counts; CUDA's calls are not known of both"
     ]
 
 
@@ -565,14 +566,14 @@ def test_the_time_of_several_devices_is_explained_by_their_mean() -> None:
         changed(profile(*(row("aten::mm", time, 1, "m", device=at) for at, time in enumerate(times))), devices=2)
         for times in ((5e6, 5e6), (9e6, 7e6))
     )
-    (first, _rest) = explanation_texts(explain(base, head, "main", 3e6), timed=True)
-    assert first == "+3.00 ms = +3.00 ms aten::mm slower at the same shapes in m (model.py:8)"
+    (first,) = explanation_texts(explain(base, head, "main", 3e6), timed=True)
+    assert first == "+3.00 ms = +3.00 ms aten::mm slower in m (model.py:8)"
 
 
 def test_an_operator_that_takes_longer_is_named_where_the_profiles_agree_with_the_gate() -> None:
     slower = profile(row("aten::mm", 8e6, 4, "head"), *BASE.rows[1:])
-    (first, _rest) = explanation_texts(explain(BASE, slower, "main", 3e6), timed=True)
-    assert first == "+3.00 ms = +3.00 ms aten::mm slower at the same shapes in head (model.py:8)"
+    (first,) = explanation_texts(explain(BASE, slower, "main", 3e6), timed=True)
+    assert first == "+3.00 ms = +3.00 ms aten::mm slower in head (model.py:8)"
     disagreeing = explain(BASE, slower, "main", 30e6)
     assert disagreeing.parts == []
     assert "the profiles differ by +3.00 ms, and the gate found +30.0 ms" in str(disagreeing.problem)
@@ -611,7 +612,7 @@ def test_views_alone_come_after_what_does_work() -> None:
 
 def test_the_operator_that_takes_most_of_the_time_is_no_measure_of_itself() -> None:
     alone, slower = profile(row("my::attention", 6e6)), profile(row("my::attention", 9e6))
-    (first, _rest) = explanation_texts(explain(alone, slower, "main", 3e6), timed=True)
+    (first,) = explanation_texts(explain(alone, slower, "main", 3e6), timed=True)
     assert first.startswith("+3.00 ms = +3.00 ms my::attention slower")
 
 
@@ -626,7 +627,7 @@ def test_a_fact_that_takes_no_time_comes_after_what_takes_it() -> None:
 
 def test_a_gap_that_was_not_there_before_is_named() -> None:
     waits = row("", 5e6, 4, "blocks.*", category="host wait")
-    (first, _rest) = explanation_texts(explain(BASE, profile(*BASE.rows, waits), "main", 5e6), timed=True)
+    (first,) = explanation_texts(explain(BASE, profile(*BASE.rows, waits), "main", 5e6), timed=True)
     assert first == "+5.00 ms = +5.00 ms more host wait in blocks.* (model.py:8)"
 
 
@@ -692,7 +693,7 @@ def test_a_module_whose_whole_work_is_done_again_is_named_as_a_whole() -> None:
     again = explain(
         base, profile(*base.rows, *blocks, row("aten::add", 0.5e6, 1, "blocks.*", phase="backward")), "b", 6.5e6
     )
-    (first, _rest) = explanation_texts(again, timed=True)
+    (first,) = explanation_texts(again, timed=True)
     assert (
         first
         == "+6.50 ms = +6.50 ms all of blocks.* computed once more in backward, with 4 more aten::linear (model.py:8)"
@@ -832,7 +833,6 @@ def test_a_large_part_that_became_faster_is_among_those_that_are_shown() -> None
         "+9.00 ms",
         "-20.0 ms",
         "+8.00 ms in",
-        "+0 s unexplained",
     ]
 
 

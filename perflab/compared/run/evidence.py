@@ -16,7 +16,7 @@ from perflab.mode import DEFAULT
 from perflab.plugin.config.settings import Settings
 from perflab.profiles.difference import explain
 from perflab.profiles.peak_difference import explain_peak
-from perflab.profiles.records import Explanation, PeakExplanation
+from perflab.profiles.records import Explanation, Peak, PeakExplanation, Profile
 from perflab.records import Judgement, Verdict
 
 _Record = TypeVar("_Record", bound=Record)
@@ -130,9 +130,29 @@ def _found(one: Asked, profiles: Looked, peaks: Weighed, against: str) -> Found:
     unseen = not_looked(judgement, against, could_not(profiles) if isinstance(profiles, str) else "").explained
     unweighed = not_looked(judgement, against, could_not(peaks) if isinstance(peaks, str) else "").peak
     return Found(
-        unseen if isinstance(profiles, str) else explain(*profiles, against, *change_of(judgement)),
-        unweighed if isinstance(peaks, str) else explain_peak(*peaks, against, grown_bytes(judgement)),
+        unseen if isinstance(profiles, str) else told_apart(*profiles, against, judgement),
+        unweighed if isinstance(peaks, str) else _weighed_apart(*peaks, against, judgement),
     )
+
+
+def told_apart(base: Profile, head: Profile, against: str, judgement: Judgement) -> Explanation:
+    """Why the time or the counts of a case became worse. An error of the explanation itself never loses the verdict."""
+    try:
+        return explain(base, head, against, *change_of(judgement))
+    except Exception as error:
+        return Explanation(base=against, problem=could_not(_failed("profiles", error)))
+
+
+def _weighed_apart(base: Peak, head: Peak, against: str, judgement: Judgement) -> PeakExplanation:
+    try:
+        return explain_peak(base, head, against, grown_bytes(judgement))
+    except Exception as error:
+        return PeakExplanation(base=against, problem=could_not(_failed("peaks", error)))
+
+
+def _failed(what: str, error: Exception) -> str:
+    why = str(error).strip().partition("\n")[0]
+    return f"comparing both {what} failed, a fault of perflab: {type(error).__name__}{': ' * bool(why)}{why}"
 
 
 def could_not(why: str) -> str:

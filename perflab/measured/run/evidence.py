@@ -15,13 +15,13 @@ from perflab.compared.run.evidence import (
     Found,
     asks_for_peaks,
     asks_for_profiles,
-    change_of,
     could_not,
     explained_by_turns,
     is_to_explain,
     least_s,
     looked_into_enough,
     not_looked,
+    told_apart,
 )
 from perflab.compared.run.start_sides import two_sides, witness_of_host
 from perflab.errors import FreshProcessError, RivalError
@@ -32,7 +32,6 @@ from perflab.plugin.case.fresh_process import measure_fresh
 from perflab.plugin.case.progress import ProgressLine
 from perflab.plugin.case.total_budget import TotalBudget
 from perflab.plugin.session.commit import CodeOf
-from perflab.profiles.difference import explain
 from perflab.profiles.records import Explanation, PeakExplanation, Profile
 
 CodeFor = Callable[[str, Entry | Anchor | Exact | MemoryAnchor], CodeOf]
@@ -155,4 +154,4 @@ class Evidence:
         if found is None or found.profile is None:
             why = found.not_profiled if found is not None else "a fresh process ran out of memory"
             return Explanation(base=against, problem=could_not(str(why)))
-        return explain(before, found.profile, against, *change_of(one.judgement))
+        return told_apart(before, found.profile, against, one.judgement)

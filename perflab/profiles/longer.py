@@ -1,0 +1,84 @@
+"""What takes longer and is called as before, and what varies from call to call: parts that are no facts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import hypot
+from statistics import median
+
+from perflab.profiles.facts import HALF, Key, Total
+from perflab.profiles.records import ANY_GAP, DISPATCH, GAPS, OTHER_THREAD, UNNAMED, VARY, Part
+
+_SPREADS = 4.0
+"""Standard deviations of a row, from call to call, that its change must exceed."""
+_OWN_SHARE = 0.1
+"""Share of its own time that it must exceed: so much do two processes differ by themselves."""
+_WORTH = 0.2
+"""Share of the whole change below which a part that is no fact of the code is not worth a word."""
+_COMMON_OF = 5
+"""Operators that must have become slower alike, each with a share of the time worth speaking of."""
+_COMMON_SHARE = 0.01
+_GAPS = (*GAPS, OTHER_THREAD, ANY_GAP)
+
+
+def slower(
+    before: Mapping[Key, Total], now: Mapping[Key, Total], known: set[Key], whole_ns: float, common: float
+) -> list[Part]:
+    """Operators that are called as before and take longer than the others do, far beyond their spread."""
+    found = []
+    for key in (before.keys() | now.keys()) - known:
+        old, new = before.get(key, Total()), now.get(key, Total())
+        varies = key[0] not in UNNAMED and abs(new.instances - old.instances) > HALF
+        if key[0] not in _GAPS and not varies and not (key in before and key in now):
+            continue
+        change_ns = new.time_ns - old.time_ns * common
+        noise_ns = max(_SPREADS * hypot(old.spread_ns, new.spread_ns), _OWN_SHARE * old.time_ns)
+        if abs(change_ns) > max(noise_ns, _WORTH * whole_ns):
+            found.append(_longer(key, old, new, change_ns))
+    return sorted(found, key=lambda part: (-part.change_ns, part.module))
+
+
+def _longer(key: Key, old: Total, new: Total, change_ns: float) -> Part:
+    """What takes longer, and is called as before as far as can be told."""
+    shown, more = new if new.category else old, new.instances - old.instances
+    is_operator = key[0] not in UNNAMED
+    return Part(
+        change_ns=round(change_ns, 1),
+        operator=key[0],
+        module=key[1],
+        line=shown.line,
+        phases=[key[2]] if key[2] else [],
+        more=round(more, 2) if is_operator and abs(more) > HALF else 0.0,
+        inputs=new.inputs_of(old) if is_operator else "",
+        category=shown.category,
+    )
+
+
+def varying(before: Mapping[Key, Total], now: Mapping[Key, Total], known: set[Key]) -> list[Part]:
+    """Operators that are called more or less often, and not the same number of times in each call: no facts."""
+    keys = [key for key in (before.keys() | now.keys()) - known if key[0] not in UNNAMED]
+    found = (_longer(key, before.get(key, Total()), now.get(key, Total()), 0.0) for key in keys)
+    return sorted((part for part in found if part.more), key=lambda part: (-abs(part.more), part.operator, part.module))
+
+
+def pooled(before: Mapping[Key, Total], now: Mapping[Key, Total]) -> list[Part]:
+    """PyTorch's own work of a compact profile, which is one row: how many calls it has more or less."""
+    key = (DISPATCH, "", "")
+    old, new = before.get(key, Total()), now.get(key, Total())
+    more, varies = round(new.instances - old.instances, 2), old.varies or new.varies
+    part = Part(change_ns=0.0, operator=DISPATCH, more=more, inputs=VARY if varies else "", category=DISPATCH)
+    return [part] if abs(more) > HALF else []
+
+
+def common_ratio(before: Mapping[Key, Total], now: Mapping[Key, Total]) -> float:
+    """By how much operators have become slower as a whole: the median of their ratios; 1.0 where they are few.
+
+    Each counts once, whatever its share of the time: one that takes most of it must not be the measure of itself.
+    """
+    least_ns = _COMMON_SHARE * sum(one.time_ns for one in before.values())
+    ratios = [
+        now[key].time_ns / one.time_ns
+        for key, one in before.items()
+        if key in now and key[0] not in _GAPS and one.time_ns > least_ns
+    ]
+    return max(1.0, median(ratios)) if len(ratios) >= _COMMON_OF else 1.0

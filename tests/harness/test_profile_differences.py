@@ -1,0 +1,280 @@
+"""What an explanation says of two profiles that are made up: which calls are new, where, and what is not compared."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perflab.compared.run import evidence
+from perflab.data import changed
+from perflab.profiles.compact import compact
+from perflab.profiles.difference import explain
+from perflab.profiles.explanation_text import explanation_texts
+from perflab.profiles.new_calls import Calls, Place, Shifts, same_calls, unmatched
+from perflab.profiles.records import CudaCall, Profile, ProfileRow
+from perflab.records import Change, Judgement, Verdict
+from tests.harness.test_profiles import on_cuda, profile, row
+
+WORSE = Judgement(verdict=Verdict.REGRESSED, latency=Change(before=10e6, now=13e6, ratio=1.3), worse=["latency"])
+
+
+def said(base: Profile, head: Profile, change_ns: float | None) -> list[str]:
+    """The texts of an explanation; the gate's interval is as wide as two processes differ anyway."""
+    return explanation_texts(explain(base, head, "main", change_ns), timed=change_ns is not None)
+
+
+# --- computed again ----------------------------------------------------------------------------------------------
+
+
+def test_a_module_that_does_its_own_work_again_and_not_that_of_one_within_it_is_not_all_computed_again() -> None:
+    def mlp(times: int) -> Profile:
+        own = [row(f"aten::{name}", 1e6 * times, 2 * times, "mlp", shapes="8x8") for name in ("linear", "mm")]
+        within = [row(f"aten::{name}", 1e6, 2, "mlp.act", shapes="8x8") for name in ("gelu", "mul")]
+        return profile(*own, *within)
+
+    assert said(mlp(1), mlp(2), 2e6)[0] == "+2.00 ms = +2.00 ms 2 more aten::linear, with aten::mm in mlp (model.py:8)"
+
+
+def test_a_stored_profile_keeps_too_few_places_to_say_that_all_of_a_module_is_computed_again() -> None:
+    """It has pooled what is not done again."""
+    others = [row(f"aten::f{at}", (10 + at) * 1e6, 1, "head") for at in range(22)]
+    pooled = [row(f"aten::{name}", 1e5, 8, "X") for name in ("mul", "add")]
+
+    def called(times: int) -> Profile:
+        placed = [row(f"aten::{name}", 8e6 * times, 4 * times, "X") for name in ("sort", "topk")]
+        return profile(*others, *placed, *pooled)
+
+    (first,) = said(compact(called(1)), called(2), 16e6)
+    assert first == "+16.0 ms = +16.0 ms 4 more aten::sort, with aten::topk in X (model.py:8)"
+
+
+def test_an_explanation_that_fails_says_so_and_loses_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_given: object) -> None:
+        raise IndexError("out of range\nand more")
+
+    monkeypatch.setattr(evidence, "explain", broken)
+    one = profile(row("aten::mm", 1e6))
+    assert evidence.told_apart(one, one, "main", WORSE).problem == (
+        "could not look, because comparing both profiles failed, a fault of perflab: IndexError: out of range"
+    )
+
+
+# --- which calls are new -----------------------------------------------------------------------------------------
+
+PRODUCTS = row("aten::mm", 20e6, 12, "blocks.*", line="net.py:5", shapes="64x64, 64x64 float32")
+"""What is called as before, and where: it shows that no line moved."""
+
+
+def copies(times: float, time_ns: float, line: str, shapes: str = "8x8 float32") -> ProfileRow:
+    """Copies in every block."""
+    return row("aten::copy_", time_ns, times, "blocks.*", line=line, shapes=shapes, category="copies")
+
+
+def test_a_large_call_among_many_small_ones_has_its_own_time_and_line() -> None:
+    small = copies(20, 20e3, "net.py:9")
+    head = profile(PRODUCTS, small, copies(1, 10e6, "net.py:20", "4096x4096 float32"))
+    assert said(profile(PRODUCTS, small), head, 10e6) == [
+        "+10.0 ms = +10.0 ms 1 more aten::copy_ in blocks.* (net.py:20)",
+    ]
+    gone = said(head, profile(PRODUCTS, small), -10e6)
+    assert gone == ["-10.0 ms = -10.0 ms 1 fewer aten::copy_ in blocks.* (net.py:20)"]
+
+
+def test_small_calls_beside_large_ones_are_not_given_the_time_of_these() -> None:
+    large = copies(12, 12e6, "net.py:9")
+    before, now = (row("", took, 5, "blocks.*", category="python", line="") for took in (1e6, 7e6))
+    head = profile(PRODUCTS, large, copies(12, 12e3, "net.py:20"), now)
+    assert said(profile(PRODUCTS, large, before), head, 6.012e6) == [
+        "+6.01 ms = +6.00 ms more python in blocks.*",
+        "+12.0 µs 12 more aten::copy_ in blocks.* (net.py:20)",
+    ]
+
+
+def test_of_calls_that_nothing_tells_apart_each_has_the_mean_time() -> None:
+    before, now = (profile(PRODUCTS, copies(times, times * 1e6, "", "")) for times in (4, 6))
+    assert said(before, now, 2e6)[0] == "+2.00 ms = +2.00 ms 2 more aten::copy_ in blocks.*"
+
+
+def test_work_that_is_divided_counts_with_the_difference_of_both() -> None:
+    before = profile(PRODUCTS, copies(4, 8e6, "net.py:9", "64x8"))
+    now = profile(PRODUCTS, copies(8, 9e6, "net.py:9", "32x8"))
+    assert said(before, now, 1e6)[0] == "+1.00 ms = +1.00 ms 4 more aten::copy_ in blocks.* (net.py:9)"
+
+
+_PLACES = st.dictionaries(
+    st.tuples(st.sampled_from(["8x8", "4x4"]), st.sampled_from(["a.py:1", "a.py:2", "b.py:7"])),
+    st.integers(1, 20).map(lambda often: Calls(often, 1e3 * often)),
+)
+
+
+@given(before=_PLACES, now=_PLACES)
+def test_what_is_left_of_two_profiles_is_their_difference_and_no_shapes_both_come_and_go(
+    before: dict[Place, Calls], now: dict[Place, Calls]
+) -> None:
+    left = unmatched(before, now, Shifts(same_calls(before, now)))
+    for of in ("instances", "time_ns"):
+        sums = [sum(getattr(one, of) for one in calls.values()) for calls in (left.come, left.gone, now, before)]
+        assert sums[0] - sums[1] == pytest.approx(sums[2] - sums[3])
+    assert not {shapes for shapes, _ in left.come} & {shapes for shapes, _ in left.gone}
+    assert left.come.keys() <= now.keys()
+    assert left.gone.keys() <= before.keys()
+
+
+@pytest.mark.parametrize(
+    ("was", "is_now", "new"),
+    [
+        (9, 10, 9),  # written before the old one, which moved down by a line
+        (9, 9, 12),
+        (9, 14, 10),
+    ],
+)
+def test_the_line_of_a_new_call_is_its_own_although_all_lines_moved(was: int, is_now: int, new: int) -> None:
+    """The lines of what is called as before show by how much."""
+    base, head = (
+        profile(changed(PRODUCTS, line=f"net.py:{at + 1}"), copies(20, 1e6, f"net.py:{at}")) for at in (was, is_now)
+    )
+    head = changed(head, rows=[*head.rows, copies(12, 3e6, f"net.py:{new}")])
+    assert said(base, head, 3e6)[0] == f"+3.00 ms = +3.00 ms 12 more aten::copy_ in blocks.* (net.py:{new})"
+
+
+def test_an_operator_that_leads_for_what_it_calls_has_the_line_of_that() -> None:
+    head = profile(
+        PRODUCTS,
+        row("aten::to", 90, 1, "blocks.*", line="net.py:7"),  # of the right type already: nothing is copied
+        row("aten::to", 10, 1, "blocks.*", line="net.py:8"),
+        row("aten::copy_", 2e6, 1, "blocks.*", line="net.py:8", within="aten::to", category="copies"),
+    )
+    assert said(profile(PRODUCTS), head, 2e6)[0].endswith("2 more aten::to, with aten::copy_ in blocks.* (net.py:8)")
+
+
+def test_what_is_in_no_module_is_placed_by_the_phase_in_which_it_takes_longest() -> None:
+    there = [row("aten::fill_", took, 1, "", phase=phase) for phase, took in (("backward", 1e4), ("forward", 2e6))]
+    (first,) = said(profile(PRODUCTS), profile(PRODUCTS, *there), 2.01e6)
+    assert first == "+2.01 ms = +2.01 ms 2 more aten::fill_ in forward (model.py:8)"
+
+
+def test_without_anything_that_shows_how_lines_moved_calls_match_by_their_shapes() -> None:
+    base = profile(copies(20, 1e6, "net.py:9"))
+    head = profile(copies(20, 1e6, "net.py:30"), copies(2, 3e6, "net.py:31", "64x64 float32"))
+    assert said(base, head, 3e6)[0] == "+3.00 ms = +3.00 ms 2 more aten::copy_ in blocks.* (net.py:31)"
+
+
+def test_one_call_of_many_on_other_inputs_has_the_time_of_that_one() -> None:
+    often = copies(19, 19e6, "net.py:9")
+    head = profile(PRODUCTS, changed(often, time_ns=21e6), copies(1, 4e6, "net.py:9", "8x8 float64"))
+    (first, *_rest) = said(profile(PRODUCTS, changed(often, instances=20, time_ns=20e6)), head, 5e6)
+    assert first.startswith("+5.00 ms = +3.00 ms aten::copy_ on other inputs, 8x8 float32 -> 8x8 float64 in blocks.*")
+
+
+def test_parts_that_are_more_than_the_change_are_said_to_be() -> None:
+    head = profile(PRODUCTS, copies(2, 5e6, "net.py:9"))
+    texts = said(profile(PRODUCTS), head, 4e6)
+    assert texts[:2] == ["+4.00 ms = +5.00 ms 2 more aten::copy_ in blocks.* (net.py:9)", "-1.00 ms unexplained"]
+    assert texts[2].startswith("these parts are more than the change")
+
+
+# --- what takes longer, and varies -------------------------------------------------------------------------------
+
+
+def products(often: float, time_ns: float, shapes: str) -> ProfileRow:
+    """Those that take longer, at inputs that are told apart."""
+    return row("aten::mm", time_ns, often, "head", shapes=shapes, spread_ns=1e4)
+
+
+def test_the_same_shapes_are_only_said_to_be_where_they_are_known() -> None:
+    for shapes, how in (("8x8", "slower at the same shapes"), ("", "slower")):
+        base, head = (profile(products(12, time, shapes)) for time in (12e6, 24e6))
+        assert said(base, head, 12e6) == [f"+12.0 ms = +12.0 ms aten::mm {how} in head (model.py:8)"]
+
+
+def test_an_operator_whose_number_of_calls_varies_is_told_with_about_how_many_it_has_more() -> None:
+    base, head = (profile(PRODUCTS, copies(often, 1e5 * often, "net.py:9")) for often in (12, 18.5))
+    about = "about 6.5 more aten::copy_ a call (it varies) in blocks.* (net.py:9)"
+    assert said(base, head, 6.5e5) == [f"+650 µs = +650 µs {about}"]
+    assert said(base, head, None) == [about]
+    assert said(head, base, None) == [about.replace("more", "fewer")]
+
+
+def test_a_new_operator_whose_number_of_calls_varies_is_named_too() -> None:
+    (first,) = said(profile(PRODUCTS), profile(PRODUCTS, copies(6.5, 5e6, "net.py:9")), 5e6)
+    assert first == "+5.00 ms = +5.00 ms about 6.5 more aten::copy_ a call (it varies) in blocks.* (net.py:9)"
+
+
+def test_an_operator_whose_inputs_vary_is_not_said_to_have_the_same_shapes() -> None:
+    base = profile(products(12, 12e6, "512x64, 64x64 float32"))
+    padded = profile(*(products(1.5, 3e6, f"{512 + 64 * at}x64, 64x64 float32") for at in range(8)))
+    slower = "+12.0 ms = +12.0 ms aten::mm slower on inputs that vary in head (model.py:8)"
+    assert said(base, padded, 12e6) == [slower]
+    turns, longer = (profile(products(0.5, took, "8x8"), products(0.5, took, "16x16")) for took in (1e6, 7e6))
+    assert said(turns, longer, 12e6) == [slower]
+
+
+# --- counts ------------------------------------------------------------------------------------------------------
+
+
+def with_calls(one: Profile, **often: float) -> Profile:
+    """A profile of a GPU beside these calls on the host."""
+    return changed(one, cuda_calls=[CudaCall(name, instances, 1e3) for name, instances in often.items()])
+
+
+def test_waits_for_the_device_are_named_whether_the_time_became_worse_or_their_count_alone() -> None:
+    waits = [row("", took, 4, "head", category="host wait", line="") for took in (1e6, 3e6)]
+    base = with_calls(on_cuda(PRODUCTS, waits[0]), cudaLaunchKernel=4, cudaMalloc=1)
+    head = with_calls(on_cuda(PRODUCTS, waits[1]), cudaLaunchKernel=4, cudaMalloc=9, cudaDeviceSynchronize=12)
+    synchronised = "12 more cudaDeviceSynchronize on the host"
+    for stored in (base, compact(base)):
+        assert said(stored, head, None) == [synchronised]
+        assert said(stored, head, 2e6) == ["+2.00 ms = +2.00 ms more host wait in head", synchronised]
+    assert said(base, with_calls(base, cudaLaunchKernel=4, cudaDeviceSynchronize=12), 1e5)[0] == synchronised
+    half = with_calls(base, cudaLaunchKernel=4, cudaStreamSynchronize=2.5)
+    assert said(base, half, None) == ["about 2.5 more cudaStreamSynchronize a call (it varies) on the host"]
+
+
+def test_launches_are_named_where_no_operator_is_called_more_often() -> None:
+    base, head = (with_calls(on_cuda(PRODUCTS), cudaLaunchKernel=often) for often in (4, 6))
+    assert said(base, head, None) == ["2 more cudaLaunchKernel on the host"]
+    more = changed(head, rows=[*head.rows, copies(2, 1e3, "net.py:9")])
+    assert said(base, more, None) == ["2 more aten::copy_ in blocks.* (net.py:9)"]
+
+
+def test_pytorch_s_own_work_of_a_stored_profile_is_counted_though_it_has_no_names() -> None:
+    base, head = (profile(PRODUCTS, row("aten::view", 1e4, often, category="dispatch")) for often in (24, 48))
+    assert said(base, head, None) == ["24 more aten::view in m (model.py:8)"]
+    assert said(compact(base), head, None) == ["24 more of PyTorch's own operators, such as views"]
+    assert said(compact(base), base, None)[0].startswith("no operator is called more often")
+
+
+def test_a_count_that_a_profile_does_not_keep_is_said_to_be_none_of_it() -> None:
+    base = profile(PRODUCTS)
+    kept = "is called more often: a profile does not keep what this count counts"
+    assert said(base, base, None) == [f"no operator {kept}"]
+    on_gpu = with_calls(on_cuda(PRODUCTS), cudaLaunchKernel=4)
+    assert said(on_gpu, on_gpu, None) == [f"nothing that launches a kernel or waits for the device {kept}"]
+
+
+# --- other devices than before -----------------------------------------------------------------------------------
+
+
+def on_gpus(number: int, *rows: ProfileRow) -> Profile:
+    """A profile of a call on so many GPUs."""
+    return changed(on_cuda(*rows), devices=number)
+
+
+def test_times_on_another_number_of_gpus_are_not_compared_and_what_is_called_more_often_is_still_named() -> None:
+    waits = [row("", 5e6, 1, "", category="host wait", device=at, line="") for at in (0, 1)]
+    both = on_gpus(2, PRODUCTS, *waits, changed(copies(1, 3e6, "net.py:9"), device=1))
+    assert said(on_gpus(1, PRODUCTS), both, 5e6) == [
+        "1 more aten::copy_ in blocks.* (net.py:9)",
+        "now on 2 GPUs, before on 1: times are not compared",
+    ]
+    found = explain(both, on_gpus(1, PRODUCTS), "main", 5e6)
+    assert explanation_texts(found, timed=True)[-1] == "now on 1 GPU, before on 2: times are not compared"
+    assert sum(part.change_ns for part in found.parts) + found.rest_ns == 5e6
+    assert said(on_gpus(1, PRODUCTS), both, None) == ["1 more aten::copy_ in blocks.* (net.py:9)"]
+
+
+def test_work_that_is_divided_among_gpus_is_neither_faster_nor_slower() -> None:
+    halves = [changed(PRODUCTS, instances=6, time_ns=10e6, device=at) for at in (0, 1)]
+    for head in (on_gpus(2, *halves), on_gpus(2, *(changed(one, time_ns=40e6) for one in halves))):
+        assert said(on_gpus(1, PRODUCTS), head, 2e6) == ["now on 2 GPUs, before on 1: times are not compared"]
