@@ -22,7 +22,7 @@ from perflab.snapshots.stacks import shown_stack
 from perflab.snapshots.summary import summarize
 from perflab.snapshots.timeline import Stacking, by_category, by_largest
 from perflab.units import format_bytes, format_ns
-from tests.harness.browser import chromium, needs_browser, opened
+from tests.harness.browser import Seen, chromium, needs_browser, opened
 from tests.harness.made_snapshots import MIB, TRAIN, Recording, content, of_few_kinds, training, written
 
 
@@ -113,6 +113,12 @@ def test_pointing_at_a_block_says_what_it_is_and_a_click_lists_what_is_alive_the
         assert seen.said == []
 
 
+def open_list(seen: Seen) -> None:
+    """Open the list of blocks: the browser says so to the script a little later."""
+    seen.page.click(".blocks summary")
+    seen.page.wait_for_selector(".blocks tbody tr")
+
+
 def outline(page: Any) -> tuple[float, float, float, float]:
     """What is marked in the picture: its left, top, right and bottom."""
     box = page.evaluate(
@@ -200,7 +206,7 @@ def test_a_search_finds_blocks_by_line_size_and_category(
     wanted = [one for one in found.blocks if one.stack[0].line == 117 and format_bytes(one.size_bytes) == "1.25 MiB"]
     assert len(wanted) > 5
     with opened(browser, page) as seen:
-        seen.page.click(".blocks summary")
+        open_list(seen)
         total = sum(one.size_bytes for one in found.blocks)
         assert seen.page.locator(".blocks output").inner_text() == (
             f"{len(found.blocks):,} blocks, {format_bytes(total)} ({total:,} B); the 200 largest are listed"
@@ -228,7 +234,7 @@ def test_a_list_that_lacks_blocks_says_how_much(
     listed = len(json.loads(data)["kind"])
     drawn = json.loads(data)["shown"]
     with opened(browser, page) as seen:
-        seen.page.click(".blocks summary")
+        open_list(seen)
         output = seen.page.locator(".blocks output")
         assert f" of the {listed:,} blocks that the page has" in output.inner_text()
         seen.page.fill(".blocks [name=moment]", str(peak_moment(level)))
@@ -266,7 +272,7 @@ def test_a_long_stack_is_read_whole_in_the_list(
     page.write_text(told(capsys, path), encoding="utf-8")
     for width in (1280, 500):
         with opened(browser, page, viewport={"width": width, "height": 900}) as seen:
-            seen.page.click(".blocks summary")
+            open_list(seen)
             stack = seen.page.locator(".blocks tbody td:last-child").first
             assert stack.inner_text() == shown_stack(read(path).blocks[0].stack)
             cut = "ones => ones.filter(one => one.scrollWidth > one.clientWidth).map(one => one.textContent)"
@@ -302,7 +308,7 @@ def test_what_a_recording_names_ends_no_script(
     assert (text.count("<script"), text.count("</script>"), text.count("<style")) == (2, 2, 1)
     page.write_text(text, encoding="utf-8")
     with opened(browser, page) as seen:
-        seen.page.click(".blocks summary")
+        open_list(seen)
         assert "alert(1)" in seen.page.locator(".blocks tbody tr").inner_text()
         assert "\u202e" not in seen.page.content()
         assert seen.said == []
@@ -323,7 +329,7 @@ def test_numbers_of_the_script_are_written_as_all_others(
     found = read(path)
     page.write_text(told(capsys, path), encoding="utf-8")
     with opened(browser, page) as seen:
-        seen.page.click(".blocks summary")
+        open_list(seen)
         for row, block in zip(
             seen.page.locator(".blocks tbody tr").all(),
             sorted(found.blocks, key=lambda one: -one.size_bytes),
