@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
 from perflab.errors import UsageError
@@ -17,7 +18,7 @@ def positive(call: str, amount: Any, wanted: str, scale: float = 1.0, *, or_none
 
     Args:
         call: how it was given, up to the number, for the error.
-        amount: what was given.
+        amount: what was given; numbers of NumPy will do.
         wanted: what to give instead.
         scale: such as nanoseconds in a second.
         or_none: whether 0 will do too.
@@ -25,12 +26,16 @@ def positive(call: str, amount: Any, wanted: str, scale: float = 1.0, *, or_none
     Raises:
         UsageError: it is none, or is too large for a float.
     """
-    if isinstance(amount, bool) or not isinstance(amount, int | float):
+    if not _is_number(amount):
         raise UsageError(f"{call}...) got {type(amount).__name__!r}", wanted)
     if not 0 < amount <= _MOST and not (or_none and amount == 0):
-        shown = repr(amount) if isinstance(amount, float) or abs(amount) <= _MOST else _in_bits(amount)
+        shown = _in_bits(amount) if isinstance(amount, int) and abs(amount) > _MOST else repr(amount)
         raise UsageError(f"{call}{shown})", wanted)
     return float(amount) * scale
+
+
+def _is_number(amount: Any) -> bool:
+    return isinstance(amount, Real) and not isinstance(amount, bool)
 
 
 def _in_bits(amount: int) -> str:

@@ -54,7 +54,16 @@ class DocumentError(PerflabError):
 
 
 class SideEndedError(RivalError):
-    """A process of an A/B comparison ended while it was needed."""
+    """A process of an A/B comparison ended while it was needed.
+
+    Args:
+        problem, remedy: as of any.
+        hung: whether it gave no answer and was ended.
+    """
+
+    def __init__(self, problem: str, remedy: str, *, hung: bool = False) -> None:
+        super().__init__(problem, remedy)
+        self.hung = hung
 
 
 class KernelError(PerflabError):

@@ -184,8 +184,9 @@ class Round:
                     check_variables(starts[side], hello.variables)
         except SideEndedError as error:
             self._running.close()
-            if ancestor is not None:
-                raise NotForkedError("a forked process did not start") from None
+            if ancestor is not None and not error.hung:
+                said = error.problem.partition("\n")[0].removesuffix("; its output:")
+                raise NotForkedError(f"a forked process did not start ({said})") from None
             raise NotStartedError(error.problem, error.remedy) from None
         except BaseException:
             self._running.close()

@@ -172,6 +172,8 @@ class Now(Narrow):
 class Outcome(Narrow):
     """What a case came to, in any tier."""
 
+    type: str = ""
+    """The tier's tag."""
     environment: Environment | None = None
     summary: Replicate | None = None
     fresh: list[Replicate] = []

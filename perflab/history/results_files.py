@@ -80,12 +80,12 @@ def read_journal_into(history: History, raw: bytes, file: str, created: datetime
         DocumentError: another line is no result.
     """
     lines = raw.split(b"\n")
-    results: dict[tuple[str, str], narrow.Result] = {}
+    results: dict[tuple[str, str, bool], narrow.Result] = {}
     for number, line in enumerate(lines, 1):
         try:
             if line:
                 one = msgspec.json.decode(line, type=narrow.Result)
-                results[one.case, _variant(one)] = one
+                results[one.case, _variant(one), _is_comparison(one)] = one
         except narrow.DAMAGED as error:
             if number < len(lines):
                 raise DocumentError(f"line {number} is damaged: {error}", "remove the file") from error
@@ -139,11 +139,15 @@ def _numbers(history: History, environment: Environment | None, variant: str) ->
 def _add_results(history: History, document: narrow.Document, file: str, *, is_journal: bool = False) -> None:
     number = history.begin(Run(_aware(document.created), document.commit, file, is_journal))
     numbers: dict[tuple[Environment | None, str], tuple[int, int]] = {}
-    for result in document.results:
+    seen = set()
+    for result in sorted(document.results, key=_is_comparison):  # a run has one reading: that held against its baseline
         outcome = result.outcome
         if outcome is None:
             continue
         variant, where = _variant(result), where_of(outcome.now) if outcome.now is not None else ""
+        if _is_comparison(result) and (result.case, variant, where) in seen:
+            continue
+        seen.add((result.case, variant, where))
         key = (outcome.environment, where)
         if key not in numbers:
             numbers[key] = _numbers(history, outcome.environment, where)
@@ -154,6 +158,10 @@ def _add_results(history: History, document: narrow.Document, file: str, *, is_j
 
 def _aware(created: datetime) -> datetime:
     return created if created.tzinfo is not None else created.replace(tzinfo=UTC)
+
+
+def _is_comparison(result: narrow.Result) -> bool:
+    return result.outcome is not None and result.outcome.type == "compared"
 
 
 def _variant(result: narrow.Result) -> str:

@@ -107,14 +107,14 @@ def check_agreement(readings: Sequence[Reading | None], *, more_to_come: bool = 
 
     A busy machine delays the host now and then, in most samples at times, but not in three of four. While there are
     few samples and ``more_to_come``, only what no delay explains is refused: events that last longer than the host's
-    time around them.
+    time around them. Of few samples that are all there will be, the one that agrees best has to agree.
 
     Raises:
         ClockError: the two disagree.
     """
     beyond_ns = _ahead_ns if more_to_come and len(readings) < _READINGS_TO_JUDGE else _beyond_slack_ns
     read = sorted((reading for reading in readings if reading is not None), key=beyond_ns)
-    if read and beyond_ns(told := read[len(read) // 4]) > 0:
+    if read and beyond_ns(told := read[len(read) // 4 if len(read) >= _READINGS_TO_JUDGE else 0]) > 0:
         raise ClockError(
             f"CUDA events say that a sample lasts {format_ns(told.device_ns)}, and the host's clock "
             f"{format_ns(told.host_ns)} around it",

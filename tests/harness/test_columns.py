@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pytest_benchmark.stats import Stats
 
 from perflab.cli import main
+from perflab.compared.records import ComparedCase
 from perflab.documents import write_document
 from perflab.measure.records import Measurement, Paired, summarize
 from perflab.measured.report.columns import named, ordered
@@ -223,6 +224,18 @@ def test_figures_that_pairs_do_not_tell_are_not_shown_beside_their_time() -> Non
     unknown = ("min", "max", "mean", "std", "ops", "forward", "backward_flops/s")
     assert [named(name).value(one) for name in unknown] == [None] * len(unknown)
     assert "mean" not in " ".join(shown(one))
+
+
+def test_an_ab_comparison_tells_the_phases_that_it_compared() -> None:
+    one = reading_twice_as_slow(fresh=[], paired=Paired(against="main"))
+    assert one.record is not None
+    compared = ComparedCase(**{name: getattr(one.record, name) for name in one.record.__struct_fields__})
+    phases = {"backward": Change(before=20.0 * MS, now=25.0 * MS, ratio=1.25)}
+    one = msgspec.structs.replace(
+        one, outcome=compared, judgement=msgspec.structs.replace(one.judgement, phases=phases)
+    )
+    assert named("backward").value(one) == 25 * MS
+    assert named("backward_flops/s").value(one) == pytest.approx(4e10)
 
 
 @given(

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from perflab.cli import main
+from perflab.compared.records import ComparedCase
 from perflab.data import to_json
 from perflab.documents import write_document
 from perflab.errors import DocumentError, UsageError
@@ -120,6 +121,21 @@ def test_a_journal_is_a_run_too_and_its_half_written_line_is_no_damage(tmp_path:
     contents = contents_in(tmp_path)
     assert [run.created[:10] for run in contents.runs] == ["2026-01-01", "2026-01-02"]
     assert [row.values for row in contents.series if row.quantity == "latency"] == [[7.0 * MS] * 2]
+
+
+def test_of_a_case_that_was_also_compared_with_a_commit_the_run_has_one_reading(tmp_path: Path) -> None:
+    held = record(replicate(7.0 * MS))
+    compared = record(replicate(9.0 * MS))
+    in_turns = ComparedCase(**{name: getattr(compared, name) for name in compared.__struct_fields__})
+    both = [result(outcome=in_turns), result(outcome=held)]
+    created = datetime(2026, 1, 1, tzinfo=UTC)
+    write_document(document(*both, created=created), tmp_path / "merged.json")
+    later = b"".join(to_json(one) + b"\n" for one in reversed(both))
+    (tmp_path / "2026-01-02T03-00-00-000000-1.jsonl").write_bytes(later)
+    alone = document(result(outcome=in_turns), created=created + timedelta(days=2))
+    write_document(alone, tmp_path / "alone.json")
+    (row,) = (row for row in contents_in(tmp_path).series if row.quantity == "latency")
+    assert row.values == [7.0 * MS, 7.0 * MS, 9.0 * MS]
 
 
 def test_of_each_case_in_a_journal_the_last_line_counts(tmp_path: Path) -> None:

@@ -574,6 +574,17 @@ def test_an_accepted_out_of_memory_does_not_switch_off_memory_and_counts() -> No
     assert elsewhere.verdict is Verdict.INCOMPARABLE
 
 
+def test_a_case_that_fits_again_is_told_so_where_memory_is_another_environments() -> None:
+    exact = small().exact
+    assert exact is not None
+    elsewhere = changed(exact, environment=changed(exact.environment, torch="1.0.0"))
+    ran_out_then = entry([], out_of_memory=OutOfMemory(asked_bytes=None))
+    judgement = judge(record(), Baseline(exact=elsewhere, times=ran_out_then), POLICY)
+    assert judgement.verdict is Verdict.IMPROVED
+    assert judgement.reasons[0] == "ran out of memory in the baseline, and fits now"
+    assert "memory and counts were not compared: baseline" in judgement.reasons[1]
+
+
 def test_out_of_memory_by_more_than_the_baselines_peak_is_a_regression_also_without_times() -> None:
     assert judge(ran_out(2**40), small(), POLICY).verdict is Verdict.REGRESSED
     assert judge(ran_out(2**20), small(), POLICY).verdict is Verdict.OOM, "the machine may be a small one"

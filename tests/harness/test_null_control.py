@@ -101,11 +101,12 @@ def test_a_case_s_own_control_counts_and_another_s_only_where_it_has_none() -> N
     assert control_of({"biased": [0.05, 0.05]}, "biased", spreads) == NO_CONTROL, "two may both be disturbed"
 
 
-def test_another_case_s_control_counts_in_units_of_what_each_case_differs_by() -> None:
+def test_the_control_of_a_noisier_case_counts_in_units_of_what_each_case_differs_by() -> None:
     controls = {"shaky": [-0.05, -0.06, -0.055, -0.045, -0.05, -0.05]}
-    spreads = {"shaky": 0.04, "calm": 0.004, "alike": 0.04}
+    spreads = {"shaky": 0.04, "calm": 0.004, "alike": 0.04, "shakier": 0.2}
     assert control_of(controls, "alike", spreads).size == pytest.approx(-0.051, abs=0.002)
     assert control_of(controls, "calm", spreads).size == pytest.approx(-0.0051, abs=0.0002)
+    assert control_of(controls, "shakier", spreads).size == control_of(controls, "alike", spreads).size
 
 
 def test_a_control_within_its_own_error_widens_nothing_and_one_far_outside_counts_in_full() -> None:

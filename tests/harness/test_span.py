@@ -84,6 +84,13 @@ def test_a_busy_host_that_wakes_up_late_is_no_disagreement() -> None:
         check_agreement([late, late, late, late, prompt, late, late, prompt])
 
 
+def test_of_few_samples_one_that_agrees_is_enough() -> None:
+    late, prompt = Reading(1 * MS, 6 * MS), Reading(1 * MS, 1 * MS + 60 * US)
+    check_agreement([late, late, late, prompt])
+    with pytest.raises(ClockError):
+        check_agreement([late, late, late, late])
+
+
 def test_without_a_gpu_there_is_one_clock() -> None:
     check_agreement([None, None, None])
 

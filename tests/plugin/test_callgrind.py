@@ -74,6 +74,20 @@ def test_where_callgrind_counts_nothing_all_else_is_judged_and_its_last_words_ar
     assert "its callgrind instructions could not be judged" in " ".join(strict.stdout.str().split())
 
 
+def test_a_rise_that_a_fresh_process_cannot_count_is_not_taken_back(project: Project, valgrind: Path) -> None:
+    project.run("--perf-instructions=callgrind", "--perf-update", "--perf-replicates=2").assert_outcomes(passed=1)
+    done, cost = valgrind.parent / "counted", str(project.pytester.path / "cost.txt")
+    first, _, rest = valgrind.read_text().partition("\n")
+    once = f"import os, sys\nif os.path.exists({str(done)!r}): sys.exit(4)\nopen({str(done)!r}, 'w').close()"
+    more = rest.replace(f"open({cost!r}).read().split()[0]", "'90000000'")
+    assert more != rest
+    valgrind.write_text("\n".join([first, once, more]))
+    said = " ".join(project.run("--perf-instructions=callgrind").stdout.str().split())
+    assert (
+        "inconclusive callgrind instructions 100 -> 90,000,000 could not be measured again: callgrind counted" in said
+    )
+
+
 def test_what_was_measured_is_saved_without_the_count_that_failed(project: Project, valgrind: Path) -> None:
     valgrind.write_text("#!/bin/sh\nexit 4\n")
     saved = project.run("--perf-instructions=callgrind", "--perf-update", "--perf-replicates=2")

@@ -61,8 +61,8 @@ NO_CONTROL = Control()
 def control_of(controls: Mapping[str, Sequence[float]], case: str, spreads: Mapping[str, float]) -> Control:
     """What the control says about a case: by the pairs taken with that case, else by all of the run.
 
-    Of another case's it is not the size that counts, but the size in units of that case's own spread: what disturbs the
-    machine disturbs each case as far as that case can be disturbed.
+    Of another case's that is noisier than this one it is not the size that counts, but the size in units of that case's
+    own spread: what disturbs the machine disturbs each case as far as that case can be disturbed.
 
     Args:
         controls: log-ratios of the base to itself, by the case in which they were taken.
@@ -74,7 +74,9 @@ def control_of(controls: Mapping[str, Sequence[float]], case: str, spreads: Mapp
     own = controls.get(case, ())
     pairs = list(own)
     if len(own) < LEAST_CONTROL:
-        pairs = [log * spread / spreads.get(other, spread) for other, logs in controls.items() for log in logs]
+        pairs = [
+            log * min(1.0, spread / spreads.get(other, spread)) for other, logs in controls.items() for log in logs
+        ]
     if len(pairs) < LEAST_CONTROL:
         return NO_CONTROL
     if len(pairs) >= LEAST_PAIRS:

@@ -138,6 +138,7 @@ class SideProcess:
             f"{self.label}: its process hung and was stopped: no answer for {self._answer_within_s:g} s; "
             f"its output:\n{said}",
             f"run the case alone: pytest -m perf in {self._directory}",
+            hung=True,
         )
 
     def last_output(self) -> str:

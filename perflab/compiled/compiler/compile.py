@@ -20,8 +20,9 @@ from perflab.errors import InternalsError, KernelError
 from perflab.triton_internals import Specialised
 
 _LOG = "perflab-ptxas.log"
-_PTXAS_S = 60.0
 """The assembler's words, kept beside the cubin in Triton's cache."""
+_PTXAS_S = 60.0
+"""What the assembler may take to say its version."""
 
 
 def compile_example(registration: str, example: KernelExample, arch: int) -> CompiledKernel:

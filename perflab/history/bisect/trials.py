@@ -7,16 +7,16 @@ read from its results file.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from perflab.child import Ended, run_child
 from perflab.compared.sides.checkout import other_side
 from perflab.compared.sides.imports import import_path
 from perflab.errors import DocumentError, RivalError
@@ -106,46 +106,26 @@ class Bench:
             raise UntestableError(error.problem) from None
 
     def _build(self, tree: Path) -> None:
-        try:
-            done = subprocess.run(
-                self.build,
-                cwd=tree,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_PATIENCE_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise UntestableError(f"building it took more than {_PATIENCE_S:g} s") from None
-        if done.returncode:
-            raise UntestableError(f"it cannot be built: {_last_line(done.stderr or done.stdout)}")
+        built = _run(self.build, tree, os.environ)
+        if built.hung_after_s is not None:
+            raise UntestableError(f"building it took more than {_PATIENCE_S:g} s")
+        if built.status:
+            raise UntestableError(f"it cannot be built: {_last_line(built.said)}")
 
     def _session(self, tree: Path, options: Sequence[str]) -> bytes:
         """The results file of one session in a worktree."""
         with tempfile.TemporaryDirectory(prefix="perflab-bisect-") as folder:
             results = Path(folder) / "results.json"
             command = [sys.executable, "-m", "pytest", "-m", "perf", self.case, f"--perf-json={results}"]
-            try:
-                done = subprocess.run(
-                    [*command, *options, *self.options],
-                    cwd=tree,
-                    env={**os.environ, "PYTHONPATH": os.pathsep.join(self._path(tree))},
-                    stdin=subprocess.DEVNULL,
-                    capture_output=True,
-                    text=True,
-                    errors="replace",
-                    timeout=_PATIENCE_S,
-                    check=False,
-                )
-            except subprocess.TimeoutExpired:
-                raise UntestableError(f"pytest took more than {_PATIENCE_S:g} s") from None
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(self._path(tree))}
+            done = _run([*command, *options, *self.options], tree, environment)
+            if done.hung_after_s is not None:
+                raise UntestableError(f"pytest took more than {_PATIENCE_S:g} s")
             try:
                 return results.read_bytes()
             except OSError:
                 pass
-        raise UntestableError(_why(done.stdout, done.stderr) or f"pytest ended with {done.returncode}")
+        raise UntestableError(_why(done.said) or f"pytest ended with {done.status}")
 
     def _path(self, tree: Path) -> list[str]:
         """The import path that the worktree's own code is found on, also of what is installed from the project."""
@@ -156,9 +136,15 @@ class Bench:
         return list(dict.fromkeys([*own, *import_path(here, worktree)]))
 
 
-def _why(stdout: str, stderr: str) -> str:
+def _run(command: Sequence[str], tree: Path, environment: Mapping[str, str]) -> Ended:
+    """Run it to its end or to that of patience; nothing that it has started goes on beside the next trial."""
+    no_sign = tree / ".perflab-no-sign-of-life"
+    return run_child(command, directory=tree, environment=environment, sign=no_sign, patience_s=_PATIENCE_S)
+
+
+def _why(said: str) -> str:
     """The line of what pytest said that says most."""
-    lines = [line.strip() for line in (stderr + "\n" + stdout).splitlines() if line.strip()]
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith(("ERROR", "E  ", "ImportError", "error:"))]
     return (errors or lines or [""])[-1 if not errors else 0].removeprefix("E").strip()
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from perflab.environment import differing, exact_environment
 from perflab.measure.records import Record, Replicate
-from perflab.measured.judge.counts import SLACK, judge_counts, values_of
+from perflab.measured.judge.counts import CALLGRIND, SLACK, judge_counts, values_of
 from perflab.measured.judge.finding import NOT_COMPARED, Finding, worse_of_two
 from perflab.measured.records import Entry, Exact
 from perflab.records import Change, Drift, Environment, ExactEnvironment, Policy, Uncompared, Verdict
@@ -147,6 +147,9 @@ def judge_exact(
     if exact.varying is not None and policy.gate_counts:
         unknown = [name for name in values_of(now) if name not in {*before, *exact.varying, *SLACK}]
         missed += [Uncompared(name, "not counted when its baseline was saved", can_be_saved=True) for name in unknown]
+    in_some = any(CALLGRIND in one.counts for one in times.replicates) if times is not None else False
+    if policy.gate_counts and in_some and CALLGRIND not in counted and CALLGRIND in values_of(now):
+        missed.append(Uncompared(CALLGRIND, "not counted in each process when its baseline was saved"))
     for name, why in found.doubtful.items():
         if name in counts and counts[name].now != counts[name].before:
             del counts[name]

@@ -98,6 +98,9 @@ def _judge(record: Record, baseline: Baseline, policy: Policy) -> Judgement:
             return Judgement(verdict=Verdict.IMPROVED, reasons=[_FITS_AGAIN])
     exact = comparable(baseline.exact, record.environment) if baseline.exact is not None else []
     if times is None and not isinstance(exact, Comparable):
+        if fits_again:
+            elsewhere = f"memory and counts were not compared: baseline {', '.join(exact)}"
+            return Judgement(verdict=Verdict.IMPROVED, reasons=[_FITS_AGAIN, elsewhere])
         return _without_baseline(exact or (differences(stored.environment, record.environment) if stored else []))
 
     now = record.fresh or [here]

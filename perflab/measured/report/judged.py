@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from statistics import median, median_low
 
 from perflab.measure.records import Measurement, Replicate
-from perflab.measured.records import MeasuredCase
 from perflab.results import Result
 
 
@@ -38,7 +37,7 @@ def judged(result: Result) -> Reading | None:
     here = record.summary
     if latency is not None and (record.paired or record.paired_to_anchor):
         # Phases of an unsettled case were judged before the turns, by other readings.
-        phases = {} if isinstance(record, MeasuredCase) else result.judgement.phases
+        phases = result.judgement.phases if record.compares else {}
         phases_ns = {name: change.now for name, change in phases.items()}
         return Reading(latency.now or here.median_ns, here.noise, here.samples, phases_ns=phases_ns)
     if record.fresh:

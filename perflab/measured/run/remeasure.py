@@ -103,7 +103,9 @@ class Remeasuring:
             else:
                 problem = "out of memory in a fresh process"
                 if found.measurement is not None:
-                    return replicate_of(found.measurement)
+                    problem = found.measurement.not_counted
+                    if problem is None or "counts" not in one.judgement.worse:
+                        return replicate_of(found.measurement)
         return f"could not be measured again: {problem}"
 
 
