@@ -228,6 +228,7 @@ NAMES_TIERS = {
 TIERS_AS_TEXT = {
     "plugin/fixtures.py": "of which tier a fixture makes a test a case",
     "documents.py": "keys of schema 1",
+    "history/results_files.py": "which of a case's two readings of a run stands",
 }
 """Common files that hold a tier's name as a text."""
 
