@@ -1,4 +1,4 @@
-"""Rounds of an A/B comparison: one fresh process a side; in each case the sides take turns.
+"""Rounds of an A/B comparison: one new process a side; in each case the sides take turns.
 
 How they take turns ``interleave.py`` knows. The log-ratio of a case in this pair of processes is the unit of
 statistics: processes differ by more than blocks of turns do.

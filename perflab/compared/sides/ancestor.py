@@ -1,4 +1,4 @@
-"""Starts the processes of a round from one ancestor, which has imported PyTorch: they differ by less, and start sooner.
+"""Forks the processes of a round from one ancestor, which has imported PyTorch: so they differ by less.
 
 Two fresh processes of the same code differ by several percent, in the pages of memory that the interpreter and the
 libraries came to lie in. Processes that are forked share these pages, and what they differ by is the code; each round
