@@ -12,7 +12,7 @@ from perflab.errors import UsageError
 from perflab.profiles.categories import categories
 from perflab.profiles.device import Kernel, device_sums
 from perflab.profiles.flops import flops_where_done
-from perflab.profiles.host import Key, Known, Sum, host_sums, in_order, matched
+from perflab.profiles.host import Key, Known, Sum, faster_half, host_sums, in_order, matched
 from perflab.profiles.placed import placed, within
 from perflab.profiles.places import Where
 from perflab.profiles.recording import Recorded
@@ -115,12 +115,15 @@ class Reading:
         self.cost_ns.append(0.0)
         self.cuda_calls.append(_summed(recorded.cuda_calls))
 
-    def profile(self, device: str, timer_ns: Sequence[float], notes: Sequence[str]) -> Profile:
-        """All calls together.
+    def profile(self, device: str, plain_ns: Sequence[float], notes: Sequence[str]) -> Profile:
+        """All calls together: the faster half of pairs, of a profiled call and a plain one in the same minute.
+
+        Rows and timer are of the same pairs. Of each their own faster half would be of different minutes, and a machine
+        that drifts would tell them apart.
 
         Args:
             device: ``cpu`` or ``cuda``.
-            timer_ns: how long calls took that were not profiled.
+            plain_ns: beside each profiled call, how long one took that was not profiled.
             notes: what a reader has to know.
         """
         said = list(notes)
@@ -130,8 +133,10 @@ class Reading:
             said.append(f"work of other threads on {named} is not shown: the call launches nothing there")
         if self.strangers > _STRANGERS * self.operators:
             said.append(f"calls differ: {self.strangers / self.operators:.0%} of operators have no place")
+        quiet = faster_half([one + beside for one, beside in zip(self.profiled_ns, plain_ns, strict=True)])
+        timer_ns, cost_ns = fmean(plain_ns[at] for at in quiet), fmean(self.cost_ns[at] for at in quiet)
         return summed_up(
-            device, self.sums, self.profiled_ns, timer_ns, fmean(self.cost_ns), said, cuda_calls=self.cuda_calls
+            device, self.sums, self.profiled_ns, quiet, timer_ns, cost_ns, said, cuda_calls=self.cuda_calls
         )
 
     def _by_call(self, recorded: Recorded) -> dict[int, Known]:

@@ -94,9 +94,9 @@ class Profile(Data, frozen=True):
     device: str
     """``cpu`` or ``cuda``."""
     calls: Annotated[int, msgspec.Meta(ge=1)]
-    """Profiled calls that the rows are the mean of: the faster half."""
+    """Profiled calls that the rows are the mean of: the faster half, each with the plain call beside it."""
     timer_ns: Positive
-    """One call without the profiler, timed between the profiled ones: the mean of the faster half."""
+    """One call without the profiler, timed between the profiled ones: the mean of those beside them."""
     profiled_ns: Positive
     """One call with it."""
     cost_ns: Share = 0.0

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from perflab.profiles.host import Key, Sum, each_key, faster_half
+from perflab.profiles.host import Key, Sum, each_key
 from perflab.profiles.records import ADDED, CudaCall, Profile, ProfileRow
 
 
@@ -14,37 +14,38 @@ def summed_up(
     device: str,
     calls: Sequence[Mapping[Key, Sum]],
     profiled_ns: Sequence[float],
-    timer_ns: Sequence[float],
+    quiet: Sequence[int],
+    timer_ns: float,
     cost_ns: float,
     notes: Sequence[str] = (),
     *,
     cuda_calls: Sequence[Mapping[str, Sum]] = (),
 ) -> Profile:
-    """The mean of the faster half of the calls, row by row.
+    """The mean of the quiet calls, row by row.
 
     Args:
         device: ``cpu`` or ``cuda``.
         calls: the divided time of each profiled call.
         profiled_ns: how long each of them took.
-        timer_ns: how long calls took that were not profiled.
+        quiet: which of them count.
+        timer_ns: how long one takes that is not profiled.
         cost_ns: what the profiler adds to a call.
         notes: what a reader has to know.
         cuda_calls: of each profiled call, the host's calls of CUDA by name; empty: they are not known.
     """
-    faster = faster_half(profiled_ns)
-    quiet = [calls[at] for at in faster]
-    rows = sorted((_row(key, quiet) for key in each_key(quiet)), key=lambda row: -row.time_ns)
+    counted = [calls[at] for at in quiet]
+    rows = sorted((_row(key, counted) for key in each_key(counted)), key=lambda row: -row.time_ns)
     return Profile(
         device=device,
         calls=len(quiet),
-        timer_ns=round(fmean(timer_ns[at] for at in faster_half(timer_ns)), 1),
-        profiled_ns=round(fmean(profiled_ns[at] for at in faster_half(profiled_ns)), 1),
+        timer_ns=round(timer_ns, 1),
+        profiled_ns=round(fmean(profiled_ns[at] for at in quiet), 1),
         cost_ns=round(cost_ns, 1),
         rows=rows,
         notes=list(notes),
         devices=len({row.device for row in rows}) or 1,
         gaps_apart=list(ADDED) if device == "cuda" else [],
-        cuda_calls=_cuda_calls([cuda_calls[at] for at in faster]) if cuda_calls else [],
+        cuda_calls=_cuda_calls([cuda_calls[at] for at in quiet]) if cuda_calls else [],
     )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from perflab.data import changed
 from perflab.errors import UsageError
@@ -40,12 +40,15 @@ if TYPE_CHECKING:
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
-LEAST_ROUNDS, MOST_ROUNDS = 2, 8
+MOST_ROUNDS = 8
 """How often profiled and plain calls take turns: the more often, the less a drifting machine tells them apart."""
+LEAST_ROUNDS, LEAST_ROUNDS_OF_LONG = 2, 4
+_LONG_NS = 1e8
+"""On a CPU, a call so long that what ran before it does not show in its time."""
 MOST_CALLS = 40
 """Profiled calls, at most: more say nothing new, and their events fill memory."""
 LEAST_CALLS = 12
-"""Calls that a profile takes at least: three that find places, one that is timed, and two rounds of four."""
+"""Calls that a profile takes at least: three that find places, one timed, and two rounds of four, or four of two."""
 LEAST_ON_CUDA = 5
 """Calls of a round there: one is only the beginning of the next, and plain calls begin on an idle device."""
 
@@ -91,33 +94,33 @@ def take_profile(
         notes.append(
             f"timed by the host's clock, until all {devices} devices are idle; the case's own times wait for {device}"
         )
-    call_ns = max(1.0, stopwatch.time(workload, 1).total_ns)
-    rounds, calls = _turns(plan.budget_ns / (3.5 * call_ns), LEAST_ON_CUDA if device.type == "cuda" else 1)
+    on_cuda = device.type == "cuda"
+    turns = _turns(plan.budget_ns, max(1.0, stopwatch.time(workload, 1).total_ns), on_cuda=on_cuda)
     backward = any(one.name.startswith(NODE) for one in known)
-    cost_ns = 0.0 if device.type == "cuda" else event_cost_ns(backward=backward)
-    reading = Reading(known, cost_ns)
+    reading = Reading(known, 0.0 if on_cuda else event_cost_ns(backward=backward))
     plain_ns: list[float] = []
     waiting: list[float] = []
     profilers = []
-    for number in range(rounds):
-        progress(f"profile: round {number + 1} of {rounds}")
-        workload.run()  # the first call after something else is slower than those that follow each other
-        if device.type == "cuda":  # as they follow each other, without waiting for the device between them
-            total_ns = stopwatch.time(workload, calls).total_ns if devices == 1 else _until_idle_ns(workload, calls)
-            plain_ns.append(total_ns / calls)
+    for number in range(turns.rounds):
+        progress(f"profile: round {number + 1} of {turns.rounds}")
+        if turns.has_first:
+            workload.run()
+        if on_cuda:  # as they follow each other, without waiting for the device between them
+            plain_ns += [_in_a_row_ns(workload, stopwatch, turns.calls, devices)] * (turns.calls - 1)
         else:
-            for _ in range(calls):
+            for _ in range(turns.calls):
                 total_ns, waits = _plain(workload, stopwatch)
                 plain_ns.append(total_ns)
                 waiting.append(waits)
         with recording(device.type) as profiler:
-            workload.run()
-            for _ in range(calls):
+            if turns.has_first:
+                workload.run()
+            for _ in range(turns.calls):
                 run_marked(workload)
         profilers.append(profiler)
     with collector_off():  # events are many and none is garbage: looking through them takes half of the time
         for profiler in profilers:
-            recorded = recorded_calls(profiler, calls)
+            recorded = recorded_calls(profiler, turns.calls)
             reading.add(device.type, recorded)
     if min(plain_ns) <= 0:
         raise UsageError("the clock did not move while a call was timed", "profile more work in a call")
@@ -157,21 +160,35 @@ def _with_waits(profile: Profile, share: float) -> Profile:
     return changed(profile, notes=[*profile.notes, said])
 
 
-def _until_idle_ns(workload: Workload, calls: int) -> int:
-    """How long calls in a row take until every device is idle: a stopwatch's events are of one device."""
+def _in_a_row_ns(workload: Workload, stopwatch: Stopwatch, calls: int, devices: int) -> float:
+    """A call's share of calls in a row. On several devices until all are idle: a stopwatch's events are of one."""
+    if devices == 1:
+        return stopwatch.time(workload, calls).total_ns / calls
     clock.wait_for_devices()
     begun_ns = clock.read_ns()
     for _ in range(calls):
         workload.run()
     clock.wait_for_devices()
-    return clock.read_ns() - begun_ns
+    return (clock.read_ns() - begun_ns) / calls
 
 
-def _turns(affordable: float, least: int) -> tuple[int, int]:
-    """Rounds, and profiled calls in each, where so many calls can be afforded and a round has so many at least."""
-    calls = int(min(MOST_CALLS, affordable))
-    rounds = max(LEAST_ROUNDS, min(MOST_ROUNDS, calls // least))
-    return rounds, max(least, calls // rounds)
+class _Turns(NamedTuple):
+    """How profiled and plain calls take turns."""
+
+    rounds: int
+    calls: int
+    """Of each kind in a round."""
+    has_first: bool
+    """Whether one more runs before them: the first call after something else is slower than those that follow."""
+
+
+def _turns(budget_ns: float, call_ns: float, *, on_cuda: bool) -> _Turns:
+    """As many as can be afforded, and a few at least."""
+    has_first = on_cuda or call_ns <= _LONG_NS
+    calls = int(min(MOST_CALLS, budget_ns / ((3.5 if has_first else 2.0) * call_ns)))
+    least = LEAST_ON_CUDA if on_cuda else 1
+    rounds = max(LEAST_ROUNDS if has_first else LEAST_ROUNDS_OF_LONG, min(MOST_ROUNDS, calls // least))
+    return _Turns(rounds, max(least, calls // rounds), has_first)
 
 
 def _write(files: Path, recorded: Recorded, known: Sequence[Known]) -> None:

@@ -27,6 +27,7 @@ from perflab.profiles.reading import Reading
 from perflab.profiles.recording import CALL, PHASE, Recorded
 from perflab.profiles.records import ADDED, Explanation, Part, Profile, ProfileRow
 from perflab.profiles.sum_up import summed_up
+from perflab.profiles.take import LEAST_CALLS, _turns
 from perflab.profiles.text import lines
 
 MIB = 1024 * 1024
@@ -429,7 +430,7 @@ def test_rows_of_several_devices_add_up_to_the_time_of_each() -> None:
     kernels = [Kernel("a", 0, 600_000, device=0), Kernel("b", 0, 200_000, device=1)]
     known = {0: Known("aten::mm", "products forward", "", Where())}
     sums = device_sums(kernels, {0: (0, 1_000_000), 1: (0, 1_000_000)}, known)
-    told = summed_up("cuda", [sums], [1e6], [1e6], 0.0)
+    told = summed_up("cuda", [sums], [1e6], [0], 1e6, 0.0)
     assert (told.devices, told.explained_ns, told.unexplained_ns) == (2, 2e6, 0)
     text = lines("case", told, 120)
     assert text[0].startswith("profile of case: one call, 1.00 ms on each of 2 devices, whose times are added up")
@@ -457,12 +458,31 @@ def row(operator: str, time_ns: float, instances: float = 1, module: str = "m", 
     return ProfileRow(operator=operator, module=module, time_ns=time_ns, instances=instances, **given)  # type: ignore[arg-type]
 
 
+def test_rows_and_timer_are_of_the_same_pairs_of_calls() -> None:
+    reading = Reading([Known("aten::mm", "products forward", "", Where())], 0.0)
+    for length in (100, 90):
+        root = nested([opened(CALL, 0, length), call("aten::mm", 0, length)])[0]
+        reading.add("cpu", [Recorded(root)])
+    told = reading.profile(
+        "cpu", [100.0, 200.0], []
+    )  # each alone, the 90 of one pair would be set beside the 100 of the other
+    assert (told.calls, told.timer_ns, told.profiled_ns, told.explained_ns) == (1, 100, 100, 100)
+
+
+def test_long_calls_take_turns_more_often_and_need_none_before_them() -> None:
+    turns = [_turns(3e9, call_ns, on_cuda=False) for call_ns in (1e6, 99e6, 101e6, 2e9)]
+    assert turns == [(8, 5, True), (8, 1, True), (8, 1, False), (4, 1, False)]
+    fewest = [_turns(0.0, call_ns, on_cuda=False) for call_ns in (1e6, 2e9)]
+    assert [4 + 2 * one.rounds * (one.calls + one.has_first) for one in fewest] == [LEAST_CALLS] * 2
+    assert _turns(0.0, 2e9, on_cuda=True) == (2, 5, True)
+
+
 def test_a_profile_is_the_mean_of_the_faster_half_and_adds_up_to_it() -> None:
     found = []
     for length in (100, 110, 500):
         root, known = known_by_id([opened("call", 0, length), call("a", 10, length - 10)])
         found.append(host_sums(root, known, (), 0.0))
-    told = summed_up("cpu", found, [100, 110, 500], [90, 100, 900], 0.0)
+    told = summed_up("cpu", found, [100, 110, 500], [0, 1], 95, 0.0)
     assert (told.calls, told.timer_ns, told.explained_ns) == (2, 95, 105)
     assert told.unexplained_ns == -10
 
@@ -488,7 +508,7 @@ def test_a_single_call_is_one_call() -> None:
 
 def test_what_the_profiler_adds_to_a_call_on_cuda_is_said() -> None:
     sums = device_sums([Kernel("k", 0, 100)], {0: (0, 120)}, {})
-    told = summed_up("cuda", [sums], [120], [100], 0.0, cuda_calls=[{"cudaLaunchKernel": Sum(3, 90)}])
+    told = summed_up("cuda", [sums], [120], [0], 100, 0.0, cuda_calls=[{"cudaLaunchKernel": Sum(3, 90)}])
     assert lines("c", told, 120)[0].endswith("; the profiler makes a call 20.0 ns longer, mostly as host wait")
 
 
@@ -500,7 +520,7 @@ def test_work_of_no_category_counts_as_unexplained() -> None:
 def test_cudas_calls_on_the_host_stand_beside_the_sum() -> None:
     calls = [{"cudaLaunchKernel": Sum(3, 3000), "cuLaunchKernelEx": Sum(1, 500), "cudaStreamSynchronize": Sum(1, 9e6)}]
     sums = device_sums([Kernel("k", 0, 100)], {0: (0, 100)}, {})
-    told = summed_up("cuda", [sums], [100], [100], 0.0, cuda_calls=calls)
+    told = summed_up("cuda", [sums], [100], [0], 100, 0.0, cuda_calls=calls)
     assert [one.name for one in told.cuda_calls] == ["cudaStreamSynchronize", "cudaLaunchKernel", "cuLaunchKernelEx"]
     assert "  beside it, on the host, CUDA's calls: 9.00 ms in 1 wait · 3.50 µs in 4 launches" in lines("c", told, 120)
     assert told.explained_ns == 100
