@@ -7,6 +7,7 @@ import copy
 import itertools
 import json
 import threading
+import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -235,6 +236,27 @@ def test_what_was_written_for_other_tools_reads_and_names_modules(tmp_path: Path
     assert "blocks.*.attention.q" in modules
     folded = (tmp_path / "step.folded").read_text().splitlines()
     assert any(line.startswith("forward;blocks.*.attention.q;aten::linear;aten::matmul;aten::mm ") for line in folded)
+
+
+def test_what_is_written_is_a_call_like_the_rows_and_not_one_that_was_disturbed(tmp_path: Path) -> None:
+    a = torch.ones(16)
+    calls: list[Tensor] = []
+
+    def run() -> None:
+        if len(calls) == slow:
+            time.sleep(0.2)
+        calls.append(a * a)
+
+    def written_ns() -> int:
+        calls.clear()
+        take_profile(Workload(run, (), {}), CPU, stopwatch_for(CPU), plan, lambda _what: None)
+        return sum(int(line.rpartition(" ")[2]) for line in (tmp_path / "case.folded").read_text().splitlines())
+
+    slow, plan = -1, ProfilePlan(0.0, tmp_path / "case")
+    written_ns()
+    slow = len(calls) - 1  # the last of as many
+    assert written_ns() < 200e6
+    assert len(calls) == slow + 1
 
 
 def test_profiling_leaves_the_model_as_it_was() -> None:

@@ -184,7 +184,7 @@ def case_reading(
         return replace(reading, problem="the kernels of its calls were not recorded")
     differ = strangers > _STRANGERS * count
     notes = [f"calls differ: {strangers / count:.0%} of kernels have no operator"] if differ else []
-    profile = summed_up("cuda", divided, lengths_ns, faster_half(lengths_ns), _quiet(device_ns), 0.0, notes)
+    profile = summed_up("cuda", divided, lengths_ns, faster_half(lengths_ns), _quiet(device_ns), notes=notes)
     return replace(reading, profile=profile)
 
 
