@@ -41,7 +41,9 @@ def explanation_texts(found: Explanation, *, timed: bool, most: int = MOST, brie
         brief: leave out what else changed in number beside the operator that leads a part.
     """
     on_device = [part for part in found.parts if part.category != ON_HOST]
-    on_host = [_what(part, brief=brief) for part in found.parts if part.category == ON_HOST] if most else []
+    host = [part for part in found.parts if part.category == ON_HOST]
+    on_host = [_what(part, brief=brief) for part in host[:most]]
+    on_host += [f"{format_count(len(host) - most, 'more place')} {ON_HOST}"] if 0 < most < len(host) else []
     shown = _shown(on_device, most)
     others = [part for part in on_device if not any(part is one for one in shown)]
     problem = [found.problem] if found.problem is not None else []
@@ -107,7 +109,7 @@ def _blocks(part: PeakChange, callers: int) -> str:
 
 def _what(part: Part, *, brief: bool) -> str:
     where = f" in {part.module}" if part.module else f" in {part.phases[0]}" if part.phases else ""
-    where = f" {ON_HOST}" if part.category == ON_HOST else where
+    where = f"{where} {ON_HOST}" if part.category == ON_HOST else where
     line = f" ({part.line})" if part.line else ""
     others = f", with {', '.join(part.others)}" if part.others and not brief else ""
     if part.again:

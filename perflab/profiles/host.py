@@ -11,6 +11,7 @@ from perflab.profiles.alignment import STRANGER, aligned
 from perflab.profiles.events import Call
 from perflab.profiles.placed import Phase, operators
 from perflab.profiles.places import Where
+from perflab.profiles.records import DISPATCH
 
 NOWHERE = Where()
 
@@ -89,7 +90,7 @@ def host_sums(root: Call, known: Mapping[int, Known], phases: Sequence[Phase]) -
             continue
         total = found.get(id(one))
         if total is None:
-            total = found[id(one)] = sums[_key(one)]
+            total = found[id(one)] = sums[key_of(one, one.category)]
         total.instances += 1
         total.time_ns += call.self_ns
         total.events += len(call.children)
@@ -97,10 +98,11 @@ def host_sums(root: Call, known: Mapping[int, Known], phases: Sequence[Phase]) -
     return sums
 
 
-def _key(one: Known) -> Key:
-    shown = one.category != "dispatch"
+def key_of(one: Known, category: str) -> Key:
+    """That of an operator on the host. Rows of PyTorch's own work, many small calls, have no lines and shapes."""
+    shown = category != DISPATCH
     return Key(
-        one.category,
+        category,
         one.name,
         "",
         one.phase,

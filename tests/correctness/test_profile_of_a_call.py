@@ -412,7 +412,30 @@ def test_blocks_that_a_checkpoint_computes_again_on_cuda_are_one_cause(on_cuda: 
 @needs_cuda
 def test_kernels_and_gaps_on_cuda_add_up_to_the_calls(on_cuda: Profile) -> None:
     assert on_cuda.explained_ns == pytest.approx(on_cuda.profiled_ns, rel=1e-3)
-    assert {row.category for row in on_cuda.rows if not row.kernel} <= {"host wait", "launches", "kernel wait"}
+    assert {row.category for row in on_cuda.rows if row.time_ns and not row.kernel} <= {
+        "host wait",
+        "launches",
+        "kernel wait",
+    }
+
+
+@needs_cuda
+def test_operators_that_launch_nothing_on_cuda_are_counted_and_one_more_of_them_is_named() -> None:
+    def found(views: int) -> Profile:
+        linear = nn.Linear(8, 8, device=CUDA)
+
+        def run(x: Tensor) -> Tensor:
+            for _ in range(views):
+                x = x.view(2, 4, 8).view(8, 8)
+            return linear(x)  # type: ignore[no-any-return]
+
+        work = Workload(run, (torch.ones(8, 8, device=CUDA),), {})
+        return take_profile(work, CUDA, stopwatch_for(CUDA), ProfilePlan(0.0), lambda _what: None)
+
+    base, head = found(1), found(4)
+    assert {row.operator: row.instances for row in base.rows if row.time_ns == 0}["aten::view"] == 2
+    told = explain(base, head, "main", None)
+    assert explanation_texts(told, timed=False) == ["6 more aten::view on the host"]
 
 
 @needs_cuda
