@@ -16,6 +16,7 @@ from perflab.profiles.records import (
     Part,
     PeakChange,
     PeakExplanation,
+    PeakPart,
 )
 from perflab.units import format_bytes, format_count, format_ns, format_signed
 
@@ -96,8 +97,7 @@ def peak_texts(found: PeakExplanation, *, most: int = MOST, callers: int = CALLE
 def _blocks(part: PeakChange, callers: int) -> str:
     of = f" of {part.operator}" if part.operator else ""
     where = f" in {part.module}" if part.module else ""
-    stack = part.stack[: callers + 1] or [part.line]
-    line = f" ({' < '.join(stack)})" if part.line else ""
+    line = line_text(part, callers)
     if part.category == LET_GO:
         # What is let go counts below zero: one block less makes the peak higher.
         less = "less" if part.change_bytes > 0 else "more"
@@ -105,6 +105,11 @@ def _blocks(part: PeakChange, callers: int) -> str:
     many = f"{abs(part.more)} {'more' if part.more > 0 else 'fewer'} block{'s' * (abs(part.more) != 1)}"
     grown = "larger blocks" if part.change_bytes > 0 else "smaller blocks"
     return f"{many if part.more else grown}{of}{where}{line}, {part.category}"
+
+
+def line_text(part: PeakPart | PeakChange, callers: int = CALLERS) -> str:
+    """The line that asked for blocks and so many that called it: `` (net.py:9 < train.py:5)``; ``""`` if not known."""
+    return f" ({' < '.join(part.stack[: callers + 1] or [part.line])})" if part.line else ""
 
 
 def _what(part: Part, *, brief: bool) -> str:
