@@ -16,14 +16,12 @@ from perflab.profiles.records import (
     Part,
     PeakChange,
     PeakExplanation,
-    PeakPart,
 )
 from perflab.units import format_bytes, format_count, format_ns, format_signed
+from perflab.user_lines import CALLERS, with_callers
 
 _MODULES = 3
 """That are named of those that are computed again."""
-CALLERS = 2
-"""Of a line, in the text; the results file has all of them."""
 _ON = {SAME: " at the same shapes", VARY: " on inputs that vary"}
 _CALLED = {DISPATCH: "of PyTorch's own operators, such as views"}
 _RESOLUTION = 0.001
@@ -97,7 +95,7 @@ def peak_texts(found: PeakExplanation, *, most: int = MOST, callers: int = CALLE
 def _blocks(part: PeakChange, callers: int) -> str:
     of = f" of {part.operator}" if part.operator else ""
     where = f" in {part.module}" if part.module else ""
-    line = line_text(part, callers)
+    line = f" ({with_callers(part.line, part.stack, callers)})" if part.line else ""
     if part.category == LET_GO:
         # What is let go counts below zero: one block less makes the peak higher.
         less = "less" if part.change_bytes > 0 else "more"
@@ -105,11 +103,6 @@ def _blocks(part: PeakChange, callers: int) -> str:
     many = f"{abs(part.more)} {'more' if part.more > 0 else 'fewer'} block{'s' * (abs(part.more) != 1)}"
     grown = "larger blocks" if part.change_bytes > 0 else "smaller blocks"
     return f"{many if part.more else grown}{of}{where}{line}, {part.category}"
-
-
-def line_text(part: PeakPart | PeakChange, callers: int = CALLERS) -> str:
-    """The line that asked for blocks and so many that called it: `` (net.py:9 < train.py:5)``; ``""`` if not known."""
-    return f" ({' < '.join(part.stack[: callers + 1] or [part.line])})" if part.line else ""
 
 
 def _what(part: Part, *, brief: bool) -> str:

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from perflab.measure.records import OutOfMemory
-from perflab.profiles.explanation_text import line_text
 from perflab.profiles.records import PeakPart
 from perflab.units import format_bytes
+from perflab.user_lines import with_callers
 
 MOST = 5
 """Rows of what was alive; the results file has all of them."""
@@ -69,4 +69,5 @@ def _sums(parts: Iterable[PeakPart], name_of: Callable[[PeakPart], str]) -> list
 
 def _place(part: PeakPart) -> str:
     where = f" in {part.module}" if part.module else ""
-    return f"{part.operator or 'code'}{where}{line_text(part)}" if part.operator or part.line else ""
+    line = f" ({with_callers(part.line, part.stack)})" if part.line else ""
+    return f"{part.operator or 'code'}{where}{line}" if part.operator or part.line else ""
