@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import sqlite3
@@ -344,7 +345,10 @@ profile)
     done
     echo > $out.nsys-rep
     "$@" ;;
-export) cp run.sqlite report.sqlite ;;
+export)
+    for given; do
+        case $given in --output=*) cp run.sqlite "${given#--output=}" ;; esac
+    done ;;
 esac
 """
 
@@ -361,6 +365,27 @@ def test_a_command_runs_under_nsys_with_its_ranges_and_its_status_is_kept(
     assert f"profile of {CASE}: one call, 581 µs on cuda" in text
     given = (tmp_path / "arguments").read_text().splitlines()
     assert {"--trace=cuda,nvtx", "--sample=none", "--output=report"} <= set(given)
+
+
+def test_an_export_of_an_earlier_run_is_never_shown_as_this_one_s(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(tmp_path, NSYS)
+    write_run(tmp_path / "run.sqlite")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.chdir(tmp_path)
+    run = ("--output=report", "--", "sh", "-c", "true")
+    assert said(capsys, *run)[0] == 0
+    later = (tmp_path / "report.sqlite").stat().st_mtime + 1000
+    os.utime(tmp_path / "report.sqlite", (later, later))
+    program(tmp_path, NSYS.replace("cp run.sqlite", "true"))
+    for arguments in (run, ("report.nsys-rep",)):
+        status, text = said(capsys, *arguments)
+        assert status == 2
+        assert "nsys cannot export report.nsys-rep: it ended with status 0 and wrote nothing\n  -> " in text
+    program(tmp_path, NSYS.replace("cp run.sqlite", "head -c 5000 run.sqlite >").replace("done ;;", "done; exit 1 ;;"))
+    assert said(capsys, "report.nsys-rep")[0] == 2
+    assert not (tmp_path / "report.sqlite").exists()
 
 
 def test_one_case_of_a_run_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -397,7 +422,7 @@ def test_a_program_without_arguments_is_profiled_and_an_export_that_can_be_execu
 def test_results_are_written_beside_a_report_of_any_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program(tmp_path, NSYS.replace("sh) break", "pytest) break").replace("report.sqlite", '"$PWD/it\'s/report.sqlite"'))
+    program(tmp_path, NSYS.replace("sh) break", "pytest) break"))
     write_run(tmp_path / "run.sqlite")
     (tmp_path / "pytest").write_text('#!/bin/sh\necho "$PYTEST_ADDOPTS" > given\n')
     (tmp_path / "pytest").chmod(0o755)
