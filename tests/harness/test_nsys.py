@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shlex
 import shutil
 import sqlite3
@@ -258,6 +259,24 @@ def test_a_file_that_is_damaged_inside_is_refused(tmp_path: Path, capsys: pytest
     status, text = said(capsys, str(path))
     assert status == 2
     assert "damaged.sqlite is damaged: database disk image is malformed" in text
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[1:], ids=lambda layout: layout.product)
+def test_bytes_changed_anywhere_give_a_table_or_an_error_in_two_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], layout: Layout
+) -> None:
+    whole = write_run(tmp_path / "run.sqlite", layout, calls=3, with_operators=2).read_bytes()
+    path = tmp_path / "changed.sqlite"
+    for seed in range(150):
+        chance = random.Random(seed)
+        changed = bytearray(whole)
+        for _ in range(chance.choice((1, 3, 20, 200))):
+            most = chance.choice((8192, len(whole)))  # the schema stands at the beginning
+            changed[chance.randrange(most)] = chance.randrange(256)
+        path.write_bytes(changed)
+        status, text = said(capsys, str(path))
+        assert status == 0 or (status == 2 and text.startswith("perflab nsys: ") and text.count("\n  -> ") == 1), seed
+        assert all(line.isprintable() for line in text.split("\n")), seed
 
 
 @pytest.mark.parametrize("value", ["'soon'", "x'00'", "1e300", "NULL"])

@@ -71,6 +71,8 @@ class Export:
                 yield row
         except sqlite3.DatabaseError as error:
             raise ExportError(f"{self.path} is damaged: {error}", _AGAIN) from error
+        except UnicodeDecodeError as error:  # in what SQLite says, which quotes the file
+            raise ExportError(f"{self.path} is damaged: {error.object.decode(errors='replace')}", _AGAIN) from error
 
     @cached_property
     def tables(self) -> dict[str, frozenset[str]]:

@@ -76,7 +76,9 @@ def _opened(
     found, unclosed, backwards = [], 0, 0
     known: dict[str, str] = {}
     for text, start_ns, end_ns, thread, kind, domain in rows:
-        name = known.setdefault(text, text)  # one object for all that are called the same
+        name = known.setdefault(
+            text, str(text)
+        )  # one object for all that are called the same; a damaged one is no text
         unclosed += end_ns is None
         end_ns = last_ns() if end_ns is None else end_ns
         if end_ns < start_ns:
