@@ -498,6 +498,17 @@ def test_a_range_within_one_of_its_own_name_counts_with_it_and_its_time_once(tmp
     assert (found.kernels, found.busy_ns, found.device_ns) == (1, 100 * US, 100 * US)
 
 
+def test_a_call_of_range_within_one_of_its_own_name_is_a_part_of_it(tmp_path: Path) -> None:
+    maker = Maker(tmp_path / "nested.sqlite")
+    for begin in range(0, 6000, 1000):
+        maker.range("step", begin * US, (begin + 900) * US)
+        maker.range("forward", (begin + 50) * US, (begin + 850) * US)
+        maker.range("step", (begin + 100) * US, (begin + 800) * US)
+        maker.launch("kernel", (begin + 200) * US, (begin + 210) * US, (begin + 300) * US)
+    (case,) = reading_of(maker.close(), "step").cases
+    assert (case.calls, case.host_ns) == (6, 900 * US)
+
+
 def test_ranges_of_a_library_s_own_domain_do_not_keep_a_thread_s_kernels_from_the_program_s_ranges(
     tmp_path: Path,
 ) -> None:

@@ -80,7 +80,7 @@ def cases_of(ranges: Ranges) -> dict[str, Case]:
 
 def cases_named(ranges: Ranges, name: str) -> dict[str, Case]:
     """All ranges of one name, as the calls of a case."""
-    calls = [number for number, one in enumerate(ranges.all) if one.name == name]
+    calls = ranges.outermost(name)
     case = Case(calls)
     case.with_operators = sorted({*case.kept[:1], *calls[-1:]})  # PyTorch's ranges may come in the last ones alone
     return {name: case} if calls else {}
