@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shlex
 import shutil
 import sqlite3
@@ -142,7 +143,7 @@ def test_ranges_of_any_name_are_calls_if_they_are_asked_for(tmp_path: Path) -> N
     assert {row.operator for row in case.profile.rows} == {"", "aten::addmm", "aten::bmm", "aten::_softmax"}
     (case,) = reading_of(write_run(tmp_path / "bare.sqlite", with_operators=0), "forward").cases
     assert (case.calls, case.profile) == (10, None)
-    assert case.problem.startswith("no range of an operator in its calls")
+    assert case.problem.startswith("its calls have no ranges of operators")
 
 
 @pytest.mark.parametrize(
@@ -305,13 +306,38 @@ def test_tables_and_columns_that_are_missing_are_named(tmp_path: Path, capsys: p
     connection.commit()
     status, text = said(capsys, str(path))
     assert status == 0
-    assert "kernels have no call of CUDA that launched them: no range" in text
+    assert (
+        "could not look at the ranges of kernels, because the export has no table CUPTI_ACTIVITY_KIND_RUNTIME: trace"
+        in one_lined(text)
+    )
+    problem = "for 140 of 140 kernels the export does not say what launched them"
+    assert f"could not look at the operators of {CASE}, because {problem}" in one_lined(text)
     connection.execute("DROP TABLE NVTX_EVENTS")
     connection.execute("CREATE TABLE NVTX_EVENTS (begin INTEGER)")
     connection.close()
     status, text = said(capsys, str(path))
     assert status == 2
     assert "NVTX_EVENTS has no column start, end, eventType, globalTid" in text
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[1:], ids=lambda layout: layout.product)
+def test_without_the_table_of_names_kernels_stay_apart_and_a_note_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], layout: Layout
+) -> None:
+    path = write_run(tmp_path / "run.sqlite", layout)
+    connection = sqlite3.connect(path)
+    connection.execute("DROP TABLE StringIds")
+    connection.close()
+    status, text = said(capsys, str(path))
+    assert status == 0
+    problem = "could not look at names of kernels, and of ranges that have them there, because the export has no table"
+    assert f"note: {problem} StringIds: export all tables" in one_lined(text)
+    assert len(set(re.findall(r"^  kernel (\d+) ", text, re.MULTILINE))) == 6
+    if layout.registered:
+        assert "(no name)" in text
+        assert f"run.sqlite has no range 'step'; {problem} StringIds" in said(capsys, str(path), "--range=step")[1]
+    else:
+        assert f"profile of {CASE}" in text
 
 
 def test_without_nsys_a_run_and_a_report_say_how_to_get_it(

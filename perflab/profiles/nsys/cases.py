@@ -30,7 +30,9 @@ MOST_KERNELS = 300_000
 """Kernels of cases that are taken one by one, at most; but each case has two calls."""
 _STRANGERS = 0.05
 _LEFT_OUT = f"the first {MOST_EVENTS:,} ranges of operators are of other cases: read it with --case"
-_NO_OPERATORS = "no range of an operator in its calls: PERFLAB_NVTX=1, or emit_nvtx(record_shapes=True)"
+_NO_OPERATORS = (
+    "its calls have no ranges of operators: record them with PERFLAB_NVTX=1, or under emit_nvtx(record_shapes=True)"
+)
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,7 @@ def case_reading(
         name, len(case.timed), _quiet(host_ns), _quiet(device_ns), _phases(quiet, children, ranges, sums)
     )
     if not device_ns:
-        return replace(reading, problem="no kernel was launched in its calls")
+        return replace(reading, problem=_why_no_kernel(sums))
     if case.with_operators and not any(at in asked for at in case.with_operators):
         return replace(reading, problem=_LEFT_OUT)
     best = max((asked[at] for at in case.with_operators if at in asked), key=lambda one: one.by_operators, default=None)
@@ -186,6 +188,14 @@ def case_reading(
     notes = [f"calls differ: {strangers / count:.0%} of kernels have no operator"] if differ else []
     profile = summed_up("cuda", divided, lengths_ns, faster_half(lengths_ns), _quiet(device_ns), 0.0, notes)
     return replace(reading, profile=profile)
+
+
+def _why_no_kernel(sums: Sums) -> str:
+    if not sums.count:
+        return "the export has no kernel"
+    if sums.without_call:
+        return f"for {sums.without_call:,} of {sums.count:,} kernels the export does not say what launched them"
+    return "no kernel was launched in its calls"
 
 
 def _phases(

@@ -24,6 +24,8 @@ API = "CUPTI_ACTIVITY_KIND_RUNTIME"
 RANGES = "NVTX_EVENTS"
 STRINGS = "StringIds"
 _OURS = (KERNELS, COPIES, FILLS, API, RANGES)
+WORK = (KERNELS, COPIES, FILLS)
+"""Tables of what a device did."""
 _NEEDED = {
     KERNELS: ("start", "end", "correlationId"),
     COPIES: ("start", "end", "correlationId"),
@@ -91,6 +93,21 @@ class Export:
             )
         return True
 
+    def missing(self) -> list[str]:
+        """What cannot be looked at, and the table that is missing for it."""
+        has_work = any(map(self.has, WORK))
+        without = (
+            ("ranges", RANGES, self.has(RANGES), "trace nvtx too"),
+            ("kernels", "of CUDA work", has_work, "trace cuda too, on a GPU"),
+            ("the ranges of kernels", API, self.has(API) or not has_work, "trace cuda too, and export all tables"),
+            ("names of kernels, and of ranges that have them there", STRINGS, self.has(STRINGS), "export all tables"),
+        )
+        return [
+            f"could not look at {what}, because the export has no table {table}: {remedy}"
+            for what, table, is_there, remedy in without
+            if not is_there
+        ]
+
     @cached_property
     def version(self) -> str:
         """``2022.4.2.1, schema 3.0.0``; ``""`` where the export does not say."""
@@ -122,7 +139,7 @@ class Export:
         """Processes that launched work, or opened ranges where none did."""
         calling = self._processes_in(API, "globalTid")
         if not calling:
-            calling = set().union(*(self._processes_in(table, "globalPid") for table in (KERNELS, COPIES, FILLS)))
+            calling = set().union(*(self._processes_in(table, "globalPid") for table in WORK))
         return sorted(calling or self.processes_with_ranges)
 
     @cached_property

@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from perflab.kernel_names import kernel_name
-from perflab.profiles.nsys.export import API, COPIES, FILLS, KERNELS, STRINGS, Export, ExportError, quoted
+from perflab.profiles.nsys.export import API, FILLS, KERNELS, STRINGS, WORK, Export, ExportError, quoted
 from perflab.profiles.nsys.ranges import NONE, Ranges, Totals
 
 _NAMES = ("demangledName", "shortName", "nameId", "name")
@@ -112,7 +112,7 @@ def launches_of(export: Export, process: int) -> Iterator[_Row]:
     Raises:
         ExportError: what belongs to which process cannot be known, or the file is damaged.
     """
-    for table in (KERNELS, COPIES, FILLS):
+    for table in WORK:
         if export.has(table):
             yield from _launches(export, table, process)
 
@@ -222,7 +222,7 @@ class Names:
     def _read(self, number: int) -> str:
         if number <= COPY:
             return _COPY_KINDS.get(COPY - number, "copy")
-        if not self._export.has(STRINGS):
-            return "kernel"
-        found = next(self._export.rows(f"SELECT value FROM {STRINGS} WHERE id = ?", number), None)
-        return kernel_name(str(found[0])) if found is not None else "kernel"
+        found = None
+        if self._export.has(STRINGS):
+            found = next(self._export.rows(f"SELECT value FROM {STRINGS} WHERE id = ?", number), None)
+        return kernel_name(str(found[0])) if found is not None else f"kernel {number}"
