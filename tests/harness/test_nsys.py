@@ -92,6 +92,21 @@ def test_a_call_and_its_phases_stand_beside_the_timer_s(tmp_path: Path) -> None:
     assert ["optimizer", "117", "µs", "40.0", "µs"] in text
 
 
+def test_phases_of_a_call_add_up_to_no_more_than_the_call(tmp_path: Path) -> None:
+    """Calls that are fast on the host are slow on the device: the device waits for the host in the others."""
+    maker = Maker(tmp_path / "uneven.sqlite")
+    for at in range(8):
+        begin, host_us, device_us = at * 2000 * US, (300, 600)[at % 2], (900, 500)[at % 2]
+        maker.range("step", begin, begin + host_us * US)
+        for phase, begins_us in (("forward", 0), ("backward", host_us // 2)):
+            called = begin + begins_us * US + US
+            maker.range(phase, called, called + (host_us // 2 - 2) * US)
+            maker.launch(phase, called + US, begin + begins_us * US + 5 * US, begin + (begins_us + device_us // 2) * US)
+    (case,) = reading_of(maker.close(), "step").cases
+    for at, whole_ns in enumerate((case.host_ns, case.device_ns)):
+        assert 0 < sum(times[at] for times in case.phases.values()) <= whole_ns
+
+
 def test_kernels_of_the_backward_belong_to_the_forward_s_module_and_line(tmp_path: Path) -> None:
     (case,) = reading_of(write_run(tmp_path / "run.sqlite")).cases
     assert case.profile is not None

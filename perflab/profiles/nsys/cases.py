@@ -42,7 +42,8 @@ class CaseReading:
     name: str
     calls: int
     host_ns: float
-    """One call's range, on the host."""
+    """One call's range, on the host. All times are means of the same calls: the faster half, on the device if any was
+    there."""
     device_ns: float
     """One call on the device: from the end of the call before to its own."""
     phases: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -151,12 +152,17 @@ def case_reading(
     children: Mapping[int, list[int]],
 ) -> CaseReading:
     """Time of one call, and its profile. ``most``: kernels to take one by one."""
-    host_ns = [float(ranges.all[at].end_ns - ranges.all[at].start_ns) for at in case.timed]
+    host_ns = {at: float(ranges.all[at].end_ns - ranges.all[at].start_ns) for at in case.timed}
     spans = dict(_device_spans(case.timed, ranges, sums))
-    device_ns = [float(end_ns - begin_ns) for begin_ns, end_ns in spans.values() if end_ns > begin_ns]
-    quiet = [case.timed[at] for at in faster_half(host_ns)]
+    device_ns = {at: float(end_ns - begin_ns) for at, (begin_ns, end_ns) in spans.items() if end_ns > begin_ns}
+    numbers = list(device_ns or host_ns)
+    chosen = [numbers[at] for at in faster_half(list((device_ns or host_ns).values()))]
     reading = CaseReading(
-        name, len(case.timed), _quiet(host_ns), _quiet(device_ns), _phases(quiet, children, ranges, sums)
+        name,
+        len(case.timed),
+        fmean(host_ns[at] for at in chosen),
+        fmean(device_ns[at] for at in chosen) if device_ns else 0.0,
+        _phases(chosen, children, ranges, sums),
     )
     if not device_ns:
         return replace(reading, problem=_why_no_kernel(sums))
@@ -186,7 +192,7 @@ def case_reading(
         return replace(reading, problem="the kernels of its calls were not recorded")
     differ = strangers > _STRANGERS * count
     notes = [f"calls differ: {strangers / count:.0%} of kernels have no operator"] if differ else []
-    profile = summed_up("cuda", divided, lengths_ns, faster_half(lengths_ns), _quiet(device_ns), 0.0, notes)
+    profile = summed_up("cuda", divided, lengths_ns, faster_half(lengths_ns), reading.device_ns, 0.0, notes)
     return replace(reading, profile=profile)
 
 
@@ -210,10 +216,6 @@ def _phases(
         both[0] += one.end_ns - one.start_ns
         both[1] += totals.last_ns[child] - totals.first_ns[child] if totals.kernels[child] else 0
     return {name: (host_ns / len(calls), device_ns / len(calls)) for name, (host_ns, device_ns) in found.items()}
-
-
-def _quiet(times_ns: Sequence[float]) -> float:
-    return fmean(times_ns[at] for at in faster_half(times_ns)) if times_ns else 0.0
 
 
 def _device_spans(calls: Sequence[int], ranges: Ranges, sums: Sums) -> Iterator[tuple[int, tuple[int, int]]]:
