@@ -227,12 +227,12 @@ def test_names_of_any_characters_are_shown_on_their_line(tmp_path: Path, capsys:
 def test_two_processes_are_listed_and_one_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     maker = Maker(tmp_path / "two.sqlite")
     maker.launch("ours", 10 * US, 20 * US, 30 * US)
-    maker.process(77, "worker")
+    maker.process(77, "wor\x1b[31mk\ner")
     maker.launch("theirs", 10 * US, 20 * US, 90 * US, thread=77, process=77)
     path = str(maker.close())
     status, text = said(capsys, path)
     assert status == 2
-    assert "has 2 processes with ranges or CUDA work: 77 (worker), 4321 (python)" in text
+    assert "has 2 processes with ranges or CUDA work: 77 (wor\\x1b[31mk er), 4321 (python)" in text
     assert f"\n  -> name one: perflab nsys --process=PID {path}" in text
     status, text = said(capsys, path, "--process=77")
     assert status == 0
@@ -295,9 +295,11 @@ def test_bytes_changed_anywhere_give_a_table_or_an_error_in_two_lines(
         assert all(line.isprintable() for line in text.split("\n")), seed
 
 
-@pytest.mark.parametrize("value", ["'soon'", "x'00'", "1e300", "NULL"])
-def test_values_of_another_kind_are_refused_or_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], value: str
+@pytest.mark.parametrize(
+    ("value", "shown"), [("'soon'", "'soon'"), ("x'00'", r"b'\x00'"), ("50000000.5", "50000000.5"), ("NULL", "None")]
+)
+def test_values_of_another_kind_are_named_by_table_and_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], value: str, shown: str
 ) -> None:
     path = write_run(tmp_path / "run.sqlite")
     connection = sqlite3.connect(path)
@@ -311,7 +313,41 @@ def test_values_of_another_kind_are_refused_or_left_out(
     connection.commit()
     connection.close()
     status, text = said(capsys, str(path))
-    assert status == 0 or "has values that no nsys writes" in text
+    assert status == 2
+    odd = f"CUPTI_ACTIVITY_KIND_KERNEL, row 3: end is {shown}, which is no whole number"
+    assert f"run.sqlite has a value that no nsys writes: {odd}\n  -> export it again with nsys" in text
+
+
+def test_kernels_and_ranges_without_an_end_that_can_be_are_left_out_and_a_note_says_so(tmp_path: Path) -> None:
+    maker = Maker(tmp_path / "endless.sqlite")
+    maker.range("step", 0, 100 * US)
+    maker.range("endless", 0, 2**63 - 1)
+    for end in (5 * US, 30 * US, 2**63 - 1):
+        maker.launch("kernel", 10 * US, 20 * US, end)
+    reading = reading_of(maker.close())
+    assert [(one.path, one.busy_ns) for one in reading.ranges] == [(("step",), 10 * US)]
+    assert [note.partition(",")[0] for note in reading.notes] == [
+        "1 ranges end before they begin",
+        "2 kernels end before they begin",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("pytest", "-m", "perf"), "unrecognized arguments: -m perf; write -- before the command to profile: perflab"),
+        (("a.sqlite", "b.nsys-rep"), "2 files to read: a.sqlite, b.nsys-rep\n  -> read one at a time: perflab nsys a"),
+    ],
+)
+def test_arguments_that_do_not_fit_say_what_to_write(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], problem: str
+) -> None:
+    try:
+        status = main(["nsys", *arguments])
+    except SystemExit as ended:  # argparse's
+        status = int(ended.code or 0)
+    assert status == 2
+    assert problem in capsys.readouterr().err
 
 
 def test_tables_and_columns_that_are_missing_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import quote
 
 from perflab.errors import PerflabError
+from perflab.report.escaping import one_line
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 COPIES = "CUPTI_ACTIVITY_KIND_MEMCPY"
@@ -39,10 +40,17 @@ _VERSIONS = ("META_DATA_EXPORT", "EXPORT_META_DATA")
 _HEADER = b"SQLite format 3\x00"
 _AGAIN = "export it again: nsys export --type=sqlite --force-overwrite=true REPORT.nsys-rep"
 _CACHE_KIB = 65536
+LONGEST_NS = 7 * 86_400 * 10**9
+"""What lasts longer, a week, is no measurement: an end that was never written."""
+_KINDS = {"INTEGER": ("integer", "whole number"), "TEXT": ("text", "text")}
+"""What SQLite calls a value of a column declared so, and what we call it."""
 
 
 class ExportError(PerflabError):
-    """An export of Nsight Systems that cannot be read."""
+    """An export of Nsight Systems that cannot be read. Its text quotes names of any characters on one line."""
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(one_line(problem), one_line(remedy))
 
 
 def process_of(global_id: int) -> int:
@@ -107,6 +115,19 @@ class Export:
             for what, table, is_there, remedy in without
             if not is_there
         ]
+
+    def odd_value(self) -> str:
+        """The first value that is of another kind than its column: SQLite takes any value anywhere."""
+        for table in filter(self.tables.__contains__, (*_OURS, STRINGS, "PROCESSES", "ThreadNames")):
+            for _, column, declared, *_ in self.rows(f"PRAGMA table_info({quoted(table)})"):
+                kind, said = _KINDS.get(declared.upper(), ("", ""))
+                must_be = column == "start" or (column == "end" and table != RANGES)
+                known = (kind,) if must_be else (kind, "null")
+                odd = f"typeof({quoted(column)}) NOT IN ({', '.join(map(repr, known))})"
+                found = next(self.rows(f"SELECT rowid, {quoted(column)} FROM {table} WHERE {odd} LIMIT 1"), None)
+                if kind and found is not None:
+                    return f"{table}, row {found[0]}: {column} is {found[1]!r:.40}, which is no {said}"
+        return "a number is too large"
 
     @cached_property
     def version(self) -> str:

@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from perflab.kernel_names import kernel_name
-from perflab.profiles.nsys.export import API, FILLS, KERNELS, STRINGS, WORK, Export, ExportError, quoted
+from perflab.profiles.nsys.export import API, FILLS, KERNELS, LONGEST_NS, STRINGS, WORK, Export, ExportError, quoted
 from perflab.profiles.nsys.ranges import NONE, Ranges, Totals
 
 _NAMES = ("demangledName", "shortName", "nameId", "name")
@@ -85,6 +85,8 @@ class Sums:
     before: Before = field(default_factory=Before)
     without_call: int = 0
     """Launches whose call was not recorded."""
+    without_end: int = 0
+    """Launches that have no end that can be, and count nowhere."""
     count: int = 0
 
     def flat(self) -> Iterator[tuple[int, int, int, int]]:
@@ -140,7 +142,7 @@ def _launches(export: Export, table: str, process: int) -> Iterator[_Row]:
         )
     last = None
     for row, start_ns, end_ns, number, device_id, thread, called_ns, launched_ns in export.rows(query):
-        if row == last or end_ns < start_ns:  # a call of the runtime and one of the driver may share a number
+        if row == last:  # a call of the runtime and one of the driver may share a number
             continue
         last = row
         yield start_ns, end_ns, number or 0, thread or 0, called_ns or 0, launched_ns or 0, device_id or 0
@@ -181,6 +183,9 @@ def summed(
     stretches: dict[int, tuple[int, int, _Within]] = {}
     for launch in launches_of(export, process):
         start_ns, end_ns, name, thread, called_ns, _, _ = launch
+        if not 0 <= end_ns - start_ns <= LONGEST_NS:
+            sums.without_end += 1
+            continue
         begin_ns, until_ns, within = stretches.get(thread, _NOWHERE)
         if not begin_ns <= called_ns < until_ns:
             number, begin_ns, until_ns = ranges.stretch(thread, called_ns) if thread else _OUTSIDE

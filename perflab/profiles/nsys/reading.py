@@ -197,6 +197,8 @@ def _notes(export: Export, ranges: Ranges, sums: Sums) -> list[str]:
     notes = export.missing()
     if sums.without_call and export.has(API):
         notes.append(f"{sums.without_call} of {sums.count} kernels have no call of CUDA that launched them: no range")
+    if sums.without_end:
+        notes.append(f"{sums.without_end} kernels end before they begin, or last over a week, and were left out")
     if ranges.crossing:
         inner, outer = ranges.crossing[0]
         notes.append(
