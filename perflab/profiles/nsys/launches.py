@@ -183,7 +183,8 @@ def summed(
     stretches: dict[int, tuple[int, int, _Within]] = {}
     for launch in launches_of(export, process):
         start_ns, end_ns, name, thread, called_ns, _, _ = launch
-        if not 0 <= end_ns - start_ns <= LONGEST_NS:
+        length_ns = end_ns - start_ns
+        if not 0 <= length_ns <= LONGEST_NS:
             sums.without_end += 1
             continue
         begin_ns, until_ns, within = stretches.get(thread, _NOWHERE)
@@ -200,7 +201,7 @@ def summed(
         if total is None:
             total = within.by_name[name] = [0, 0]
         total[0] += 1
-        total[1] += end_ns - start_ns
+        total[1] += length_ns
         if within.kept is not None:
             within.kept.numbers.extend(launch)
         sums.count += 1
