@@ -76,9 +76,7 @@ def _opened(
     found, unclosed, endless = [], 0, 0
     known: dict[str, str] = {}
     for text, start_ns, end_ns, thread, kind, domain in rows:
-        name = known.setdefault(
-            text, str(text)
-        )  # one object for all that are called the same; a damaged one is no text
+        name = known.setdefault(text, str(text))  # one object for all of a name; what is damaged may be no text
         unclosed += end_ns is None
         end_ns = last_ns() if end_ns is None else end_ns
         if not 0 <= end_ns - start_ns <= LONGEST_NS:
