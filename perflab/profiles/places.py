@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from perflab.torch_internals.dispatch import without_torch_function
+from perflab.torch_internals.dispatch import opens_or_closes_range
 from perflab.user_lines import line_of, stack_of
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ class Places:
 
         class Lines(TorchFunctionMode):
             def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                if opens_or_closes_range(func):  # a mark around the opening would end before the range
+                    return func(*args, **(kwargs or {}))
                 frame = sys._getframe(1)
                 mark = places.mark(line_of(frame), stack_of(frame) if stacks else ())
                 with torch.profiler.record_function(mark):
@@ -77,15 +79,13 @@ class Places:
         def enter(module: nn.Module, _: Any) -> None:
             self._modules.append(self._names.get(id(module)) or type(module).__name__)
             opened = torch.profiler.record_function(self.mark(""))
-            with without_torch_function():  # or ``Lines`` would open a range around the opening
-                opened.__enter__()  # type: ignore[no-untyped-call]
+            opened.__enter__()  # type: ignore[no-untyped-call]
             entered.append((module, opened))
 
         def leave(module: nn.Module, _args: Any, _result: Any) -> None:
             while entered:  # those within it that an error has left come first
                 left, opened = entered.pop()
-                with without_torch_function():
-                    opened.__exit__(None, None, None)
+                opened.__exit__(None, None, None)
                 self._modules.pop()
                 if left is module:
                     return

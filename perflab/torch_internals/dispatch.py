@@ -43,6 +43,11 @@ def schema_of(operator: OpOverload) -> Any:
     return attribute(TORCH, operator, "_schema", "know what an operator takes and writes")
 
 
+def opens_or_closes_range(function: object) -> bool:
+    """Whether a torch function is asked about ``record_function``. Public is no name of what that calls."""
+    return getattr(function, "__module__", "") == "torch._ops.profiler"
+
+
 @needs(TORCH, "torch:_C._dispatch_has_kernel_for_dispatch_key", to="tell operators that are made of others")
 def is_composite(operator: OpOverload) -> bool:
     """Whether an operator is made of others on every device. Public is nothing that tells one."""

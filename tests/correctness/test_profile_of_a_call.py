@@ -35,10 +35,10 @@ CPU = torch.device("cpu")
 B, T = 2, 32
 
 
-def profiled(workload: Workload, files: Path | None = None) -> Profile:
+def profiled(workload: Workload, files: Path | None = None, device: torch.device = CPU) -> Profile:
     """As few calls as a profile takes."""
     workload.run()
-    return take_profile(workload, CPU, stopwatch_for(CPU), ProfilePlan(0.0, files), lambda _what: None)
+    return take_profile(workload, device, stopwatch_for(device), ProfilePlan(0.0, files), lambda _what: None)
 
 
 def training_step(attention: str = "sdpa", precision: str = "fp32", **switches: object) -> Step:
@@ -228,6 +228,38 @@ def test_a_plain_callable_has_a_backward_phase_only_where_one_runs() -> None:
     assert {row.phase for row in profiled(Workload(both, (), {})).rows} == {"", "backward"}
 
 
+OPTIMIZERS = {
+    "AdamW": lambda parameters: torch.optim.AdamW(parameters, foreach=False),
+    "AdamW of lists": lambda parameters: torch.optim.AdamW(parameters, foreach=True),
+    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+}
+
+
+def optimizer_work(name: str, device: torch.device) -> list[dict[str, float]]:
+    """What a training step has in the category ``optimizer``: with phases, and in one plain call."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)).to(device)
+    optimizer = OPTIMIZERS[name](model.parameters())
+    x = torch.randn(4, 8, device=device)
+
+    def forward() -> Tensor:
+        out: Tensor = model(x).sum()
+        return out
+
+    def call() -> None:
+        Tensor.backward(forward())
+        optimizer.step()
+
+    workloads = (Step(forward, Tensor.backward, optimizer.step), Workload(call, (), {}))
+    return [instances(profiled(one, device=device), category="optimizer") for one in workloads]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_s_work_is_its_own_in_a_step_without_phases_too(name: str) -> None:
+    with_phases, plain = optimizer_work(name, CPU)
+    assert plain == with_phases
+    assert len(plain) >= 1
+
+
 def test_what_was_written_for_other_tools_reads_and_names_modules(tmp_path: Path) -> None:
     profiled(training_step(), tmp_path / "step")
     trace = json.loads((tmp_path / "step.trace.json").read_text())
@@ -363,9 +395,7 @@ def profiled_on_cuda(**switches: object) -> Profile:
     model = build_model("tiny", vocab_size=512, context_length=T, attention="naive", device=CUDA)
     tokens = random_tokens(B, T, vocab_size=512, seed=0, device=CUDA)
     step = TrainingStep(model, tokens, TrainingConfig(**switches))  # type: ignore[arg-type]
-    workload = Step(step.forward, step.backward, step.optimizer)
-    workload.run()
-    return take_profile(workload, CUDA, stopwatch_for(CUDA), ProfilePlan(0.0), lambda _what: None)
+    return profiled(Step(step.forward, step.backward, step.optimizer), device=CUDA)
 
 
 @needs_cuda
@@ -378,6 +408,14 @@ def test_kernels_on_cuda_belong_to_operators_modules_and_phases(on_cuda: Profile
     gate = [row for row in kernels if row.module == "blocks.*.feed_forward.gate" and row.operator == "aten::mm"]
     often = {phase: sum(row.instances for row in gate if row.phase == phase) for phase in ("forward", "backward")}
     assert often["backward"] == 2 * often["forward"] > 0
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_s_kernels_are_its_own_in_a_step_without_phases_too(name: str) -> None:
+    with_phases, plain = optimizer_work(name, CUDA)
+    assert plain == with_phases
+    assert len(plain) >= 1
 
 
 @needs_cuda
@@ -412,8 +450,7 @@ def test_flops_on_cuda_are_those_of_the_closed_form(on_cuda: Profile) -> None:
 def test_fused_attention_on_cuda_has_its_flops_where_its_kernels_are(backend: SDPBackend, kind: str) -> None:
     step = attention_step(CUDA, torch.bfloat16)
     with sdpa_kernel(backend):
-        step.run()
-        found = take_profile(step, CUDA, stopwatch_for(CUDA), ProfilePlan(0.0), lambda _what: None)
+        found = profiled(step, device=CUDA)
     assert {row.operator: row.flops for row in found.rows if row.flops} == {
         f"aten::_{kind}_attention_forward": ATTENTION_FLOPS,
         f"aten::_{kind}_attention_backward": 5 * ATTENTION_FLOPS // 2,
@@ -424,6 +461,5 @@ def test_fused_attention_on_cuda_has_its_flops_where_its_kernels_are(backend: SD
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_convolutions_on_cuda_have_the_flops_of_their_closed_form(name: str) -> None:
     step, flops = convolution_step(name, CUDA)
-    step.run()
-    found = take_profile(step, CUDA, stopwatch_for(CUDA), ProfilePlan(0.0), lambda _what: None)
+    found = profiled(step, device=CUDA)
     assert flops_by_phase(found) == {"forward": flops, "backward": 2 * flops}
