@@ -151,6 +151,61 @@ def test_a_backward_row_has_the_forwards_line() -> None:
     assert lines == {"perflab/lab/models/transformer.py"}
 
 
+class Doubled(torch.autograd.Function):
+    """Its backward casts there and back, on a line of its own."""
+
+    @staticmethod
+    def forward(_ctx: object, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(_ctx: object, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad.double().float() * 2
+
+
+class Doubling(nn.Module):
+    """Doubles, and doubles what comes back."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Element by element, with a hook on the result."""
+        doubled: Tensor = Doubled.apply(x)  # type: ignore[no-untyped-call]
+        doubled.register_hook(lambda grad: grad.neg())
+        return doubled
+
+
+def lines_in_backward(device: torch.device) -> dict[str, set[tuple[str, str]]]:
+    """Module and line of each operator that Python calls in a backward."""
+    x, net = torch.randn(4, 8, device=device).requires_grad_(), nn.Sequential(Doubling())
+    wholes = (Workload(lambda: net(x).sum().backward(), (), {}), Step(lambda: net(x).sum(), torch.autograd.backward))
+    profiles = [profiled(one, device=device) for one in wholes]
+    found, other = (
+        {
+            name: {(row.module, row.line) for row in one.rows if (row.operator, row.phase) == (name, "backward")}
+            for name in ("aten::copy_", "aten::neg")
+        }
+        for one in profiles
+    )
+    assert found == other
+    return found
+
+
+def line_with(code: str) -> str:
+    """The line of this file that has this code first."""
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    number = next(at for at, line in enumerate(lines) if code in line)
+    return f"tests/correctness/{Path(__file__).name}:{number + 1}"
+
+
+IN_BACKWARD = {
+    "aten::copy_": {("0", line_with("return grad.double().float() * 2"))},
+    "aten::neg": {("0", line_with("lambda grad: grad.neg()"))},
+}
+
+
+def test_python_in_a_backward_has_its_own_line_and_the_forward_s_module() -> None:
+    assert lines_in_backward(CPU) == IN_BACKWARD
+
+
 def test_written_out_attention_is_a_category_with_its_backward() -> None:
     found = profiled(training_step("naive"))
     written = instances(found, category="attention")
@@ -180,7 +235,7 @@ class Waves(nn.Module):
         return z.cos() * y
 
 
-def test_a_recomputed_operator_has_no_line_of_another_one() -> None:
+def test_a_recomputed_operator_has_its_own_line_and_not_that_of_the_node_that_asked_for_it() -> None:
     waves, x = nn.ModuleList([Waves(), Waves()]), torch.ones(4, 8)
 
     def forward() -> Tensor:
@@ -195,7 +250,8 @@ def test_a_recomputed_operator_has_no_line_of_another_one() -> None:
         for phase in ("forward", "backward")
     }
     first = Waves.forward.__code__.co_firstlineno
-    assert lines == {"forward": {f"tests/correctness/test_profile_of_a_call.py:{first + 3}"}, "backward": {""}}
+    own = {f"tests/correctness/test_profile_of_a_call.py:{first + 3}"}
+    assert lines == {"forward": own, "backward": own}
     assert {row.module for row in found.rows if row.operator == "aten::exp"} == {"*"}
 
 
@@ -416,6 +472,11 @@ def test_an_optimizer_s_kernels_are_its_own_in_a_step_without_phases_too(name: s
     with_phases, plain = optimizer_work(name, CUDA)
     assert plain == with_phases
     assert len(plain) >= 1
+
+
+@needs_cuda
+def test_python_in_a_backward_on_a_thread_of_the_engine_s_has_its_own_line() -> None:
+    assert lines_in_backward(CUDA) == IN_BACKWARD
 
 
 @needs_cuda

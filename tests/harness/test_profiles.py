@@ -160,6 +160,18 @@ def test_a_backward_on_a_thread_of_its_own_finds_its_forward_too() -> None:
     assert [(one.phase, one.where.module) for one in found] == [("", "head"), ("backward", "head")]
 
 
+def test_a_backward_node_with_hooks_belongs_to_the_module_that_made_it_too() -> None:
+    events = [
+        opened(f"{MARK}0", 0, 20),
+        call("aten::mul", 5, 15, sequence=7),
+        call(f"{NODE}MulBackward0", 30, 60),  # autograd's number stands on the node alone
+        call("aten::neg", 32, 36),
+        call("MulBackward0", 40, 55, sequence=7, forward_thread=1),
+    ]
+    found = placed(nested(events), (), lambda _name: Where("head"))
+    assert [one.where.module for one in found] == ["head"] * 4
+
+
 def test_a_forward_that_a_checkpoint_runs_again_belongs_to_the_module_that_runs() -> None:
     events = [
         call(f"{NODE}CheckpointBackward", 0, 100, sequence=1, forward_thread=1),
