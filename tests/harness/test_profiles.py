@@ -280,9 +280,21 @@ def test_a_router_s_softmax_makes_no_attention_of_its_experts_products(taken: st
         assert categories(found)[-1] == category
 
 
-def test_an_operator_that_only_calls_others_goes_with_the_heaviest() -> None:
-    events = [call("aten::stft", 0, 100), call("aten::copy_", 5, 15), call("aten::mm", 20, 95)]
-    assert categories(placed(nested(events), (), lambda _name: Where()))[0] == "products forward"
+@pytest.mark.parametrize("copy_ends", [12, 88], ids=["a short one", "a long one"])
+@pytest.mark.parametrize(
+    ("caller", "called", "category"),
+    [
+        ("aten::stft", "aten::mm", "products forward"),
+        ("aten::mul_", "aten::to", "element-wise and norms"),  # of a number of another type: it is cast
+        ("aten::repeat", "aten::expand", "copies"),
+        ("mylib::kernel", "aten::mm", "your operators"),
+    ],
+)
+def test_a_category_is_that_of_the_code_however_long_what_an_operator_calls_takes(
+    caller: str, called: str, category: str, copy_ends: int
+) -> None:
+    events = [call(caller, 0, 100), call("aten::copy_", 10, copy_ends), call(called, copy_ends, 90)]
+    assert categories(placed(nested(events), (), lambda _name: Where()))[0] == category
 
 
 def test_what_an_operator_runs_within_is_the_outermost_one_up_to_the_backward_s_node() -> None:
