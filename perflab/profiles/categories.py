@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from perflab.profiles.events import NODE, Call
+from perflab.profiles.events import COMPILED_GRAPH, COMPILED_REGION, NODE, Call
 from perflab.profiles.placed import Placed
 
 _PRODUCTS = re.compile(
@@ -31,7 +31,8 @@ _SIZES = re.compile(r"(\d+)x(\d+)(?![\dx])")
 _SIZES_OF_NVTX = re.compile(r"(\d+), (\d+)\]")
 _COMMUNICATION = re.compile(r"(c10d|_c10d_functional|record_param_comms|nccl|gloo)(::|:|$).*")
 _COMPILED = re.compile(
-    r"Torch-Compiled Region.*|CompiledFunction.*|(cpp|triton)_(fused|poi|red|per|tem)_.*|inductor::.*"
+    rf"{COMPILED_REGION}|{COMPILED_GRAPH}|CompiledFunction.*|(cpp|triton)_(fused|poi|red|per|tem)_.*|inductor::.*"
+    r"|TorchDynamo Cache Lookup|Pregraph bytecode|AOTDispatcher Runtime Wrapper Prologue"
 )
 _NO_WORK = re.compile(
     r"(?:aten::)?(empty\w*|new_empty\w*|view\w*|_unsafe_view|_reshape_alias|reshape|t|t_|transpose_?|permute|as_strided_?"
@@ -121,6 +122,11 @@ def _category(one: Placed, known: dict[int, str], in_core: bool) -> str:
         return "your operators"
     below = {known[id(child)] for child in call.children if id(child) in known}
     return next((category for category in _OF_CALLERS if category in below), "element-wise and norms")
+
+
+def category_without_place(name: str) -> str:
+    """That of an operator of which its name alone is known: an earlier call of the same work had none of that name."""
+    return "compiled code" if _COMPILED.fullmatch(name) else "other"
 
 
 def _calls(call: Call, pattern: re.Pattern[str]) -> bool:

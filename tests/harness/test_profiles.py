@@ -16,7 +16,7 @@ from perflab.profiles.categories import categories
 from perflab.profiles.compact import MOST_ROWS, compact, like_compact
 from perflab.profiles.device import Kernel, device_sums
 from perflab.profiles.difference import explain
-from perflab.profiles.events import NODE, RANGE_SCOPE, Event, nested
+from perflab.profiles.events import NODE, RANGE_SCOPE, Event, name_and_scope, nested
 from perflab.profiles.explanation_text import explanation_texts
 from perflab.profiles.export import chrome_trace, folded_stacks
 from perflab.profiles.flops import flops_where_done
@@ -28,7 +28,7 @@ from perflab.profiles.recording import CALL, PHASE, Recorded
 from perflab.profiles.records import ADDED, Explanation, Part, Profile, ProfileRow
 from perflab.profiles.sum_up import summed_up
 from perflab.profiles.take import LEAST_CALLS, _turns
-from perflab.profiles.text import lines
+from perflab.profiles.text import lines, notes_of
 
 MIB = 1024 * 1024
 
@@ -222,7 +222,9 @@ def test_a_forward_that_a_checkpoint_runs_again_has_no_line_of_the_node_that_ask
         ("detach", "forward", "dispatch"),
         (f"{NODE}MulBackward0", "backward", "dispatch"),
         ("c10d::allreduce_", "backward", "communication"),
-        ("Torch-Compiled Region: 0/0", "", "compiled code"),
+        ("Torch-Compiled Region", "", "compiled code"),
+        ("compiled graph", "backward", "compiled code"),
+        ("TorchDynamo Cache Lookup", "", "compiled code"),
         ("mylib::kernel", "forward", "your operators"),
     ],
 )
@@ -534,6 +536,52 @@ def test_what_the_profiler_adds_to_a_call_on_cuda_is_said() -> None:
     sums = device_sums([Kernel("k", 0, 100)], {0: (0, 120)}, {})
     told = summed_up("cuda", [sums], [120], [0], 100, 0.0, cuda_calls=[{"cudaLaunchKernel": Sum(3, 90)}])
     assert lines("c", told, 120)[0].endswith("; the profiler makes a call 20.0 ns longer, mostly as host wait")
+
+
+@pytest.mark.parametrize(
+    ("others_ns", "timer_ns", "device", "why"),
+    [
+        (20e3, 100e3, "cpu", "20.0% is `other`, operators that the call which found places did not have"),
+        (20e3, 100e3, "cuda", "20.0% is `other`, kernels that no operator launched"),
+        (0, 125e3, "cpu", "the machine changed meanwhile, or work that is not recorded"),
+        (
+            20e3,
+            125e3,
+            "cuda",
+            "16.0% is `other`, kernels that no operator launched; the machine changed meanwhile, or work that is not "
+            "recorded",
+        ),
+    ],
+)
+def test_a_profile_that_cannot_tell_says_why(others_ns: float, timer_ns: float, device: str, why: str) -> None:
+    rows = (row("aten::mm", 100e3 - others_ns), row("mylib::new", others_ns, category="other"))
+    found = changed(profile(*rows, timer=timer_ns), device=device)
+    (said,) = notes_of(found)
+    assert said.startswith("can't tell where all of the time goes: ")
+    assert said.endswith(f" of it has no explanation ({why})")
+
+
+def test_compiled_code_that_the_call_with_places_did_not_have_is_compiled_code_still() -> None:
+    calls = nested([call("aten::mm", 0, 10), call("compiled graph", 20, 30), call("mylib::new", 40, 50)])
+    found, strangers = matched(calls, [known_by_id([call("aten::mm", 0, 10)], "products forward")[1].popitem()[1]])
+    assert [one.category for one in found] == ["products forward", "compiled code", "other"]
+    assert strangers == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "scope", "wanted"),
+    [
+        ("## Call CompiledFxGraph fzcz7paw ##", 0, ("compiled graph", 0)),
+        ("## Call CompiledFxGraph fbdnuqj2 ##", RANGE_SCOPE, ("compiled graph", 0)),
+        ("Torch-Compiled Region: 3/1", 0, ("Torch-Compiled Region", 0)),
+        ("aten::mm", 0, ("aten::mm", 0)),
+        ("of the user's", RANGE_SCOPE, ("of the user's", RANGE_SCOPE)),
+    ],
+)
+def test_compiled_code_has_one_name_and_is_an_operator_however_it_is_recorded(
+    name: str, scope: int, wanted: tuple[str, int]
+) -> None:
+    assert name_and_scope(name, scope) == wanted
 
 
 def test_work_of_no_category_counts_as_unexplained() -> None:
