@@ -325,6 +325,20 @@ def test_what_was_written_for_other_tools_reads_and_names_modules(tmp_path: Path
     assert any(line.startswith("forward;blocks.*.attention.q;aten::linear;aten::matmul;aten::mm ") for line in folded)
 
 
+def test_a_range_of_the_user_s_has_what_runs_in_it(tmp_path: Path) -> None:
+    x = torch.randn(8, 8)
+
+    def call() -> None:
+        with torch.profiler.record_function("my; part"):
+            x @ x
+        x + x
+
+    profiled(Workload(call, (), {}), tmp_path / "call")
+    stacks = [line.rpartition(" ")[0] for line in (tmp_path / "call.folded").read_text().splitlines()]
+    assert [stack for stack in stacks if stack.endswith("aten::mm")] == ["my: part;aten::matmul;aten::mm"]
+    assert "aten::add" in stacks
+
+
 def test_profiling_leaves_the_model_as_it_was() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
     hooks = dict(nn.modules.module._global_forward_hooks)

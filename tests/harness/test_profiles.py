@@ -1076,9 +1076,39 @@ def test_python_s_time_stands_within_its_phase_in_folded_stacks() -> None:
     assert folded_stacks([root], known).splitlines() == ["forward;head;aten::mm 30", "forward;python 20", "python 50"]
 
 
-def test_folded_stacks_add_up_to_the_call_and_hold_one_line_a_stack_whatever_the_names() -> None:
-    root = nested([opened("call", 0, 100), call("odd;name\n", 10, 90)])[0]
-    known = {id(root.children[0]): Known("odd;name\n", "other", "forward", Where("a;b"))}
-    told = folded_stacks([root], known).splitlines()
-    assert [line.rpartition(" ")[0] for line in told] == ["call", "forward;a:b;odd:name "]
-    assert sum(int(line.rpartition(" ")[2]) for line in told) == 100
+def test_a_user_s_ranges_are_frames_within_their_phase_and_around_modules() -> None:
+    events = [
+        opened(CALL, 0, 100),
+        opened(f"{PHASE}forward", 10, 60),
+        opened("my; part", 15, 55),
+        call("aten::linear", 20, 50),
+        opened("inner", 25, 45),
+        call("aten::mm", 30, 40),
+    ]
+    (root,) = nested(events)
+    known = {id(one): Known(one.name, "products forward", "forward", Where("head")) for one in in_order([root])}
+    assert folded_stacks([root], known).splitlines() == [
+        "forward;my: part;head;aten::linear 10",
+        "forward;my: part;head;aten::linear;inner;aten::mm 10",
+        "forward;my: part;head;aten::linear;inner;python 10",
+        "forward;my: part;python 10",
+        "forward;python 10",
+        "python 50",
+    ]
+
+
+def test_what_has_no_place_stands_within_the_phase_that_is_open_or_in_the_backward() -> None:
+    node = f"{NODE}CompiledFunctionBackward"
+    for around, phase in (([opened(f"{PHASE}optimizer", 0, 100)], "optimizer"), ([], "backward")):
+        (root,) = nested([*around, call(node, 0, 100), call("mylib::new", 0, 100)])
+        assert folded_stacks([root], {}) == f"{phase};{node};mylib::new 100\n"
+
+
+@pytest.mark.parametrize("name", ["odd;name\n", "", " ", "a\rb\u2028c\x0bd", "x 12"])
+def test_folded_stacks_add_up_to_the_call_and_hold_one_line_a_stack_whatever_the_names(name: str) -> None:
+    root = nested([opened(name, 0, 100), call(name, 10, 90)])[0]
+    known = {id(root.children[0]): Known(name, "other", "forward", Where("a;b"))}
+    found = [line.rpartition(" ") for line in folded_stacks([root], known).splitlines()]
+    assert sorted(int(time) for _, _, time in found) == [20, 80]
+    assert sorted(stack.count(";") for stack, _, _ in found) == [1, 3]
+    assert all(frame == frame.strip() != "" for stack, _, _ in found for frame in stack.split(";"))
