@@ -26,6 +26,8 @@ from perflab.measure.measurement import stopwatch_for, try_profile
 from perflab.measure.workload import Step, Workload
 from perflab.profiles.difference import explain
 from perflab.profiles.explanation_text import explanation_texts
+from perflab.profiles.places import Places
+from perflab.profiles.recording import recorded_calls, recording, run_marked
 from perflab.profiles.records import Profile
 from perflab.profiles.take import ProfilePlan, take_profile
 from tests.correctness import profile_sums
@@ -337,6 +339,31 @@ def test_a_range_of_the_user_s_has_what_runs_in_it(tmp_path: Path) -> None:
     stacks = [line.rpartition(" ")[0] for line in (tmp_path / "call.folded").read_text().splitlines()]
     assert [stack for stack in stacks if stack.endswith("aten::mm")] == ["my: part;aten::matmul;aten::mm"]
     assert "aten::add" in stacks
+
+
+def test_a_range_of_the_user_s_is_as_long_under_the_marks_of_lines() -> None:
+    x = torch.randn(8, 8)
+
+    def call() -> None:
+        with torch.profiler.record_function("part"):
+            x @ x
+
+    with recording("cpu") as profiler, Places({}).marking():
+        run_marked(Workload(call, (), {}))
+    (root,) = recorded_calls(profiler, 1)[0].roots
+    above = {one.name: [other.name for other in one.above()] for one in root.walk()}
+    assert "part" in above["aten::mm"]
+
+
+def test_fused_work_of_compiled_code_is_compiled_code() -> None:
+    def waves(x: Tensor) -> Tensor:
+        return x.sin().cos().sum()
+
+    compiled, x = torch.compile(waves), torch.randn(64, 64).requires_grad_()
+    found = profiled(Step(lambda: compiled(x), Tensor.backward))
+    assert {row.category for row in found.rows} <= {"compiled code", "element-wise and norms", "dispatch", "python"}
+    graphs = {(row.phase, row.instances) for row in found.rows if row.operator == "compiled graph"}
+    assert graphs == {("forward", 1), ("backward", 1)}
 
 
 def test_profiling_leaves_the_model_as_it_was() -> None:
