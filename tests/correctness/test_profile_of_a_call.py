@@ -208,6 +208,26 @@ def test_python_in_a_backward_has_its_own_line_and_the_forward_s_module() -> Non
     assert lines_in_backward(CPU) == IN_BACKWARD
 
 
+class Penalised(nn.Module):
+    """Has a backward within its forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Doubling()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``y + dy/dx``."""
+        y = self.inner(x)
+        (gradient,) = torch.autograd.grad(y.sum(), x)
+        return y.detach() + gradient
+
+
+def test_a_backward_within_a_module_belongs_to_the_modules_of_its_forward() -> None:
+    found = profiled(Workload(Penalised(), (torch.randn(4, 8).requires_grad_(),), {}))
+    negated = {(row.module, row.line, row.phase) for row in found.rows if row.operator == "aten::neg"}
+    assert negated == {("inner", line_with("lambda grad: grad.neg()"), "backward")}
+
+
 def test_written_out_attention_is_a_category_with_its_backward() -> None:
     found = profiled(training_step("naive"))
     written = instances(found, category="attention")
