@@ -375,6 +375,7 @@ def test_a_range_of_the_user_s_is_as_long_under_the_marks_of_lines() -> None:
     assert "part" in above["aten::mm"]
 
 
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # of what the compiler imports
 def test_fused_work_of_compiled_code_is_compiled_code() -> None:
     def waves(x: Tensor) -> Tensor:
         return x.sin().cos().sum()
