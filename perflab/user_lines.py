@@ -12,15 +12,15 @@ import sysconfig
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 
 
-def line_of(frame: FrameType | None, *, only: bool = False) -> str:
+def line_of(frame: FrameType | None, *, only: bool = False, until: CodeType | None = None) -> str:
     """The innermost line, from a frame on, that is not PyTorch's, Python's or ours: ``train.py:12``; or ``""``.
 
-    ``only``: look at that frame alone.
+    ``only``: look at that frame alone. ``until``: look no further than to a frame of that code.
     """
-    while frame is not None:
+    while frame is not None and frame.f_code is not until:
         shown = _shown(frame.f_code.co_filename)
         if shown is not None:
             return f"{shown}:{frame.f_lineno}"
@@ -39,10 +39,10 @@ def with_callers(line: str, stack: Sequence[str], callers: int = CALLERS) -> str
     return " < ".join(stack[: callers + 1] or [line])
 
 
-def stack_of(frame: FrameType | None) -> tuple[str, ...]:
+def stack_of(frame: FrameType | None, *, until: CodeType | None = None) -> tuple[str, ...]:
     """The user's lines from a frame on, the innermost first, up to the code of ours that called him: ``net.py:9``."""
     found: list[str] = []
-    while frame is not None and len(found) < MOST_CALLERS:
+    while frame is not None and frame.f_code is not until and len(found) < MOST_CALLERS:
         filename = frame.f_code.co_filename
         if found and filename.startswith(_ours()):
             break

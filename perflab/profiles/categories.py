@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from perflab.profiles.events import NODE, Call
+from perflab.profiles.events import COMPILED_GRAPH, COMPILED_REGION, NODE, Call
 from perflab.profiles.placed import Placed
 
 _PRODUCTS = re.compile(
@@ -19,8 +19,8 @@ _ATTENTION = re.compile(
     r"\w+::_?(scaled_dot_product|flash_attention|efficient_attention|cudnn_attention|flex_attention).*"
 )
 _COPIES = re.compile(
-    r"aten::(copy_|_to_copy|to|clone|contiguous|cat|stack|_foreach_copy_|_copy_from.*|_pin_memory|type_as|item"
-    r"|is_nonzero|_local_scalar_dense)"
+    r"aten::(copy_|_to_copy|to|clone|contiguous|cat|concat\w*|[hvd]?stack|\w+_stack|_foreach_copy_|_copy_from.*|_pin_memory"
+    r"|type_as|repeat|tile|roll|flip\w*|rot90|\w*pad(_enum|_nd|\dd)?|item|is_nonzero|_local_scalar_dense)"
 )
 _LOSS = re.compile(
     r"aten::(_?embedding.*|index_select|cross_entropy.*|nll_loss.*|_?log_softmax.*|mse_loss.*|binary_cross_entropy.*"
@@ -31,18 +31,21 @@ _SIZES = re.compile(r"(\d+)x(\d+)(?![\dx])")
 _SIZES_OF_NVTX = re.compile(r"(\d+), (\d+)\]")
 _COMMUNICATION = re.compile(r"(c10d|_c10d_functional|record_param_comms|nccl|gloo)(::|:|$).*")
 _COMPILED = re.compile(
-    r"Torch-Compiled Region.*|CompiledFunction.*|(cpp|triton)_(fused|poi|red|per|tem)_.*|inductor::.*"
+    rf"{COMPILED_REGION}|{COMPILED_GRAPH}|CompiledFunction.*|(cpp|triton)_(fused|poi|red|per|tem)_.*|inductor::.*"
+    r"|TorchDynamo Cache Lookup|Pregraph bytecode|AOTDispatcher Runtime Wrapper Prologue"
 )
 _NO_WORK = re.compile(
     r"(?:aten::)?(empty\w*|new_empty\w*|view\w*|_unsafe_view|_reshape_alias|reshape|t|t_|transpose_?|permute|as_strided_?"
-    r"|expand\w*|unsqueeze_?|squeeze_?|select|slice|narrow|split\w*|chunk|unbind|unflatten|flatten|detach_?|alias"
-    r"|resolve_conj|resolve_neg|lift_fresh|result_type|set_|resize_|movedim|numpy_T"
+    r"|expand\w*|unsqueeze_?|squeeze_?|select|slice|narrow|(tensor_|[hvd])?split\w*|chunk|unbind|unflatten|flatten|ravel"
+    r"|detach_?|alias|resolve_conj|resolve_neg|lift_fresh|result_type|set_|resize_|move(dim|axis)|swap(dims|axes)_?|numpy_T"
     r"|stride|size|is_same_size|mT|mH|diagonal|unfold|broadcast_tensors|requires_grad_|_assert\w*)"
 )
 _NODE_OF_PYTORCH = re.compile(r"\w+Backward\d+")
 """PyTorch numbers its nodes, ``MmBackward0``; those of a user's ``autograd.Function`` have no number."""
 BACKWARD_SCOPE = 1
 """``RecordScope::BACKWARD_FUNCTION``."""
+_OF_CALLERS = ("products forward", "products backward", "attention", "embedding and loss")
+"""Categories that an operator has from what it calls, the first of them that there is. One that casts is no copy."""
 OPTIMIZER_STEP = "Optimizer.step#"
 """How PyTorch names the range around an optimizer's step."""
 
@@ -51,7 +54,7 @@ def categories(found: Sequence[Placed]) -> list[str]:
     """The category of each operator's own time, in order.
 
     Attention that is written out is what its module does besides products with weights: a module that itself calls a
-    softmax and batched products. An operator that only calls others goes with the one of them that takes most time.
+    softmax and batched products. Times have no say: they differ from run to run.
     """
     cores = _written_out(found)
     known: dict[int, str] = {}
@@ -115,11 +118,15 @@ def _category(one: Placed, known: dict[int, str], in_core: bool) -> str:
         return "attention"
     if _COPIES.fullmatch(name):
         return "copies"
-    if call.children and 2 * call.self_ns < call.total_ns:
-        heaviest = max((child for child in call.children if id(child) in known), key=lambda c: c.total_ns, default=None)
-        if heaviest is not None:
-            return known[id(heaviest)]
-    return "element-wise and norms" if name.startswith("aten::") else "your operators"
+    if not name.startswith("aten::"):
+        return "your operators"
+    below = {known[id(child)] for child in call.children if id(child) in known}
+    return next((category for category in _OF_CALLERS if category in below), "element-wise and norms")
+
+
+def category_without_place(name: str) -> str:
+    """That of an operator of which its name alone is known: an earlier call of the same work had none of that name."""
+    return "compiled code" if _COMPILED.fullmatch(name) else "other"
 
 
 def _calls(call: Call, pattern: re.Pattern[str]) -> bool:

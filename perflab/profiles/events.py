@@ -14,6 +14,9 @@ NODE = "autograd::engine::evaluate_function: "
 CALL = "perflab: profiled call"
 PHASE = "perflab: phase "
 
+COMPILED_GRAPH, COMPILED_REGION = "compiled graph", "Torch-Compiled Region"
+_GRAPH = "## Call CompiledFxGraph "
+
 
 class Event(NamedTuple):
     """What the profiler recorded of one thing that happened on the host."""
@@ -79,6 +82,17 @@ class Call:
         while call is not None:
             yield call
             call = call.parent
+
+
+def name_and_scope(name: str, scope: int) -> tuple[str, int]:
+    """Those of an event as they came, but for compiled code.
+
+    PyTorch names its graphs with a hash that every edit changes, and its regions in the order of compilation. Where
+    shapes are recorded, a graph is a range, and otherwise an operator.
+    """
+    if name.startswith(_GRAPH):
+        return COMPILED_GRAPH, 0
+    return (COMPILED_REGION if name.startswith(COMPILED_REGION) else name), scope
 
 
 def nested(events: Iterable[Event]) -> list[Call]:

@@ -106,7 +106,8 @@ def _blocks(part: PeakChange, callers: int) -> str:
 
 
 def _what(part: Part, *, brief: bool) -> str:
-    where = f" in {part.module}" if part.module else f" in {part.phases[0]}" if part.phases else ""
+    of_backward = "the backward of " if part.phases == ["backward"] else ""  # its line may be that of the forward
+    where = f" in {of_backward}{part.module}" if part.module else f" in {part.phases[0]}" if part.phases else ""
     where = f"{where} {ON_HOST}" if part.category == ON_HOST else where
     line = f" ({part.line})" if part.line else ""
     others = f", with {', '.join(part.others)}" if part.others and not brief else ""

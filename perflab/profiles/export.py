@@ -2,18 +2,19 @@
 
 The trace is the format that ``chrome://tracing`` and https://ui.perfetto.dev read ("Trace Event Format", complete
 events, times in microseconds). Folded stacks are one line a stack with its own time in nanoseconds, as Brendan Gregg's
-``flamegraph.pl`` and speedscope read them: phase, module, then operators from the outermost on.
+``flamegraph.pl`` and speedscope read them: phase, the user's ranges, module, then operators from the outermost on.
 """
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from perflab.profiles.device import Kernel
-from perflab.profiles.events import PHASE, Call
+from perflab.profiles.events import NODE, PHASE, Call
 from perflab.profiles.host import Known
 
 _DEVICE = 1
@@ -92,15 +93,30 @@ def folded_stacks(roots: Iterable[Call], known: Mapping[int, Known]) -> str:
     for root in roots:
         for call in root.walk():
             if call.self_ns > 0:
-                sums[";".join(_frames(call, known))] += call.self_ns
+                sums[";".join(map(_frame, _stack(call, known)))] += call.self_ns
     return "".join(f"{stack} {time_ns}\n" for stack, time_ns in sorted(sums.items()))
 
 
-def _frames(call: Call, known: Mapping[int, Known]) -> list[str]:
-    one = known.get(id(call))
-    place = [one.phase, one.where.module] if one is not None else []
-    above = [other.name for other in call.above() if not other.is_range]
-    names = [*reversed(above), call.name]
-    if one is None and call.is_mark:  # ranges of ours, in which Python runs
-        place, names = [call.name.removeprefix(PHASE)] if call.name.startswith(PHASE) else [], ["python"]
-    return [name.replace(";", ":").replace("\n", " ") for name in (*filter(None, place), *names)]
+def _stack(call: Call, known: Mapping[int, Known]) -> Iterator[str]:
+    """Phase, the user's ranges, module, then operators and what ranges there are within these."""
+    chain = [*reversed([*call.above()]), call]
+    place = next((known[id(one)] for one in reversed(chain) if id(one) in known), None)
+    phases = [one.name.removeprefix(PHASE) for one in chain if one.name.startswith(PHASE)]
+    if place is not None and place.phase:
+        phases = [place.phase]
+    elif not phases and any(one.name.startswith(NODE) for one in chain):
+        phases = ["backward"]
+    yield from phases
+    named = [one for one in chain if not one.is_mark]
+    outer = list(takewhile(lambda one: one.is_range, named))
+    yield from (one.name for one in outer)
+    if place is not None and place.where.module:
+        yield place.where.module
+    yield from (one.name for one in named[len(outer) :])
+    if call.is_range:
+        yield "python"
+
+
+def _frame(name: str) -> str:
+    """A name as one frame: without what ends a frame or a line, and not empty."""
+    return " ".join(name.replace(";", ":").split()) or "(no name)"

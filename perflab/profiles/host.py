@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from perflab.profiles.alignment import STRANGER, aligned
+from perflab.profiles.categories import category_without_place
 from perflab.profiles.events import Call
 from perflab.profiles.placed import Phase, operators
 from perflab.profiles.places import Where
@@ -65,10 +66,14 @@ def matched(calls: Sequence[Call], known: Sequence[Known]) -> tuple[list[Known],
     places = aligned([call.name for call in calls], [one.name for one in known])
     by_name = {one.name: one for one in reversed(known)}
     found = [
-        known[at] if at != STRANGER else by_name.get(call.name, Known(call.name, "other", "", NOWHERE))
+        known[at] if at != STRANGER else by_name.get(call.name) or _unplaced(call.name)
         for at, call in zip(places, calls, strict=True)
     ]
     return found, places.count(STRANGER)
+
+
+def _unplaced(name: str) -> Known:
+    return Known(name, category_without_place(name), "", NOWHERE)
 
 
 def host_sums(root: Call, known: Mapping[int, Known], phases: Sequence[Phase]) -> dict[Key, Sum]:

@@ -48,6 +48,12 @@ def within(call: Call) -> str:
     return outermost
 
 
+def _made_by(node: Call) -> tuple[int, int]:
+    """Thread and number of the operator that made a backward node; if it has hooks, the engine's frame lacks both."""
+    known = (one.event for one in (node, *node.children) if one.event.forward_thread)
+    return next(((one.forward_thread, one.sequence) for one in known), (0, -1))
+
+
 def placed(roots: Sequence[Call], phases: Sequence[Phase], named: Callable[[str], Where]) -> list[Placed]:
     """Every operator of some threads with its place.
 
@@ -83,7 +89,7 @@ def placed(roots: Sequence[Call], phases: Sequence[Phase], named: Callable[[str]
         else:
             if call.name.startswith(NODE):
                 in_backward = True
-                where = last_node = made_at.get((event.forward_thread, event.sequence), last_node)
+                where = last_node = made_at.get(_made_by(call), last_node)
             elif event.sequence >= 0 and not in_backward:
                 made_at[event.thread, event.sequence] = where
             found.append(Placed(call, phase_of(call, in_backward), where, in_backward))

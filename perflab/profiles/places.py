@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from perflab.torch_internals.dispatch import without_torch_function
+from perflab.torch_internals.dispatch import backward_run_by, is_function_mode_on, opens_or_closes_range
 from perflab.user_lines import line_of, stack_of
 
 if TYPE_CHECKING:
@@ -67,25 +67,36 @@ class Places:
 
         class Lines(TorchFunctionMode):
             def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                frame = sys._getframe(1)
-                mark = places.mark(line_of(frame), stack_of(frame) if stacks else ())
+                if opens_or_closes_range(func):  # a mark around the opening would end before the range
+                    return func(*args, **(kwargs or {}))
+                frame, until = sys._getframe(1), backward.__code__
+                stack = stack_of(frame, until=until) if stacks else ()
+                mark = places.mark(line_of(frame, until=until), stack)
                 with torch.profiler.record_function(mark):
                     return func(*args, **(kwargs or {}))
+
+        def backward(engine: Any, *args: Any, **kwargs: Any) -> Any:
+            # What Python does in it, an ``autograd.Function`` or a hook, belongs to the node, and is not asked for by
+            # the line that calls the backward or by the module in which that is.
+            self._modules.append("")
+            try:
+                with contextlib.nullcontext() if is_function_mode_on(Lines) else Lines():
+                    return engine(*args, **kwargs)
+            finally:
+                self._modules.pop()
 
         entered: list[tuple[nn.Module, Any]] = []
 
         def enter(module: nn.Module, _: Any) -> None:
             self._modules.append(self._names.get(id(module)) or type(module).__name__)
             opened = torch.profiler.record_function(self.mark(""))
-            with without_torch_function():  # or ``Lines`` would open a range around the opening
-                opened.__enter__()  # type: ignore[no-untyped-call]
+            opened.__enter__()  # type: ignore[no-untyped-call]
             entered.append((module, opened))
 
         def leave(module: nn.Module, _args: Any, _result: Any) -> None:
             while entered:  # those within it that an error has left come first
                 left, opened = entered.pop()
-                with without_torch_function():
-                    opened.__exit__(None, None, None)
+                opened.__exit__(None, None, None)
                 self._modules.pop()
                 if left is module:
                     return
@@ -95,7 +106,10 @@ class Places:
             nn.modules.module.register_module_forward_hook(leave, always_call=True),
         )
         try:
-            with Lines() if lines else contextlib.nullcontext():
+            with contextlib.ExitStack() as stack:
+                if lines:
+                    stack.enter_context(Lines())
+                    stack.enter_context(backward_run_by(backward))
                 yield
         finally:
             for hook in hooks:

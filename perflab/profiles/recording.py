@@ -13,7 +13,7 @@ from perflab.kernel_names import kernel_name
 from perflab.measure.clock import wait_for_devices
 from perflab.measure.profiler import profiler
 from perflab.profiles.device import Kernel
-from perflab.profiles.events import CALL, PHASE, Call, Event, nested
+from perflab.profiles.events import CALL, PHASE, Call, Event, name_and_scope, nested
 from perflab.profiles.flops import flops_of
 from perflab.profiles.placed import Phase
 from perflab.torch_internals.machine import kineto_results
@@ -219,18 +219,16 @@ def _kernel(event: Any, api: Mapping[int, _ApiCall], followed: Collection[int]) 
 
 def _event(event: Any, details: bool) -> Event:
     """One by one, each of these takes PyTorch 0.1 us and more: what is not needed is not asked for."""
-    name = event.name()
+    name, scope = name_and_scope(event.name(), event.scope())
     if not details:
-        return Event(
-            name, event.start_ns(), event.end_ns(), event.start_thread_id(), event.scope(), event.correlation_id()
-        )
+        return Event(name, event.start_ns(), event.end_ns(), event.start_thread_id(), scope, event.correlation_id())
     shapes, sequence = event.shapes(), event.sequence_nr()
     return Event(
         name,
         event.start_ns(),
         event.end_ns(),
         event.start_thread_id(),
-        event.scope(),
+        scope,
         event.correlation_id(),
         sequence if sequence < 1 << 62 else -1,
         event.fwd_thread_id(),

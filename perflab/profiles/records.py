@@ -34,7 +34,8 @@ that launch nothing, and have no time. ``python`` is time on a CPU in which no o
 time in which the device waits for a kernel that the host has not begun to launch, ``launches`` that in which it waits
 for this call of CUDA to end, and ``kernel wait`` what is left between kernels. ``another thread`` is time in which the
 device only does what a thread launched that the profiler does not follow, such as a data loader's. ``your operators``
-are those that are not PyTorch's own, an ``autograd.Function`` among them; ``other`` is what no operator launched.
+are those that are not PyTorch's own, an ``autograd.Function`` among them; ``other`` is what no operator launched, and
+on a CPU an operator that the call with places did not have.
 """
 GAPS = ("host wait", "launches", "kernel wait", "python")
 """Categories that are no operator's."""
@@ -131,8 +132,11 @@ class Profile(Data, frozen=True):
     @property
     def unknown_share(self) -> float:
         """Share of the call that nobody could be given."""
-        other = sum(row.time_ns for row in self.rows if row.category == OTHER)
-        return (abs(self.unexplained_ns) + other) / self.whole_ns
+        return abs(self.unexplained_ns) / self.whole_ns + self.share_of(OTHER)
+
+    def share_of(self, category: str) -> float:
+        """Share of the call that the rows of a category take."""
+        return sum(row.time_ns for row in self.rows if row.category == category) / self.whole_ns
 
 
 ON_HOST = "on the host"

@@ -8,7 +8,7 @@ from textwrap import wrap
 
 from perflab.data import changed
 from perflab.measure.events import kind_of
-from perflab.profiles.records import GAPS, OTHER_THREAD, Profile, ProfileRow
+from perflab.profiles.records import GAPS, OTHER, OTHER_THREAD, Profile, ProfileRow
 from perflab.report.lines import shorten
 from perflab.units import format_count, format_flops, format_ns
 
@@ -20,6 +20,10 @@ _ROWS = 10
 _NAME = 32
 """Characters of an operator's or module's name in the table; results files have all of it."""
 _MODULES = 5
+_OTHER = {
+    "cpu": "`other`, operators that the call which found places did not have",
+    "cuda": "`other`, kernels that no operator launched",
+}
 _NO_PLACE = "outside of modules"
 
 
@@ -86,11 +90,15 @@ def notes_of(profile: Profile) -> list[str]:
     """What is to be known of the profile, in sentences."""
     told = []
     if profile.unknown_share > CANT_TELL:
+        other = profile.share_of(OTHER)
+        why = [f"{_percent(other)} is {_OTHER[profile.device]}"] if other > _WORTH_A_WORD else []
+        if profile.unknown_share - other > _WORTH_A_WORD:
+            why.append("the machine changed meanwhile, or work that is not recorded")
         told.append(
             f"can't tell where all of the time goes: {_percent(profile.unknown_share)} of it has no explanation "
-            "(the machine changed meanwhile, or work that is not recorded)"
+            f"({'; '.join(why)})"
         )
-    elsewhere = sum(row.time_ns for row in profile.rows if row.category == OTHER_THREAD) / profile.whole_ns
+    elsewhere = profile.share_of(OTHER_THREAD)
     if elsewhere > CANT_TELL:
         told.append(
             f"can't tell what {_percent(elsewhere)} of the time is for: threads that PyTorch's profiler does not "

@@ -6,6 +6,7 @@ import importlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from perflab.internals import TORCH, attribute, lookup, needs
@@ -41,6 +42,11 @@ def schema_of(operator: OpOverload) -> Any:
     ``torch.library`` infers schemas of new operators; nothing public gives that of one that is there.
     """
     return attribute(TORCH, operator, "_schema", "know what an operator takes and writes")
+
+
+def opens_or_closes_range(function: object) -> bool:
+    """Whether a torch function is asked about ``record_function``. Public is no name of what that calls."""
+    return getattr(function, "__module__", "") == "torch._ops.profiler"
 
 
 @needs(TORCH, "torch:_C._dispatch_has_kernel_for_dispatch_key", to="tell operators that are made of others")
@@ -200,6 +206,24 @@ def is_function_mode_on(kind: type) -> bool:
     on: bool = torch._C._is_torch_function_mode_enabled()
     count: int = torch._C._len_torch_function_stack()
     return on and any(isinstance(torch._C._get_function_stack_at(at), kind) for at in range(count))
+
+
+@needs(TORCH, "torch.autograd:_engine_run_backward", to="mark the lines of Python that runs in a backward")
+@contextmanager
+def backward_run_by(run: Callable[..., Any]) -> Iterator[None]:
+    """Within, ``run(engine, *arguments)`` runs each backward, and ``engine(*arguments)`` is the backward itself.
+
+    ``Tensor.backward`` takes the modes off before it begins, and what it calls has no public name.
+    """
+    import torch.autograd
+
+    autograd: Any = torch.autograd
+    engine = autograd._engine_run_backward
+    autograd._engine_run_backward = partial(run, engine)
+    try:
+        yield
+    finally:
+        autograd._engine_run_backward = engine
 
 
 _MODES = "torch.utils._python_dispatch"

@@ -27,6 +27,8 @@ from perflab.measure.measurement import stopwatch_for, try_profile
 from perflab.measure.workload import Step, Workload
 from perflab.profiles.difference import explain
 from perflab.profiles.explanation_text import explanation_texts
+from perflab.profiles.places import Places
+from perflab.profiles.recording import recorded_calls, recording, run_marked
 from perflab.profiles.records import Profile
 from perflab.profiles.take import ProfilePlan, take_profile
 from tests.correctness import profile_sums
@@ -36,10 +38,10 @@ CPU = torch.device("cpu")
 B, T = 2, 32
 
 
-def profiled(workload: Workload, files: Path | None = None) -> Profile:
+def profiled(workload: Workload, files: Path | None = None, device: torch.device = CPU) -> Profile:
     """As few calls as a profile takes."""
     workload.run()
-    return take_profile(workload, CPU, stopwatch_for(CPU), ProfilePlan(0.0, files), lambda _what: None)
+    return take_profile(workload, device, stopwatch_for(device), ProfilePlan(0.0, files), lambda _what: None)
 
 
 def training_step(attention: str = "sdpa", precision: str = "fp32", **switches: object) -> Step:
@@ -152,6 +154,81 @@ def test_a_backward_row_has_the_forwards_line() -> None:
     assert lines == {"perflab/lab/models/transformer.py"}
 
 
+class Doubled(torch.autograd.Function):
+    """Its backward casts there and back, on a line of its own."""
+
+    @staticmethod
+    def forward(_ctx: object, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(_ctx: object, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad.double().float() * 2
+
+
+class Doubling(nn.Module):
+    """Doubles, and doubles what comes back."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Element by element, with a hook on the result."""
+        doubled: Tensor = Doubled.apply(x)  # type: ignore[no-untyped-call]
+        doubled.register_hook(lambda grad: grad.neg())
+        return doubled
+
+
+def lines_in_backward(device: torch.device) -> dict[str, set[tuple[str, str]]]:
+    """Module and line of each operator that Python calls in a backward."""
+    x, net = torch.randn(4, 8, device=device).requires_grad_(), nn.Sequential(Doubling())
+    wholes = (Workload(lambda: net(x).sum().backward(), (), {}), Step(lambda: net(x).sum(), torch.autograd.backward))
+    profiles = [profiled(one, device=device) for one in wholes]
+    found, other = (
+        {
+            name: {(row.module, row.line) for row in one.rows if (row.operator, row.phase) == (name, "backward")}
+            for name in ("aten::copy_", "aten::neg")
+        }
+        for one in profiles
+    )
+    assert found == other
+    return found
+
+
+def line_with(code: str) -> str:
+    """The line of this file that has this code first."""
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    number = next(at for at, line in enumerate(lines) if code in line)
+    return f"tests/correctness/{Path(__file__).name}:{number + 1}"
+
+
+IN_BACKWARD = {
+    "aten::copy_": {("0", line_with("return grad.double().float() * 2"))},
+    "aten::neg": {("0", line_with("lambda grad: grad.neg()"))},
+}
+
+
+def test_python_in_a_backward_has_its_own_line_and_the_forward_s_module() -> None:
+    assert lines_in_backward(CPU) == IN_BACKWARD
+
+
+class Penalised(nn.Module):
+    """Has a backward within its forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Doubling()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``y + dy/dx``."""
+        y = self.inner(x)
+        (gradient,) = torch.autograd.grad(y.sum(), x)
+        return y.detach() + gradient
+
+
+def test_a_backward_within_a_module_belongs_to_the_modules_of_its_forward() -> None:
+    found = profiled(Workload(Penalised(), (torch.randn(4, 8).requires_grad_(),), {}))
+    negated = {(row.module, row.line, row.phase) for row in found.rows if row.operator == "aten::neg"}
+    assert negated == {("inner", line_with("lambda grad: grad.neg()"), "backward")}
+
+
 def test_written_out_attention_is_a_category_with_its_backward() -> None:
     found = profiled(training_step("naive"))
     written = instances(found, category="attention")
@@ -181,7 +258,7 @@ class Waves(nn.Module):
         return z.cos() * y
 
 
-def test_a_recomputed_operator_has_no_line_of_another_one() -> None:
+def test_a_recomputed_operator_has_its_own_line_and_not_that_of_the_node_that_asked_for_it() -> None:
     waves, x = nn.ModuleList([Waves(), Waves()]), torch.ones(4, 8)
 
     def forward() -> Tensor:
@@ -196,7 +273,8 @@ def test_a_recomputed_operator_has_no_line_of_another_one() -> None:
         for phase in ("forward", "backward")
     }
     first = Waves.forward.__code__.co_firstlineno
-    assert lines == {"forward": {f"tests/correctness/test_profile_of_a_call.py:{first + 3}"}, "backward": {""}}
+    own = {f"tests/correctness/test_profile_of_a_call.py:{first + 3}"}
+    assert lines == {"forward": own, "backward": own}
     assert {row.module for row in found.rows if row.operator == "aten::exp"} == {"*"}
 
 
@@ -229,6 +307,38 @@ def test_a_plain_callable_has_a_backward_phase_only_where_one_runs() -> None:
     assert {row.phase for row in profiled(Workload(both, (), {})).rows} == {"", "backward"}
 
 
+OPTIMIZERS = {
+    "AdamW": lambda parameters: torch.optim.AdamW(parameters, foreach=False),
+    "AdamW of lists": lambda parameters: torch.optim.AdamW(parameters, foreach=True),
+    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+}
+
+
+def optimizer_work(name: str, device: torch.device) -> list[dict[str, float]]:
+    """What a training step has in the category ``optimizer``: with phases, and in one plain call."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)).to(device)
+    optimizer = OPTIMIZERS[name](model.parameters())
+    x = torch.randn(4, 8, device=device)
+
+    def forward() -> Tensor:
+        out: Tensor = model(x).sum()
+        return out
+
+    def call() -> None:
+        Tensor.backward(forward())
+        optimizer.step()
+
+    workloads = (Step(forward, Tensor.backward, optimizer.step), Workload(call, (), {}))
+    return [instances(profiled(one, device=device), category="optimizer") for one in workloads]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_s_work_is_its_own_in_a_step_without_phases_too(name: str) -> None:
+    with_phases, plain = optimizer_work(name, CPU)
+    assert plain == with_phases
+    assert len(plain) >= 1
+
+
 def test_what_was_written_for_other_tools_reads_and_names_modules(tmp_path: Path) -> None:
     profiled(training_step(), tmp_path / "step")
     trace = json.loads((tmp_path / "step.trace.json").read_text())
@@ -257,6 +367,46 @@ def test_what_is_written_is_a_call_like_the_rows_and_not_one_that_was_disturbed(
     slow = len(calls) - 1  # the last of as many
     assert written_ns() < 200e6
     assert len(calls) == slow + 1
+
+
+def test_a_range_of_the_user_s_has_what_runs_in_it(tmp_path: Path) -> None:
+    x = torch.randn(8, 8)
+
+    def call() -> None:
+        with torch.profiler.record_function("my; part"):
+            x @ x
+        x + x
+
+    profiled(Workload(call, (), {}), tmp_path / "call")
+    stacks = [line.rpartition(" ")[0] for line in (tmp_path / "call.folded").read_text().splitlines()]
+    assert [stack for stack in stacks if stack.endswith("aten::mm")] == ["my: part;aten::matmul;aten::mm"]
+    assert "aten::add" in stacks
+
+
+def test_a_range_of_the_user_s_is_as_long_under_the_marks_of_lines() -> None:
+    x = torch.randn(8, 8)
+
+    def call() -> None:
+        with torch.profiler.record_function("part"):
+            x @ x
+
+    with recording("cpu") as profiler, Places({}).marking():
+        run_marked(Workload(call, (), {}))
+    (root,) = recorded_calls(profiler, 1)[0].roots
+    above = {one.name: [other.name for other in one.above()] for one in root.walk()}
+    assert "part" in above["aten::mm"]
+
+
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # of what the compiler imports
+def test_fused_work_of_compiled_code_is_compiled_code() -> None:
+    def waves(x: Tensor) -> Tensor:
+        return x.sin().cos().sum()
+
+    compiled, x = torch.compile(waves), torch.randn(64, 64).requires_grad_()
+    found = profiled(Step(lambda: compiled(x), Tensor.backward))
+    assert {row.category for row in found.rows} <= {"compiled code", "element-wise and norms", "dispatch", "python"}
+    graphs = {(row.phase, row.instances) for row in found.rows if row.operator == "compiled graph"}
+    assert graphs == {("forward", 1), ("backward", 1)}
 
 
 def test_profiling_leaves_the_model_as_it_was() -> None:
@@ -385,9 +535,7 @@ def profiled_on_cuda(**switches: object) -> Profile:
     model = build_model("tiny", vocab_size=512, context_length=T, attention="naive", device=CUDA)
     tokens = random_tokens(B, T, vocab_size=512, seed=0, device=CUDA)
     step = TrainingStep(model, tokens, TrainingConfig(**switches))  # type: ignore[arg-type]
-    workload = Step(step.forward, step.backward, step.optimizer)
-    workload.run()
-    return take_profile(workload, CUDA, stopwatch_for(CUDA), ProfilePlan(0.0), lambda _what: None)
+    return profiled(Step(step.forward, step.backward, step.optimizer), device=CUDA)
 
 
 @needs_cuda
@@ -400,6 +548,19 @@ def test_kernels_on_cuda_belong_to_operators_modules_and_phases(on_cuda: Profile
     gate = [row for row in kernels if row.module == "blocks.*.feed_forward.gate" and row.operator == "aten::mm"]
     often = {phase: sum(row.instances for row in gate if row.phase == phase) for phase in ("forward", "backward")}
     assert often["backward"] == 2 * often["forward"] > 0
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_s_kernels_are_its_own_in_a_step_without_phases_too(name: str) -> None:
+    with_phases, plain = optimizer_work(name, CUDA)
+    assert plain == with_phases
+    assert len(plain) >= 1
+
+
+@needs_cuda
+def test_python_in_a_backward_on_a_thread_of_the_engine_s_has_its_own_line() -> None:
+    assert lines_in_backward(CUDA) == IN_BACKWARD
 
 
 @needs_cuda
@@ -457,8 +618,7 @@ def test_flops_on_cuda_are_those_of_the_closed_form(on_cuda: Profile) -> None:
 def test_fused_attention_on_cuda_has_its_flops_where_its_kernels_are(backend: SDPBackend, kind: str) -> None:
     step = attention_step(CUDA, torch.bfloat16)
     with sdpa_kernel(backend):
-        step.run()
-        found = take_profile(step, CUDA, stopwatch_for(CUDA), ProfilePlan(0.0), lambda _what: None)
+        found = profiled(step, device=CUDA)
     assert {row.operator: row.flops for row in found.rows if row.flops} == {
         f"aten::_{kind}_attention_forward": ATTENTION_FLOPS,
         f"aten::_{kind}_attention_backward": 5 * ATTENTION_FLOPS // 2,
@@ -469,6 +629,5 @@ def test_fused_attention_on_cuda_has_its_flops_where_its_kernels_are(backend: SD
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_convolutions_on_cuda_have_the_flops_of_their_closed_form(name: str) -> None:
     step, flops = convolution_step(name, CUDA)
-    step.run()
-    found = take_profile(step, CUDA, stopwatch_for(CUDA), ProfilePlan(0.0), lambda _what: None)
+    found = profiled(step, device=CUDA)
     assert flops_by_phase(found) == {"forward": flops, "backward": 2 * flops}

@@ -17,7 +17,7 @@ from perflab.profiles.compact import MOST_ROWS, compact, like_compact
 from perflab.profiles.cost import Cost
 from perflab.profiles.device import Kernel, device_sums
 from perflab.profiles.difference import explain
-from perflab.profiles.events import CALL, NODE, PHASE, RANGE_SCOPE, Event, nested
+from perflab.profiles.events import CALL, NODE, PHASE, RANGE_SCOPE, Event, name_and_scope, nested
 from perflab.profiles.explanation_text import explanation_texts
 from perflab.profiles.export import chrome_trace, folded_stacks
 from perflab.profiles.flops import flops_where_done
@@ -29,7 +29,7 @@ from perflab.profiles.recording import Recorded
 from perflab.profiles.records import ADDED, Explanation, Part, Profile, ProfileRow
 from perflab.profiles.sum_up import summed_up
 from perflab.profiles.take import LEAST_CALLS, _turns
-from perflab.profiles.text import lines
+from perflab.profiles.text import lines, notes_of
 
 MIB = 1024 * 1024
 
@@ -188,6 +188,18 @@ def test_a_backward_on_a_thread_of_its_own_finds_its_forward_too() -> None:
     assert [(one.phase, one.where.module) for one in found] == [("", "head"), ("backward", "head")]
 
 
+def test_a_backward_node_with_hooks_belongs_to_the_module_that_made_it_too() -> None:
+    events = [
+        opened(f"{MARK}0", 0, 20),
+        call("aten::mul", 5, 15, sequence=7),
+        call(f"{NODE}MulBackward0", 30, 60),  # autograd's number stands on the node alone
+        call("aten::neg", 32, 36),
+        call("MulBackward0", 40, 55, sequence=7, forward_thread=1),
+    ]
+    found = placed(nested(events), (), lambda _name: Where("head"))
+    assert [one.where.module for one in found] == ["head"] * 4
+
+
 def test_a_forward_that_a_checkpoint_runs_again_belongs_to_the_module_that_runs() -> None:
     events = [
         call(f"{NODE}CheckpointBackward", 0, 100, sequence=1, forward_thread=1),
@@ -238,7 +250,9 @@ def test_a_forward_that_a_checkpoint_runs_again_has_no_line_of_the_node_that_ask
         ("detach", "forward", "dispatch"),
         (f"{NODE}MulBackward0", "backward", "dispatch"),
         ("c10d::allreduce_", "backward", "communication"),
-        ("Torch-Compiled Region: 0/0", "", "compiled code"),
+        ("Torch-Compiled Region", "", "compiled code"),
+        ("compiled graph", "backward", "compiled code"),
+        ("TorchDynamo Cache Lookup", "", "compiled code"),
         ("mylib::kernel", "forward", "your operators"),
     ],
 )
@@ -296,9 +310,21 @@ def test_a_router_s_softmax_makes_no_attention_of_its_experts_products(taken: st
         assert categories(found)[-1] == category
 
 
-def test_an_operator_that_only_calls_others_goes_with_the_heaviest() -> None:
-    events = [call("aten::stft", 0, 100), call("aten::copy_", 5, 15), call("aten::mm", 20, 95)]
-    assert categories(placed(nested(events), (), lambda _name: Where()))[0] == "products forward"
+@pytest.mark.parametrize("copy_ends", [12, 88], ids=["a short one", "a long one"])
+@pytest.mark.parametrize(
+    ("caller", "called", "category"),
+    [
+        ("aten::stft", "aten::mm", "products forward"),
+        ("aten::mul_", "aten::to", "element-wise and norms"),  # of a number of another type: it is cast
+        ("aten::repeat", "aten::expand", "copies"),
+        ("mylib::kernel", "aten::mm", "your operators"),
+    ],
+)
+def test_a_category_is_that_of_the_code_however_long_what_an_operator_calls_takes(
+    caller: str, called: str, category: str, copy_ends: int
+) -> None:
+    events = [call(caller, 0, 100), call("aten::copy_", 10, copy_ends), call(called, copy_ends, 90)]
+    assert categories(placed(nested(events), (), lambda _name: Where()))[0] == category
 
 
 def test_what_an_operator_runs_within_is_the_outermost_one_up_to_the_backward_s_node() -> None:
@@ -538,6 +564,52 @@ def test_what_the_profiler_adds_to_a_call_on_cuda_is_said() -> None:
     sums = device_sums([Kernel("k", 0, 100)], {0: (0, 120)}, {})
     told = summed_up("cuda", [sums], [120], [0], 100, cuda_calls=[{"cudaLaunchKernel": Sum(3, 90)}])
     assert lines("c", told, 120)[0].endswith("; the profiler makes a call 20.0 ns longer, mostly as host wait")
+
+
+@pytest.mark.parametrize(
+    ("others_ns", "timer_ns", "device", "why"),
+    [
+        (20e3, 100e3, "cpu", "20.0% is `other`, operators that the call which found places did not have"),
+        (20e3, 100e3, "cuda", "20.0% is `other`, kernels that no operator launched"),
+        (0, 125e3, "cpu", "the machine changed meanwhile, or work that is not recorded"),
+        (
+            20e3,
+            125e3,
+            "cuda",
+            "16.0% is `other`, kernels that no operator launched; the machine changed meanwhile, or work that is not "
+            "recorded",
+        ),
+    ],
+)
+def test_a_profile_that_cannot_tell_says_why(others_ns: float, timer_ns: float, device: str, why: str) -> None:
+    rows = (row("aten::mm", 100e3 - others_ns), row("mylib::new", others_ns, category="other"))
+    found = changed(profile(*rows, timer=timer_ns), device=device)
+    (said,) = notes_of(found)
+    assert said.startswith("can't tell where all of the time goes: ")
+    assert said.endswith(f" of it has no explanation ({why})")
+
+
+def test_compiled_code_that_the_call_with_places_did_not_have_is_compiled_code_still() -> None:
+    calls = nested([call("aten::mm", 0, 10), call("compiled graph", 20, 30), call("mylib::new", 40, 50)])
+    found, strangers = matched(calls, [known_by_id([call("aten::mm", 0, 10)], "products forward")[1].popitem()[1]])
+    assert [one.category for one in found] == ["products forward", "compiled code", "other"]
+    assert strangers == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "scope", "wanted"),
+    [
+        ("## Call CompiledFxGraph fzcz7paw ##", 0, ("compiled graph", 0)),
+        ("## Call CompiledFxGraph fbdnuqj2 ##", RANGE_SCOPE, ("compiled graph", 0)),
+        ("Torch-Compiled Region: 3/1", 0, ("Torch-Compiled Region", 0)),
+        ("aten::mm", 0, ("aten::mm", 0)),
+        ("of the user's", RANGE_SCOPE, ("of the user's", RANGE_SCOPE)),
+    ],
+)
+def test_compiled_code_has_one_name_and_is_an_operator_however_it_is_recorded(
+    name: str, scope: int, wanted: tuple[str, int]
+) -> None:
+    assert name_and_scope(name, scope) == wanted
 
 
 def test_work_of_no_category_counts_as_unexplained() -> None:
@@ -1032,9 +1104,39 @@ def test_python_s_time_stands_within_its_phase_in_folded_stacks() -> None:
     assert folded_stacks([root], known).splitlines() == ["forward;head;aten::mm 30", "forward;python 20", "python 50"]
 
 
-def test_folded_stacks_add_up_to_the_call_and_hold_one_line_a_stack_whatever_the_names() -> None:
-    root = nested([opened("call", 0, 100), call("odd;name\n", 10, 90)])[0]
-    known = {id(root.children[0]): Known("odd;name\n", "other", "forward", Where("a;b"))}
-    told = folded_stacks([root], known).splitlines()
-    assert [line.rpartition(" ")[0] for line in told] == ["call", "forward;a:b;odd:name "]
-    assert sum(int(line.rpartition(" ")[2]) for line in told) == 100
+def test_a_user_s_ranges_are_frames_within_their_phase_and_around_modules() -> None:
+    events = [
+        opened(CALL, 0, 100),
+        opened(f"{PHASE}forward", 10, 60),
+        opened("my; part", 15, 55),
+        call("aten::linear", 20, 50),
+        opened("inner", 25, 45),
+        call("aten::mm", 30, 40),
+    ]
+    (root,) = nested(events)
+    known = {id(one): Known(one.name, "products forward", "forward", Where("head")) for one in in_order([root])}
+    assert folded_stacks([root], known).splitlines() == [
+        "forward;my: part;head;aten::linear 10",
+        "forward;my: part;head;aten::linear;inner;aten::mm 10",
+        "forward;my: part;head;aten::linear;inner;python 10",
+        "forward;my: part;python 10",
+        "forward;python 10",
+        "python 50",
+    ]
+
+
+def test_what_has_no_place_stands_within_the_phase_that_is_open_or_in_the_backward() -> None:
+    node = f"{NODE}CompiledFunctionBackward"
+    for around, phase in (([opened(f"{PHASE}optimizer", 0, 100)], "optimizer"), ([], "backward")):
+        (root,) = nested([*around, call(node, 0, 100), call("mylib::new", 0, 100)])
+        assert folded_stacks([root], {}) == f"{phase};{node};mylib::new 100\n"
+
+
+@pytest.mark.parametrize("name", ["odd;name\n", "", " ", "a\rb\u2028c\x0bd", "x 12"])
+def test_folded_stacks_add_up_to_the_call_and_hold_one_line_a_stack_whatever_the_names(name: str) -> None:
+    root = nested([opened(name, 0, 100), call(name, 10, 90)])[0]
+    known = {id(root.children[0]): Known(name, "other", "forward", Where("a;b"))}
+    found = [line.rpartition(" ") for line in folded_stacks([root], known).splitlines()]
+    assert sorted(int(time) for _, _, time in found) == [20, 80]
+    assert sorted(stack.count(";") for stack, _, _ in found) == [1, 3]
+    assert all(frame == frame.strip() != "" for stack, _, _ in found for frame in stack.split(";"))

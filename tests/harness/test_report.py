@@ -14,17 +14,21 @@ from perflab.compiled.records import CompiledCase
 from perflab.data import changed
 from perflab.measure.records import Evidence, Measurement, OutOfMemory, Record, Replicate
 from perflab.measured.records import MeasuredCase
+from perflab.measured.report import section
 from perflab.measured.report.failure import explain
 from perflab.measured.report.table import table
-from perflab.profiles.records import Explanation, Part, PeakChange, PeakExplanation
+from perflab.mode import DEFAULT, Mode
+from perflab.profiles.records import Explanation, Part, PeakChange, PeakExplanation, Profile
 from perflab.records import Change, Judgement, Policy, Verdict
 from perflab.report.lines import short_name, wrap_facts
 from perflab.report.tally import tally
+from perflab.report.view import View
 from perflab.results import Result
 from tests.harness.make import (
     CASE,
     MS,
     cuda_environment,
+    document,
     entry,
     environment,
     judge,
@@ -49,6 +53,31 @@ def lines(*results: Result, width: int = 80) -> list[str]:
 def judged(now: Record, before_ns: float = 100 * MS, **baseline: int) -> Result:
     """A case as the judge sees it against a baseline of three quiet replicates."""
     return Result(case=now.case, outcome=now, judgement=judge(now, entry(quiet(before_ns, **baseline)), Policy()))
+
+
+COLD = Mode(cache="cold")
+
+
+@pytest.mark.parametrize(
+    ("profiled_ms", "mode", "said"),
+    [
+        (80, DEFAULT, []),  # the machine drifts, and a profile is of the faster half of its calls
+        (50, DEFAULT, ["in the case's own measurement a call took 100 ms: shares hold better than times"]),
+        (99, COLD, []),
+        (80, COLD, ["plain calls were profiled; with a cold cache the case takes 100 ms"]),
+    ],
+)
+def test_a_profile_of_calls_that_are_not_those_of_the_case_says_so_where_it_matters(
+    profiled_ms: float, mode: Mode, said: list[str]
+) -> None:
+    ns = float(profiled_ms * MS)
+    profile = Profile(device="cpu", calls=6, timer_ns=ns, profiled_ns=ns, rows=[])
+    now = step(100 * MS, 60 * MS)
+    assert now.measurement is not None
+    now = changed(now, measurement=changed(now.measurement, profile=profile))
+    case = result(outcome=now, mode=mode)
+    shown = [line.text.strip() for line in section.lines(document(case), [case], 100, View())]
+    assert [line for line in shown if line.startswith(("in the case's own", "plain calls"))] == said
 
 
 def step(median_ns: float, backward_ns: float, **changes: object) -> Record:

@@ -34,8 +34,8 @@ from perflab.units import format_names, format_ns
 
 _PAGE = 160
 """Characters in a line of a page."""
-_OTHER_TIME = 0.05
-"""From which share on the time of profiled calls and that of the case differ."""
+_OTHER_TIME, _OTHER_TIME_OF_MODE = 0.25, 0.05
+"""From which share on the time of the calls beside a profile and that of the case differ; in a mode, which is why."""
 _MOST_UNDECIDED = 8
 """Inconclusive cases that a brief table lists though they stand elsewhere too: those that look slowest."""
 
@@ -112,10 +112,13 @@ def _profiles(results: Sequence[Result], width: int, *, brief: bool) -> list[str
 def _other_time(result: Result, profile: Profile) -> list[str]:
     """What is said where the case's own time is another than that of the calls that were profiled."""
     summary = result.record.summary if result.record is not None else None
-    if summary is None or abs(profile.timer_ns / summary.median_ns - 1) <= _OTHER_TIME:
+    most = _OTHER_TIME if result.mode == DEFAULT else _OTHER_TIME_OF_MODE
+    if summary is None or abs(profile.timer_ns / summary.median_ns - 1) <= most:
         return []
-    timed = f" with {result.mode}" if result.mode != DEFAULT else ""
-    return [f"this profile is of plain calls; the case was timed{timed} at {format_ns(summary.median_ns)}"]
+    own = format_ns(summary.median_ns)
+    if result.mode != DEFAULT:
+        return [f"plain calls were profiled; with {result.mode} the case takes {own}"]
+    return [f"in the case's own measurement a call took {own}: shares hold better than times"]
 
 
 def environments(document: Document) -> list[list[str]]:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from perflab.profiles.alignment import STRANGER, aligned
 from perflab.profiles.categories import categories
 from perflab.profiles.device import Kernel
-from perflab.profiles.events import RANGE_SCOPE, Call, Event, nested
+from perflab.profiles.events import RANGE_SCOPE, Call, Event, name_and_scope, nested
 from perflab.profiles.flops import flops_where_done
 from perflab.profiles.host import Known
 from perflab.profiles.nsys.launches import COPY, Launch
@@ -154,7 +154,7 @@ def _event(
     elif at > 0 and _special(parts[at - 1].name)[1] == name and found[at - 1].end_ns > one.start_ns:
         scope = _NODE_SCOPE
     elif not said.is_operator:
-        scope = RANGE_SCOPE
+        name, scope = name_and_scope(name, RANGE_SCOPE)
     return Event(
         name=name,
         start_ns=one.start_ns,
