@@ -7,15 +7,16 @@ A row that is called as often as before is named only if its change stands out o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from perflab.data import changed
 from perflab.profiles.again import Again, computed_again
 from perflab.profiles.compact import like_compact, with_one_gap
-from perflab.profiles.facts import HALF, Change, facts_of, totals_of
+from perflab.profiles.edits import edits
+from perflab.profiles.facts import HALF, Change, Key, Total, facts_of, totals_of
 from perflab.profiles.host_calls import host_parts
 from perflab.profiles.longer import common_ratio, pooled, slower, varying
-from perflab.profiles.records import Explanation, Part, Profile
+from perflab.profiles.records import Explanation, OnLine, Part, Profile
 from perflab.units import format_count, format_ns, format_signed
 
 _AGREE = 0.5
@@ -58,7 +59,7 @@ def explain(
     facts = facts_of(before, now)
     # Of a compact profile only some operators of a module have their places: they are no telling of all of it.
     again = [] if base.is_compact else computed_again(before, now, facts)
-    parts = _parts(facts, again)
+    parts = _parts(facts, again, now)
     seen_ns = head.explained_ns - base.explained_ns
     whole_ns = abs(change_ns if change_ns is not None else seen_ns)
     least_ns, most_ns = _interval(change_ns or 0.0, interval_ns)
@@ -131,53 +132,89 @@ def _of_one_device(profile: Profile) -> Profile:
     return changed(profile, rows=rows, devices=1)
 
 
-def _parts(facts: Sequence[Change], again: Sequence[Again]) -> list[Part]:
-    """One part a module, or for all modules that are computed again: what changed there by one edit is one cause."""
+def _parts(facts: Sequence[Change], again: Sequence[Again], now: Mapping[Key, Total]) -> list[Part]:
+    """One part an edit of a module, or one for all modules that are computed again."""
     together = {module: one for one in again for module in one.modules}
     groups: dict[str | Again, list[Change]] = defaultdict(list)
     for fact in facts:
         groups[together.get(fact.key[1], fact.key[1])].append(fact)
-    parts = [_part(changes, of if isinstance(of, Again) else None) for of, changes in groups.items()]
-    # Views alone are no cause: they follow from what is done with them.
-    return sorted(parts, key=lambda part: (part.category == "dispatch", -part.change_ns, part.module))
+    unchanged = {line for total in now.values() for _, line in total.calls} - {one.spot for one in facts}
+    parts = []
+    for of, changes in groups.items():
+        if isinstance(of, Again):
+            parts.append(_part(changes, of))
+        else:
+            parts += [_part(edit) for edit in edits(changes, unchanged)]
+    # Views alone are no cause: they follow from what is done with them. Nor is what is no more done.
+    return sorted(parts, key=lambda part: (part.category == "dispatch", part.more < 0, -part.change_ns, part.module))
 
 
-def _part(changes: Sequence[Change], again: Again | None) -> Part:
+def _part(changes: Sequence[Change], again: Again | None = None) -> Part:
     work = [one for one in changes if one.category != "dispatch"] or list(changes)
     counted = [one for one in work if one.more] or work
     total = sum(one.change_ns for one in changes)
     added = [one for one in counted if one.more > 0 or one.change_ns > 0] or counted  # of two, what is new is the cause
-    lead = max(added, key=lambda one: (abs(one.change_ns), abs(one.more)))
-    line, phase = lead.line, lead.key[2]
-    # An operator that only calls others takes little time, and is what the code asks for, on the line of what it calls.
-    callers = [one for one in added if lead.within and one.key[0] == lead.within and one.more * lead.more > 0]
-    lead = max(callers, key=lambda one: abs(one.more), default=lead)
-    same = [one for one in changes if one.key[0] == lead.key[0]]
-    others = dict.fromkeys(
-        one.key[0] for one in sorted(counted, key=lambda one: -abs(one.change_ns)) if one.key[0] != lead.key[0]
-    )
+    heaviest, lead = _lead(added)
+    phase = heaviest.key[2]
+    here = [one for one in counted if again is not None or one.spot in (lead.spot, "")]
+    same = [one for one in here if one.key[0] == lead.key[0]]
     more = sum(one.more for one in same)
     moved_from: list[str] = []
     if lead.more and abs(more) <= HALF:  # as many as before, in another phase
         moved_from = sorted({one.key[2] for one in same if one.more * lead.more < 0 and one.key[2]})
         same = [one for one in same if one.more * lead.more > 0]
         more = sum(one.more for one in same)
+    others = (one for one in here if one.key[0] != lead.key[0] and one.more * more >= 0)
     return Part(
         change_ns=round(total, 1),
         operator=lead.key[0],
         module=again.outermost[0] if again is not None else lead.key[1],
         again=again.times if again is not None else 0,
         other_modules=list(again.outermost[1:]) if again is not None else [],
-        line=line or lead.line,
+        line=heaviest.line or lead.line,
         phases=sorted({one.key[2] for one in same if one.key[2]}, key=lambda name: (name != phase, name)),
         more=round(more, 2),
         moved_from=moved_from,
-        others=list(others)[:3],
+        # What the code asks for itself comes before what that calls.
+        others=list(dict.fromkeys(one.key[0] for one in sorted(others, key=_asked_for)))[:3],
+        other_lines=_other_lines([one for one in counted if one not in here]),
         category=lead.category,
         shapes=lead.shapes,
         within=lead.within,
         left_out=list(again.left_out) if again is not None else [],
     )
+
+
+def _lead(changes: Sequence[Change]) -> tuple[Change, Change]:
+    """What takes most time, and what to call it by.
+
+    An operator that only calls others takes little time, and is what the code asks for.
+    """
+    heaviest = max(changes, key=lambda one: (abs(one.change_ns), abs(one.more)))
+    callers = [
+        one
+        for one in changes
+        if one.key[0] == heaviest.within and one.spot == heaviest.spot and one.more * heaviest.more > 0
+    ]
+    return heaviest, max(callers, key=lambda one: abs(one.more), default=heaviest)
+
+
+def _other_lines(changes: Sequence[Change]) -> list[OnLine]:
+    """What changed most on each, the most time first."""
+    by_spot: dict[str, list[Change]] = defaultdict(list)
+    for one in changes:
+        by_spot[one.spot].append(one)
+    found = []
+    for some in sorted(by_spot.values(), key=lambda some: -sum(abs(one.change_ns) for one in some)):
+        _, lead = _lead(some)
+        same = [one for one in some if one.key[0] == lead.key[0]]
+        found.append(OnLine(lead.key[0], lead.line, round(sum(one.more for one in same), 2)))
+    return found
+
+
+def _asked_for(one: Change) -> tuple[bool, float]:
+    """Sorts what the code asks for before what that calls, and of these what takes most time first."""
+    return bool(one.within), -abs(one.change_ns)
 
 
 def _not_kept(base: Profile) -> str:

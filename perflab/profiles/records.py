@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import msgspec
@@ -49,6 +50,9 @@ UNNAMED = (*GAPS, OTHER_THREAD, ANY_GAP, DISPATCH)
 """Categories that stand in an operator's place: of gaps, and of PyTorch's own work in a compact profile."""
 
 
+_GRAPH = re.compile(r"## Call CompiledFxGraph \w")
+
+
 class ProfileRow(Data, frozen=True):
     """What equal pieces of work took together in one call."""
 
@@ -77,6 +81,11 @@ class ProfileRow(Data, frozen=True):
     """Standard deviation of ``time_ns`` from call to call."""
     flops: Amount = 0
     """Of all instances."""
+
+    @property
+    def name(self) -> str:
+        """What it is compared by: graphs of ``torch.compile`` are called by a hash, another one after each edit."""
+        return "compiled graph" if _GRAPH.match(self.operator) else self.operator
 
 
 class CudaCall(Data, frozen=True):
@@ -141,6 +150,15 @@ SAME, VARY = "same", "vary"
 """The inputs of an operator that takes longer."""
 
 
+class OnLine(Data, frozen=True):
+    """What changed most on a further line of the same edit."""
+
+    operator: str
+    line: str
+    more: float = 0.0
+    """How many more calls; 0: as many, on other inputs."""
+
+
 class Part(Data, frozen=True):
     """One piece of an explanation: what some module does otherwise than before."""
 
@@ -162,7 +180,9 @@ class Part(Data, frozen=True):
     moved_from: list[str] = []
     """Phases that have as many fewer calls of it: it is called as often as before, and elsewhere."""
     others: list[str] = []
-    """Further operators that changed in number there."""
+    """Further operators of which there are more too on that line, or less too."""
+    other_lines: list[OnLine] = []
+    """Of the same edit, the most time first."""
     category: str = ""
     shapes: str = ""
     """Where it is called on other inputs than before: one of those then, and one of those now."""

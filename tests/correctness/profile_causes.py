@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Iterator
 
 import torch
 
@@ -79,7 +80,18 @@ def is_right(fault: Fault, found: Explanation, head: Profile) -> bool:
         and first.module in fault.modules
         and is_there
         and (not fault.is_added or _has_its_time(fault, first, head))
+        and all(
+            any(operator == said and function_at(line).startswith(place) for said, line in _named(found))
+            for operator, place in fault.also
+        )
     )
+
+
+def _named(found: Explanation) -> Iterator[tuple[str, str]]:
+    """Every operator that is named, with the line."""
+    for part in found.parts:
+        yield from ((operator, part.line) for operator in (part.operator, *part.others))
+        yield from ((one.operator, one.line) for one in part.other_lines)
 
 
 def _has_its_time(fault: Fault, part: Part, head: Profile) -> bool:
