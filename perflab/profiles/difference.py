@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from perflab.data import changed
 from perflab.profiles.again import Again, computed_again
@@ -15,6 +16,7 @@ from perflab.profiles.compact import like_compact, with_one_gap
 from perflab.profiles.edits import edits
 from perflab.profiles.facts import HALF, Change, Key, Total, facts_of, totals_of
 from perflab.profiles.host_calls import host_parts
+from perflab.profiles.layers import Layers, other_layers
 from perflab.profiles.longer import common_ratio, pooled, slower, varying
 from perflab.profiles.records import Explanation, OnLine, Part, Profile
 from perflab.units import format_count, format_ns, format_signed
@@ -57,9 +59,13 @@ def explain(
         base, head = _of_one_device(base), _of_one_device(head)
     before, now = totals_of(base.rows), totals_of(head.rows)
     facts = facts_of(before, now)
+    known = {one.key for one in facts}
     # Of a compact profile only some operators of a module have their places: they are no telling of all of it.
-    again = [] if base.is_compact else computed_again(before, now, facts)
-    parts = _parts(facts, again, now)
+    layers = [] if base.is_compact else other_layers(before, now, facts)
+    told = {module for one in layers for module in one.modules}
+    left = [one for one in facts if one.key[1] not in told]
+    again = [] if base.is_compact else computed_again(before, now, left)
+    parts = _parts(facts, [*layers, *again], now)
     seen_ns = head.explained_ns - base.explained_ns
     whole_ns = abs(change_ns if change_ns is not None else seen_ns)
     least_ns, most_ns = _interval(change_ns or 0.0, interval_ns)
@@ -73,12 +79,12 @@ def explain(
             f"{format_signed(change_ns, format_ns)}: they do not explain times"
         )
     elif change_ns is None:
-        parts += varying(before, now, {one.key for one in facts})
+        parts += varying(before, now, known)
         parts += pooled(before, now) if base.is_compact else []
     else:
-        common = common_ratio(before, now)
+        common = common_ratio(before, now, known)
         if min(base.calls, head.calls) >= _FEW_CALLS:
-            parts += slower(before, now, {one.key for one in facts}, whole_ns, common)
+            parts += slower(before, now, known, whole_ns, common)
         parts.sort(key=lambda part: part.change_ns < _SMALL * whole_ns)  # true, and not what takes the time: last
         if not any(part.change_ns >= _SMALL * whole_ns for part in parts) and common > _COMMON:
             problem = (
@@ -132,31 +138,40 @@ def _of_one_device(profile: Profile) -> Profile:
     return changed(profile, rows=rows, devices=1)
 
 
-def _parts(facts: Sequence[Change], again: Sequence[Again], now: Mapping[Key, Total]) -> list[Part]:
-    """One part an edit of a module, or one for all modules that are computed again."""
-    together = {module: one for one in again for module in one.modules}
-    groups: dict[str | Again, list[Change]] = defaultdict(list)
+def _parts(facts: Sequence[Change], wholes: Sequence[Again | Layers], now: Mapping[Key, Total]) -> list[Part]:
+    """One part an edit of a module, or one for all modules that are computed again or run more often."""
+    together = {module: one for one in wholes for module in one.modules}
+    groups: dict[str | Again | Layers, list[Change]] = defaultdict(list)
     for fact in facts:
         groups[together.get(fact.key[1], fact.key[1])].append(fact)
     unchanged = {line for total in now.values() for _, line in total.calls} - {one.spot for one in facts}
     parts = []
     for of, changes in groups.items():
-        if isinstance(of, Again):
-            parts.append(_part(changes, of))
-        else:
+        if isinstance(of, str):
             parts += [_part(edit) for edit in edits(changes, unchanged)]
+        else:
+            parts.append(_part_of_all(of, changes))
     # Views alone are no cause: they follow from what is done with them. Nor is what is no more done.
     return sorted(parts, key=lambda part: (part.category == "dispatch", part.more < 0, -part.change_ns, part.module))
 
 
-def _part(changes: Sequence[Change], again: Again | None = None) -> Part:
+def _part_of_all(of: Again | Layers, changes: Sequence[Change]) -> Part:
+    """What whole modules do again, or more often."""
+    part = _part([replace(one, spot="") for one in changes])
+    part = changed(part, module=of.outermost[0], other_modules=list(of.outermost[1:]))
+    if isinstance(of, Again):
+        return changed(part, again=of.times, left_out=list(of.left_out))
+    return changed(part, layers=[of.before, of.now])
+
+
+def _part(changes: Sequence[Change]) -> Part:
     work = [one for one in changes if one.category != "dispatch"] or list(changes)
     counted = [one for one in work if one.more] or work
     total = sum(one.change_ns for one in changes)
     added = [one for one in counted if one.more > 0 or one.change_ns > 0] or counted  # of two, what is new is the cause
     heaviest, lead = _lead(added)
     phase = heaviest.key[2]
-    here = [one for one in counted if again is not None or one.spot in (lead.spot, "")]
+    here = [one for one in counted if one.spot in (lead.spot, "")]
     same = [one for one in here if one.key[0] == lead.key[0]]
     more = sum(one.more for one in same)
     moved_from: list[str] = []
@@ -168,9 +183,7 @@ def _part(changes: Sequence[Change], again: Again | None = None) -> Part:
     return Part(
         change_ns=round(total, 1),
         operator=lead.key[0],
-        module=again.outermost[0] if again is not None else lead.key[1],
-        again=again.times if again is not None else 0,
-        other_modules=list(again.outermost[1:]) if again is not None else [],
+        module=lead.key[1],
         line=heaviest.line or lead.line,
         phases=sorted({one.key[2] for one in same if one.key[2]}, key=lambda name: (name != phase, name)),
         more=round(more, 2),
@@ -181,7 +194,6 @@ def _part(changes: Sequence[Change], again: Again | None = None) -> Part:
         category=lead.category,
         shapes=lead.shapes,
         within=lead.within,
-        left_out=list(again.left_out) if again is not None else [],
     )
 
 

@@ -113,6 +113,9 @@ def _what(part: Part, *, brief: bool) -> str:
     line = f" ({part.line})" if part.line else ""
     others = f", with {', '.join(part.others)}" if part.others and not brief else ""
     line += _on_other_lines(part) if not brief else ""
+    if part.layers:
+        before, now = part.layers
+        return f"{_many(now - before)} {_listed([part.module, *part.other_modules])} ({now} instead of {before})"
     if part.again:
         times = "once" if part.again == 1 else f"{part.again} times"
         phase = f" in {part.phases[0]}" if part.phases else ""

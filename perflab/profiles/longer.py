@@ -70,15 +70,16 @@ def pooled(before: Mapping[Key, Total], now: Mapping[Key, Total]) -> list[Part]:
     return [part] if abs(more) > HALF else []
 
 
-def common_ratio(before: Mapping[Key, Total], now: Mapping[Key, Total]) -> float:
+def common_ratio(before: Mapping[Key, Total], now: Mapping[Key, Total], known: set[Key]) -> float:
     """By how much operators have become slower as a whole: the median of their ratios; 1.0 where they are few.
 
-    Each counts once, whatever its share of the time: one that takes most of it must not be the measure of itself.
+    Those that are ``known`` to be called otherwise are left out. Each counts once, whatever its share of the time: one
+    that takes most of it must not be the measure of itself.
     """
     least_ns = _COMMON_SHARE * sum(one.time_ns for one in before.values())
     ratios = [
         now[key].time_ns / one.time_ns
         for key, one in before.items()
-        if key in now and key[0] not in _GAPS and one.time_ns > least_ns
+        if key in now and key not in known and key[0] not in _GAPS and one.time_ns > least_ns
     ]
     return max(1.0, median(ratios)) if len(ratios) >= _COMMON_OF else 1.0

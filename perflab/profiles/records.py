@@ -174,7 +174,9 @@ class Part(Data, frozen=True):
     again: Amount = 0
     """How many times more the whole of ``module`` is computed; 0: what changed is not all that it does."""
     other_modules: list[str] = []
-    """Further modules that are."""
+    """Further modules that are, or that run so much more often."""
+    layers: list[Amount] = []
+    """Where ``module`` is layers, of which more or fewer run: how many before, and how many now."""
     left_out: list[str] = []
     """Parts of these that are not."""
     moved_from: list[str] = []

@@ -74,6 +74,8 @@ def is_right(fault: Fault, found: Explanation, head: Profile) -> bool:
     first = found.parts[0] if found.parts else None
     if first is None or bool(first.again) != fault.again or (first.inputs == VARY) != fault.varies:
         return False
+    if tuple(first.layers) != fault.layers:
+        return False
     is_there = function_at(first.line).startswith(fault.place) or (fault.again and not first.line)
     return (
         first.operator in fault.operators

@@ -40,6 +40,8 @@ class Fault:
     """Whether all that runs in that place is new: the part has to have its time, and of nothing else."""
     also: tuple[tuple[str, str], ...] = ()
     """What else was changed, that any part has to say: an operator, and how the file and function of its line begin."""
+    layers: tuple[int, ...] = ()
+    """How many layers run before and now, where that is the change."""
     varies: bool = False
     """Whether the number of further calls differs from call to call: explained as of a case whose counts are worse."""
 
@@ -267,6 +269,8 @@ FAULTS = (
           "aten::add", "aten::sum", "aten::add_", "aten::_softmax", "aten::_softmax_backward_data"), ("",),
           training={"max_grad_norm": 1.0}, patched=lambda: patch("perflab.lab.train.step.cross_entropy_loss",
           with_entropy), place=HERE + "with_entropy", also=(("aten::_foreach_norm", TRAINING),)),
+    Fault("a third layer", ("aten::mm", "aten::linear", "aten::mul", "aten::copy_", "aten::add"), ("blocks.*",),
+          changes={"num_layers": 3}, place="", layers=(2, 3)),
     Fault("operators whose number varies", ("aten::frac", "aten::trunc"), ("", "head", "TransformerLM"),
           patched=around(transformer.TransformerLM, output_changed(now_and_then)), place=HERE + "now_and_then",
           varies=True),

@@ -176,6 +176,47 @@ def test_parts_that_are_more_than_the_change_are_said_to_be() -> None:
     assert texts[2].startswith("these parts are more than the change")
 
 
+# --- more layers than before -------------------------------------------------------------------------------------
+
+
+def layered(layers: int, times: int = 1, **changed_work: int) -> Profile:
+    """A training step of so many layers; the first asks for no gradient of its input."""
+    often = {"linear": times, "mm": times, "gelu": times, **changed_work}
+    work = [row(f"aten::{name}", 1e6 * layers * n, layers * n, "blocks.*.mlp") for name, n in often.items()]
+    views, products = 7 * layers * times + 1, 2 * layers * times - 1
+    work += [
+        row("aten::view", 1e3 * views, views, "blocks.*.mlp", category="dispatch"),
+        row("aten::mm", 1e6 * products, products, "blocks.*.mlp", phase="backward"),
+    ]
+    cached = row("aten::cos", 1e6 * layers, layers * times, "rope")
+    return profile(*work, cached, row("aten::add", 1e6 * layers, layers, "blocks.*"), PRODUCTS_OF_HEAD)
+
+
+PRODUCTS_OF_HEAD = row("aten::mm", 5e6, 1, "head")
+
+
+def test_more_layers_are_one_cause_with_what_runs_as_often_as_they_do() -> None:
+    for before, now in ((2, 3), (2, 4), (5, 3), (12, 24)):
+        base, head = layered(before), layered(now)
+        (first, *rest) = said(base, head, head.timer_ns - base.timer_ns)
+        many = f"{abs(now - before)} {'more' if now > before else 'fewer'}"
+        assert first.endswith(f"{many} blocks.* and rope ({now} instead of {before})"), first
+        assert rest == []
+
+
+def test_layers_that_do_something_else_too_are_not_just_more_layers() -> None:
+    for head in (layered(3, gelu=2), layered(3, neg=1), layered(2, times=2)):
+        assert [part.layers for part in explain(layered(2), head, "main", None).parts if part.layers] == []
+
+
+def test_what_has_more_calls_is_no_measure_of_how_fast_the_machine_is() -> None:
+    base, head = layered(4), layered(10)
+    slow = changed(PRODUCTS_OF_HEAD, time_ns=25e6)
+    head = changed(head, rows=[slow if one is PRODUCTS_OF_HEAD else one for one in head.rows])
+    (_layers, text) = said(base, head, head.explained_ns - base.explained_ns)
+    assert text == "+20.0 ms aten::mm slower in head (model.py:8)"
+
+
 # --- several edits of one module ---------------------------------------------------------------------------------
 
 
