@@ -133,6 +133,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="perflab", description="Work with perflab's results, test and compile kernels, and check this machine."
     )
+    parser.set_defaults(hint="")  # a command's own: what to do about arguments that are unknown
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, declare in COMMANDS.items():
         first, _, rest = (declare.__doc__ or "").partition("\n")
@@ -144,7 +145,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 2 for input that cannot be used, 130 for Ctrl-C."""
-    given = build_parser().parse_args(arguments)
+    parser = build_parser()
+    given, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        parser.error("; ".join(filter(None, (f"unrecognized arguments: {' '.join(unknown)}", given.hint))))
     run: Run = given.run
     try:
         return run(given)

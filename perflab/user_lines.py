@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import sysconfig
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -29,6 +30,13 @@ def line_of(frame: FrameType | None, *, only: bool = False) -> str:
 
 MOST_CALLERS = 8
 """Lines of a stack."""
+CALLERS = 2
+"""Of a line, in a text; results files have all of them."""
+
+
+def with_callers(line: str, stack: Sequence[str], callers: int = CALLERS) -> str:
+    """A line and so many that called it: ``net.py:9 < train.py:5``. ``stack`` begins with the line, or is empty."""
+    return " < ".join(stack[: callers + 1] or [line])
 
 
 def stack_of(frame: FrameType | None) -> tuple[str, ...]:

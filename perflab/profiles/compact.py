@@ -60,6 +60,11 @@ def with_one_gap(profile: Profile) -> Profile:
     return changed(profile, rows=[*(row for row in profile.rows if not _is_gap(row)), one], gaps_apart=[])
 
 
+def without_dispatch(profile: Profile) -> Profile:
+    """A profile on a GPU without the operators that launch nothing, as it was stored before they had rows."""
+    return changed(profile, rows=[row for row in profile.rows if row.category != DISPATCH])
+
+
 def _seen(profile: Profile, kept: set[_Key], pooled: set[str]) -> Profile:
     """With the rows of some keys as they are, and the others of some operators without places."""
     rows: list[ProfileRow] = []

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from perflab.profiles.host import Key, Known, Sum
+from perflab.profiles.host import Key, Known, Sum, key_of
 from perflab.profiles.places import Where
-from perflab.profiles.records import OTHER_THREAD
+from perflab.profiles.records import DISPATCH, OTHER_THREAD
 
 
 class Kernel(NamedTuple):
@@ -52,7 +52,8 @@ def device_sums(
         kernels: those of one call, and what other threads launched that runs meanwhile.
         spans: of each device that has any, when the call begins there (its kernels of the call before have ended) and
             when it ends. After its last kernel a device waits for the host.
-        known: what is known of an operator, by its correlation.
+        known: what is known of an operator, by its correlation. Those that launch nothing have no time here: they
+            are counted, as PyTorch's own work.
     """
     sums: dict[Key, Sum] = defaultdict(Sum)
     seen: set[int] = set()
@@ -72,6 +73,9 @@ def device_sums(
         if kernel.operator not in seen:  # an operator's work is done once, however many kernels do it
             total.flops += known.get(kernel.operator, _NOBODY).flops
             seen.add(kernel.operator)
+    for at, one in known.items():
+        if at not in seen:
+            sums[key_of(one, DISPATCH)].instances += 1
     return sums
 
 

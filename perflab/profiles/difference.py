@@ -12,13 +12,13 @@ from dataclasses import replace
 
 from perflab.data import changed
 from perflab.profiles.again import Again, computed_again
-from perflab.profiles.compact import like_compact, with_one_gap
+from perflab.profiles.compact import like_compact, with_one_gap, without_dispatch
 from perflab.profiles.edits import edits
 from perflab.profiles.facts import HALF, Change, Key, Total, facts_of, totals_of
 from perflab.profiles.host_calls import host_parts
 from perflab.profiles.layers import Layers, other_layers
 from perflab.profiles.longer import common_ratio, pooled, slower, varying
-from perflab.profiles.records import Explanation, OnLine, Part, Profile
+from perflab.profiles.records import DISPATCH, ON_HOST, Explanation, OnLine, Part, Profile
 from perflab.units import format_count, format_ns, format_signed
 
 _AGREE = 0.5
@@ -52,6 +52,8 @@ def explain(
         base, head = with_one_gap(base), with_one_gap(head)
     if base.is_compact:
         head = like_compact(head, base)
+    if base.device != "cpu":
+        base, head = _with_what_tells(base, head)
     problem = None
     if base.devices != head.devices and change_ns is not None:
         problem = f"now on {format_count(head.devices, 'GPU')}, before on {base.devices}: times are not compared"
@@ -91,6 +93,10 @@ def explain(
                 f"all operators take longer alike (about {100 * (common - 1):+.0f}%): the machine, its threads or "
                 "clocks, or what is installed, and no operator by itself"
             )
+    if base.device != "cpu":
+        parts = [
+            changed(part, category=ON_HOST) if DISPATCH in (part.category, part.operator) else part for part in parts
+        ]
     parts += host_parts(base, head, with_launches=not facts)
     if change_ns is None and not parts:
         problem = _not_kept(base)
@@ -114,6 +120,20 @@ def explain(
         rest_ns=rest_ns,
         problem=problem,
     )
+
+
+def _with_what_tells(base: Profile, head: Profile) -> tuple[Profile, Profile]:
+    """On a GPU without operators that launch nothing, where one of the profiles does not know them or others changed.
+
+    They follow from what is done on the device.
+    """
+    both = without_dispatch(base), without_dispatch(head)
+    launched = (totals_of(one.rows) for one in both)
+    return (base, head) if _has_dispatch(base) and _has_dispatch(head) and not facts_of(*launched) else both
+
+
+def _has_dispatch(profile: Profile) -> bool:
+    return any(row.category == DISPATCH for row in profile.rows)
 
 
 def _interval(change_ns: float, given_ns: tuple[float, float] | None) -> tuple[float, float]:
@@ -231,6 +251,7 @@ def _asked_for(one: Change) -> tuple[bool, float]:
 
 def _not_kept(base: Profile) -> str:
     """Why a count that became worse has no cause."""
-    none = "no operator" if base.device == "cpu" else "nothing that launches a kernel or waits for the device"
+    is_known = base.device == "cpu" or _has_dispatch(base)
+    none = "no operator" if is_known else "nothing that launches a kernel or waits for the device"
     lacks = "; CUDA's calls are not known of both" if base.device != "cpu" and not base.cuda_calls else ""
     return f"{none} is called more often: a profile does not keep what this count counts{lacks}"

@@ -11,6 +11,8 @@ RANGE_SCOPE = 7
 """``RecordScope::USER_SCOPE``: a range that somebody opened by name."""
 NODE = "autograd::engine::evaluate_function: "
 """How the engine names the frame around each backward node."""
+CALL = "perflab: profiled call"
+PHASE = "perflab: phase "
 
 
 class Event(NamedTuple):
@@ -47,6 +49,11 @@ class Call:
     def is_range(self) -> bool:
         """Whether it is a named range, in which Python runs, and no operator."""
         return self.event.scope == RANGE_SCOPE
+
+    @property
+    def is_mark(self) -> bool:
+        """Whether it is the range that perflab opens around a call, or around one of its phases."""
+        return self.is_range and self.name.startswith((CALL, PHASE))
 
     @property
     def total_ns(self) -> int:

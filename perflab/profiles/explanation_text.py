@@ -18,11 +18,10 @@ from perflab.profiles.records import (
     PeakExplanation,
 )
 from perflab.units import format_bytes, format_count, format_ns, format_signed
+from perflab.user_lines import CALLERS, with_callers
 
 _MODULES = 3
 """That are named of those that are computed again."""
-CALLERS = 2
-"""Of a line, in the text; the results file has all of them."""
 _LINES = 2
 """Further lines of an edit that are named."""
 _ON = {SAME: " at the same shapes", VARY: " on inputs that vary"}
@@ -43,7 +42,9 @@ def explanation_texts(found: Explanation, *, timed: bool, most: int = MOST, brie
         brief: leave out what else changed in number beside the operator that leads a part.
     """
     on_device = [part for part in found.parts if part.category != ON_HOST]
-    on_host = [_what(part, brief=brief) for part in found.parts if part.category == ON_HOST] if most else []
+    host = [part for part in found.parts if part.category == ON_HOST]
+    on_host = [_what(part, brief=brief) for part in host[:most]]
+    on_host += [f"{format_count(len(host) - most, 'more place')} {ON_HOST}"] if 0 < most < len(host) else []
     shown = _shown(on_device, most)
     others = [part for part in on_device if not any(part is one for one in shown)]
     problem = [found.problem] if found.problem is not None else []
@@ -96,8 +97,7 @@ def peak_texts(found: PeakExplanation, *, most: int = MOST, callers: int = CALLE
 def _blocks(part: PeakChange, callers: int) -> str:
     of = f" of {part.operator}" if part.operator else ""
     where = f" in {part.module}" if part.module else ""
-    stack = part.stack[: callers + 1] or [part.line]
-    line = f" ({' < '.join(stack)})" if part.line else ""
+    line = f" ({with_callers(part.line, part.stack, callers)})" if part.line else ""
     if part.category == LET_GO:
         # What is let go counts below zero: one block less makes the peak higher.
         less = "less" if part.change_bytes > 0 else "more"
@@ -109,7 +109,7 @@ def _blocks(part: PeakChange, callers: int) -> str:
 
 def _what(part: Part, *, brief: bool) -> str:
     where = f" in {part.module}" if part.module else f" in {part.phases[0]}" if part.phases else ""
-    where = f" {ON_HOST}" if part.category == ON_HOST else where
+    where = f"{where} {ON_HOST}" if part.category == ON_HOST else where
     line = f" ({part.line})" if part.line else ""
     others = f", with {', '.join(part.others)}" if part.others and not brief else ""
     line += _on_other_lines(part) if not brief else ""

@@ -13,9 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from perflab.profiles.device import Kernel
-from perflab.profiles.events import Call
+from perflab.profiles.events import PHASE, Call
 from perflab.profiles.host import Known
-from perflab.profiles.recording import CALL, PHASE
 
 _DEVICE = 1
 _HOST = 0
@@ -102,6 +101,6 @@ def _frames(call: Call, known: Mapping[int, Known]) -> list[str]:
     place = [one.phase, one.where.module] if one is not None else []
     above = [other.name for other in call.above() if not other.is_range]
     names = [*reversed(above), call.name]
-    if one is None and call.name.startswith((CALL, PHASE)):  # ranges of ours, in which Python runs
+    if one is None and call.is_mark:  # ranges of ours, in which Python runs
         place, names = [call.name.removeprefix(PHASE)] if call.name.startswith(PHASE) else [], ["python"]
     return [name.replace(";", ":").replace("\n", " ") for name in (*filter(None, place), *names)]

@@ -11,6 +11,7 @@ from perflab.profiles.alignment import STRANGER, aligned
 from perflab.profiles.events import Call
 from perflab.profiles.placed import Phase, operators
 from perflab.profiles.places import Where
+from perflab.profiles.records import DISPATCH
 
 NOWHERE = Where()
 
@@ -49,6 +50,10 @@ class Sum:
     instances: float = 0
     time_ns: float = 0.0
     flops: int = 0
+    events: int = 0
+    """Recorded within that time: the profiler's cost of each is in it."""
+    sides: int = 0
+    """Of marks around the call and its phases: each begin and each end has one side within the mark, one outside."""
 
 
 def matched(calls: Sequence[Call], known: Sequence[Known]) -> tuple[list[Known], int]:
@@ -66,35 +71,38 @@ def matched(calls: Sequence[Call], known: Sequence[Known]) -> tuple[list[Known],
     return found, places.count(STRANGER)
 
 
-def host_sums(root: Call, known: Mapping[int, Known], phases: Sequence[Phase], cost_ns: float) -> dict[Key, Sum]:
+def host_sums(root: Call, known: Mapping[int, Known], phases: Sequence[Phase]) -> dict[Key, Sum]:
     """Divide the time of one call on a CPU: the own time of operators, and that in which none runs.
+
+    What an event costs the profiler is in the time of the operator, or the gap, that it was recorded in.
 
     Args:
         root: the range around the call, on the thread that called.
         known: by ``id`` of a call, what is known of it.
         phases: of the call.
-        cost_ns: what the profiler adds with each event; it is taken from the caller of what was recorded.
     """
     sums: dict[Key, Sum] = defaultdict(Sum)
     found: dict[int, Sum] = {}  # what is known is one object for many calls: its key is made once
     for call in root.walk():
         one = known.get(id(call))
         if one is None:
-            _add_gaps(call, known, phases, cost_ns, sums)
+            _add_gaps(call, known, phases, sums)
             continue
         total = found.get(id(one))
         if total is None:
-            total = found[id(one)] = sums[_key(one)]
+            total = found[id(one)] = sums[key_of(one, one.category)]
         total.instances += 1
-        total.time_ns += max(0.0, call.self_ns - cost_ns * len(call.children))
+        total.time_ns += call.self_ns
+        total.events += len(call.children)
         total.flops += one.flops
     return sums
 
 
-def _key(one: Known) -> Key:
-    shown = one.category != "dispatch"
+def key_of(one: Known, category: str) -> Key:
+    """That of an operator on the host. Rows of PyTorch's own work, many small calls, have no lines and shapes."""
+    shown = category != DISPATCH
     return Key(
-        one.category,
+        category,
         one.name,
         "",
         one.phase,
@@ -105,27 +113,26 @@ def _key(one: Known) -> Key:
     )
 
 
-def _add_gaps(
-    opened: Call, known: Mapping[int, Known], phases: Sequence[Phase], cost_ns: float, sums: dict[Key, Sum]
-) -> None:
+def _add_gaps(opened: Call, known: Mapping[int, Known], phases: Sequence[Phase], sums: dict[Key, Sum]) -> None:
     """The time in a range in which nothing runs that was recorded; it goes with the operator that ends it."""
-    last = opened.event.start_ns
+    last_ns, sides = opened.event.start_ns, int(opened.is_mark)
     module = ""
+
+    def add_until(end_ns: int, end: Call, *, events: int) -> None:
+        begun = [one.name for one in phases if one.start_ns <= last_ns]
+        phase = begun[-1] if begun else phases[0].name if phases else ""
+        total = sums[Key("python", "", "", phase, module, "", "")]
+        total.instances += 1
+        total.time_ns += end_ns - last_ns
+        total.events += events
+        total.sides += sides + end.is_mark
+
     for child in opened.children:
         at = _first_known(child, known)
         module = at.where.module if at is not None else module
-        _add_gap(last, child.event.start_ns, cost_ns, module, phases, sums)
-        last = child.event.end_ns
-    _add_gap(last, opened.event.end_ns, cost_ns if opened.children else 0.0, module, phases, sums)
-
-
-def _add_gap(
-    start_ns: int, end_ns: int, cost_ns: float, module: str, phases: Sequence[Phase], sums: dict[Key, Sum]
-) -> None:
-    phase = next((one.name for one in reversed(phases) if one.start_ns <= start_ns), phases[0].name if phases else "")
-    total = sums[Key("python", "", "", phase, module, "", "")]
-    total.instances += 1
-    total.time_ns += max(0.0, end_ns - start_ns - cost_ns)
+        add_until(child.event.start_ns, child, events=int(not child.is_mark))
+        last_ns, sides = child.event.end_ns, int(child.is_mark)
+    add_until(opened.event.end_ns, opened, events=0)
 
 
 def _first_known(call: Call, known: Mapping[int, Known]) -> Known | None:

@@ -10,6 +10,7 @@ from statistics import fmean
 
 from perflab.errors import UsageError
 from perflab.profiles.categories import categories
+from perflab.profiles.cost import FREE, Cost
 from perflab.profiles.device import Kernel, device_sums
 from perflab.profiles.flops import flops_where_done
 from perflab.profiles.host import Key, Known, Sum, faster_half, host_sums, in_order, matched
@@ -60,11 +61,10 @@ class Reading:
     """What profiled calls came to, as they are read one by one."""
 
     known: Sequence[Known]
-    event_cost_ns: float
-    """What the profiler adds with each event."""
+    cost: Cost = FREE
+    """What the profiler adds in calls that do nothing."""
     sums: list[Mapping[Key, Sum]] = field(default_factory=list)
     profiled_ns: list[float] = field(default_factory=list)
-    cost_ns: list[float] = field(default_factory=list)
     cuda_calls: list[Mapping[str, Sum]] = field(default_factory=list)
     strangers: int = 0
     operators: int = 0
@@ -87,9 +87,8 @@ class Reading:
     def _add_on_host(self, recorded: Recorded) -> None:
         """A call on a CPU lasts as long as the range around it."""
         by_call = self._by_call(recorded)
-        self.sums.append(host_sums(recorded.root, by_call, recorded.phases, self.event_cost_ns))
+        self.sums.append(host_sums(recorded.root, by_call, recorded.phases))
         self.profiled_ns.append(recorded.root.total_ns)
-        self.cost_ns.append(self.event_cost_ns * sum(1 for _ in recorded.root.walk()))
 
     def _add_on_device(self, before: Recorded, recorded: Recorded) -> None:
         """On each device a call lasts from the end of its kernels of the call before to the end of its own."""
@@ -112,7 +111,6 @@ class Reading:
         self.not_shown |= {one.device for one in foreign} - spans.keys()
         self.sums.append(device_sums([*recorded.kernels, *foreign], spans, calls))
         self.profiled_ns.append(fmean(end_ns - begin_ns for begin_ns, end_ns in spans.values()))
-        self.cost_ns.append(0.0)
         self.cuda_calls.append(_summed(recorded.cuda_calls))
 
     def profile(self, device: str, plain_ns: Sequence[float], notes: Sequence[str]) -> Profile:
@@ -134,9 +132,16 @@ class Reading:
         if self.strangers > _STRANGERS * self.operators:
             said.append(f"calls differ: {self.strangers / self.operators:.0%} of operators have no place")
         quiet = faster_half([one + beside for one, beside in zip(self.profiled_ns, plain_ns, strict=True)])
-        timer_ns, cost_ns = fmean(plain_ns[at] for at in quiet), fmean(self.cost_ns[at] for at in quiet)
+        longer_ns = [self.profiled_ns[at] - plain_ns[at] for at in quiet]
         return summed_up(
-            device, self.sums, self.profiled_ns, quiet, timer_ns, cost_ns, said, cuda_calls=self.cuda_calls
+            device,
+            self.sums,
+            self.profiled_ns,
+            quiet,
+            fmean(plain_ns[at] for at in quiet),
+            cost=self.cost.as_seen(longer_ns, [self.sums[at].values() for at in quiet]),
+            notes=said,
+            cuda_calls=self.cuda_calls,
         )
 
     def _by_call(self, recorded: Recorded) -> dict[int, Known]:

@@ -13,7 +13,7 @@ from perflab.kernel_names import kernel_name
 from perflab.measure.clock import wait_for_devices
 from perflab.measure.profiler import profiler
 from perflab.profiles.device import Kernel
-from perflab.profiles.events import Call, Event, nested
+from perflab.profiles.events import CALL, PHASE, Call, Event, nested
 from perflab.profiles.flops import flops_of
 from perflab.profiles.placed import Phase
 from perflab.torch_internals.machine import kineto_results
@@ -21,8 +21,6 @@ from perflab.torch_internals.machine import kineto_results
 if TYPE_CHECKING:
     from perflab.measure.workload import Workload
 
-CALL = "perflab: profiled call"
-PHASE = "perflab: phase "
 _DTYPES = {"float": "float32", "double": "float64", "c10::BFloat16": "bfloat16", "c10::Half": "float16"}
 RAN_OUT = "[OutOfMemory]"
 """How the profiler names the moment at which an allocator found no room."""

@@ -30,12 +30,12 @@ CATEGORIES = (
 )
 """Every row belongs to one of them.
 
-``dispatch`` is PyTorch's own work on a CPU: views, allocation, the autograd engine. ``python`` is time on a CPU in
-which no operator runs. On a GPU, ``host wait`` is time in which the device waits for a kernel that the host has not
-begun to launch, ``launches`` that in which it waits for this call of CUDA to end, and ``kernel wait`` what is left
-between kernels. ``another thread`` is time in which the device only does what a thread launched that the profiler does
-not follow, such as a data loader's. ``your operators`` are those that are not PyTorch's own, an ``autograd.Function``
-among them; ``other`` is what no operator launched.
+``dispatch`` is PyTorch's own work on a CPU: views, allocation, the autograd engine; on a GPU its rows are operators
+that launch nothing, and have no time. ``python`` is time on a CPU in which no operator runs. On a GPU, ``host wait`` is
+time in which the device waits for a kernel that the host has not begun to launch, ``launches`` that in which it waits
+for this call of CUDA to end, and ``kernel wait`` what is left between kernels. ``another thread`` is time in which the
+device only does what a thread launched that the profiler does not follow, such as a data loader's. ``your operators``
+are those that are not PyTorch's own, an ``autograd.Function`` among them; ``other`` is what no operator launched.
 """
 GAPS = ("host wait", "launches", "kernel wait", "python")
 """Categories that are no operator's."""
@@ -145,7 +145,8 @@ class Profile(Data, frozen=True):
 
 
 ON_HOST = "on the host"
-"""The category of a part that is CUDA's calls on the host: its time is in the gaps of the device, if anywhere."""
+"""The category of a part that is CUDA's calls, or operators that launch nothing: the device has no time for it but in
+its gaps."""
 SAME, VARY = "same", "vary"
 """The inputs of an operator that takes longer."""
 

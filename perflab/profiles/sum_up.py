@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
+from perflab.profiles.cost import FREE, Cost
 from perflab.profiles.host import Key, Sum, each_key
 from perflab.profiles.records import ADDED, CudaCall, Profile, ProfileRow
 
@@ -16,9 +17,9 @@ def summed_up(
     profiled_ns: Sequence[float],
     quiet: Sequence[int],
     timer_ns: float,
-    cost_ns: float,
-    notes: Sequence[str] = (),
     *,
+    cost: Cost = FREE,
+    notes: Sequence[str] = (),
     cuda_calls: Sequence[Mapping[str, Sum]] = (),
 ) -> Profile:
     """The mean of the quiet calls, row by row.
@@ -29,18 +30,18 @@ def summed_up(
         profiled_ns: how long each of them took.
         quiet: which of them count.
         timer_ns: how long one takes that is not profiled.
-        cost_ns: what the profiler adds to a call.
+        cost: what the profiler adds, which is taken off.
         notes: what a reader has to know.
         cuda_calls: of each profiled call, the host's calls of CUDA by name; empty: they are not known.
     """
     counted = [calls[at] for at in quiet]
-    rows = sorted((_row(key, counted) for key in each_key(counted)), key=lambda row: -row.time_ns)
+    rows = sorted((_row(key, counted, cost) for key in each_key(counted)), key=lambda row: -row.time_ns)
     return Profile(
         device=device,
         calls=len(quiet),
         timer_ns=round(timer_ns, 1),
         profiled_ns=round(fmean(profiled_ns[at] for at in quiet), 1),
-        cost_ns=round(cost_ns, 1),
+        cost_ns=round(fmean(cost.of(call.values()) for call in counted), 1),
         rows=rows,
         notes=list(notes),
         devices=len({row.device for row in rows}) or 1,
@@ -62,7 +63,7 @@ def _cuda_calls(calls: Sequence[Mapping[str, Sum]]) -> list[CudaCall]:
     return sorted(found, key=lambda one: -one.time_ns)
 
 
-def _row(key: Key, calls: Sequence[Mapping[Key, Sum]]) -> ProfileRow:
+def _row(key: Key, calls: Sequence[Mapping[Key, Sum]], cost: Cost) -> ProfileRow:
     nothing = Sum()
     sums = [call.get(key, nothing) for call in calls]
     times = [one.time_ns for one in sums]
@@ -77,7 +78,7 @@ def _row(key: Key, calls: Sequence[Mapping[Key, Sum]]) -> ProfileRow:
         within=key.within,
         device=key.device,
         instances=round(fmean(one.instances for one in sums), 3),
-        time_ns=round(fmean(times), 1),
+        time_ns=round(max(0.0, fmean(times) - cost.of(sums) / len(sums)), 1),
         spread_ns=round(_spread(times), 1),
         flops=round(fmean(one.flops for one in sums)),
     )

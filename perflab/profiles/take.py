@@ -13,14 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perflab.data import changed
 from perflab.errors import UsageError
 from perflab.files import write_whole
 from perflab.measure import clock
 from perflab.measure.devices import collector_off
-from perflab.profiles.cost import event_cost_ns
+from perflab.profiles.cost import FREE, cost_of
 from perflab.profiles.events import NODE
 from perflab.profiles.export import chrome_trace, folded_stacks
 from perflab.profiles.host import Known, in_order
@@ -97,7 +97,7 @@ def take_profile(
     on_cuda = device.type == "cuda"
     turns = _turns(plan.budget_ns, max(1.0, stopwatch.time(workload, 1).total_ns), on_cuda=on_cuda)
     backward = any(one.name.startswith(NODE) for one in known)
-    reading = Reading(known, 0.0 if on_cuda else event_cost_ns(backward=backward))
+    reading = Reading(known, FREE if on_cuda else cost_of(workload.spans, backward=backward))
     plain_ns: list[float] = []
     waiting: list[float] = []
     profilers = []
@@ -120,14 +120,13 @@ def take_profile(
         profilers.append(profiler)
     with collector_off():  # events are many and none is garbage: looking through them takes half of the time
         for profiler in profilers:
-            recorded = recorded_calls(profiler, turns.calls)
-            reading.add(device.type, recorded)
+            reading.add(device.type, recorded_calls(profiler, turns.calls))
     if min(plain_ns) <= 0:
         raise UsageError("the clock did not move while a call was timed", "profile more work in a call")
     profile = _with_waits(reading.profile(device.type, plain_ns, notes), min(waiting, default=0.0))
     if plan.files is not None:
         try:
-            _write(plan.files, recorded[-1], known)
+            _write(plan.files, _nearest(reading.profiled_ns, profile.profiled_ns, profilers, turns.calls), known)
         except OSError as error:
             said = f"could not write {plan.files}.trace.json and .folded: {error.strerror or error}"
             return changed(profile, notes=[*profile.notes, said])
@@ -189,6 +188,13 @@ def _turns(budget_ns: float, call_ns: float, *, on_cuda: bool) -> _Turns:
     least = LEAST_ON_CUDA if on_cuda else 1
     rounds = max(LEAST_ROUNDS if has_first else LEAST_ROUNDS_OF_LONG, min(MOST_ROUNDS, calls // least))
     return _Turns(rounds, max(least, calls // rounds), has_first)
+
+
+def _nearest(read_ns: Sequence[float], mean_ns: float, profilers: Sequence[Any], calls: int) -> Recorded:
+    """The call that is most like the rows: files for other tools should show what the table shows."""
+    at = min(range(len(read_ns)), key=lambda number: abs(read_ns[number] - mean_ns))
+    a_round = len(read_ns) // len(profilers)  # on CUDA one less than its calls: the first is only the beginning
+    return recorded_calls(profilers[at // a_round], calls)[at % a_round + calls - a_round]
 
 
 def _write(files: Path, recorded: Recorded, known: Sequence[Known]) -> None:

@@ -100,12 +100,12 @@ def notes_of(profile: Profile) -> list[str]:
 
 
 def by_category(profile: Profile) -> list[tuple[str, float, float, int]]:
-    """Each category with its time, instances and FLOPs, the most time first."""
+    """Each category that has time, with its instances and FLOPs, the most time first."""
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     for row in profile.rows:
         for at, value in enumerate((row.time_ns, row.instances, row.flops)):
             sums[row.category][at] += value
-    ranked = sorted(sums.items(), key=lambda one: -one[1][0])
+    ranked = sorted((one for one in sums.items() if one[1][0]), key=lambda one: -one[1][0])
     return [(name, time_ns, instances, int(flops)) for name, (time_ns, instances, flops) in ranked]
 
 

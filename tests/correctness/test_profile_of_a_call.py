@@ -7,6 +7,7 @@ import copy
 import itertools
 import json
 import threading
+import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -237,6 +238,27 @@ def test_what_was_written_for_other_tools_reads_and_names_modules(tmp_path: Path
     assert any(line.startswith("forward;blocks.*.attention.q;aten::linear;aten::matmul;aten::mm ") for line in folded)
 
 
+def test_what_is_written_is_a_call_like_the_rows_and_not_one_that_was_disturbed(tmp_path: Path) -> None:
+    a = torch.ones(16)
+    calls: list[Tensor] = []
+
+    def run() -> None:
+        if len(calls) == slow:
+            time.sleep(0.2)
+        calls.append(a * a)
+
+    def written_ns() -> int:
+        calls.clear()
+        take_profile(Workload(run, (), {}), CPU, stopwatch_for(CPU), plan, lambda _what: None)
+        return sum(int(line.rpartition(" ")[2]) for line in (tmp_path / "case.folded").read_text().splitlines())
+
+    slow, plan = -1, ProfilePlan(0.0, tmp_path / "case")
+    written_ns()
+    slow = len(calls) - 1  # the last of as many
+    assert written_ns() < 200e6
+    assert len(calls) == slow + 1
+
+
 def test_profiling_leaves_the_model_as_it_was() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
     hooks = dict(nn.modules.module._global_forward_hooks)
@@ -390,7 +412,30 @@ def test_blocks_that_a_checkpoint_computes_again_on_cuda_are_one_cause(on_cuda: 
 @needs_cuda
 def test_kernels_and_gaps_on_cuda_add_up_to_the_calls(on_cuda: Profile) -> None:
     assert on_cuda.explained_ns == pytest.approx(on_cuda.profiled_ns, rel=1e-3)
-    assert {row.category for row in on_cuda.rows if not row.kernel} <= {"host wait", "launches", "kernel wait"}
+    assert {row.category for row in on_cuda.rows if row.time_ns and not row.kernel} <= {
+        "host wait",
+        "launches",
+        "kernel wait",
+    }
+
+
+@needs_cuda
+def test_operators_that_launch_nothing_on_cuda_are_counted_and_one_more_of_them_is_named() -> None:
+    def found(views: int) -> Profile:
+        linear = nn.Linear(8, 8, device=CUDA)
+
+        def run(x: Tensor) -> Tensor:
+            for _ in range(views):
+                x = x.view(2, 4, 8).view(8, 8)
+            return linear(x)  # type: ignore[no-any-return]
+
+        work = Workload(run, (torch.ones(8, 8, device=CUDA),), {})
+        return take_profile(work, CUDA, stopwatch_for(CUDA), ProfilePlan(0.0), lambda _what: None)
+
+    base, head = found(1), found(4)
+    assert {row.operator: row.instances for row in base.rows if row.time_ns == 0}["aten::view"] == 2
+    told = explain(base, head, "main", None)
+    assert explanation_texts(told, timed=False) == ["6 more aten::view on the host"]
 
 
 @needs_cuda

@@ -73,7 +73,7 @@ def recorded(step: Step, device: torch.device) -> Callable[[], Profile]:
         rounds.append(profiler)
 
     def read() -> Profile:
-        reading = Reading(known_of(recorded_calls(marked, 1, details=True)[0], places.named), 0.0)
+        reading = Reading(known_of(recorded_calls(marked, 1, details=True)[0], places.named))
         with collector_off():
             for one in rounds:
                 reading.add(device.type, recorded_calls(one, CALLS))

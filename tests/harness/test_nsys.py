@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import random
+import re
 import shlex
 import shutil
 import sqlite3
@@ -89,6 +92,21 @@ def test_a_call_and_its_phases_stand_beside_the_timer_s(tmp_path: Path) -> None:
     assert ["optimizer", "117", "µs", "40.0", "µs"] in text
 
 
+def test_phases_of_a_call_add_up_to_no_more_than_the_call(tmp_path: Path) -> None:
+    """Calls that are fast on the host are slow on the device: the device waits for the host in the others."""
+    maker = Maker(tmp_path / "uneven.sqlite")
+    for at in range(8):
+        begin, host_us, device_us = at * 2000 * US, (300, 600)[at % 2], (900, 500)[at % 2]
+        maker.range("step", begin, begin + host_us * US)
+        for phase, begins_us in (("forward", 0), ("backward", host_us // 2)):
+            called = begin + begins_us * US + US
+            maker.range(phase, called, called + (host_us // 2 - 2) * US)
+            maker.launch(phase, called + US, begin + begins_us * US + 5 * US, begin + (begins_us + device_us // 2) * US)
+    (case,) = reading_of(maker.close(), "step").cases
+    for at, whole_ns in enumerate((case.host_ns, case.device_ns)):
+        assert 0 < sum(times[at] for times in case.phases.values()) <= whole_ns
+
+
 def test_kernels_of_the_backward_belong_to_the_forward_s_module_and_line(tmp_path: Path) -> None:
     (case,) = reading_of(write_run(tmp_path / "run.sqlite")).cases
     assert case.profile is not None
@@ -140,7 +158,7 @@ def test_ranges_of_any_name_are_calls_if_they_are_asked_for(tmp_path: Path) -> N
     assert {row.operator for row in case.profile.rows} == {"", "aten::addmm", "aten::bmm", "aten::_softmax"}
     (case,) = reading_of(write_run(tmp_path / "bare.sqlite", with_operators=0), "forward").cases
     assert (case.calls, case.profile) == (10, None)
-    assert case.problem.startswith("no range of an operator in its calls")
+    assert case.problem.startswith("its calls have no ranges of operators")
 
 
 @pytest.mark.parametrize(
@@ -209,12 +227,12 @@ def test_names_of_any_characters_are_shown_on_their_line(tmp_path: Path, capsys:
 def test_two_processes_are_listed_and_one_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     maker = Maker(tmp_path / "two.sqlite")
     maker.launch("ours", 10 * US, 20 * US, 30 * US)
-    maker.process(77, "worker")
+    maker.process(77, "wor\x1b[31mk\ner")
     maker.launch("theirs", 10 * US, 20 * US, 90 * US, thread=77, process=77)
     path = str(maker.close())
     status, text = said(capsys, path)
     assert status == 2
-    assert "has 2 processes with ranges or CUDA work: 77 (worker), 4321 (python)" in text
+    assert "has 2 processes with ranges or CUDA work: 77 (wor\\x1b[31mk er), 4321 (python)" in text
     assert f"\n  -> name one: perflab nsys --process=PID {path}" in text
     status, text = said(capsys, path, "--process=77")
     assert status == 0
@@ -259,9 +277,29 @@ def test_a_file_that_is_damaged_inside_is_refused(tmp_path: Path, capsys: pytest
     assert "damaged.sqlite is damaged: database disk image is malformed" in text
 
 
-@pytest.mark.parametrize("value", ["'soon'", "x'00'", "1e300", "NULL"])
-def test_values_of_another_kind_are_refused_or_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], value: str
+@pytest.mark.parametrize("layout", LAYOUTS[1:], ids=lambda layout: layout.product)
+def test_bytes_changed_anywhere_give_a_table_or_an_error_in_two_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], layout: Layout
+) -> None:
+    whole = write_run(tmp_path / "run.sqlite", layout, calls=3, with_operators=2).read_bytes()
+    path = tmp_path / "changed.sqlite"
+    for seed in range(150):
+        chance = random.Random(seed)
+        changed = bytearray(whole)
+        for _ in range(chance.choice((1, 3, 20, 200))):
+            most = chance.choice((8192, len(whole)))  # the schema stands at the beginning
+            changed[chance.randrange(most)] = chance.randrange(256)
+        path.write_bytes(changed)
+        status, text = said(capsys, str(path))
+        assert status == 0 or (status == 2 and text.startswith("perflab nsys: ") and text.count("\n  -> ") == 1), seed
+        assert all(line.isprintable() for line in text.split("\n")), seed
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [("'soon'", "'soon'"), ("x'00'", r"b'\x00'"), ("50000000.5", "50000000.5"), ("NULL", "None")]
+)
+def test_values_of_another_kind_are_named_by_table_and_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], value: str, shown: str
 ) -> None:
     path = write_run(tmp_path / "run.sqlite")
     connection = sqlite3.connect(path)
@@ -275,7 +313,41 @@ def test_values_of_another_kind_are_refused_or_left_out(
     connection.commit()
     connection.close()
     status, text = said(capsys, str(path))
-    assert status == 0 or "has values that no nsys writes" in text
+    assert status == 2
+    odd = f"CUPTI_ACTIVITY_KIND_KERNEL, row 3: end is {shown}, which is no whole number"
+    assert f"run.sqlite has a value that no nsys writes: {odd}\n  -> export it again with nsys" in text
+
+
+def test_kernels_and_ranges_without_an_end_that_can_be_are_left_out_and_a_note_says_so(tmp_path: Path) -> None:
+    maker = Maker(tmp_path / "endless.sqlite")
+    maker.range("step", 0, 100 * US)
+    maker.range("endless", 0, 2**63 - 1)
+    for end in (5 * US, 30 * US, 2**63 - 1):
+        maker.launch("kernel", 10 * US, 20 * US, end)
+    reading = reading_of(maker.close())
+    assert [(one.path, one.busy_ns) for one in reading.ranges] == [(("step",), 10 * US)]
+    assert [note.partition(",")[0] for note in reading.notes] == [
+        "1 ranges end before they begin",
+        "2 kernels end before they begin",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("pytest", "-m", "perf"), "unrecognized arguments: -m perf; write -- before the command to profile: perflab"),
+        (("a.sqlite", "b.nsys-rep"), "2 files to read: a.sqlite, b.nsys-rep\n  -> read one at a time: perflab nsys a"),
+    ],
+)
+def test_arguments_that_do_not_fit_say_what_to_write(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], problem: str
+) -> None:
+    try:
+        status = main(["nsys", *arguments])
+    except SystemExit as ended:  # argparse's
+        status = int(ended.code or 0)
+    assert status == 2
+    assert problem in capsys.readouterr().err
 
 
 def test_tables_and_columns_that_are_missing_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -285,13 +357,38 @@ def test_tables_and_columns_that_are_missing_are_named(tmp_path: Path, capsys: p
     connection.commit()
     status, text = said(capsys, str(path))
     assert status == 0
-    assert "kernels have no call of CUDA that launched them: no range" in text
+    assert (
+        "could not look at the ranges of kernels, because the export has no table CUPTI_ACTIVITY_KIND_RUNTIME: trace"
+        in one_lined(text)
+    )
+    problem = "for 140 of 140 kernels the export does not say what launched them"
+    assert f"could not look at the operators of {CASE}, because {problem}" in one_lined(text)
     connection.execute("DROP TABLE NVTX_EVENTS")
     connection.execute("CREATE TABLE NVTX_EVENTS (begin INTEGER)")
     connection.close()
     status, text = said(capsys, str(path))
     assert status == 2
     assert "NVTX_EVENTS has no column start, end, eventType, globalTid" in text
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[1:], ids=lambda layout: layout.product)
+def test_without_the_table_of_names_kernels_stay_apart_and_a_note_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], layout: Layout
+) -> None:
+    path = write_run(tmp_path / "run.sqlite", layout)
+    connection = sqlite3.connect(path)
+    connection.execute("DROP TABLE StringIds")
+    connection.close()
+    status, text = said(capsys, str(path))
+    assert status == 0
+    problem = "could not look at names of kernels, and of ranges that have them there, because the export has no table"
+    assert f"note: {problem} StringIds: export all tables" in one_lined(text)
+    assert len(set(re.findall(r"^  kernel (\d+) ", text, re.MULTILINE))) == 6
+    if layout.registered:
+        assert "(no name)" in text
+        assert f"run.sqlite has no range 'step'; {problem} StringIds" in said(capsys, str(path), "--range=step")[1]
+    else:
+        assert f"profile of {CASE}" in text
 
 
 def test_without_nsys_a_run_and_a_report_say_how_to_get_it(
@@ -344,7 +441,10 @@ profile)
     done
     echo > $out.nsys-rep
     "$@" ;;
-export) cp run.sqlite report.sqlite ;;
+export)
+    for given; do
+        case $given in --output=*) cp run.sqlite "${given#--output=}" ;; esac
+    done ;;
 esac
 """
 
@@ -361,6 +461,27 @@ def test_a_command_runs_under_nsys_with_its_ranges_and_its_status_is_kept(
     assert f"profile of {CASE}: one call, 581 µs on cuda" in text
     given = (tmp_path / "arguments").read_text().splitlines()
     assert {"--trace=cuda,nvtx", "--sample=none", "--output=report"} <= set(given)
+
+
+def test_an_export_of_an_earlier_run_is_never_shown_as_this_one_s(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(tmp_path, NSYS)
+    write_run(tmp_path / "run.sqlite")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.chdir(tmp_path)
+    run = ("--output=report", "--", "sh", "-c", "true")
+    assert said(capsys, *run)[0] == 0
+    later = (tmp_path / "report.sqlite").stat().st_mtime + 1000
+    os.utime(tmp_path / "report.sqlite", (later, later))
+    program(tmp_path, NSYS.replace("cp run.sqlite", "true"))
+    for arguments in (run, ("report.nsys-rep",)):
+        status, text = said(capsys, *arguments)
+        assert status == 2
+        assert "nsys cannot export report.nsys-rep: it ended with status 0 and wrote nothing\n  -> " in text
+    program(tmp_path, NSYS.replace("cp run.sqlite", "head -c 5000 run.sqlite >").replace("done ;;", "done; exit 1 ;;"))
+    assert said(capsys, "report.nsys-rep")[0] == 2
+    assert not (tmp_path / "report.sqlite").exists()
 
 
 def test_one_case_of_a_run_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -397,7 +518,7 @@ def test_a_program_without_arguments_is_profiled_and_an_export_that_can_be_execu
 def test_results_are_written_beside_a_report_of_any_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program(tmp_path, NSYS.replace("sh) break", "pytest) break").replace("report.sqlite", '"$PWD/it\'s/report.sqlite"'))
+    program(tmp_path, NSYS.replace("sh) break", "pytest) break"))
     write_run(tmp_path / "run.sqlite")
     (tmp_path / "pytest").write_text('#!/bin/sh\necho "$PYTEST_ADDOPTS" > given\n')
     (tmp_path / "pytest").chmod(0o755)
@@ -452,6 +573,17 @@ def test_a_range_within_one_of_its_own_name_counts_with_it_and_its_time_once(tmp
     (found,) = reading_of(maker.close()).ranges
     assert (found.path, found.instances, found.host_ns) == (("block",), 3000, 10_000 * US)
     assert (found.kernels, found.busy_ns, found.device_ns) == (1, 100 * US, 100 * US)
+
+
+def test_a_call_of_range_within_one_of_its_own_name_is_a_part_of_it(tmp_path: Path) -> None:
+    maker = Maker(tmp_path / "nested.sqlite")
+    for begin in range(0, 6000, 1000):
+        maker.range("step", begin * US, (begin + 900) * US)
+        maker.range("forward", (begin + 50) * US, (begin + 850) * US)
+        maker.range("step", (begin + 100) * US, (begin + 800) * US)
+        maker.launch("kernel", (begin + 200) * US, (begin + 210) * US, (begin + 300) * US)
+    (case,) = reading_of(maker.close(), "step").cases
+    assert (case.calls, case.host_ns) == (6, 900 * US)
 
 
 def test_ranges_of_a_library_s_own_domain_do_not_keep_a_thread_s_kernels_from_the_program_s_ranges(

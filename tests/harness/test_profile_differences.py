@@ -351,6 +351,22 @@ def test_pytorch_s_own_work_of_a_stored_profile_is_counted_though_it_has_no_name
     assert said(compact(base), base, None)[0].startswith("no operator is called more often")
 
 
+def test_operators_that_launch_nothing_are_named_on_a_gpu_and_have_no_time() -> None:
+    views = [row("aten::view", 0.0, often, "blocks.*", category="dispatch", line="") for often in (24, 48)]
+    base, head = (on_cuda(PRODUCTS, one) for one in views)
+    assert said(base, head, None) == ["24 more aten::view in blocks.* on the host"]
+    waits = changed(head, rows=[*head.rows, row("", 2e6, 1, "blocks.*", category="host wait", line="")])
+    assert said(base, waits, 2e6) == [
+        "+2.00 ms = +2.00 ms more host wait in blocks.*",
+        "24 more aten::view in blocks.* on the host",
+    ]
+    assert said(compact(base), head, None) == ["24 more of PyTorch's own operators, such as views on the host"]
+    copied = changed(head, rows=[*head.rows, copies(2, 1e3, "net.py:9")])  # they follow from it
+    assert said(base, copied, None) == ["2 more aten::copy_ in blocks.* (net.py:9)"]
+    older = on_cuda(PRODUCTS)  # of a profile from before they had rows nothing is said to be more
+    assert said(older, head, None)[0].startswith("nothing that launches a kernel or waits for the device is called")
+
+
 def test_a_count_that_a_profile_does_not_keep_is_said_to_be_none_of_it() -> None:
     base = profile(PRODUCTS)
     kept = "is called more often: a profile does not keep what this count counts"

@@ -14,9 +14,10 @@ from perflab.errors import UsageError
 from perflab.profiles.alignment import STRANGER, aligned
 from perflab.profiles.categories import categories
 from perflab.profiles.compact import MOST_ROWS, compact, like_compact
+from perflab.profiles.cost import Cost
 from perflab.profiles.device import Kernel, device_sums
 from perflab.profiles.difference import explain
-from perflab.profiles.events import NODE, RANGE_SCOPE, Event, nested
+from perflab.profiles.events import CALL, NODE, PHASE, RANGE_SCOPE, Event, nested
 from perflab.profiles.explanation_text import explanation_texts
 from perflab.profiles.export import chrome_trace, folded_stacks
 from perflab.profiles.flops import flops_where_done
@@ -24,7 +25,7 @@ from perflab.profiles.host import Known, Sum, faster_half, host_sums, in_order, 
 from perflab.profiles.placed import Phase, placed, within
 from perflab.profiles.places import MARK, Where
 from perflab.profiles.reading import Reading
-from perflab.profiles.recording import CALL, PHASE, Recorded
+from perflab.profiles.recording import Recorded
 from perflab.profiles.records import ADDED, Explanation, Part, Profile, ProfileRow
 from perflab.profiles.sum_up import summed_up
 from perflab.profiles.take import LEAST_CALLS, _turns
@@ -66,7 +67,7 @@ def test_an_event_that_outlives_its_caller_ends_with_it_so_that_nothing_counts_t
 def test_operators_and_the_gaps_between_them_add_up_to_the_call() -> None:
     events = [opened("call", 0, 100), call("a", 10, 40), call("b", 20, 30), call("c", 50, 90)]
     root, known = known_by_id(events)
-    sums = host_sums(root, known, (), cost_ns=0.0)
+    sums = host_sums(root, known, ())
     assert sum(one.time_ns for one in sums.values()) == 100
     gaps = {key.module: one.time_ns for key, one in sums.items() if key.category == "python"}
     assert gaps == {"of a": 10, "of c": 20}  # before a; between a and c, and after c
@@ -74,9 +75,36 @@ def test_operators_and_the_gaps_between_them_add_up_to_the_call() -> None:
 
 def test_what_the_profiler_adds_is_taken_from_the_caller() -> None:
     root, known = known_by_id([opened("call", 0, 100), call("a", 10, 40), call("b", 20, 30)])
-    sums = host_sums(root, known, (), cost_ns=2.0)
-    assert sum(one.time_ns for one in sums.values()) == 94
-    assert {key.operator: one.time_ns for key, one in sums.items() if key.operator} == {"a": 18, "b": 10}
+    told = summed_up("cpu", [host_sums(root, known, ())], [100], [0], 96, cost=Cost(event_ns=2.0))
+    assert (told.cost_ns, told.explained_ns, told.unexplained_ns) == (4, 96, 0)
+    assert {row.operator: row.time_ns for row in told.rows if row.operator} == {"a": 18, "b": 10}
+
+
+def test_what_marks_around_phases_add_is_taken_from_the_python_beside_them() -> None:
+    phases = [opened(PHASE + "forward", 10, 40), opened(PHASE + "backward", 50, 90)]
+    root, known = known_by_id([opened(CALL, 0, 100), *phases, call("a", 20, 30), call("b", 60, 80)])
+    sums = host_sums(root, known, [Phase("forward", 10, 40), Phase("backward", 50, 90)])
+    assert {(key.phase, key.module): one.sides for key, one in sums.items() if key.category == "python"} == {
+        ("forward", "of a"): 4,  # of the call's begin, both of the phase's, and of its end the one within
+        ("forward", "of b"): 2,  # between the phases
+        ("backward", "of b"): 4,
+    }
+    told = summed_up("cpu", [sums], [100], [0], 90, cost=Cost(side_ns=1.0))
+    assert (told.cost_ns, told.explained_ns) == (10, 90)
+
+
+def test_what_an_event_costs_is_seen_in_the_calls_where_they_tell_it() -> None:
+    call = [Sum(events=100)]
+    hot = Cost(event_ns=1.0, side_ns=5.0)
+    assert hot.as_seen([200.0, 210.0], [call] * 2).event_ns == pytest.approx(2.05)
+    assert hot.as_seen([-100.0, 500.0], [call] * 2) == hot  # noise
+    assert hot.as_seen([900.0, 910.0], [call] * 2).event_ns == 3.0  # no event costs so much: something else is slower
+    assert hot.as_seen([-90.0, -100.0], [call] * 2).event_ns == pytest.approx(1 / 3)
+    marked = [*call, Sum(sides=6)]
+    assert hot.as_seen([230.0, 240.0], [marked] * 2).event_ns == pytest.approx(2.05)
+    for told_nothing in ([call], []):
+        assert hot.as_seen([500.0] * len(told_nothing), [call] * len(told_nothing)) == hot
+    assert hot.as_seen([500.0, 500.0], [[Sum(sides=2)]] * 2) == hot
 
 
 def test_calls_in_the_same_order_are_matched_one_by_one_and_others_by_name() -> None:
@@ -367,7 +395,7 @@ def test_a_call_whose_kernels_are_all_another_thread_s_is_refused_for_that_reaso
     kernel = Kernel("mm", 10, 90, launched_ns=5, is_foreign=True)
     for foreign, said in (((kernel,), "by threads that PyTorch's profiler does not follow"), ((), "saw no kernels")):
         with pytest.raises(UsageError, match=said):
-            Reading([], 0.0).add("cuda", [Recorded(root, foreign=foreign)] * 2)
+            Reading([]).add("cuda", [Recorded(root, foreign=foreign)] * 2)
 
 
 def test_a_device_that_only_other_threads_use_is_named_as_not_shown() -> None:
@@ -375,7 +403,7 @@ def test_a_device_that_only_other_threads_use_is_named_as_not_shown() -> None:
     kernels = (Kernel("mm", 10, 90, operator=1, launched_ns=6),)
 
     def notes(*foreign: Kernel) -> list[str]:
-        reading = Reading([Known("aten::mm", "products forward", "", Where())], 0.0)
+        reading = Reading([Known("aten::mm", "products forward", "", Where())])
         reading.add("cuda", [Recorded(root, kernels=one, foreign=foreign) for one in (kernels, (later,))])
         return reading.profile("cuda", [90.0], []).notes
 
@@ -430,7 +458,7 @@ def test_rows_of_several_devices_add_up_to_the_time_of_each() -> None:
     kernels = [Kernel("a", 0, 600_000, device=0), Kernel("b", 0, 200_000, device=1)]
     known = {0: Known("aten::mm", "products forward", "", Where())}
     sums = device_sums(kernels, {0: (0, 1_000_000), 1: (0, 1_000_000)}, known)
-    told = summed_up("cuda", [sums], [1e6], [0], 1e6, 0.0)
+    told = summed_up("cuda", [sums], [1e6], [0], 1e6)
     assert (told.devices, told.explained_ns, told.unexplained_ns) == (2, 2e6, 0)
     text = lines("case", told, 120)
     assert text[0].startswith("profile of case: one call, 1.00 ms on each of 2 devices, whose times are added up")
@@ -459,7 +487,7 @@ def row(operator: str, time_ns: float, instances: float = 1, module: str = "m", 
 
 
 def test_rows_and_timer_are_of_the_same_pairs_of_calls() -> None:
-    reading = Reading([Known("aten::mm", "products forward", "", Where())], 0.0)
+    reading = Reading([Known("aten::mm", "products forward", "", Where())])
     for length in (100, 90):
         root = nested([opened(CALL, 0, length), call("aten::mm", 0, length)])[0]
         reading.add("cpu", [Recorded(root)])
@@ -481,8 +509,8 @@ def test_a_profile_is_the_mean_of_the_faster_half_and_adds_up_to_it() -> None:
     found = []
     for length in (100, 110, 500):
         root, known = known_by_id([opened("call", 0, length), call("a", 10, length - 10)])
-        found.append(host_sums(root, known, (), 0.0))
-    told = summed_up("cpu", found, [100, 110, 500], [0, 1], 95, 0.0)
+        found.append(host_sums(root, known, ()))
+    told = summed_up("cpu", found, [100, 110, 500], [0, 1], 95)
     assert (told.calls, told.timer_ns, told.explained_ns) == (2, 95, 105)
     assert told.unexplained_ns == -10
 
@@ -508,7 +536,7 @@ def test_a_single_call_is_one_call() -> None:
 
 def test_what_the_profiler_adds_to_a_call_on_cuda_is_said() -> None:
     sums = device_sums([Kernel("k", 0, 100)], {0: (0, 120)}, {})
-    told = summed_up("cuda", [sums], [120], [0], 100, 0.0, cuda_calls=[{"cudaLaunchKernel": Sum(3, 90)}])
+    told = summed_up("cuda", [sums], [120], [0], 100, cuda_calls=[{"cudaLaunchKernel": Sum(3, 90)}])
     assert lines("c", told, 120)[0].endswith("; the profiler makes a call 20.0 ns longer, mostly as host wait")
 
 
@@ -520,7 +548,7 @@ def test_work_of_no_category_counts_as_unexplained() -> None:
 def test_cudas_calls_on_the_host_stand_beside_the_sum() -> None:
     calls = [{"cudaLaunchKernel": Sum(3, 3000), "cuLaunchKernelEx": Sum(1, 500), "cudaStreamSynchronize": Sum(1, 9e6)}]
     sums = device_sums([Kernel("k", 0, 100)], {0: (0, 100)}, {})
-    told = summed_up("cuda", [sums], [100], [0], 100, 0.0, cuda_calls=calls)
+    told = summed_up("cuda", [sums], [100], [0], 100, cuda_calls=calls)
     assert [one.name for one in told.cuda_calls] == ["cudaStreamSynchronize", "cudaLaunchKernel", "cuLaunchKernelEx"]
     assert "  beside it, on the host, CUDA's calls: 9.00 ms in 1 wait · 3.50 µs in 4 launches" in lines("c", told, 120)
     assert told.explained_ns == 100

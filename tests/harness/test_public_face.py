@@ -34,6 +34,7 @@ INSIDE = {
     "test_predicted_on_cuda.py": "predictions beside what a GPU needs",
     "test_predicted_published.py": "predictions beside published numbers",
     "test_profile_causes.py": "the insides of profiling, on changes of the lab's model",
+    "test_profile_findings.py": "findings from profiles that are made by hand",
     "test_profile_of_a_call.py": "the insides of profiling, on the lab's models",
     "test_study_findings.py": "findings from records that are made by hand",
     "test_training_update.py": "a step on the fake tensors of predicting",

@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from perflab.measure.records import OutOfMemory
 from perflab.profiles.records import PeakPart
 from perflab.units import format_bytes
+from perflab.user_lines import with_callers
 
 MOST = 5
 """Rows of what was alive; the results file has all of them."""
-_CALLERS = 2
-"""Of the line that asked, in the text."""
 _WORTH = 0.05
 """Share of what was alive that a remedy must free to be worth a word."""
 FORWARD, OPTIMIZER = "made by the forward", "made by the optimizer"
@@ -70,6 +69,5 @@ def _sums(parts: Iterable[PeakPart], name_of: Callable[[PeakPart], str]) -> list
 
 def _place(part: PeakPart) -> str:
     where = f" in {part.module}" if part.module else ""
-    stack = part.stack[: _CALLERS + 1] or [part.line]
-    line = f" ({' < '.join(stack)})" if part.line else ""
+    line = f" ({with_callers(part.line, part.stack)})" if part.line else ""
     return f"{part.operator or 'code'}{where}{line}" if part.operator or part.line else ""

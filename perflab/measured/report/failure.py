@@ -8,7 +8,7 @@ from statistics import median
 
 from perflab.measure.records import Paired, Record
 from perflab.measured.report.not_compared import in_words, listed, reasons_of
-from perflab.profiles.explanation_text import CALLERS, MOST, explanation_texts, peak_texts
+from perflab.profiles.explanation_text import MOST, explanation_texts, peak_texts
 from perflab.profiles.records import Explanation, PeakExplanation
 from perflab.records import Change, Judgement, Policy, Verdict
 from perflab.report.counts import changed, count_row
@@ -18,6 +18,7 @@ from perflab.report.failing_table import WIDTH, Quantity, failing_table, wrapped
 from perflab.report.lines import name_of
 from perflab.results import Result
 from perflab.units import format_bytes, format_change, format_interval, format_ns, format_percent, format_signed
+from perflab.user_lines import CALLERS
 
 NO_TELLING = "can't tell"
 """In the place of an interval: readings that are too few, or that differ too much."""

@@ -67,7 +67,8 @@ def profile(command: Sequence[str], output: Path) -> tuple[int, Path, Path | Non
     program = nsys_program()
     output.parent.mkdir(parents=True, exist_ok=True)
     report = output.with_name(output.name + REPORT)
-    report.unlink(missing_ok=True)
+    for earlier in (report, _export_of(report)):
+        earlier.unlink(missing_ok=True)
     results = _results_of(command, output)
     before_ns = _written_ns(results)
     status = subprocess.run(
@@ -89,22 +90,29 @@ def exported(report: Path) -> Path:
     """
     if not report.exists():
         raise ExportError(f"{report} does not exist", "give a .sqlite or .nsys-rep file")
-    export = report.with_suffix(".sqlite")
+    export = _export_of(report)
     if export.exists() and export.stat().st_mtime >= report.stat().st_mtime:
         return export
+    partial = report.with_suffix(".part.sqlite")  # neither an earlier export nor half of one is taken for this one
+    partial.unlink(missing_ok=True)
     done = subprocess.run(
-        [nsys_program(), "export", "--type=sqlite", "--force-overwrite=true", f"--output={export}", str(report)],
+        [nsys_program(), "export", "--type=sqlite", "--force-overwrite=true", f"--output={partial}", str(report)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        text=True,
+        encoding="utf-8",
+        errors="replace",
     )
-    if done.returncode != 0 or not export.exists():
-        said = done.stderr.strip().splitlines()
+    if done.returncode != 0 or not partial.exists():
+        said = done.stderr.strip().splitlines() or [f"it ended with status {done.returncode} and wrote nothing"]
         raise ExportError(
-            f"nsys cannot export {report}: {said[-1] if said else f'status {done.returncode}'}",
+            f"nsys cannot export {report}: {said[-1]}",
             "a newer nsys reads reports of older ones: export it with the version that wrote it",
         )
-    return export
+    return partial.replace(export)
+
+
+def _export_of(report: Path) -> Path:
+    return report.with_suffix(".sqlite")
 
 
 def is_pytest(command: Sequence[str]) -> bool:

@@ -30,7 +30,9 @@ MOST_KERNELS = 300_000
 """Kernels of cases that are taken one by one, at most; but each case has two calls."""
 _STRANGERS = 0.05
 _LEFT_OUT = f"the first {MOST_EVENTS:,} ranges of operators are of other cases: read it with --case"
-_NO_OPERATORS = "no range of an operator in its calls: PERFLAB_NVTX=1, or emit_nvtx(record_shapes=True)"
+_NO_OPERATORS = (
+    "its calls have no ranges of operators: record them with PERFLAB_NVTX=1, or under emit_nvtx(record_shapes=True)"
+)
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class CaseReading:
     name: str
     calls: int
     host_ns: float
-    """One call's range, on the host."""
+    """One call's range, on the host. All times are means of the same calls: the faster half, on the device if any was
+    there."""
     device_ns: float
     """One call on the device: from the end of the call before to its own."""
     phases: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -80,7 +83,7 @@ def cases_of(ranges: Ranges) -> dict[str, Case]:
 
 def cases_named(ranges: Ranges, name: str) -> dict[str, Case]:
     """All ranges of one name, as the calls of a case."""
-    calls = [number for number, one in enumerate(ranges.all) if one.name == name]
+    calls = ranges.outermost(name)
     case = Case(calls)
     case.with_operators = sorted({*case.kept[:1], *calls[-1:]})  # PyTorch's ranges may come in the last ones alone
     return {name: case} if calls else {}
@@ -149,15 +152,20 @@ def case_reading(
     children: Mapping[int, list[int]],
 ) -> CaseReading:
     """Time of one call, and its profile. ``most``: kernels to take one by one."""
-    host_ns = [float(ranges.all[at].end_ns - ranges.all[at].start_ns) for at in case.timed]
+    host_ns = {at: float(ranges.all[at].end_ns - ranges.all[at].start_ns) for at in case.timed}
     spans = dict(_device_spans(case.timed, ranges, sums))
-    device_ns = [float(end_ns - begin_ns) for begin_ns, end_ns in spans.values() if end_ns > begin_ns]
-    quiet = [case.timed[at] for at in faster_half(host_ns)]
+    device_ns = {at: float(end_ns - begin_ns) for at, (begin_ns, end_ns) in spans.items() if end_ns > begin_ns}
+    numbers = list(device_ns or host_ns)
+    chosen = [numbers[at] for at in faster_half(list((device_ns or host_ns).values()))]
     reading = CaseReading(
-        name, len(case.timed), _quiet(host_ns), _quiet(device_ns), _phases(quiet, children, ranges, sums)
+        name,
+        len(case.timed),
+        fmean(host_ns[at] for at in chosen),
+        fmean(device_ns[at] for at in chosen) if device_ns else 0.0,
+        _phases(chosen, children, ranges, sums),
     )
     if not device_ns:
-        return replace(reading, problem="no kernel was launched in its calls")
+        return replace(reading, problem=_why_no_kernel(sums))
     if case.with_operators and not any(at in asked for at in case.with_operators):
         return replace(reading, problem=_LEFT_OUT)
     best = max((asked[at] for at in case.with_operators if at in asked), key=lambda one: one.by_operators, default=None)
@@ -184,8 +192,16 @@ def case_reading(
         return replace(reading, problem="the kernels of its calls were not recorded")
     differ = strangers > _STRANGERS * count
     notes = [f"calls differ: {strangers / count:.0%} of kernels have no operator"] if differ else []
-    profile = summed_up("cuda", divided, lengths_ns, faster_half(lengths_ns), _quiet(device_ns), 0.0, notes)
+    profile = summed_up("cuda", divided, lengths_ns, faster_half(lengths_ns), reading.device_ns, notes=notes)
     return replace(reading, profile=profile)
+
+
+def _why_no_kernel(sums: Sums) -> str:
+    if not sums.count:
+        return "the export has no kernel"
+    if sums.without_call:
+        return f"for {sums.without_call:,} of {sums.count:,} kernels the export does not say what launched them"
+    return "no kernel was launched in its calls"
 
 
 def _phases(
@@ -200,10 +216,6 @@ def _phases(
         both[0] += one.end_ns - one.start_ns
         both[1] += totals.last_ns[child] - totals.first_ns[child] if totals.kernels[child] else 0
     return {name: (host_ns / len(calls), device_ns / len(calls)) for name, (host_ns, device_ns) in found.items()}
-
-
-def _quiet(times_ns: Sequence[float]) -> float:
-    return fmean(times_ns[at] for at in faster_half(times_ns)) if times_ns else 0.0
 
 
 def _device_spans(calls: Sequence[int], ranges: Ranges, sums: Sums) -> Iterator[tuple[int, tuple[int, int]]]:

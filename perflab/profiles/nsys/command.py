@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perflab.documents import read_document
+from perflab.errors import UsageError
 from perflab.report.terminal import progress
 from perflab.results import Document
 
@@ -46,10 +47,16 @@ def nsys_command(parser: argparse.ArgumentParser) -> Run:
         help=f"where to write the report, without its suffix (default: {_DEFAULT})",
     )
     parser.add_argument("-v", "--verbose", action="store_true", help="list all ranges and kernels")
+    parser.set_defaults(hint="write -- before the command to profile: perflab nsys -- pytest -m perf")
 
     def run(given: argparse.Namespace) -> int:
         from perflab.profiles.nsys import capture
 
+        if len(given.target) > 1 and all(map(_is_profile, given.target)):
+            raise UsageError(
+                f"{len(given.target)} files to read: {', '.join(given.target)}",
+                f"read one at a time: perflab nsys {given.target[0]}",
+            )
         status, results = 0, given.results
         target = Path(given.target[0])
         if len(given.target) == 1 and _is_profile(given.target[0]):
@@ -86,8 +93,9 @@ def _read(path: Path, given: argparse.Namespace, timers: dict[tuple[str, str], f
             reading = read(
                 export, chosen_process(export, given.process), given.range, progress, case_part=given.case or ""
             )
-        except (TypeError, OverflowError) as error:  # SQLite takes any value in any column
-            raise ExportError(f"{path} has values that no nsys writes: {error}", "export it again with nsys") from error
+        except (TypeError, OverflowError) as error:
+            said = f"{path} has a value that no nsys writes: {export.odd_value()}"
+            raise ExportError(said, "export it again with nsys") from error
     progress("")
     sys.stderr.flush()
     return lines(reading, timers, width, every=given.verbose)

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import quote
 
 from perflab.errors import PerflabError
+from perflab.report.escaping import one_line
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 COPIES = "CUPTI_ACTIVITY_KIND_MEMCPY"
@@ -24,6 +25,8 @@ API = "CUPTI_ACTIVITY_KIND_RUNTIME"
 RANGES = "NVTX_EVENTS"
 STRINGS = "StringIds"
 _OURS = (KERNELS, COPIES, FILLS, API, RANGES)
+WORK = (KERNELS, COPIES, FILLS)
+"""Tables of what a device did."""
 _NEEDED = {
     KERNELS: ("start", "end", "correlationId"),
     COPIES: ("start", "end", "correlationId"),
@@ -37,10 +40,17 @@ _VERSIONS = ("META_DATA_EXPORT", "EXPORT_META_DATA")
 _HEADER = b"SQLite format 3\x00"
 _AGAIN = "export it again: nsys export --type=sqlite --force-overwrite=true REPORT.nsys-rep"
 _CACHE_KIB = 65536
+LONGEST_NS = 7 * 86_400 * 10**9
+"""What lasts longer, a week, is no measurement: an end that was never written."""
+_KINDS = {"INTEGER": ("integer", "whole number"), "TEXT": ("text", "text")}
+"""What SQLite calls a value of a column declared so, and what we call it."""
 
 
 class ExportError(PerflabError):
-    """An export of Nsight Systems that cannot be read."""
+    """An export of Nsight Systems that cannot be read. Its text quotes names of any characters on one line."""
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(one_line(problem), one_line(remedy))
 
 
 def process_of(global_id: int) -> int:
@@ -71,6 +81,8 @@ class Export:
                 yield row
         except sqlite3.DatabaseError as error:
             raise ExportError(f"{self.path} is damaged: {error}", _AGAIN) from error
+        except UnicodeDecodeError as error:  # in what SQLite says, which quotes the file
+            raise ExportError(f"{self.path} is damaged: {error.object.decode(errors='replace')}", _AGAIN) from error
 
     @cached_property
     def tables(self) -> dict[str, frozenset[str]]:
@@ -88,6 +100,34 @@ class Export:
                 "this version of Nsight Systems writes another schema: export it with a version from 2021 on",
             )
         return True
+
+    def missing(self) -> list[str]:
+        """What cannot be looked at, and the table that is missing for it."""
+        has_work = any(map(self.has, WORK))
+        without = (
+            ("ranges", RANGES, self.has(RANGES), "trace nvtx too"),
+            ("kernels", "of CUDA work", has_work, "trace cuda too, on a GPU"),
+            ("the ranges of kernels", API, self.has(API) or not has_work, "trace cuda too, and export all tables"),
+            ("names of kernels, and of ranges that have them there", STRINGS, self.has(STRINGS), "export all tables"),
+        )
+        return [
+            f"could not look at {what}, because the export has no table {table}: {remedy}"
+            for what, table, is_there, remedy in without
+            if not is_there
+        ]
+
+    def odd_value(self) -> str:
+        """The first value that is of another kind than its column: SQLite takes any value anywhere."""
+        for table in filter(self.tables.__contains__, (*_OURS, STRINGS, "PROCESSES", "ThreadNames")):
+            for _, column, declared, *_ in self.rows(f"PRAGMA table_info({quoted(table)})"):
+                kind, said = _KINDS.get(declared.upper(), ("", ""))
+                must_be = column == "start" or (column == "end" and table != RANGES)
+                known = (kind,) if must_be else (kind, "null")
+                odd = f"typeof({quoted(column)}) NOT IN ({', '.join(map(repr, known))})"
+                found = next(self.rows(f"SELECT rowid, {quoted(column)} FROM {table} WHERE {odd} LIMIT 1"), None)
+                if kind and found is not None:
+                    return f"{table}, row {found[0]}: {column} is {found[1]!r:.40}, which is no {said}"
+        return "a number is too large"
 
     @cached_property
     def version(self) -> str:
@@ -120,7 +160,7 @@ class Export:
         """Processes that launched work, or opened ranges where none did."""
         calling = self._processes_in(API, "globalTid")
         if not calling:
-            calling = set().union(*(self._processes_in(table, "globalPid") for table in (KERNELS, COPIES, FILLS)))
+            calling = set().union(*(self._processes_in(table, "globalPid") for table in WORK))
         return sorted(calling or self.processes_with_ranges)
 
     @cached_property

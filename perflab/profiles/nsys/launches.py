@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from perflab.kernel_names import kernel_name
-from perflab.profiles.nsys.export import API, COPIES, FILLS, KERNELS, STRINGS, Export, ExportError, quoted
+from perflab.profiles.nsys.export import API, FILLS, KERNELS, LONGEST_NS, STRINGS, WORK, Export, ExportError, quoted
 from perflab.profiles.nsys.ranges import NONE, Ranges, Totals
 
 _NAMES = ("demangledName", "shortName", "nameId", "name")
@@ -85,6 +85,8 @@ class Sums:
     before: Before = field(default_factory=Before)
     without_call: int = 0
     """Launches whose call was not recorded."""
+    without_end: int = 0
+    """Launches that have no end that can be, and count nowhere."""
     count: int = 0
 
     def flat(self) -> Iterator[tuple[int, int, int, int]]:
@@ -112,7 +114,7 @@ def launches_of(export: Export, process: int) -> Iterator[_Row]:
     Raises:
         ExportError: what belongs to which process cannot be known, or the file is damaged.
     """
-    for table in (KERNELS, COPIES, FILLS):
+    for table in WORK:
         if export.has(table):
             yield from _launches(export, table, process)
 
@@ -140,7 +142,7 @@ def _launches(export: Export, table: str, process: int) -> Iterator[_Row]:
         )
     last = None
     for row, start_ns, end_ns, number, device_id, thread, called_ns, launched_ns in export.rows(query):
-        if row == last or end_ns < start_ns:  # a call of the runtime and one of the driver may share a number
+        if row == last:  # a call of the runtime and one of the driver may share a number
             continue
         last = row
         yield start_ns, end_ns, number or 0, thread or 0, called_ns or 0, launched_ns or 0, device_id or 0
@@ -181,6 +183,10 @@ def summed(
     stretches: dict[int, tuple[int, int, _Within]] = {}
     for launch in launches_of(export, process):
         start_ns, end_ns, name, thread, called_ns, _, _ = launch
+        length_ns = end_ns - start_ns
+        if not 0 <= length_ns <= LONGEST_NS:
+            sums.without_end += 1
+            continue
         begin_ns, until_ns, within = stretches.get(thread, _NOWHERE)
         if not begin_ns <= called_ns < until_ns:
             number, begin_ns, until_ns = ranges.stretch(thread, called_ns) if thread else _OUTSIDE
@@ -195,7 +201,7 @@ def summed(
         if total is None:
             total = within.by_name[name] = [0, 0]
         total[0] += 1
-        total[1] += end_ns - start_ns
+        total[1] += length_ns
         if within.kept is not None:
             within.kept.numbers.extend(launch)
         sums.count += 1
@@ -222,7 +228,7 @@ class Names:
     def _read(self, number: int) -> str:
         if number <= COPY:
             return _COPY_KINDS.get(COPY - number, "copy")
-        if not self._export.has(STRINGS):
-            return "kernel"
-        found = next(self._export.rows(f"SELECT value FROM {STRINGS} WHERE id = ?", number), None)
-        return kernel_name(str(found[0])) if found is not None else "kernel"
+        found = None
+        if self._export.has(STRINGS):
+            found = next(self._export.rows(f"SELECT value FROM {STRINGS} WHERE id = ?", number), None)
+        return kernel_name(str(found[0])) if found is not None else f"kernel {number}"

@@ -98,6 +98,16 @@ class Ranges:
             number = self.parents[number]
         return tuple(reversed(names))
 
+    def outermost(self, name: str) -> list[int]:
+        """The ranges of one name that are within no other of it."""
+        found, within = [], bytearray(len(self.all) + 1)  # the last one: of ``NONE``
+        for number, parent in enumerate(self.parents):  # a range around another begins before it
+            within[number] = within[parent]
+            if self.all[number].name == name and not within[number]:
+                found.append(number)
+                within[number] = True
+        return found
+
     def children(self) -> dict[int, list[int]]:
         """The ranges directly within each."""
         found: dict[int, list[int]] = {}

@@ -14,7 +14,7 @@ from perflab.profiles.nsys.cases import (
     cases_of,
     has_torch,
 )
-from perflab.profiles.nsys.export import COPIES, FILLS, KERNELS, Export, ExportError, thread_of
+from perflab.profiles.nsys.export import API, Export, ExportError, thread_of
 from perflab.profiles.nsys.launches import Kept, Names, Sums, summed
 from perflab.profiles.nsys.ranges import NONE, Ranges
 from perflab.profiles.nsys.reading_ranges import named_ranges
@@ -99,11 +99,14 @@ def read(
         )
     if case_part and not cases and only is None:
         raise ExportError(
-            f"--case={case_part}: {export.path} has no cases of perflab's",
+            "; ".join([f"--case={case_part}: {export.path} has no cases of perflab's", *export.missing()]),
             "leave --case out, or name ranges: --range=NAME",
         )
     if only is not None and not cases:
-        raise ExportError(f"{export.path} has no range {only!r}", "name one that it has; without --range it lists them")
+        raise ExportError(
+            "; ".join([f"{export.path} has no range {only!r}", *export.missing()]),
+            "name one that it has; without --range it lists them",
+        )
     keeping = {number: Kept() for case in cases.values() for number in (*case.kept, *case.with_operators)}
     paths = _Paths(ranges)
     calls = sorted(ranges.all[at].start_ns for case in cases.values() for at in case.timed)
@@ -191,13 +194,11 @@ def _range_sums(ranges: Ranges, sums: Sums, paths: _Paths) -> list[RangeSum]:
 
 
 def _notes(export: Export, ranges: Ranges, sums: Sums) -> list[str]:
-    notes = []
-    if not any(export.has(table) for table in (KERNELS, COPIES, FILLS)):
-        notes.append(
-            "could not look at kernels, because the export has no table of CUDA work: trace cuda too, on a GPU"
-        )
-    elif sums.without_call:
+    notes = export.missing()
+    if sums.without_call and export.has(API):
         notes.append(f"{sums.without_call} of {sums.count} kernels have no call of CUDA that launched them: no range")
+    if sums.without_end:
+        notes.append(f"{sums.without_end} kernels end before they begin, or last over a week, and were left out")
     if ranges.crossing:
         inner, outer = ranges.crossing[0]
         notes.append(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from perflab.profiles.nsys.export import RANGES, STRINGS, Export
+from perflab.profiles.nsys.export import LONGEST_NS, RANGES, STRINGS, Export
 from perflab.profiles.nsys.names import NOT_OPERATOR
 from perflab.profiles.nsys.ranges import Opened, Ranges
 
@@ -38,7 +38,7 @@ def _text(export: Export) -> Text:
 def named_ranges(export: Export, process: int) -> tuple[Ranges, list[str]]:
     """Ranges that somebody opened by name in one process, and what there is to say about them."""
     if not export.has(RANGES):
-        return Ranges([]), [f"could not look at ranges, because the export has no table {RANGES}: trace nvtx too"]
+        return Ranges([]), []
     text = _text(export)
     kinds = ", ".join(map(str, (*_PUSHED, *_STARTED)))
     condition = (
@@ -55,35 +55,35 @@ def named_ranges(export: Export, process: int) -> tuple[Ranges, list[str]]:
     domain = "COALESCE(e.domainId, 0)" if "domainId" in export.tables[RANGES] else "0"
     columns = f"{text.value}, e.start, e.end, e.globalTid, e.eventType, {domain}"
     rows = export.rows(f"SELECT {columns} {source} LIMIT {MOST_RANGES + 1}")
-    found, unclosed, backwards = _opened(rows, last_ns)
+    found, unclosed, endless = _opened(rows, last_ns)
     notes = []
     if len(found) > MOST_RANGES:
         rows = export.rows(
             f"SELECT {columns} {source} ORDER BY COALESCE(e.end, {last_ns()}) - e.start DESC LIMIT {MOST_RANGES}"
         )
-        found, unclosed, backwards = _opened(rows, last_ns)
+        found, unclosed, endless = _opened(rows, last_ns)
         notes.append(f"there are more than {MOST_RANGES:,} named ranges: the shortest were not read")
     if unclosed:
         notes.append(f"{unclosed} ranges were never closed (a push without its pop?), and end with the recording")
-    if backwards:
-        notes.append(f"{backwards} ranges end before they begin, and were left out")
+    if endless:
+        notes.append(f"{endless} ranges end before they begin, or last over a week, and were left out")
     return Ranges(found), notes
 
 
 def _opened(
     rows: Iterator[tuple[str, int, int | None, int, int, int]], last_ns: Callable[[], int]
 ) -> tuple[list[Opened], int, int]:
-    found, unclosed, backwards = [], 0, 0
+    found, unclosed, endless = [], 0, 0
     known: dict[str, str] = {}
     for text, start_ns, end_ns, thread, kind, domain in rows:
-        name = known.setdefault(text, text)  # one object for all that are called the same
+        name = known.setdefault(text, str(text))  # one object for all of a name; what is damaged may be no text
         unclosed += end_ns is None
         end_ns = last_ns() if end_ns is None else end_ns
-        if end_ns < start_ns:
-            backwards += 1
+        if not 0 <= end_ns - start_ns <= LONGEST_NS:
+            endless += 1
             continue
         found.append(Opened(name, start_ns, end_ns, thread, kind in _STARTED, domain))
-    return found, unclosed, backwards
+    return found, unclosed, endless
 
 
 def operator_ranges(

@@ -47,7 +47,7 @@ def _ranges(ranges: Sequence[RangeSum], most: int) -> list[str]:
         one = waiting.pop()
         waiting.extend(reversed(below.get(one.path, [])))
         if len(cells) <= most:
-            name = "  " * (len(one.path) - 1) + one.path[-1]
+            name = "  " * (len(one.path) - 1) + (one.path[-1] or "(no name)")
             times = (format_ns(value) if value else "" for value in (one.host_ns, one.device_ns, one.busy_ns))
             cells.append((name, f"{one.instances:,}", *times, f"{one.kernels:,}"))
     return ["", *_aligned(cells), *_more(len(ranges) - most, "ranges")]
@@ -66,7 +66,7 @@ def _kernels(kernels: Sequence[KernelSum], most: int) -> list[str]:
                 _percent(one.time_ns / total_ns),
                 f"{one.instances:,}",
                 format_ns(one.time_ns / one.instances),
-                _end(" > ".join(one.path) or "outside of ranges", _WIDEST_NAME),
+                _end(" > ".join(name or "(no name)" for name in one.path) or "outside of ranges", _WIDEST_NAME),
             )
         )
     return ["", *_aligned(cells), *_more(len(kernels) - most, "kernels by range")]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from math import hypot
+from textwrap import wrap
 
 from perflab import Profile, ProfileRow, Result
 from perflab.units import format_count, format_flops, format_ns, format_signed
@@ -13,7 +15,15 @@ from .recommendation import result_parameters
 _BAR = 40
 """Characters of a bar that stands for a whole call."""
 _SYMBOLS = "█▓▒░#=+-:.oxX*%"
+_COLUMN = 8
+"""Width of a way's column: five of them, and the categories, fit into 80."""
 _PRODUCTS = ("products forward", "products backward")
+_GAPS = ("python", "host wait", "launches", "kernel wait")
+"""Categories without operators: their time says all there is to say."""
+_SPREADS, _OWN_SHARE, _CALL_SHARE = 4.0, 0.1, 0.01
+"""Standard deviations from call to call, share of a category's own time, and of the call's, that its change exceeds."""
+_FLOPS_A_NUMBER = 5
+"""Of softmax: a maximum, a difference, an exponential, a sum and a division."""
 
 Profiles = Mapping[tuple[str, str], tuple[Profile, float]]
 """By mode and way: the profile, and the timer's median before it."""
@@ -42,22 +52,24 @@ def _side_by_side(mode: str, profiles: Mapping[str, Profile]) -> list[str]:
     names.sort(key=lambda name: -max(of.get(name, 0.0) for of in times.values()))
     symbols = dict(zip(names, _SYMBOLS, strict=False))
     width = max(len(how) for how in profiles)
-    longest = max(one.timer_ns for one in profiles.values())
+    longest = max(max(one.whole_ns, one.explained_ns) for one in profiles.values())
     lines = [f"{mode}, time of one call by category ({' '.join(f'{symbols[name]} {name}' for name in names)}):"]
     for how, one in profiles.items():
         bar = "".join(symbols[name] * round(_BAR * times[how].get(name, 0.0) / longest) for name in names)
         lines.append(f"  {how.ljust(width)} {bar} {format_ns(one.timer_ns)}")
     label = max(map(len, (*names, "unexplained")))
-    lines.append(f"  {''.ljust(label)}  " + "  ".join(how.rjust(9) for how in profiles))
     rows = {name: [times[how].get(name, 0.0) for how in profiles] for name in names}
     rows["unexplained"] = [one.unexplained_ns for one in profiles.values()]
     rows["one call"] = [one.whole_ns for one in profiles.values()]  # what the rows above add up to
-    for name, row in rows.items():
-        cells = (f"{'-' * (time_ns < 0)}{format_ns(abs(time_ns))}" if time_ns else "–" for time_ns in row)
-        sizes = (max(9, len(how)) for how in profiles)
-        lines.append(
-            f"  {name.ljust(label)}  " + "  ".join(cell.rjust(size) for cell, size in zip(cells, sizes, strict=True))
-        )
+    heads = [wrap(how, _COLUMN, break_long_words=False) for how in profiles]
+    deep = max(map(len, heads))
+    table = [("", row) for row in zip(*([""] * (deep - len(head)) + head for head in heads), strict=True)]
+    for name, times_ns in rows.items():
+        table.append((name, tuple(f"{'-' * (one < 0)}{format_ns(abs(one))}" if one else "–" for one in times_ns)))
+    sizes = [max(_COLUMN, *(len(cells[at]) for _, cells in table)) for at in range(len(profiles))]
+    for name, cells in table:
+        told = "  ".join(cell.rjust(size) for cell, size in zip(cells, sizes, strict=True))
+        lines.append(f"  {name.ljust(label)}  {told}".rstrip())
     return lines
 
 
@@ -124,19 +136,19 @@ def _softmax(found: Profiles) -> list[str]:
         products = [row for row in inside if row.operator in ("aten::bmm", "aten::baddbmm")]
         if not softmax or not products:
             continue
-        cells = sum(_elements(row) * row.instances for row in softmax)
+        work = _FLOPS_A_NUMBER * sum(_elements(row) * row.instances for row in softmax)
         times = [sum(row.time_ns for row in some) for some in (softmax, products)]
         flops = sum(row.flops for row in products)
         lines.append(
             f"{mode}, {how}: softmax takes {format_ns(times[0])} beside {format_ns(times[1])} of the products in "
-            f"attention ({times[0] / times[1]:.2f}), and about {format_flops(round(5 * cells))} beside "
-            f"{format_flops(flops)} ({5 * cells / flops:.3f}), 5 a number"
+            f"attention ({times[0] / times[1]:.2f}), and about {format_flops(round(work))} beside "
+            f"{format_flops(flops)} ({work / flops:.3f}), counting {_FLOPS_A_NUMBER} FLOPs for each number"
         )
     return lines
 
 
 def _changes(found: Profiles) -> list[str]:
-    """What changes with bf16, with SDPA, with torch.compile: the categories that lose and gain most."""
+    """What changes with bf16, with SDPA, with torch.compile: the categories that save and cost most."""
     lines = []
     pairs = (
         ("written out", "written out, bf16"),
@@ -148,15 +160,34 @@ def _changes(found: Profiles) -> list[str]:
         for base, head in pairs:
             if (mode, base) not in found or (mode, head) not in found:
                 continue
-            before, now = (_by(found[mode, how][0], lambda row: row.category) for how in (base, head))
-            moved = {name: now.get(name, 0.0) - before.get(name, 0.0) for name in {**before, **now}}
-            ranked = sorted(moved, key=lambda name: moved[name])
-            told = [
-                f"{name} {format_signed(moved[name], format_ns)}" for name in (ranked[0], ranked[-1]) if moved[name]
-            ]
-            whole = found[mode, head][0].timer_ns - found[mode, base][0].timer_ns
-            lines.append(f"{mode}, {base} -> {head}: {format_signed(whole, format_ns)}; {', '.join(told)}")
+            before, now = found[mode, base][0], found[mode, head][0]
+            moved = sorted(_moved(before, now).items(), key=lambda one: one[1])
+            most = [one for one in moved[:1] if one[1] < 0] + [one for one in moved[-1:] if one[1] > 0]
+            told = [f"{name} {format_signed(change_ns, format_ns)}" for name, change_ns in most]
+            whole = format_signed(now.timer_ns - before.timer_ns, format_ns)
+            lines.append(f"{mode}, {base} -> {head}: {whole}; {', '.join(told) or 'no category beyond the noise'}")
     return lines
+
+
+def _moved(before: Profile, now: Profile) -> dict[str, float]:
+    """By how much categories changed in which other work is done, if it is more than calls differ by themselves."""
+    moved = {}
+    for name in dict.fromkeys(row.category for one in (before, now) for row in one.rows):
+        old, new = ([row for row in one.rows if row.category == name] for one in (before, now))
+        old_ns, new_ns = (sum(row.time_ns for row in rows) for rows in (old, new))
+        spread_ns = hypot(*(row.spread_ns for row in (*old, *new)))
+        noise_ns = max(_SPREADS * spread_ns, _OWN_SHARE * old_ns, _CALL_SHARE * before.whole_ns)
+        if abs(new_ns - old_ns) > noise_ns and (name in _GAPS or _work(old) != _work(new)):
+            moved[name] = new_ns - old_ns
+    return moved
+
+
+def _work(rows: Sequence[ProfileRow]) -> Counter[tuple[str, str]]:
+    """Operators on their shapes, and how often: the same code launches other kernels in another precision alone."""
+    found: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        found[row.operator, row.shapes] += round(row.instances)
+    return found
 
 
 def _elements(row: ProfileRow) -> int:
