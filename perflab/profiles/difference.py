@@ -18,7 +18,7 @@ from perflab.profiles.facts import HALF, Change, Key, Total, facts_of, totals_of
 from perflab.profiles.host_calls import host_parts
 from perflab.profiles.layers import Layers, other_layers
 from perflab.profiles.longer import common_ratio, pooled, slower, varying
-from perflab.profiles.records import DISPATCH, ON_HOST, Explanation, OnLine, Part, Profile
+from perflab.profiles.records import DISPATCH, ON_HOST, UNNAMED, Explanation, OnLine, Part, Profile
 from perflab.units import format_count, format_ns, format_signed
 
 _AGREE = 0.5
@@ -164,7 +164,8 @@ def _parts(facts: Sequence[Change], wholes: Sequence[Again | Layers], now: Mappi
     groups: dict[str | Again | Layers, list[Change]] = defaultdict(list)
     for fact in facts:
         groups[together.get(fact.key[1], fact.key[1])].append(fact)
-    unchanged = {line for total in now.values() for _, line in total.calls} - {one.spot for one in facts}
+    working = (total for key, total in now.items() if key[0] not in UNNAMED)
+    unchanged = {line for total in working for _, line in total.calls} - {one.spot for one in facts}
     parts = []
     for of, changes in groups.items():
         if isinstance(of, str):

@@ -38,6 +38,7 @@ class Total:
         calls = self.calls[row.shapes, row.line]
         calls.instances += row.instances
         calls.time_ns += row.time_ns
+        calls.spread_ns = hypot(calls.spread_ns, row.spread_ns)
         self.within[row.line, row.within] += row.instances
 
     @property
@@ -91,9 +92,14 @@ def totals_of(rows: Iterable[ProfileRow]) -> dict[Key, Total]:
 
 def facts_of(before: Mapping[Key, Total], now: Mapping[Key, Total]) -> list[Change]:
     """All of them, in no order that means anything."""
-    both = [key for key in before if key in now]
-    shifts = Shifts(pair for key in both for pair in same_calls(before[key].calls, now[key].calls))
+    shifts = shifts_of(before, now)
     return [one for key in {**before, **now} for one in _facts(key, before.get(key), now.get(key), shifts)]
+
+
+def shifts_of(before: Mapping[Key, Total], now: Mapping[Key, Total]) -> Shifts:
+    """Where lines of the one stand in the other."""
+    both = [key for key in before if key in now]
+    return Shifts(pair for key in both for pair in same_calls(before[key].calls, now[key].calls))
 
 
 def _facts(key: Key, before: Total | None, now: Total | None, shifts: Shifts) -> Iterator[Change]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from math import hypot
 from statistics import median
 
-from perflab.profiles.facts import HALF, Key, Total
-from perflab.profiles.records import ANY_GAP, DISPATCH, GAPS, OTHER_THREAD, UNNAMED, VARY, Part
+from perflab.data import changed
+from perflab.profiles.facts import HALF, Key, Total, shifts_of
+from perflab.profiles.new_calls import Calls, Shifts
+from perflab.profiles.records import ANY_GAP, DISPATCH, GAPS, OTHER_THREAD, PYTHON, UNNAMED, VARY, Part
 
 _SPREADS = 4.0
 """Standard deviations of a row, from call to call, that its change must exceed."""
@@ -25,17 +28,38 @@ def slower(
     before: Mapping[Key, Total], now: Mapping[Key, Total], known: set[Key], whole_ns: float, common: float
 ) -> list[Part]:
     """Operators that are called as before and take longer than the others do, far beyond their spread."""
-    found = []
+
+    def stands_out(old: Total | Calls, new: Total | Calls) -> float:
+        change_ns = new.time_ns - old.time_ns * common
+        noise_ns = max(_SPREADS * hypot(old.spread_ns, new.spread_ns), _OWN_SHARE * old.time_ns)
+        return change_ns if abs(change_ns) > max(noise_ns, _WORTH * whole_ns) else 0.0
+
+    found, shifts = [], shifts_of(before, now)
     for key in (before.keys() | now.keys()) - known:
         old, new = before.get(key, Total()), now.get(key, Total())
         varies = key[0] not in UNNAMED and abs(new.instances - old.instances) > HALF
         if key[0] not in _GAPS and not varies and not (key in before and key in now):
             continue
-        change_ns = new.time_ns - old.time_ns * common
-        noise_ns = max(_SPREADS * hypot(old.spread_ns, new.spread_ns), _OWN_SHARE * old.time_ns)
-        if abs(change_ns) > max(noise_ns, _WORTH * whole_ns):
+        by_line = _python_by_line(old, new, shifts) if key[0] == PYTHON else {}
+        of_lines = [
+            (line, change_ns) for line, (was, is_now) in by_line.items() if (change_ns := stands_out(was, is_now))
+        ]
+        found += [changed(_longer(key, old, new, change_ns), line=line) for line, change_ns in of_lines]
+        if not of_lines and (change_ns := stands_out(old, new)):
             found.append(_longer(key, old, new, change_ns))
     return sorted(found, key=lambda part: (-part.change_ns, part.module))
+
+
+def _python_by_line(old: Total, new: Total, shifts: Shifts) -> dict[str, tuple[Calls, Calls]]:
+    """Its time before and now by the line of what ends it, as that stands now."""
+    found: dict[str, tuple[Calls, Calls]] = defaultdict(lambda: (Calls(), Calls()))
+    for (_, line), one in old.calls.items():
+        was = found[shifts.now(line)][0]
+        was.time_ns += one.time_ns
+        was.spread_ns = hypot(was.spread_ns, one.spread_ns)
+    for (_, line), one in new.calls.items():
+        found[line] = found[line][0], one
+    return found
 
 
 def _longer(key: Key, old: Total, new: Total, change_ns: float) -> Part:
@@ -46,7 +70,7 @@ def _longer(key: Key, old: Total, new: Total, change_ns: float) -> Part:
         change_ns=round(change_ns, 1),
         operator=key[0],
         module=key[1],
-        line=shown.line,
+        line=shown.line if key[0] != PYTHON else "",
         phases=[key[2]] if key[2] else [],
         more=round(more, 2) if is_operator and abs(more) > HALF else 0.0,
         inputs=new.inputs_of(old) if is_operator else "",

@@ -18,6 +18,7 @@ class Calls:
 
     instances: float = 0.0
     time_ns: float = 0.0
+    spread_ns: float = 0.0
 
 
 @dataclass(frozen=True)

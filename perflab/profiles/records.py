@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from perflab.data import Amount, Data, Positive, Share
+from perflab.data import Amount, Data, Positive, Share, changed
 
 CATEGORIES = (
     "products forward",
@@ -37,7 +37,8 @@ for this call of CUDA to end, and ``kernel wait`` what is left between kernels. 
 device only does what a thread launched that the profiler does not follow, such as a data loader's. ``your operators``
 are those that are not PyTorch's own, an ``autograd.Function`` among them; ``other`` is what no operator launched.
 """
-GAPS = ("host wait", "launches", "kernel wait", "python")
+PYTHON = "python"
+GAPS = ("host wait", "launches", "kernel wait", PYTHON)
 """Categories that are no operator's."""
 OTHER_THREAD = "another thread"
 OTHER = "other"
@@ -67,7 +68,7 @@ class ProfileRow(Data, frozen=True):
     """The innermost module, with ``*`` for a layer's number: ``blocks.*.attention.q``. Of a gap, that of the operator
     that ends it."""
     line: str = ""
-    """The user's line; of a backward, the forward's."""
+    """The user's line; of a backward, the forward's; of ``python``, that of the operator that ends it."""
     shapes: str = ""
     """Shapes and dtype of the operator's inputs: ``512x256, 256x768 float32``."""
     within: str = ""
@@ -86,6 +87,17 @@ class ProfileRow(Data, frozen=True):
     def name(self) -> str:
         """What it is compared by: graphs of ``torch.compile`` are called by a hash, another one after each edit."""
         return "compiled graph" if _GRAPH.match(self.operator) else self.operator
+
+
+def merged_with(row: ProfileRow, other: ProfileRow) -> ProfileRow:
+    """Two rows as one, which keeps what the first says besides its numbers."""
+    return changed(
+        row,
+        instances=row.instances + other.instances,
+        time_ns=row.time_ns + other.time_ns,
+        spread_ns=(row.spread_ns**2 + other.spread_ns**2) ** 0.5,
+        flops=row.flops + other.flops,
+    )
 
 
 class CudaCall(Data, frozen=True):

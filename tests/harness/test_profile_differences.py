@@ -280,6 +280,28 @@ def test_graphs_of_torch_compile_are_one_operator_whatever_their_hash() -> None:
         assert explain(stored, head, "main", None).parts == []
 
 
+# --- python ------------------------------------------------------------------------------------------------------
+
+
+def waits_at(number: int, time_ns: float, spread_ns: float = 0.0) -> ProfileRow:
+    """Python that an operator on this line ends."""
+    line = f"train.py:{number}"
+    return row("", time_ns, 1, "", category="python", line=line, phase="backward", spread_ns=spread_ns)
+
+
+def test_python_that_takes_longer_is_named_with_its_line_where_others_are_noisier() -> None:
+    before = [waits_at(11, 5e6, spread_ns=4e5), waits_at(16, 1e6), at(11, "loss"), at(16, "step")]
+    after = [waits_at(11, 4.9e6, spread_ns=4e5), waits_at(12, 3e5), waits_at(17, 1e6), at(11, "loss"), at(17, "step")]
+    assert said(profile(*before), profile(*after), 3e5)[0] == "+300 µs = +300 µs more python in backward (train.py:12)"
+    (unplaced, *_) = said(compact(profile(*before)), profile(*after, waits_at(13, 9e6)), 9.2e6)
+    assert unplaced == "+9.20 ms = +9.20 ms more python in backward"
+
+
+def test_a_stored_profile_has_one_row_of_python_for_all_lines_of_a_module() -> None:
+    kept = compact(profile(PRODUCTS, *(waits_at(number, 1e4) for number in range(40))))
+    assert [(one.line, one.instances, one.time_ns) for one in kept.rows if one.category == "python"] == [("", 40, 4e5)]
+
+
 # --- what takes longer, and varies -------------------------------------------------------------------------------
 
 
