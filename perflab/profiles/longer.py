@@ -53,12 +53,11 @@ def slower(
 def _python_by_line(old: Total, new: Total, shifts: Shifts) -> dict[str, tuple[Calls, Calls]]:
     """Its time before and now by the line of what ends it, as that stands now."""
     found: dict[str, tuple[Calls, Calls]] = defaultdict(lambda: (Calls(), Calls()))
-    for (_, line), one in old.calls.items():
-        was = found[shifts.now(line)][0]
-        was.time_ns += one.time_ns
-        was.spread_ns = hypot(was.spread_ns, one.spread_ns)
-    for (_, line), one in new.calls.items():
-        found[line] = found[line][0], one
+    for side, total in enumerate((old, new)):
+        for (_, line), one in total.calls.items():
+            there = found[line if total is new else shifts.now(line)][side]
+            there.time_ns += one.time_ns
+            there.spread_ns = hypot(there.spread_ns, one.spread_ns)
     return found
 
 

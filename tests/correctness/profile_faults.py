@@ -235,7 +235,7 @@ FAULTS = (
           "aten::mean"), ("blocks.*",), patched=lambda: patch.object(transformer.Block, "forward", in_another_module),
           place=HERE + "in_another_module"),
     Fault("the head called for each sequence", ("aten::linear", "aten::mm", "aten::addmm", "aten::stack", "aten::cat",
-          "aten::copy_"), ("head", ""),
+          "aten::copy_"), ("head", "TransformerLM"),  # that stacks as long as its head computes
           patched=lambda: patch.object(transformer.TransformerLM, "forward", head_by_rows),
           place=HERE + "head_by_rows"),
     Fault("dropout left on", ("aten::bernoulli_", "aten::native_dropout", "aten::mul", "aten::div_", "aten::dropout"),
