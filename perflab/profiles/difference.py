@@ -6,19 +6,15 @@ A row that is called as often as before is named only if its change stands out o
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-
 from perflab.data import changed
-from perflab.profiles.again import Again, computed_again
+from perflab.profiles.again import computed_again
 from perflab.profiles.compact import like_compact, with_one_gap, without_dispatch
-from perflab.profiles.edits import edits
-from perflab.profiles.facts import HALF, Change, Key, Total, facts_of, totals_of
+from perflab.profiles.facts import facts_of, totals_of
 from perflab.profiles.host_calls import host_parts
-from perflab.profiles.layers import Layers, other_layers
+from perflab.profiles.layers import other_layers
 from perflab.profiles.longer import common_ratio, pooled, slower, varying
-from perflab.profiles.records import DISPATCH, ON_HOST, UNNAMED, Explanation, OnLine, Part, Profile
+from perflab.profiles.parts import parts_of
+from perflab.profiles.records import DISPATCH, ON_HOST, Explanation, Profile
 from perflab.units import format_count, format_ns, format_signed
 
 _AGREE = 0.5
@@ -67,7 +63,7 @@ def explain(
     told = {module for one in layers for module in one.modules}
     left = [one for one in facts if one.key[1] not in told]
     again = [] if base.is_compact else computed_again(before, now, left)
-    parts = _parts(facts, [*layers, *again], now)
+    parts = parts_of(facts, [*layers, *again], now)
     seen_ns = head.explained_ns - base.explained_ns
     whole_ns = abs(change_ns if change_ns is not None else seen_ns)
     least_ns, most_ns = _interval(change_ns or 0.0, interval_ns)
@@ -156,98 +152,6 @@ def _of_one_device(profile: Profile) -> Profile:
         for row in profile.rows
     ]
     return changed(profile, rows=rows, devices=1)
-
-
-def _parts(facts: Sequence[Change], wholes: Sequence[Again | Layers], now: Mapping[Key, Total]) -> list[Part]:
-    """One part an edit of a module, or one for all modules that are computed again or run more often."""
-    together = {module: one for one in wholes for module in one.modules}
-    groups: dict[str | Again | Layers, list[Change]] = defaultdict(list)
-    for fact in facts:
-        groups[together.get(fact.key[1], fact.key[1])].append(fact)
-    working = (total for key, total in now.items() if key[0] not in UNNAMED)
-    unchanged = {line for total in working for _, line in total.calls} - {one.spot for one in facts}
-    parts = []
-    for of, changes in groups.items():
-        if isinstance(of, str):
-            parts += [_part(edit) for edit in edits(changes, unchanged)]
-        else:
-            parts.append(_part_of_all(of, changes))
-    # Views alone are no cause: they follow from what is done with them. Nor is what is no more done.
-    return sorted(parts, key=lambda part: (part.category == "dispatch", part.more < 0, -part.change_ns, part.module))
-
-
-def _part_of_all(of: Again | Layers, changes: Sequence[Change]) -> Part:
-    """What whole modules do again, or more often."""
-    part = _part([replace(one, spot="") for one in changes])
-    part = changed(part, module=of.outermost[0], other_modules=list(of.outermost[1:]))
-    if isinstance(of, Again):
-        return changed(part, again=of.times, left_out=list(of.left_out))
-    return changed(part, layers=[of.before, of.now])
-
-
-def _part(changes: Sequence[Change]) -> Part:
-    work = [one for one in changes if one.category != "dispatch"] or list(changes)
-    counted = [one for one in work if one.more] or work
-    total = sum(one.change_ns for one in changes)
-    added = [one for one in counted if one.more > 0 or one.change_ns > 0] or counted  # of two, what is new is the cause
-    heaviest, lead = _lead(added)
-    phase = heaviest.key[2]
-    here = [one for one in counted if one.spot in (lead.spot, "")]
-    same = [one for one in here if one.key[0] == lead.key[0]]
-    more = sum(one.more for one in same)
-    moved_from: list[str] = []
-    if lead.more and abs(more) <= HALF:  # as many as before, in another phase
-        moved_from = sorted({one.key[2] for one in same if one.more * lead.more < 0 and one.key[2]})
-        same = [one for one in same if one.more * lead.more > 0]
-        more = sum(one.more for one in same)
-    others = (one for one in here if one.key[0] != lead.key[0] and one.more * more >= 0)
-    return Part(
-        change_ns=round(total, 1),
-        operator=lead.key[0],
-        module=lead.key[1],
-        line=heaviest.line or lead.line,
-        phases=sorted({one.key[2] for one in same if one.key[2]}, key=lambda name: (name != phase, name)),
-        more=round(more, 2),
-        moved_from=moved_from,
-        # What the code asks for itself comes before what that calls.
-        others=list(dict.fromkeys(one.key[0] for one in sorted(others, key=_asked_for)))[:3],
-        other_lines=_other_lines([one for one in counted if one not in here]),
-        category=lead.category,
-        shapes=lead.shapes,
-        within=lead.within,
-    )
-
-
-def _lead(changes: Sequence[Change]) -> tuple[Change, Change]:
-    """What takes most time, and what to call it by.
-
-    An operator that only calls others takes little time, and is what the code asks for.
-    """
-    heaviest = max(changes, key=lambda one: (abs(one.change_ns), abs(one.more)))
-    callers = [
-        one
-        for one in changes
-        if one.key[0] == heaviest.within and one.spot == heaviest.spot and one.more * heaviest.more > 0
-    ]
-    return heaviest, max(callers, key=lambda one: abs(one.more), default=heaviest)
-
-
-def _other_lines(changes: Sequence[Change]) -> list[OnLine]:
-    """What changed most on each, the most time first."""
-    by_spot: dict[str, list[Change]] = defaultdict(list)
-    for one in changes:
-        by_spot[one.spot].append(one)
-    found = []
-    for some in sorted(by_spot.values(), key=lambda some: -sum(abs(one.change_ns) for one in some)):
-        _, lead = _lead(some)
-        same = [one for one in some if one.key[0] == lead.key[0]]
-        found.append(OnLine(lead.key[0], lead.line, round(sum(one.more for one in same), 2)))
-    return found
-
-
-def _asked_for(one: Change) -> tuple[bool, float]:
-    """Sorts what the code asks for before what that calls, and of these what takes most time first."""
-    return bool(one.within), -abs(one.change_ns)
 
 
 def _not_kept(base: Profile) -> str:
