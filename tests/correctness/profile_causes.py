@@ -78,7 +78,7 @@ def is_right(fault: Fault, found: Explanation, head: Profile) -> bool:
         return False
     is_there = function_at(first.line).startswith(fault.place) or (fault.again and not first.line)
     return (
-        first.operator in fault.operators
+        (first.operator in fault.operators or not fault.operators)
         and first.module in fault.modules
         and is_there
         and (not fault.is_added or _has_its_time(fault, first, head))
