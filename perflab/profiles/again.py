@@ -48,26 +48,26 @@ def computed_again(before: Mapping[Key, Total], now: Mapping[Key, Total], facts:
         before, now: both profiles by operator, module and phase.
         facts: what differs between them.
     """
-    changes: dict[str, list[Change]] = defaultdict(list)
+    more: dict[str, dict[Key, float]] = defaultdict(lambda: defaultdict(float))
     for fact in facts:
         if fact.category != DISPATCH:
-            changes[fact.key[1]].append(fact)
+            more[fact.key[1]][fact.key] += fact.more
     works: dict[str, dict[str, dict[str, Total]]] = defaultdict(lambda: defaultdict(dict))
     for (operator, module, phase), total in before.items():
         if total.category not in UNNAMED and total.instances > HALF:
             works[module][phase][operator] = total
     groups: dict[_Way, set[str]] = defaultdict(set)
-    for module, changed in changes.items():
+    for module, changed in more.items():
         for phase, work in works[module].items() if module else ():
             times = _times(work, changed, before, now)
             if times:
-                groups[phase, changed[0].key[2], times].add(module)
+                groups[phase, next(iter(changed))[2], times].add(module)
     for (phase, in_phase, times), modules in groups.items():
         # Of what is around them a checkpoint leaves out what comes last: nothing asks for it.
-        for module in changes:
+        for module, changed in more.items():
             work = works[module].get(phase, {})
             around = any(inner.startswith(f"{module}.") for inner in modules)
-            if around and all(_is_some_of(work, one, in_phase, times) for one in changes[module]):
+            if around and all(_is_some_of(work, key, often, in_phase, times) for key, often in changed.items()):
                 modules.add(module)
     found: list[Again] = []
     taken: set[str] = set()  # what does the same in two phases may be of two groups: it belongs to the larger one
@@ -76,7 +76,7 @@ def computed_again(before: Mapping[Key, Total], now: Mapping[Key, Total], facts:
         mine = modules - taken
         wholes = _wholes(mine, working)
         if phase != in_phase and not mine <= set[str]().union(*wholes.values()):
-            wholes = _wholes(mine, working, unchanged=set(working) - changes.keys())
+            wholes = _wholes(mine, working, unchanged=set(working) - more.keys())
         inside = set[str]().union(*wholes.values())
         if sum(len(works[module][phase]) for module in inside) >= _LEAST:
             outermost = sorted(wholes, key=lambda one: (-len(wholes[one]), one))
@@ -87,19 +87,19 @@ def computed_again(before: Mapping[Key, Total], now: Mapping[Key, Total], facts:
 
 
 def _times(
-    work: Mapping[str, Total], changed: Sequence[Change], before: Mapping[Key, Total], now: Mapping[Key, Total]
+    work: Mapping[str, Total], changed: Mapping[Key, float], before: Mapping[Key, Total], now: Mapping[Key, Total]
 ) -> int:
     """How many times more all of this work is done, if that is all that changed; 0: that it is not."""
-    if {one.key[0] for one in changed} != work.keys() or len({one.key for one in changed}) != len(work):
+    phases = {key[2] for key in changed}
+    if {key[0] for key in changed} != work.keys() or len(changed) != len(work) or len(phases) != 1:
         return 0
-    if len({one.key[2] for one in changed}) != 1:
-        return 0
-    times = round(changed[0].more / work[changed[0].key[0]].instances)
+    key, more = next(iter(changed.items()))
+    times = round(more / work[key[0]].instances)
     if times < 1:
         return 0
-    for one in changed:
-        done = work[one.key[0]]
-        old, new = before.get(one.key, Total()), now.get(one.key, Total())
+    for key in changed:
+        done = work[key[0]]
+        old, new = before.get(key, Total()), now.get(key, Total())
         for shapes in {*done.shapes, *old.shapes, *new.shapes}:
             more = new.shapes.get(shapes, 0.0) - old.shapes.get(shapes, 0.0)
             if abs(more - times * done.shapes.get(shapes, 0.0)) > HALF:
@@ -107,9 +107,8 @@ def _times(
     return times
 
 
-def _is_some_of(work: Mapping[str, Total], one: Change, phase: str, times: int) -> bool:
-    operator = one.key[0]
-    return one.key[2] == phase and operator in work and 0 < one.more <= times * work[operator].instances + HALF
+def _is_some_of(work: Mapping[str, Total], key: Key, more: float, phase: str, times: int) -> bool:
+    return key[2] == phase and key[0] in work and 0 < more <= times * work[key[0]].instances + HALF
 
 
 def _wholes(modules: Iterable[str], working: Sequence[str], unchanged: Set[str] = frozenset()) -> dict[str, set[str]]:

@@ -11,7 +11,17 @@ from math import hypot
 
 from perflab.data import changed
 from perflab.profiles.host_calls import counted
-from perflab.profiles.records import ANY_GAP, DISPATCH, GAPS, OTHER, OTHER_THREAD, Profile, ProfileRow
+from perflab.profiles.records import (
+    ANY_GAP,
+    DISPATCH,
+    GAPS,
+    OTHER,
+    OTHER_THREAD,
+    PYTHON,
+    Profile,
+    ProfileRow,
+    merged_with,
+)
 
 MOST_ROWS = 24
 """Rows that keep their places."""
@@ -24,6 +34,7 @@ _Key = tuple[str, str, str]
 
 def compact(profile: Profile) -> Profile:
     """What a baseline keeps: no FLOPs, which shapes tell, short numbers, and the calls of CUDA that are counted."""
+    profile = _without_python_s_lines(profile)
     by_key: dict[_Key, list[ProfileRow]] = {}
     for row in profile.rows:
         if row.category != DISPATCH:
@@ -41,7 +52,17 @@ def like_compact(profile: Profile, other: Profile) -> Profile:
     """A profile as ``other`` is seen, which is compact: with places where that one has them, and where all is new."""
     kept = {_key(row) for row in other.rows if _has_place(row)}
     pooled = {_name(row) for row in other.rows if not _has_place(row)}
-    return _seen(profile, kept, pooled)
+    return _seen(_without_python_s_lines(profile), kept, pooled)
+
+
+def _without_python_s_lines(profile: Profile) -> Profile:
+    """Its time by module and phase alone: it has about as many lines as all operators together."""
+    merged: dict[_Key, ProfileRow] = {}
+    for row in profile.rows:
+        if row.category == PYTHON:
+            key = _key(row)
+            merged[key] = merged_with(merged[key], row) if key in merged else changed(row, line="")
+    return changed(profile, rows=[*(row for row in profile.rows if row.category != PYTHON), *merged.values()])
 
 
 def with_one_gap(profile: Profile) -> Profile:
@@ -91,7 +112,7 @@ def _is_gap(row: ProfileRow) -> bool:
 
 
 def _name(row: ProfileRow) -> str:
-    return row.category if row.category == DISPATCH else row.operator or row.category
+    return row.category if row.category == DISPATCH else row.name or row.category
 
 
 def _key(row: ProfileRow) -> _Key:

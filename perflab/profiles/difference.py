@@ -6,16 +6,15 @@ A row that is called as often as before is named only if its change stands out o
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
-
 from perflab.data import changed
-from perflab.profiles.again import Again, computed_again
+from perflab.profiles.again import computed_again
 from perflab.profiles.compact import like_compact, with_one_gap, without_dispatch
-from perflab.profiles.facts import HALF, Change, facts_of, totals_of
+from perflab.profiles.facts import facts_of, totals_of
 from perflab.profiles.host_calls import host_parts
+from perflab.profiles.layers import other_layers
 from perflab.profiles.longer import common_ratio, pooled, slower, varying
-from perflab.profiles.records import DISPATCH, ON_HOST, Explanation, Part, Profile
+from perflab.profiles.parts import parts_of
+from perflab.profiles.records import DISPATCH, ON_HOST, Explanation, Profile
 from perflab.units import format_count, format_ns, format_signed
 
 _AGREE = 0.5
@@ -58,9 +57,13 @@ def explain(
         base, head = _of_one_device(base), _of_one_device(head)
     before, now = totals_of(base.rows), totals_of(head.rows)
     facts = facts_of(before, now)
+    known = {one.key for one in facts}
     # Of a compact profile only some operators of a module have their places: they are no telling of all of it.
-    again = [] if base.is_compact else computed_again(before, now, facts)
-    parts = _parts(facts, again)
+    layers = [] if base.is_compact else other_layers(before, now, facts)
+    told = {module for one in layers for module in one.modules}
+    left = [one for one in facts if one.key[1] not in told]
+    again = [] if base.is_compact else computed_again(before, now, left)
+    parts = parts_of(facts, [*layers, *again], now)
     seen_ns = head.explained_ns - base.explained_ns
     whole_ns = abs(change_ns if change_ns is not None else seen_ns)
     least_ns, most_ns = _interval(change_ns or 0.0, interval_ns)
@@ -74,12 +77,12 @@ def explain(
             f"{format_signed(change_ns, format_ns)}: they do not explain times"
         )
     elif change_ns is None:
-        parts += varying(before, now, {one.key for one in facts})
+        parts += varying(before, now, known)
         parts += pooled(before, now) if base.is_compact else []
     else:
-        common = common_ratio(before, now)
+        common = common_ratio(before, now, known)
         if min(base.calls, head.calls) >= _FEW_CALLS:
-            parts += slower(before, now, {one.key for one in facts}, whole_ns, common)
+            parts += slower(before, now, known, whole_ns, common)
         parts.sort(key=lambda part: part.change_ns < _SMALL * whole_ns)  # true, and not what takes the time: last
         if not any(part.change_ns >= _SMALL * whole_ns for part in parts) and common > _COMMON:
             problem = (
@@ -149,55 +152,6 @@ def _of_one_device(profile: Profile) -> Profile:
         for row in profile.rows
     ]
     return changed(profile, rows=rows, devices=1)
-
-
-def _parts(facts: Sequence[Change], again: Sequence[Again]) -> list[Part]:
-    """One part a module, or for all modules that are computed again: what changed there by one edit is one cause."""
-    together = {module: one for one in again for module in one.modules}
-    groups: dict[str | Again, list[Change]] = defaultdict(list)
-    for fact in facts:
-        groups[together.get(fact.key[1], fact.key[1])].append(fact)
-    parts = [_part(changes, of if isinstance(of, Again) else None) for of, changes in groups.items()]
-    # Views alone are no cause: they follow from what is done with them.
-    return sorted(parts, key=lambda part: (part.category == "dispatch", -part.change_ns, part.module))
-
-
-def _part(changes: Sequence[Change], again: Again | None) -> Part:
-    work = [one for one in changes if one.category != "dispatch"] or list(changes)
-    counted = [one for one in work if one.more] or work
-    total = sum(one.change_ns for one in changes)
-    added = [one for one in counted if one.more > 0 or one.change_ns > 0] or counted  # of two, what is new is the cause
-    lead = max(added, key=lambda one: (abs(one.change_ns), abs(one.more)))
-    line, phase = lead.line, lead.key[2]
-    # An operator that only calls others takes little time, and is what the code asks for, on the line of what it calls.
-    callers = [one for one in added if lead.within and one.key[0] == lead.within and one.more * lead.more > 0]
-    lead = max(callers, key=lambda one: abs(one.more), default=lead)
-    same = [one for one in changes if one.key[0] == lead.key[0]]
-    others = dict.fromkeys(
-        one.key[0] for one in sorted(counted, key=lambda one: -abs(one.change_ns)) if one.key[0] != lead.key[0]
-    )
-    more = sum(one.more for one in same)
-    moved_from: list[str] = []
-    if lead.more and abs(more) <= HALF:  # as many as before, in another phase
-        moved_from = sorted({one.key[2] for one in same if one.more * lead.more < 0 and one.key[2]})
-        same = [one for one in same if one.more * lead.more > 0]
-        more = sum(one.more for one in same)
-    return Part(
-        change_ns=round(total, 1),
-        operator=lead.key[0],
-        module=again.outermost[0] if again is not None else lead.key[1],
-        again=again.times if again is not None else 0,
-        other_modules=list(again.outermost[1:]) if again is not None else [],
-        line=line or lead.line,
-        phases=sorted({one.key[2] for one in same if one.key[2]}, key=lambda name: (name != phase, name)),
-        more=round(more, 2),
-        moved_from=moved_from,
-        others=list(others)[:3],
-        category=lead.category,
-        shapes=lead.shapes,
-        within=lead.within,
-        left_out=list(again.left_out) if again is not None else [],
-    )
 
 
 def _not_kept(base: Profile) -> str:

@@ -22,6 +22,8 @@ from perflab.user_lines import CALLERS, with_callers
 
 _MODULES = 3
 """That are named of those that are computed again."""
+_LINES = 2
+"""Further lines of an edit that are named."""
 _ON = {SAME: " at the same shapes", VARY: " on inputs that vary"}
 _CALLED = {DISPATCH: "of PyTorch's own operators, such as views"}
 _RESOLUTION = 0.001
@@ -111,6 +113,10 @@ def _what(part: Part, *, brief: bool) -> str:
     where = f"{where} {ON_HOST}" if part.category == ON_HOST else where
     line = f" ({part.line})" if part.line else ""
     others = f", with {', '.join(part.others)}" if part.others and not brief else ""
+    line += _on_other_lines(part) if not brief else ""
+    if part.layers:
+        before, now = part.layers
+        return f"{_many(now - before)} {_listed([part.module, *part.other_modules])} ({now} instead of {before})"
     if part.again:
         times = "once" if part.again == 1 else f"{part.again} times"
         phase = f" in {part.phases[0]}" if part.phases else ""
@@ -120,7 +126,7 @@ def _what(part: Part, *, brief: bool) -> str:
     if part.moved_from:
         way = f" moved from {', '.join(part.moved_from)} to {', '.join(part.phases)}"
         return f"{abs(part.more):g} {part.operator}{way}{others}{where if part.module else ''}{line}"
-    many = f"{abs(part.more):g} {'more' if part.more > 0 else 'fewer'}"
+    many = _many(part.more)
     if part.more and part.inputs == VARY:
         return f"about {many} {_CALLED.get(part.operator, part.operator)} a call (it varies){where}{line}"
     if part.more:
@@ -134,6 +140,21 @@ def _what(part: Part, *, brief: bool) -> str:
     else:
         what = f"{part.operator} {'faster' if part.change_ns < 0 else 'slower'}{_ON.get(part.inputs, '')}"
     return f"{what}{where}{line}"
+
+
+def _on_other_lines(part: Part) -> str:
+    if not part.other_lines:
+        return ""
+    shown = [
+        f"{_many(one.more)} {one.operator} ({one.line})" if one.more else f"{one.operator} on other inputs ({one.line})"
+        for one in part.other_lines[:_LINES]
+    ]
+    more = ["..."] if len(part.other_lines) > _LINES else []
+    return f" and on {format_count(len(part.other_lines), 'more line')}: {', '.join([*shown, *more])}"
+
+
+def _many(more: float) -> str:
+    return f"{abs(more):g} {'more' if more > 0 else 'fewer'}"
 
 
 def _listed(modules: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import hypot
 
@@ -26,7 +26,7 @@ class Total:
     category: str = ""
     shapes: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     calls: dict[Place, Calls] = field(default_factory=lambda: defaultdict(Calls))
-    within: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    within: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
 
     def add(self, row: ProfileRow) -> None:
         """One row of it."""
@@ -38,7 +38,8 @@ class Total:
         calls = self.calls[row.shapes, row.line]
         calls.instances += row.instances
         calls.time_ns += row.time_ns
-        self.within[row.within] += row.instances
+        calls.spread_ns = hypot(calls.spread_ns, row.spread_ns)
+        self.within[row.line, row.within] += row.instances
 
     @property
     def line(self) -> str:
@@ -64,7 +65,7 @@ Key = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Change:
-    """What is otherwise of one operator in one module and phase."""
+    """What is otherwise of one operator in one module and phase, and on one line where that is known."""
 
     key: Key
     more: float
@@ -72,6 +73,9 @@ class Change:
     change_ns: float
     category: str
     line: str
+    """In the version that has more of these calls."""
+    spot: str
+    """Where that line stands now."""
     shapes: str = ""
     within: str = ""
     """The operator that calls it, where most of the change in number is within that one."""
@@ -81,41 +85,59 @@ def totals_of(rows: Iterable[ProfileRow]) -> dict[Key, Total]:
     """The rows of a profile by operator, module and phase."""
     found: dict[Key, Total] = {}
     for row in rows:
-        name = row.operator or (row.category if row.category in UNNAMED else row.kernel or row.category)
+        name = row.name or (row.category if row.category in UNNAMED else row.kernel or row.category)
         found.setdefault((name, row.module, row.phase), Total()).add(row)
     return found
 
 
 def facts_of(before: Mapping[Key, Total], now: Mapping[Key, Total]) -> list[Change]:
     """All of them, in no order that means anything."""
+    shifts = shifts_of(before, now)
+    return [one for key in {**before, **now} for one in _facts(key, before.get(key), now.get(key), shifts)]
+
+
+def shifts_of(before: Mapping[Key, Total], now: Mapping[Key, Total]) -> Shifts:
+    """Where lines of the one stand in the other."""
     both = [key for key in before if key in now]
-    shifts = Shifts(pair for key in both for pair in same_calls(before[key].calls, now[key].calls))
-    found = (_fact(key, before.get(key), now.get(key), shifts) for key in {**before, **now})
-    return [one for one in found if one is not None]
+    return Shifts(pair for key in both for pair in same_calls(before[key].calls, now[key].calls))
 
 
-def _fact(key: Key, before: Total | None, now: Total | None, shifts: Shifts) -> Change | None:
+def _facts(key: Key, before: Total | None, now: Total | None, shifts: Shifts) -> Iterator[Change]:
     """What the code does otherwise: an operator more or less often, or on other shapes."""
-    if key[0] in UNNAMED:
-        return None
     old, new = before or Total(), now or Total()
-    more = new.instances - old.instances
-    if not all(is_whole(one.instances) for one in (old, new)):
-        return None  # not the same in each call: logging every few steps, say
-    apart = _apart(old, new, shifts)
+    if key[0] in UNNAMED or not all(is_whole(one.instances) for one in (old, new)):
+        return  # not the same in each call: logging every few steps, say
+    more, apart = new.instances - old.instances, _apart(old, new, shifts)
     if abs(more) > HALF:
-        shown = now or old
-        callers = {one: new.within.get(one, 0.0) - old.within.get(one, 0.0) for one in {**old.within, **new.within}}
-        caller = max(callers, key=lambda one: callers[one] / more)
-        within = caller if callers[caller] / more > HALF else ""
-        line = _longest(apart.come if more > 0 else apart.gone)
-        return Change(key, round(more, 2), round(apart.change_ns, 1), shown.category, line, within=within)
+        by_line = apart.by_line(shifts)
+        if not all(is_whole(one.more) for one in by_line.values()):
+            by_line = {"": apart}
+        for spot, one in by_line.items():
+            is_more_or_less = abs(one.more) > HALF
+            if not is_more_or_less and not (one.gone and one.come):
+                continue
+            line = _longest(one.gone if one.more < -HALF else one.come)
+            shapes = "" if is_more_or_less else f"{min(one.gone)[0]} -> {min(one.come)[0]}"
+            within = _caller(old, new, one.more, shifts, spot if len(by_line) > 1 else None)
+            category, change_ns = (now or old).category, round(one.change_ns, 1)
+            yield Change(key, round(one.more, 2), change_ns, category, line, spot or line, shapes, within)
+        return
     gone, come = (_more_shapes(old, new), _more_shapes(new, old))
     if gone and come:
-        said = f"{min(gone)} -> {min(come)}"
         change_ns = apart.change_ns if apart.come else new.time_ns - old.time_ns
-        return Change(key, 0.0, round(change_ns, 1), new.category, _longest(apart.come) or new.line, said)
-    return None
+        line = _longest(apart.come) or new.line
+        yield Change(key, 0.0, round(change_ns, 1), new.category, line, line, f"{min(gone)} -> {min(come)}")
+
+
+def _caller(old: Total, new: Total, more: float, shifts: Shifts, spot: str | None) -> str:
+    """What most of the further calls on a line are within. ``spot``: where that stands now; None: any line."""
+    callers: dict[str, float] = defaultdict(float)
+    for (line, name), often in new.within.items():
+        callers[name] += often if spot in (None, line) else 0.0
+    for (line, name), often in old.within.items():
+        callers[name] -= often if spot in (None, shifts.now(line)) else 0.0
+    most = max(callers, key=lambda one: callers[one] * more, default="")
+    return most if more and callers[most] / more > HALF else ""
 
 
 def _apart(old: Total, new: Total, shifts: Shifts) -> Unmatched:

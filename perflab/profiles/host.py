@@ -12,7 +12,7 @@ from perflab.profiles.categories import category_without_place
 from perflab.profiles.events import Call
 from perflab.profiles.placed import Phase, operators
 from perflab.profiles.places import Where
-from perflab.profiles.records import DISPATCH
+from perflab.profiles.records import DISPATCH, PYTHON
 
 NOWHERE = Where()
 
@@ -121,12 +121,12 @@ def key_of(one: Known, category: str) -> Key:
 def _add_gaps(opened: Call, known: Mapping[int, Known], phases: Sequence[Phase], sums: dict[Key, Sum]) -> None:
     """The time in a range in which nothing runs that was recorded; it goes with the operator that ends it."""
     last_ns, sides = opened.event.start_ns, int(opened.is_mark)
-    module = ""
+    module = line = ""
 
     def add_until(end_ns: int, end: Call, *, events: int) -> None:
         begun = [one.name for one in phases if one.start_ns <= last_ns]
         phase = begun[-1] if begun else phases[0].name if phases else ""
-        total = sums[Key("python", "", "", phase, module, "", "")]
+        total = sums[Key(PYTHON, "", "", phase, module, line, "")]
         total.instances += 1
         total.time_ns += end_ns - last_ns
         total.events += events
@@ -134,9 +134,10 @@ def _add_gaps(opened: Call, known: Mapping[int, Known], phases: Sequence[Phase],
 
     for child in opened.children:
         at = _first_known(child, known)
-        module = at.where.module if at is not None else module
+        module, line = (at.where.module, at.where.line) if at is not None else (module, "")
         add_until(child.event.start_ns, child, events=int(not child.is_mark))
         last_ns, sides = child.event.end_ns, int(child.is_mark)
+    line = ""
     add_until(opened.event.end_ns, opened, events=0)
 
 

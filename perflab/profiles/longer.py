@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from math import hypot
 from statistics import median
 
-from perflab.profiles.facts import HALF, Key, Total
-from perflab.profiles.records import ANY_GAP, DISPATCH, GAPS, OTHER_THREAD, UNNAMED, VARY, Part
+from perflab.data import changed
+from perflab.profiles.facts import HALF, Key, Total, shifts_of
+from perflab.profiles.new_calls import Calls, Shifts
+from perflab.profiles.records import ANY_GAP, DISPATCH, GAPS, OTHER_THREAD, PYTHON, UNNAMED, VARY, Part
 
 _SPREADS = 4.0
 """Standard deviations of a row, from call to call, that its change must exceed."""
@@ -25,17 +28,37 @@ def slower(
     before: Mapping[Key, Total], now: Mapping[Key, Total], known: set[Key], whole_ns: float, common: float
 ) -> list[Part]:
     """Operators that are called as before and take longer than the others do, far beyond their spread."""
-    found = []
+
+    def stands_out(old: Total | Calls, new: Total | Calls) -> float:
+        change_ns = new.time_ns - old.time_ns * common
+        noise_ns = max(_SPREADS * hypot(old.spread_ns, new.spread_ns), _OWN_SHARE * old.time_ns)
+        return change_ns if abs(change_ns) > max(noise_ns, _WORTH * whole_ns) else 0.0
+
+    found, shifts = [], shifts_of(before, now)
     for key in (before.keys() | now.keys()) - known:
         old, new = before.get(key, Total()), now.get(key, Total())
         varies = key[0] not in UNNAMED and abs(new.instances - old.instances) > HALF
         if key[0] not in _GAPS and not varies and not (key in before and key in now):
             continue
-        change_ns = new.time_ns - old.time_ns * common
-        noise_ns = max(_SPREADS * hypot(old.spread_ns, new.spread_ns), _OWN_SHARE * old.time_ns)
-        if abs(change_ns) > max(noise_ns, _WORTH * whole_ns):
+        by_line = _python_by_line(old, new, shifts) if key[0] == PYTHON else {}
+        of_lines = [
+            (line, change_ns) for line, (was, is_now) in by_line.items() if (change_ns := stands_out(was, is_now))
+        ]
+        found += [changed(_longer(key, old, new, change_ns), line=line) for line, change_ns in of_lines]
+        if not of_lines and (change_ns := stands_out(old, new)):
             found.append(_longer(key, old, new, change_ns))
     return sorted(found, key=lambda part: (-part.change_ns, part.module))
+
+
+def _python_by_line(old: Total, new: Total, shifts: Shifts) -> dict[str, tuple[Calls, Calls]]:
+    """Its time before and now by the line of what ends it, as that stands now."""
+    found: dict[str, tuple[Calls, Calls]] = defaultdict(lambda: (Calls(), Calls()))
+    for side, total in enumerate((old, new)):
+        for (_, line), one in total.calls.items():
+            there = found[line if total is new else shifts.now(line)][side]
+            there.time_ns += one.time_ns
+            there.spread_ns = hypot(there.spread_ns, one.spread_ns)
+    return found
 
 
 def _longer(key: Key, old: Total, new: Total, change_ns: float) -> Part:
@@ -46,7 +69,7 @@ def _longer(key: Key, old: Total, new: Total, change_ns: float) -> Part:
         change_ns=round(change_ns, 1),
         operator=key[0],
         module=key[1],
-        line=shown.line,
+        line=shown.line if key[0] != PYTHON else "",
         phases=[key[2]] if key[2] else [],
         more=round(more, 2) if is_operator and abs(more) > HALF else 0.0,
         inputs=new.inputs_of(old) if is_operator else "",
@@ -70,15 +93,16 @@ def pooled(before: Mapping[Key, Total], now: Mapping[Key, Total]) -> list[Part]:
     return [part] if abs(more) > HALF else []
 
 
-def common_ratio(before: Mapping[Key, Total], now: Mapping[Key, Total]) -> float:
+def common_ratio(before: Mapping[Key, Total], now: Mapping[Key, Total], known: set[Key]) -> float:
     """By how much operators have become slower as a whole: the median of their ratios; 1.0 where they are few.
 
-    Each counts once, whatever its share of the time: one that takes most of it must not be the measure of itself.
+    Those that are ``known`` to be called otherwise are left out. Each counts once, whatever its share of the time: one
+    that takes most of it must not be the measure of itself.
     """
     least_ns = _COMMON_SHARE * sum(one.time_ns for one in before.values())
     ratios = [
         now[key].time_ns / one.time_ns
         for key, one in before.items()
-        if key in now and key[0] not in _GAPS and one.time_ns > least_ns
+        if key in now and key not in known and key[0] not in _GAPS and one.time_ns > least_ns
     ]
     return max(1.0, median(ratios)) if len(ratios) >= _COMMON_OF else 1.0

@@ -18,6 +18,7 @@ class Calls:
 
     instances: float = 0.0
     time_ns: float = 0.0
+    spread_ns: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,20 @@ class Unmatched:
         """What takes part in both is no part of this, however much longer it takes."""
         return sum(one.time_ns for one in self.come.values()) - sum(one.time_ns for one in self.gone.values())
 
+    @property
+    def more(self) -> float:
+        """How many more calls."""
+        return sum(one.instances for one in self.come.values()) - sum(one.instances for one in self.gone.values())
+
+    def by_line(self, shifts: Shifts) -> dict[str, Unmatched]:
+        """The same of each line, as it stands now."""
+        found: dict[str, Unmatched] = defaultdict(lambda: Unmatched({}, {}))
+        for place, one in self.come.items():
+            found[place[1]].come[place] = one
+        for place, one in self.gone.items():
+            found[shifts.now(place[1])].gone[place] = one
+        return found
+
 
 class Shifts:
     """Where lines of the base stand now, as shown by what is called as before.
@@ -43,7 +58,7 @@ class Shifts:
     def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
         votes: dict[tuple[str, int], Counter[int]] = defaultdict(Counter)
         for before, now in pairs:
-            (file, number), (other_file, other) = _parsed(before), _parsed(now)
+            (file, number), (other_file, other) = parsed(before), parsed(now)
             if file == other_file and number and other:
                 votes[file, number][other - number] += 1
         self._by_file: dict[str, dict[int, int]] = defaultdict(dict)
@@ -52,7 +67,7 @@ class Shifts:
 
     def now(self, line: str) -> str:
         """The line as the nearest known one of its file has moved; where none is known, the same."""
-        file, number = _parsed(line)
+        file, number = parsed(line)
         known = self._by_file.get(file, {})
         if not known or not number:
             return line
@@ -60,7 +75,8 @@ class Shifts:
         return f"{file}:{number + known[nearest]}"
 
 
-def _parsed(line: str) -> tuple[str, int]:
+def parsed(line: str) -> tuple[str, int]:
+    """File and number of a line."""
     file, _, number = line.rpartition(":")
     return file, int(number) if number.isdecimal() else 0
 
@@ -76,7 +92,7 @@ def same_calls(before: Mapping[Place, Calls], now: Mapping[Place, Calls]) -> Ite
 
 def _by_shapes(calls: Mapping[Place, Calls]) -> dict[str, list[tuple[str, float]]]:
     found: dict[str, list[tuple[str, float]]] = defaultdict(list)
-    for (shapes, line), one in sorted(calls.items(), key=lambda item: _parsed(item[0][1])):
+    for (shapes, line), one in sorted(calls.items(), key=lambda item: parsed(item[0][1])):
         found[shapes].append((line, one.instances))
     return found
 

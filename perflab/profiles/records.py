@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import msgspec
 
-from perflab.data import Amount, Data, Positive, Share
+from perflab.data import Amount, Data, Positive, Share, changed
 
 CATEGORIES = (
     "products forward",
@@ -37,7 +38,8 @@ device only does what a thread launched that the profiler does not follow, such 
 are those that are not PyTorch's own, an ``autograd.Function`` among them; ``other`` is what no operator launched, and
 on a CPU an operator that the call with places did not have.
 """
-GAPS = ("host wait", "launches", "kernel wait", "python")
+PYTHON = "python"
+GAPS = ("host wait", "launches", "kernel wait", PYTHON)
 """Categories that are no operator's."""
 OTHER_THREAD = "another thread"
 OTHER = "other"
@@ -48,6 +50,9 @@ ANY_GAP = "gaps"
 DISPATCH = "dispatch"
 UNNAMED = (*GAPS, OTHER_THREAD, ANY_GAP, DISPATCH)
 """Categories that stand in an operator's place: of gaps, and of PyTorch's own work in a compact profile."""
+
+
+_GRAPH = re.compile(r"## Call CompiledFxGraph \w")
 
 
 class ProfileRow(Data, frozen=True):
@@ -64,7 +69,7 @@ class ProfileRow(Data, frozen=True):
     """The innermost module, with ``*`` for a layer's number: ``blocks.*.attention.q``. Of a gap, that of the operator
     that ends it."""
     line: str = ""
-    """The user's line; of a backward, the forward's."""
+    """The user's line; of a backward, the forward's; of ``python``, that of the operator that ends it."""
     shapes: str = ""
     """Shapes and dtype of the operator's inputs: ``512x256, 256x768 float32``."""
     within: str = ""
@@ -78,6 +83,22 @@ class ProfileRow(Data, frozen=True):
     """Standard deviation of ``time_ns`` from call to call."""
     flops: Amount = 0
     """Of all instances."""
+
+    @property
+    def name(self) -> str:
+        """What it is compared by: graphs of ``torch.compile`` are called by a hash, another one after each edit."""
+        return "compiled graph" if _GRAPH.match(self.operator) else self.operator
+
+
+def merged_with(row: ProfileRow, other: ProfileRow) -> ProfileRow:
+    """Two rows as one, which keeps what the first says besides its numbers."""
+    return changed(
+        row,
+        instances=row.instances + other.instances,
+        time_ns=row.time_ns + other.time_ns,
+        spread_ns=(row.spread_ns**2 + other.spread_ns**2) ** 0.5,
+        flops=row.flops + other.flops,
+    )
 
 
 class CudaCall(Data, frozen=True):
@@ -146,6 +167,15 @@ SAME, VARY = "same", "vary"
 """The inputs of an operator that takes longer."""
 
 
+class OnLine(Data, frozen=True):
+    """What changed most on a further line of the same edit."""
+
+    operator: str
+    line: str
+    more: float = 0.0
+    """How many more calls; 0: as many, on other inputs."""
+
+
 class Part(Data, frozen=True):
     """One piece of an explanation: what some module does otherwise than before."""
 
@@ -161,13 +191,17 @@ class Part(Data, frozen=True):
     again: Amount = 0
     """How many times more the whole of ``module`` is computed; 0: what changed is not all that it does."""
     other_modules: list[str] = []
-    """Further modules that are."""
+    """Further modules that are, or that run so much more often."""
+    layers: list[Amount] = []
+    """Where ``module`` is layers, of which more or fewer run: how many before, and how many now."""
     left_out: list[str] = []
     """Parts of these that are not."""
     moved_from: list[str] = []
     """Phases that have as many fewer calls of it: it is called as often as before, and elsewhere."""
     others: list[str] = []
-    """Further operators that changed in number there."""
+    """Further operators of which there are more too on that line, or less too."""
+    other_lines: list[OnLine] = []
+    """Of the same edit, the most time first."""
     category: str = ""
     shapes: str = ""
     """Where it is called on other inputs than before: one of those then, and one of those now."""

@@ -6,9 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from textwrap import wrap
 
-from perflab.data import changed
 from perflab.measure.events import kind_of
-from perflab.profiles.records import GAPS, OTHER, OTHER_THREAD, Profile, ProfileRow
+from perflab.profiles.records import GAPS, OTHER, OTHER_THREAD, Profile, ProfileRow, merged_with
 from perflab.report.lines import shorten
 from perflab.units import format_count, format_flops, format_ns
 
@@ -144,17 +143,6 @@ def top_rows(profile: Profile) -> list[ProfileRow]:
         key = (row.operator, row.kernel, row.phase, row.module, row.shapes, row.device)
         merged[key] = merged_with(merged[key], row) if key in merged else row
     return sorted(merged.values(), key=lambda row: -row.time_ns)
-
-
-def merged_with(row: ProfileRow, other: ProfileRow) -> ProfileRow:
-    """Two rows as one, which keeps what the first says besides its numbers."""
-    return changed(
-        row,
-        instances=row.instances + other.instances,
-        time_ns=row.time_ns + other.time_ns,
-        spread_ns=(row.spread_ns**2 + other.spread_ns**2) ** 0.5,
-        flops=row.flops + other.flops,
-    )
 
 
 def _cells(rows: Sequence[ProfileRow], profile: Profile) -> list[tuple[str, ...]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Iterator
 
 import torch
 
@@ -73,13 +74,26 @@ def is_right(fault: Fault, found: Explanation, head: Profile) -> bool:
     first = found.parts[0] if found.parts else None
     if first is None or bool(first.again) != fault.again or (first.inputs == VARY) != fault.varies:
         return False
+    if tuple(first.layers) != fault.layers:
+        return False
     is_there = function_at(first.line).startswith(fault.place) or (fault.again and not first.line)
     return (
-        first.operator in fault.operators
+        (first.operator in fault.operators or not fault.operators)
         and first.module in fault.modules
         and is_there
         and (not fault.is_added or _has_its_time(fault, first, head))
+        and all(
+            any(operator == said and function_at(line).startswith(place) for said, line in _named(found))
+            for operator, place in fault.also
+        )
     )
+
+
+def _named(found: Explanation) -> Iterator[tuple[str, str]]:
+    """Every operator that is named, with the line."""
+    for part in found.parts:
+        yield from ((operator, part.line) for operator in (part.operator, *part.others))
+        yield from ((one.operator, one.line) for one in part.other_lines)
 
 
 def _has_its_time(fault: Fault, part: Part, head: Profile) -> bool:

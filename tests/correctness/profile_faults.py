@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from perflab.lab.models import transformer
+from perflab.lab.train.loss import cross_entropy_loss
 
 _DRAWN = random.Random(0)
 _NUMBER = torch.ones(1)
@@ -23,7 +24,7 @@ MODEL, TRAINING = "perflab/lab/models/transformer.py:", "perflab/lab/train/"
 
 @dataclass(frozen=True)
 class Fault:
-    """A change, and what an explanation has to name first: one of these operators, in one of these modules."""
+    """A change, and what an explanation has to name first: one of these operators, if any, in one of these modules."""
 
     name: str
     operators: tuple[str, ...]
@@ -37,6 +38,10 @@ class Fault:
     """Whether all of the module is computed once more, which has to be said then, and of no other change."""
     is_added: bool = False
     """Whether all that runs in that place is new: the part has to have its time, and of nothing else."""
+    also: tuple[tuple[str, str], ...] = ()
+    """What else was changed, that any part has to say: an operator, and how the file and function of its line begin."""
+    layers: tuple[int, ...] = ()
+    """How many layers run before and now, where that is the change."""
     varies: bool = False
     """Whether the number of further calls differs from call to call: explained as of a case whose counts are worse."""
 
@@ -63,6 +68,16 @@ def synchronised(forward: Callable[..., Any]) -> Callable[..., Any]:
         out = forward(self, *given)
         self.last_mean = out.detach().mean().item()
         return out
+
+    return run
+
+
+def checked_and_copied(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A forward that looks through its input, and copies its output."""
+
+    def run(self: Any, x: Tensor) -> Any:
+        self.is_finite = x.isfinite().all().item()
+        return forward(self, x).clone()
 
     return run
 
@@ -168,6 +183,13 @@ def _slow_loss(logits: Tensor, tokens: Tensor, fused: bool = False) -> Tensor:
     return -(torch.log_softmax(flat, dim=-1) * hot).sum() / flat.shape[0]
 
 
+def with_entropy(logits: Tensor, tokens: Tensor, fused: bool = False) -> Tensor:
+    """The loss, less some of the entropy of what the model says."""
+    said = torch.softmax(logits.flatten(0, 1), dim=-1)
+    loss: Tensor = cross_entropy_loss(logits, tokens, fused=fused) - 1e-3 * torch.special.entr(said).sum()
+    return loss
+
+
 ATTENTION, FEED_FORWARD = ("blocks.*.attention",), ("blocks.*.feed_forward",)
 NORMS = ("blocks.*.attention_norm", "blocks.*.feed_forward_norm", "norm")
 FAULTS = (
@@ -213,7 +235,7 @@ FAULTS = (
           "aten::mean"), ("blocks.*",), patched=lambda: patch.object(transformer.Block, "forward", in_another_module),
           place=HERE + "in_another_module"),
     Fault("the head called for each sequence", ("aten::linear", "aten::mm", "aten::addmm", "aten::stack", "aten::cat",
-          "aten::copy_"), ("head", ""),
+          "aten::copy_"), ("head", "TransformerLM"),  # that stacks as long as its head computes
           patched=lambda: patch.object(transformer.TransformerLM, "forward", head_by_rows),
           place=HERE + "head_by_rows"),
     Fault("dropout left on", ("aten::bernoulli_", "aten::native_dropout", "aten::mul", "aten::div_", "aten::dropout"),
@@ -240,6 +262,15 @@ FAULTS = (
           place=HERE + "beside.run", is_added=True),
     Fault("a small operator beside large ones", ("aten::mul",), FEED_FORWARD,
           patched=around(transformer.SwiGLU, output_changed(beside(1))), place=HERE + "beside.run", is_added=True),
+    Fault("a check and a copy on two lines of one module", ("aten::isfinite", "aten::clone"), FEED_FORWARD,
+          patched=around(transformer.SwiGLU, checked_and_copied), place=HERE + "checked_and_copied.run",
+          also=(("aten::item", HERE), ("aten::clone", HERE), ("aten::isfinite", HERE)), is_added=True),
+    Fault("entropy in the loss, and gradient clipping", ("aten::softmax", "aten::special_entr", "aten::mul",
+          "aten::add", "aten::sum", "aten::add_", "aten::_softmax", "aten::_softmax_backward_data"), ("",),
+          training={"max_grad_norm": 1.0}, patched=lambda: patch("perflab.lab.train.step.cross_entropy_loss",
+          with_entropy), place=HERE + "with_entropy", also=(("aten::_foreach_norm", TRAINING),)),
+    Fault("a third layer", (), ("blocks.*",),
+          changes={"num_layers": 3}, place="", layers=(2, 3)),
     Fault("operators whose number varies", ("aten::frac", "aten::trunc"), ("", "head", "TransformerLM"),
           patched=around(transformer.TransformerLM, output_changed(now_and_then)), place=HERE + "now_and_then",
           varies=True),

@@ -145,7 +145,9 @@ def test_an_operator_that_leads_for_what_it_calls_has_the_line_of_that() -> None
         row("aten::to", 10, 1, "blocks.*", line="net.py:8"),
         row("aten::copy_", 2e6, 1, "blocks.*", line="net.py:8", within="aten::to", category="copies"),
     )
-    assert said(profile(PRODUCTS), head, 2e6)[0].endswith("2 more aten::to, with aten::copy_ in blocks.* (net.py:8)")
+    assert said(profile(PRODUCTS), head, 2e6)[0].endswith(
+        "1 more aten::to, with aten::copy_ in blocks.* (net.py:8) and on 1 more line: 1 more aten::to (net.py:7)"
+    )
 
 
 def test_what_is_in_no_module_is_placed_by_the_phase_in_which_it_takes_longest() -> None:
@@ -172,6 +174,132 @@ def test_parts_that_are_more_than_the_change_are_said_to_be() -> None:
     texts = said(profile(PRODUCTS), head, 4e6)
     assert texts[:2] == ["+4.00 ms = +5.00 ms 2 more aten::copy_ in blocks.* (net.py:9)", "-1.00 ms unexplained"]
     assert texts[2].startswith("these parts are more than the change")
+
+
+# --- more layers than before -------------------------------------------------------------------------------------
+
+
+def layered(layers: int, times: int = 1, **changed_work: int) -> Profile:
+    """A training step of so many layers; the first asks for no gradient of its input."""
+    often = {"linear": times, "mm": times, "gelu": times, **changed_work}
+    work = [row(f"aten::{name}", 1e6 * layers * n, layers * n, "blocks.*.mlp") for name, n in often.items()]
+    views, products = 7 * layers * times + 1, 2 * layers * times - 1
+    work += [
+        row("aten::view", 1e3 * views, views, "blocks.*.mlp", category="dispatch"),
+        row("aten::mm", 1e6 * products, products, "blocks.*.mlp", phase="backward"),
+    ]
+    cached = row("aten::cos", 1e6 * layers, layers * times, "rope")
+    return profile(*work, cached, row("aten::add", 1e6 * layers, layers, "blocks.*"), PRODUCTS_OF_HEAD)
+
+
+PRODUCTS_OF_HEAD = row("aten::mm", 5e6, 1, "head")
+
+
+def test_more_layers_are_one_cause_with_what_runs_as_often_as_they_do() -> None:
+    for before, now in ((2, 3), (2, 4), (5, 3), (12, 24)):
+        base, head = layered(before), layered(now)
+        (first, *rest) = said(base, head, head.timer_ns - base.timer_ns)
+        many = f"{abs(now - before)} {'more' if now > before else 'fewer'}"
+        assert first.endswith(f"{many} blocks.* and rope ({now} instead of {before})"), first
+        assert rest == []
+
+
+def test_layers_that_do_something_else_too_are_not_just_more_layers() -> None:
+    for head in (layered(3, gelu=2), layered(3, neg=1), layered(2, times=2)):
+        assert [part.layers for part in explain(layered(2), head, "main", None).parts if part.layers] == []
+
+
+def test_what_has_more_calls_is_no_measure_of_how_fast_the_machine_is() -> None:
+    base, head = layered(4), layered(10)
+    slow = changed(PRODUCTS_OF_HEAD, time_ns=25e6)
+    head = changed(head, rows=[slow if one is PRODUCTS_OF_HEAD else one for one in head.rows])
+    (_layers, text) = said(base, head, head.explained_ns - base.explained_ns)
+    assert text == "+20.0 ms aten::mm slower in head (model.py:8)"
+
+
+# --- several edits of one module ---------------------------------------------------------------------------------
+
+
+def at(number: int, name: str, time_ns: float = 1e6, **fields: object) -> ProfileRow:
+    """An operator on a line outside of all modules."""
+    return row(f"aten::{name}", time_ns, 1, "", line=f"train.py:{number}", **fields)
+
+
+def test_edits_with_unchanged_work_between_them_are_two_parts_each_with_its_own_line_and_time() -> None:
+    entropy = [at(14, "softmax", 2e6), at(14, "entr", 1e6), at(14, "softmax", 1e6, phase="backward")]
+    norms = at(18, "norm", 3e6, phase="backward")
+    loss = at(16, "loss", 5e6, phase="backward")
+    assert said(profile(PRODUCTS, loss), profile(PRODUCTS, loss, *entropy, norms), 7e6) == [
+        "+7.00 ms = +4.00 ms 2 more aten::softmax, with aten::entr in forward (train.py:14)",
+        "+3.00 ms 1 more aten::norm in backward (train.py:18)",
+    ]
+
+
+def test_an_operator_that_two_edits_add_is_counted_and_timed_in_each() -> None:
+    before = [at(16, "loss"), at(10, "mul", 1e6)]
+    after = [*before, at(12, "mul", 2e6, shapes="4x4"), at(20, "mul", 4e6, shapes="8x8")]
+    assert said(profile(*before), profile(*after), 6e6) == [
+        "+6.00 ms = +4.00 ms 1 more aten::mul in forward (train.py:20)",
+        "+2.00 ms 1 more aten::mul in forward (train.py:12)",
+    ]
+
+
+def test_lines_that_work_in_no_common_phase_are_of_two_edits() -> None:
+    after = [at(14, "entr", 2e6), at(15, "norm", 1e6, phase="optimizer")]
+    assert [part.operator for part in explain(profile(PRODUCTS), profile(PRODUCTS, *after), "main", 3e6).parts] == [
+        "aten::entr",
+        "aten::norm",
+    ]
+
+
+def test_lines_of_one_edit_are_one_part_that_names_what_is_on_each() -> None:
+    check = [at(10, "isfinite", 2e6), *(at(10, name, 5e5, within="aten::isfinite") for name in ("ne", "eq", "mul"))]
+    edit = [*check, at(10, "item", 1e3), at(11, "clone", 10.0), at(11, "copy_", 1e6, within="aten::clone")]
+    whole = sum(one.time_ns for one in edit)
+    first = "1 more aten::isfinite, with aten::item, aten::ne, aten::eq in forward (train.py:10)"
+    texts = said(profile(PRODUCTS), profile(PRODUCTS, *edit), whole)
+    assert texts == [f"+4.50 ms = +4.50 ms {first} and on 1 more line: 1 more aten::clone (train.py:11)"]
+    later = [at(number, "neg", 100.0) for number in (12, 13)]
+    (text,) = said(profile(PRODUCTS), profile(PRODUCTS, *edit, *later), None)
+    assert text.endswith("on 3 more lines: 1 more aten::clone (train.py:11), 1 more aten::neg (train.py:12), ...")
+
+
+def test_what_is_no_more_called_is_not_named_with_what_is_called_more_often() -> None:
+    there, here = profile(PRODUCTS, at(9, "silu", 1e6)), profile(PRODUCTS, at(9, "sigmoid", 3e6))
+    assert said(there, here, 2e6) == ["+2.00 ms = +2.00 ms 1 more aten::sigmoid in forward (train.py:9)"]
+
+
+def test_graphs_of_torch_compile_are_one_operator_whatever_their_hash() -> None:
+    def compiled(name: str, time_ns: float) -> Profile:
+        graph = row(f"## Call CompiledFxGraph {name} ##", time_ns, 1, "", category="compiled code", line="")
+        return profile(PRODUCTS, graph)
+
+    base, head = compiled("fbdnuqj2p6tzd", 1e6), compiled("fj2paw7zk3o5a", 3e6)
+    for stored in (base, compact(base)):
+        assert said(stored, head, 2e6) == ["+2.00 ms = +2.00 ms compiled graph slower in forward"]
+        assert explain(stored, head, "main", None).parts == []
+
+
+# --- python ------------------------------------------------------------------------------------------------------
+
+
+def waits_at(number: int, time_ns: float, spread_ns: float = 0.0) -> ProfileRow:
+    """Python that an operator on this line ends."""
+    line = f"train.py:{number}"
+    return row("", time_ns, 1, "", category="python", line=line, phase="backward", spread_ns=spread_ns)
+
+
+def test_python_that_takes_longer_is_named_with_its_line_where_others_are_noisier() -> None:
+    before = [waits_at(11, 5e6, spread_ns=4e5), waits_at(16, 1e6), at(11, "loss"), at(16, "step")]
+    after = [waits_at(11, 4.9e6, spread_ns=4e5), waits_at(12, 3e5), waits_at(17, 1e6), at(11, "loss"), at(17, "step")]
+    assert said(profile(*before), profile(*after), 3e5)[0] == "+300 µs = +300 µs more python in backward (train.py:12)"
+    (unplaced, *_) = said(compact(profile(*before)), profile(*after, waits_at(13, 9e6)), 9.2e6)
+    assert unplaced == "+9.20 ms = +9.20 ms more python in backward"
+
+
+def test_a_stored_profile_has_one_row_of_python_for_all_lines_of_a_module() -> None:
+    kept = compact(profile(PRODUCTS, *(waits_at(number, 1e4) for number in range(40))))
+    assert [(one.line, one.instances, one.time_ns) for one in kept.rows if one.category == "python"] == [("", 40, 4e5)]
 
 
 # --- what takes longer, and varies -------------------------------------------------------------------------------

@@ -73,6 +73,16 @@ def test_operators_and_the_gaps_between_them_add_up_to_the_call() -> None:
     assert gaps == {"of a": 10, "of c": 20}  # before a; between a and c, and after c
 
 
+def test_python_has_the_line_of_the_operator_that_ends_it_and_none_at_the_end_of_a_range() -> None:
+    (root,) = nested([opened("call", 0, 100), call("a", 10, 40), call("b", 50, 80)])
+    lines = {"a": "m.py:1", "b": "m.py:2"}
+    known = {
+        id(one): Known(one.name, "copies", "", Where("m", lines[one.name])) for one in root.walk() if one is not root
+    }
+    gaps = {key.line: one.time_ns for key, one in host_sums(root, known, ()).items() if key.category == "python"}
+    assert gaps == {"m.py:1": 10, "m.py:2": 10, "": 20}
+
+
 def test_what_the_profiler_adds_is_taken_from_the_caller() -> None:
     root, known = known_by_id([opened("call", 0, 100), call("a", 10, 40), call("b", 20, 30)])
     told = summed_up("cpu", [host_sums(root, known, ())], [100], [0], 96, cost=Cost(event_ns=2.0))

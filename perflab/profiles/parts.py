@@ -1,0 +1,112 @@
+"""Puts facts of the code together as parts of an explanation: what to call each, with its line and time. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from perflab.data import changed
+from perflab.profiles.again import Again
+from perflab.profiles.edits import edits
+from perflab.profiles.facts import HALF, Change, Key, Total
+from perflab.profiles.layers import Layers
+from perflab.profiles.records import DISPATCH, UNNAMED, OnLine, Part
+
+
+def parts_of(facts: Sequence[Change], wholes: Sequence[Again | Layers], now: Mapping[Key, Total]) -> list[Part]:
+    """One part an edit of a module, or one for all modules that are computed again or run more often.
+
+    Args:
+        facts: what the code does otherwise.
+        wholes: modules of which all changed in the same way.
+        now: the profile that is looked at.
+    """
+    together = {module: one for one in wholes for module in one.modules}
+    groups: dict[str | Again | Layers, list[Change]] = defaultdict(list)
+    for fact in facts:
+        groups[together.get(fact.key[1], fact.key[1])].append(fact)
+    working = (total for key, total in now.items() if key[0] not in UNNAMED)
+    unchanged = {line for total in working for _, line in total.calls} - {one.spot for one in facts}
+    parts = []
+    for of, changes in groups.items():
+        if isinstance(of, str):
+            parts += [_part(edit) for edit in edits(changes, unchanged)]
+        else:
+            parts.append(_part_of_all(of, changes))
+    # Views alone are no cause: they follow from what is done with them. Nor is what is no more done.
+    return sorted(parts, key=lambda part: (part.category == DISPATCH, part.more < 0, -part.change_ns, part.module))
+
+
+def _part_of_all(of: Again | Layers, changes: Sequence[Change]) -> Part:
+    """What whole modules do again, or more often."""
+    part = _part([replace(one, spot="") for one in changes])
+    part = changed(part, module=of.outermost[0], other_modules=list(of.outermost[1:]))
+    if isinstance(of, Again):
+        return changed(part, again=of.times, left_out=list(of.left_out))
+    return changed(part, layers=[of.before, of.now])
+
+
+def _part(changes: Sequence[Change]) -> Part:
+    work = [one for one in changes if one.category != DISPATCH] or list(changes)
+    counted = [one for one in work if one.more] or work
+    total = sum(one.change_ns for one in changes)
+    added = [one for one in counted if one.more > 0 or one.change_ns > 0] or counted  # of two, what is new is the cause
+    heaviest, lead = _lead(added)
+    phase = heaviest.key[2]
+    here = [one for one in counted if one.spot in (lead.spot, "")]
+    same = [one for one in here if one.key[0] == lead.key[0]]
+    more = sum(one.more for one in same)
+    moved_from: list[str] = []
+    if lead.more and abs(more) <= HALF:  # as many as before, in another phase
+        moved_from = sorted({one.key[2] for one in same if one.more * lead.more < 0 and one.key[2]})
+        same = [one for one in same if one.more * lead.more > 0]
+        more = sum(one.more for one in same)
+    others = (one for one in here if one.key[0] != lead.key[0] and one.more * more >= 0)
+    return Part(
+        change_ns=round(total, 1),
+        operator=lead.key[0],
+        module=lead.key[1],
+        line=heaviest.line or lead.line,
+        phases=sorted({one.key[2] for one in same if one.key[2]}, key=lambda name: (name != phase, name)),
+        more=round(more, 2),
+        moved_from=moved_from,
+        # What the code asks for itself comes before what that calls.
+        others=list(dict.fromkeys(one.key[0] for one in sorted(others, key=_asked_for)))[:3],
+        other_lines=_other_lines([one for one in counted if one not in here]),
+        category=lead.category,
+        shapes=lead.shapes,
+        within=lead.within,
+    )
+
+
+def _lead(changes: Sequence[Change]) -> tuple[Change, Change]:
+    """What takes most time, and what to call it by.
+
+    An operator that only calls others takes little time, and is what the code asks for.
+    """
+    heaviest = max(changes, key=lambda one: (abs(one.change_ns), abs(one.more)))
+    callers = [
+        one
+        for one in changes
+        if one.key[0] == heaviest.within and one.spot == heaviest.spot and one.more * heaviest.more > 0
+    ]
+    return heaviest, max(callers, key=lambda one: abs(one.more), default=heaviest)
+
+
+def _other_lines(changes: Sequence[Change]) -> list[OnLine]:
+    """What changed most on each, the most time first."""
+    by_spot: dict[str, list[Change]] = defaultdict(list)
+    for one in changes:
+        by_spot[one.spot].append(one)
+    found = []
+    for some in sorted(by_spot.values(), key=lambda some: -sum(abs(one.change_ns) for one in some)):
+        _, lead = _lead(some)
+        same = [one for one in some if one.key[0] == lead.key[0]]
+        found.append(OnLine(lead.key[0], lead.line, round(sum(one.more for one in same), 2)))
+    return found
+
+
+def _asked_for(one: Change) -> tuple[bool, float]:
+    """Sorts what the code asks for before what that calls, and of these what takes most time first."""
+    return bool(one.within), -abs(one.change_ns)
