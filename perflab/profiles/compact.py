@@ -112,7 +112,7 @@ def _is_gap(row: ProfileRow) -> bool:
 
 
 def _name(row: ProfileRow) -> str:
-    return row.category if row.category == DISPATCH else row.name or row.category
+    return row.category if row.category == DISPATCH else row.operator or row.category
 
 
 def _key(row: ProfileRow) -> _Key:

@@ -11,9 +11,8 @@ RANGE_SCOPE = 7
 """``RecordScope::USER_SCOPE``: a range that somebody opened by name."""
 NODE = "autograd::engine::evaluate_function: "
 """How the engine names the frame around each backward node."""
-CALL = "perflab: profiled call"
-PHASE = "perflab: phase "
-
+CALL, PHASE = "perflab: profiled call", "perflab: phase "
+"""Our own ranges around a call, and around each of its phases."""
 COMPILED_GRAPH, COMPILED_REGION = "compiled graph", "Torch-Compiled Region"
 _GRAPH = "## Call CompiledFxGraph "
 

@@ -85,7 +85,7 @@ def totals_of(rows: Iterable[ProfileRow]) -> dict[Key, Total]:
     """The rows of a profile by operator, module and phase."""
     found: dict[Key, Total] = {}
     for row in rows:
-        name = row.name or (row.category if row.category in UNNAMED else row.kernel or row.category)
+        name = row.operator or (row.category if row.category in UNNAMED else row.kernel or row.category)
         found.setdefault((name, row.module, row.phase), Total()).add(row)
     return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 
 import msgspec
@@ -52,9 +51,6 @@ UNNAMED = (*GAPS, OTHER_THREAD, ANY_GAP, DISPATCH)
 """Categories that stand in an operator's place: of gaps, and of PyTorch's own work in a compact profile."""
 
 
-_GRAPH = re.compile(r"## Call CompiledFxGraph \w")
-
-
 class ProfileRow(Data, frozen=True):
     """What equal pieces of work took together in one call."""
 
@@ -83,11 +79,6 @@ class ProfileRow(Data, frozen=True):
     """Standard deviation of ``time_ns`` from call to call."""
     flops: Amount = 0
     """Of all instances."""
-
-    @property
-    def name(self) -> str:
-        """What it is compared by: graphs of ``torch.compile`` are called by a hash, another one after each edit."""
-        return "compiled graph" if _GRAPH.match(self.operator) else self.operator
 
 
 def merged_with(row: ProfileRow, other: ProfileRow) -> ProfileRow:

@@ -210,7 +210,7 @@ FAULTS = (
           "aten::_scaled_dot_product_flash_attention_for_cpu_backward", "aten::matmul", "aten::softmax"), ATTENTION,
           changes={"attention": "naive"}, place="perflab/lab/attention/naive.py:"),
     Fault("every block recomputed", ("aten::scaled_dot_product_attention", "aten::linear", "aten::mul"), ("blocks.*",),
-          training={"checkpointing": "every-block"}, again=True, place=MODEL),
+          training={"checkpointing": "every-block"}, again=True, place="perflab/lab/"),
     Fault("a loop over parameters in AdamW", ("aten::addcdiv_", "aten::lerp_", "aten::addcmul_", "aten::mul_",
           "aten::sqrt", "aten::add_", "aten::div", "aten::_fused_adamw_"), ("",), training={"optimizer": "loop"},
           place=TRAINING),

@@ -10,6 +10,7 @@ from perflab.compared.run import evidence
 from perflab.data import changed
 from perflab.profiles.compact import compact
 from perflab.profiles.difference import explain
+from perflab.profiles.events import name_and_scope
 from perflab.profiles.explanation_text import explanation_texts
 from perflab.profiles.new_calls import Calls, Place, Shifts, same_calls, unmatched
 from perflab.profiles.records import CudaCall, Profile, ProfileRow
@@ -271,8 +272,8 @@ def test_what_is_no_more_called_is_not_named_with_what_is_called_more_often() ->
 
 def test_graphs_of_torch_compile_are_one_operator_whatever_their_hash() -> None:
     def compiled(name: str, time_ns: float) -> Profile:
-        graph = row(f"## Call CompiledFxGraph {name} ##", time_ns, 1, "", category="compiled code", line="")
-        return profile(PRODUCTS, graph)
+        operator, _ = name_and_scope(f"## Call CompiledFxGraph {name} ##", 0)
+        return profile(PRODUCTS, row(operator, time_ns, 1, "", category="compiled code", line=""))
 
     base, head = compiled("fbdnuqj2p6tzd", 1e6), compiled("fj2paw7zk3o5a", 3e6)
     for stored in (base, compact(base)):
