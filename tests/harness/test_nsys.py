@@ -449,13 +449,18 @@ esac
 """
 
 
+def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on a program called ``nsys`` exports the same run each time."""
+    program(folder, NSYS)
+    write_run(folder / "run.sqlite")
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    monkeypatch.chdir(folder)
+
+
 def test_a_command_runs_under_nsys_with_its_ranges_and_its_status_is_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program(tmp_path, NSYS)
-    write_run(tmp_path / "run.sqlite")
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.chdir(tmp_path)
+    stand_in(tmp_path, monkeypatch)
     status, text = said(capsys, "--output=report", "--", "sh", "-c", 'test "$PERFLAB_NVTX" = 1 && exit 3')
     assert status == 3
     assert f"profile of {CASE}: one call, 581 µs on cuda" in text
@@ -466,10 +471,7 @@ def test_a_command_runs_under_nsys_with_its_ranges_and_its_status_is_kept(
 def test_an_export_of_an_earlier_run_is_never_shown_as_this_one_s(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program(tmp_path, NSYS)
-    write_run(tmp_path / "run.sqlite")
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.chdir(tmp_path)
+    stand_in(tmp_path, monkeypatch)
     run = ("--output=report", "--", "sh", "-c", "true")
     assert said(capsys, *run)[0] == 0
     later = (tmp_path / "report.sqlite").stat().st_mtime + 1000
