@@ -25,7 +25,7 @@ from perflab.snapshots.command import memory_command
 from perflab.store.join import join_baselines
 from perflab.tiers import Run, by_folder, tiers
 
-BAD_INPUT, INTERRUPTED = 2, 130
+BAD_INPUT = 2
 
 
 def merge_command(parser: argparse.ArgumentParser) -> Run:
@@ -90,9 +90,10 @@ def doctor_command(parser: argparse.ArgumentParser) -> Run:
     )
     parser.add_argument(
         "--kinds",
-        default="mixed,long,python",
+        default="mixed,long,python,uneven",
         metavar="KIND[,KIND...]",
-        help="kinds of workload: mixed, long (one thread, 3 to 150 ms a call), python (default: all)",
+        help="kinds of workload: mixed, long (one thread, 3 to 150 ms a call), python, uneven (5 %% more on the "
+        "mean, in every 2nd to every 100th call) (default: all)",
     )
 
     def run(given: argparse.Namespace) -> int:
@@ -144,7 +145,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status: 2 for input that cannot be used, 130 for Ctrl-C."""
+    """Run the command line; returns the exit status: 2 for input that cannot be used."""
     parser = build_parser()
     given, unknown = parser.parse_known_args(arguments)
     if unknown:
@@ -156,7 +157,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(lines_of(f"perflab {given.command}: {error}"), file=sys.stderr)
     except OSError as error:
         print(one_line(f"perflab {given.command}: {error.filename or 'output'}: {error.strerror}"), file=sys.stderr)
-    except KeyboardInterrupt:
-        print(f"perflab {given.command}: interrupted", file=sys.stderr)
-        return INTERRUPTED
     return BAD_INPUT

@@ -13,9 +13,10 @@ import msgspec
 
 from perflab.data import to_json
 from perflab.errors import DocumentError
-from perflab.files import write_whole
+from perflab.files import read_regular, write_whole
 from perflab.measure.records import CALIBRATION_BEFORE
 from perflab.reading import decoded, rename_key
+from perflab.records import Verdict
 from perflab.results import Document, Result
 
 OLDEST, SCHEMA = 1, 3
@@ -34,7 +35,7 @@ def read_document(path: Path) -> Document:
         DocumentError: it is missing, damaged, from a newer perflab, or not one of ours.
     """
     try:
-        raw = path.read_bytes()
+        raw = read_regular(path)
     except FileNotFoundError as error:
         raise DocumentError(f"there is no file {path}", _WANTED) from error
     except OSError as error:
@@ -83,15 +84,16 @@ def merge(parts: Sequence[Document]) -> Document:
 
     Where a case stands in several, the result of the part that was written last counts: that is a rerun. It is one
     only of what came to its verdict in the same way (``Result.way``): beside what was run a prediction stands by
-    itself, and so does an A/B comparison; they take no failure back.
+    itself, and so does an A/B comparison; they take no failure back. Neither does a result that judged less than the
+    one before it (``_takes_back``).
     """
     by_age = sorted(parts, key=lambda part: part.created)
     newest = by_age[-1]
-    results = _standing(result for part in by_age for result in part.results)
+    results = _standing([part.results for part in by_age])
     collected = weave([weave([part.collected, [result.case for result in part.results]]) for part in parts])
     others: dict[str, None] = {}
     for part in by_age:
-        again = {result.case for result in part.results}
+        again = {result.case for result in part.results if result.judgement.verdict is not Verdict.SKIPPED}
         others = {name: None for name in others if name not in again} | dict.fromkeys(part.other_failures)
     merged = msgspec.structs.replace(
         newest,
@@ -130,7 +132,7 @@ def _findings(by_age: Sequence[Document], results: Iterable[Result]) -> dict[str
             members.setdefault(result.study, []).append(result)
     found = {}
     for part in by_age:
-        own = {id(one) for ones in _standing(part.results).values() for one in ones}
+        own = {id(one) for ones in _standing([part.results]).values() for one in ones}
         for study, lines in part.findings.items():
             if study in members and all(id(result) in own for result in members[study]):
                 found[study] = lines
@@ -158,14 +160,38 @@ def ended_early(document: Document) -> bool:
     return document.exitstatus not in (PASSED, FAILED, NOTHING_RUN)
 
 
-def _standing(results: Iterable[Result]) -> dict[str, list[Result]]:
-    """Each case with its last results, one for each way in which it came to one, or was to."""
+def _standing(parts: Iterable[Sequence[Result]]) -> dict[str, list[Result]]:
+    """Each case with its results that count, one for each way in which it came to one, or was to.
+
+    Within a part that is the last one, since plugins run a test again; a later part's has to take it back.
+    """
     found: dict[str, dict[str, Result]] = {}
-    for result in results:
-        ones = found.setdefault(result.case, {})
-        ones.pop(result.way, None)
-        ones[result.way] = result
+    for results in parts:
+        for (case, way), result in {(result.case, result.way): result for result in results}.items():
+            ones = found.setdefault(case, {})
+            earlier = ones.pop(way, None)
+            ones[way] = result if earlier is None or _takes_back(result, earlier) else earlier
     return {case: list(ones.values()) for case, ones in found.items()}
+
+
+def _takes_back(later: Result, earlier: Result) -> bool:
+    """Whether a rerun's result stands for the case from now on.
+
+    One that fails stands in for one that passed. Else the rerun has to have judged as much: a test that did not run
+    takes nothing back, one that ran without a verdict no verdict, and none a quantity that it did not compare.
+    """
+    if later.failure is not None and earlier.failure is None:
+        return True
+    before, now = earlier.judgement, later.judgement
+    rose = {name for name, change in before.counts.items() if change.is_past_limit}
+    compared = all(getattr(now, name, True) for name in before.worse) and rose <= now.counts.keys()
+    return compared and _weight(later) >= _weight(earlier)
+
+
+def _weight(result: Result) -> int:
+    if result.judgement.verdict is Verdict.SKIPPED:
+        return 0
+    return 2 if result.judgement.verdict in (Verdict.OK, Verdict.IMPROVED, Verdict.REGRESSED) else 1
 
 
 def in_order(results: Mapping[str, Result], order: Sequence[str]) -> list[Result]:

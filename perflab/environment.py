@@ -9,7 +9,7 @@ import platform
 import re
 import subprocess
 import uuid
-from importlib import metadata
+from importlib import metadata, util
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -174,6 +174,15 @@ def core_numbers() -> list[int]:
 def usable_cores() -> int:
     """How many CPU cores this process may run on."""
     return len(core_numbers()) or os.cpu_count() or 1
+
+
+def thread_count() -> int:
+    """How many threads PyTorch's operators use; 0 without PyTorch."""
+    if util.find_spec("torch") is None:
+        return 0
+    import torch
+
+    return torch.get_num_threads()
 
 
 @functools.cache

@@ -68,8 +68,8 @@ def write_whole(path: Path, content: bytes) -> None:
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     target.parent.mkdir(parents=True, exist_ok=True)
     mode = _mode_of(target)
-    for leftover in _temporaries(target.parent, target.name):
-        _remove_if_abandoned(leftover)
+    for leftover in temporaries(target.parent, target.name):
+        remove_if_abandoned(leftover)
     temporary, handle = _begin(target)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -90,8 +90,8 @@ def write_whole(path: Path, content: bytes) -> None:
 def sweep(folder: Path) -> None:
     """Take away temporary files in a folder, and in the folders in it, whose writers were killed."""
     for place in (folder, *_folders(folder)):
-        for leftover in _temporaries(place):
-            _remove_if_abandoned(leftover)
+        for leftover in temporaries(place):
+            remove_if_abandoned(leftover)
 
 
 def try_lock(handle: int) -> bool | None:
@@ -109,23 +109,45 @@ def try_lock(handle: int) -> bool | None:
     return True
 
 
-def is_abandoned(path: Path, young_s: float = _YOUNG_S) -> bool:
-    """Whether nobody holds a file that its owner locks for as long as it lives.
+@contextlib.contextmanager
+def abandoned(path: Path, young_s: float = _YOUNG_S) -> Iterator[bool]:
+    """Tell whether nobody holds a file or folder that its owner locks for as long as it lives.
+
+    Within the block nobody can take it either, so it may be removed there: it is locked, and still the one that others
+    see by its name. Whoever waits for it finds it gone.
 
     Args:
-        path: the file.
-        young_s: a file that was changed within so many seconds may be one that its owner has yet to lock.
+        path: the file or folder.
+        young_s: what was changed within so many seconds may be what its owner has yet to lock.
     """
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     except OSError:
-        return False
+        yield False
+        return
     try:
         age_s = time.time() - os.fstat(handle).st_mtime
         free = age_s >= young_s and try_lock(handle)
-        return age_s >= _WITHOUT_LOCKS_S if free is None else bool(free)
+        free = age_s >= _WITHOUT_LOCKS_S if free is None else free
+        is_there = False  # it was opened before it was locked: another may have its name by now
+        with contextlib.suppress(OSError):
+            is_there = os.path.samestat(os.fstat(handle), os.lstat(path))
+        yield bool(free and is_there)
     finally:
         os.close(handle)
+
+
+def is_abandoned(path: Path, young_s: float = _YOUNG_S) -> bool:
+    """Whether nobody holds it at this moment; see ``abandoned``."""
+    with abandoned(path, young_s) as is_free:
+        return is_free
+
+
+def remove_if_abandoned(path: Path, young_s: float = _YOUNG_S) -> None:
+    """Remove a file that nobody holds, while nobody can take it; see ``abandoned``."""
+    with abandoned(path, young_s) as is_free, contextlib.suppress(OSError):
+        if is_free:
+            path.unlink()
 
 
 def _begin(target: Path) -> tuple[Path, int]:
@@ -169,7 +191,7 @@ def _folders(folder: Path) -> list[Path]:
         return []
 
 
-def _temporaries(folder: Path, name: str | None = None) -> Iterator[Path]:
+def temporaries(folder: Path, name: str | None = None) -> Iterator[Path]:
     """Temporary files of ours in a folder: all, or those of one target."""
     try:
         names = [entry.name for entry in os.scandir(folder)]
@@ -178,9 +200,3 @@ def _temporaries(folder: Path, name: str | None = None) -> Iterator[Path]:
     for one in names:
         if _TEMPORARY.fullmatch(one) and (name is None or one[1 : -len(".0123456789ab.part")] == name):
             yield folder / one
-
-
-def _remove_if_abandoned(path: Path) -> None:
-    if is_abandoned(path):
-        with contextlib.suppress(OSError):
-            path.unlink()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from perflab.errors import RivalError
@@ -13,27 +13,31 @@ _PATIENCE_S = 20.0
 """A question that takes longer (a network drive, a huge tree) is given up."""
 
 
-def run_git(folder: Path, *arguments: str, patience_s: float | None = None) -> str:
+def run_git(folder: Path, *arguments: str, patience_s: float | None = None, only_here: bool = False) -> str:
     """What ``git arguments`` prints, as seen from ``folder``.
+
+    With ``only_here`` a repository that ``folder`` lies in is none: the folder has one of its own, or git fails.
 
     Raises:
         RivalError: there is no git, it failed, or it took longer than ``patience_s``.
     """
-    done = _ended(folder, arguments, patience_s)
+    done = _ended(folder, arguments, patience_s, {"GIT_CEILING_DIRECTORIES": str(folder.parent)} if only_here else {})
     if done.returncode:
         said = done.stderr.strip() or f"exit status {done.returncode}"
         raise RivalError(f"git {arguments[0]} failed: {said}", "repair the repository, or name a directory instead")
     return done.stdout
 
 
-def _ended(folder: Path, arguments: Sequence[str], patience_s: float | None) -> subprocess.CompletedProcess[str]:
+def _ended(
+    folder: Path, arguments: Sequence[str], patience_s: float | None, own: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
     # A hook's environment names the repository that it runs in, which need not be the one that is asked about.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         return subprocess.run(
             ["git", "-C", str(folder), *arguments],
             # A look must not keep others from working; and nobody is there to answer a question.
-            env={**environment, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"},
+            env={**environment, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", **own},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -61,7 +65,7 @@ def ask_git(folder: Path, *arguments: str) -> str | None:
 def differs(folder: Path, *arguments: str) -> bool | None:
     """Whether ``git diff`` of these finds anything; None where git has no answer, or is not there."""
     try:
-        status = _ended(folder, ("diff", "--quiet", *arguments), _PATIENCE_S).returncode
+        status = _ended(folder, ("diff", "--quiet", *arguments), _PATIENCE_S, {}).returncode
     except RivalError:
         return None
     return {0: False, 1: True}.get(status)

@@ -1,7 +1,8 @@
 """What perflab needs of PyTorch and Triton that is no part of their public interface: found, or an error that names it.
 
 Such names come and go without notice, and a patch that finds nothing to patch would leave numbers wrong that are called
-exact. Every use stands in ``perflab.torch_internals`` or ``perflab.triton_internals``, and says what it is for.
+exact. Every use stands in ``perflab.torch_internals`` or ``perflab.triton_internals``, and says what it is for. What is
+gone or has changed switches off the feature that needs it, by name (``switched_off``), and nothing else.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import functools
 import importlib
 import re
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
@@ -18,23 +20,30 @@ from typing import Any, ParamSpec, TypeVar
 from perflab.errors import InternalsError
 
 _ABSENT = object()
+_CALLS_USERS = "measure.workload"
+"""Calls what may be a C function of somebody's, whose errors then have no line but ours."""
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
 @dataclass(frozen=True)
 class Checked:
-    """The versions of a package that its internals were checked with; ``pyproject.toml`` declares the same."""
+    """The versions of a package that its internals were checked with. ``pyproject.toml`` declares the oldest alone."""
 
     package: str
     oldest: tuple[int, int]
-    before: tuple[int, int]
-    """The first version that was not checked."""
+    newest: tuple[int, int]
+
+    @property
+    def span(self) -> str:
+        """``2.11 to 2.13``."""
+        return f"{_dotted(self.oldest)} to {_dotted(self.newest)}"
 
     @property
     def requirement(self) -> str:
         """``torch>=2.11,<2.14``, as pip takes it."""
-        return f"{self.package}>={_dotted(self.oldest)},<{_dotted(self.before)}"
+        before = (self.newest[0], self.newest[1] + 1)
+        return f"{self.package}>={_dotted(self.oldest)},<{_dotted(before)}"
 
     @property
     def version(self) -> str | None:
@@ -47,20 +56,20 @@ class Checked:
     def covers(self, version: str) -> bool:
         """Whether a version is in the range; what has no number is not."""
         numbers = re.match(r"(\d+)\.(\d+)", version)
-        return numbers is not None and self.oldest <= (int(numbers[1]), int(numbers[2])) < self.before
+        return numbers is not None and self.oldest <= (int(numbers[1]), int(numbers[2])) <= self.newest
 
 
-TORCH = Checked("torch", (2, 11), (2, 14))
+TORCH = Checked("torch", (2, 11), (2, 13))
 """2.13.0: all tests. 2.11.0 and 2.12.0: every name was looked up in the installed files, nothing was run."""
-TRITON = Checked("triton", (3, 6), (3, 10))
+TRITON = Checked("triton", (3, 6), (3, 9))
 """3.9.0: all tests. 3.6.0, 3.7.0 and 3.8.0: every name was looked up in the installed files, nothing was run."""
 
 
 def version_warnings(*packages: Checked) -> list[str]:
     """A line for each of them that is installed in a version that was not checked; nothing is loaded for that."""
     return [
-        f"warning: {one.package} {version} is outside the range that perflab was tested with, {one.requirement}: "
-        "predictions, counts and compiled kernels depend on its internals"
+        f"warning: perflab was checked with {one.package} {one.span}, and {version} is installed: a feature whose "
+        "internals changed is off and says so; predictions and counts may differ"
         for one in packages
         if (version := one.version) is not None and not one.covers(version)
     ]
@@ -68,10 +77,32 @@ def version_warnings(*packages: Checked) -> list[str]:
 
 def missing(checked: Checked, name: str, to: str) -> InternalsError:
     """The error of a name that this version does not have. ``to``: what perflab does with it."""
+    return _error(checked, f"has no {name}, which perflab needs to {to}")
+
+
+def _error(checked: Checked, said: str) -> InternalsError:
     return InternalsError(
-        f"{checked.package} {checked.version or '(not installed)'} has no {name}, which perflab needs to {to}",
-        f"install a version that perflab was checked with: pip install '{checked.requirement}'",
+        f"{checked.package} {checked.version or '(not installed)'} {said}; perflab was checked with {checked.span}",
+        f"all else runs; for this, install a version that was checked: pip install '{checked.requirement}'",
     )
+
+
+def switched_off(error: BaseException) -> InternalsError | None:
+    """Why a feature is off, if what ended it is an internal that is gone or has changed; None of any other error.
+
+    In a version that was checked nothing has changed: there an error in perflab's own lines is one of perflab's.
+    """
+    if isinstance(error, InternalsError):
+        return error
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if not isinstance(error, AttributeError | TypeError) or not frames:
+        return None
+    package, _, module = str(frames[-1].f_globals.get("__name__")).partition(".")
+    if package != "perflab" or module.startswith("lab.") or module == _CALLS_USERS:
+        return None
+    candidates = (TRITON, TORCH) if "triton" in module else (TORCH, TRITON)
+    newer = next((one for one in candidates if one.version is not None and not one.covers(one.version)), None)
+    return _error(newer, f"has changed ({error})") if newer is not None else None
 
 
 def attribute(checked: Checked, owner: Any, name: str, to: str) -> Any:

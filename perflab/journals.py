@@ -10,10 +10,13 @@ import perflab
 from perflab.data import changed
 from perflab.documents import FAILED, OLDEST, PASSED, SCHEMA, merge, upgrade
 from perflab.errors import DocumentError
+from perflab.files import read_regular
 from perflab.reading import decoded
 from perflab.results import Document
 
 SUFFIX = ".jsonl"
+_LATEST_S = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
+"""A file may say that it is of a later year, and no date of Python's does."""
 
 
 def read_journal(path: Path) -> tuple[Document, list[str]]:
@@ -26,8 +29,8 @@ def read_journal(path: Path) -> tuple[Document, list[str]]:
         DocumentError: it is missing, or damaged otherwise.
     """
     try:
-        raw = path.read_bytes()
-        written = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+        raw = read_regular(path)
+        written = datetime.fromtimestamp(min(path.stat().st_mtime, _LATEST_S), UTC)
     except FileNotFoundError as error:
         raise DocumentError(f"there is no file {path}", "journals are .perflab/runs/*.jsonl") from error
     except OSError as error:
@@ -72,7 +75,7 @@ def _is_whole(line: bytes, number: int, path: Path) -> bool:
         return False
     try:
         json.loads(line)
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         remedy = "remove that line to see the others"
         raise DocumentError(f"{path} is damaged at line {number}: {problem}", remedy) from problem
     return True

@@ -16,8 +16,8 @@ import msgspec
 from perflab.errors import PerflabError
 
 T = TypeVar("T")
-_MOST_INT = 2**63 - 1
-_MOST_FLOAT = 1e100
+MOST_INT = 2**63 - 1
+MOST_FLOAT = 1e100
 """Squares and ratios of numbers up to this, and down to its inverse, are numbers."""
 _OF_THE_USER = "parameters"
 """A case's own values are shown, and never computed with: these may be any."""
@@ -84,6 +84,16 @@ def decoded(
         raise error(f"{file} is damaged: a number in it is too long: {problem}", remedy) from problem
 
 
+def refuse_key_twice(raw: bytes) -> None:
+    """Raise ValueError if a key stands twice in an object of a JSON text, of which msgspec would take the last.
+
+    Keys are counted before and after reading, which is faster than to look at each object.
+    """
+    kept = msgspec.json.encode(msgspec.json.decode(raw))
+    if b"\\u00" in raw or msgspec.json.format(raw, indent=-1).count(b'":') != kept.count(b'":'):
+        json.loads(raw, object_pairs_hook=_no_key_twice)
+
+
 def rename_key(tree: Any, old: str, new: str) -> None:
     """Rename a key of plain data wherever it stands with an object below it, for files that were written before."""
     if isinstance(tree, dict):
@@ -119,7 +129,7 @@ def _absurd_numbers(value: Any, place: str) -> Iterator[str]:
         for number, one in enumerate(value):
             yield from _absurd_numbers(one, f"{place}[{number}]")
     elif isinstance(value, float):
-        if not math.isfinite(value) or abs(value) > _MOST_FLOAT or 0 < abs(value) < 1 / _MOST_FLOAT:
+        if not math.isfinite(value) or abs(value) > MOST_FLOAT or 0 < abs(value) < 1 / MOST_FLOAT:
             yield f"the number at {place} is out of range: {value}"
-    elif isinstance(value, int) and abs(value) > _MOST_INT:
+    elif isinstance(value, int) and abs(value) > MOST_INT:
         yield f"the number at {place} is out of range: one of {len(str(abs(value)))} digits"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import ClassVar
 
-from perflab.data import Data
+from perflab.data import Data, Share
 
 
 class Environment(Data, frozen=True):
@@ -86,6 +86,8 @@ class Verdict(StrEnum):
     """Measured under ``--perf-check=off``."""
 
 
+ENOUGH_RUNS = 3
+"""Runs of a machine's own history that are needed to tell a difference of times from what one run has by chance."""
 MEANINGLESS = 10.0
 """Readings that cannot tell this factor from none at all tell nothing."""
 
@@ -104,8 +106,8 @@ class Change(Data, frozen=True):
     Readings that set no bound have an infinite ``high``, which JSON holds as null.
     """
 
-    before: float
-    now: float
+    before: Share
+    now: Share
     ratio: float
     low: float | None = None
     high: float | None = None
@@ -188,10 +190,24 @@ class Judgement(Data, frozen=True):
     """``baseline``, ``anchor``: which stored times cannot tell, though turns with their code could."""
     no_times: str | None = None
     """Why time was not compared, where memory or counts were: there are no times of this machine."""
+    few_runs: int | None = None
+    """How many runs this machine has kept of the case, where they are too few to tell what a difference of time is."""
     not_compared: list[Uncompared] = []
     """Exact quantities that the verdict does not rest on, though baseline or case has them."""
     short_of: list[Shortage] = []
     """Why a case was skipped, where it did not fit."""
+    moved_from: str | None = None
+    """The case whose baseline it was compared with, since the test stood under that name before."""
+    outputs_differ: bool = False
+    """Whether the two versions that took turns compute something else; what, the reasons say."""
+
+    @property
+    def time_not_judged(self) -> str | None:
+        """Why the verdict does not rest on time, in words that many cases have in common; None if it does."""
+        if self.few_runs is None:
+            return self.no_times
+        more = ENOUGH_RUNS - self.few_runs
+        return f"{self.few_runs} of {ENOUGH_RUNS} runs kept on this machine, {more} more and times are compared"
 
 
 class TierRecord(Data, frozen=True):

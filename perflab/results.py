@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 
 from perflab.data import Data, Parameters
-from perflab.measure.records import Record
+from perflab.measure.records import Beside, Record
 from perflab.mode import DEFAULT, Mode, identity
 from perflab.records import Judgement, Policy
 from perflab.tiers import Outcome
@@ -39,6 +39,8 @@ class Result(Data, frozen=True):
     """What the study's table is to show of the case; none: what there is."""
     versus: str | None = None
     """``parameter=level``: what the case is held against in the study's table."""
+    beside: list[Beside] = []
+    """What turns with other rows of its tables said, one of each row that it is held against."""
     mode: Mode = DEFAULT
     """How the case's calls are timed; the default of what is not measured."""
     place: str | None = None

@@ -116,6 +116,9 @@ class Tier:
         """Whether a table shows levels of this parameter side by side."""
         return False
 
+    def take_turns(self, saving: Saving) -> None:
+        """Measure in turns what its tables hold against each other, once all cases have been measured."""
+
     # --- what is stored -------------------------------------------------------------------------------------
 
     def save(self, saving: Saving) -> None:

@@ -122,17 +122,14 @@ def format_interval(low: float, high: float) -> str:
     return f"{format_change(low)} and more" if high == math.inf else f"{format_change(low)}…{format_change(high)}"
 
 
-def format_multiple(value: float, of: float) -> str:
-    """One number in units of another, for a column of them: ``1.00``, ``2.20``, ``412``; of nothing, ``–``."""
-    ratio = value / of if of > 0 else math.inf
-    if ratio == math.inf:
-        return "–"
-    return f"{ratio:.2f}" if ratio < 99.995 else _three_digits(ratio)
-
-
 def format_ratio(ratio: float) -> str:
     """One number as a multiple of another: ``×0.81``, ``×1.42``, ``×12.3``, ``×0.0042``."""
     return f"×{ratio:.2g}" if ratio < 0.095 else f"×{_three_digits(ratio)}"
+
+
+def format_between(low: float, high: float) -> str:
+    """The interval of a ratio, as it stands behind it: ``(1.03…1.11)``."""
+    return f"({format_ratio(low)[1:]}…{format_ratio(high)[1:]})"
 
 
 def format_percent(fraction: float) -> str:

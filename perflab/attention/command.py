@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from perflab.errors import UsageError
+from perflab.lifeline import with_lifeline
 
 _DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 """Device files of NVIDIA's driver, and of it under Windows: asking PyTorch would take seconds."""
@@ -55,7 +56,7 @@ def _run_pytest(options: Sequence[str]) -> int:
     environment = dict(os.environ)
     if not any(driver.exists() for driver in _DRIVERS):
         environment.setdefault("TRITON_INTERPRET", "1")
-    with subprocess.Popen([*command, *options, str(here / "suite.py")], env=environment) as process:
+    with subprocess.Popen(with_lifeline([*command, *options, str(here / "suite.py")]), env=environment) as process:
         while True:
             try:
                 return process.wait()

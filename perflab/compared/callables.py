@@ -10,12 +10,12 @@ import contextlib
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from perflab.amounts import positive
 from perflab.compared import interleave
-from perflab.compared.interleave import Pace, Shape
+from perflab.compared.interleave import Pace, Shape, TurnTime
 from perflab.compared.judge.paired import (
     LOOKS,
     SCREEN_PAIRS,
@@ -32,6 +32,7 @@ from perflab.environment import core_numbers
 from perflab.errors import UsageError
 from perflab.measure import clock
 from perflab.measure.devices import release_memory, resolve_device
+from perflab.measure.records import CallTimes
 from perflab.measure.sampling import Plan
 from perflab.measure.turns import Turns
 from perflab.measure.workload import Workload
@@ -66,11 +67,13 @@ class Comparison(Data, frozen=True):
     """The 95 % interval of ``ratio``."""
     base_ns: float
     candidate_ns: float
-    """The median turn of each."""
+    """Of the calls that are ``judged``: the fastest of the median turn, or the mean."""
     pairs: int
     """How many log-ratios the ratio is the trimmed mean of."""
     threshold: float
     """The change that counts, as a share."""
+    judged: CallTimes = CallTimes.FASTEST
+    """Which calls the ratio is of: the mean of all, if only some of them differ."""
     reasons: tuple[str, ...] = ()
     """Why the verdict is ``inconclusive``, or why a slowdown does not count."""
 
@@ -79,6 +82,7 @@ class Comparison(Data, frozen=True):
             f"{self.verdict}: candidate {format_ns(self.candidate_ns)}, base {format_ns(self.base_ns)}, "
             f"{format_change(self.ratio)} ({format_interval(self.low_ratio, self.high_ratio)}), {self.pairs} pairs"
         )
+        told += ", of the mean of all calls" if self.judged is CallTimes.MEAN else ""
         return "; ".join([told, *self.reasons])
 
 
@@ -213,17 +217,18 @@ def in_turns(
         shape = interleave.shape_of(paces, pair_budget_ns, least_blocks=1, hands_back=False)
         began_ns = clock.read_ns()
         while taken.wants_more(clock.read_ns() - began_ns, limits.budget_ns):
-            say(f"pair {len(taken.turns_ns) + 1} of {policy.looks[-1]} at most")
-            taken.turns_ns.append(_pair(sides, shape, draw))
+            say(f"pair {len(taken.turns) + 1} of {policy.looks[-1]} at most")
+            taken.turns.append(_pair(sides, shape, draw))
     return taken.concluded(limits)
 
 
-def _pair(sides: Mapping[str, Turns], shape: Shape, draw: random.Random) -> dict[str, list[float]]:
-    """The turns of one pair: of each side, the time of one call in each."""
-    found: dict[str, list[float]] = {name: [] for name in sides}
+def _pair(sides: Mapping[str, Turns], shape: Shape, draw: random.Random) -> dict[str, list[TurnTime]]:
+    """The turns of one pair, by side."""
+    found: dict[str, list[TurnTime]] = {name: [] for name in sides}
     for place in interleave.places(list(sides), shape.blocks, core_numbers(), draw):
         samples = sides[place.side].take(shape.repetitions, shape.samples, rewarm=shape.rewarm, core=place.core)
-        found[place.side].append(interleave.call_ns([sample.total_ns for sample in samples], shape.repetitions))
+        samples_ns, waited_ns = ([one.total_ns for one in samples], [one.waited_ns for one in samples])
+        found[place.side].append(interleave.turn_time(samples_ns, waited_ns, shape.repetitions))
     return found
 
 
@@ -232,11 +237,11 @@ class _Taken:
     """The pairs so far."""
 
     policy: PairedPolicy
-    turns_ns: list[dict[str, list[float]]] = field(default_factory=list)
+    turns: list[dict[str, list[TurnTime]]] = field(default_factory=list)
 
     def wants_more(self, spent_ns: float, budget_ns: float) -> bool:
         """Whether another pair could tell more, and there is time for it."""
-        taken, case = len(self.turns_ns), self._case
+        taken, case = len(self.turns), self._case
         if taken >= self.policy.looks[-1]:
             return False
         if len(case.pairs) >= LEAST_PAIRS and spent_ns + spent_ns / taken > budget_ns:
@@ -246,9 +251,7 @@ class _Taken:
     def concluded(self, limits: Limits) -> Comparison:
         """What the pairs say, by the paired judge's rules."""
         case = self._case
-        base_ns, candidate_ns = (
-            median(ns for pair in self.turns_ns for ns in pair[name]) for name in (BASE, CANDIDATE)
-        )
+        base_ns, candidate_ns = (self._typical_ns(name, case.judged) for name in (BASE, CANDIDATE))
         finding = latency_findings({"": case}, {}, self.policy)[""].timed(base_ns, limits.floor_ns)
         seen = estimate(case.pairs)
         return Comparison(
@@ -260,6 +263,7 @@ class _Taken:
             candidate_ns=candidate_ns,
             pairs=len(case.pairs),
             threshold=limits.threshold,
+            judged=case.judged,
             reasons=tuple(finding.reasons),
         )
 
@@ -267,8 +271,15 @@ class _Taken:
     def _case(self) -> PairedCase:
         """The pairs that count: those that were ruined, as their own blocks tell, do not."""
         taken = [
-            TakenPair(log, interleave.own_error(pair[CANDIDATE], pair[BASE]), late=number >= SCREEN_PAIRS)
-            for number, pair in enumerate(self.turns_ns)
-            if (log := interleave.log_ratio(pair[CANDIDATE], pair[BASE])) is not None
+            TakenPair(reading, late=number >= SCREEN_PAIRS)
+            for number, pair in enumerate(self.turns)
+            if (reading := interleave.reading(pair[CANDIDATE], pair[BASE])) is not None
         ]
         return case_of(taken, self.policy)
+
+    def _typical_ns(self, side: str, judged: CallTimes) -> float:
+        """The median turn's fastest call, or the mean of all calls."""
+        turns = [turn for pair in self.turns for turn in pair[side]]
+        if judged is CallTimes.MEAN:
+            return fmean(turn.mean_ns for turn in turns)
+        return median(turn.fastest_ns for turn in turns)

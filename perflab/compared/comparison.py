@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
-from statistics import median
+from statistics import fmean, median
 
+from perflab.compared.interleave import Reading
 from perflab.compared.judge.null_control import NO_CONTROL, Control, wants_more
 from perflab.compared.judge.paired import (
     PairedCase,
@@ -27,7 +28,8 @@ from perflab.compared.judge.paired import (
 from perflab.compared.rounds import CaseRound, CaseTurns, NotStartedError, Round, RoundPlan, Witness, stray
 from perflab.compared.sides.ancestor import Ancestry, Start
 from perflab.compared.sides.messages import Ended
-from perflab.compared.sides.process import ANSWER_WITHIN_S
+from perflab.compared.sides.process import ANSWER_WITHIN_S, OutOfTimeError
+from perflab.measure.records import CallTimes
 from perflab.mode import Mode
 from perflab.profiles.records import Peak, Profile
 
@@ -67,6 +69,8 @@ class Compared:
     """All rounds that gave a log-ratio, and whether that was while confirming; those that were ruined among them."""
     lost: str | None = None
     """Why a case that passed the screen could not be confirmed."""
+    fails: bool = False
+    """Whether it fails already, by what needs no further pairs: none are taken."""
     modes: dict[str, Mode] = field(default_factory=dict)
     """How each side's test has the case timed, where they differ: such times are not compared."""
 
@@ -89,20 +93,19 @@ class Compared:
                 self.head_was_alone = self.head_was_alone or (
                     side == HEAD and HEAD not in found.turns and found.first == HEAD
                 )
-        ratio = found.log_ratio(HEAD, BASE, TWIN)
-        if ratio is None:
+        if found.reading(HEAD, BASE, TWIN) is None:
             if confirming and self.lost is None:
                 self.lost = "it was not timed again"
             return
         self.taken.append((found, confirming))
         policy = policy.of(self.logs)
         pairs = [
-            TakenPair(log, taken.own_error(HEAD, BASE, TWIN), late)
+            TakenPair(reading, late)
             for taken, late in self.taken
-            if (log := taken.log_ratio(HEAD, BASE, TWIN)) is not None
+            if (reading := taken.reading(HEAD, BASE, TWIN)) is not None
         ]
         self.rounds = list(
-            compress((taken for taken, _ in self.taken), counted([one.own_error for one in pairs], policy))
+            compress((taken for taken, _ in self.taken), counted([one.reading.error for one in pairs], policy))
         )
         self.logs = case_of(pairs, policy)
         self.logs.floor = math.log1p(self.floor_ns / self.median_ns(BASE))
@@ -118,15 +121,18 @@ class Compared:
 
     def needs(self, policy: PairedPolicy, cases: int, control: Control = NO_CONTROL) -> Stage:
         """What it needs next."""
-        return stage(self.logs, policy, cases, control) if self.comparable and self.lost is None else Stage.DECIDED
+        is_open = self.comparable and self.lost is None and not self.fails
+        return stage(self.logs, policy, cases, control) if is_open else Stage.DECIDED
 
     def turns(self, side: str) -> list[CaseTurns]:
         """The side's turns in the rounds that count."""
         return [found.turns[side] for found in self.rounds if side in found.turns]
 
     def median_ns(self, side: str) -> float:
-        """Typical time of one call: the median, over the process pairs, of the median turn."""
-        return median(median(turns.turns_ns) for turns in self.turns(side))
+        """Typical time of one call: the median, over the process pairs, of the median turn, or of the mean of all."""
+        if self.logs.judged is CallTimes.MEAN:
+            return median(fmean(turn.mean_ns for turn in one.turns) for one in self.turns(side))
+        return median(median(turn.fastest_ns for turn in one.turns) for one in self.turns(side))
 
 
 @dataclass
@@ -150,11 +156,13 @@ class Comparison:
     cases: dict[str, Compared] = field(default_factory=dict)
     base_only: list[str] = field(default_factory=list)
     """Cases that the head does not have."""
-    controls: dict[str, list[float]] = field(default_factory=dict)
-    """Log-ratios of the base's twin over the base, by the case that they were taken with."""
+    controls: dict[str, list[Reading]] = field(default_factory=dict)
+    """The base's twin over the base, by the case that they were taken with."""
     crowded: set[str] = field(default_factory=set)
     """Cases that three processes at once did not get through: they are confirmed without a control of their own."""
     took: Taken = field(default_factory=Taken)
+    most_failures: int = 0
+    """So many that fail already end the comparison; 0: it goes on."""
     out_of_time: bool = False
 
     @property
@@ -190,6 +198,10 @@ class Limits:
     """A process that is silent for longer hangs."""
     ancestry: Ancestry = field(default_factory=Ancestry)
     """What the processes of a round are forked from."""
+    old_names: Callable[[Sequence[str], Sequence[str]], Mapping[str, str]] = lambda _head, _base: {}
+    """Given what head and base collected, the base's name of each case whose test was moved or renamed."""
+    moved: dict[str, str] = field(default_factory=dict)
+    """What ``old_names`` said, or what is known beforehand."""
 
 
 def compare(
@@ -265,7 +277,10 @@ def looked_into(
         look = wanted[case]
         return RoundPlan(0.0, memory=False, profile_ns=look.profile_ns, takes_apart=look.takes_apart)
 
-    for case, found, _ in _rounds(start, list(wanted), limits, plan, say, "looking for the cause", Taken()):
+    def begin(waiting: Sequence[str]) -> Round:
+        return _started(start, waiting, limits)
+
+    for case, found, _ in each_once(begin, list(wanted), plan, say, "looking for the cause", Taken()):
         sides = [found.turns[side] for side in (BASE, HEAD) if side in found.turns]
         profiles = [min(one.profiles, key=lambda profile: profile.timer_ns) for one in sides if one.profiles]
         peaks = [one.peak for one in sides if one.peak is not None]
@@ -316,7 +331,10 @@ def _screen(
     def plan(case: str) -> RoundPlan:
         return RoundPlan(limits.budget_ns[case], memory=weigh, either_first=not first)
 
-    for case, found, running in _rounds(start, wanted, limits, plan, say, told, result.took, first=first):
+    def begin(waiting: Sequence[str]) -> Round:
+        return _started(start, None if first else waiting, limits)
+
+    for case, found, running in each_once(begin, wanted, plan, say, told, result.took, must_start=first):
         if first and running is not None:
             result.base_only = [case for case in running.cases.get(BASE, ()) if case not in running.cases[HEAD]]
         result.cases[case].add(found, policy, confirming=False)
@@ -343,50 +361,57 @@ def _confirm(
     def plan(case: str) -> RoundPlan:
         return RoundPlan(limits.budget_ns[case], memory=False, either_first=True)
 
-    cases = [one.case for one in suspects]
-    for case, found, _ in _rounds(start, cases, limits, plan, say, told, result.took, twin=control):
+    def begin(waiting: Sequence[str]) -> Round:
+        return _started(start, waiting, limits, [case for case in control if case in waiting])
+
+    for case, found, _ in each_once(begin, [one.case for one in suspects], plan, say, told, result.took):
         if case in control and found.is_spoilt:
             result.crowded.add(case)  # it may be that memory holds two processes and not three: another round tells
             if found.ended.get(HEAD) is None or found.ended[HEAD].outcome != "failed":
                 continue
         result.cases[case].add(found, policy, confirming=True)
-        ratio = found.log_ratio(TWIN, BASE)
-        if ratio is not None:
-            result.controls.setdefault(case, []).append(ratio)
+        control_reading = found.reading(TWIN, BASE)
+        if control_reading is not None:
+            result.controls.setdefault(case, []).append(control_reading)
 
 
-def _rounds(
-    start: StartSide,
+def each_once(
+    begin: Callable[[Sequence[str]], Round],
     wanted: Sequence[str],
-    limits: Limits,
     plan: Callable[[str], RoundPlan],
     say: Callable[[str, str], None],
     told: str,
     took: Taken,
     *,
-    twin: Sequence[str] = (),
-    first: bool = False,
-) -> Iterator[tuple[str, CaseRound, Round | None]]:
+    must_start: bool = False,
+) -> Generator[tuple[str, CaseRound, Round | None], None, None]:
     """Each case once, in processes of one round; after a process has died the rest goes on in new ones.
 
-    If these do not start either, nothing is measured of the rest.
+    If these do not start either, nothing is measured of the rest; nor once the time of all is over. ``begin`` starts
+    the processes for those that wait.
     """
     waiting = list(wanted)
     while waiting:
         began_s, cases_s = time.monotonic(), 0.0
         try:
-            running = _started(start, None if first else waiting, limits, [case for case in twin if case in waiting])
+            running = begin(waiting)
         except NotStartedError as error:
-            if first and len(waiting) == len(wanted):
+            if must_start and len(waiting) == len(wanted):
                 raise
             for case in waiting:
                 yield case, CaseRound(not_started=str(error)), None
+            return
+        except OutOfTimeError:
             return
         with running:
             alive = True
             while waiting and alive:
                 case, case_began_s = waiting.pop(0), time.monotonic()
-                found = running.run(case, waiting, plan(case), _saying(say, case, told))
+                try:
+                    found = running.run(case, waiting, plan(case), _saying(say, case, told))
+                except OutOfTimeError:
+                    running.close()
+                    return
                 alive = all(ended.outcome != "died" for ended in found.ended.values())
                 took.case_s[case] = time.monotonic() - case_began_s
                 cases_s += took.case_s[case]
@@ -399,23 +424,32 @@ def _saying(say: Callable[[str, str], None], case: str, told: str) -> Callable[[
 
 
 def _started(start: StartSide, cases: Sequence[str] | None, limits: Limits, twin: Sequence[str] = ()) -> Round:
-    wanted = {HEAD: start(HEAD, cases), BASE: start(BASE, cases), TWIN: start(BASE, twin) if twin else None}
+    there = [limits.moved.get(case, case) for case in cases] if cases is not None else None
+    twins = [limits.moved.get(case, case) for case in twin]
+    wanted = {HEAD: start(HEAD, cases), BASE: start(BASE, there), TWIN: start(BASE, twins) if twins else None}
     starts = {side: one for side, one in wanted.items() if one is not None}
     try:
-        running = Round(starts, limits.witness, limits.answer_within_s, limits.ancestry)
+        running = Round(starts, limits.witness, limits.answer_within_s, limits.ancestry, limits.seconds_left)
     except NotStartedError:
         if cases is None:
             raise
         starts.pop(TWIN, None)  # once more, and with as few as will do: memory may have been short
-        running = Round(starts, limits.witness, limits.answer_within_s, limits.ancestry)
+        running = Round(starts, limits.witness, limits.answer_within_s, limits.ancestry, limits.seconds_left)
     for side in (BASE, TWIN):
         if running.strays.get(side):
             running.close()
             raise stray(starts[side].label, running.strays[side])
+    if cases is None:
+        limits.moved.update(limits.old_names(running.cases[HEAD], running.cases.get(BASE, ())))
+    if limits.moved:
+        new = {old: case for case, old in limits.moved.items()}
+        running.call({side: {new.get(case, case): case for case in own} for side, own in running.cases.items()})
     return running
 
 
 def _too_late(limits: Limits, wanted: Sequence[str], result: Comparison) -> bool:
     left_s = limits.seconds_left()
-    result.out_of_time = result.out_of_time or (left_s is not None and left_s < result.took.again_s(wanted))
+    if 0 < result.most_failures <= sum(one.fails for one in result.cases.values()):
+        return True
+    result.out_of_time = result.out_of_time or (left_s is not None and left_s <= result.took.again_s(wanted))
     return result.out_of_time

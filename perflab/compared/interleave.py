@@ -3,8 +3,11 @@
 A *block* is a random order of the sides followed by its reverse (A B B A, or B A A B), all on one core, the next block
 on the next core: on a shared machine each core is slowed by neighbours of its own, for tenths of a second at a time.
 Turns are a few milliseconds, so that a block mostly meets one state of the core. Each turn of one side is compared with
-both of the other's in the same block, and the median of all these log-ratios is the log-ratio of a *pair*. What pairs
-mean together is ``judge/paired.py``'s.
+both of the other's in the same block.
+
+A pair of processes gives two log-ratios: of the fastest calls of the turns, which other work hardly moves, and of the
+mean of all calls, which is what users pay. They differ where only some calls became slower. ``judge/paired.py``
+judges pairs.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from statistics import median
+from itertools import zip_longest
+from statistics import fmean, geometric_mean, median, stdev
 
 from perflab.measured.judge.robust import robust_spread
 
@@ -21,12 +25,16 @@ TURN_NS = 4e6
 """A turn lasts at least about this long: long against the 50 µs in which a turn changes sides."""
 MOST_SAMPLES = 8
 """Samples in a turn, at most."""
+DISCARDED = 1.5
+"""Samples that a side throws away at the beginning of a turn, on average (``measure/turns.py``)."""
 LONG_NS = 50e6
 """A sample this long does not notice what the caches held before it."""
 BLOCKS = 25
 """Blocks of a pair, if the time allows."""
 SIDES = 2
 """Sides that are compared. A third one, the null control's, takes what room is left."""
+LOPSIDED = 2.0
+"""Other work disturbs both sides alike: where blocks of one differ so much more, it is its calls that differ."""
 _ERROR_OF_MEDIAN = math.sqrt(math.pi / 2.0)
 """Standard error of a median of normal values, in units of their mean's."""
 
@@ -48,7 +56,7 @@ class Shape:
     samples: int
     """Samples in a turn."""
     rewarm: bool
-    """Whether a turn begins with one more sample, which is thrown away: caches hold what the other side left there."""
+    """Whether a turn begins with samples that are thrown away: caches hold what the other side left there."""
     blocks: int
 
 
@@ -76,7 +84,7 @@ def shape_of(paces: Sequence[Pace], budget_ns: float, *, least_blocks: int, hand
     sample_ns = max(pace.sample_ns * repetitions / pace.repetitions for pace in paces)
     samples = max(1, min(MOST_SAMPLES, math.ceil(TURN_NS / max(sample_ns, 1.0))))
     rewarm = sample_ns < LONG_NS or hands_back
-    block_ns = 2 * SIDES * (samples + rewarm) * sample_ns
+    block_ns = 2 * SIDES * (samples + DISCARDED * rewarm) * sample_ns
     blocks = max(least_blocks, min(BLOCKS, int(budget_ns / max(block_ns, 1.0))))
     return Shape(repetitions, samples, rewarm, blocks)
 
@@ -90,26 +98,71 @@ def places(sides: Sequence[str], blocks: int, cores: Sequence[int], draw: random
             yield Place(block, side, core)
 
 
-def call_ns(samples_ns: Sequence[int], repetitions: int) -> float:
-    """Time of one call in the fastest sample of a turn."""
-    return max(1, min(samples_ns)) / repetitions
+@dataclass(frozen=True)
+class TurnTime:
+    """Time of one call in a turn, without what it waited for a core that other work had."""
+
+    fastest_ns: float
+    """In the fastest sample."""
+    mean_ns: float
+    """In all samples."""
 
 
-def log_ratio(new_ns: Sequence[float], old_ns: Sequence[float]) -> float | None:
-    """log(new / old) of a pair, from the time of one call in each turn of either; None if there is no whole block."""
-    blocks = _blocks(new_ns, old_ns)
-    return median(log for block in blocks for log in block) if blocks else None
+def turn_time(samples_ns: Sequence[int], waited_ns: Sequence[int], repetitions: int) -> TurnTime:
+    """The time of one call in samples of so many calls each, during which it waited so long for a core."""
+    own_ns = [max(1, sample - waited) for sample, waited in zip_longest(samples_ns, waited_ns, fillvalue=0)]
+    return TurnTime(min(own_ns) / repetitions, fmean(own_ns) / repetitions)
 
 
-def own_error(new_ns: Sequence[float], old_ns: Sequence[float]) -> float:
-    """Standard error of ``log_ratio`` as the pair's own blocks tell it: how much a disturbance has ruined."""
-    blocks = _blocks(new_ns, old_ns)
-    return _ERROR_OF_MEDIAN * robust_spread([median(block) for block in blocks]) / math.sqrt(max(1, len(blocks)))
-
-
-def _blocks(new_ns: Sequence[float], old_ns: Sequence[float]) -> list[list[float]]:
-    """Each turn of one side against both of the other's in the same block, as log-ratios."""
+def together(sides: Sequence[Sequence[TurnTime]]) -> list[TurnTime]:
+    """The turns of several processes of one side as one process's; as many as the shortest of them has."""
     return [
-        [math.log(new_ns[2 * block + mine] / old_ns[2 * block + other]) for mine in (0, 1) for other in (0, 1)]
-        for block in range(min(len(new_ns), len(old_ns)) // 2)
+        TurnTime(geometric_mean(turn.fastest_ns for turn in turns), fmean(turn.mean_ns for turn in turns))
+        for turns in zip(*sides, strict=False)
     ]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Log-ratios new / old of a pair of processes, with their standard errors as the pair's own blocks tell them."""
+
+    log: float
+    """Of the fastest calls."""
+    error: float = 0.0
+    """How much a disturbance has ruined ``log``."""
+    excess: float = 0.0
+    """How far the log-ratio of the mean calls lies above ``log``."""
+    excess_error: float = 0.0
+    one_sided: bool = False
+    """Whether the blocks' means of new differ from each other by LOPSIDED times as much as those of old."""
+
+
+def reading(new: Sequence[TurnTime], old: Sequence[TurnTime]) -> Reading | None:
+    """The log-ratios of a pair; None if there is no whole block."""
+    blocks = range(min(len(new), len(old)) // 2)
+    if not blocks:
+        return None
+    logs = [
+        [
+            math.log(new[2 * block + mine].fastest_ns / old[2 * block + other].fastest_ns)
+            for mine in (0, 1)
+            for other in (0, 1)
+        ]
+        for block in blocks
+    ]
+    log = median(one for block in logs for one in block)
+    error = _ERROR_OF_MEDIAN * robust_spread([median(block) for block in logs]) / math.sqrt(len(blocks))
+    # Means are taken in units of what a call takes in the block at best, so that a slow block weighs as much as any.
+    means = []
+    for block in blocks:
+        turns = slice(2 * block, 2 * block + 2)
+        level_ns = geometric_mean(min(turn.fastest_ns for turn in side[turns]) for side in (new, old))
+        means.append([fmean(turn.mean_ns for turn in side[turns]) / level_ns for side in (new, old)])
+    mean_new, mean_old = (fmean(side) for side in zip(*means, strict=True))
+    apart = [mine / mean_new - other / mean_old for mine, other in means]
+    excess = math.log(mean_new / mean_old) - log
+    if len(apart) < 2:
+        return Reading(log, error, excess, math.inf)
+    spread_new, spread_old = (stdev(side) for side in zip(*means, strict=True))
+    one_sided = spread_new > LOPSIDED * spread_old
+    return Reading(log, error, excess, stdev(apart) / math.sqrt(len(apart)), one_sided)

@@ -1,5 +1,7 @@
 """Rounds of an A/B comparison: one new process a side; in each case the sides take turns.
 
+Sides may also be rows of a table: processes of one version, each with a case of its own.
+
 How they take turns ``interleave.py`` knows. The log-ratio of a case in this pair of processes is the unit of
 statistics: processes differ by more than blocks of turns do.
 """
@@ -9,12 +11,11 @@ from __future__ import annotations
 import contextlib
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import geometric_mean
 
 from perflab.compared import interleave
-from perflab.compared.interleave import SIDES, Pace
+from perflab.compared.interleave import SIDES, Pace, Reading, TurnTime
 from perflab.compared.sides.ancestor import Ancestry, NotForkedError, Start, check_variables
 from perflab.compared.sides.messages import (
     Answer,
@@ -56,11 +57,11 @@ class CaseTurns:
     samples_ns: list[int] = field(default_factory=list)
     """All samples, in the order taken; each of ``repetitions`` calls."""
     phases_ns: dict[str, list[int]] = field(default_factory=dict)
-    turns_ns: list[float] = field(default_factory=list)
-    """Time of one call in the fastest sample of each turn."""
+    turns: list[TurnTime] = field(default_factory=list)
     repetitions: int = 1
     memory: Memory | None = None
     counts: dict[str, int] = field(default_factory=dict)
+    off: dict[str, str] = field(default_factory=dict)
     clock: str = "host"
     profiles: list[Profile] = field(default_factory=list)
     not_profiled: str | None = None
@@ -87,17 +88,18 @@ class CaseRound:
         ends = [one for side, one in self.ended.items() if side in self.turns or one.outcome == "died"]
         return any(one.outcome != "passed" for one in ends)
 
-    def log_ratio(self, head: str, *bases: str) -> float | None:
-        """log(head / base) of these processes. None if a side has no turns.
+    def reading(self, head: str, *bases: str) -> Reading | None:
+        """Head over base, in these processes. None if a side has no turns.
 
-        Of several processes of the base, those that have turns count together: their geometric mean differs less from
-        the next one's than a single process does, and has nothing to do with what they differ by from each other.
+        Of several processes of the base, those that have turns count together: what they have in common differs less
+        from the next one's than a single process does, and has nothing to do with what they differ by from each other.
         """
-        return interleave.log_ratio(self._turns_ns(head), self._turns_ns(*bases))
+        return interleave.reading(self._turns(head), self._turns(*bases))
 
-    def own_error(self, head: str, *bases: str) -> float:
-        """Standard error of ``log_ratio`` as the blocks of this pair tell it."""
-        return interleave.own_error(self._turns_ns(head), self._turns_ns(*bases))
+    def log_ratio(self, head: str, *bases: str) -> float | None:
+        """log(head / base) of the fastest calls of these processes. None if a side has no turns."""
+        found = self.reading(head, *bases)
+        return None if found is None else found.log
 
     @property
     def differing_modes(self) -> dict[str, Mode]:
@@ -105,9 +107,10 @@ class CaseRound:
         modes = {side: turns.ready.mode for side, turns in self.turns.items()}
         return modes if len(set(modes.values())) > 1 else {}
 
-    def _turns_ns(self, *sides: str) -> list[float]:
-        every = [self.turns[side].turns_ns for side in sides if side in self.turns and self.turns[side].turns_ns]
-        return every[0] if len(every) == 1 else [geometric_mean(turn) for turn in zip(*every, strict=False)]
+    def _turns(self, *sides: str) -> list[TurnTime]:
+        return interleave.together(
+            [self.turns[side].turns for side in sides if side in self.turns and self.turns[side].turns]
+        )
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,8 @@ class RoundPlan:
     """Time of each profile, where sides are only looked into: twice each, in turns, or once where they take long."""
     takes_apart: bool = False
     """Whether sides are only looked into, and say what is alive at the peak of a call."""
+    of_rows: bool = False
+    """Whether the sides are rows of a table: each is timed as its own case asks, and all hold memory at once."""
 
 
 Say = Callable[[str], None]
@@ -145,14 +150,19 @@ class Round:
         witness: Witness | None = None,
         answer_within_s: float = ANSWER_WITHIN_S,
         ancestry: Ancestry | None = None,
+        seconds_left: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._witness = witness
+        self._seconds_left = seconds_left
         self._draw = random.Random()  # its own: the tests of this process may have seeded the module's
         self._running = contextlib.ExitStack()
         self._processes: dict[str, SideProcess] = {}
         self._asked = ""
         """The side that was asked last."""
         self.cases: dict[str, list[str]] = {}
+        """By side, its cases as the comparison calls them."""
+        self._named: dict[str, dict[str, str]] = {}
+        """By side, its own names of cases by these."""
         self.strays: dict[str, list[str]] = {}
         ancestry = ancestry or Ancestry()
         try:
@@ -174,12 +184,13 @@ class Round:
             ancestor = self._running.enter_context(ancestry.ancestor_of(list(starts.values())))
             order = list(starts)
             for side in self._draw.sample(order, len(order)):  # they start up side by side: nothing is timed yet
-                process = SideProcess(starts[side], answer_within_s, ancestor)
+                process = SideProcess(starts[side], answer_within_s, ancestor, self._seconds_left)
                 self._processes[side] = self._running.enter_context(process)
             self._processes = {side: self._processes[side] for side in order}
             for side, process in self._processes.items():
                 hello = process.hello()
                 self.cases[side], self.strays[side] = hello.cases, hello.strays
+                self._named[side] = {case: case for case in hello.cases}
                 if ancestor is not None:
                     check_variables(starts[side], hello.variables)
         except SideEndedError as error:
@@ -191,6 +202,14 @@ class Round:
         except BaseException:
             self._running.close()
             raise
+
+    def call(self, names: Mapping[str, Mapping[str, str]]) -> None:
+        """Call cases by other names: by side and name, which of the side's cases that is."""
+        self._named = {
+            side: {name: own for name, own in names.get(side, {}).items() if own in cases}
+            for side, cases in self.cases.items()
+        }
+        self.cases = {side: list(named) for side, named in self._named.items()}
 
     def __enter__(self) -> Round:
         return self
@@ -226,16 +245,19 @@ class Round:
         return result
 
     def _run(self, result: CaseRound, case: str, following: Sequence[str], plan: RoundPlan, say: Say) -> None:
-        having = [side for side in self._processes if case in self.cases[side]]
+        having = [side for side in self._processes if case in self._named[side]]
         if plan.either_first and self._draw.random() < 0.5:
             having[:SIDES] = having[:SIDES][::-1]
         result.first = having[0] if having else None
         for number, side in enumerate(having):
             say(f"setting up {side}")
-            next_one = next((other for other in following if other in self.cases[side]), None)
+            named = self._named[side]
+            own, later = named[case], (named[other] for other in following if other in named)
+            # A test that came after itself would not be set up again.
+            next_one = next((other for other in later if other != own), None)
             # The control's process comes last, and must find room that is left; the sides must fit together.
-            sides = max(1, min(len(having), SIDES) - number)
-            answer = self._answer_to(side, SetUp(case=case, following=next_one, sides=sides))
+            sides = max(1, (len(having) if plan.of_rows else min(len(having), SIDES)) - number)
+            answer = self._answer_to(side, SetUp(case=own, following=next_one, sides=sides))
             if isinstance(answer, Ready):
                 self._check(side, answer)
                 result.turns[side] = CaseTurns(answer)
@@ -243,7 +265,8 @@ class Round:
                 result.ended[side] = answer
             else:
                 raise self._out_of_turn(side, answer)
-        if len([side for side in result.turns if side not in result.ended]) > 1 and not result.differing_modes:
+        alike = plan.of_rows or not result.differing_modes
+        if len([side for side in result.turns if side not in result.ended]) > 1 and alike:
             self._take_turns(result, plan, say)
 
     def _finish(self, result: CaseRound, case: str) -> None:
@@ -300,15 +323,27 @@ class Round:
         if plan.profile_ns is not None or plan.takes_apart:
             self._look_into(result, plan, say)
             return
-        paces = [
-            Pace(turns.warmed.repetitions, turns.warmed.sample_ns) for turns in result.turns.values() if turns.warmed
-        ]
+        paces = {
+            side: Pace(turns.warmed.repetitions, turns.warmed.sample_ns)
+            for side, turns in result.turns.items()
+            if turns.warmed
+        }
         end_of_turns = self._witness() if self._witness is not None else None
         # On a GPU cached memory was handed back, and the first call of a turn asks the driver for it again.
         hands_back = result.turns[sides[0]].ready.device.startswith("cuda")
-        shape = interleave.shape_of(paces, plan.budget_ns, least_blocks=LEAST_BLOCKS, hands_back=hands_back)
-        for place in interleave.places(sides, shape.blocks, core_numbers(), self._draw):
-            say(f"block {place.block + 1} of {shape.blocks}")
+        shapes = {
+            side: interleave.shape_of(
+                [pace] if plan.of_rows else list(paces.values()),
+                plan.budget_ns,
+                least_blocks=LEAST_BLOCKS,
+                hands_back=hands_back,
+            )
+            for side, pace in paces.items()
+        }
+        blocks = min(shape.blocks for shape in shapes.values())
+        for place in interleave.places(sides, blocks, core_numbers(), self._draw):
+            say(f"block {place.block + 1} of {blocks}")
+            shape = shapes[place.side]
             turn = Turn(repetitions=shape.repetitions, samples=shape.samples, rewarm=shape.rewarm, core=place.core)
             taken = self._ask(result, place.side, turn)
             if not isinstance(taken, Taken):
@@ -316,7 +351,7 @@ class Round:
             turns = result.turns[place.side]
             turns.repetitions = shape.repetitions
             turns.samples_ns += taken.samples_ns
-            turns.turns_ns.append(interleave.call_ns(taken.samples_ns, shape.repetitions))
+            turns.turns.append(interleave.turn_time(taken.samples_ns, taken.waited_ns, shape.repetitions))
             for phase, samples_ns in taken.phases_ns.items():
                 turns.phases_ns.setdefault(phase, []).extend(samples_ns)
         if end_of_turns is not None:
@@ -328,6 +363,7 @@ class Round:
                 return
             turns = result.turns[side]
             turns.memory, turns.counts, turns.clock = weighed.memory, weighed.counts, weighed.clock
+            turns.off = weighed.off
 
     def _look_into(self, result: CaseRound, plan: RoundPlan, say: Say) -> None:
         """Profile the sides in the order ABBA, so that what drifts meets both; take their peaks apart."""

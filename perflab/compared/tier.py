@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def begin(job: Job) -> None:
-    """In a side's process: end with the session; have an installed version's modules found before others are."""
+    """In a side's process: have an installed version's modules found before others are."""
     if job.serve is not None:
         from perflab.compared.run.serving import begin
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from importlib import util
 from importlib.metadata import PackageNotFoundError, version
 
-from perflab.environment import cpu_name, usable_cores
+from perflab.environment import cpu_name, thread_count, usable_cores
 
 _PARTS = (
     ("torch", "torch", "what is measured"),
@@ -23,13 +24,12 @@ _PROGRAMS = (
 
 
 def checkup() -> list[str]:
-    """One line a part: there, or what it would be for and how to get it. Loads no torch."""
+    """One line a part: there, or what it would be for and how to get it. Loads torch on a busy machine alone."""
     lines = [f"processor: {cpu_name()}, {usable_cores()} cores"]
     lines += [_part(*part) for part in _PARTS]
     lines += [f"{name}: {shutil.which(name) or f'missing ({use})'}" for name, use in _PROGRAMS]
     lines.append(f"CUDA device files: {'found' if os.path.exists('/dev/nvidiactl') else 'none'}")
-    lines.append(f"load: {_load()}")
-    return lines
+    return lines + _load()
 
 
 def _part(package: str, module: str, use: str) -> str:
@@ -41,10 +41,18 @@ def _part(package: str, module: str, use: str) -> str:
         return f"{package}: found"
 
 
-def _load() -> str:
+def _load() -> list[str]:
     try:
         one, five, fifteen = os.getloadavg()
     except (OSError, AttributeError):
-        return "unknown"
-    busy = " (other processes are running: numbers will be noisy)" if one > 0.5 * usable_cores() else ""
-    return f"{one:.2f}, {five:.2f}, {fifteen:.2f} over 1, 5 and 15 minutes{busy}"
+        return ["load: unknown"]
+    cores, told = usable_cores(), f"load: {one:.2f}, {five:.2f}, {fifteen:.2f} over 1, 5 and 15 minutes"
+    if one <= 0.5 * cores:
+        return [told]
+    lines, threads = [f"{told} (other processes are running: numbers will be noisy)"], thread_count()
+    if threads > 1 and threads + one > cores:  # some have to wait for a core
+        lines.append(
+            f"threads: PyTorch uses {threads} on {cores} cores while others are busy: each operator waits for all\n"
+            f"  -> use fewer, before anything else: OMP_NUM_THREADS={max(1, cores - math.ceil(one))}"
+        )
+    return lines

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from perflab.child import workplace
 from perflab.doctor.table import gate_table
 from perflab.doctor.trials import append, read, record_trial
 from perflab.doctor.workloads import KINDS, write_modules
@@ -30,12 +30,12 @@ def measure_gate(
         RivalError: the workloads do not run here.
         UsageError: no trials, and a log that holds none.
     """
-    with tempfile.TemporaryDirectory(prefix="perflab-doctor-") as name:
-        folder = Path(name)
+    with workplace() as folder:
         write_modules(folder)
         kept = log or folder / "trials.jsonl"
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.touch()
+        read(kept)  # what is no log is refused before anybody waits
         try:
             for number in range(trials):
                 say(f"trial {number + 1} of {trials}")

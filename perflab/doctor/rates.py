@@ -14,6 +14,7 @@ from statistics import NormalDist, fmean, median
 
 import msgspec
 
+from perflab.compared.interleave import Reading
 from perflab.compared.judge.null_control import wants_more
 from perflab.compared.judge.paired import (
     SCREEN_PAIRS,
@@ -24,6 +25,7 @@ from perflab.compared.judge.paired import (
     case_of,
     controls_of,
     latency_findings,
+    log_of,
     stage,
 )
 from perflab.doctor.trials import REPLICATES, Benchmarked, Line, Pair, Parent, Session
@@ -82,6 +84,7 @@ def paired_rate(
     kind: str = MIXED,
     cases: int | None = None,
     slow: int | None = None,
+    only: str | None = None,
 ) -> Rate:
     """The paired gate: each screen is of its own pairs; suspects go on with the pairs that were recorded next.
 
@@ -92,6 +95,7 @@ def paired_rate(
         kind: of workloads.
         cases: in a run. More than the kind has are the same ones, with pairs that were recorded at other times.
         slow: how many of them are slower, the others being unchanged; None: all. Only these are counted then.
+        only: the name of the case that is counted; None: all.
     """
     policy = policy or PairedPolicy()
     drawing = _Drawing(lines, kind)
@@ -109,9 +113,15 @@ def paired_rate(
         counted = run if slow is None else run[:slow]
         findings = latency_findings(judged, controls, policy)
         for one in counted:
-            _count(rate, findings[one].verdict)
+            if only in (None, _own(one)):
+                _count(rate, findings[one].verdict)
         rate.seconds.append(parent_s + seconds)
     return rate
+
+
+def cases_of(lines: Sequence[Line], kind: str) -> list[str]:
+    """The names of a kind's cases that all its pairs have."""
+    return _Drawing(lines, kind).names
 
 
 class _Drawing:
@@ -119,7 +129,7 @@ class _Drawing:
 
     def __init__(self, lines: Sequence[Line], kind: str = MIXED) -> None:
         self.pairs = [line for line in lines if isinstance(line, Pair) and line.kind == kind]
-        self._twins = [pair.twin_over_base for pair in self.pairs if pair.twin_over_base]
+        self._twins = [pair for pair in self.pairs if pair.twin_over_base]
         self._two = _costs([pair for pair in self.pairs if not pair.twin_over_base])
         self._three = _costs([pair for pair in self.pairs if pair.twin_over_base])
         every = [set(pair.head_over_base) for pair in self.pairs]
@@ -130,15 +140,15 @@ class _Drawing:
         return f"{self.names[number % len(self.names)]}~{copy}"
 
     def fill(
-        self, cases: Mapping[str, PairedCase], first: int, slowdowns: Mapping[str, float], policy: PairedPolicy
-    ) -> tuple[float, dict[str, list[float]]]:
+        self, cases: dict[str, PairedCase], first: int, slowdowns: Mapping[str, float], policy: PairedPolicy
+    ) -> tuple[float, dict[str, list[Reading]]]:
         """Give the cases pairs, from the ``first`` one on, until none asks for more; the seconds, and the controls.
 
         The last trials confirm with the first ones' pairs.
         """
         taken, seconds = 0, 0.0
         had: dict[str, list[TakenPair]] = {name: [] for name in cases}
-        controls: dict[str, list[float]] = {}
+        controls: dict[str, list[Reading]] = {}
         costs = self._two
         for wanted_stage in (Stage.UNSCREENED, Stage.OPEN):
             while True:
@@ -151,16 +161,18 @@ class _Drawing:
                 seconds += costs[""] + sum(costs[_own(name)] for name in wanted)
                 for name in wanted:
                     pair = self._pair(name, first + taken)
-                    log = pair.head_over_base[_own(name)] + math.log1p(slowdowns[name])
-                    had[name].append(TakenPair(log, pair.own_error.get(_own(name), 0.0), wanted_stage is Stage.OPEN))
-                    found = case_of(had[name], policy)
-                    cases[name].screen, cases[name].confirm = found.screen, found.confirm
-                    cases[name].doubtful = found.doubtful
+                    own = _own(name)
+                    log = pair.head_over_base[own] + math.log1p(slowdowns[name])
+                    seen = Reading(log, pair.own_error.get(own, 0.0), *pair.excess.get(own, (0.0, 0.0, False)))
+                    had[name].append(TakenPair(seen, wanted_stage is Stage.OPEN))
+                    cases[name] = case_of(had[name], policy)
                 short = [name for name in wanted if wants_more(controls, name, known[name])]
                 if wanted_stage is Stage.OPEN and self._twins and short:
                     fewest = min(short, key=lambda name: len(controls.get(name, ())))
                     twin = self._twins[(first + taken) % len(self._twins)]
-                    controls.setdefault(fewest, []).append(twin[_own(fewest)])
+                    own = _own(fewest)
+                    control = Reading(twin.twin_over_base[own], 0.0, *twin.twin_excess.get(own, (0.0, 0.0, False)))
+                    controls.setdefault(fewest, []).append(control)
                     seconds += self._three[""] - self._two[""] + self._three[_own(fewest)] - self._two[_own(fewest)]
                 taken += 1
             taken = max(taken, SCREEN_PAIRS)
@@ -222,16 +234,20 @@ def stored_rate(lines: Sequence[Line], slowdown: float, *, settle: bool = False)
                     if cleared(judgement, Policy().threshold):
                         break
             if settle and judgement.unsettled and judgement.verdict is not Verdict.REGRESSED and name in drawing.names:
-                logs, column = PairedCase(), f"{name}~0"
+                column = f"{name}~0"
+                filled = {column: PairedCase()}
                 seconds, controls = drawing.fill(
-                    {column: logs}, number * SCREEN_PAIRS, {column: slowdown}, turns_policy(Policy())
+                    filled, number * SCREEN_PAIRS, {column: slowdown}, turns_policy(Policy())
                 )
                 turns_s += seconds
+                logs = filled[column]
                 paired = Paired(
                     against="",
                     screen=[math.exp(log) for log in logs.screen],
                     confirm=[math.exp(log) for log in logs.confirm],
-                    control=[math.exp(log) for log in controls.get(column, ())],
+                    control=[math.exp(log_of(one, logs.judged)) for one in controls.get(column, ())],
+                    judged=logs.judged,
+                    uneven=logs.uneven,
                     base_ns=median(r.median_ns for r in entry.replicates),
                 )
                 judgement = judge(msgspec.structs.replace(record, paired=paired), split(entry), Policy())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perflab.doctor.rates import SLOWDOWNS, Rate, benchmark_rate, memory_rate, paired_rate, stored_rate
+from perflab.doctor.rates import SLOWDOWNS, Rate, benchmark_rate, cases_of, memory_rate, paired_rate, stored_rate
 from perflab.doctor.trials import Line, Pair
-from perflab.doctor.workloads import KINDS, MIXED
+from perflab.doctor.workloads import KINDS, MIXED, MORE, UNEVEN
 
 _HEADER = ("gate", "code", "flagged", "95 % interval", "inconclusive", "cases", "cost of a run")
 
@@ -25,12 +25,15 @@ def gate_table(lines: Sequence[Line]) -> list[str]:
         ("pytest-benchmark, stored run", {s: benchmark_rate(lines, s, stored=True) for s in SLOWDOWNS}),
     ):
         rows += [_row(name, slowdown, rate) for slowdown, rate in rates.items() if rate.tried]
-    for kind in KINDS:
+    for kind in (kind for kind in KINDS if kind != UNEVEN):
         for cases, slow in ((4, None), (10, None), (30, None), (30, 1))[kind == MIXED :]:
             name = f"A/B, {kind}, {cases} cases{'' if slow is None else ', one of them'}"
             for slowdown in _TRIED[slow]:
                 rate = paired_rate(lines, slowdown, kind=kind, cases=cases, slow=slow)
                 rows += [_row(f"perflab, {name}", slowdown, rate)] if rate.tried else []
+    for name in cases_of(lines, UNEVEN):
+        rate = paired_rate(lines, 0.0, kind=UNEVEN, only=name)
+        rows.append(_row(f"perflab, A/B, uneven, {name.replace('_', ' ')} call", MORE, rate))
     for name, added in (("unchanged", 0), ("+1 MiB", 1 << 20)):
         rate = memory_rate(lines, added)
         if rate.tried:

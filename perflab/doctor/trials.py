@@ -23,8 +23,10 @@ from perflab.compared.rounds import Round, RoundPlan
 from perflab.compared.run.start_sides import witness_of_host
 from perflab.compared.sides.ancestor import Start
 from perflab.data import Data
-from perflab.doctor.workloads import KINDS, MIXED, name_of
-from perflab.errors import RivalError
+from perflab.doctor.workloads import CHANGED, KINDS, MIXED, name_of
+from perflab.errors import RivalError, UsageError
+from perflab.files import read_regular
+from perflab.lifeline import with_lifeline
 from perflab.measure.measurement import replicate_of
 from perflab.measure.records import CALIBRATION_BEFORE, Replicate
 from perflab.plugin.case.fresh_process import Job, JobResult, Serve
@@ -50,6 +52,9 @@ class Pair(Data, frozen=True, tag=True):
     twin_over_base: dict[str, float] = {}
     own_error: dict[str, float] = {}
     """Standard error of ``head_over_base`` as the pair's own blocks tell it."""
+    excess: dict[str, tuple[float, float, bool]] = {}
+    """How far the log-ratio of the mean calls lies above ``head_over_base``, its error, and whether it is one-sided."""
+    twin_excess: dict[str, tuple[float, float, bool]] = {}
     kind: str = MIXED
 
 
@@ -107,7 +112,10 @@ def record_pair(folder: Path, kind: str, *, twin: bool, weigh: bool) -> Pair:
     job_file = _job_file(folder, Job(cases=None, serve=Serve()))
     began_s, began = time.time(), time.monotonic()
     found, case_s = {}, {}
-    with Round({side: _start(folder, side, job_file, KINDS[kind]) for side in sides}, witness_of_host()) as running:
+    starts = {
+        side: _start(folder / CHANGED if side == "head" else folder, side, job_file, KINDS[kind]) for side in sides
+    }
+    with Round(starts, witness_of_host()) as running:
         start_s = time.monotonic() - began
         cases = running.cases["base"]
         for number, case in enumerate(cases):
@@ -118,17 +126,22 @@ def record_pair(folder: Path, kind: str, *, twin: bool, weigh: bool) -> Pair:
             case_s[name_of(case)] = time.monotonic() - began
         ending = time.monotonic()
     start_s += time.monotonic() - ending
-    ratios: list[dict[str, float]] = []
-    for side in sides:
-        logs = {name: case.log_ratio(side, "base") for name, case in found.items() if side != "base"}
-        ratios += [{name: round(log, 6) for name, log in logs.items() if log is not None}] * (side != "base")
+    head, control = ({name: case.reading(side, "base") for name, case in found.items()} for side in ("head", "twin"))
+    readings = [{name: one for name, one in side.items() if one is not None} for side in (head, control)]
+    logs = [{name: round(one.log, 6) for name, one in side.items()} for side in readings]
+    excesses = [
+        {name: (round(one.excess, 6), round(one.excess_error, 6), one.one_sided) for name, one in side.items()}
+        for side in readings
+    ]
     return Pair(
         began_s=began_s,
         start_s=start_s,
         case_s=case_s,
-        head_over_base=ratios[0],
-        twin_over_base=ratios[1] if twin else {},
-        own_error={name: round(case.own_error("head", "base"), 6) for name, case in found.items()},
+        head_over_base=logs[0],
+        twin_over_base=logs[1],
+        own_error={name: round(one.error, 6) for name, one in readings[0].items()},
+        excess=excesses[0],
+        twin_excess=excesses[1],
         kind=kind,
     )
 
@@ -170,11 +183,18 @@ def append(log: Path, line: Line) -> None:
 
 
 def read(log: Path) -> list[Line]:
-    """All that a log holds. A last line that was cut off when the recording was stopped is passed over."""
-    whole = log.read_bytes().rpartition(b"\n")[0]
+    """All that a log holds. A last line that was cut off when the recording was stopped is passed over.
+
+    Raises:
+        UsageError: it holds something else.
+    """
+    whole = read_regular(log).rpartition(b"\n")[0]
     before, now = (f'"{name}":'.encode() for name in CALIBRATION_BEFORE)  # as a key: quotes within a text are escaped
     whole = whole.replace(before, now)
-    return [msgspec.json.decode(line, type=Line) for line in whole.splitlines()]
+    try:
+        return [msgspec.json.decode(line, type=Line) for line in whole.splitlines()]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"{log} is no log of trials: {error}", "name another one with --log=FILE") from error
 
 
 def _start(folder: Path, label: str, job_file: Path, module: str) -> Start:
@@ -189,7 +209,7 @@ def _job_file(folder: Path, job: Job) -> Path:
 
 
 def _run(folder: Path, *arguments: str) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", *arguments]
+    command = with_lifeline([sys.executable, "-m", "pytest", "-q", *arguments])
     try:
         done = subprocess.run(
             command, cwd=folder, env=_environment(), capture_output=True, text=True, timeout=_PATIENCE_S, check=False

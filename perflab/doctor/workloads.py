@@ -1,8 +1,9 @@
-"""The workloads of the self-test: kinds of four cases each.
+"""The workloads of the self-test: kinds of four or five cases each.
 
 ``mixed`` are unlike each other in what they need of a machine, ``long`` run in one thread for 3 to 150 ms a call, and
-``python`` never leaves the interpreter. They are written to a folder as a user's test modules would be; the mixed ones
-once for perflab and once for pytest-benchmark.
+``python`` never leaves the interpreter. Mean calls of ``uneven`` are slower in the head, each case's in another share
+of the calls. All are written to a folder as a user's test modules would be, and to its folder CHANGED as the head has
+them; the mixed ones once for perflab and once for pytest-benchmark.
 """
 
 from __future__ import annotations
@@ -123,6 +124,48 @@ def documents():
 WORK = [arithmetic, dictionaries, sorting, documents]
 """
 
+_UNEVEN = """
+from itertools import count
+
+import pytest
+
+WORK_IN_A_CALL = 30_000
+
+
+def uneven(every):
+    calls = count(1)
+
+    def call():
+        sum(i * i for i in range(WORK_IN_A_CALL))
+        if MORE and next(calls) % every == 0:
+            sum(i * i for i in range(round(MORE * every * WORK_IN_A_CALL)))
+
+    return call
+
+
+def every_2nd():
+    return uneven(2)
+
+
+def every_4th():
+    return uneven(4)
+
+
+def every_7th():
+    return uneven(7)
+
+
+def every_10th():
+    return uneven(10)
+
+
+def every_100th():
+    return uneven(100)
+
+
+WORK = [every_2nd, every_4th, every_7th, every_10th, every_100th]
+"""
+
 _PERF = """
 
 @pytest.mark.perf
@@ -132,9 +175,19 @@ def test_gate(perf, work):
 """
 
 MIXED = "mixed"
-KINDS = {MIXED: "test_perf_gate.py", "long": "test_perf_long.py", "python": "test_perf_python.py"}
+UNEVEN = "uneven"
+KINDS = {
+    MIXED: "test_perf_gate.py",
+    "long": "test_perf_long.py",
+    "python": "test_perf_python.py",
+    UNEVEN: "test_perf_uneven.py",
+}
 """Each kind's module."""
-_BODIES = {MIXED: _BODY, "long": _LONG, "python": _PYTHON}
+MORE = 0.05
+"""How much slower a mean call of ``uneven`` is in the head, as a share."""
+CHANGED = "changed"
+"""The folder of the head's modules."""
+_BODIES = {MIXED: _BODY, "long": _LONG, "python": _PYTHON, UNEVEN: _UNEVEN}
 
 BENCHMARK_MODULE = (
     _BODY
@@ -149,9 +202,11 @@ def test_gate(benchmark, work):
 
 def write_modules(folder: Path) -> None:
     """Write all modules, and a configuration that keeps every other one out."""
-    (folder / "pytest.ini").write_text("[pytest]\naddopts =\n", encoding="utf-8")
-    for kind, module in KINDS.items():
-        (folder / module).write_text(_BODIES[kind] + _PERF, encoding="utf-8")
+    for place, more in ((folder, 0.0), (folder / CHANGED, MORE)):
+        place.mkdir(exist_ok=True)
+        (place / "pytest.ini").write_text("[pytest]\naddopts =\n", encoding="utf-8")
+        for kind, module in KINDS.items():
+            (place / module).write_text(f"MORE = {more}\n{_BODIES[kind]}{_PERF}", encoding="utf-8")
     (folder / "test_benchmark_gate.py").write_text(BENCHMARK_MODULE, encoding="utf-8")
 
 

@@ -12,7 +12,7 @@ from statistics import median
 import msgspec
 
 from perflab.errors import DocumentError
-from perflab.history.narrow import DAMAGED, UNIT_BYTES, UNIT_COUNT, UNIT_NS, Resources
+from perflab.history.narrow import DAMAGED, UNIT_BYTES, UNIT_COUNT, UNIT_NS, Memory, Narrow, Resources, decoded
 from perflab.history.not_run import basis_text, prediction_text
 from perflab.history.places import Place, exact_place, places_of
 from perflab.history.series import INEXACT_COUNTS, Reading
@@ -22,44 +22,36 @@ _REAL_UNITS = dict.fromkeys(("asked", "allocated", "reserved", "to_device", "to_
 """Of what a dry run counts."""
 
 
-class _Narrow(msgspec.Struct, gc=False):
-    """Reads some of an object's fields, whatever others it has."""
-
-
-class _Accepted(_Narrow):
+class _Accepted(Narrow):
     date: str
     reason: str | None = None
 
 
-class _Memory(_Narrow):
-    peak_bytes: int
-
-
-class _Replicate(_Narrow):
+class _Replicate(Narrow):
     median_ns: float
-    memory: _Memory | None = None
+    memory: Memory | None = None
     counts: dict[str, int] = {}
 
 
-class _Times(_Narrow):
+class _Times(Narrow):
     environment: str
     recorded: str
     replicates: list[_Replicate] = []
     accepted: list[_Accepted] = []
 
 
-class _Needs(_Narrow):
+class _Needs(Narrow):
     recorded: str
     peak_bytes: list[int] = []
     counts: dict[str, int] = {}
     accepted: list[_Accepted] = []
 
 
-class _Exact(_Narrow):
+class _Exact(Narrow):
     needs: dict[str, _Needs]
 
 
-class _Predicted(_Narrow):
+class _Predicted(Narrow):
     torch: str
     recorded: str
     peak_bytes: int
@@ -69,13 +61,13 @@ class _Predicted(_Narrow):
     reason: str | None = None
 
 
-class _Save(_Narrow):
+class _Save(Narrow):
     recorded: str
     triton: str = ""
     reason: str | None = None
 
 
-class _OldKernel(_Narrow):
+class _OldKernel(Narrow):
     """Of schema 1: each said for itself when it was saved."""
 
     recorded: str
@@ -88,7 +80,7 @@ class _Kernel(Resources):
     save: str = ""
 
 
-class _File(_Narrow):
+class _File(Narrow):
     schema: int
     cases: dict[str, msgspec.Raw]
     environments: msgspec.Raw = msgspec.Raw(b"{}")
@@ -117,7 +109,7 @@ def levels_in(raw: bytes) -> tuple[str | None, list[Level]]:
         DocumentError: it is damaged, or none of ours.
     """
     try:
-        file = msgspec.json.decode(raw, type=_File)
+        file = decoded(raw, _File)
         return file.registration, list(_levels(file))
     except (*DAMAGED, KeyError) as error:
         raise DocumentError(f"it is not a baseline file: {error}", "see git log") from error
@@ -137,8 +129,10 @@ def _levels(file: _File) -> Iterator[Level]:
 def _times(file: _File) -> Iterator[Level]:
     environments = msgspec.json.decode(file.environments, type=dict[str, Environment])
     places = {name: places_of(one, "") for name, one in environments.items()}
-    for name, raw in file.cases.items():
-        one = msgspec.json.decode(raw, type=_Times)
+    found = {name: msgspec.json.decode(raw, type=_Times | list[_Times]) for name, raw in file.cases.items()}
+    for name, one in (
+        (name, one) for name, ones in found.items() for one in (ones if isinstance(ones, list) else [ones])
+    ):
         if not one.replicates:
             continue
         readings = {"latency": Reading(median(each.median_ns for each in one.replicates), UNIT_NS, False)}

@@ -9,14 +9,13 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import unquote
 
 from perflab.errors import DocumentError, UsageError
 from perflab.git import run_git, top_of
 from perflab.history.baseline_files import Level, levels_in
 from perflab.history.git_objects import objects_of
 from perflab.history.series import History, LeftOut, Run
-from perflab.store.case_files import paths_of
+from perflab.store.case_files import path_of
 
 _GONE = "0" * 40
 
@@ -68,7 +67,7 @@ def read_log(directory: Path) -> History:
                     history.left_out.append(LeftOut(f"{touching.commit[:7]}:{version.path}", error.problem))
                     continue
                 if registration is None and version.path not in names:
-                    names[version.path] = _test_file(version.path, top)
+                    names[version.path] = path_of(version.path.rpartition("/")[2].removesuffix(".json"))
                 module = registration or names[version.path]
                 for level in levels:
                     if _is_known(seen, module, level):
@@ -109,10 +108,3 @@ def _touching(top: Path, place: str) -> Iterator[_Touching]:
         pairs = list(zip(words[::2], words[1::2], strict=False))
         versions = [_Version(path, head.split()[3]) for head, path in pairs if path.endswith(".json")]
         yield _Touching(commit, date, subject.strip("\n"), versions)
-
-
-def _test_file(path: str, top: Path) -> str:
-    """The test file that a baseline file belongs to, as node ids name it."""
-    module = path.rpartition("/")[2].removesuffix(".json")
-    there = paths_of(module, top)
-    return there[0] if len(there) == 1 else unquote(module).replace(".", "/") + ".py"

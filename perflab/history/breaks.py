@@ -1,11 +1,13 @@
 """Where series end and begin anew because their environment changed: another PyTorch, driver or machine. Pure.
 
-What lies on both sides is not compared, so nothing there is judged; but it must not be silent.
+What lies on both sides is not compared, so nothing there is judged; but it must not be silent. So is a case that goes
+on under another name: it ends as one begins whose environment, module and parameters are the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from perflab.history.contents import BreakMember, BreakRow, SeriesRow
 
@@ -31,14 +33,41 @@ def breaks_in(series: Sequence[SeriesRow], environments: Sequence[str]) -> list[
                 continue
             old = max(ended, key=lambda at: series[at].runs[-1])
             before, now = _differing(*(environments[series[at].environment] for at in (old, new)))
-            member = BreakMember(
-                before=old, after=new, old=series[old].levels[-1].value, new=series[new].levels[0].value
-            )
-            found.setdefault((series[new].runs[0], before, now), []).append(member)
+            found.setdefault((series[new].runs[0], before, now), []).append(_member(series, old, new))
+    for old, new in _renamed(series):
+        before, now = (_parts(series[at].case)[1] for at in (old, new))
+        found.setdefault((series[new].runs[0], before, now), []).append(_member(series, old, new))
     return [
         BreakRow(run=run, before=before, now=now, members=sorted(members, key=lambda one: _rank(series[one.before])))
         for (run, before, now), members in sorted(found.items())
     ]
+
+
+def _member(series: Sequence[SeriesRow], old: int, new: int) -> BreakMember:
+    return BreakMember(before=old, after=new, old=series[old].levels[-1].value, new=series[new].levels[0].value)
+
+
+def _renamed(series: Sequence[SeriesRow]) -> Iterator[tuple[int, int]]:
+    """Each series that ends, with the one that begins in its place in the next run of its module."""
+    runs: dict[tuple[int, str], set[int]] = {}
+    alike: dict[tuple[int, str, str, str, str], list[int]] = {}
+    for at, one in enumerate(series):
+        module, _, parameters = _parts(one.case)
+        runs.setdefault((one.environment, module), set()).update(one.runs)
+        alike.setdefault((one.environment, module, parameters, one.variant, one.quantity), []).append(at)
+    for (environment, module, *_), ones in alike.items():
+        for last, first in pairwise(sorted(runs[environment, module]) if len(ones) > 1 else ()):
+            ended = [at for at in ones if series[at].runs[-1] == last]
+            begun = [at for at in ones if series[at].runs[0] == first]
+            if len(ended) == len(begun) == 1:  # of more nothing tells which is which
+                yield ended[0], begun[0]
+
+
+def _parts(case: str) -> tuple[str, str, str]:
+    """Module, name within it, and parameters of a node id."""
+    path, _, parameters = case.partition("[")
+    module, _, name = path.partition("::")
+    return module, name, parameters
 
 
 def _differing(before: str, now: str) -> tuple[str, str]:

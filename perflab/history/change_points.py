@@ -20,12 +20,16 @@ from perflab.history.thresholds import chance
 
 FALSE_ALARMS = 0.01
 """Share of unchanged series in which a change is found, at most."""
-SHORTEST = steps.FIRST + steps.LAST
+SHORTEST = 8
+"""Points of a series in which a change is looked for."""
 _CERTAIN = 0.95
 _TOGETHER = 1_000
 """Series whose likelihoods are in memory at once: 1,000 of 100 points with ten models of noise are 8 MB."""
 _WORTH_A_LOOK = 4.5
 """Standard errors by which a stretch differs from what is around it before both of its ends are looked at."""
+_CREPT, _FEWEST_CREEPING = log(1.05), 24
+_CREPT_ERRORS, _BACK_ERRORS = 8.0, 3.0
+"""Standard errors of a sixth's median: how far a level creeps at least, and how far it may fall back on its way."""
 _SAME_LEVEL = 0.25
 """A level has come back if it is no further from the old one than this share of the step away from it."""
 
@@ -42,9 +46,9 @@ class Change:
     """Most likely first point of the new level, before < at <= after."""
     ratio: float
     """New level / old level."""
-    low: float
-    high: float
-    """95 % interval of the ratio."""
+    low: float | None
+    """95 % interval of the ratio; None where a level has too few points to say how much it differs."""
+    high: float | None
     p: float
     """Chance of so much evidence in an unchanged series of this length, whatever its noise; 0 of exact quantities."""
     back_to: int | None = None
@@ -59,10 +63,10 @@ def find_changes(series: Sequence[Sequence[float]], false_alarms: float = FALSE_
     """The changes of each series, oldest first.
 
     Args:
-        series: positive values, oldest first; of any lengths. With less than ``SHORTEST`` points nothing is found.
+        series: values of 0 and more, oldest first; of any lengths. With less than ``SHORTEST`` points nothing is found.
         false_alarms: largest ``p`` of a change.
     """
-    values = [np.log(np.asarray(one, dtype=np.float64)) for one in series]
+    values = [_logs(one) for one in series]
     cuts: list[list[int]] = [[] for _ in values]
     spans = [(number, 0, len(one)) for number, one in enumerate(values)]
     while spans:
@@ -70,8 +74,9 @@ def find_changes(series: Sequence[Sequence[float]], false_alarms: float = FALSE_
         for span, seen in zip(spans, _look(values, spans, false_alarms), strict=True):
             number, start, end = span
             places = [seen.at] if seen.p <= false_alarms else _there_and_back(values[number], span, seen, false_alarms)
-            at_the_end = end == len(values[number])
-            if places and end - places[-1] >= (steps.LAST if at_the_end else steps.FIRST):
+            before = steps.LAST if start == 0 else steps.BETWEEN
+            after = steps.LAST if end == len(values[number]) else steps.BETWEEN
+            if places and places[0] - start >= before and end - places[-1] >= after:
                 cuts[number] += places
                 parts += [(number, *ends) for ends in pairwise([start, *places, end])]
         spans = parts
@@ -88,6 +93,32 @@ def find_exact_changes(values: Sequence[float]) -> list[Change]:
         changes.append(Change(at - 1, at, at, ratio, ratio, ratio, 0.0))
     levels = [float(values[at]) for at in [0, *places]] if values else []
     return _undone(changes, levels, [0.0] * len(changes))
+
+
+def _logs(values: Sequence[float]) -> Floats:
+    """Logarithms; a count of nothing stands for half of one."""
+    plain = np.asarray(values, dtype=np.float64)
+    return np.log(np.where(plain > 0.0, plain, 0.5))
+
+
+def creep(values: Sequence[float], changes: Sequence[Change]) -> float | None:
+    """By which ratio a series crept from its first sixth to its last, without its steps; None if it did not.
+
+    A level creeps if the medians of its sixths differ by 5 % in all, and by more than noise, and do not fall back.
+    """
+    if len(values) < _FEWEST_CREEPING:
+        return None
+    logs = _logs(values)
+    for change in changes:
+        logs[change.at :] -= log(change.ratio)
+    sixths = np.array_split(logs, 6)
+    levels = np.array([np.median(sixth) for sixth in sixths])
+    spread = np.median(np.abs(np.concatenate([sixth - np.median(sixth) for sixth in sixths])))
+    error = 1.4826 * spread * np.sqrt(np.pi / 2 * len(sixths) / len(logs))
+    rise = levels[-1] - levels[0]
+    back = np.max(np.maximum.accumulate(levels * np.sign(rise)) - levels * np.sign(rise))
+    is_far = abs(rise) >= max(_CREPT, _CREPT_ERRORS * error)
+    return exp(rise) if is_far and back <= _BACK_ERRORS * error else None
 
 
 @dataclass(frozen=True)
@@ -115,7 +146,8 @@ def _look(values: Sequence[Floats], spans: Sequence[Span], false_alarms: float) 
             chances = chance(found.score, length).tolist()
             for n, (whole, (_, start, _)) in enumerate(some):
                 old, (z, begin, end) = seen[whole], stretches[n]
-                p, at = min((old.p, old.at), (chances[n] * tried[whole], start + int(found.places[n].argmax())))
+                here = steps.LAST + int(found.places[n, steps.LAST : 1 - steps.LAST].argmax())
+                p, at = min((old.p, old.at), (chances[n] * tried[whole], start + here))
                 seen[whole] = _Seen(p, at, max(old.stretch, (z, start + begin, start + end)))
     return seen
 
@@ -145,10 +177,11 @@ def _changes(values: Floats, cuts: list[int], false_alarms: float) -> list[Chang
         ends = [0, *cuts, len(values)]
         found = [_between(values, ends[n], ends[n + 1], ends[n + 2]) for n in range(len(cuts))]
         weakest = max(range(len(cuts)), key=lambda n: found[n].p)
-        if found[weakest].p <= false_alarms:
-            ends = [0, *(change.at for change in found), len(values)]
+        ends = [0, *(change.at for change in found), len(values)]
+        if found[weakest].p <= false_alarms and ends == sorted(set(ends)):
             levels = [exp(float(np.median(values[a:b]))) for a, b in pairwise(ends)]
-            return _undone(found, levels, [log(change.high / change.low) / 2 for change in found])
+            margins = [log(one.high / one.low) / 2 if one.low and one.high else 0.0 for one in found]
+            return _undone(found, levels, margins)
         del cuts[weakest]
     return []
 
@@ -158,12 +191,13 @@ def _between(values: Floats, start: int, cut: int, end: int) -> Change:
     start = max(start, cut - LONGEST * 3 // 4)
     part = values[start : min(end, start + LONGEST)]
     found = steps.evidence(part[None, :])
-    places = found.places[0]
+    places = (found.places[0] + steps.sides(part, cut - start)) / 2
     at = int(places.argmax())
     likely = np.flatnonzero(places >= _least(places))
     mean, sd = steps.size(part, at)
     p = float(chance(found.score, len(part))[0])
-    low, high = exp(mean - 1.96 * sd), exp(mean + 1.96 * sd)
+    is_known = steps.LAST <= at <= len(part) - steps.LAST
+    low, high = (exp(mean - 1.96 * sd), exp(mean + 1.96 * sd)) if is_known else (None, None)
     return Change(start + int(likely[0]) - 1, start + int(likely[-1]), start + at, exp(mean), low, high, p)
 
 

@@ -21,6 +21,8 @@ def chosen(contents: Contents, case: str | None, quantity: str | None) -> Conten
         for at, one in enumerate(contents.series)
         if (case is None or case in one.case + one.variant) and (quantity is None or quantity == one.quantity)
     ]
+    renamed = [{pair.before, pair.after} for one in contents.breaks for pair in one.members]
+    kept = sorted({*kept, *(at for pair in renamed if not pair.isdisjoint(kept) for at in pair)})
     new = {old: at for at, old in enumerate(kept)}
     events = []
     for event in contents.events:

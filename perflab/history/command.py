@@ -18,6 +18,7 @@ from perflab.history.baseline_log import read_log
 from perflab.history.folder import read_branch, read_folder
 from perflab.history.series import BY_PRODUCTS, History
 from perflab.report.escaping import one_line
+from perflab.units import format_count
 
 if TYPE_CHECKING:
     from perflab.history.contents import Contents
@@ -32,7 +33,7 @@ def history_command(parser: argparse.ArgumentParser) -> Callable[[argparse.Names
 
     Reads a folder of results files, a folder on a branch, or with --git the log of the baselines. Without any of them
     it reads the journals of the last runs here. An event is one change of level, whatever cases share it. Exits with
-    0; with --fail, with 1 if there is a recent alarm.
+    0; with --fail, with 1 if there is a recent alarm, or a results file is damaged.
     """
     parser.add_argument(
         "folder",
@@ -80,6 +81,9 @@ def history_command(parser: argparse.ArgumentParser) -> Callable[[argparse.Names
         history.finish(_date(given.since))
         if not history.runs:
             raise UsageError(f"--since={given.since}: no run is as new as that", "name an earlier date")
+        if not history.series:
+            runs = format_count(len(history.runs), "run")
+            raise UsageError(f"{history.source}: {runs} without a number of any case", "measure: pytest -m perf")
         contents = contents_of(history, Path())
         if given.between is not None:
             contents = with_between(contents, tuple(given.between), Path())
@@ -94,7 +98,11 @@ def history_command(parser: argparse.ArgumentParser) -> Callable[[argparse.Names
         alarm = newest_alarm(shown, recent) if given.fail else None
         if alarm is not None:
             print(f"perflab history: event {alarm.number} is an alarm within {recent} runs", file=sys.stderr)
-        return 0 if alarm is None else 1
+        unread = [one for one in history.left_out if one.is_ours] if given.fail else []
+        if unread:
+            many = f"{format_count(len(unread), 'results file')} could not be read"
+            print(f"perflab history: {many}: {unread[0].file}\n  -> restore or remove it", file=sys.stderr)
+        return 0 if alarm is None and not unread else 1
 
     return run
 

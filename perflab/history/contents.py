@@ -48,7 +48,8 @@ class SeriesRow(Data, frozen=True):
     """Whether it has enough points for a change to be found."""
     points: int
     ratio: float | None
-    """How the last level stands to the first one: the product of its changes' ratios; null where that is 0."""
+    """How the last level stands to the first one: the product of its changes' ratios; null where that is 0, or a change
+    has too few runs to say how much it is."""
     difference: float
     """The last level less the first one."""
     runs: list[int]
@@ -58,6 +59,8 @@ class SeriesRow(Data, frozen=True):
     levels: list[Level]
     events: list[int]
     """Numbers of the events that it has part in."""
+    creep: float | None = None
+    """By which ratio it crept from its first sixth to its last, without its changes; null: it did not."""
 
 
 class CommitRow(Data, frozen=True):
@@ -82,7 +85,7 @@ class Member(Data, frozen=True):
     """The old level."""
     new: float
     ratio: float | None
-    """New over old; null where the old level is 0."""
+    """New over old; null where the old level is 0, or too few runs have the new one to say how much."""
     difference: float
     """New less old."""
     low: float | None
@@ -110,7 +113,8 @@ class EventRow(Data, frozen=True):
     calibration workload did there explains it, or no commit lies between; ``accepted``: a baseline."""
     worse: bool
     ratio: float | None
-    """The median over its members: of times, where there are some, and of alarms, where there are some."""
+    """The median over its members: of times, where there are some, and of alarms, where there are some; null where
+    none of them is known."""
     smallest: float | None
     largest: float | None
     environments: list[int]
@@ -153,12 +157,12 @@ class BreakMember(Data, frozen=True):
 
 
 class BreakRow(Data, frozen=True):
-    """A change of the environment, across which nothing is judged."""
+    """A change of the environment, or of a case's name, across which nothing is judged."""
 
     run: int
-    """The first one in the new environment."""
+    """The first one in the new environment, or with the new name."""
     before: str
-    """What the old one has for itself."""
+    """What the old one has for itself; of a case its function, or its file."""
     now: str
     """What the new one has."""
     members: list[BreakMember]
@@ -196,7 +200,7 @@ class Contents(Data, frozen=True):
     series: list[SeriesRow]
     left_out: list[LeftOutRow]
     breaks: list[BreakRow] = []
-    """Where series ended and began anew."""
+    """Where series ended, and began anew elsewhere or under another name."""
     between: BetweenRow | None = None
     """With ``--between``."""
     repeated: int = 0

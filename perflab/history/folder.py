@@ -16,6 +16,8 @@ from perflab.history.series import History, LeftOut
 
 _ENDS = (".json", ".jsonl")
 _JOURNAL = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d)-(\d\d)-(\d\d)-(\d{6})-\d+\.jsonl")
+_OURS = (b'"results"', b'"judgement"', b'"perflab report"')
+"""One of these stands in each file that a run or a report wrote, however damaged it is."""
 _REMEDY = "name a folder with what --perf-json, perflab report --format=json or perflab merge wrote"
 
 
@@ -71,7 +73,7 @@ def _read(history: History, contents: Iterable[tuple[str, bytes | str]]) -> Hist
                 else:
                     read_into(history, content, file)
             except DocumentError as error:
-                history.left_out.append(LeftOut(file, error.problem))
+                history.left_out.append(LeftOut(file, error.problem, any(word in content for word in _OURS)))
     finally:
         if collects:
             gc.enable()

@@ -80,6 +80,14 @@ def judge(series: Sequence[Series]) -> list[Found]:
     return sorted([*found, *_exact(series)], key=lambda one: (one.series, one.change.at))
 
 
+def creep_of(one: Series, found: Sequence[Found]) -> float | None:
+    """By which ratio a series that varies crept without a step; None if it did not, or has too few points."""
+    if one.is_exact or len(one.values) < FEWEST:
+        return None
+    ratio: float | None = _statistics().creep(one.values, [each.change for each in found])
+    return ratio
+
+
 def judge_accepted(series: Sequence[Series]) -> list[Found]:
     """The steps between accepted levels: of exact quantities all, of times those that a gate would have counted.
 

@@ -76,5 +76,7 @@ def _rest(one: Found, machine: Found, enough: float) -> Rest:
 
 
 def _error(one: Found) -> float:
-    """Standard error of the logarithm of a change's ratio."""
+    """Standard error of the logarithm of a change's ratio; infinite where too few runs tell how much it is."""
+    if one.change.low is None or one.change.high is None:
+        return math.inf
     return math.log(one.change.high / one.change.low) / (2 * _MARGIN)

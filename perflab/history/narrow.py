@@ -1,21 +1,37 @@
 """The parts of results files, reports and journals that a history needs: narrow structures, which skip all else.
 
-A file of 10,000 cases is read in a tenth of a second. ``perflab/results.py`` and ``perflab/report/contents.py`` have
+A file of 10,000 cases is read in a third of a second. ``perflab/results.py`` and ``perflab/report/contents.py`` have
 the whole.
 """
 
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Annotated, TypeVar
 
 import msgspec
 
 from perflab.history.series import Reading
+from perflab.reading import MOST_FLOAT, MOST_INT, refuse_key_twice
 from perflab.records import Environment
 
-DAMAGED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What a damaged file makes the decoder raise: also by text that is no UTF-8, or brackets within brackets."""
+DAMAGED = (msgspec.DecodeError, ValueError, RecursionError)
+"""What a damaged file makes ``decoded`` raise: also by text that is no UTF-8, or brackets within brackets."""
+Amount = Annotated[int, msgspec.Meta(ge=0, le=MOST_INT)]
+"""A number of bytes, or of anything that is counted, as ``perflab.reading`` takes it."""
+Number = Annotated[float, msgspec.Meta(ge=0, le=MOST_FLOAT)]
+Kind = TypeVar("Kind")
 UNIT_NS, UNIT_BYTES, UNIT_COUNT = "ns", "bytes", "count"
+
+
+def decoded(raw: bytes, kind: type[Kind]) -> Kind:
+    """A JSON text as ``kind``, checked as the readers of whole files check it.
+
+    Raises:
+        One of ``DAMAGED``: it is no such text.
+    """
+    refuse_key_twice(raw)
+    return msgspec.json.decode(raw, type=kind)
 
 
 class Narrow(msgspec.Struct, gc=False):
@@ -35,18 +51,28 @@ class Head(Narrow):
 class Quantity(Narrow):
     """One number of a case in a report."""
 
-    now: float | None = None
+    now: Number | None = None
     unit: str = ""
     exact: bool = False
+
+    before: float | None = None
+
+
+class Times(Narrow):
+    """Medians of a process's samples."""
+
+    median_ns: Number
+    fresh_ns: list[Number] = []
 
 
 class ReportCase(Narrow):
     """One case of a report."""
 
     case: str
+    times: Times | None = None
     quantities: dict[str, Quantity] = {}
     variant: str = ""
-    environment: int | None = None
+    environment: Amount | None = None
     verdict: str = ""
     compared_by: dict[str, str] = {}
 
@@ -72,7 +98,7 @@ class Report(Narrow):
 class Changed(Narrow):
     """A quantity that was compared: what it is now."""
 
-    now: float
+    now: Number
 
 
 class Judgement(Narrow):
@@ -80,31 +106,32 @@ class Judgement(Narrow):
 
     verdict: str
     reasons: list[str] = []
-    latency: Changed | None = None
     memory: Changed | None = None
     phases: dict[str, Changed] = {}
+    counts: dict[str, Changed] = {}
 
 
 class Memory(Narrow):
     """Memory of one call."""
 
-    peak_bytes: int
+    peak_bytes: Amount
+    calls_differ: list[str] = []
 
 
 class Replicate(Narrow):
     """What one process measured."""
 
-    median_ns: float
-    fastest_ns: float
-    phases_ns: dict[str, float] = {}
+    median_ns: Number
+    fastest_ns: Number
+    phases_ns: dict[str, Number] = {}
     memory: Memory | None = None
-    calibration_ns: dict[str, float] = {}
-    yardsticks_ns: dict[str, float] = {}
+    calibration_ns: dict[str, Number] = {}
+    yardsticks_ns: dict[str, Number] = {}
     """What schema 2 called ``calibration_ns``."""
-    counts: dict[str, int] = {}
+    counts: dict[str, Amount] = {}
 
     @property
-    def calibration(self) -> dict[str, float]:
+    def calibration(self) -> dict[str, Number]:
         """Median readings of the calibration workload."""
         return self.calibration_ns or self.yardsticks_ns
 
@@ -112,22 +139,22 @@ class Replicate(Narrow):
 class Cost(Narrow):
     """One operator of a prediction."""
 
-    calls: int
-    flops: int = 0
-    bytes_moved: int = 0
+    calls: Amount
+    flops: Amount = 0
+    bytes_moved: Amount = 0
 
 
 class Resources(Narrow):
     """What a compiled kernel takes."""
 
-    registers: int
-    spill_store_bytes: int = 0
-    spill_load_bytes: int = 0
-    stack_bytes: int = 0
-    static_shared_bytes: int = 0
-    dynamic_shared_bytes: int = 0
-    warps_per_sm: int = 0
-    instructions: dict[str, int] = {}
+    registers: Amount
+    spill_store_bytes: Amount = 0
+    spill_load_bytes: Amount = 0
+    stack_bytes: Amount = 0
+    static_shared_bytes: Amount = 0
+    dynamic_shared_bytes: Amount = 0
+    warps_per_sm: Amount = 0
+    instructions: dict[str, Amount] = {}
     ptxas: str = ""
 
     def readings(self) -> dict[str, Reading]:
@@ -143,13 +170,13 @@ class Resources(Narrow):
 class Size(Narrow):
     """Something that takes memory."""
 
-    size_bytes: int
+    size_bytes: Amount
 
 
 class DryRun(Narrow):
     """What a dry run counted."""
 
-    asked_bytes: int = 0
+    asked_bytes: Amount = 0
 
 
 class Now(Narrow):
@@ -157,14 +184,14 @@ class Now(Narrow):
 
     gpu: str | None = None
     torch: str | None = None
-    peak_bytes: int | None = None
+    peak_bytes: Amount | None = None
     costs: list[Cost] = []
     saved: list[Size] = []
-    launches: int = 0
-    allocated_bytes: int = 0
-    reserved_bytes: int = 0
+    launches: Amount = 0
+    allocated_bytes: Amount = 0
+    reserved_bytes: Amount = 0
     dry_run: DryRun | None = None
-    arch: int | None = None
+    arch: Amount | None = None
     triton: str | None = None
     resources: Resources | None = None
 

@@ -94,6 +94,8 @@ Both were found by a search for what finds a new step of 2.5 standard deviations
 unchanged series alarmed in any model of noise, and then rounded. A fast walk has little weight, since it explains any
 old step.
 """
+SIZED = dict.fromkeys(CHANGED, 1 / len(CHANGED))
+"""The same where a step's size is asked for: any family may be the one that makes its interval wide."""
 
 
 def log_weights(by_family: dict[str, float]) -> Floats:

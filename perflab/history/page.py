@@ -10,9 +10,8 @@ from markupsafe import Markup
 
 from perflab.history.chart import described, line_chart, spark
 from perflab.history.contents import ACCEPTED, ALARM, MACHINE, POSSIBLE, Contents, EventRow, Member, SeriesRow
-from perflab.history.text import NEW_ENVIRONMENTS, since_start
+from perflab.history.text import notes, since_start
 from perflab.history.wording import (
-    break_text,
     brief,
     member_change,
     no_event,
@@ -98,8 +97,7 @@ def as_page(contents: Contents) -> str:
         "history.html",
         title=f"perflab history: {contents.source}",
         summary=summary(contents),
-        breaks=[one_line(break_text(one, contents)) for one in reversed(contents.breaks)],
-        breaks_head=NEW_ENVIRONMENTS.capitalize(),
+        notes=[(head.capitalize(), map(one_line, lines)) for head, lines in notes(contents)],
         kinds=[(head, events) for head, events in kinds if events],
         no_event=f"{no_event(contents).capitalize()}.",
         table=_table(listed, drawn, contents),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
 from statistics import median
 
@@ -14,11 +13,12 @@ from perflab.history import narrow
 from perflab.history.narrow import UNIT_BYTES, UNIT_COUNT, UNIT_NS
 from perflab.history.not_run import basis_text, readings_of_now, where_of
 from perflab.history.places import places_of
-from perflab.history.series import CALIBRATION, INEXACT_COUNTS, NEW, History, Reading, Run
+from perflab.history.series import CALIBRATION, INEXACT_COUNTS, History, Reading, Run
 from perflab.records import Environment
 
 REPORT = "perflab report"
 NEWEST_RESULTS, NEWEST_REPORT = 3, 1
+_MEMORY = "peak"
 _AGAIN = "write it again: pytest -m perf --perf-json=FILE"
 
 
@@ -29,7 +29,7 @@ def read_into(history: History, raw: bytes, file: str) -> None:
         DocumentError: it is damaged, from a newer perflab, or not one of ours. Nothing was added then.
     """
     try:
-        head = msgspec.json.decode(raw, type=narrow.Head)
+        head = narrow.decoded(raw, narrow.Head)
         if head.kind is not None and head.kind != REPORT:
             raise DocumentError(f"it is a {head.kind!r}", "name results of runs")
         if head.schema > (NEWEST_REPORT if head.kind == REPORT else NEWEST_RESULTS):
@@ -53,7 +53,7 @@ def readings_of(raw: bytes, case: str, variant: str) -> dict[str, Reading]:
         DocumentError: it is no results file, or the case has no numbers there; its text says why.
     """
     try:
-        results = msgspec.json.decode(raw, type=narrow.Document).results
+        results = narrow.decoded(raw, narrow.Document).results
     except narrow.DAMAGED as error:
         raise DocumentError(f"it holds no results of perflab: {error}", _AGAIN) from error
     problem = "the case is not there"
@@ -84,7 +84,7 @@ def read_journal_into(history: History, raw: bytes, file: str, created: datetime
     for number, line in enumerate(lines, 1):
         try:
             if line:
-                one = msgspec.json.decode(line, type=narrow.Result)
+                one = narrow.decoded(line, narrow.Result)
                 results[one.case, _variant(one), _is_comparison(one)] = one
         except narrow.DAMAGED as error:
             if number < len(lines):
@@ -110,25 +110,24 @@ def _add_report(history: History, run: narrow.ReportRun, file: str) -> None:
             where = places[case.environment]
         else:
             where = _numbers(history, None, basis_text(case.compared_by))
-        word = history.word(case.verdict)
-        columns = history.columns(name, variant, where)
-        for quantity, one in case.quantities.items():  # a million times: as ``History.add``, without its calls
-            value = one.now
-            if value is None or not 0.0 < value < math.inf:
-                is_exact = one.exact and quantity not in INEXACT_COUNTS
-                if value is None or not Reading(value, one.unit, is_exact).is_usable:
-                    continue
-            column = columns.get(quantity, NEW)
-            if column is NEW:
-                is_exact = one.exact and quantity not in INEXACT_COUNTS
-                column = history.column(columns, name, variant, quantity, where, Reading(value, one.unit, is_exact))
-            if isinstance(column, tuple):
-                column[0](number)
-                column[1](value)
-                column[2](word)
-            elif column is not None:
-                column(value)
+        if case.times is not None and "latency" in case.quantities:
+            case.quantities["latency"].now = median(case.times.fresh_ns or [case.times.median_ns])
+        if case.environment is not None:
+            exact = {quantity: one.before for quantity, one in case.quantities.items() if one.exact}
+            compared = [quantity for quantity, before in exact.items() if before is not None]
+            history.varying.update((name, variant, count, where[1]) for count in _varying(exact, compared))
+        readings = {
+            quantity: Reading(one.now, one.unit, one.exact and quantity not in INEXACT_COUNTS)
+            for quantity, one in case.quantities.items()
+            if one.now is not None
+        }
+        history.add(number, name, variant, where, case.verdict, readings)
     history.end(number)
+
+
+def _varying(counts: Iterable[str], compared: Collection[str]) -> set[str]:
+    """The counts that a run left out as it compared memory or others with a baseline: these vary, or may."""
+    return {*counts} - {*compared, _MEMORY} if compared else set()
 
 
 def _numbers(history: History, environment: Environment | None, variant: str) -> tuple[int, int]:
@@ -152,6 +151,13 @@ def _add_results(history: History, document: narrow.Document, file: str, *, is_j
         if key not in numbers:
             numbers[key] = _numbers(history, outcome.environment, where)
         readings = _readings(result, outcome)
+        counts = [one.counts for one in outcome.fresh or filter(None, [outcome.summary])]
+        judged = [*result.judgement.counts, *[_MEMORY] * (result.judgement.memory is not None)]
+        varying = _varying(counts[0] if counts else (), judged)
+        # What the gate judged is exact, though processes disagree by how much it rose.
+        differ = {name for one in counts for name in one if one[name] != counts[0].get(name)}
+        varying |= differ - result.judgement.counts.keys()
+        history.varying.update((result.case, variant, count, numbers[key][1]) for count in varying)
         history.add(number, result.case, variant, numbers[key], result.judgement.verdict, readings)
     history.end(number)
 
@@ -178,17 +184,17 @@ def _readings(result: narrow.Result, outcome: narrow.Outcome) -> dict[str, Readi
     judged = outcome.fresh or ([outcome.summary] if outcome.summary is not None else [])
     if not judged:
         return {}
-    latency, memory = result.judgement.latency, result.judgement.memory
+    memory = result.judgement.memory
     shown = outcome.summary or judged[0]
     found = {
-        "latency": _time(latency.now if latency is not None else median(one.median_ns for one in judged)),
+        "latency": _time(median(one.median_ns for one in judged)),  # of all samples: turns pick fast ones
         "fastest": _time(min(one.fastest_ns for one in judged)),
     }
     for name in judged[0].phases_ns:
         change = result.judgement.phases.get(name)
         ns = [one.phases_ns[name] for one in judged if name in one.phases_ns]
         found[name] = _time(change.now if change is not None else median(ns))
-    peaks = [one.memory.peak_bytes for one in judged if one.memory is not None]
+    peaks = [one.memory.peak_bytes for one in judged if one.memory is not None and not one.memory.calls_differ]
     if peaks:
         found["peak"] = Reading(memory.now if memory is not None else max(peaks), UNIT_BYTES, True)
     for name in judged[0].counts:

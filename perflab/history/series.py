@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from statistics import median
@@ -60,6 +60,8 @@ class LeftOut(NamedTuple):
 
     file: str
     problem: str
+    is_ours: bool = True
+    """Whether it seems to be what a run wrote."""
 
 
 class Reading(NamedTuple):
@@ -75,19 +77,8 @@ class Reading(NamedTuple):
         return 0.0 < self.value < math.inf or (self.is_exact and self.value == 0.0)
 
 
-Points = tuple[Callable[[int], None], Callable[[float], None], Callable[[int], None]]
-"""What takes the run, the value and the word of one more point."""
-Column = Points | Callable[[float], None] | None
-"""Where a quantity's points go: into a series, among readings of the calibration workload, or nowhere."""
-Columns = dict[str, Column]
-
-
-def _nowhere(_point: float) -> None:
-    """Takes nothing."""
-
-
-NEW: Points = (_nowhere, _nowhere, _nowhere)
-"""Stands for a quantity that has no column yet."""
+Key = tuple[str, str, str, int]
+"""Case, variant, quantity and place of a series."""
 
 
 class History:
@@ -111,11 +102,11 @@ class History:
         """Whether points are accepted levels, and no runs."""
         self.machines: list[Series] = []
         """The calibration workload's own series: of each run in each environment the median over all cases."""
+        self.varying: set[Key] = set()
+        """Counts that differ from process to process: they are judged as times are."""
         self._skipped = frozenset(skipped)
-        self._columns: dict[tuple[str, str, tuple[int, int]], Columns] = {}
-        self._known: dict[tuple[str, str, str, int], Series] = {}
+        self._known: dict[Key, Series] = {}
         self._readings: dict[tuple[int, str], list[float]] = {}
-        self._calibration: dict[tuple[int, str], Series] = {}
         self._place_numbers: dict[Place, int] = {}
         self._word_numbers: dict[str, int] = {}
 
@@ -138,32 +129,6 @@ class History:
             self.words.append(text)
         return number
 
-    def columns(self, case: str, variant: str, places: tuple[int, int]) -> Columns:
-        """Where the points of a case in an environment go, by quantity."""
-        return self._columns.setdefault((case, variant, places), {})
-
-    def column(
-        self, columns: Columns, case: str, variant: str, quantity: str, places: tuple[int, int], reading: Reading
-    ) -> Column:
-        """Where a quantity's points go, if there is no column of it yet.
-
-        Exact ones of several machines are one series.
-        """
-        if quantity in self._skipped:
-            found: Column = None
-        elif quantity.startswith(CALIBRATION):
-            found = self._readings.setdefault((places[0], quantity), []).append
-        else:
-            place = places[reading.is_exact]
-            series = self._known.get((case, variant, quantity, place))
-            if series is None:
-                series = Series(case, variant, quantity, place, reading.unit, reading.is_exact)
-                self._known[case, variant, quantity, place] = series
-                self.series.append(series)
-            found = (series.runs.append, series.values.append, series.words.append)
-        columns[quantity] = found
-        return found
-
     def add(
         self, run: int, case: str, variant: str, places: tuple[int, int], word: str, readings: Mapping[str, Reading]
     ) -> None:
@@ -178,32 +143,29 @@ class History:
             readings: by quantity; those of the calibration workload among them.
         """
         number = self.word(word)
-        columns = self.columns(case, variant, places)
         for quantity, reading in readings.items():
-            if not reading.is_usable:
+            if quantity in self._skipped or not reading.is_usable:
                 continue
-            column = columns.get(quantity, NEW)
-            if column is NEW:
-                column = self.column(columns, case, variant, quantity, places, reading)
-            if isinstance(column, tuple):
-                column[0](run)
-                column[1](reading.value)
-                column[2](number)
-            elif column is not None:
-                column(reading.value)
+            if quantity.startswith(CALIBRATION):
+                self._readings.setdefault((places[0], quantity), []).append(reading.value)
+                continue
+            self._append(self.series, (case, variant, quantity, places[reading.is_exact]), run, reading, number)
+
+    def _append(self, series: list[Series], key: Key, run: int, reading: Reading, word: int) -> None:
+        one = self._known.get(key)
+        if one is None:
+            one = self._known[key] = Series(*key, reading.unit, reading.is_exact)
+            series.append(one)
+        one.runs.append(run)
+        one.values.append(reading.value)
+        one.words.append(word)
 
     def end(self, run: int) -> None:
         """The run is read: what the calibration workload took beside its cases becomes a point of the machine's."""
         for (place, name), values_ns in self._readings.items():
-            if not values_ns:
-                continue
-            series = self._calibration.get((place, name))
-            if series is None:
-                series = self._calibration[place, name] = Series("", "", name, place, "ns", is_exact=False)
-                self.machines.append(series)
-            series.runs.append(run)
-            series.values.append(median(values_ns))
-            series.words.append(self.word(""))
+            if values_ns:
+                reading = Reading(median(values_ns), "ns", is_exact=False)
+                self._append(self.machines, ("", "", name, place), run, reading, self.word(""))
             values_ns.clear()
 
     def finish(self, since: datetime | None = None) -> None:
@@ -227,4 +189,6 @@ class History:
                 one.words = array("i", (one.words[at] for _, at in points))
             self.runs = [self.runs[at] for at in kept]
         self.series = [one for one in self.series if one.runs]
+        for key in self.varying & self._known.keys():
+            self._known[key].is_exact = False
         self.machines = [one for one in self.machines if one.runs]

@@ -10,16 +10,17 @@ resembles itself scores low, because the noise explains it, and the series itsel
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import lgamma
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perflab.history.noise import CHANGED, UNCHANGED, Floats, log_weights, whitened
+from perflab.history.noise import CHANGED, SIZED, UNCHANGED, Floats, log_weights, whitened
 
-FIRST = 5
-"""Points before the first step that is looked for: with fewer, the level before is not known."""
 LAST = 3
-"""Points from the last step that is looked for to the end: two outliers in a row are none."""
+"""Points before the first step that is looked for, and from the last one to the end: two outliers in a row are none."""
+BETWEEN = 5
+"""Points of a level between two others."""
 STEP_SD = 3.0
 """Standard deviation of the sizes of steps that are expected, in units of the noise."""
 AGE = 1.0
@@ -46,8 +47,7 @@ class Evidence:
 def clipped(series: Floats) -> Floats:
     """Series (``m`` x ``n``) whose single outliers are pulled towards their neighbours' median.
 
-    Four outliers among nine neighbours are pulled, five are a level. A new level is pulled while it is younger, but not
-    out of sight.
+    Four outliers among nine neighbours are pulled, five are a level; so are three in a row at either end.
     """
     width = min(_WINDOW, series.shape[1])
     windows = np.lib.stride_tricks.sliding_window_view(series, width, axis=1)
@@ -55,16 +55,22 @@ def clipped(series: Floats) -> Floats:
     middle = np.median(windows, axis=2)[:, places]
     distance = series - middle
     limit = _CLIP_SD * _MAD_TO_SD * np.median(np.abs(distance), axis=1, keepdims=True)
-    return middle + np.clip(distance, -limit, limit)
+    beyond = np.sign(distance) * (np.abs(distance) > limit)
+    for many in (LAST + 1, LAST):
+        for end in (slice(None, many), slice(-many, None)):
+            is_level = np.abs(beyond[:, end].sum(axis=1)) == many
+            middle[is_level, end] = np.median(series[is_level, end], axis=1, keepdims=True)
+    return middle + np.clip(series - middle, -limit, limit)
 
 
 def evidence(series: Floats) -> Evidence:
-    """What speaks for a step in each series (``m`` x ``n``, logarithms; ``n`` is ``FIRST + LAST`` to ``LONGEST``)."""
+    """What speaks for a step in each series (``m`` x ``n``, logarithms; ``n`` is 8 to ``LONGEST``)."""
     m, n = series.shape
-    y, smallest = _standardized(series)
-    places = np.arange(FIRST, n - LAST + 1)
+    y, smallest = _standardized(clipped(series))
+    places = np.arange(1, n)
     weights = (n - places + AGE) ** -FALLING
-    log_places = np.log(weights / weights.sum())
+    counted = slice(LAST - 1, n - LAST)
+    log_places = np.log(weights / weights[counted].sum())
     without, having = np.empty((m, len(whitened()))), np.empty((m, len(whitened()), len(places)))
     for k, model in enumerate(whitened()):
         fit = _fit(y, smallest, k, places)
@@ -78,18 +84,39 @@ def evidence(series: Floats) -> Evidence:
             + log_places
         )
     by_place = _log_sum(having + log_weights(CHANGED)[:, None], axis=1)
-    with_step = _log_sum(by_place, axis=1)
+    with_step = _log_sum(by_place[:, counted], axis=1)
     found = np.zeros((m, n))
-    found[:, places] = np.exp(by_place - with_step[:, None])
+    found[:, places] = np.exp(by_place - _log_sum(by_place, axis=1)[:, None])
     return Evidence(with_step - _log_sum(without + log_weights(UNCHANGED), axis=1), found)
+
+
+def sides(series: Floats, place: int) -> Floats:
+    """How likely a step near ``place`` begins at each point of one series, from the side of its middle that each is on.
+
+    That says as much of a case with two modes, or with outliers, as of any other.
+    """
+    n = len(series)
+    middle = (np.median(series[:place]) + np.median(series[place:])) / 2
+    above = [0, *np.cumsum(series > middle).tolist()]
+    logs = [_log_share(above[at], at) + _log_share(above[n] - above[at], n - at) for at in range(1, n)]
+    likely = np.exp(np.array([-np.inf, *logs]) - max(logs))
+    return np.asarray(likely / likely.sum())
+
+
+def _log_share(above: int, many: int) -> float:
+    """Log likelihood of so many points above a middle, whatever their share: Jeffreys' prior integrated out."""
+    return lgamma(above + 0.5) + lgamma(many - above + 0.5) - lgamma(many + 1)
 
 
 def size(series: Floats, place: int) -> tuple[float, float]:
     """Size of the step at one place of one series (``n``, logarithms), and its standard deviation.
 
-    No size is expected here: what speaks for a step must not pull its size towards nothing.
+    No size is expected here: what speaks for a step must not pull its size towards nothing. Each level's outliers are
+    pulled towards that level, however few points it has.
     """
-    y, smallest = _standardized(series[None, :])
+    distance = np.median(series[place:][:_WINDOW]) - np.median(series[:place][-_WINDOW:])
+    step = distance * (np.arange(len(series)) >= place)
+    y, smallest = _standardized(clipped((series - step)[None, :]) + step)
     n = y.shape[1]
     weights, means, variances = [], [], []
     for k, model in enumerate(whitened()):
@@ -100,7 +127,7 @@ def size(series: Floats, place: int) -> tuple[float, float]:
         weights.append(scale - 0.5 * np.log(fit.length_sq[0]) - 0.5 * (n - 2) * np.log(rest))
         means.append(mean)
         variances.append(rest / (n - 4) / fit.length_sq[0])
-    share = np.array(weights) + log_weights(CHANGED)
+    share = np.array(weights) + log_weights(SIZED)
     share = np.exp(share - share.max())
     share /= share.sum()
     mean = float(share @ np.array(means))
@@ -112,23 +139,23 @@ def size(series: Floats, place: int) -> tuple[float, float]:
 def clearest_stretches(series: Floats) -> list[tuple[float, int, int]]:
     """The stretch of each series (``m`` x ``n``, logarithms) that differs most from the rest, were runs independent.
 
-    Returns its distance in standard errors, its first point, and the point after its last one. It is at least ``FIRST``
-    points long, and has as many before it, and ``LAST`` behind it.
+    Returns its distance in standard errors, its first point, and the point after its last one. It has ``BETWEEN``
+    points or more, as many before it, and ``LAST`` behind it.
     """
-    y = _standardized(series)[0]
+    y = _standardized(clipped(series))[0]
     m, n = y.shape
     sums = np.concatenate([np.zeros((m, 1)), np.cumsum(y, axis=1)], axis=1)
     rows = np.arange(m)
     best, first, last = np.zeros(m), np.zeros(m, dtype=int), np.zeros(m, dtype=int)
-    length = FIRST
-    while length <= n - FIRST - LAST:
-        of_stretch = sums[:, FIRST + length : n - LAST + 1] - sums[:, FIRST : n - LAST + 1 - length]
+    length = BETWEEN
+    while length <= n - BETWEEN - LAST:
+        of_stretch = sums[:, BETWEEN + length : n - LAST + 1] - sums[:, BETWEEN : n - LAST + 1 - length]
         place = np.abs(of_stretch).argmax(axis=1)
         explained = of_stretch[rows, place] ** 2 / (length * (1.0 - length / n) * n)
         better = explained > best
         best = np.where(better, explained, best)
-        first = np.where(better, FIRST + place, first)
-        last = np.where(better, FIRST + place + length, last)
+        first = np.where(better, BETWEEN + place, first)
+        last = np.where(better, BETWEEN + place + length, last)
         length = max(length + 1, int(length * 1.15))
     best = np.minimum(best, 1.0 - 1e-9)
     z = np.sqrt((n - 2) * best / (1.0 - best))
@@ -156,9 +183,8 @@ def _fit(y: Floats, smallest: Floats, model: int, places: NDArray[np.intp]) -> _
     return _Fit(level_sq, residual + n * smallest, along, (steps**2).sum(axis=0) - of_level**2 * level_sq)
 
 
-def _standardized(series: Floats) -> tuple[Floats, Floats]:
-    """Series without outliers, mean 0 and standard deviation 1, and the smallest variance of each in that unit."""
-    y = clipped(series)
+def _standardized(y: Floats) -> tuple[Floats, Floats]:
+    """Series of mean 0 and standard deviation 1, and the smallest variance of each in that unit."""
     y = y - y.mean(axis=1, keepdims=True)
     unit = np.maximum(y.std(axis=1, keepdims=True), _SMALLEST_SD)
     return y / unit, (_SMALLEST_SD / unit[:, 0]) ** 2

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 
 import msgspec
 
 from perflab.data import to_json
 from perflab.history.contents import Contents
+from perflab.report.escaping import one_line
 
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?", re.ASCII | re.IGNORECASE)
 COLUMNS = ("case", "variant", "quantity", "unit", "environment", "created", "commit", "value", "said", "level", "file")
 
 
@@ -19,7 +23,10 @@ def as_json(contents: Contents) -> str:
 
 
 def as_csv(contents: Contents) -> str:
-    """A row a point, with the level that it belongs to. Texts that a spreadsheet would compute have a quote before."""
+    """A row a point, with the level that it belongs to. Texts that a spreadsheet would compute have a quote before.
+
+    Control characters are escaped: a terminal may show it.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -37,4 +44,4 @@ def as_csv(contents: Contents) -> str:
 
 
 def _plain(cell: str) -> str:
-    return f"'{cell}" if cell[:1] in ("=", "+", "@", "\t", "\r") else cell
+    return "'" * (cell.startswith(_FORMULA) and not _NUMBER.fullmatch(cell)) + one_line(cell)

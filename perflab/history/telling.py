@@ -29,7 +29,7 @@ from perflab.history.contents import (
 )
 from perflab.history.events import Event, gather
 from perflab.history.git_objects import clean, commits_between
-from perflab.history.judging import FEWEST, Found, judge, judge_accepted
+from perflab.history.judging import FEWEST, Found, creep_of, judge, judge_accepted
 from perflab.history.machine import without_the_machine
 from perflab.history.series import History, Series
 from perflab.report.lines import short_name
@@ -124,12 +124,14 @@ def _series(
         words=list(one.words),
         levels=levels,
         events=sorted({number for number, _ in parts}),
+        creep=None if accepted else creep_of(one, [found for _, found in parts]),
     )
 
 
 def _over_all(one: Series, levels: Sequence[Level], parts: Sequence[tuple[int, Found]]) -> float | None:
     if not one.is_exact:
-        return _finite(math.prod(found.change.ratio for _, found in parts))
+        known = [found.change.ratio for _, found in parts if found.change.low is not None]
+        return _finite(math.prod(known)) if len(known) == len(parts) else None
     return levels[-1].value / levels[0].value if levels[0].value else None
 
 
@@ -192,6 +194,7 @@ def _kind(event: Event, history: History, *, no_code: bool) -> str:
 def _member(found: Found, row: SeriesRow, undone: Mapping[tuple[int, int], int], *, accepted: bool) -> Member:
     change = found.change
     at = next(place for place, level in enumerate(row.levels) if level.first == change.at)
+    rest = found.rest if found.rest is not None and math.isfinite(found.rest.high) else None
     return Member(
         series=found.series,
         before=change.before,
@@ -199,21 +202,21 @@ def _member(found: Found, row: SeriesRow, undone: Mapping[tuple[int, int], int],
         at=change.at,
         old=row.levels[at - 1].value,
         new=row.levels[at].value,
-        ratio=_finite(change.ratio),
+        ratio=_finite(change.ratio) if change.low is not None else None,
         difference=row.levels[at].value - row.levels[at - 1].value,
         low=_finite(change.low),
         high=_finite(change.high),
         p=None if accepted or row.exact else change.p,
         machine=found.rest.machine if found.rest is not None else None,
-        rest=found.rest.ratio if found.rest is not None else None,
-        rest_low=found.rest.low if found.rest is not None else None,
-        rest_high=found.rest.high if found.rest is not None else None,
+        rest=rest.ratio if rest is not None else None,
+        rest_low=rest.low if rest is not None else None,
+        rest_high=rest.high if rest is not None else None,
         undone_by=undone.get((found.series, change.at)),
     )
 
 
-def _finite(ratio: float) -> float | None:
-    return ratio if math.isfinite(ratio) else None
+def _finite(ratio: float | None) -> float | None:
+    return ratio if ratio is not None and math.isfinite(ratio) else None
 
 
 def _told_apart(texts: Sequence[str]) -> list[str]:

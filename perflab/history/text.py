@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import median
@@ -10,6 +11,7 @@ from perflab.history.between import between_lines
 from perflab.history.contents import ACCEPTED, ALARM, MACHINE, POSSIBLE, Contents, EventRow, SeriesRow
 from perflab.history.wording import (
     break_text,
+    creep_text,
     difference_text,
     member_lines,
     no_event,
@@ -32,8 +34,7 @@ _BESIDE = 50
 _LEAST_HEIGHT = 0.1
 _MOST_MEMBERS = 6
 _MOST_COMMITS = 8
-_MOST_BREAKS = 8
-NEW_ENVIRONMENTS = "new environments, which begin new series"
+_MOST_NOTES = 8
 _MOST_QUANTITY = 24
 _MOST_IN_FULL = 6
 """So few series are shown point by point."""
@@ -76,15 +77,25 @@ def _lines(contents: Contents, width: int) -> Iterator[str]:
     if not contents.events:
         yield no_event(contents)
         yield ""
-    if contents.breaks:
-        yield NEW_ENVIRONMENTS
-        for begun in reversed(contents.breaks[-_MOST_BREAKS:]):
-            yield from _wrapped("   ", break_text(begun, contents), width)
+    for head, lines in notes(contents):
+        yield head
+        for line in lines[:_MOST_NOTES]:
+            yield from _wrapped("   ", line, width)
+        yield from [f"   and {len(lines) - _MOST_NOTES} more; --format=json has all"] * (len(lines) > _MOST_NOTES)
         yield ""
     yield from _table(contents, width)
     if len(contents.series) <= _MOST_IN_FULL:
         for row in contents.series:
             yield from _points(row, contents, width)
+
+
+def notes(contents: Contents) -> list[tuple[str, list[str]]]:
+    """What is said beside events, below its heads: where series begin anew, the newest first; and which crept."""
+    crept = sorted((row for row in contents.series if row.creep), key=lambda row: -abs(math.log(row.creep or 1.0)))
+    begun = [break_text(one, contents) for one in reversed(contents.breaks)]
+    heads = "new environments and names, which begin new series", "slow changes, no alarms"
+    said = zip(heads, (begun, [creep_text(row, contents) for row in crept]), strict=True)
+    return [(head, lines) for head, lines in said if lines]
 
 
 def _points(row: SeriesRow, contents: Contents, width: int) -> Iterator[str]:
@@ -180,10 +191,10 @@ def since_start(row: SeriesRow) -> str:
     if not row.judged:
         return "too few"
     if len(row.levels) == 1:
-        return "same"
+        return "same" if row.creep is None else f"{format_change(row.creep)} slowly"
     if row.exact:
         return difference_text(row.difference, row.unit)
-    return format_change(row.ratio) if row.ratio is not None else "from 0"
+    return format_change(row.ratio) if row.ratio is not None else "too few"
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

@@ -12,6 +12,7 @@ from perflab.report.escaping import one_line
 from perflab.report.lines import shorten
 from perflab.units import BYTES_PER, format_bytes, format_change, format_count, format_interval, format_ns, format_si
 
+TOO_FEW = "too few runs to say how much"
 _SHORT = 7
 _LONG = 1e7
 _LONGEST = 60
@@ -45,7 +46,7 @@ def brief(name: str, most: int = _LONGEST) -> str:
 def title(event: EventRow, contents: Contents) -> str:
     """``slower: +8.1 % (+6.9 %…+9.4 %), latency of step[small] and 3 more cases``."""
     rows = contents.series
-    timed = any(not rows[one.series].exact for one in event.members)
+    timed = any(rows[one.series].unit == "ns" for one in event.members)
     word = ("slower" if event.worse else "faster") if timed else ("needs more" if event.worse else "needs less")
     if event.kind == ACCEPTED:
         word = f"accepted, {word}"
@@ -123,7 +124,7 @@ def member_change(member: Member, row: SeriesRow) -> str:
     if row.exact:
         return difference_text(member.difference, row.unit)
     if member.ratio is None:
-        return "from 0"
+        return TOO_FEW
     if member.low is None or member.high is None or member.low == member.high:
         return format_change(member.ratio)
     return f"{format_change(member.ratio)} ({format_interval(member.low, member.high)})"
@@ -196,6 +197,13 @@ def break_text(one: BreakRow, contents: Contents) -> str:
     was = f", before {one.before}" if one.before else ""
     now = one.now or "another environment"
     return f"from {since}: {now}{was}; {series_name(row)} {pair_text(first.old, first.new, row.unit)}{more}, not judged"
+
+
+def creep_text(row: SeriesRow, contents: Contents) -> str:
+    """``latency of step[small] crept by +10.2% from 2026-01-01 to 2026-03-01, without a step``."""
+    first, last = (contents.runs[row.runs[at]].created[:10] for at in (0, -1))
+    beside = "beside its steps" if len(row.levels) > 1 else "without a step"
+    return f"{series_name(row)} crept by {format_change(row.creep or 1.0)} from {first} to {last}, {beside}"
 
 
 def member_lines(event: EventRow, contents: Contents, most: int) -> list[str]:

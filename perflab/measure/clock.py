@@ -6,6 +6,7 @@ one for a prediction's budget, so that a test can put a virtual clock in their p
 
 from __future__ import annotations
 
+import resource
 import sys
 import time
 from collections.abc import Callable
@@ -23,6 +24,15 @@ read_ns: Callable[[], int] = time.perf_counter_ns
 """Nanoseconds on the host's monotonic clock."""
 read_processor_ns: Callable[[], int] = time.thread_time_ns
 """Processor time of this thread: what neighbours on the machine take is not in it."""
+read_all_processors_ns: Callable[[], int] = time.process_time_ns
+"""Processor time of all threads of this process."""
+
+
+def read_blocks() -> int | None:
+    """How often this thread has waited for something else than a core, as for a lock; None where that is unknown."""
+    if sys.platform != "linux":
+        return None
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
 def synchronized_seconds() -> float:
@@ -52,6 +62,8 @@ class Sample:
     """Time between the calls that is none of theirs: caches were evicted."""
     cpu_ns: int | None = None
     """CPU time of the calls, where not all that the process used meanwhile was theirs."""
+    waited_ns: int = 0
+    """Time within ``total_ns`` in which the thread waited for a core that other work had; 0 where that is unknown."""
     reading: Reading | None = field(default=None, compare=False)
     """The sample's whole span on a GPU, read by two clocks."""
 

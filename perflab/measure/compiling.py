@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from perflab.internals import switched_off
 from perflab.torch_internals.compiler import dynamo_counters
 
 _REGION = re.compile(r"(?:!\d+/)?(\d+)/(\d+)")
@@ -27,11 +28,18 @@ class CompilerState:
     """Frames that Dynamo was given to compile, successfully or not."""
     compilations: Mapping[int, int] | None = field(default_factory=dict)
     """How often each frame was compiled, by its number; None where this version of PyTorch does not say."""
+    off: str | None = None
+    """Why nothing is known."""
 
 
 def compiler_state() -> CompilerState:
     """The counters as they are now."""
-    counters = dynamo_counters()
+    try:
+        counters = dynamo_counters()
+    except Exception as error:
+        if (why := switched_off(error)) is None:
+            raise
+        return CompilerState(off=why.problem)
     if counters is None:
         return CompilerState()
     return CompilerState(counters.graph_breaks, counters.frames_seen, counters.compilations)

@@ -59,6 +59,10 @@ class CallCounter:
         self._compiled_frames: list[int] = []
         self._instructions = instructions and device.type == "cpu" and instructions_are_counted()
         self.counts: dict[str, int] = {}
+        self.each: list[dict[str, int]] = []
+        """What each of the calls counted that were looked at together."""
+        self.off: dict[str, str] = {}
+        """By count, why it is not known."""
 
     @property
     def extra_calls(self) -> int:
@@ -92,7 +96,6 @@ class CallCounter:
     def read(self, results: Any) -> None:
         """Count what kineto saw in the spans; kept is what all of them agree on."""
         events = read_events(results)
-        each: list[dict[str, int]] = []
         found = spans(events)
         if len(found) != len(self._compiled_frames):
             return  # the workload has stopped our profiler, by one of its own: what is there is not whole
@@ -103,8 +106,13 @@ class CallCounter:
             else:
                 counts["allocations"] = count_allocations(events, span)
             regions = compiled_regions(events, span)
-            each.append(counts | counts_of_compiler(regions, frames, self._before, compiler_state()))
-        self.counts |= agreed(each)
+            after = compiler_state()
+            if regions and after.off is not None:
+                self.off |= dict.fromkeys(("graph_breaks", "recompiles"), after.off)
+            elif after.off is None:
+                counts |= counts_of_compiler(regions, frames, self._before, after)
+            self.each.append(counts)
+        self.counts |= agreed(self.each)
 
 
 def read_events(results: Any) -> list[Event]:

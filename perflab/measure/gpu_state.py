@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from perflab.child import descent_of, run_process
 from perflab.measure.records import GpuState
 
 if TYPE_CHECKING:
@@ -75,22 +76,15 @@ def read_state(nvml: Any, handle: Any) -> GpuState:
 def count_others(pids: Sequence[int]) -> int | None:
     """How many of the processes are none of this run's.
 
-    Those of one command are in one process group: the process that asked for fresh ones, and other workers, which
-    hold memory on the GPU while they wait for their turn. None if this process is not among them itself: in a
-    container the driver may count processes in another way, and nobody can tell which are ours.
+    The run's all descend from the process that it began in: fresh processes and sides of a comparison, each in a
+    session of its own, and other workers, which hold memory on the GPU while they wait for their turn. None if this
+    process is not among them itself: in a container the driver may count processes in another way, and nobody can
+    tell which are ours.
     """
     if os.getpid() not in pids:
         return None
-    return sum(not _is_ours(pid) for pid in set(pids))
-
-
-def _is_ours(pid: int) -> bool:
-    try:
-        return pid == os.getpid() or os.getpgid(pid) == os.getpgid(0)
-    except AttributeError:  # Windows
-        return pid == os.getppid()
-    except OSError:
-        return False  # ended meanwhile, or not to be seen
+    ours = {os.getpid(), run_process()}
+    return sum(ours.isdisjoint(descent_of(pid)) for pid in set(pids))
 
 
 def _find(nvml: Any, device: torch.device) -> Any:

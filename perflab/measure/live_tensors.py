@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from perflab.reachable import reachable
 from perflab.torch_internals.fakes import is_fake
+from perflab.torch_internals.tracing import parts_of
 
 if TYPE_CHECKING:
     import torch
@@ -26,19 +27,18 @@ def held_bytes(roots: tuple[Any, ...], device: torch.device) -> int:
 
 def held_storages(found: Iterable[Any], device: torch.device) -> dict[int, int]:
     """By address, the size of each storage on ``device`` that tensors among these objects have."""
-    storages = dict(storage for value in found if (storage := storage_of(value, device)) is not None)
+    storages = {address: size_bytes for value in found for address, size_bytes in storages_of(value, device)}
     block_bytes = _CUDA_BLOCK_BYTES if device.type == "cuda" else 1
     return {address: -(-size_bytes // block_bytes) * block_bytes for address, size_bytes in storages.items()}
 
 
-def storage_of(value: Any, device: torch.device) -> tuple[int, int] | None:
-    """Address and bytes of a tensor's storage; None of what takes no memory on that device."""
+def storages_of(value: Any, device: torch.device) -> Iterator[tuple[int, int]]:
+    """Address and bytes of each storage that a tensor is made of; nothing of what takes no memory on that device."""
     import torch
 
-    if not (isinstance(value, torch.Tensor) and _is_there(value, device) and value.layout is torch.strided):
-        return None
-    storage = value.untyped_storage()
-    return (storage.data_ptr(), storage.nbytes()) if storage.nbytes() else None
+    for part in parts_of(value) if isinstance(value, torch.Tensor) else ():
+        if _is_there(part, device) and (storage := part.untyped_storage()).nbytes():
+            yield storage.data_ptr(), storage.nbytes()
 
 
 def _is_there(tensor: torch.Tensor, device: torch.device) -> bool:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from perflab.data import changed
 from perflab.errors import PerflabError
+from perflab.internals import switched_off
 from perflab.measure import clock
+from perflab.measure.alike import Watched
 from perflab.measure.allocator import keep_freed_memory
 from perflab.measure.caches import Eviction
 from perflab.measure.calibration import CalibrationWorkload
@@ -32,7 +34,7 @@ from perflab.measure.nvtx import (
     nvtx_range,
     with_ranges,
 )
-from perflab.measure.records import Measurement, OutOfMemory, Replicate, per_call_ns, summarize
+from perflab.measure.records import Measurement, Memory, OutOfMemory, Replicate, per_call_ns, summarize
 from perflab.measure.sampling import Plan, Progress, collect, warm_up
 from perflab.measure.span import check_agreement
 from perflab.measure.statistics import relative_half_width
@@ -102,17 +104,20 @@ def measure(
         Exception: whatever the workload raises, out of memory included.
     """
     workload = with_ranges(workload, device)
+    watched = Watched(workload, device)
     stopwatch = stopwatch_for(device, mode)
     calibration = CalibrationWorkload(device)
     cpu_ns: list[int] = []
     witness = Witness(device)
+
+    is_cold_start = plan.warmup == 0 or mode.cuda_graph  # the first call is timed, or is no plain one
 
     keep_freed_memory()
     began_ns = clock.read_ns()
 
     def time_once(repetitions: int) -> Sample:
         before_ns = time.process_time_ns()
-        sample = stopwatch.time(workload, repetitions)
+        sample = stopwatch.time(workload if cpu_ns or is_cold_start else watched, repetitions)
         used_ns = time.process_time_ns() - before_ns
         cpu_ns.append(used_ns if sample.cpu_ns is None else sample.cpu_ns)
         return sample
@@ -120,6 +125,7 @@ def measure(
     with current_device(device), collector_at_ease():
         with nvtx_range(f"{label}: {WARM_UP}", device):
             warmup = warm_up(time_once, plan, progress)
+        watched.look(warmup.calls)
         # What the budget leaves for samples: warm-up is over, the memory pass is still to come.
         call_ns = warmup.readings_ns[-1] if warmup.readings_ns else 0
         later_calls = MEMORY_CALLS + (counter.extra_calls if counter is not None else 0)
@@ -133,9 +139,7 @@ def measure(
         stopwatch.release()  # what evicts, and graphs, are none of the case's memory
         progress("memory")
         with nvtx_range(f"{label}: {MEMORY}", device):
-            if counter is not None:
-                counter.count_apart(workload)
-            memory, result = measure_memory(workload, device, counter)
+            weight = weigh(watched, device, counter)
         profiled = try_profile(workload, device, profile, progress) if profile is not None else NO_PROFILE
         if isinstance(workload, RangedWorkload):
             from perflab.profiles.operator_ranges import run_with_operator_ranges
@@ -151,18 +155,48 @@ def measure(
             settled=warmup.settled,
             clock=stopwatch.name,
             phases_ns={name: [sample.phases_ns[name] for sample in samples] for name in workload.phases},
-            memory=memory,
+            memory=weight.memory,
             calibration_ns=calibration.results_ns(),
             cores_busy=_cores_busy(cpu_ns, samples),
             evidence=evidence,
-            counts=dict(sorted(counter.counts.items())) if counter is not None else {},
+            counts=weight.counts,
+            off=weight.off,
             evicted_bytes=stopwatch.evicted_bytes,
             empty_call_ns=empty_call_ns,
             profile=profiled.profile,
             not_profiled=profiled.problem,
         ),
-        result,
+        weight.result,
     )
+
+
+@dataclass(frozen=True)
+class Weight:
+    """Memory of one call, and what can be counted in it."""
+
+    memory: Memory | None
+    counts: dict[str, int]
+    off: dict[str, str]
+    """By quantity, why it is not known."""
+    result: Any
+    """What the call returned."""
+
+
+def weigh(workload: Watched, device: torch.device, counter: CallCounter | None) -> Weight:
+    """Take memory and counts, without those that this version of PyTorch does not let us read."""
+    try:
+        if counter is not None:
+            counter.count_apart(workload.inner)
+        memory, result = measure_memory(workload, device, counter)
+    except Exception as error:
+        why = switched_off(error)
+        if why is None:
+            raise
+        unknown = ["memory", *(["counts"] if counter is not None else [])]
+        return Weight(None, {}, dict.fromkeys(unknown, why.problem), workload.run())
+    if counter is None:
+        return Weight(memory, {}, {}, result)
+    return Weight(memory, dict(sorted(counter.counts.items())), counter.off, result)
 
 
 @dataclass(frozen=True)
@@ -220,7 +254,8 @@ def _tried(take: Callable[[], _Found]) -> _Found | str:
     except PerflabError as error:
         return f"{error.problem}; {error.remedy}"
     except Exception as error:
-        return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        off = switched_off(error)
+        return off.problem if off is not None else f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def replicate_of(measurement: Measurement) -> Replicate:

@@ -7,9 +7,10 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from perflab.data import changed
+from perflab.measure.alike import Watched
 from perflab.measure.devices import collector_off, release_memory, synchronize
 from perflab.measure.graph_pools import free_bytes_in, replayed_pools
-from perflab.measure.live_tensors import held_bytes
 from perflab.measure.profiler import profiler
 from perflab.measure.records import Memory
 from perflab.torch_internals.machine import event_name, host_events, kineto_results
@@ -39,16 +40,20 @@ def measure_memory(workload: Workload, device: torch.device, counter: CallCounte
     is the one measured.
 
     Cyclic garbage is not collected during the pass: what is reported is what the code needs without the
-    collector's luck, and the same in every run.
+    collector's luck, and the same in every run. Where calls differ, it is not, and the counter's counts are dropped.
     """
+    watched = workload if isinstance(workload, Watched) else Watched(workload, device)
     release_memory(device)
     with collector_off():
-        if device.type == "cuda":
-            return _cuda_memory(workload, device)
-        return _cpu_memory(workload, device, counter)
+        on_cuda = device.type == "cuda"
+        memory, result = _cuda_memory(watched, device) if on_cuda else _cpu_memory(watched, device, counter)
+    differ, used_up = watched.differences(result, counter.each if counter is not None else [])
+    if differ and counter is not None:
+        counter.counts.clear()
+    return changed(memory, calls_differ=differ, used_up=used_up), result
 
 
-def _cuda_memory(workload: Workload, device: torch.device) -> tuple[Memory, Any]:
+def _cuda_memory(workload: Watched, device: torch.device) -> tuple[Memory, Any]:
     import torch
 
     synchronize(device)
@@ -56,7 +61,7 @@ def _cuda_memory(workload: Workload, device: torch.device) -> tuple[Memory, Any]
         workload.run()
     synchronize(device)
     # What the call then makes in such a pool counts twice, here and as growth: rather too much than too little.
-    held = held_bytes(workload.roots, device) + free_bytes_in(pools, device)
+    held = workload.look() + free_bytes_in(pools, device)
     torch.cuda.reset_peak_memory_stats(device)
     start = torch.cuda.memory_allocated(device)
     result = workload.run()
@@ -72,12 +77,12 @@ def _cuda_memory(workload: Workload, device: torch.device) -> tuple[Memory, Any]
     return memory, result
 
 
-def _cpu_memory(workload: Workload, device: torch.device, counter: CallCounter | None) -> tuple[Memory, Any]:
+def _cpu_memory(workload: Watched, device: torch.device, counter: CallCounter | None) -> tuple[Memory, Any]:
     counted = counter.call if counter is not None else contextlib.nullcontext
     with cpu_allocations() as allocations:
         with counted():
             workload.run()
-        held = held_bytes(workload.roots, device)
+        held = workload.look()
         resident_before = _resident_bytes()
         with allocations.span(), counted():
             result = workload.run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from statistics import fmean, median, stdev
 from typing import Annotated, ClassVar
 
@@ -27,6 +28,15 @@ class Memory(Data, frozen=True):
     """CUDA: ``max_memory_reserved``."""
     resident_growth_bytes: int | None = None
     """CPU: growth of the process's resident set, as information only."""
+    calls_differ: list[str] = []
+    """In what the case's calls differ, as sentences: then no peak is exact, and nothing is counted."""
+    used_up: bool = False
+    """Whether later calls found nothing to do."""
+
+    @property
+    def shown_bytes(self) -> int | None:
+        """The peak; None where there is no exact one, or no tensor memory at all."""
+        return None if self.calls_differ else self.peak_bytes or None
 
 
 class GpuState(Data, frozen=True):
@@ -107,6 +117,8 @@ class Measurement(Data, frozen=True):
     """Why it could not be."""
     not_counted: str | None = None
     """Why instructions, which a process of its own was to count, were not."""
+    off: dict[str, str] = {}
+    """By quantity, ``memory`` or a count, why it was not measured: PyTorch's internals are other ones."""
 
 
 class Replicate(Data, frozen=True):
@@ -151,6 +163,15 @@ class OutOfMemory(Data, frozen=True):
     """Names of those that the case declares (``perf.fits``)."""
 
 
+class CallTimes(StrEnum):
+    """Which times of calls a ratio is of."""
+
+    FASTEST = "fastest"
+    """The fastest of each turn: known best, and right where all calls changed alike."""
+    MEAN = "mean"
+    """All calls: right where some changed and others did not."""
+
+
 class Paired(Data, frozen=True):
     """What a comparison in turns with another version found."""
 
@@ -163,11 +184,46 @@ class Paired(Data, frozen=True):
     """The same of the pairs that were taken because of a suspicion. All count."""
     control: list[float] = []
     """Ratios of the base over itself, where this case was the null control."""
+    judged: CallTimes = CallTimes.FASTEST
+    """What all these are ratios of."""
+    uneven: bool = False
+    """Whether the mean calls differed by more than the fastest ones, which was not certain."""
     detectable: float | None = None
     """The smallest ratio that would have been found in nine of ten such runs; infinite, in JSON null, if none would."""
     base_memory: Memory | None = None
     base_ns: Positive | None = None
     """Typical time of one call of the other side, measured beside this one's."""
+
+    @property
+    def calls(self) -> str:
+        """The calls that are compared, in words, if these are not the fastest."""
+        return (
+            "means of all calls are compared, since these differ from each other"
+            if self.judged is CallTimes.MEAN
+            else ""
+        )
+
+
+class Ratio(Data, frozen=True):
+    """A time as a multiple of another one that was measured in turns with it, and its 95 % interval."""
+
+    value: Positive
+    low: Positive
+    high: Positive
+
+
+class Beside(Data, frozen=True):
+    """A row of a table, measured in turns with the row that it is held against."""
+
+    base: str
+    """Node id of that row."""
+    base_ns: Positive
+    """Its time of a call as its own measurement had it. Where another one counts by now, the ratios are of old code."""
+    call: Ratio | None = None
+    """None: there is no ratio, see ``problem``."""
+    phases: dict[str, Ratio] = {}
+    problem: str | None = None
+    """Why there is none, and what helps."""
 
 
 class Quote(Data, frozen=True):

@@ -61,7 +61,8 @@ class Warmup:
     readings_ns: tuple[int, ...] = ()
     """Time of one call in each reading, first to last."""
     call_lasts_ns: float = 0.0
-    """The last reading's time of one call with what goes on between calls, as cold caches need it."""
+    """The time of one call with what goes on between calls, as cold caches need it: of the fastest reading with these
+    repetitions, since other work may have made the last one many times as long."""
 
 
 TimeOnce = Callable[[int], Sample]
@@ -97,16 +98,17 @@ def warm_up(time_once: TimeOnce, plan: Plan, progress: Progress) -> Warmup:
     repetitions, calls = 1, 0
     readings_ns: list[int] = []
     previous: float | None = None
-    lasted_ns = 0
+    fastest_ns = 0
 
     def ended(*, settled: bool) -> Warmup:
-        return Warmup(calls, settled, repetitions, tuple(readings_ns), lasted_ns / repetitions)
+        return Warmup(calls, settled, repetitions, tuple(readings_ns), fastest_ns / repetitions)
 
     while True:
         progress(f"warm-up {len(readings_ns) + 1}")
         sample = time_once(repetitions)
         total_ns, lasted_ns = sample.total_ns, sample.lasted_ns
         calls += repetitions
+        fastest_ns = lasted_ns if previous is None else min(fastest_ns, lasted_ns)
         reading = total_ns / repetitions
         readings_ns.append(round(reading))
         wanted = repetitions_for(lasted_ns, repetitions)

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from perflab.measure import clock
+from perflab.measure.alike import Watched
 from perflab.measure.allocator import keep_freed_memory
 from perflab.measure.clock import Sample
 from perflab.measure.devices import current_device, release_memory
 from perflab.measure.measurement import (
     Profiled,
     TakenApart,
+    Weight,
     collector_at_ease,
     stopwatch_for,
     try_profile,
     try_take_apart,
+    weigh,
 )
-from perflab.measure.memory import measure_memory
-from perflab.measure.records import Memory
 from perflab.measure.sampling import Plan, Warmup, warm_up
 from perflab.measure.span import Reading, check_agreement
 from perflab.mode import DEFAULT, Mode
@@ -31,6 +35,10 @@ if TYPE_CHECKING:
     from perflab.measure.workload import Workload
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
+
+OTHER_THREADS = 0.02
+"""Other threads of the process that work less than this share of a sample take no core from its own."""
 
 
 class Turns:
@@ -56,7 +64,10 @@ class Turns:
         self._plan = plan
         self._hands_back = hands_back and device.type == "cuda"
         self._stopwatch = stopwatch_for(device, mode)
+        self._watched = Watched(workload, device)
+        self._next = workload if mode.cuda_graph else self._watched
         self._around = contextlib.ExitStack()
+        self._draw = random.Random()  # its own: the workload may seed the module's
         self._readings: list[Reading | None] = []
         self.clock = self._stopwatch.name
 
@@ -73,6 +84,7 @@ class Turns:
     def warm_up(self) -> Warmup:
         """Call until readings agree, as any measurement does."""
         warmup = warm_up(self._time, self._plan, _say_nothing)
+        self._watched.look(warmup.calls)
         self._hand_back()
         return warmup
 
@@ -82,7 +94,7 @@ class Turns:
         Args:
             repetitions: calls in a sample.
             samples: how many.
-            rewarm: take one more before them and throw it away: caches hold what ran here last, which was
+            rewarm: take one or two more before them and throw them away: caches hold what ran here last, which was
                 somebody else's work. It is worth its time where a sample is short.
             core: where this thread is to begin; it stays free to move, as do all threads that it starts.
 
@@ -91,9 +103,10 @@ class Turns:
         """
         if core is not None:
             _move_to(core)
-        if rewarm:
+        # One or two, by chance: a cost in every second call would else fall into all samples of a side, or into none.
+        for _ in range(self._draw.randint(1, 2) if rewarm else 0):
             self._time(repetitions)
-        taken = [self._time(repetitions) for _ in range(samples)]
+        taken = [self._time_beside_others(repetitions) for _ in range(samples)]
         self._readings += [sample.reading for sample in taken]
         check_agreement(self._readings, more_to_come=True)
         self._hand_back()
@@ -107,13 +120,10 @@ class Turns:
         """
         check_agreement(self._readings)
 
-    def weigh(self) -> tuple[Memory, dict[str, int]]:
+    def weigh(self) -> Weight:
         """Memory of one call, and what can be counted in it."""
         self._stopwatch.release()
-        if self._counter is not None:
-            self._counter.count_apart(self._workload)
-        memory, _ = measure_memory(self._workload, self._device, self._counter)
-        return memory, dict(sorted(self._counter.counts.items())) if self._counter is not None else {}
+        return weigh(self._watched, self._device, self._counter)
 
     def profile(self, budget_ns: float) -> Profiled:
         """Where the time of one call goes, or why that is not known."""
@@ -129,7 +139,26 @@ class Turns:
         return found
 
     def _time(self, repetitions: int) -> Sample:
-        return self._stopwatch.time(self._workload, repetitions)
+        timed, self._next = self._next, self._workload
+        return self._stopwatch.time(timed, repetitions)
+
+    def _time_beside_others(self, repetitions: int) -> Sample:
+        """A sample that knows how long its thread waited for a core that other processes had.
+
+        It is known of a thread that waited for nothing else and whose process had no other thread at work.
+        """
+        before, began_ns = (
+            clock.read_blocks(),
+            (clock.read_ns(), clock.read_processor_ns(), clock.read_all_processors_ns()),
+        )
+        sample = self._time(repetitions)
+        ended_ns = (clock.read_ns(), clock.read_processor_ns(), clock.read_all_processors_ns())
+        if before is None or clock.read_blocks() != before or self._stopwatch.name != "host" or sample.apart_ns:
+            return sample
+        lasted_ns, own_ns, all_ns = (end - begin for begin, end in zip(began_ns, ended_ns, strict=True))
+        if all_ns - own_ns > OTHER_THREADS * lasted_ns:
+            return sample
+        return replace(sample, waited_ns=max(0, min(lasted_ns - own_ns, sample.total_ns - 1)))
 
     def _hand_back(self) -> None:
         if self._hands_back:

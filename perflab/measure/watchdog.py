@@ -2,14 +2,13 @@
 
 Three things are tried, since work hangs in three ways. Python code in the main thread is interrupted by a signal, whose
 handler raises; so is C code that heeds signals, a lock of Python's own among it. C code that heeds none is left to
-``give_up``, on the watching thread. C code that keeps the interpreter's lock lets no Python run at all: then a timer of
-``faulthandler`` writes the stacks and ends the process.
+``give_up``, on the watching thread. C code that keeps the interpreter's lock lets no Python run at all: that is left to
+another process, which ``leave`` is to tell beforehand.
 """
 
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import os
 import signal
 import sys
@@ -30,22 +29,22 @@ Interrupt = Callable[[str], NoReturn]
 """Given the stacks of all threads, raises what is to end the work."""
 GiveUp = Callable[[str], object]
 """Given the stacks of all threads; runs on the watching thread. The process ends when it returns."""
+Leave = Callable[[float | None], object]
+"""Given within how many seconds it is called again, unless no Python runs here; None: maybe never."""
 
 
 class Watchdog:
     """Watches what runs in its ``watching`` blocks. Its thread sleeps until a limit is over.
 
     Args:
-        stderr: a file descriptor for stacks that only C code can write any more.
         grace_s: what work may take to end once it was interrupted.
-        last_resort: whether faulthandler's timer is ours; there is one in a process.
+        leave: leaves word of what is watched.
     """
 
-    def __init__(self, stderr: int, grace_s: float, *, last_resort: bool = True) -> None:
+    def __init__(self, grace_s: float, leave: Leave) -> None:
         """Watch nothing yet."""
-        self._stderr = stderr
         self._grace_s = grace_s
-        self._last_resort = last_resort
+        self._leave = leave
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._limit_s = float("inf")
@@ -74,8 +73,7 @@ class Watchdog:
         finally:
             self._deadline_s = self._give_up = None
             if os.getpid() == process:
-                if self._last_resort:
-                    faulthandler.cancel_dump_traceback_later()
+                self._leave(None)
                 if in_main:
                     with self._changed:  # a signal that is on its way arrives while the handler is ours
                         time.sleep(0)
@@ -105,8 +103,7 @@ class Watchdog:
     def pause(self) -> None:
         """Watch nothing until ``resume``: the work waits for somebody who is watched elsewhere."""
         self._deadline_s = None  # the thread finds out when it wakes up
-        if self._last_resort:
-            faulthandler.cancel_dump_traceback_later()
+        self._leave(None)
 
     def resume(self) -> None:
         """Go on watching, if something is being watched; the limit begins anew."""
@@ -115,10 +112,8 @@ class Watchdog:
 
     def _set_timer(self, now_s: float) -> None:
         self._timer_set_s = now_s
-        # A sign of life sets it anew only after half of the limit: setting it starts a thread.
-        after_s = 1.5 * self._limit_s + 2 * self._grace_s
-        if self._last_resort and after_s < threading.TIMEOUT_MAX:
-            faulthandler.dump_traceback_later(after_s, exit=True, file=self._stderr)
+        # A sign of life sets it anew only after half of the limit: each wakes another process.
+        self._leave(min(1.5 * self._limit_s + 2 * self._grace_s, threading.TIMEOUT_MAX))
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         if self._stacks is not None and self._deadline_s is not None and self._interrupt is not None:

@@ -96,3 +96,5 @@ class Baseline(Data, frozen=True):
     times: Entry | None = None
     times_are_own: bool = False
     """Whether the times are of this machine's own history, and not committed."""
+    moved_from: str | None = None
+    """The name under which it is stored, where that is the case's old one."""

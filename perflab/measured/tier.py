@@ -12,6 +12,7 @@ TIER = Tier(
     describe="perflab.measured.report.contents:describe",
     data="perflab.measured.report.section:data",
     sets_beside="perflab.measured.report.side_by_side:side_by_side",
+    take_turns="perflab.measured.run.tables:take_turns",
     save="perflab.measured.run.saving:save",
     stored="perflab.measured.store.stored:stored",
     join="perflab.measured.store.stored:join",

@@ -40,6 +40,7 @@ def _looked_at(case: Case) -> list[str]:
         if paired is not None:
             pairs = [*paired.screen, *paired.confirm]
             told.append(f"{format_count(len(pairs), 'interleaved pair')} of fresh processes, A/B with {paired.against}")
+            told += [paired.calls] if paired.calls else []
     if told and case.disturbed == []:
         told.append("nothing disturbed the processes that were judged")
     return told

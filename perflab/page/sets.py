@@ -13,7 +13,7 @@ from perflab.report.beside_text import amount
 from perflab.report.contents import RunContents
 from perflab.report.lines import MARKED, with_mark
 from perflab.report.view import CHARTED
-from perflab.units import format_ratio
+from perflab.units import format_between, format_ratio
 
 INTERVAL = "a line at the end of a bar: 95 % interval of the median, by the noise within its process"
 _UNTOLD = "can't tell"
@@ -54,7 +54,8 @@ def _study(study: dict[str, Any], table: dict[str, Any], places: Places) -> SetV
         first = text_cell(_marked(row, "label"), href=_place(places, row["case"]), more=row.get("said", ""))
         rows.append(Row([first, *(_study_cell(row, one) for one in table["columns"])]))
     against = f", against {', '.join(study['versus'])}" if study["versus"] else ""
-    return SetView(f"Study: {study['study']}{against}", pictures, PageTable(columns, rows), study["findings"])
+    notes = [*table.get("no_ratios", []), *study["findings"]]
+    return SetView(f"Study: {study['study']}{against}", pictures, PageTable(columns, rows), notes)
 
 
 def _place(places: Places, case: str) -> str | None:
@@ -69,9 +70,12 @@ def _study_cell(row: dict[str, Any], column: dict[str, Any]) -> Cell:
     value = row.get("values", {}).get(column["name"])
     if column["name"] == "spread":
         return noise_cell(value)
-    ratio = row.get("versus", {}).get(column["name"])
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return number_cell(value, column["unit"] or "count", format_ratio(ratio) if ratio is not None else "")
+        ratio, between = (row.get(of, {}).get(column["name"]) for of in ("versus", "versus_intervals"))
+        told = [format_ratio(ratio)] if ratio is not None else []
+        return number_cell(
+            value, column["unit"] or "count", " ".join([*told, *([format_between(*between)] if between else [])])
+        )
     return Cell("–" if value is None else str(value), number=True)
 
 
@@ -115,7 +119,7 @@ def _group(group: dict[str, Any], places: Places) -> SetView:
     given = []
     for level in timed:
         low, high = level.get("low_ns"), level.get("high_ns")
-        kind = "quoted" if level.get("quoted") else "first" if level.get("ratio") == 1.0 else ""
+        kind = "quoted" if level.get("quoted") else "first" if level is timed[0] else ""
         text = f"{amount(level['ns'], 'ns')}{_untold(level, low)}"
         given.append(Bar(_marked(level, "level"), level["ns"], text, low, high, kind))
     title = f"{group['title']}, by {group['parameter']}"
@@ -136,10 +140,12 @@ def _group(group: dict[str, Any], places: Places) -> SetView:
         by_phase = level.get("phases_ns", {})
         cells = [
             number_cell(level.get("ns"), "ns"),
-            number_cell(level.get("ratio"), "ratio"),
+            number_cell(
+                level.get("ratio"), "ratio", format_between(*between) if (between := level.get("between")) else ""
+            ),
             *(number_cell(by_phase.get(phase), "ns") for phase in phases),
             Cell(level.get("rate") or "–", number=True),
             number_cell(level.get("peak_bytes"), "bytes"),
         ]
         rows.append(Row([first, *cells]))
-    return SetView(title, pictures, PageTable(columns, rows))
+    return SetView(title, pictures, PageTable(columns, rows), group.get("no_ratios", []))

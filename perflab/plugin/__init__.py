@@ -76,9 +76,14 @@ def pytest_configure(config: pytest.Config) -> None:
         with refusing(config):
             refuse_contradictions(config)
             settings_of(config)
-    if (config.getoption("perf_against") or config.getini("perf_against")) and hasattr(config.option, "numprocesses"):
-        # Sides take turns on the machine, one case at a time: workers would only be in each other's way.
-        config.option.numprocesses, config.option.dist, config.option.tx = 0, "no", []
+    if getattr(config.option, "tx", None) and (config.getoption("perf_against") or config.getini("perf_against")):
+        from perflab.plugin.config.early_errors import refusing
+        from perflab.plugin.config.run_mode import RunMode, mode_asked_for
+
+        with refusing(config):
+            if mode_asked_for(config) is RunMode.MEASURE:  # else others are run too, and these are not compared
+                # Sides take turns on the machine, one case at a time: workers would only be in each other's way.
+                config.option.numprocesses, config.option.dist, config.option.tx = 0, "no", []
     if os.environ.get("PERFLAB_DRY_RUN"):
         from perflab.predicted.dry_run.session import begin
 
@@ -103,6 +108,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
     """Mark tests that use a fixture of ours and note all tests, before ``-m`` chooses; then order the cases."""
     for item in items:
+        item.stash[noting.CASE] = item.nodeid
         names = getattr(item, "fixturenames", ())
         if any(name in names for name in ("perf", *fixtures.TIER_OF)) and item.get_closest_marker("perf") is None:
             item.add_marker("perf")

@@ -14,6 +14,13 @@ if TYPE_CHECKING:
 
 UNTIMED = "perflab_untimed"
 """An attribute of the reports of cases that were not measured, which pytest-xdist carries to its controller."""
+CASE: pytest.StashKey[str] = pytest.StashKey()
+"""On a test: its id before plugins changed it, as pytest-xdist's workers do that add ``@group``."""
+
+
+def case_id(item: pytest.Item) -> str:
+    """The id that names a test in results, baselines and other processes; reports to pytest bear ``item.nodeid``."""
+    return item.stash.get(CASE, item.nodeid)
 
 
 class Notes:
@@ -80,10 +87,15 @@ class AllNotes(Notes):
         if hasattr(report, UNTIMED):
             self.untimed[report.nodeid] = getattr(report, UNTIMED)
         crashed = report.when not in ("setup", "call", "teardown")
-        if hasattr(report, "perflab") or (crashed and report.nodeid in self.cases):
+        if hasattr(report, "perflab") or (crashed and self.case_of(report) in self.cases):
             self.collect().take(report)
         elif report.failed:
             self.failures[report.nodeid] = None
+
+    def case_of(self, report: pytest.TestReport) -> str:
+        """The case of a report that names its test alone: pytest-xdist's of a crash, which may end in ``@group``."""
+        plain = report.nodeid.rpartition("@")[0]
+        return plain if report.nodeid not in self.cases and plain in self.cases else report.nodeid
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Say that perf cases ran untimed, wherever they ran."""

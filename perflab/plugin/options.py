@@ -57,6 +57,13 @@ OPTIONS = (
         variable="PERFLAB_MACHINE",
     ),
     Option("--perf-prune", "false", "delete baselines of cases that no longer exist", flag=True, measures=False),
+    Option(
+        "--perf-prune-case",
+        "",
+        "with --perf-prune: delete this case's baselines too, or those of all cases of this test, if not collected",
+        metavar="NODEID",
+        measures=False,
+    ),
     Option("--perf-baselines", "baselines", "directory of the baselines", metavar="DIR", measures=False),
     Option("--perf-threshold", "5%", "slowdown of the median that counts", metavar="SHARE"),
     Option("--perf-memory-threshold", "0", "growth of peak memory that counts", metavar="SHARE"),
@@ -185,6 +192,7 @@ MARKER_ARGUMENTS = {
     "versus": "what its cases are compared with: a parameter and its base, such as 'impl=naive'",
     "last": "True: under --perf-total-budget, measure after all cases without this mark",
     "allow_nan": "True: allow NaN in the result",
+    "predict": "False: skip the case under --perf-predict, and never predict it",
     "profile": "True: profile the case after measuring it, as --perf-profile does for all",
 }
 """Arguments of ``@pytest.mark.perf``, and what each means."""

@@ -245,7 +245,7 @@ class OnCuda(Hidden):
 
     def launches_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """Kernels that one call launches."""
-        return launches(name, args, kwargs)
+        return launches(name, args, kwargs, self._gpu)
 
     def lists_of(self, name: str, args: tuple[Any, ...]) -> Lists | None:
         """Of an operator over lists, what its launches follow from."""

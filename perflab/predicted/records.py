@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from perflab.data import Data, Layers, Parameters, Positive
+from perflab.data import Amount, Data, Layers, Parameters, Positive, Share
 from perflab.records import TierRecord
 
 KINDS = (
@@ -38,12 +38,12 @@ class Cost(Data, frozen=True):
     module: str
     operator: str
     """As the dispatcher names it: ``aten::mm``, ``mylib::op``."""
-    calls: int
-    flops: int = 0
+    calls: Amount
+    flops: Amount = 0
     """Multiplications and additions of matrix products and convolutions; what else computes counts by its bytes."""
-    bytes_moved: int = 0
+    bytes_moved: Amount = 0
     """Read and written, each operand and result once."""
-    roofline_ns: float = 0.0
+    roofline_ns: Share = 0.0
     """Its roofline time on the named GPU."""
     line: str = ""
     """Where the code is that asked for most of it: ``train.py:12``. Not part of a baseline."""
@@ -56,8 +56,8 @@ class PeakPart(Data, frozen=True):
     module: str
     operator: str
     """``""`` of what was there before the call."""
-    size_bytes: int
-    blocks: int
+    size_bytes: Amount
+    blocks: Amount
     line: str = ""
 
 
@@ -70,8 +70,8 @@ class SavedTensors(Data, frozen=True):
     """What made them, where that was in this call."""
     shape: list[int]
     dtype: str
-    count: int
-    size_bytes: int
+    count: Amount
+    size_bytes: Amount
     """Of all of them together, what only they keep alive: 0 for parameters and inputs, which are there anyway."""
 
 
@@ -135,8 +135,8 @@ class Traffic(Data, frozen=True):
     """``train.py:12``; ``backward`` in autograd's own thread."""
     function: str
     """Of CUDA: ``cudaMemcpyAsync``."""
-    calls: int
-    size_bytes: int = 0
+    calls: Amount
+    size_bytes: Amount = 0
 
 
 class Race(Data, frozen=True):
@@ -156,17 +156,17 @@ class Race(Data, frozen=True):
 class DryRun(Data, frozen=True):
     """What PyTorch did on CUDA in one call in which nothing was computed. Exact, but for the host's time."""
 
-    asked_bytes: int
+    asked_bytes: Amount
     """What tensors were asked for at the worst moment, before the allocator rounds."""
-    kernels: dict[str, int]
+    kernels: dict[str, Amount]
     """Launches by kernel, the most frequent first; those in replayed graphs are not among them."""
-    replayed: int = 0
+    replayed: Amount = 0
     """Launches in replayed CUDA graphs."""
     traffic: list[Traffic] = []
     """The most frequent first."""
     races: list[Race] = []
     """In the order in which they were found."""
-    host_ns: float = 0.0
+    host_ns: Share = 0.0
     """What the host took to issue the call. A GPU that is faster than that waits for it."""
     unknown: list[str] = []
     """Functions of CUDA's libraries that the case called, set-up included, and that did and answered nothing here."""
@@ -196,30 +196,30 @@ class Prediction(Costed, frozen=True):
     """Name of the data sheet: ``h100``."""
     torch: str
     """Whose operators: without its local part, ``2.13.0``."""
-    peak_bytes: int
+    peak_bytes: Amount
     """What the case needs at its worst moment, as ``Memory.peak_bytes`` is measured."""
-    held_bytes: int
+    held_bytes: Amount
     """Of that, what was there before the call."""
-    composition: dict[str, int]
+    composition: dict[str, Amount]
     """The peak by kind (``KINDS``)."""
     at_peak: list[PeakPart]
     """The same in detail, the largest first."""
     timeline: Timeline | None = None
     saved: list[SavedTensors] = []
     """The largest first."""
-    parameters: int = 0
+    parameters: Amount = 0
     """How many numbers are trained or frozen: of all parameters that the callable has in its hands."""
     layers: dict[str, Layers] = {}
     """How many ``*`` stands for: ``{"blocks": 32}``."""
-    keeping_output_bytes: int | None = None
+    keeping_output_bytes: Amount | None = None
     """The peak in a script in which the result of the call before is still alive, where that is more."""
-    workspace_bytes: int = 0
+    workspace_bytes: Amount = 0
     """Estimate of what libraries (cuBLAS) hold beside that in the same allocator."""
-    allocated_bytes: int = 0
+    allocated_bytes: Amount = 0
     """Estimate of what ``torch.cuda.max_memory_allocated`` shows: workspaces too, and what is not cut off blocks."""
-    reserved_bytes: int = 0
+    reserved_bytes: Amount = 0
     """Estimate of what the caching allocator takes of the GPU for all that, fragmentation included."""
-    launches: int = 0
+    launches: Amount = 0
     """Estimate of the kernels that are launched."""
     bound_ns: Positive | None = None
     """Lower bound: no shorter on that GPU, whatever its caches hold; None where nothing is known of its rates."""
@@ -272,19 +272,19 @@ class PredictedBaseline(Costed, frozen=True):
     torch: str
     recorded: str
     """Date, ISO 8601."""
-    peak_bytes: int
-    held_bytes: int
+    peak_bytes: Amount
+    held_bytes: Amount
     at_peak: list[PeakPart]
-    saved_bytes: int = 0
+    saved_bytes: Amount = 0
     roofline_ns: Positive | None = None
     """Not compared: with it, measured times of the same cases tell an efficiency."""
     saved: list[SavedTensors] = []
     layers: dict[str, Layers] = {}
     parameters: Parameters = {}
     """The case's, not the model's."""
-    real: dict[str, int] = {}
+    real: dict[str, Amount] = {}
     """What a dry run counted, by quantity (``Prediction.real``)."""
-    kernels: dict[str, int] = {}
+    kernels: dict[str, Amount] = {}
     """Its launches by kernel."""
     commit: str | None = None
     reason: str | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from perflab.measure.live_tensors import held_storages, storage_of
+from perflab.measure.live_tensors import held_storages, storages_of
 from perflab.profiles.peak import summed
 from perflab.profiles.records import PeakPart
 
@@ -32,9 +32,8 @@ def held_by_address(found: Sequence[Any], names: Mapping[int, str], device: torc
     sizes = held_storages(found, device)
     owners: dict[int, tuple[str, str]] = {}
     for category, module, tensor in (*_of_modules(found, names), *(("inputs", "", one) for one in found)):
-        storage = storage_of(tensor, device)
-        if storage is not None:
-            owners.setdefault(storage[0], (category, module))
+        for address, _ in storages_of(tensor, device):
+            owners.setdefault(address, (category, module))
     return {
         address: PeakPart(category=owners[address][0], module=owners[address][1], size_bytes=size_bytes, blocks=1)
         for address, size_bytes in sizes.items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from perflab.records import Change
-from perflab.units import format_change, format_percent
+from perflab.units import format_change, format_interval, format_percent
 
 _NOTICED = 0.01
 """Instructions differ a little in every run; a difference below this is none to show."""
@@ -34,7 +34,8 @@ def count_row(name: str, change: Change) -> tuple[str, ...]:
         limit = f"+{format_percent(change.limit - 1.0)}" if change.limit > 1.0 else "exact"
     if _wobbles(name):
         return (_shown(name), f"{before:,}", f"{now:,}", format_change(change.ratio), "–", limit)
-    return (_shown(name), f"{before:,}", f"{now:,}", f"{now - before:+,}", "exact", limit)
+    between = "exact" if change.low is None or change.high is None else format_interval(change.low, change.high)
+    return (_shown(name), f"{before:,}", f"{now:,}", f"{now - before:+,}", between, limit)
 
 
 def _wobbles(name: str) -> bool:

@@ -63,10 +63,15 @@ def longest_run(text: str) -> int:
 
 def escape(text: str) -> str:
     """Text that Markdown and HTML leave as it is, also where a block begins with it."""
-    plain = re.sub(r"([\\`*_{}\[\]|~#$])", r"\\\1", html.escape(one_line(text.strip()), quote=False))
+    plain = re.sub(r"([\\`*_{}\[\]|~$]|(?<!&)#)", r"\\\1", in_html(text.strip()))
+    # a list's mark, or a line below a heading
+    return re.sub(r"^(\d*)([-+.)](?=\s|$)|[-=](?=[-=\s]*$))", r"\1\\\2", plain)
+
+
+def in_html(text: str) -> str:
+    """Text within a tag on GitHub, where Markdown is not read: it names nobody, and its addresses are no links."""
+    plain = html.escape(one_line(text), quote=False)
     # GitHub notifies whom an @ names, however it is written: an invisible space behind it ends the name. Bare addresses
     # become links unless what they are known by is an entity.
     plain = plain.replace("@", "@&#8203;")
-    plain = re.sub(r":(?=//)|(?<=www)\.", lambda found: f"&#{ord(found[0])};", plain, flags=re.IGNORECASE)
-    # a list's mark, or a line below a heading
-    return re.sub(r"^(\d*)([-+.)](?=\s|$)|[-=](?=[-=\s]*$))", r"\1\\\2", plain)
+    return re.sub(r":(?=//)|(?<=www)\.", lambda found: f"&#{ord(found[0])};", plain, flags=re.IGNORECASE)

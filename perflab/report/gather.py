@@ -86,7 +86,7 @@ def _case(result: Result, name: str, environments: list[Environment]) -> Case:
         drift=judgement.drift,
         disturbed=judgement.disturbed,
         beside=judgement.beside,
-        no_times=judgement.no_times,
+        no_times=judgement.time_not_judged,
         not_compared=judgement.not_compared,
         short_of=judgement.short_of,
         failure=result.failure,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from dataclasses import replace
 from urllib.parse import quote
 
 from perflab.records import Verdict
-from perflab.report.escaping import code, escape, for_reading, longest_run
+from perflab.report.escaping import code, escape, for_reading, in_html, longest_run
 from perflab.report.lines import Row, shown_verdict
 from perflab.report.not_run import not_run
 from perflab.report.summary import hint, unseen_failures
@@ -135,4 +134,4 @@ def _unfolded(title: str, lines: Sequence[str]) -> str:
     """Lines of plain text below a title that opens them."""
     text = "\n".join(lines)
     fence = "`" * max(3, longest_run(text) + 1)
-    return f"<details><summary>{html.escape(title)}</summary>\n\n{fence}text\n{text}\n{fence}\n\n</details>"
+    return f"<details><summary>{in_html(title)}</summary>\n\n{fence}text\n{text}\n{fence}\n\n</details>"

@@ -85,7 +85,8 @@ def hint(document: Document, accept: str | None = None) -> str:
     if any(drift.decides for judgement in worse for drift in judgement.drift.values()) or _by_turns(document):
         return f"   (accept: --perf-update {REASON_TO_FILL_IN})"
     if verdicts & {Verdict.REGRESSED, Verdict.IMPROVED}:
-        return f"   (accept: {accept or '--perf-update'})"
+        others = "; outputs differ, see above" if any(one.outputs_differ for one in unsaved) else ""
+        return f"   (accept: {accept or '--perf-update'}{others})"
     if any(map(_may_be_worse, unsaved)):
         return "   (settle: --perf-against=COMMIT)"
     return ""

@@ -2,9 +2,10 @@
 
 An interpreter of its own, and not ``pickle``. It has no opcode that looks up, builds or calls anything, so there is
 nothing in it that a file could reach: whatever is not plain data is refused by name, with the place in the file.
-Memory is bounded too: a length is checked against what is left of the file before anything is allocated, numbers of
-the memo cost nothing until they are used, and a file that makes more objects, or nests deeper, than any snapshot does
-is refused. Nothing here follows references, so a structure that holds itself does no harm.
+Memory is bounded too, by the size of the file: a length is checked against what is left of it before anything is
+allocated, numbers of the memo cost nothing until they are used, and a file that makes more objects or containers,
+leaves more of them lying, or nests deeper than any snapshot does is refused. Nothing here follows references, so a
+structure that holds itself does no harm.
 
 A reader that knows what is in its pickle takes part by ``Content``: it may replace a finished dictionary by something
 smaller, and read a whole dictionary at once where its bytes are of a known form.
@@ -19,7 +20,11 @@ from perflab.errors import SnapshotError
 from perflab.snapshots.window import CHUNK_BYTES, Cut, Progress, Window
 
 MOST_OBJECTS = 25_000_000
-"""Opcodes that may make an object, one by one: 1.5 GB of empty lists. Events in their usual form do not count."""
+"""Opcodes that may make an object, one by one. Events in their usual form do not count."""
+FEW_CONTAINERS, CONTAINER_BYTES = 10_000, 6
+"""More lists, dictionaries and tuples than a few take so many bytes of a file each: a frame of a stack takes 16."""
+MOST_LYING = 1_000_000
+"""Objects that no container has taken yet: a pickler hands over a thousand at a time."""
 DEEPEST = 100
 """Containers within each other that are open at a time; a snapshot has six."""
 LONGEST_NUMBER = 16
@@ -45,6 +50,8 @@ _REFUSED = {
 _TEXT_LENGTHS = {0x8C: 1, 0x58: 4, 0x8D: 8}
 """SHORT_BINUNICODE, BINUNICODE, BINUNICODE8: bytes of the length."""
 _BYTES_LENGTHS = {0x43: 1, 0x42: 4, 0x8E: 8}
+_CONTAINERS = b"])\x85\x86\x87tld"
+"""EMPTY_LIST, EMPTY_TUPLE, TUPLE1 to TUPLE3, TUPLE, LIST, DICT; EMPTY_DICT is read elsewhere."""
 
 
 class Content:
@@ -69,7 +76,7 @@ class Unpickling(Window):
         self.memo: list[Any] = []
         self.far_memo: dict[int, Any] = {}
         """Of numbers that do not follow each other, as no pickler writes them."""
-        self._content, self._objects = content, 0
+        self._content, self._objects, self._containers = content, 0, 0
 
     def refuse(self, why: str) -> NoReturn:
         """End, naming the place.
@@ -85,6 +92,12 @@ class Unpickling(Window):
     def forget(self, objects: int) -> None:
         """So many of the objects that were read last are no more."""
         self._objects -= objects
+
+    def _contain(self) -> None:
+        """Count a container: an empty one is a byte of a file, and eighty of memory."""
+        self._containers += 1
+        if self._containers > FEW_CONTAINERS and CONTAINER_BYTES * self._containers > self.offset:
+            self.refuse(f"{self._containers:,} containers in so few bytes, which no snapshot has")
 
     def get(self, number: int) -> Any:
         """What has that number in the memo."""
@@ -128,6 +141,8 @@ class Unpickling(Window):
             if position > self.limit and not self.at_end:
                 self.read(CHUNK_BYTES)
                 position = 0
+                if len(stack) > MOST_LYING:
+                    self.refuse(f"{len(stack):,} objects are in no container, which no snapshot has")
             buffer = self.buffer
             code = buffer[position]
             if code == 0x68:  # BINGET
@@ -156,6 +171,7 @@ class Unpickling(Window):
             elif code == 0x7D:  # EMPTY_DICT
                 if self._content.at_once(self):
                     continue
+                self._contain()
                 append({})
                 self.position += 1
             elif code in (0x71, 0x72):  # BINPUT, LONG_BINPUT
@@ -183,6 +199,8 @@ class Unpickling(Window):
             stack.append(self.counted(_BYTES_LENGTHS[code]))
             return
         width = 1
+        if code in _CONTAINERS:
+            self._contain()
         if code == 0x4D:  # BININT2
             stack.append(int.from_bytes(buffer[position + 1 : position + 3], "little"))
             width = 3

@@ -6,12 +6,13 @@ What such a file is called beyond its module, and what is in it, those know who 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Generic, TypeVar
 from urllib.parse import quote, unquote
 
 from perflab.data import speakable
+from perflab.mode import without_mode
 from perflab.store.json_files import delete_file, writable, writing
 
 Stored = TypeVar("Stored")
@@ -82,34 +83,25 @@ class CaseFiles(ABC, Generic[Stored]):
 
 
 def module_of(case: str) -> str:
-    """The file's name: ``tests/perf/test_x.py::test_y[a]`` -> ``tests.perf.test_x``, so that no names collide."""
-    module = speakable(case.split("::", 1)[0]).removesuffix(".py")
-    return quote(module.replace("/", "."), safe="")
+    """The file's name: ``tests/perf/test_x.py::test_y[a]`` -> ``tests.perf.test_x``; each test file has its own.
 
-
-def paths_of(module: str, root: Path) -> list[str]:
-    """The test files below ``root`` that a baseline file of this name may belong to, as node ids name them.
-
-    A dot in the name was a dot or a slash, so there may be several. What cannot be looked at counts as there.
+    A dot of the path itself stands as ``%2E``, and the slash that no path ends in behind what is not Python.
     """
-    parts = unquote(module).split(".")
-
-    def below(folder: Path, before: str, at: int) -> Iterator[str]:
-        for end in range(at + 1, len(parts)):
-            step = ".".join(parts[at:end])
-            if step and _is(folder / step, Path.is_dir):
-                yield from below(folder / step, f"{before}{step}/", end)
-        last = ".".join(parts[at:])
-        yield from (f"{before}{name}" for name in (f"{last}.py", last) if last and _is(folder / name, Path.is_file))
-
-    return sorted(below(root, "", 0))
+    path = speakable(case.split("::", 1)[0])
+    name = ".".join(quote(step, safe="").replace(".", "%2E") for step in path.removesuffix(".py").split("/"))
+    return name if path.endswith(".py") else f"{name}%2F"
 
 
-def _is(path: Path, kind: Callable[[Path], bool]) -> bool:
-    try:
-        return kind(path)
-    except OSError:
-        return True
+def path_of(module: str) -> str:
+    """The test file that a baseline file of this name belongs to, as node ids name it; there may be none by now."""
+    path = unquote(module.replace(".", "/"))
+    return path.removesuffix("/") if path.endswith("/") else f"{path}.py"
+
+
+def function_of(name: str) -> str:
+    """The test function of a case's name: ``TestY::test_z[a] {cold}`` -> ``TestY::test_z``."""
+    # pytest-xdist's loadgroup writes the group behind an @
+    return without_mode(name).partition("[")[0].partition("@")[0]
 
 
 def name_of(case: str) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
 
 from perflab.errors import BaselineError
+from perflab.store.case_files import path_of
 from perflab.store.json_files import check_writable
 
 if TYPE_CHECKING:
@@ -63,5 +63,5 @@ def join_baselines(directories: Sequence[Path], output: Path, tiers: Mapping[str
 
 
 def case_at(path: Path, name: str) -> str:
-    """Not the node id of what stands in a file, but one with the same place in a store."""
-    return f"{unquote(path.stem)}.py::{name}"
+    """The node id of a case of a baseline file."""
+    return f"{path_of(path.stem)}::{name}"

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from perflab.files import is_abandoned
+from perflab.files import remove_if_abandoned
 
 LOCK_NAME = ".lock"
 
@@ -38,10 +38,7 @@ def locked(directory: Path) -> Iterator[None]:
 
 def forget_dead_lock(directory: Path) -> None:
     """Take the lock file away that a killed process left, so that nobody commits it; one that is held stays."""
-    path = directory / LOCK_NAME
-    if path.is_file() and is_abandoned(path, young_s=0.0):
-        with contextlib.suppress(OSError):
-            path.unlink()
+    remove_if_abandoned(directory / LOCK_NAME, young_s=0.0)
 
 
 def _acquire(path: Path) -> int:

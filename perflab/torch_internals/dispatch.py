@@ -149,6 +149,16 @@ def without_torch_function() -> AbstractContextManager[object]:
     return off
 
 
+def without_dispatch_modes() -> AbstractContextManager[object]:
+    """Within, tensors are real again. Leaving a mode is public, and possible to the one who entered it alone."""
+    import torch
+
+    off: AbstractContextManager[object] = attribute(
+        TORCH, torch._C, "_DisableTorchDispatch", "compute values of constants"
+    )()
+    return off
+
+
 @needs(
     TORCH,
     "torch.overrides:_pop_mode",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -244,12 +245,11 @@ def processor_features() -> list[str]:
 
     found: list[str] = []
     for name in ("amx_fp16", "amx_tile", "avx512_bf16"):
-        found += [name] * bool(getattr(torch.cpu, f"_is_{name}_supported", bool)())
+        with contextlib.suppress(AttributeError, TypeError):
+            found += [name] * bool(getattr(torch.cpu, f"_is_{name}_supported")())
     for name in ("bf16", "fp16"):
-        try:
+        with contextlib.suppress(AttributeError, TypeError, RuntimeError):
             found += [name] * bool(getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported")())
-        except (AttributeError, RuntimeError):
-            continue
     return found
 
 

@@ -8,11 +8,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from perflab.internals import TORCH, attribute, lookup
+from perflab.torch_internals.fakes import is_fake
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import torch
     from torch import nn
 
+_SPARSE_PARTS = {
+    "torch.sparse_coo": ("_values", "_indices"),  # the public ones want it coalesced, which computes another
+    **dict.fromkeys(("torch.sparse_csr", "torch.sparse_bsr"), ("values", "crow_indices", "col_indices")),
+    **dict.fromkeys(("torch.sparse_csc", "torch.sparse_bsc"), ("values", "ccol_indices", "row_indices")),
+}
 _ORDER = "tell which forward a backward belongs to"
 
 
@@ -56,10 +64,33 @@ def is_view(tensor: torch.Tensor) -> bool:
     return bool(attribute(TORCH, tensor, "_is_view", "keep casts of whole parameters, as autocast does")())
 
 
-def sparse_values(tensor: torch.Tensor) -> torch.Tensor:
-    """The values of a sparse COO tensor; the public ``values()`` wants it coalesced, which computes another."""
-    values: torch.Tensor = attribute(TORCH, tensor, "_values", "look for NaN in a sparse result")()
-    return values
+def version_of(tensor: torch.Tensor) -> int:
+    """How often a tensor, or one that shares its memory, was written to; 0 of one that keeps no count."""
+    return 0 if tensor.is_inference() else int(attribute(TORCH, tensor, "_version", "know what was changed"))
+
+
+def parts_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The strided tensors that have the memory of a sparse or nested one, or of a subclass that wraps others.
+
+    A plain tensor is its own part. An opaque one (MKL-DNN's) has none: PyTorch tells neither its address nor its size.
+    """
+    import torch
+
+    flatten: Any = getattr(tensor, "__tensor_flatten__", None)  # the protocol of subclasses for torch.compile
+    if flatten is not None:
+        inner = [getattr(tensor, name) for name in flatten()[0]]
+    elif tensor.is_nested:
+        inner = [tensor.values()]
+    elif tensor.layout is torch.strided:  # a subclass may wrap others, and not tell which
+        is_plain = type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__ or is_fake(tensor)
+        inner = [] if is_plain else [one for one in vars(tensor).values() if isinstance(one, torch.Tensor)]
+        yield from () if inner else (tensor,)
+    else:
+        names = _SPARSE_PARTS.get(str(tensor.layout), ())
+        inner = [attribute(TORCH, tensor, name, "look into a sparse tensor")() for name in names]
+    for one in inner:
+        if isinstance(one, torch.Tensor):
+            yield from parts_of(one)
 
 
 def children_of(module: nn.Module) -> dict[str, Any]:

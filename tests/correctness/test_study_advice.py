@@ -22,6 +22,8 @@ NOISE = Noise(time_share=0.03, loss=0.02)
 
 
 def advice(**changes: float) -> str:
+    if "step_ns" in changes:
+        changes = {"speed": BASE.step_ns / changes["step_ns"], **changes}
     return recommendation("x", BASE, dataclasses.replace(BASE, **changes), NOISE)
 
 
@@ -54,9 +56,11 @@ def test_a_reading_that_does_not_know_itself_shows_no_difference() -> None:
     assert advice(step_ns=0.7e6, noise=0.5) == "x: skip here: no difference seen, time within ±50.0% not told"
 
 
-def test_speed_in_turns_counts_more_than_medians_of_other_minutes() -> None:
+def test_speed_is_that_of_turns_and_without_turns_nothing_is_said_of_it() -> None:
     assert "×1.25" in advice(step_ns=2e6, speed=1.25, noise=0.01)
     assert advice(step_ns=2e6, speed=1.01, noise=0.01) == "x: skip here: no difference seen"
+    alone = recommendation("x", BASE, dataclasses.replace(BASE, step_ns=2e6), NOISE)
+    assert alone == "x: skip here: no difference seen, time not told, for want of turns"
 
 
 def test_a_loss_that_is_no_number_is_a_cost() -> None:
@@ -116,7 +120,7 @@ def test_attention_that_takes_no_float32_on_a_gpu_is_switched_under_bf16_and_hel
 
 def test_a_model_of_another_size_is_told() -> None:
     base = dataclasses.replace(BASE, parameters=100_000)
-    smaller = dataclasses.replace(BASE, step_ns=0.8e6, parameters=80_000)
+    smaller = dataclasses.replace(BASE, step_ns=0.8e6, speed=1.25, parameters=80_000)
     assert recommendation("gelu", base, smaller, NOISE).endswith("none seen; it is a model with -20% parameters")
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from perflab import Judgement, Result, Verdict
 from perflab.measure.records import Measurement
 from perflab.plugin.case.facts import checked_facts
-from tests.harness.make import MS, record, replicate, result
+from tests.harness.make import MS, in_turns, record, replicate, result
 from tests.perf.choice import check_choices, context_lengths, model_names
 from tests.perf.saved import saved_for_backward
 from tests.perf.studies.findings import findings_of
@@ -36,7 +36,7 @@ def switch(name: str, ms: float = 10.0, **facts: Any) -> Result:
 
 
 def test_a_loss_that_became_nan_in_a_run_costs_the_switch_its_advice() -> None:
-    lines = findings_of("optimisations", [switch(BASELINE), switch("fp16", 5.0, loss=float("nan"))])
+    lines = findings_of("optimisations", [switch(BASELINE), switch("fp16", speed_ratio=2, loss=float("nan"))])
     assert lines is not None
     assert (
         lines[-1] == "fp16: use when time is short (×2.00 steps/s); skip when loss matters more; trade-off: loss +nan"
@@ -56,7 +56,7 @@ def test_without_a_baseline_there_is_no_advice() -> None:
 
 
 def test_a_switch_of_several_things_is_held_against_the_one_that_shares_the_rest() -> None:
-    window = switch("window-32", 5.0, against="attention-naive")
+    window = switch("window-32", 5.0, speed_ratio=2, against="attention-naive")
     lines = findings_of("optimisations", [switch(BASELINE, 5.0), switch("attention-naive"), window])
     assert lines is not None
     assert "window-32 (against attention-naive): use when time is short (×2.00 steps/s)" in lines[-1]
@@ -80,10 +80,11 @@ def test_bf16_stands_against_fp32_at_each_length_that_has_both() -> None:
         parameters = {"model_name": "small", "context_length": length, "precision": precision}
         return case("test_step", parameters, ms, phases_ns={"forward": ms * MS / 4, "backward": ms * MS / 2})
 
-    lines = findings_of("end to end", [step(128, "fp32", 10.0), step(128, "bf16", 8.0), step(256, "bf16", 16.0)])
+    pairs = [*in_turns(step(128, "fp32", 10.0), step(128, "bf16", 8.0)), step(256, "fp32", 9.0)]
+    lines = findings_of("end to end", [*pairs, step(256, "bf16", 16.0)])
     assert lines == [
-        "small, step: bf16 against fp32 by context length: 128: ×1.25 as fast",
-        "a backward takes 2.0 times its forward (3 cases)",
+        "small, step: bf16 against fp32 by context length: 128: ×1.25 (1.24…1.26) as fast, 256: took no turns",
+        "a backward takes 2.0 times its forward (4 cases)",
     ]
 
 
@@ -108,9 +109,12 @@ def test_compiling_is_paid_for_after_so_many_steps_or_never() -> None:
 
     setup_ns = 5_000_000_000
     lines = findings_of("compile: model", [model("eager", 10.0), model("compiled", 5.0, setup_ns=setup_ns)])
+    assert lines == ["compiled: 5.00 s of compiling; took no turns with eager that would say what they are worth"]
+    noted = {"setup_ns": setup_ns, "speed_ratio": 2.0, "speed_noise_share": 0.02}
+    lines = findings_of("compile: model", [model("eager", 10.0), model("compiled", 5.0, **noted)])
     assert lines == ["compiled: ×2.00 eager's speed, ±2%, so 5.00 s of compiling are paid for after 1,000 steps"]
-    in_turns = {"setup_ns": setup_ns, "speed_ratio": 1.01, "speed_noise_share": 0.02}
-    lines = findings_of("compile: model", [model("eager", 10.0), model("compiled", 5.0, **in_turns)])
+    noted["speed_ratio"] = 1.01
+    lines = findings_of("compile: model", [model("eager", 10.0), model("compiled", 5.0, **noted)])
     assert lines is not None
     assert lines[0].startswith("compiled: ×1.01 eager's speed, ±2%, so 5.00 s of compiling pay for nothing here")
 

@@ -12,10 +12,11 @@ import sys
 
 import numpy as np
 
-from perflab.history.steps import FIRST, LAST, evidence
+from perflab.history.change_points import SHORTEST
+from perflab.history.steps import evidence
 from tests.harness.made_series import NOISE
 
-POINTS = (FIRST + LAST, 9, 10, 12, 15, 20, 25, 30, 40, 50, 60, 75, 100, 150, 200)
+POINTS = (SHORTEST, 9, 10, 12, 15, 20, 25, 30, 40, 50, 60, 75, 100, 150, 200)
 NOISE_SD = 0.02
 
 

@@ -21,6 +21,8 @@ def virtual_clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
     """Stands in for the host's clock until the test ends."""
     virtual = VirtualClock()
     monkeypatch.setattr(clock, "read_ns", virtual.read_ns)
+    monkeypatch.setattr(clock, "read_processor_ns", virtual.read_ns)
+    monkeypatch.setattr(clock, "read_all_processors_ns", virtual.read_ns)
     return virtual
 
 

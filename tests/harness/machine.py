@@ -18,6 +18,7 @@ import pytest
 
 from perflab.compared import comparison
 from perflab.compared.comparison import BASE, HEAD, TWIN, Comparison, Limits, compare
+from perflab.compared.interleave import Reading, TurnTime
 from perflab.compared.judge.paired import PairedFinding, PairedPolicy, latency_findings
 from perflab.compared.rounds import CaseRound, CaseTurns, NotStartedError, RoundPlan
 from perflab.compared.sides.messages import Ended, Ready
@@ -75,12 +76,17 @@ class Machine:
         found = CaseRound(first=sides[0])
         for side in sides:
             ready = Ready(case="", device="cpu", environment=environment(), parameters={})
-            found.turns[side] = CaseTurns(ready, turns_ns=turns[side])
+            found.turns[side] = CaseTurns(ready, turns=[TurnTime(ns, ns) for ns in turns[side]])
             found.ended[side] = Ended(case="", outcome="passed")
         if len(sides) > self.holds:
             found.turns = {side: CaseTurns(turns.ready) for side, turns in found.turns.items()}
             found.ended[sides[-1]] = Ended(case="", outcome="died", text="its process was killed by signal 9")
         return found
+
+
+def steady(*logs: float) -> list[Reading]:
+    """Pairs of processes whose calls all differ alike."""
+    return [Reading(log) for log in logs]
 
 
 def compared(

@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from perflab.compiled.records import CompiledKernel, KernelBaseline, KernelResources
+from perflab.data import changed
 from perflab.documents import SCHEMA
-from perflab.measure.records import Memory, Record, Replicate
+from perflab.measure.records import Beside, Memory, Ratio, Record, Replicate
 from perflab.measured.judge import judge as judging
 from perflab.measured.judge.anchor import exact_successor, times_successor
 from perflab.measured.records import Baseline, Entry, MeasuredCase
@@ -118,6 +119,26 @@ def result(case: str = CASE, verdict: Verdict = Verdict.OK, **changes: Any) -> R
     """A case of the given verdict; ``outcome`` and ``judgement`` may be given whole."""
     fields: dict[str, Any] = {"case": case, "outcome": record(), "judgement": Judgement(verdict=verdict)}
     return Result(**{**fields, **changes})
+
+
+def in_turns(base: Result, *rows: Result) -> list[Result]:
+    """The base and these rows, as turns leave them whose ratios are those of the medians, within one percent."""
+
+    def ratio(now_ns: float, base_ns: float) -> Ratio:
+        return Ratio(value=now_ns / base_ns, low=0.99 * now_ns / base_ns, high=1.01 * now_ns / base_ns)
+
+    assert base.record is not None
+    before, found = base.record.summary, [base]
+    assert before is not None
+    for row in rows:
+        assert row.record is not None
+        now = row.record.summary
+        assert now is not None
+        phases = {name: ratio(ns, before.phases_ns[name]) for name, ns in now.phases_ns.items()}
+        call = ratio(now.median_ns, before.median_ns)
+        taken = Beside(base=base.case, base_ns=before.median_ns, call=call, phases=phases)
+        found.append(changed(row, beside=[*row.beside, taken]))
+    return found
 
 
 def document(*results: Result, **changes: Any) -> Document:

@@ -35,6 +35,11 @@ _COPY = (
     " contextId INTEGER NOT NULL, streamId INTEGER NOT NULL, correlationId INTEGER, globalPid INTEGER, bytes INTEGER"
     " NOT NULL, copyKind INTEGER NOT NULL)"
 )
+_GRAPH = (
+    "CREATE TABLE IF NOT EXISTS CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId"
+    " INTEGER NOT NULL, contextId INTEGER NOT NULL,{0} streamId INTEGER NOT NULL, correlationId INTEGER, globalPid"
+    " INTEGER, graphId INTEGER NOT NULL, graphExecId INTEGER NOT NULL, originalGraphId INTEGER)"
+)
 _NVTX = (
     "CREATE TABLE NVTX_EVENTS (start INTEGER NOT NULL, end INTEGER, eventType INTEGER NOT NULL, rangeId INTEGER,"
     " category INTEGER, color INTEGER, text TEXT, globalTid INTEGER, endGlobalTid INTEGER, textId INTEGER,"
@@ -92,6 +97,7 @@ class Maker:
             self.connection.execute(statement)
         for name, value in (("PRODUCT_VERSION", self.layout.product), ("SCHEMA_VERSION", self.layout.schema)):
             self.insert(self.layout.metadata, [(f"EXPORT_{name}", value)], "name, value")
+        self.graph_statement = _GRAPH.format(" greenContextId INTEGER," if newer else "")
         self.thread(MAIN, "python")
         self.thread(AUTOGRAD, "pt_autograd_0")
         self.process(PID, "python")
@@ -131,16 +137,24 @@ class Maker:
     def launch(
         self, kernel: str, called: int, start: int, end: int, thread: int = MAIN, process: int = PID, device: int = 0
     ) -> None:
-        """A kernel, or a copy if it is called ``copy``, and the call of CUDA that launched it, which takes 3 µs."""
+        """A kernel, or a ``copy``, or a ``graph 7``; and the call of CUDA that launched it, which takes 3 µs."""
         correlation = next(self.correlations)
         tid = global_tid(thread, process)
-        call = (called, called + 3 * US, tid, correlation, self.string("cudaLaunchKernel_v7000"))
+        is_graph = kernel.startswith("graph ")
+        api = "cudaGraphLaunch_v10000" if is_graph else "cudaLaunchKernel_v7000"
+        call = (called, called + 3 * US, tid, correlation, self.string(api))
         self.insert("CUPTI_ACTIVITY_KIND_RUNTIME", [call], "start, end, globalTid, correlationId, nameId")
         common, pid = "start, end, correlationId, globalPid, deviceId", global_tid(0, process)
         if kernel == "copy":
             self.insert(
                 "CUPTI_ACTIVITY_KIND_MEMCPY", [(start, end, correlation, pid, device, 1)], f"{common}, copyKind"
             )
+            return
+        if is_graph:  # as nsys, which makes a table when it is needed
+            self.connection.execute(self.graph_statement)
+            graph = int(kernel.removeprefix("graph "))
+            row = (start, end, correlation, pid, device, graph, graph + 1)
+            self.insert("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", [row], f"{common}, graphId, graphExecId")
             return
         names = (self.string(f"void at::native::{kernel}<float>(int, float*)"), self.string(kernel))
         row = (start, end, correlation, pid, device, *names)

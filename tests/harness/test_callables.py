@@ -17,7 +17,8 @@ import perflab
 from perflab.compared.callables import Comparison, Limits, in_turns
 from perflab.compared.judge.paired import LOOKS
 from perflab.errors import DeviceError, UsageError
-from perflab.measure import sampling
+from perflab.measure import clock, sampling
+from perflab.measure.records import CallTimes
 from perflab.measure.workload import Workload
 from perflab.measured.judge.trimmed import LEAST_PAIRS
 from perflab.records import Verdict
@@ -71,6 +72,62 @@ def test_a_slower_candidate_regressed_and_says_by_how_much(machine: Machine) -> 
     assert found.ratio == pytest.approx(1.1)
     assert found.low_ratio < 1.1 < found.high_ratio
     assert str(found) == "regressed: candidate 1.10 ms, base 1.00 ms, +10.0% (+9.5%…+10.5%), 7 pairs"
+
+
+@pytest.mark.parametrize("every", [2, 3, 4, 7, 10])
+def test_a_cost_that_is_not_in_every_call_regressed_by_its_share_of_the_mean(machine: Machine, every: int) -> None:
+    base, calls = machine.call("base", MS), [0]
+
+    def candidate() -> None:
+        calls[0] += 1
+        machine.call("candidate", MS if calls[0] % every else 3 * MS)()
+
+    found = perflab.compare(base, candidate, device="cpu")
+    assert found.verdict is Verdict.REGRESSED
+    assert found.judged is CallTimes.MEAN
+    assert found.ratio == pytest.approx(1.0 + 2.0 / every, rel=0.04)
+    assert found.candidate_ns / found.base_ns == pytest.approx(found.ratio, rel=0.04)
+    assert str(found).endswith(", of the mean of all calls")
+    back = perflab.compare(candidate, base, device="cpu")
+    assert (back.verdict, back.judged) == (Verdict.IMPROVED, CallTimes.MEAN) or every > 4
+
+
+def test_a_cost_of_a_call_so_long_that_a_turn_has_one_is_found_whatever_its_parity(machine: Machine) -> None:
+    calls = [0]
+
+    def candidate() -> None:
+        calls[0] += 1
+        machine.call("candidate", 10 * MS if calls[0] % 2 else 20 * MS)()
+
+    found = perflab.compare(machine.call("base", 10 * MS), candidate, device="cpu", budget_s=20.0)
+    assert (found.verdict, found.judged) == (Verdict.REGRESSED, CallTimes.MEAN)
+    assert found.ratio == pytest.approx(1.5, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("others", "verdict"), [("processes", "ok"), ("threads", "regressed"), ("devices", "regressed")]
+)
+def test_what_a_call_waits_for_a_core_counts_if_its_own_process_may_have_had_it(
+    machine: Machine, virtual_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, others: str, verdict: str
+) -> None:
+    own, waits = VirtualClock(), [0]
+    monkeypatch.setattr(clock, "read_processor_ns", own.read_ns)
+    at_work = own if others != "threads" else virtual_clock
+    monkeypatch.setattr(clock, "read_all_processors_ns", at_work.read_ns)
+    monkeypatch.setattr(clock, "read_blocks", lambda: waits[0])
+
+    def candidate() -> None:
+        machine.call("candidate", MS)()
+        own.advance(MS)
+        virtual_clock.advance(5 * MS)
+        waits[0] += others == "devices"
+
+    def base() -> None:
+        machine.call("base", MS)()
+        own.advance(MS)
+
+    found = perflab.compare(base, candidate, device="cpu")
+    assert (found.verdict, round(found.ratio)) == (verdict, 1 if verdict == "ok" else 6)
 
 
 def test_a_faster_one_improved(machine: Machine) -> None:
@@ -128,7 +185,9 @@ def test_turns_end_when_the_budget_is_spent(machine: Machine, virtual_clock: Vir
 def test_short_calls_are_repeated_and_both_sides_as_often(machine: Machine) -> None:
     assert machine.compare(100_000, 200_000, budget_s=1.0).ratio == pytest.approx(2.0)
     runs = [len(list(run)) for _, run in groupby(machine.calls)]
-    assert set(runs[3:-1]) <= {30, 60}, "ten calls a sample, three samples a turn, two turns in a block's middle"
+    turns = {30, 40}
+    two_turns = {one + other for one in turns for other in turns}
+    assert set(runs[3:-1]) <= turns | two_turns, "two samples of ten calls, one or two before them; two in a middle"
 
 
 def test_both_are_called_with_the_arguments() -> None:

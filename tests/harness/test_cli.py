@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from perflab.cli import build_parser, main
 from perflab.documents import read_document, write_document
+from perflab.journals import read_journal
 from perflab.records import Judgement, Verdict
 from perflab.report.summary import summary
 from perflab.results import Result
@@ -101,6 +104,13 @@ def test_report_of_chosen_cases_is_that_of_a_run_which_had_no_others(capsys: pyt
         (["report", "none.json"], "perflab report: there is no file none.json\n  -> "),
         (["merge", "a.json", "none.json"], "perflab merge: there is no file none.json\n  -> "),
         (["merge", "a.json", "--output", "a.json/x"], "perflab merge: a.json: File exists"),
+        (["report", "pipe.json"], "perflab report: cannot read pipe.json: it is a pipe, not a file\n  -> name a file"),
+        (["report", "pipe.jsonl"], "perflab report: cannot read pipe.jsonl: it is a pipe, not a file\n  -> name a"),
+        (["merge", "/dev/zero"], "perflab merge: cannot read /dev/zero: it is a device, not a file\n  -> name a"),
+        (["nsys", "pipe.sqlite"], "perflab nsys: pipe.sqlite: it is a pipe, not a file"),
+        (["report", "deep.json"], "perflab report: deep.json is not a file of perflab's results: maximum recursion"),
+        (["report", "deep.jsonl"], "perflab report: deep.jsonl is damaged at line 2: maximum recursion depth"),
+        (["doctor", "--gate", "--trials=1", "--log=deep.jsonl"], "perflab doctor: deep.jsonl is no log of trials: "),
         (["merge", "--baselines", "x"], "perflab merge: --baselines without --output\n  -> "),
         (["merge", "--baselines", "x", "--output", "y"], "perflab merge: x is not a directory\n  -> "),
     ],
@@ -108,9 +118,39 @@ def test_report_of_chosen_cases_is_that_of_a_run_which_had_no_others(capsys: pyt
 def test_what_cannot_be_used_exits_with_2_and_says_why(
     here: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
+    for name in ("pipe.json", "pipe.jsonl", "pipe.sqlite"):
+        os.mkfifo(name)
+    deep = "[" * 200_000
+    Path("deep.json").write_text(deep)
+    Path("deep.jsonl").write_text(f"\n{deep}\n")
     assert main(arguments) == 2
     assert capsys.readouterr().err.startswith(said)
     assert not (here / "merged.json").exists()
+
+
+@pytest.mark.parametrize("far", [253_402_300_800, 2**62])
+def test_a_journal_of_a_year_that_no_date_has_is_read(far: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some file systems keep such times, and others cut them: so the file's status says it here."""
+    Path("run.jsonl").write_bytes(b"")
+    status = os.stat_result([*os.stat("run.jsonl")[:8], far, far])
+    monkeypatch.setattr(Path, "stat", lambda _path, **_: status)
+    assert read_journal(Path("run.jsonl"))[0].created.year == 9999
+
+
+def test_ctrl_c_while_the_command_loads_ends_it_with_one_line() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    program = (
+        "import os, pkgutil, signal, sys\n"
+        "class PressCtrlC:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'perflab.documents':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, PressCtrlC())\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        f"sys.exit(pkgutil.resolve_name({project['project']['scripts']['perflab']!r})())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, "report", "a.json"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "perflab: interrupted\n")
 
 
 @pytest.mark.parametrize("arguments", [[], ["merge"], ["report"], ["nonsense"], ["report", "a.json", "--format=pdf"]])

@@ -14,7 +14,7 @@ from perflab.cli import main
 from perflab.compared.records import ComparedCase
 from perflab.documents import write_document
 from perflab.measure.records import Measurement, Paired, summarize
-from perflab.measured.report.columns import named, ordered
+from perflab.measured.report.columns import interval_ns, named, ordered
 from perflab.measured.report.table import table
 from perflab.plugin.options import OPTIONS
 from perflab.records import Change, Judgement, Policy, Verdict
@@ -220,10 +220,19 @@ def test_all_figures_of_a_row_are_of_the_processes_that_were_judged() -> None:
 def test_figures_that_pairs_do_not_tell_are_not_shown_beside_their_time() -> None:
     one = reading_twice_as_slow(fresh=[], paired=Paired(against="main"))
     assert named("median").value(one) == 100 * MS
+    assert named("spread").value(one) is None, "the samples' would say nothing of it"
     assert named("tokens/s").value(one) == pytest.approx(1e4)
     unknown = ("min", "max", "mean", "std", "ops", "forward", "backward_flops/s")
     assert [named(name).value(one) for name in unknown] == [None] * len(unknown)
     assert "mean" not in " ".join(shown(one))
+
+
+def test_the_spread_beside_what_pairs_say_is_half_of_their_interval_and_not_that_of_the_samples() -> None:
+    one = reading_twice_as_slow(fresh=[], paired=Paired(against="main"))
+    latency = Change(before=80.0 * MS, now=100.0 * MS, ratio=1.25, low=1.2, high=1.3)
+    one = msgspec.structs.replace(one, judgement=Judgement(verdict=Verdict.REGRESSED, latency=latency))
+    assert named("spread").value(one) == pytest.approx(0.04)
+    assert interval_ns(one) == pytest.approx((96 * MS, 104 * MS))
 
 
 def test_an_ab_comparison_tells_the_phases_that_it_compared() -> None:

@@ -8,12 +8,15 @@ import pytest
 
 from perflab.compared.comparison import HEAD, Compared, Comparison
 from perflab.compared.judge.paired import PairedPolicy
-from perflab.compared.rounds import CaseRound
-from perflab.compared.run.conclusions import conclude
+from perflab.compared.rounds import CaseRound, CaseTurns
+from perflab.compared.run.conclusions import conclude, with_outputs
 from perflab.compared.sides.checkout import Tree
-from perflab.compared.sides.messages import Ended
-from perflab.records import Verdict
+from perflab.compared.sides.messages import Ended, Ready, Warmed
+from perflab.data import changed
+from perflab.records import Judgement, Verdict
+from perflab.report.summary import hint
 from perflab.results import Result
+from tests.harness.make import document, environment, result
 
 POLICY = PairedPolicy()
 MAIN = Tree("main", Path())
@@ -80,3 +83,40 @@ def test_memory_that_runs_out_is_a_regression_only_beside_a_base_that_passed(bas
     assert result.judgement.verdict == verdict
     assert result.judgement.reasons[0].startswith("out of memory")
     assert (f"{base} in main" in result.judgement.reasons[0]) == (verdict == "incomparable")
+
+
+def turned(value: float, other: float | None) -> Compared:
+    """A case in two rounds; its base gave 1 and ``1 + 1e-6``, its head ``value`` and ``other``."""
+
+    def turns(returned: float) -> CaseTurns:
+        ready = Ready(case="case", device="cpu", environment=environment(), parameters={})
+        outputs = {"the returned value": [repr(returned)]}
+        return CaseTurns(ready, Warmed(repetitions=1, sample_ns=1, calls=1, settled=True, outputs=outputs))
+
+    pairs = [(1.0, value), *([(1.0 + 1e-6, other)] if other is not None else [])]
+    return Compared("case", rounds=[CaseRound(turns={"base": turns(a), "head": turns(b)}) for a, b in pairs])
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ((2.0, 2.0), "outputs differ: the returned value by 5.0e-01 of the largest"),
+        ((float("nan"), float("nan")), "outputs differ: the returned value in shape, type or NaN"),
+        ((1.0 + 3e-6, 1.0 + 2e-6), None),
+        ((2.0, 1.7), None),
+        ((2.0, None), None),
+    ],
+    ids=["differs", "is NaN", "by as little as in two calls of one side", "is random", "was seen once"],
+)
+def test_outputs_differ_only_where_each_side_computes_the_same_each_time(
+    values: tuple[float, float | None], said: str | None
+) -> None:
+    judgement = with_outputs(Judgement(verdict=Verdict.IMPROVED), turned(*values))
+    assert (judgement.reasons, judgement.outputs_differ) == ([said] if said else [], bool(said))
+
+
+def test_what_computes_something_else_is_not_offered_for_acceptance_without_saying_so() -> None:
+    faster = Judgement(verdict=Verdict.IMPROVED)
+    assert hint(document(result(judgement=faster))) == "   (accept: --perf-update)"
+    other = changed(faster, outputs_differ=True)
+    assert hint(document(result(judgement=other))) == "   (accept: --perf-update; outputs differ, see above)"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +14,7 @@ import pytest
 import torch
 from filelock import FileLock
 
+from perflab import locks
 from perflab.measure.devices import identities_of_all, identity_of
 from perflab.plugin.case.device_lock import device_turn, machine_turn
 
@@ -88,17 +93,54 @@ def test_without_a_gpu_the_machine_is_its_cpu(monkeypatch: pytest.MonkeyPatch) -
     assert identities_of_all() == ["cpu"]
 
 
-def test_who_has_to_wait_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with device_turn("cpu", pytest.fail):
-        (name,) = held(tmp_path)
-    other = FileLock(tmp_path / name)
-    other.acquire()
-    said: list[str] = []
+class Other:
+    """Another holder of the CPU's lock, until somebody waits for it."""
 
-    def told(text: str) -> None:
-        said.append(text)
-        other.release()
+    def __init__(self, folder: Path) -> None:
+        with device_turn("cpu", pytest.fail):
+            (self.name,) = held(folder)
+        self.note = (folder / self.name).with_suffix(".holder")
+        self.said: list[str] = []
+        self._lock = contextlib.ExitStack()
+        self._lock.enter_context(locks.held(folder / self.name, "", pytest.fail))
 
-    monkeypatch.setattr("perflab.plugin.case.device_lock._PATIENCE_S", 0.01)
-    with device_turn("cpu", told):
-        assert said == ["waiting for another measurement"]
+    def waited_for(self, text: str) -> None:
+        self.said.append(text)
+        self._lock.close()
+
+
+@pytest.fixture
+def other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Other]:
+    monkeypatch.setattr(locks, "PATIENCE_S", 0.01)
+    monkeypatch.setenv("PYTEST_XDIST_TESTRUNUID", "one run")
+    one = Other(tmp_path)
+    yield one
+    one.waited_for("")
+
+
+def test_who_has_to_wait_says_for_whom_and_for_how_long_that_one_has_it(
+    other: Other, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTEST_XDIST_TESTRUNUID")
+    with device_turn("cpu", other.waited_for):
+        assert other.note.exists()
+    holder = re.escape(f"process {os.getpid()} in {os.getcwd()}")
+    assert re.fullmatch(rf"waiting for another measurement: {holder}, for \d+ s", other.said[0])
+    assert not other.note.exists()
+
+
+@pytest.mark.parametrize("note", [b"", b"\xff\x1b[2J\n\n\n/a\x1b[2J"], ids=["empty", "escapes"])
+def test_a_note_that_says_nothing_useful_hides_no_waiting_and_escapes_to_no_terminal(other: Other, note: bytes) -> None:
+    other.note.write_bytes(note)
+    with device_turn("cpu", other.waited_for):
+        assert other.said[0].startswith("waiting for another measurement")
+        assert other.said[0].isprintable()
+
+
+def test_workers_of_one_run_wait_for_each_other_without_a_word_and_only_while_there_is_time(
+    other: Other, tmp_path: Path
+) -> None:
+    asked = iter([False, False, True])
+    with device_turn("cpu", pytest.fail, lambda: next(asked)):
+        assert list(asked) == []
+        assert held(tmp_path) == [other.name], "the other one still has it"

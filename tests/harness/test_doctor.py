@@ -10,7 +10,7 @@ import pytest
 
 from perflab.doctor.checkup import checkup
 from perflab.doctor.gate import measure_gate
-from perflab.doctor.rates import Rate, benchmark_rate, memory_rate, paired_rate, stored_rate
+from perflab.doctor.rates import Rate, benchmark_rate, cases_of, memory_rate, paired_rate, stored_rate
 from perflab.doctor.table import gate_table
 from perflab.doctor.trials import Benchmarked, Line, Pair, Parent, Session, append, read
 from perflab.errors import UsageError
@@ -105,6 +105,21 @@ def test_kinds_are_judged_apart_and_in_runs_of_any_size(cases: int) -> None:
     assert cases < 30 or one.cost_s <= 3.0 * quiet.cost_s
 
 
+def test_costs_in_some_calls_are_counted_by_case_and_need_no_injected_slowdown() -> None:
+    def uneven(pair: Pair, excess: float) -> Pair:
+        return msgspec.structs.replace(
+            pair, kind="uneven", excess=dict.fromkeys(pair.head_over_base, (excess, 0.01, False))
+        )
+
+    plain = [line for line in recorded(0.008) if isinstance(line, Pair)]
+    lines: list[Line] = [uneven(pair, 0.05 + 0.01 * (number % 3 - 1)) for number, pair in enumerate(plain)]
+    one, *_ = cases_of(lines, "uneven")
+    found = paired_rate(lines, 0.0, kind="uneven", only=one)
+    assert (found.share >= 0.95, found.tried) == (True, len(lines) // 3)
+    assert paired_rate([uneven(pair, 0.0) for pair in plain], 0.0, kind="uneven", only=one).share == 0.0
+    assert any(f"uneven, {one.replace('_', ' ')} call" in row for row in gate_table(lines))
+
+
 def test_pairs_that_were_ruined_are_taken_again_by_the_self_test_too() -> None:
     def ruin(pair: Pair) -> Pair:
         off = {name: log - 0.15 for name, log in pair.head_over_base.items()}
@@ -157,6 +172,21 @@ def test_a_log_of_pairs_alone_without_a_control_is_judged() -> None:
     ]
     assert paired_rate(pairs, 0.0).tried == 2
     assert gate_table(pairs)
+
+
+@pytest.mark.parametrize(("load", "fewer"), [(4.5, 3), (9.0, 1), (1.0, None)])
+def test_on_a_busy_machine_the_checkup_says_first_to_use_fewer_threads_than_cores(
+    load: float, fewer: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.5, 0.5))
+    monkeypatch.setattr("perflab.doctor.checkup.usable_cores", lambda: 8)
+    monkeypatch.setattr("perflab.doctor.checkup.thread_count", lambda: 8)
+    said = "\n".join(checkup())
+    busy = "threads: PyTorch uses 8 on 8 cores while others are busy: each operator waits for all"
+    remedy = f"  -> use fewer, before anything else: OMP_NUM_THREADS={fewer}"
+    assert (busy in said, remedy in said) == (fewer is not None, fewer is not None)
+    monkeypatch.setattr("perflab.doctor.checkup.thread_count", lambda: 1)
+    assert "threads:" not in "\n".join(checkup())
 
 
 def test_the_checkup_names_what_is_there_and_how_to_get_what_is_not(monkeypatch: pytest.MonkeyPatch) -> None:

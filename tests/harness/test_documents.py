@@ -17,7 +17,7 @@ from perflab.documents import in_order, merge, read_document, weave, write_docum
 from perflab.errors import DocumentError
 from perflab.measure.records import Measurement
 from perflab.predicted.records import DryRun, PredictedCase
-from perflab.records import Judgement, Verdict
+from perflab.records import Change, Judgement, Verdict
 from perflab.report.gather import Source, gather
 from perflab.report.lines import names_of
 from perflab.results import Document, Result
@@ -118,6 +118,47 @@ def test_of_a_case_that_stands_twice_in_one_part_the_last_counts() -> None:
 
 def test_of_parts_written_at_the_same_time_the_one_given_last_counts() -> None:
     assert merge([part(failed("a")), part(result("a"))]).results == [result("a")]
+
+
+SLOWER = Change(before=1.0, now=2.0, ratio=2.0, limit=1.05)
+"""Of time, or of a count."""
+
+
+def regressed(**changes: Any) -> Result:
+    judgement = Judgement(verdict=Verdict.REGRESSED, worse=list(changes), **changes)
+    return result("a", judgement=judgement, failure="worse")
+
+
+@pytest.mark.parametrize("verdict", ["skipped", "inconclusive", "new", "unchecked", "incomparable", "oom"])
+def test_a_rerun_that_judged_nothing_takes_no_verdict_back(verdict: str) -> None:
+    for found in (result("a", Verdict.REGRESSED, failure="worse"), result("a", Verdict.IMPROVED)):
+        merged = merge([part(found), part(result("a", Verdict(verdict)), minute=1)])
+        assert (merged.results, merged.exitstatus) == ([found], 1 if found.failure else 0)
+    if verdict == "skipped":
+        assert merge([part(failed("a")), part(result("a", Verdict.SKIPPED), minute=1)]).exitstatus == 1
+        beside = part(result("a"), exitstatus=1, other_failures=["a"])  # its teardown failed
+        assert merge([beside, part(result("a", Verdict.SKIPPED), minute=1)]).exitstatus == 1
+    else:  # the test ran to its end, which is all that had gone wrong
+        assert merge([part(failed("a")), part(result("a", Verdict(verdict)), minute=1)]).exitstatus == 0
+
+
+@pytest.mark.parametrize(
+    "worse", [{"latency": SLOWER}, {"memory": SLOWER}, {"counts": {"operators": SLOWER, "allocations": SLOWER}}]
+)
+def test_a_rerun_that_did_not_compare_what_got_worse_does_not_take_it_back(worse: dict[str, Any]) -> None:
+    found, same = regressed(**worse), Change(before=1.0, now=1.0, ratio=1.0)
+    less = Judgement(verdict=Verdict.OK, counts={"operators": same})  # as --perf-check=exact judges on another machine
+    assert merge([part(found), part(result("a", judgement=less), minute=1)]).results == [found]
+    whole = changed(less, latency=same, memory=same, counts={"operators": same, "allocations": same})
+    assert merge([part(found), part(result("a", judgement=whole), minute=1)]).exitstatus == 0
+
+
+def test_a_regression_outlives_reruns_that_fail_by_themselves_or_do_not_run() -> None:
+    found = result("a", Verdict.REGRESSED, failure="worse")
+    reruns = [failed("a"), result("a", Verdict.INCONCLUSIVE), result("a", Verdict.SKIPPED)]
+    parts = [part(one, minute=minute) for minute, one in enumerate([found, *reruns])]
+    assert merge(parts).results == [found]
+    assert merge([*parts, part(result("a"), minute=9)]).exitstatus == 0
 
 
 def test_shards_stand_in_the_order_in_which_all_cases_were_collected() -> None:
@@ -253,7 +294,8 @@ def test_a_prediction_that_came_to_nothing_takes_the_place_of_a_prediction_alone
     broken = part(changed(failed("a"), place="h100"))
     assert merge([broken, part(result("a"), minute=1)]).exitstatus == 1
     assert merge([broken, part(predicted("a"), minute=1)]).exitstatus == 0
-    assert merge([part(predicted("a", failure="needs more")), part(skipped, minute=1)]).results == [skipped]
+    more = predicted("a", failure="needs more")
+    assert merge([part(more), part(skipped, minute=1)]).results == [more]
 
 
 def test_a_dry_run_and_a_trace_for_the_same_gpu_stand_beside_each_other() -> None:

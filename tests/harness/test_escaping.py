@@ -73,7 +73,8 @@ def test_no_text_is_html_or_markdown_and_every_row_has_its_cells(text: str) -> N
     assert MARK in page
     blocks = re.sub(r"(?ms)^(`{3,})text\n.*?\n\1$", "", page)  # what stands in a fence is nobody's
     bare = re.sub(r"`[^`\n]*`", "", blocks)  # and in code
-    bare = re.sub(r"<summary>[^<>]*</summary>", "", bare)  # and in HTML, where all but a tag is text
+    assert not re.search(r"@[a-z]|://|www\.", bare)  # notifies nobody and links nowhere, in a summary either
+    bare = re.sub(r"<summary>[^<>]*</summary>", "", bare)  # in HTML all but a tag is text
     assert re.findall(r"<(?!/?(?:code|br|details|summary)>)", bare) == []
     assert bare.count("<details>") == bare.count("</details>") == page.count("\n\n<details>")
     for table in re.findall(r"(?m)^\|.*(?:\n\|.*)+", blocks):
@@ -82,7 +83,6 @@ def test_no_text_is_html_or_markdown_and_every_row_has_its_cells(text: str) -> N
         assert is_plain(line), line
     assert not re.search(r"(?<!\\)\[link", bare)
     assert not re.search(r"(?<!\\)\*\*bold", bare)
-    assert not re.search(r"@[a-z]|://|www\.", bare)
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=ascii)
@@ -104,8 +104,12 @@ def test_a_text_names_a_file_in_the_folder_that_it_is_meant_for(tmp_path: Path, 
         assert len(name) < 240
 
 
-def test_two_long_names_that_begin_alike_are_two_files() -> None:
-    assert file_name_for("x" * 500) != file_name_for("x" * 501)
+def test_each_text_names_a_file_of_its_own_and_a_plain_one_is_readable() -> None:
+    cases = ["test_x.py::test_y", "a/test_x.py::test_y", "a_test_x.py::test_y", "test_x.py::TestY::test_y"]
+    cases += ["test_x.py::test_y[a b]", "test_x.py::test_y[a_b]", "test_x.py::test_y {cold}", "test_x.py::test_y_cold"]
+    cases += ["v1/2/test_x.py::test_y", "v1.2/test_x.py::test_y", "_x", "x", "x_", "x" * 500, "x" * 501, "größe", "µ"]
+    assert len({file_name_for(case) for case in cases}) == len(cases)
+    assert file_name_for(cases[0]) == "test_x.py_test_y"
 
 
 @pytest.mark.parametrize(

@@ -259,8 +259,8 @@ def older(tmp_path: Path) -> Path:
     held: Entry = entry(quiet(100 * MS, peak_bytes=100, counts=counts), memory_anchor=anchor)
     path = tmp_path / "cpu-amd-epyc-25-17-2c-torch2.13" / "tests.perf.test_transformer.json"
     path.parent.mkdir()
-    write_file(path, {"test_step[small-128-fp32]": held})
-    path.write_text(path.read_text().replace('"schema": 3', '"schema": 1'))
+    write_file(path, {"test_step[small-128-fp32]": (held,)})
+    path.write_text(path.read_text().replace('"schema": 4', '"schema": 1'))
     return tmp_path
 
 

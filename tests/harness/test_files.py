@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from perflab import files
 from perflab.documents import read_document, write_document
 from perflab.errors import BaselineError
 from perflab.files import is_abandoned, read_regular, sweep, try_lock, write_whole
@@ -165,6 +166,45 @@ def test_the_lock_file_of_a_killed_run_is_taken_away_and_that_of_a_running_one_i
     os.close(handle)
     forget_dead_lock(tmp_path)
     assert not path.exists()
+
+
+@needs_locks
+@pytest.mark.parametrize("leftover", [LOCK_NAME, f".a.json.{'0' * 12}.part"])
+def test_a_dead_lock_that_somebody_takes_at_the_last_moment_stays_his(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leftover: str
+) -> None:
+    path = tmp_path / leftover
+    path.touch()
+    age(path)
+    taken: list[bool | None] = []
+    unlink = Path.unlink
+
+    def take_and_unlink(self: Path, missing_ok: bool = False) -> None:
+        taken.append(try_lock(os.open(self, os.O_RDWR)))
+        unlink(self, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", take_and_unlink)
+    forget_dead_lock(tmp_path)
+    sweep(tmp_path)
+    assert taken == [False], "nobody can lock the file that is about to be removed"
+    assert not path.exists()
+
+
+@needs_locks
+def test_a_lock_that_replaced_a_dead_one_before_it_could_be_locked_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / LOCK_NAME
+    path.touch()
+
+    def lock_late(handle: int) -> bool | None:
+        path.rename(tmp_path / "removed")  # its number is not given to the next file
+        path.touch()  # whoever held it let go, and the next one began
+        return try_lock(handle)
+
+    monkeypatch.setattr(files, "try_lock", lock_late)
+    forget_dead_lock(tmp_path)
+    assert path.exists()
 
 
 SAVING = """

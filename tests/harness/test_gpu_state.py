@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from perflab.child import variables_of_a_child
 from perflab.measure.gpu_state import count_others, gpu_reader
 from perflab.measure.records import GpuState
 
@@ -142,17 +144,29 @@ def test_a_cpu_does_not_open_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     assert opened == []
 
 
-def test_processes_of_other_groups_are_neighbours_and_those_of_this_run_are_not() -> None:
+def test_processes_that_are_none_of_this_run_are_neighbours() -> None:
     assert count_others([os.getpid()]) == 0
     assert count_others([os.getpid(), os.getpid()]) == 0
     assert count_others([ELSEWHERE, os.getpid()]) == 1
 
 
-@pytest.mark.skipif(not hasattr(os, "getpgid"), reason="needs process groups")
-def test_a_process_of_the_same_command_is_no_neighbour(monkeypatch: pytest.MonkeyPatch) -> None:
-    groups = {0: 10, 77: 10, 78: 11}
-    monkeypatch.setattr(os, "getpgid", groups.__getitem__)
-    assert count_others([os.getpid(), 77, 78]) == 1
+COUNTS = (
+    "import sys; from perflab.measure.gpu_state import *; print(count_others([os.getpid(), *map(int, sys.argv[1:])]))"
+)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks /proc who descends from whom")
+def test_of_a_fresh_process_the_run_s_others_are_no_neighbours_and_a_stranger_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    monkeypatch.setenv("PERFLAB_RUN", str(ELSEWHERE))  # left behind by a run that is over
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1, start_new_session=True) as sibling:
+        pids = [os.getpid(), sibling.pid, ELSEWHERE]
+        command = [sys.executable, "-c", COUNTS, *map(str, pids)]
+        said = subprocess.check_output(command, env=variables_of_a_child(), start_new_session=True)
+        assert (count_others(pids), int(said)) == (1, 1)
+        sibling.communicate(b"\n")
 
 
 def test_in_a_container_whose_processes_the_driver_calls_otherwise_nobody_can_tell() -> None:

@@ -16,13 +16,19 @@ from hypothesis import strategies as st
 from perflab.cli import main
 from perflab.data import changed
 from perflab.history.bisect import run
+from perflab.history.bisect.ask import ask
 from perflab.history.bisect.search import standing
 from perflab.history.bisect.state import State
 from perflab.history.bisect.trials import Bench, UntestableError
+from perflab.history.command import read_history
+from perflab.history.series import History
 from perflab.records import Change, Judgement, Verdict
 from tests.harness.histories import (
+    beside_fixed_work,
     case_name,
+    everywhere,
     git,
+    latency,
     noisy,
     step,
     write_runs,
@@ -93,6 +99,31 @@ def test_neither_noise_nor_a_step_the_other_way_is_taken_for_the_events() -> Non
         ends(Verdict.REGRESSED, slower, 0.90)
     assert ends(Verdict.OK, faster, None) == ends(Verdict.OK, faster, 0.92) == 0.90
     assert ends(Verdict.REGRESSED, slower, None) == ends(Verdict.REGRESSED, slower, 1.08) == 1.10
+
+
+def test_the_step_that_is_searched_is_the_codes_part_of_it_or_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git(tmp_path, "init", "--quiet")
+    monkeypatch.chdir(tmp_path)
+    asked: list[float | None] = []
+    monkeypatch.setattr("perflab.history.bisect.ask.bisect", lambda bench, searched, told: asked.append(searched.ratio))
+    for machine in (1.0, 1.1):
+        case = beside_fixed_work(1, 39 * machine, **everywhere(machine))
+        write_runs(tmp_path / f"{machine}", 23, {case_name(1): case})
+        assert read(tmp_path / f"{machine}") is None
+    write_runs(tmp_path / "few", 42, {case_name(1): latency(step(40, after=1.3e6), 4)})
+    assert read(tmp_path / "few") is None
+    assert asked == [pytest.approx(39.0, rel=0.05), pytest.approx(39.0, rel=0.05), None]
+
+
+def read(nights: Path) -> object:
+    def source() -> History:
+        history = read_history(str(nights), None, git=False, quantity=None)
+        history.finish()
+        return history
+
+    return ask(case_name(1), source, (None, None), None, build=[], options=[], told=lambda _: None)
 
 
 @given(st.integers(1, 60), st.data())

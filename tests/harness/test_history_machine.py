@@ -57,6 +57,20 @@ def test_what_the_machine_leaves_of_a_change_is_an_alarm_and_both_are_told(
     )
 
 
+def test_a_slower_machine_is_no_alarm_of_the_code_whenever_it_is_seen(tmp_path: Path) -> None:
+    for runs in (22, 23, 24, 26):  # two runs on the slower machine, three, and so on
+        for seed in range(4):
+            folder = tmp_path / f"{runs}-{seed}"
+            write_runs(folder, runs, {case_name(1): beside_fixed_work(seed, 1.1, **everywhere(1.1))})
+            assert main(["history", str(folder), "--fail"]) == 0
+            assert [one.kind for one in contents_in(folder).events] in ([], ["machine"])
+            slower = {case_name(1): beside_fixed_work(seed, 1.32, **everywhere(1.1))}
+            write_runs(folder, runs, slower)
+            if runs > 22:
+                (event,) = contents_in(folder).events
+                assert event.rest_ratio == pytest.approx(1.2, rel=0.03)
+
+
 def test_one_workload_of_three_does_not_speak_for_the_machine(tmp_path: Path) -> None:
     write_runs(tmp_path, 40, {case_name(1): beside_fixed_work(1, 1.1, memory=1.1)})
     (event,) = contents_in(tmp_path).events

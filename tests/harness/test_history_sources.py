@@ -26,6 +26,7 @@ from perflab.history.series import History, Reading, Run
 from perflab.history.telling import contents_of
 from perflab.history.text import as_text
 from perflab.measured.store.baselines import Baselines
+from perflab.measured.store.times import BaselineStore
 from perflab.records import Change, Judgement, Policy, Verdict
 from perflab.results import Document
 from tests.harness.histories import (
@@ -41,6 +42,7 @@ from tests.harness.make import (
     entry,
     environment,
     predicted_result,
+    quiet,
     record,
     replicate,
     result,
@@ -81,7 +83,7 @@ def test_results_of_before_have_the_calibration_workload_too(tmp_path: Path) -> 
 
 
 def test_a_report_as_json_and_the_results_it_was_made_of_are_the_same_history(tmp_path: Path) -> None:
-    judged = Judgement(verdict=Verdict.OK, latency=Change(before=90.0 * MS, now=95.0 * MS, ratio=95 / 90))
+    judged = Judgement(verdict=Verdict.OK, latency=Change(before=90.0 * MS, now=100.0 * MS, ratio=100 / 90))
     measured = record(replicate(phases_ns={"forward": 30.0 * MS}, peak_bytes=2048, counts={"operators": 7}))
     cases = document(
         result("t.py::test_a", outcome=measured, judgement=judged),
@@ -213,6 +215,15 @@ def test_whatever_is_wrong_with_one_file_the_others_are_read(
 def test_a_damaged_baseline_file_is_told_and_no_traceback(raw: bytes) -> None:
     with pytest.raises(DocumentError, match="it is not a baseline file"):
         levels_in(raw)
+
+
+def test_times_of_each_environment_in_a_file_are_a_series_of_their_own(tmp_path: Path) -> None:
+    store = BaselineStore(tmp_path)
+    for threads in (1, 2):
+        (path,) = store.save({CASE: entry(quiet(threads * MS), environment=environment(threads=threads))})
+    one, two = levels_in(path.read_bytes())[1]
+    assert [level.readings["latency"].value for level in (one, two)] == [1 * MS, 2 * MS]
+    assert one.places[0].text != two.places[0].text
 
 
 def test_of_a_report_with_one_damaged_run_nothing_is_added(tmp_path: Path) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from perflab.cli import main
+from perflab.history.choice import chosen
 from perflab.history.contents import Contents
 from perflab.history.text import as_text, sparkline
-from perflab.history.wording import pair_text
+from perflab.history.wording import break_text, pair_text
 from tests.harness.histories import (
+    Values,
     case_name,
     contents_in,
     latency,
@@ -42,10 +45,85 @@ def test_json_is_what_the_text_was_made_of_and_csv_has_a_row_a_point(
     assert rows[0]["commit"] == f"{1:040x}"
 
 
-def test_a_spreadsheet_computes_nothing_that_a_name_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_runs(tmp_path, 4, {"=cmd|' /C calc'!A0": lambda run: {"peak": 1}})
+@pytest.mark.parametrize("first", ["=", "+", "-2+3+", "-", "@", "\t=", "\r="])
+def test_a_spreadsheet_computes_nothing_that_a_name_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], first: str
+) -> None:
+    write_runs(tmp_path, 4, {f"{first}cmd|' /C calc'!A0": lambda run: {"peak": 1}})
     assert main(["history", str(tmp_path), "--format=csv"]) == 0
-    assert capsys.readouterr().out.splitlines()[1].startswith("'=cmd")
+    assert capsys.readouterr().out.splitlines()[1].startswith("'")
+
+
+def test_a_table_moves_no_cursor_and_leaves_numbers_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_runs(
+        tmp_path,
+        4,
+        {"t.py::test_a[\x1b[2J\x9b31m\u202e]": lambda run: {"latency": 1e-7}, "-5": lambda run: {"peak": 1}},
+    )
+    assert main(["history", str(tmp_path), "--format=csv"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.replace("\n", "").isprintable()
+    assert r"[\x1b[2J\x9b31m\u202e]" in shown
+    assert ",9.9999999999999995e-08," in shown
+    assert "\n-5," in shown
+
+
+def test_a_step_of_two_runs_is_said_without_a_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_runs(tmp_path, 42, {case_name(1): latency(step(40, after=1.3e6), 4)})
+    contents = contents_in(tmp_path)
+    (event,) = contents.events
+    assert (event.ratio, event.members[0].ratio, event.members[0].low, contents.series[0].ratio) == (None,) * 4
+    assert "slower: too few runs to say how much, latency of step[1]" in as_text(contents, 100)
+    assert re.search(r"latency .* too few +1\n", as_text(contents, 100))
+    assert main(["history", str(tmp_path), "--format=html"]) == 0
+    assert "too few runs to say how much" in capsys.readouterr().out
+
+
+def test_a_ramp_is_said_where_no_run_began_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cases = {case_name(1): latency(lambda run: 1e6 * 1.1 ** (run / 59), 1), case_name(2): latency(lambda run: 1e6, 2)}
+    write_runs(tmp_path, 60, cases)
+    contents = contents_in(tmp_path)
+    assert contents.events == []
+    assert [row.creep is not None for row in contents.series] == [True, False]
+    text = as_text(contents, 100)
+    said = r"latency of step\[1\] crept by \+\d\.\d% from 2026-01-01 to 2026-03-01, without a step\n"
+    assert re.search(r"\nslow changes, no alarms\n   " + said, text)
+    assert re.search(r"latency .* \+\d\.\d% slowly\n", text)
+    assert main(["history", str(tmp_path), "--format=html"]) == 0
+    assert re.search(said[:-2] + "</li>", capsys.readouterr().out)
+    assert main(["history", str(tmp_path), "--fail"]) == 0
+
+
+def test_a_renamed_case_goes_on_under_its_new_name(tmp_path: Path) -> None:
+    def case(name: str, first: int, last: int, level: float) -> dict[str, Values]:
+        times = noisy(lambda run: level, 1, noise=0.001)
+        return {
+            f"t/test_a.py::test_{name}": lambda run: {"latency": times[run], "peak": 64} if first <= run < last else {}
+        }
+
+    renamed = {**case("old[1]", 0, 20, 1.3e6), **case("new[1]", 20, 40, 1.2e6)}
+    others = {**case("gone[2]", 0, 20, 1e6), **case("late[3]", 20, 40, 1e6), **case("old[4]", 0, 40, 1e6)}
+    write_runs(tmp_path, 40, {**renamed, **others})
+    contents = contents_in(tmp_path)
+    said = (
+        "from 2026-01-21, 0000000: test_new, before test_old; "
+        "latency of new[1] 1.30 ms -> 1.20 ms, and 1 more series, not judged"
+    )
+    assert [break_text(one, contents) for one in contents.breaks] == [said]
+    assert f"new environments and names, which begin new series\n   {said}\n" in as_text(contents, 200)
+    for name in ("test_new", "test_old[1]"):
+        alone = chosen(contents, name, "latency")
+        assert [row.name for row in alone.series] == ["old[1]", "new[1]"], "the case's whole history"
+        assert [break_text(one, alone) for one in alone.breaks] == [said.replace(", and 1 more series", "")]
+
+
+def test_runs_without_a_number_say_so_and_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_runs(tmp_path, 2, {})
+    assert main(["history", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert f"{tmp_path}: 2 runs without a number of any case\n  -> measure: pytest -m perf" in said
 
 
 def test_fail_exits_with_1_for_a_recent_alarm_for_the_worse_alone(tmp_path: Path) -> None:

@@ -51,8 +51,8 @@ class Room:
 
 TIERS = ("measured", "compared", "predicted", "compiled")
 _BARE = (
-    "child data mode records errors amounts units environment files event_lines reading reachable git kernel_names"
-    " user_lines measure.records profiles.records"
+    "child lifeline data mode records errors amounts units environment files event_lines reading reachable git"
+    " kernel_names locks user_lines measure.records profiles.records"
 )
 _GROUND = f"{_BARE} documents journals results tiers"
 _PRIVATE = "internals torch_internals triton_internals"
@@ -104,7 +104,8 @@ ROOMS = {
     ),
     "results": Room(below="data mode records measure.records tiers", packages="msgspec"),
     "reachable": Room(torch=When.CALLED),
-    "child": Room(),
+    "child": Room(below="files lifeline"),
+    "lifeline": Room(),
     "errors": Room(),
     "amounts": Room(below="errors"),
     "git": Room(below="errors"),
@@ -115,12 +116,13 @@ ROOMS = {
     "triton_internals": Room(below="internals", torch=When.CALLED),
     "environment": Room(below="records errors units torch_internals", packages="msgspec", torch=When.CALLED),
     "files": Room(),
+    "locks": Room(below="files", packages="filelock"),
     "event_lines": Room(),
     "kernel_names": Room(),
     "user_lines": Room(),
     "reading": Room(below="errors", packages="msgspec"),
-    "documents": Room(below="data results errors files reading measure.records", packages="msgspec"),
-    "journals": Room(below="perflab data documents errors reading results"),
+    "documents": Room(below="data records results errors files reading measure.records", packages="msgspec"),
+    "journals": Room(below="perflab data documents errors files reading results"),
     # What tiers share: the engine of those that run, stored files, tables.
     "measure.records": Room(below="data records profiles.records", packages="msgspec"),
     "measure": Room(below=f"{_BARE} {_PRIVATE} profiles", packages="pynvml msgspec", torch=When.CALLED),
@@ -145,7 +147,7 @@ ROOMS = {
         below=f"{_GROUND} measure measured.judge compared.judge compared.interleave", torch=When.CALLED
     ),
     "compared.rounds": Room(below=f"{_GROUND} compared.sides compared.interleave {_MEASURED}"),
-    "compared.comparison": Room(below=f"{_GROUND} compared.sides compared.rounds compared.judge"),
+    "compared.comparison": Room(below=f"{_GROUND} compared.sides compared.interleave compared.rounds compared.judge"),
     "predicted.cuda": Room(below=f"{_GROUND} {_PRIVATE}", torch=When.IMPORTED),
     "predicted.trace": Room(below=f"{_GROUND} {_PRIVATE} predicted.cuda predicted.layers", torch=When.IMPORTED),
     "predicted.layers": Room(below=f"{_GROUND} {_PRIVATE} predicted.trace", torch=When.IMPORTED),
@@ -211,7 +213,9 @@ ROOMS = {
     "instruments": Room(below="measure"),
     # The lab stands beside the house; the attention suite holds kernels, the lab's among them, to their definition.
     "lab": Room(torch=When.IMPORTED),
-    "attention": Room(below="errors correctness lab measure plugin.stash", packages="pytest", torch=When.IMPORTED),
+    "attention": Room(
+        below="errors lifeline correctness lab measure plugin.stash", packages="pytest", torch=When.IMPORTED
+    ),
 }
 
 

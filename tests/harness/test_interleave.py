@@ -15,10 +15,12 @@ from perflab.compared.interleave import (
     MOST_SAMPLES,
     Pace,
     Shape,
-    log_ratio,
-    own_error,
+    TurnTime,
     places,
+    reading,
     shape_of,
+    together,
+    turn_time,
 )
 
 MS = 1_000_000
@@ -51,7 +53,7 @@ def test_either_side_begins() -> None:
 
 def test_short_samples_share_a_turn_and_the_first_of_them_is_thrown_away() -> None:
     shape = shape_of([Pace(10, 1 * MS), Pace(10, 1 * MS)], 100 * MS, least_blocks=2, hands_back=False)
-    assert shape == Shape(repetitions=10, samples=4, rewarm=True, blocks=5)
+    assert shape == Shape(repetitions=10, samples=4, rewarm=True, blocks=4)
     assert shape_of([Pace(1, 0.0)], MS, least_blocks=1, hands_back=False).samples == MOST_SAMPLES
     assert shape_of([Pace(1, MS)], 1e12, least_blocks=1, hands_back=False).blocks == BLOCKS
 
@@ -68,21 +70,63 @@ def test_long_samples_need_no_rewarming_unless_memory_was_handed_back() -> None:
     assert shape_of(paces, MS, least_blocks=1, hands_back=True) == Shape(1, 1, rewarm=True, blocks=1)
 
 
+def steady(*calls_ns: float) -> list[TurnTime]:
+    """Turns in which all calls take as long."""
+    return [TurnTime(ns, ns) for ns in calls_ns]
+
+
+def log_ratio(new: list[TurnTime], old: list[TurnTime]) -> float:
+    found = reading(new, old)
+    assert found is not None
+    return found.log
+
+
 def test_a_pair_is_the_median_of_its_blocks_and_one_ruined_turn_does_not_move_it() -> None:
-    old, new = [100.0] * 10, [110.0] * 10
-    assert log_ratio(new, old) == pytest.approx(math.log(1.1))
-    assert own_error(new, old) == 0.0
-    assert log_ratio([990.0, *new[1:]], old) == pytest.approx(math.log(1.1))
+    old, new = steady(*[100.0] * 10), steady(*[110.0] * 10)
+    found = reading(new, old)
+    assert found is not None
+    assert (found.log, found.excess) == (pytest.approx(math.log(1.1)), pytest.approx(0.0))
+    assert (found.error, found.excess_error) == (0.0, pytest.approx(0.0))
+    assert log_ratio([*steady(990.0), *new[1:]], old) == pytest.approx(math.log(1.1))
 
 
 def test_what_slows_down_evenly_within_blocks_cancels() -> None:
     # A B B A in four moments, each a hundredth slower than the one before.
-    assert log_ratio([1.00, 1.03], [1.01, 1.02]) == pytest.approx(0.0, abs=1e-3)
+    assert log_ratio(steady(1.00, 1.03), steady(1.01, 1.02)) == pytest.approx(0.0, abs=1e-3)
 
 
 def test_blocks_that_disagree_leave_a_pair_uncertain_and_without_a_whole_block_there_is_none() -> None:
-    old = [100.0] * 8
-    assert own_error([90.0, 90.0, 110.0, 110.0, 130.0, 130.0, 70.0, 70.0], old) > 0.1
-    assert log_ratio([100.0], old) is None
-    assert log_ratio([], old) is None
-    assert own_error([], old) == 0.0
+    old = steady(*[100.0] * 8)
+    found = reading(steady(90.0, 90.0, 110.0, 110.0, 130.0, 130.0, 70.0, 70.0), old)
+    assert found is not None
+    assert found.error > 0.1
+    assert reading(steady(100.0), old) is None
+    assert reading([], old) is None
+
+
+def test_a_cost_in_some_calls_is_in_the_means_alone_and_a_slow_block_weighs_as_much_as_any() -> None:
+    # Every second call takes 3 ms instead of 1; all of the last block is ten times as long on both sides.
+    old, new = steady(1.0, 1.0, 1.0, 1.0, 10.0, 10.0), [TurnTime(1.0, 2.0)] * 4 + [TurnTime(10.0, 20.0)] * 2
+    found = reading(new, old)
+    assert found is not None
+    assert (found.log, found.error) == (0.0, 0.0)
+    assert found.excess == pytest.approx(math.log(2.0))
+    assert found.excess_error == pytest.approx(0.0, abs=1e-9)
+    uneven = reading([TurnTime(1.0, 1.5), TurnTime(1.0, 1.5), *steady(1.0, 1.0)], steady(1.0, 1.0, 1.0, 1.0))
+    assert uneven is not None
+    assert uneven.excess_error > 0.1, "it was in one block of two"
+    alone = reading([TurnTime(1.0, 2.0)] * 2, steady(1.0, 1.0))
+    assert alone is not None
+    assert math.isinf(alone.excess_error), "one block tells nothing about another"
+
+
+def test_what_other_work_took_of_a_call_is_no_part_of_its_time() -> None:
+    assert turn_time([1000, 9000], [0, 8000], repetitions=10) == TurnTime(100.0, 100.0)
+    assert turn_time([9000], [8500], repetitions=10) == TurnTime(50.0, 50.0)
+    assert turn_time([1000, 9000], [], repetitions=10) == TurnTime(100.0, 500.0)
+
+
+def test_two_processes_of_a_side_count_as_one_with_as_many_turns_as_both_have() -> None:
+    both = together([[TurnTime(1.0, 1.0), TurnTime(1.0, 1.0)], [TurnTime(4.0, 5.0)]])
+    assert both == [TurnTime(2.0, 3.0)]
+    assert together([]) == []

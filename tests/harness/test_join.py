@@ -51,6 +51,19 @@ def test_entries_of_each_environment_stay_apart(tmp_path: Path) -> None:
     assert closest(both, CASE, environment()) == cpu
 
 
+def test_times_of_other_versions_and_thread_counts_are_all_joined(tmp_path: Path) -> None:
+    """They stand in files of one name."""
+    environments = [environment(), environment(python="3.14"), environment(threads=1)]
+    saved = [entry(quiet(1e6 * number), environment=one) for number, one in enumerate(environments, 1)]
+    for number, one in enumerate(saved):
+        BaselineStore(tmp_path / str(number)).save({CASE: one})
+    older = entry(quiet(9e6), environment=environments[1], recorded="2020-01-01")
+    BaselineStore(tmp_path / "output").save({CASE: older})
+    join_baselines([tmp_path / str(number) for number in range(3)], tmp_path / "output", by_folder())
+    joined = BaselineStore(tmp_path / "output")
+    assert [closest(joined, CASE, one) for one in environments] == saved
+
+
 def test_what_the_output_holds_takes_part(tmp_path: Path) -> None:
     output = tmp_path / "baselines"
     BaselineStore(output).save({CASE: update(9e6, "2026-01-01"), OTHER: update(1e6, OLD), ELSEWHERE: update(2e6)})

@@ -87,12 +87,29 @@ def test_fresh_processes_speak_where_there_are_some() -> None:
     assert judge(suspicious, before(operators=112), POLICY).verdict is Verdict.OK
 
 
-def test_fresh_processes_that_disagree_gate_nothing_and_it_is_said() -> None:
-    fresh = [replicate(100 * MS, counts={"operators": count}) for count in (113, 114, 113)]
-    judgement = judge(record(now(130 * MS, operators=113), fresh=fresh), before(operators=112), POLICY)
-    assert judgement.verdict is Verdict.OK
-    why = "different from process to process now (113 to 114)"
-    assert judgement.not_compared == [Uncompared("operators", why)]
+@pytest.mark.parametrize(("old", "new"), [([113], [112, 114]), ([112, 112], [112, 113, 112]), ([5, 6], [6, 7])])
+def test_processes_that_disagree_gate_nothing_where_they_overlap_and_it_is_said(old: list[int], new: list[int]) -> None:
+    changes, missed = judge_counts([now(operators=count) for count in new], {"operators": old}, gated=True)
+    assert changes == {}
+    (one,) = missed
+    assert one.reason.startswith("different from process to process")
+
+
+def test_a_count_that_rose_in_every_process_has_regressed_though_they_disagree_and_its_size_is_shown() -> None:
+    fresh = [replicate(130 * MS, counts={"operators": count}) for count in (7, 8, 7)]
+    one = record(now(130 * MS, operators=8), fresh=fresh)
+    judgement = judge(one, before(operators=5), POLICY)
+    assert judgement.worse == ["latency", "counts"]
+    assert judgement.not_compared == []
+    text = explain(Result(case=CASE, outcome=one, judgement=judgement), "accept")
+    row = ["operators", "5", "7", "+2", "+40.0%…+60.0%", "exact", "failed"]
+    assert row in [line.split() for line in text.splitlines()]
+
+
+def test_instructions_that_rose_in_every_process_have_regressed_though_those_of_now_disagree() -> None:
+    fresh = [replicate(100 * MS, counts={"instructions": count}) for count in (2_000_000, 1_900_000)]
+    judgement = judge(record(now(instructions=2_000_000), fresh=fresh), before(instructions=1_000_000), POLICY)
+    assert judgement.worse == ["counts"]
 
 
 def test_a_count_that_the_other_side_lacks_is_named_where_that_side_is_measured_too() -> None:
@@ -104,10 +121,12 @@ def test_a_count_that_the_other_side_lacks_is_named_where_that_side_is_measured_
     assert missed(None) == [], "a baseline does not keep what was not alike in its processes"
 
 
-def test_a_count_on_which_the_other_side_s_processes_disagree_is_named() -> None:
-    changes, missed = judge_counts([now(operators=500)], {"operators": [100, 101]}, gated=True)
-    assert changes == {}
-    assert missed == [Uncompared("operators", "different from process to process there (100 to 101)")]
+def test_a_count_on_which_the_other_side_s_processes_disagree_counts_beyond_what_they_disagree_by() -> None:
+    told = "different from process to process there (100 to 103)"
+    for operators, expected in ((106, [Uncompared("operators", told)]), (107, [])):
+        changes, missed = judge_counts([now(operators=operators)] * 2, {"operators": [100, 103]}, gated=True)
+        assert missed == expected
+        assert [one.is_past_limit for one in changes.values()] == [True] * (not expected)
     assert judge_counts([now(operators=500)], {"operators": [100, 101]}, gated=False) == ({}, [])
 
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
+from perflab.child import run_child, workplace
 from perflab.compared.sides import process
 from perflab.compared.sides.ancestor import Start
-from perflab.compared.sides.process import SideProcess
+from perflab.compared.sides.process import OutOfTimeError, SideProcess
 from perflab.errors import SideEndedError
+from perflab.lifeline import with_lifeline
 
+linux_alone = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone ends a process with its parent")
 BUSY = "import time\nwhile True:\n    sum(range(1000))\n"
 
 
@@ -44,28 +49,65 @@ def test_a_process_that_does_not_answer_is_ended_and_what_it_said_is_told(tmp_pa
         assert gone_within(2.0, side._process.pid)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone ends a process with the one that started it")
-def test_a_process_that_is_at_work_ends_at_once_when_its_session_is_killed(tmp_path: Path) -> None:
+def test_nobody_waits_for_an_answer_once_the_time_of_all_is_over(tmp_path: Path) -> None:
+    start = Start("main", [sys.executable, "-c", BUSY], dict(os.environ), tmp_path)
+    with SideProcess(start, seconds_left=lambda: -1.0) as side, pytest.raises(OutOfTimeError):
+        side.hello()
+
+
+def test_a_fresh_process_ends_with_the_time_of_the_run_whatever_it_promised(tmp_path: Path) -> None:
+    sign = tmp_path / "sign"
+    promises = (
+        f"from pathlib import Path\nfrom perflab.child import promise_life\npromise_life(Path({str(sign)!r}), 600)\n"
+    )
+    sign.touch()
+    ended = run_child(
+        [sys.executable, "-c", promises + BUSY],
+        directory=tmp_path,
+        environment=os.environ,
+        sign=sign,
+        patience_s=600.0,
+        most_s=1.0,
+    )
+    assert ended.hung_after_s is not None
+    assert ended.status == -signal.SIGKILL
+
+
+STARTS = {
+    "a side": (
+        "from perflab.compared.sides.ancestor import Start\nfrom perflab.compared.sides.process import SideProcess\n"
+        "kept = SideProcess(Start('main', child, dict(os.environ), Path('.')))\n"
+    ),
+    "a fresh process": (
+        "from perflab.child import run_child\n"
+        "run_child(child, directory='.', environment=os.environ, sign=Path('none'), patience_s=600)\n"
+    ),
+    "a compiler": (
+        "from perflab.compiled.compiler import pool\n"
+        "popen = pool.subprocess.Popen\n"
+        "pool.subprocess.Popen = lambda command, **more: popen([*command[:4], *child], **more)\n"
+        "kept = pool.CompilerPool(1)\nkept.start()\n"
+    ),
+    "a dry run": "from perflab.predicted.dry_run import command\ncommand._run(child, os.environ)\n",
+}
+
+
+@linux_alone
+@pytest.mark.parametrize("ended_by", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("what", STARTS)
+def test_a_process_that_is_at_work_ends_at_once_with_its_session_whatever_ended_that(
+    tmp_path: Path, what: str, ended_by: signal.Signals
+) -> None:
     at_work = tmp_path / "pid"
-    child = (
-        "import os\nfrom perflab.compared.sides.lifeline import end_with_session\n"
-        "end_with_session(int(os.environ['PERFLAB_SOCKET']))\n"
-        f"open({str(at_work)!r}, 'w').write(str(os.getpid()))\n{BUSY}"
-    )
-    session = (
-        "import os, sys, time\nfrom pathlib import Path\n"
-        "from perflab.compared.sides.ancestor import Start\n"
-        "from perflab.compared.sides.process import SideProcess\n"
-        f"side = SideProcess(Start('main', [sys.executable, '-c', {child!r}], dict(os.environ), Path('.')))\n"
-        "time.sleep(60)\n"
-    )
+    child = [sys.executable, "-c", f"import os\nopen({str(at_work)!r}, 'w').write(str(os.getpid()))\n{BUSY}"]
+    session = f"import os, time\nfrom pathlib import Path\nchild = {child!r}\n{STARTS[what]}time.sleep(600)\n"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with subprocess.Popen([sys.executable, "-c", session], env=environment, cwd=tmp_path) as killed:
-        ends = time.monotonic() + 30.0
+        ends = time.monotonic() + 60.0
         while not (at_work.exists() and at_work.read_text()) and time.monotonic() < ends:
             time.sleep(0.02)
         process = int(at_work.read_text())
-        killed.send_signal(signal.SIGKILL)
+        killed.send_signal(ended_by)
         killed.wait()
     assert gone_within(1.0, process)
 
@@ -83,13 +125,46 @@ def test_a_process_that_closes_its_connection_and_stays_is_ended(
         assert gone_within(2.0, side._process.pid)
 
 
-def test_a_process_whose_session_ended_before_it_began_does_not_begin(tmp_path: Path) -> None:
-    code = (
-        "import os, socket\nfrom perflab.compared.sides.lifeline import end_with_session\n"
-        "ours, theirs = socket.socketpair()\nours.close()\nend_with_session(theirs.fileno())\nprint('began')"
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+@linux_alone
+def test_a_process_whose_session_ended_before_it_began_does_not_begin() -> None:
+    began = with_lifeline([sys.executable, "-c", "print('began')"])
+    assert subprocess.run(began, capture_output=True, text=True, check=True).stdout == "began\n"
+    began[began.index(str(os.getpid()))] = "1"  # who takes over processes whose parents have ended
+    done = subprocess.run(began, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
+
+
+def test_a_program_that_is_missing_is_named_before_anything_starts_and_one_that_is_none_by_the_process(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(FileNotFoundError, match="no-such-program"):
+        with_lifeline(["no-such-program"])
+    done = subprocess.run(with_lifeline(["./missing"]), cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "./missing: No such file or directory\n")
+
+
+@linux_alone
+def test_the_folder_of_a_killed_process_is_removed_by_the_next_one_and_that_of_a_living_one_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    taking = (
+        "from perflab.child import workplace\nwith workplace() as folder:\n    print(folder, flush=True)\n    input()"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}
+    folders: list[Path] = []
+    with contextlib.ExitStack() as running:
+        for _ in range(2):
+            command = [sys.executable, "-c", taking]
+            owner = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            running.enter_context(owner)
+            assert owner.stdout is not None
+            folders.append(Path(owner.stdout.readline().strip()))
+            os.utime(folders[-1], (0, 0))  # it is old
+        owner.kill()
+        owner.wait()
+        (tmp_path / "perflab-of-the-users").mkdir()
+        os.utime(tmp_path / "perflab-of-the-users", (0, 0))
+        with workplace() as third:
+            assert sorted(tmp_path.iterdir()) == sorted([folders[0], third, tmp_path / "perflab-of-the-users"])
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "perflab-of-the-users"]

@@ -13,6 +13,9 @@ import torch
 from torch import nn
 
 from perflab.measure.live_tensors import held_bytes
+from perflab.measure.memory import measure_memory
+from perflab.measure.workload import Workload
+from perflab.profiles.held import held_parts
 
 CPU = torch.device("cpu")
 KIB = 1024
@@ -259,6 +262,74 @@ def test_pytests_own_objects_are_not_followed(request: pytest.FixtureRequest, py
 
 def test_tensors_of_other_devices_are_not_held() -> None:
     assert held(torch.zeros(1000, device="meta")) == 0
+
+
+# --- tensors that are made of others ---------------------------------------------------------------------------------
+
+
+class Wrapper(torch.Tensor):
+    """Int8 weights behind a float32 face, as quantized weights have it; PyTorch is not told what it is made of."""
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Wrapper:
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=torch.float32)  # type: ignore[attr-defined, no-any-return]
+
+    def __init__(self, inner: torch.Tensor) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*(one.inner.float() if isinstance(one, Wrapper) else one for one in args), **(kwargs or {}))
+
+
+class FlatWrapper(Wrapper):
+    """The same as ``torch.compile`` wants it."""
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["inner"], None
+
+
+def _rows(layout: torch.layout) -> torch.Tensor:
+    return torch.nested.nested_tensor([torch.zeros(3, 128), torch.zeros(5, 128)], layout=layout)
+
+
+def _compressed(layout: Callable[..., torch.Tensor], size: int, *block: int) -> torch.Tensor:
+    return layout(torch.arange(size + 1), torch.arange(size), torch.ones(size, *block))
+
+
+MADE_OF: dict[str, tuple[Callable[[], torch.Tensor], int]] = {
+    "coo": (lambda: torch.eye(128).to_sparse(), 128 * (4 + 2 * 8)),
+    "csr": (lambda: _compressed(torch.sparse_csr_tensor, 128), 128 * (4 + 8) + 129 * 8),
+    "csc": (lambda: _compressed(torch.sparse_csc_tensor, 128), 128 * (4 + 8) + 129 * 8),
+    "bsr": (lambda: _compressed(torch.sparse_bsr_tensor, 2, 64, 64), 2 * 64 * 64 * 4 + 2 * 8 + 3 * 8),
+    "nested": (lambda: _rows(torch.strided), 8 * 128 * 4),
+    "jagged": (lambda: _rows(torch.jagged), 8 * 128 * 4 + 3 * 8),
+    "wrapper": (lambda: Wrapper(kib()), KIB),
+    "wrapper of wrappers": (lambda: FlatWrapper(FlatWrapper(kib())), KIB),
+}
+
+
+@pytest.mark.parametrize("kind", MADE_OF)
+def test_a_tensor_that_is_made_of_others_holds_what_they_hold(kind: str) -> None:
+    make, size_bytes = MADE_OF[kind]
+    made = make()
+    assert held_bytes((made,), CPU) == size_bytes
+    memory, _ = measure_memory(Workload(lambda: made * 1, (), {}), CPU)
+    assert memory.held_bytes == size_bytes
+
+
+def test_a_distributed_parameter_holds_its_local_part_as_a_parameter() -> None:
+    from torch.distributed.tensor import Replicate, distribute_tensor, init_device_mesh
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        module = nn.Linear(128, 2, bias=False)
+        whole = distribute_tensor(module.weight, init_device_mesh("cpu", (1,)), [Replicate()])
+        module.weight = nn.Parameter(whole)
+        (part,) = held_parts([module, module.weight], {}, CPU)
+        assert (part.category, part.size_bytes) == ("parameters", KIB)
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_nothing_holds_nothing() -> None:

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import gc
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from torch import nn
 
+from perflab.measure.alike import Watched
+from perflab.measure.compiling import compiler_state
+from perflab.measure.counts import CallCounter
 from perflab.measure.measurement import Measured, measure, replicate_of
 from perflab.measure.records import Measurement
 from perflab.measure.sampling import Plan
@@ -119,3 +126,127 @@ def test_phases_are_boiled_down_to_their_medians_of_one_call() -> None:
         phases_ns={"forward": [10, 20, 30], "backward": [20, 40, 60]},
     )
     assert replicate_of(measurement).phases_ns == {"forward": 2.0, "backward": 4.0}
+
+
+# --- calls that differ -----------------------------------------------------------------------------------------------
+
+
+def growing() -> Callable[[], object]:
+    cache: dict[int, torch.Tensor] = {}
+
+    def work() -> None:
+        cache[len(cache)] = torch.zeros(256)
+
+    return work
+
+
+def popping() -> Callable[[], object]:
+    queue = deque([3, 4])
+    return lambda: torch.zeros(queue.popleft()).sum() if queue else None
+
+
+def popping_at_once() -> Callable[[], object]:
+    todo = [3, 4]
+
+    def work() -> None:
+        while todo:
+            torch.zeros(todo.pop())
+
+    return work
+
+
+def exhausting(source: Iterator[int]) -> Callable[[], object]:
+    return lambda: list(source)
+
+
+def shrinking() -> Callable[[], object]:
+    x = torch.arange(100.0)
+    return lambda: x.sub_(10).clamp_(0).nonzero()
+
+
+def alternating() -> Callable[[], object]:
+    calls = itertools.count()
+    return lambda: [torch.zeros(2) for _ in range(1 + next(calls) % 2)][-1]
+
+
+DIFFERENT: dict[str, tuple[Callable[[], object], list[str], bool]] = {
+    "a cache that grows": (
+        growing(),
+        ["held memory differs (9.00 KiB to 10.0 KiB)", "cache is changed by each call"],
+        False,
+    ),
+    "a queue": (popping(), ["queue is used up", "the first call returned float32 (), and the last None"], True),
+    "a queue that the first call empties": (popping_at_once(), ["todo is used up"], True),
+    "an iterator": (exhausting(iter([1])), ["source is used up", "the first call returned list of 1: number"], True),
+    "a generator": (exhausting(_ for _ in [1]), ["source is used up", "the first call returned list of 1"], True),
+    "a changed input": (
+        shrinking(),
+        ["the first call returned int64 (89, 1), and the last int64 (0, 1)", "x is changed by each call"],
+        False,
+    ),
+    "turns": (alternating(), ["operators differ (1 to 2)", "allocations differ (1 to 2)"], False),
+}
+
+
+@pytest.mark.parametrize("kind", DIFFERENT)
+def test_calls_that_differ_are_told_by_what_makes_them_differ_and_count_nothing(
+    virtual_clock: VirtualClock, kind: str
+) -> None:
+    work, expected, used_up = DIFFERENT[kind]
+    found = in_turns_with(virtual_clock, work)
+    assert found.memory is not None
+    for text in expected:
+        assert any(said.startswith(text) for said in found.memory.calls_differ), found.memory.calls_differ
+    assert found.memory.used_up == used_up
+    assert (found.counts, found.memory.shown_bytes) == ({}, None)
+
+
+def in_turns_with(virtual_clock: VirtualClock, work: Callable[[], object] | Workload) -> Measurement:
+    """Of calls that take 100 ms each."""
+    inner = work if isinstance(work, Workload) else Workload(work, (), {})
+
+    class Timed(Watched):
+        def run(self, after_phase: Callable[[], None] = lambda: None) -> object:
+            virtual_clock.advance(100 * MS)
+            return inner.run(after_phase)
+
+    counter = CallCounter(CPU, compiler_state())
+    return measure(Timed(inner, CPU), CPU, Plan(2 * S), lambda _text: None, "a case", counter).measurement
+
+
+def training() -> Workload:
+    """With state that the optimizer makes in its first step, parameters that change, and a log that grows."""
+    model = nn.Sequential(nn.LazyLinear(4), nn.LayerNorm(4))
+    model(torch.ones(2, 3))
+    optimizer, losses = torch.optim.AdamW(model.parameters()), list[float]()
+
+    def update() -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(1.0)
+
+    return Step(lambda: model(torch.ones(2, 3)).sum(), torch.Tensor.backward, update)
+
+
+def settling() -> Callable[[], object]:
+    cache, calls = dict[int, torch.Tensor](), itertools.count()
+    return lambda: cache.setdefault(min(next(calls), 2), torch.zeros(2)) + 1
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        pytest.param(training(), id="a training step"),
+        pytest.param(settling(), id="a cache that settles"),
+        pytest.param(lambda: torch.ones(8).relu_(), id="in place"),
+        pytest.param(lambda: [1.0, None, {"a": torch.ones(2)}], id="a result of many parts"),
+    ],
+)
+def test_calls_that_are_alike_once_all_is_set_up_have_an_exact_peak_and_counts(
+    virtual_clock: VirtualClock, work: Callable[[], object]
+) -> None:
+    found = in_turns_with(virtual_clock, work)
+    assert found.memory is not None
+    assert (found.memory.calls_differ, found.memory.used_up) == ([], False)
+    assert found.memory.shown_bytes
+    assert found.counts["allocations"] > 0

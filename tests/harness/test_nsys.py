@@ -92,6 +92,46 @@ def test_a_call_and_its_phases_stand_beside_the_timer_s(tmp_path: Path) -> None:
     assert ["optimizer", "117", "µs", "40.0", "µs"] in text
 
 
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.product)
+def test_a_launch_of_a_cuda_graph_is_one_row_of_the_device_s_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], layout: Layout
+) -> None:
+    """As ``--cuda-graph-trace=graph`` records it, which is nsys's default."""
+    maker = Maker(tmp_path / "graphs.sqlite", layout)
+    for begin in range(0, 6000 * US, 1000 * US):
+        maker.range("step", begin, begin + 950 * US)
+        maker.range("aten::add, seq = 1, op_id = 2, sizes = [[8], [8]]", begin + 5 * US, begin + 20 * US)
+        maker.launch("add", begin + 10 * US, begin + 20 * US, begin + 40 * US)
+        maker.launch("graph 7", begin + 50 * US, begin + 60 * US, begin + 860 * US)
+    maker.launch("graph 7", 5950 * US, 0, 0)  # CUPTI could not tell when it ran
+    reading = reading_of(maker.close(), "step")
+    assert [(one.kernel, one.instances, one.time_ns) for one in reading.kernels] == [
+        ("CUDA graph 7", 6, 4800 * US),
+        ("add<float>", 6, 120 * US),
+    ]
+    (case,) = reading.cases
+    assert case.profile is not None
+    rows = {row.category: row.time_ns for row in case.profile.rows if row.time_ns}
+    assert rows["other"] == 800 * US
+    assert sum(time_ns for category, time_ns in rows.items() if category in GAPS) <= 40 * US
+    status, text = said(capsys, str(maker.path), "--verbose")
+    assert status == 0
+    assert "CUDA graph 7" in text
+    assert "6 launches of CUDA graphs count as one kernel each: nsys profile --cuda-graph-trace=node" in one_lined(text)
+    assert "1 kernels end before they begin" in text
+
+
+def test_an_export_of_cuda_graphs_alone_has_cuda_work(tmp_path: Path) -> None:
+    maker = Maker(tmp_path / "graphs.sqlite")
+    maker.range("step", 0, 100 * US)
+    maker.launch("graph 7", 10 * US, 20 * US, 90 * US)
+    for table in ("KERNEL", "MEMCPY"):
+        maker.connection.execute(f"DROP TABLE CUPTI_ACTIVITY_KIND_{table}")
+    reading = reading_of(maker.close())
+    assert [(one.path, one.busy_ns) for one in reading.ranges] == [(("step",), 70 * US)]
+    assert not any("no table" in note for note in reading.notes)
+
+
 def test_phases_of_a_call_add_up_to_no_more_than_the_call(tmp_path: Path) -> None:
     """Calls that are fast on the host are slow on the device: the device waits for the host in the others."""
     maker = Maker(tmp_path / "uneven.sqlite")
@@ -565,6 +605,15 @@ def test_ranges_that_are_pushed_and_never_popped_cost_no_more_than_others(tmp_pa
     assert found["lost", "step"] == (4999, 0)
     assert found["lost", "forward"] == (5000, 5000)
     assert len(found) == 5
+
+
+def test_a_range_that_is_never_closed_ends_with_the_recording_whatever_comes_last(tmp_path: Path) -> None:
+    maker = Maker(tmp_path / "unclosed.sqlite")
+    maker.range("step", 10 * US, None)
+    maker.launch("kernel", 20 * US, 30 * US, 90 * US)
+    maker.launch("never ends", 20 * US, 30 * US, 2**63 - 1)
+    (step,) = reading_of(maker.close()).ranges
+    assert (step.host_ns, step.kernels, step.busy_ns) == (80 * US, 1, 60 * US)
 
 
 def test_a_range_within_one_of_its_own_name_counts_with_it_and_its_time_once(tmp_path: Path) -> None:

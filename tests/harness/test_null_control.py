@@ -15,7 +15,7 @@ from perflab.compared.judge.paired import PairedCase, PairedPolicy, latency_find
 from perflab.measured.judge.robust import ratio_of
 from perflab.measured.judge.trimmed import estimate
 from perflab.records import Verdict
-from tests.harness.machine import Machine, compared
+from tests.harness.machine import Machine, compared, steady
 
 POLICY = PairedPolicy()
 MACHINES: dict[str, Callable[[random.Random], Machine]] = {
@@ -86,7 +86,7 @@ def test_a_control_that_is_as_large_as_what_was_seen_leaves_it_open_and_is_named
 
 def test_a_slowdown_larger_than_a_large_control_still_fails() -> None:
     slow = PairedCase(screen=[0.2] * 3, confirm=[0.2] * 5)
-    found = latency_findings({"case": slow}, {"case": [0.06, 0.061, 0.06, 0.059]}, POLICY)["case"]
+    found = latency_findings({"case": slow}, {"case": steady(0.06, 0.061, 0.06, 0.059)}, POLICY)["case"]
     assert found.verdict is Verdict.REGRESSED
     assert found.change.low is not None
     assert found.change.low < ratio_of(0.2 - 0.06), "the interval leaves room for the control"
@@ -136,7 +136,7 @@ def test_both_processes_of_the_base_count_together_and_a_control_that_is_off_is_
 def test_a_base_whose_twin_has_no_turns_counts_alone() -> None:
     found = Machine(random.Random(1)).take(0.05, [HEAD, BASE, TWIN])
     alone = found.log_ratio(HEAD, BASE)
-    found.turns[TWIN].turns_ns.clear()
+    found.turns[TWIN].turns.clear()
     assert found.log_ratio(HEAD, BASE, TWIN) == alone
 
 

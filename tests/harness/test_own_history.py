@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from perflab.data import changed
+from perflab.measure.records import Paired, Record
+from perflab.measured.judge.judge import judge
 from perflab.measured.judge.local_history import KEPT_REPLICATES, Reading, Step, next_step
 from perflab.measured.records import Entry
+from perflab.measured.report.failure import explain
+from perflab.measured.report.not_compared import what_was_compared
 from perflab.measured.store.baselines import Baselines
-from perflab.records import Environment, Policy
-from tests.harness.make import CASE, MS, cuda_environment, entry, environment, replicate
+from perflab.measured.store.exact import split
+from perflab.records import Environment, Judgement, Policy, Verdict
+from tests.harness.make import CASE, MS, cuda_environment, entry, environment, record, replicate, result
 
 POLICY = Policy()
 CLEAN, OTHER = "a" * 40, "b" * 40
@@ -45,15 +51,18 @@ def test_a_full_history_takes_no_more() -> None:
 
 @pytest.mark.parametrize("commit", [OTHER, CLEAN + "+dirty", None])
 def test_a_faster_reading_takes_the_place_of_a_history_of_other_code_and_that_is_said(commit: str | None) -> None:
-    step = next_step(history(100, 100), history(50, commit=commit), POLICY)
+    step = next_step(history(100, 100, 100), history(50, commit=commit), POLICY)
     assert medians_ms(step) == [50]
-    assert step.begun_anew == "100 ms before, 50.0 ms now"
+    assert step.begun_anew == "faster code: 100 ms before, 50.0 ms now"
 
 
-def test_a_single_slow_reading_of_the_same_code_gives_way_to_a_faster_one() -> None:
-    step = next_step(history(7.92), history(0.0113), POLICY)
+@pytest.mark.parametrize(("medians", "commit"), [([7.92], CLEAN), ([7.92, 7.92], OTHER)])
+def test_what_was_not_compared_with_yet_gives_way_to_a_faster_reading_without_a_word(
+    medians: list[float], commit: str
+) -> None:
+    step = next_step(history(*medians), history(0.0113, commit=commit), POLICY)
     assert medians_ms(step) == [0.0113]
-    assert step.begun_anew == "7.92 ms before, 11.3 µs now"
+    assert (step.begun_anew, step.left_out) == (None, None)
 
 
 @pytest.mark.parametrize(("commit", "said"), [(CLEAN, "100 ms before, 300 ms now"), (OTHER, None)])
@@ -69,15 +78,26 @@ def test_a_faster_reading_of_the_same_code_does_not_outvote_several() -> None:
     assert step.left_out == "100 ms before, 50.0 ms now"
 
 
-def test_a_reading_of_the_same_code_that_is_a_little_off_is_left_out_without_a_word() -> None:
-    step = next_step(history(100, 100), history(115), POLICY)
-    assert (medians_ms(step), step.left_out) == ([100, 100], None)
+@pytest.mark.parametrize("kept", [1, 2, 3])
+@pytest.mark.parametrize(("off", "commit"), [(115.0, CLEAN), (90.0, CLEAN), (115.0, OTHER), (115.0, None)])
+def test_readings_of_the_same_code_that_are_a_little_off_join_until_there_are_three(
+    kept: int, off: float, commit: str | None
+) -> None:
+    """They say what runs differ by; of other code such a reading may be a slowdown."""
+    before = [100.0] * kept
+    step = next_step(history(*before), history(off, commit=commit), POLICY)
+    joins = kept < 3 and commit == CLEAN
+    assert (medians_ms(step), step.left_out) == ([*before, off] if joins else before, None)
+
+
+def test_readings_of_the_same_code_that_drift_apart_do_not_join() -> None:
+    assert medians_ms(next_step(history(100, 130), history(160), POLICY)) == [100, 130]
 
 
 def test_a_history_that_was_mixed_once_is_begun_anew() -> None:
     step = next_step(history(7.92, 0.0113, 0.0112), history(0.0113), POLICY)
     assert medians_ms(step) == [0.0113]
-    assert step.begun_anew == "11.3 µs before, 11.3 µs now"
+    assert step.begun_anew == "two kinds of times before, 11.3 µs now"
 
 
 def test_times_below_the_floor_agree_however_far_apart_they_are() -> None:
@@ -119,3 +139,73 @@ def test_a_regression_changes_no_history_and_of_the_same_code_is_told(
     times = baselines.of(CASE, environment()).times
     assert times is not None
     assert [one.median_ns for one in times.replicates] == [100 * MS, 100 * MS]
+
+
+# --- judged by few runs ------------------------------------------------------------------------------------------
+
+BUSY, SLOW_MACHINE = {"neighbours_cores": 1.7}, {"calibration_ns": {"interpreter": 150.0}}
+CALM = {"neighbours_cores": 0.0, "calibration_ns": {"interpreter": 100.0}}
+
+
+def seen(*medians_ms: float, peak_bytes: int = 4096, paired: Paired | None = None, **how: Any) -> Record:
+    """A case that this run measured, with its fresh processes behind the first reading."""
+    first, *fresh = (replicate(one * MS, peak_bytes=peak_bytes, **{**CALM, **how}) for one in medians_ms)
+    return record(first, fresh=fresh, paired=paired)
+
+
+def judged_by(kept: int, now: Record, *, own: bool = True) -> Judgement:
+    stored = split(entry([replicate(100 * MS, peak_bytes=4096, **CALM) for _ in range(kept)]))
+    return judge(now, changed(stored, times_are_own=own), POLICY)
+
+
+@pytest.mark.parametrize("kept", [1, 2])
+@pytest.mark.parametrize(
+    "now",
+    [
+        seen(150, 150, 151, 152, **BUSY),
+        seen(120, 120, 121, 122, **SLOW_MACHINE),
+        seen(150, 150, 90, 200),
+        seen(150, 149, 150, 151, fastest_ns=101 * MS),
+        seen(60),
+        seen(102, noise=0.5),
+    ],
+    ids=["busy", "slow machine", "varying", "delayed", "faster", "noisy"],
+)
+def test_too_few_runs_to_tell_are_no_verdict_beside_memory_and_counts_that_held(kept: int, now: Record) -> None:
+    found = judged_by(kept, now)
+    assert (found.verdict, found.few_runs, found.reasons, found.suspect) == (Verdict.OK, kept, [], False)
+    assert found.unsettled == ["baseline"], "the commit of the kept run may know more"
+    for known in (judged_by(3, now), judged_by(kept, now, own=False)):
+        assert known.few_runs is None
+        assert known.verdict is Verdict.INCONCLUSIVE or known.suspect
+
+
+@pytest.mark.parametrize("kept", [1, 2])
+def test_a_slowdown_that_nothing_else_explains_is_seen_beside_few_runs_too(kept: int) -> None:
+    first, again = judged_by(kept, seen(150)), judged_by(kept, seen(150, 149, 150, 151))
+    assert (first.verdict, first.suspect, first.few_runs) == (Verdict.REGRESSED, True, None)
+    assert again.verdict is (Verdict.INCONCLUSIVE if kept == 1 else Verdict.REGRESSED)
+    assert again.few_runs is None
+    assert [reason for reason in again.reasons if "single process" in reason] == again.reasons
+
+
+def test_a_slow_first_reading_beside_few_runs_is_measured_again_whatever_disturbed_it() -> None:
+    assert judged_by(1, seen(150, **BUSY)).suspect
+
+
+def test_turns_with_the_commit_of_a_kept_run_decide_and_memory_does_all_the_same() -> None:
+    turns = Paired(
+        against="abc1234", screen=[1.5] * 3, confirm=[1.5, 1.49, 1.51, 1.5] * 3, control=[1.0] * 8, base_ns=1e8
+    )
+    by_turns = judged_by(1, seen(150, 150, 151, 152, paired=turns, **BUSY))
+    assert (by_turns.verdict, by_turns.worse, by_turns.few_runs) == (Verdict.REGRESSED, ["latency"], None)
+    hungrier = judged_by(1, seen(60, 60, peak_bytes=8192))
+    assert (hungrier.verdict, hungrier.worse, hungrier.few_runs) == (Verdict.REGRESSED, ["memory"], 1)
+
+
+def test_what_held_and_what_has_too_few_runs_is_said_in_one_line() -> None:
+    cases = [result(f"t.py::test_{at}", judgement=judged_by(1, seen(60))) for at in range(28)]
+    assert what_was_compared(cases) == [
+        "1 of 3 runs kept on this machine, 2 more and times are compared: of 28 cases only memory was compared"
+    ]
+    assert "its time could not be judged (1 of 3 runs kept on this machine, 2 more" in explain(cases[0], None)

@@ -28,7 +28,7 @@ from perflab.results import Document, Result
 from perflab.units import format_bytes, format_change, format_noise, format_ns, format_percent, format_ratio
 from tests.harness.browser import chromium, needs_browser, opened
 from tests.harness.large_page import large_run
-from tests.harness.make import document, environment, record, replicate, result
+from tests.harness.make import document, environment, in_turns, record, replicate, result
 from tests.harness.test_damage import run_of_everything
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'`\n\x1b[31m\u202e{{ 7 * 7 }}&amp;"
@@ -149,10 +149,19 @@ def uneven_run() -> Document:
 
     levels = {"calm": 0.0321, "rough": 0.321, "wild": 9.566}
     disturbed = Judgement(verdict=Verdict.OK, beside=["other processes used 1.6 cores"])
+    study: dict[str, Any] = {"study": "switches", "versus": "impl=calm", "judgement": disturbed}
     return document(
-        *(one(name, noise, side_by_side="impl") for name, noise in levels.items()),
-        *(one(name, noise, study="switches", judgement=disturbed) for name, noise in levels.items()),
+        *in_turns(*(one(name, noise, side_by_side="impl") for name, noise in levels.items())),
+        *(one(name, noise, **study) for name, noise in levels.items()),
     )
+
+
+def test_a_ratio_of_times_has_its_interval_and_rows_without_turns_say_why_they_have_none(tmp_path: Path) -> None:
+    page = page_of(tmp_path, uneven_run()).read_text(encoding="utf-8")
+    study, levels = page[page.index("Study: switches") :].split("a, by impl", 1)
+    assert len(re.findall(r"×1\.00 <small>\(0\.99…1\.01\)</small>", levels)) == 2
+    assert "…" not in re.sub(r"<title>.*?</title>", "", study.split("</table>")[0])
+    assert "no ratio of times: they were not measured in turns" in study
 
 
 @pytest.mark.parametrize("run", [run_of_everything, uneven_run, lambda: large_run(3, profiled=1)])

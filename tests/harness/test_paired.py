@@ -10,6 +10,7 @@ from statistics import median
 
 import pytest
 
+from perflab.compared.interleave import Reading
 from perflab.compared.judge.paired import (
     LOOKS,
     PairedCase,
@@ -23,6 +24,7 @@ from perflab.compared.judge.paired import (
 from perflab.measured.judge.robust import student_t_quantile, student_t_tail
 from perflab.measured.judge.trimmed import estimate
 from perflab.records import MEANINGLESS, Verdict
+from tests.harness.machine import steady
 
 Noise = Callable[[random.Random], float]
 POLICY = PairedPolicy()
@@ -92,7 +94,7 @@ def run(draw: random.Random, noise: Noise, slowdowns: list[float]) -> dict[str, 
     while wanted := [name for name, case in cases.items() if stage(case, POLICY, len(cases)) is Stage.UNSCREENED]:
         for name in wanted:
             cases[name].screen.append(pair(name))
-    controls: dict[str, list[float]] = {}
+    controls: dict[str, list[Reading]] = {}
 
     def suspects() -> list[str]:
         known = controls_of(cases, controls)
@@ -100,7 +102,7 @@ def run(draw: random.Random, noise: Noise, slowdowns: list[float]) -> dict[str, 
 
     while wanted := suspects():
         fewest = min(wanted, key=lambda name: len(controls.get(name, ())))
-        controls.setdefault(fewest, []).append(noise(draw))
+        controls.setdefault(fewest, []).append(Reading(noise(draw)))
         for name in wanted:
             cases[name].confirm.append(pair(name))
     return latency_findings(cases, controls, POLICY)
@@ -194,14 +196,14 @@ def test_a_bad_pair_at_either_end_moves_neither_the_estimate_nor_the_interval() 
 
 def test_a_control_as_large_as_the_slowdown_makes_it_inconclusive_and_a_smaller_one_does_not() -> None:
     slow = PairedCase(screen=[0.1] * 3, confirm=[0.1] * 8)
-    honest = latency_findings({"case": slow}, {"case": [0.001, -0.002] * 4}, POLICY)["case"]
+    honest = latency_findings({"case": slow}, {"case": steady(*[0.001, -0.002] * 4)}, POLICY)["case"]
     assert honest.verdict is Verdict.REGRESSED
-    off = latency_findings({"case": slow}, {"case": [0.03, 0.031] * 4}, POLICY)["case"]
+    off = latency_findings({"case": slow}, {"case": steady(*[0.03, 0.031] * 4)}, POLICY)["case"]
     assert off.verdict is Verdict.REGRESSED, "seven hundredths are left of the ten, and are more than the threshold"
-    unfit = latency_findings({"case": slow}, {"case": [0.1, 0.101] * 4}, POLICY)["case"]
+    unfit = latency_findings({"case": slow}, {"case": steady(*[0.1, 0.101] * 4)}, POLICY)["case"]
     assert unfit.verdict is Verdict.INCONCLUSIVE
     assert "null control: the base, measured against itself, came out at +10.6%" in unfit.reasons[0]
-    single = latency_findings({"case": slow}, {"case": [0.1]}, POLICY)["case"]
+    single = latency_findings({"case": slow}, {"case": steady(*[0.1])}, POLICY)["case"]
     assert single.verdict is Verdict.REGRESSED, "a single pair of the base with itself is no evidence"
 
 
@@ -211,12 +213,12 @@ def test_code_that_got_faster_is_confirmed_beside_a_control_as_a_slowdown_is() -
     assert latency_findings({"case": screened}, {}, POLICY)["case"].verdict is Verdict.INCONCLUSIVE, "not followed up"
     faster = PairedCase(screen=[-0.05, -0.06, -0.05], confirm=[-0.05, -0.06, -0.05, -0.055])
     assert stage(faster, POLICY, 1) is Stage.DECIDED
-    found = latency_findings({"case": faster}, {"case": [0.001, -0.002, 0.0, 0.001]}, POLICY)["case"]
+    found = latency_findings({"case": faster}, {"case": steady(*[0.001, -0.002, 0.0, 0.001])}, POLICY)["case"]
     assert found.verdict is Verdict.IMPROVED
     assert found.change.ratio == pytest.approx(math.exp(-0.053), abs=0.002)
     assert found.change.high is not None
     assert found.change.high < 0.97
-    off = latency_findings({"case": faster}, {"case": [-0.05, -0.051, -0.05, -0.049]}, POLICY)["case"]
+    off = latency_findings({"case": faster}, {"case": steady(*[-0.05, -0.051, -0.05, -0.049])}, POLICY)["case"]
     assert off.verdict is not Verdict.IMPROVED, "the base came out as much faster than itself"
 
 

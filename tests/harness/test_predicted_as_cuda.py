@@ -16,8 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from perflab.predicted.cuda import autocast_lists as lists
 from perflab.predicted.cuda.as_cuda import as_cuda, on_host
+from perflab.predicted.cuda.autocast_lists import LOWER as LOWER_PRECISION
+from perflab.predicted.cuda.autocast_lists import OTHER, first_call
 from perflab.predicted.cuda.fake import fake_tensors
 
 optimizers: Any = sys.modules["torch.optim.optimizer"]
@@ -211,14 +212,28 @@ CANNOT_RUN = {
 }
 
 
-def test_every_operator_that_autocast_knows_on_cuda_is_in_a_list_and_in_a_table_here() -> None:
-    registered = torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA")
-    known = {name.removeprefix("aten::") for name in registered if name.startswith("aten::")}
-    full = {*lists.FLOAT32, *lists.FLOAT32_SET_OPT_DTYPE, *lists.FLOAT32_APPEND_DTYPE}
-    assert known <= {*lists.LOWER_PRECISION, *full, *lists.PROMOTE, *lists.BANNED}
-    assert {*LOWER} | CANNOT_RUN == {*lists.LOWER_PRECISION}
-    assert {*FULL} == full
-    assert {*WIDEST} == {*lists.PROMOTE}
+def registered(key: str) -> set[str]:
+    names = torch._C._dispatch_get_registrations_for_dispatch_key(key)
+    return {name.removeprefix("aten::") for name in names if name.startswith("aten::")}
+
+
+def test_each_operator_that_cuda_casts_is_in_one_table_here() -> None:
+    tables = [{*LOWER, *CANNOT_RUN}, {*FULL}, {*WIDEST}, {"binary_cross_entropy"}]
+    assert sum(map(len, tables)) == len(set().union(*tables))
+    assert set().union(*tables) - {"_cudnn_rnn"} == registered("AutocastCUDA") - {"_cudnn_rnn"}
+
+
+@pytest.mark.parametrize("name", sorted(CANNOT_RUN & registered("AutocastCUDA")))
+def test_autocast_lowers_what_no_cpu_can_run(name: str) -> None:
+    assert first_call(getattr(ATEN, name).default, OTHER).casts_to == LOWER_PRECISION
+
+
+def test_what_only_a_cpu_casts_is_passed_by_and_all_that_cuda_casts_is_not() -> None:
+    on_cpu, on_cuda_too = registered("AutocastCPU"), registered("AutocastCUDA")
+    with as_cuda():
+        for name in on_cpu | on_cuda_too:
+            is_left_alone = torch._C._dispatch_kernel_for_dispatch_key_is_fallthrough(f"aten::{name}", "AutocastCPU")
+            assert is_left_alone == (name not in on_cuda_too), name
 
 
 @pytest.mark.parametrize("name", LOWER)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import sys
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,8 +14,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
 
+from perflab.predicted.cuda.as_cuda import as_cuda
+from perflab.predicted.cuda.devices import cuda_means_cpu
 from perflab.predicted.cuda.fake import fake_tensors, is_compiled
 from perflab.predicted.cuda.fake_errors import what_needs_numbers
 
@@ -190,3 +194,60 @@ def test_what_was_raised_because_of_it_is_followed_back() -> None:
     said = what_is_said(ask)
     assert said is not None
     assert said.endswith("`return rows.sum().item()`")
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda: [rates.tolist() for rates in torch.linspace(0, 0.1, 12).split([3, 3, 6])],  # ConvNeXt's drop paths
+        lambda: [rate.item() for rate in torch.linspace(0, 0.1, 4, device="cpu")],
+        lambda: torch.tensor([[1, 16, 16]], device="cuda").prod(-1).tolist(),
+        lambda: int(torch.stack([torch.tensor(2), torch.arange(4).sum()]).max(0).values),
+        lambda: f"{torch.logspace(0, 2, 3).cumsum(0)[1]:.1f}" if (torch.arange(3) < 3).all() else "",
+        lambda: list(range(torch.as_tensor([3, 5])[1])),
+    ],
+)
+def test_values_that_hang_on_constants_alone_are_those_of_real_tensors(read: Callable[[], Any]) -> None:
+    with fake_tensors(), as_cuda():
+        fake = read()
+    with contextlib.nullcontext() if torch.cuda.is_available() else cuda_means_cpu((8, 0)):
+        assert fake == read()
+
+
+def written_to(write: Callable[[Tensor], Any]) -> Tensor:
+    constant = torch.linspace(0, 1, 4)
+    write(constant)
+    return constant
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.randn(3),
+        lambda: torch.rand_like(torch.linspace(0, 1, 3)),
+        lambda: torch.linspace(0, 1, 3) * torch.randn(3),
+        lambda: torch.arange(5000),
+        lambda: torch.ones(3),
+        lambda: written_to(lambda constant: constant.add_(torch.randn(4))),
+        lambda: written_to(lambda constant: constant[1:3].zero_()),
+        lambda: written_to(lambda constant: constant.data.fill_(2)),
+        lambda: written_to(lambda constant: setattr(constant, "data", torch.randn(4))),
+    ],
+)
+def test_values_that_hang_on_more_than_constants_are_not_known(make: Callable[[], Tensor]) -> None:
+    state = torch.get_rng_state()
+    with fake_tensors(), as_cuda(), pytest.raises(DataDependentOutputException):
+        make().tolist()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_constant_has_no_address_and_keeps_nothing_alive() -> None:
+    with fake_tensors(), as_cuda():
+        constant = torch.tensor([1.0, 2.0])
+        with pytest.raises(RuntimeError, match="Cannot access data pointer"):
+            constant.data_ptr()
+        gone = weakref.ref(constant)
+        doubled = constant * 2
+        del constant
+        assert gone() is None
+        assert doubled.tolist() == [2.0, 4.0]

@@ -1,4 +1,4 @@
-"""``histc`` and ``bincount`` on fake tensors, as a mixture of experts calls them: with CUDA's results and refusals."""
+"""``histc``, ``bincount`` and ``grouped_mm`` on fake tensors, as mixtures of experts call them: CUDA's way."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from perflab.predicted.cuda.as_cuda import as_cuda
 from perflab.predicted.cuda.fake import fake_tensors
-from perflab.predicted.prediction import ON_CUDA, traced
+from perflab.predicted.cuda.reductions import processor
+from perflab.predicted.prediction import ON_CUDA, OnCuda, traced
 from tests.harness.traced import ops, work
 
 EXPERTS = 8
@@ -80,6 +81,75 @@ def test_both_are_as_before_afterwards() -> None:
         with pytest.raises(DynamicOutputShapeException):
             torch.bincount(zeros(4), minlength=2)
     assert torch.histc(torch.tensor([0.0, 1.0, 1.0]), bins=2).tolist() == [1.0, 2.0]
+
+
+def grouped(left: Tensor, right: Tensor, groups: int | None = EXPERTS, **keywords: Any) -> Tensor:
+    offs = None if groups is None else zeros(groups, dtype=torch.int32)
+    product: Tensor = torch.nn.functional.grouped_mm(left, right, offs=offs, **keywords)
+    return product
+
+
+FLOAT32, HALF = torch.float32, torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", [FLOAT32, HALF, torch.float16])
+@pytest.mark.parametrize(
+    ("left", "right", "groups", "shape"),
+    [
+        ((64, 32), (EXPERTS, 32, 24), EXPERTS, (64, 24)),
+        ((EXPERTS, 16, 32), (32, 64), EXPERTS, (16, 64)),
+        ((16, 64), (64, 24), EXPERTS, (EXPERTS, 16, 24)),
+        ((EXPERTS, 16, 32), (EXPERTS, 32, 24), None, (EXPERTS, 16, 24)),
+    ],
+)
+def test_grouped_products_are_of_the_dtype_they_are_given_under_autocast_too(
+    left: tuple[int, ...], right: tuple[int, ...], groups: int | None, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """Neither device's autocast knows them; a CPU's kernel, which runs on real tensors, takes what CUDA's does."""
+    real = grouped(torch.zeros(left, dtype=dtype), torch.zeros(right, dtype=dtype), groups)
+    with fake_tensors(), as_cuda((9, 0)), torch.autocast("cuda", HALF):
+        fake = grouped(zeros(*left, dtype=dtype), zeros(*right, dtype=dtype), groups)
+    assert (fake.shape, fake.dtype, fake.stride()) == (shape, dtype, real.stride())
+
+
+def test_rows_of_a_grouped_product_begin_at_sixteen_bytes() -> None:
+    with fake_tensors(), as_cuda((9, 0)):
+        product = grouped(zeros(64, 32, dtype=HALF), zeros(EXPERTS, 5, 32, dtype=HALF).mT)
+        of_float32 = grouped(zeros(64, 4, dtype=FLOAT32), zeros(EXPERTS, 5, 4, dtype=FLOAT32).mT)
+    assert (product.shape, product.stride()) == ((64, 5), (8, 1))
+    assert (of_float32.shape, of_float32.stride()) == ((64, 5), (8, 1))
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda a, b: grouped(a.double(), b.double()), "got torch.float64"),
+        (lambda a, b: grouped(a, b.bfloat16()), "the same dtype.*got torch.float32, torch.bfloat16"),
+        (lambda a, b: grouped(a, b, out_dtype=HALF), "the same dtype.*and torch.bfloat16"),
+        (lambda a, b: grouped(a[None, None], b), "must be 2D or 3D"),
+        (lambda a, b: grouped(a, b, None), "Offsets tensor not provided"),
+        (lambda a, b: grouped(a, b, 3), "matrix batch sizes have to match"),
+        (lambda a, b: grouped(a[:, :16], b), "contraction dimension of mat_a and mat_b must match"),
+        (lambda a, b: grouped(a, b[..., :5].contiguous()), "to be multiple of 16 bytes"),
+        (lambda a, b: grouped(a[:, :1].expand(64, 32), b), "Invalid strides/sizes"),
+    ],
+)
+def test_grouped_products_that_cuda_refuses_are_refused(call: Callable[[Tensor, Tensor], Tensor], said: str) -> None:
+    with fake_tensors(), as_cuda(), pytest.raises(RuntimeError, match=said):
+        call(zeros(64, 32, dtype=FLOAT32), zeros(EXPERTS, 32, 24, dtype=FLOAT32))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "architecture", "launches"),
+    [(HALF, 90, 2), (HALF, 100, 2), (HALF, 80, 1 + EXPERTS), (FLOAT32, 90, 1 + EXPERTS)],
+)
+def test_groups_are_multiplied_at_once_where_a_kernel_does_and_one_by_one_elsewhere(
+    dtype: torch.dtype, architecture: int, launches: int
+) -> None:
+    with fake_tensors(), as_cuda(divmod(architecture, 10)):
+        left, right = zeros(64, 32, dtype=dtype), zeros(EXPERTS, 32, 24, dtype=dtype)
+        trace = traced(work(lambda: grouped(left, right), left, right), OnCuda(processor(100, architecture))).trace
+    assert {op.name: op.launches for op in ops(trace)}["aten::_grouped_mm"] == launches
 
 
 class Experts(nn.Module):

@@ -11,8 +11,9 @@ from perflab.data import Parameters, changed
 from perflab.errors import BaselineError
 from perflab.measured.store.times import BaselineStore
 from perflab.predicted.store.predictions import PredictedStore
+from perflab.predicted.store.stored import stored
 from perflab.store.join import join_baselines
-from perflab.store.stale import Collection, Function, Stored, find_stale
+from perflab.store.stale import Collection, find_missing
 from perflab.tiers import by_folder
 from tests.harness.make import CASE, closest, cost, entry, environment, part, predicted_baseline, prediction, saved
 
@@ -201,11 +202,10 @@ def test_shards_are_joined_each_gpu_apart_and_the_latest_counts(tmp_path: Path) 
 
 def test_a_case_that_is_gone_is_stale_on_whatever_machine(tmp_path: Path) -> None:
     (tmp_path / "test_x.py").write_text("def test_n(perf, n): pass\n")
-    of = {f"test_n[{n}]": predicted_baseline(parameters={"n": n}) for n in (1, 2)}
-    of["test_gone"] = predicted_baseline()
-    stored = {name: Stored(one.parameters, is_ours=True) for name, one in of.items()}
-    known = Function(cases=["test_x.py::test_n[1]"], marked=["n"], arguments=["perf", "n"])
-    collection = Collection(files={"test_x.py": {"test_n": known}})
-    assert find_stale("test_x", stored, collection, tmp_path, is_ours=True) == ["test_gone", "test_n[2]"]
-    optional = Collection(files={"test_x.py": {"test_n": changed(known, marked=[], generated=["n"])}})
-    assert find_stale("test_x", stored, optional, tmp_path, is_ours=True) == ["test_gone"]
+    cases = [f"test_x.py::{name}" for name in ("test_n[1]", "test_n[2]", "test_gone")]
+    PredictedStore(tmp_path / "baselines").save("h100", dict.fromkeys(cases, predicted_baseline()))
+    (file,) = stored(tmp_path / "baselines")
+    found = find_missing(
+        "test_x", file.entries(), Collection(files={"test_x.py": ["test_n[1]"]}), tmp_path, is_ours=True
+    )
+    assert found == (["test_gone"], ["test_n[2]"])

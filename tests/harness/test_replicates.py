@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +27,7 @@ MEASURED = Measurement(samples_ns=[100 * MS] * 10, repetitions=1, warmup_calls=3
 def told(monkeypatch: pytest.MonkeyPatch, written: bytes) -> dict[str, JobResult]:
     """What is read of a child that has written this."""
 
-    def run_job(_config: object, job: Job, _device: str, _folder: Path) -> Ended:
+    def run_job(_config: object, job: Job, _device: str, _folder: Path, **_limits: float) -> Ended:
         assert job.results is not None
         Path(job.results).write_bytes(written)
         return Ended(-9, "killed")
@@ -74,3 +75,33 @@ def test_further_replicates_are_taken_within_what_is_left_of_the_runs_time(
     assert len(asked) == processes
     assert asked[:2] == [None, None], "what is saved has its whole budget"
     assert all((further is None) == (total_s is None) for further in asked[2:])
+
+
+@pytest.mark.parametrize("ending", [FreshProcessError("it crashed", "run the case alone"), KeyboardInterrupt()])
+def test_what_one_device_measured_is_kept_when_the_process_of_another_fails(
+    monkeypatch: pytest.MonkeyPatch, ending: BaseException
+) -> None:
+    asked: list[str] = []
+
+    def fresh(_config: object, cases: Sequence[str], device: str, *_: object, **__: object) -> dict[str, JobResult]:
+        asked.append(device)
+        if device == "cuda:1":
+            raise ending
+        return {case: JobResult(case=case, measurement=MEASURED) for case in cases}
+
+    monkeypatch.setattr(replicates, "measure_fresh", fresh)
+    monkeypatch.setattr(replicates, "device_turn", lambda *_: nullcontext())
+    config: Any = SimpleNamespace(pluginmanager=SimpleNamespace(getplugin=lambda _name: None))
+    chosen = [result(case=f"t.py::test[{device}]", outcome=record(device=device)) for device in ("cuda:0", "cuda:1")]
+    notes: list[str] = []
+    taking = Replicates(config, chosen, 3, TotalBudget(None, lambda: 0.0), notes)
+    if isinstance(ending, KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):
+            taking.take()
+        assert len(taking.kept("t.py::test[cuda:0]")) == 2
+    else:
+        taking.take()
+        assert len(taking.kept("t.py::test[cuda:0]")) == 3
+        assert notes == ["baselines with fewer replicates: it crashed\n  -> run the case alone"]
+        assert asked.count("cuda:1") == 1, "its next process would fail too"
+    assert len(taking.kept("t.py::test[cuda:1]")) == 1

@@ -62,6 +62,16 @@ def test_a_future_of_pytorch_is_refused_until_it_is_done() -> None:
     accepted(kept_future(5))
 
 
+@pytest.mark.parametrize("within", [lambda one: one, lambda one: [1, one], lambda one: (one,)])
+def test_a_coroutine_that_nobody_awaits_is_refused_among_others_too(within: Callable[[Any], Any]) -> None:
+    async def work() -> int:
+        return 1
+
+    made = work()
+    assert "returned a coroutine that was never run" in refused(within(made))
+    made.close()
+
+
 @pytest.mark.parametrize(
     ("kind", "ask"),
     [

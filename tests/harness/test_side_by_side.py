@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 
 from perflab.cli import main
-from perflab.documents import write_document
-from perflab.measure.records import OutOfMemory, Quote
+from perflab.data import changed
+from perflab.documents import merge, write_document
+from perflab.measure.records import Beside, OutOfMemory, Quote
 from perflab.measured.records import MeasuredCase
-from perflab.measured.report.side_by_side import side_by_side, side_by_side_lines
+from perflab.measured.report.side_by_side import levels_with_bases, side_by_side, side_by_side_data, side_by_side_lines
 from perflab.records import Judgement, Verdict
 from perflab.report.markdown import markdown
 from perflab.report.summary import summary
 from perflab.results import Result
-from tests.harness.make import MS, cuda_environment, document, environment, record, replicate, result
+from tests.harness.make import MS, cuda_environment, document, environment, in_turns, record, replicate, result
 
 
 def case(impl: str, ms: float, length: int = 128, **changes: Any) -> Result:
@@ -52,17 +53,57 @@ def lines(*results: Result, parameter: str | None = None) -> list[str]:
 
 
 def test_levels_stand_fastest_first_with_their_ratio_to_it() -> None:
-    assert lines(case("naive", 30), case("sdpa-flash", 10), case("tiled", 15)) == [
-        "side by side: impl     median  spread  ratio      peak",
+    assert lines(*in_turns(case("sdpa-flash", 10), case("naive", 30), case("tiled", 15))) == [
+        "side by side: impl     median  spread             ratio      peak",
         "attention[128]",
-        "  sdpa-flash          10.0 ms   ±0.2%   1.00  1.00 MiB",
-        "  tiled               15.0 ms   ±0.2%   1.50  1.00 MiB",
-        "  naive               30.0 ms   ±0.2%   3.00  1.00 MiB",
+        "  sdpa-flash          10.0 ms   ±0.2%              1.00  1.00 MiB",
+        "  tiled               15.0 ms   ±0.2%  1.50 (1.49…1.51)  1.00 MiB",
+        "  naive               30.0 ms   ±0.2%  3.00 (2.97…3.03)  1.00 MiB",
     ]
 
 
+def test_levels_that_took_no_turns_have_their_times_and_no_ratio_and_the_table_says_why() -> None:
+    alone, (base, turned) = case("naive", 30), in_turns(case("sdpa", 10), case("tiled", 15))
+    shown = lines(base, turned, alone)
+    assert shown[2:5] == [
+        "  sdpa                10.0 ms   ±0.2%              1.00  1.00 MiB",
+        "  tiled               15.0 ms   ±0.2%  1.50 (1.49…1.51)  1.00 MiB",
+        "  naive               30.0 ms   ±0.2%                    1.00 MiB",
+    ]
+    said = " ".join(" ".join(shown[5:]).split())
+    assert said.startswith("no ratio of times of naive: they were not measured in turns, ")
+    assert said.endswith("-> run these cases together")
+    late = changed(alone, beside=[Beside(base=base.case, base_ns=10 * MS, problem="it was late -> begin earlier")])
+    (group,) = side_by_side_data(side_by_side([base, turned, late]))
+    assert group["no_ratios"] == ["no ratio of times of naive: it was late -> begin earlier"]
+    assert [(one["ratio"], one.get("between")) for one in group["levels"]] == [
+        (1.0, None),
+        (1.5, pytest.approx([1.485, 1.515])),
+        (None, None),
+    ]
+
+
+def test_a_base_that_was_measured_again_by_another_run_takes_its_ratios_along() -> None:
+    base, turned = in_turns(case("sdpa", 10), case("tiled", 15))
+    both, again = document(base, turned), document(case("sdpa", 11))
+    assert "1.50 (" in "".join(lines(*both.results))
+    merged = lines(*merge([both, changed(again, created=both.created.replace(year=2099))]).results)
+    assert "1.50" not in "".join(merged)
+    assert "no ratio of times: they were not measured in turns" in "".join(merged)
+
+
+def test_turns_are_taken_with_the_fastest_and_first_for_the_groups_that_a_summary_shows() -> None:
+    results = [case("naive", 30), case("sdpa", 10), case("naive", 80, 256), case("sdpa", 90, 256), skipped("fa", "no")]
+    pairs = [(row.case.rpartition("[")[2], base.case.rpartition("[")[2]) for row, base in levels_with_bases(results)]
+    assert pairs == [("sdpa-256]", "naive-256]"), ("naive-128]", "sdpa-128]")]
+
+
 def test_each_test_and_each_other_parameter_is_a_group_of_its_own() -> None:
-    shown = lines(case("naive", 30), case("naive", 90, 256), case("sdpa", 10), case("sdpa", 60, 256))
+    short, long = (
+        in_turns(case("sdpa", 10), case("naive", 30)),
+        in_turns(case("sdpa", 60, 256), case("naive", 90, 256)),
+    )
+    shown = lines(short[1], long[1], short[0], long[0])
     assert [line.split()[0] for line in shown[1:]] == [
         "attention[128]",
         "sdpa",
@@ -82,7 +123,7 @@ def test_rate_and_share_of_the_matmul_rate_stand_where_they_are_known() -> None:
     assert max(map(len, shown)) <= 80
 
 
-def test_phases_are_held_against_the_phases_fastest() -> None:
+def test_phases_are_held_against_those_of_the_fastest_level() -> None:
     def step(impl: str, forward_ms: float, backward_ms: float) -> Result:
         found = case(impl, forward_ms + backward_ms)
         assert found.record is not None
@@ -98,9 +139,12 @@ def test_phases_are_held_against_the_phases_fastest() -> None:
         )
         return result(found.case, outcome=changed, side_by_side="impl")
 
-    shown = lines(step("one", 10, 20), step("other", 30, 10))
-    assert shown[3] == "    forward 10.0 ms (1.00) · backward 20.0 ms (2.00) 1.00 TFLOP/s 25.0%"
-    assert shown[5] == "    forward 30.0 ms (3.00) · backward 10.0 ms (1.00) 2.00 TFLOP/s 50.0%"
+    shown = lines(*in_turns(step("one", 10, 20), step("other", 30, 10)))
+    assert shown[3] == "    forward 10.0 ms · backward 20.0 ms 1.00 TFLOP/s 25.0%"
+    assert shown[5:7] == [
+        "    forward 30.0 ms ×3.00 (2.97…3.03)",
+        "    backward 10.0 ms ×0.50 (0.49…0.51) 2.00 TFLOP/s 50.0%",
+    ]
 
 
 def test_what_did_not_run_says_why_below_those_that_did() -> None:
@@ -114,10 +158,10 @@ def test_what_did_not_run_says_why_below_those_that_did() -> None:
 
 def test_quotes_stand_last_once_and_take_part_in_no_ratio() -> None:
     quotes = [Quote(source="H100, compiled", ns=5 * MS, phases_ns={"forward": 2 * MS})]
-    shown = lines(case("naive", 30, quotes=quotes), case("sdpa", 10, quotes=quotes))
+    shown = lines(*in_turns(case("sdpa", 10, quotes=quotes), case("naive", 30, quotes=quotes)))
     assert shown[2:] == [
-        "  sdpa                    10.0 ms   ±0.2%   1.00  1.00 MiB",
-        "  naive                   30.0 ms   ±0.2%   3.00  1.00 MiB",
+        "  sdpa                    10.0 ms   ±0.2%              1.00  1.00 MiB",
+        "  naive                   30.0 ms   ±0.2%  3.00 (2.97…3.03)  1.00 MiB",
         "  quoted: H100, compiled  5.00 ms",
         "    forward 2.00 ms",
     ]
@@ -128,7 +172,7 @@ def test_a_level_alone_is_nothing_side_by_side() -> None:
 
 
 def test_a_parameter_asked_for_is_set_side_by_side_in_place_of_the_cases_own() -> None:
-    shown = lines(case("naive", 30), case("naive", 90, 256), parameter="seq_len")
+    shown = lines(*in_turns(case("naive", 30), case("naive", 90, 256)), parameter="seq_len")
     assert shown[0].startswith("side by side: seq_len")
     assert [line.split()[0] for line in shown[1:]] == ["attention[naive]", "128", "256"]
 

@@ -63,11 +63,11 @@ KEYS = (
 )
 
 
-def ended(path: Path, *, seconds: int = 60) -> str:
-    """What reading it says, within 3 GiB and so many seconds."""
+def ended(path: Path, *, seconds: int = 60, most_bytes: int = 3 << 30) -> str:
+    """What reading it says, within so many seconds and bytes of memory."""
     code = (
         "import resource, sys\nfrom pathlib import Path\n"
-        "resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))\n"
+        f"resource.setrlimit(resource.RLIMIT_AS, ({most_bytes}, {most_bytes}))\n"
         "from perflab.errors import SnapshotError\nfrom perflab.snapshots.reading import read_snapshots\n"
         "for path in sorted(Path(sys.argv[1]).iterdir()):\n"
         "    try:\n        read_snapshots(path)\n        print(path.name, 'was read')\n"
@@ -97,6 +97,21 @@ def test_a_bomb_in_the_place_of_any_value_is_refused(tmp_path: Path, name: str) 
         (tmp_path / f"{key}.pickle").write_bytes(b"\x80\x04" + raw(with_hole(key), BOMBS[name]) + b".")
     said = ended(tmp_path)
     assert said.count("\n  ->") == len(KEYS), said
+
+
+@pytest.mark.parametrize(
+    ("flood", "said"),
+    [
+        (b"]" * 25_000_000, "containers in so few bytes"),
+        (b"](" + b"}" * 25_000_000, "containers in so few bytes"),
+        (b")" + b"\x85" * 25_000_000, "containers in so few bytes"),
+        (b"N" * 25_000_000, "objects are in no container"),
+    ],
+    ids=["lists", "dictionaries", "tuples", "nothings"],
+)
+def test_a_flood_of_one_opcode_takes_little_memory_whatever_its_size(tmp_path: Path, flood: bytes, said: str) -> None:
+    (tmp_path / "flood.pickle").write_bytes(b"\x80\x04" + flood + b".")
+    assert said in ended(tmp_path, most_bytes=300_000_000)
 
 
 def content_of(*traces: list[Any], **more: Any) -> dict[str, Any]:

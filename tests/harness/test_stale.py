@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from perflab.measured.records import Entry
-from perflab.records import Environment
-from perflab.store.stale import Collection, Function, Stored, find_stale
-from tests.harness.make import entry, environment
+from perflab.store.sources import moved_from
+from perflab.store.stale import Collection, Missing, Stored, find_missing
 
-HERE = environment()
 MODULE = "t.test_x"
 FILE = "t/test_x.py"
 
@@ -23,31 +21,19 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def function(name: str, *ids: str, **changes: object) -> Function:
-    """A test function parametrized by marks alone, over ``n``."""
-    cases = [f"{FILE}::{name}[{i}]" for i in ids] if ids else [f"{FILE}::{name}"]
-    fields: dict[str, object] = {"cases": cases, "marked": ["n"] if ids else [], "arguments": ["perf", "n"]}
-    return Function(**{**fields, **changes})  # type: ignore[arg-type]
+def missing(
+    root: Path, entries: Sequence[str], *collected: str, is_ours: bool = True, of_this_machine: bool = True
+) -> Missing:
+    stored = dict.fromkeys(entries, Stored(is_ours=of_this_machine))
+    return find_missing(MODULE, stored, Collection(files={FILE: list(collected)}), root, is_ours=is_ours)
 
 
-def stale(
-    root: Path, entries: dict[str, Entry], *functions: Function, is_ours: bool = True, machine: Environment = HERE
-) -> list[str]:
-    known = {f.cases[0].split("::", 1)[1].partition("[")[0]: f for f in functions}
-    return find_stale(MODULE, as_stored(entries, machine), Collection(files={FILE: known}), root, is_ours=is_ours)
-
-
-def as_stored(entries: dict[str, Entry], machine: Environment = HERE) -> dict[str, Stored]:
-    return {name: Stored(one.parameters, one.environment == machine) for name, one in entries.items()}
-
-
-def of(*names: str) -> dict[str, Entry]:
-    """Entries whose parameter is what stands in brackets."""
-    return {name: entry(parameters={"n": name.partition("[")[2].rstrip("]")} if "[" in name else {}) for name in names}
+def stale(root: Path, entries: Sequence[str], *collected: str, is_ours: bool = True) -> list[str]:
+    return missing(root, entries, *collected, is_ours=is_ours).stale
 
 
 def test_a_function_that_is_gone_from_collection_and_text_is_stale(root: Path) -> None:
-    assert stale(root, of("test_a", "test_gone", "TestX::test_a"), function("test_a")) == ["TestX::test_a", "test_gone"]
+    assert stale(root, ["test_a", "test_gone", "TestX::test_a"], "test_a") == ["TestX::test_a", "test_gone"]
 
 
 @pytest.mark.parametrize(
@@ -61,63 +47,82 @@ def test_a_function_that_is_gone_from_collection_and_text_is_stale(root: Path) -
 )
 def test_a_function_that_the_text_still_has_may_be_collected_elsewhere(root: Path, text: str) -> None:
     (root / FILE).write_text(text)
-    assert stale(root, of("test_gone"), function("test_a")) == []
+    assert stale(root, ["test_gone"], "test_a") == []
 
 
 def test_the_name_in_another_class_or_in_a_comment_is_not_the_function(root: Path) -> None:
     (root / FILE).write_text("# test_gone\nclass TestX:\n    def test_gone(self): pass\n")
-    assert stale(root, of("test_gone"), function("TestX::test_gone")) == ["test_gone"]
+    assert stale(root, ["test_gone"], "TestX::test_gone") == ["test_gone"]
 
 
-def test_a_parameter_that_its_marks_no_longer_give_is_stale(root: Path) -> None:
-    assert stale(root, of("test_n[1]", "test_n[2]", "test_n[3]"), function("test_n", "1", "2")) == ["test_n[3]"]
+def test_a_parameter_that_is_not_collected_here_may_be_elsewhere(root: Path) -> None:
+    """By a variable that is not set here, an option, or a machine with more GPUs."""
+    entries = ["test_n[1]", "test_n[2]", "test_n[2] {cold}", "test_n"]
+    assert missing(root, entries, "test_n[1]") == ([], ["test_n", "test_n[2]", "test_n[2] {cold}"])
+    assert missing(root, entries, "test_n[1]", of_this_machine=False) == ([], []), "nor would it be met here"
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"generated": ["size"]},
-        {"marked": []},
-        {"is_complete": False},
-    ],
-    ids=["partly from a hook", "all from elsewhere", "no values on this machine"],
-)
-def test_a_parameter_that_is_not_in_marks_alone_may_come_back(root: Path, changes: dict[str, object]) -> None:
-    assert stale(root, of("test_n[3]"), function("test_n", "1", **changes)) == []
-
-
-def test_a_parameter_that_was_not_in_marks_when_it_was_stored_may_come_back(root: Path) -> None:
-    stored = {"test_n[3-x]": entry(parameters={"n": 3, "size": "x"})}
-    assert stale(root, stored, function("test_n", "1", arguments=["perf", "n", "size"])) == []
-    assert stale(root, stored, function("test_n", "1")) == ["test_n[3-x]"]
-
-
-def test_a_parameter_stored_on_another_machine_may_exist_there(root: Path) -> None:
-    assert stale(root, of("test_n[3]"), function("test_n", "1"), machine=environment(cores=64)) == []
-
-
-def test_an_id_of_unknown_parameters_is_left_alone(root: Path) -> None:
-    assert stale(root, {"test_n[3]": entry()}, function("test_n", "1")) == []
+def test_where_tests_are_generated_a_function_may_exist_elsewhere(root: Path) -> None:
+    (root / FILE).write_text("for size in os.environ['SIZES']:\n    globals()[f'test_{size}'] = made(size)\n")
+    assert missing(root, ["test_2"], "test_1") == ([], ["test_2"])
 
 
 def test_a_group_that_xdist_wrote_behind_a_case_is_no_other_case(root: Path) -> None:
-    stored = {"test_a@gpu": entry(), "test_n[1]@gpu": entry(parameters={"n": 1})}
-    assert stale(root, stored, function("test_a"), function("test_n", "1")) == []
+    assert missing(root, ["test_a@gpu", "test_n[1]@gpu"], "test_a", "test_n[1]") == ([], [])
 
 
 def test_a_file_that_is_gone_takes_all_along_where_the_baselines_are_this_projects(root: Path) -> None:
     (root / FILE).unlink()
-    assert stale(root, of("test_a", "test_b")) == ["test_a", "test_b"]
-    assert stale(root, of("test_a", "test_b"), is_ours=False) == []
+    assert stale(root, ["test_a", "test_b"]) == ["test_a", "test_b"]
+    assert stale(root, ["test_a", "test_b"], is_ours=False) == []
 
 
 def test_a_file_that_was_not_seen_whole_leaves_all(root: Path) -> None:
-    assert find_stale(MODULE, as_stored(of("test_gone")), Collection(), root, is_ours=True) == []
+    stored = {"test_gone": Stored(is_ours=True)}
+    assert find_missing(MODULE, stored, Collection(), root, is_ours=True) == ([], [])
 
 
-def test_two_files_that_share_their_baselines_must_both_have_been_seen(root: Path) -> None:
-    (root / "t.test_x.py").write_text("def test_gone(): pass\n")
-    assert stale(root, of("test_gone"), function("test_a")) == []
-    both = Collection(files={FILE: {}, "t.test_x.py": {"test_gone": Function(cases=["t.test_x.py::test_gone"])}})
-    entries = of("test_gone", "test_b")
-    assert find_stale(MODULE, as_stored(entries), both, root, is_ours=True) == ["test_b"]
+# --- moved and renamed tests ---------------------------------------------------------------------------------
+
+BODY = "def {}(perf, n):\n    perf(work, n)\n"
+
+
+def moved(case: str, gone: Sequence[str], **texts: str) -> str | None:
+    """``texts``: of the file of a case, by the stem of its path; a ``_`` in front of it: as it was."""
+
+    def text_of(one: str) -> str | None:
+        stem = Path(one.split("::", 1)[0]).stem
+        return texts.get(f"_{stem}" if one in gone else stem)
+
+    return moved_from(case, gone, text_of)
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "is_it"),
+    [
+        (BODY.format("test_n"), BODY.format("test_n"), True),
+        ("import os\n" + BODY.format("test_n"), "@mark.slow\n# moved\n" + BODY.format("test_n"), True),
+        (BODY.format("test_n"), BODY.format("test_n").replace("work", "rest"), False),
+        (None, BODY.format("test_n"), True),
+    ],
+    ids=["the same", "the same but for decorators", "another body", "nobody knows"],
+)
+def test_a_case_of_the_same_name_and_code_in_another_file_is_the_one_that_is_gone(
+    then: str | None, now: str, *, is_it: bool
+) -> None:
+    texts = {"new": now} | ({"_old": then} if then is not None else {})
+    gone = ["t/old.py::test_n[2]", "t/old.py::test_n[1]", "t/old.py::test_n[1] {cold}"]
+    assert moved("u/new.py::test_n[1]", gone, **texts) == ("t/old.py::test_n[1]" if is_it else None)
+    assert moved("u/new.py::test_n[3]", gone, **texts) is None
+    unknown = "t/older.py::test_n[1]"
+    where_two_may_be_it = moved("u/new.py::test_n[1]", [*gone, unknown], **texts)
+    assert where_two_may_be_it == (None if is_it else unknown)
+
+
+def test_a_function_with_the_same_code_under_another_name_is_the_one_that_is_gone() -> None:
+    texts = {"_x": BODY.format("test_old") + "def test_b(perf): pass\n", "x": BODY.format("test_new")}
+    gone = ["x.py::test_old[1]", "x.py::test_old[2]", "x.py::test_b"]
+    assert moved("x.py::test_new[2]", gone, **texts) == "x.py::test_old[2]"
+    assert moved("x.py::test_new[3]", gone, **texts) is None
+    assert moved("x.py::test_new[2]", gone, x=texts["x"]) is None, "nobody knows what its code was"
+    assert moved("x.py::test_new[2]", gone, x=texts["x"], _x=texts["_x"].replace("work", "rest")) is None

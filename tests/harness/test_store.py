@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from perflab.data import Parameters
+from perflab.data import Parameters, changed
 from perflab.environment import slug
 from perflab.errors import BaselineError
 from perflab.measure.records import Memory, OutOfMemory
 from perflab.measured.records import Accepted, Anchor, Entry, MemoryAnchor
 from perflab.measured.store.times import BaselineStore
 from perflab.records import Environment
-from perflab.store.case_files import module_of, paths_of
+from perflab.store.case_files import module_of, path_of
 from perflab.store.json_files import check_writable
 from perflab.store.write_lock import LOCK_NAME, locked
 from tests.harness.make import CASE, closest, entry, environment, quiet, replicate
@@ -135,7 +135,7 @@ def test_a_file_begins_with_its_schema_and_has_sorted_cases_with_one_replicate_a
     (path,) = BaselineStore(folder).save({CASE: entry(parameters={"b": 1, "a": 2}), OTHER: entry()})
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines()
-    assert lines[1] == '  "schema": 3,'
+    assert lines[1] == '  "schema": 4,'
     assert [line.strip() for line in lines if re.fullmatch(r'    "test_.*": \{', line)] == [
         '"test_forward[tiny]": {',
         '"test_step[small-128-fp32]": {',
@@ -346,14 +346,14 @@ def test_a_file_of_another_kind_is_refused_by_name_with_the_remedy(folder: Path,
 
 
 def test_a_newer_schema_asks_for_a_newer_perflab_and_not_for_deletion(folder: Path, edit: Edit) -> None:
-    path = edit('"schema": 3', '"schema": 4, "something": "else"')
+    path = edit('"schema": 4', '"schema": 5, "something": "else"')
     said = refusal(folder)
     assert f"{path} was written by a newer perflab" in said
     assert "upgrade perflab" in said
     assert "delete" not in said
 
 
-def test_a_baseline_of_schema_2_is_read_and_saved_as_one_of_schema_3(folder: Path) -> None:
+def test_a_baseline_of_schema_2_is_read_and_saved_as_one_of_today(folder: Path) -> None:
     """It called the readings of the calibration workload ``yardsticks_ns``, in replicates and in an anchor's."""
     readings = quiet(1e6, calibration_ns={"interpreter": 3.0, "memory": 2.0})
     saved = entry(
@@ -361,7 +361,7 @@ def test_a_baseline_of_schema_2_is_read_and_saved_as_one_of_schema_3(folder: Pat
     )
     (path,) = BaselineStore(folder).save({CASE: saved})
     now = path.read_text(encoding="utf-8")
-    before = now.replace('"schema": 3', '"schema": 2').replace('"calibration_ns"', '"yardsticks_ns"')
+    before = now.replace('"schema": 4', '"schema": 2').replace('"calibration_ns"', '"yardsticks_ns"')
     assert before.count("yardsticks_ns") == 6
     path.write_text(before, encoding="utf-8")
     assert read(folder) == saved
@@ -467,14 +467,21 @@ def test_ones_own_environment_comes_before_all_others(folder: Path) -> None:
     assert read(folder) == entry()
 
 
-def test_two_environments_of_one_slug_share_a_file_and_keep_their_details(folder: Path) -> None:
-    threads = environment(threads=1)
-    assert slug(threads) == slug(HERE)
-    first, second = entry(), entry(quiet(5e6), environment=threads)
-    paths = BaselineStore(folder).save({CASE: first, OTHER: second})
-    assert len(paths) == 1
-    assert read(folder, CASE) == first
-    assert read(folder, OTHER) == second
+def test_environments_of_one_slug_share_a_file_in_which_a_case_has_times_of_each(folder: Path) -> None:
+    """Saving those of one Python version, or thread count, keeps those of the others."""
+    others = [environment(threads=1), environment(python="3.14")]
+    assert {slug(one) for one in others} == {slug(HERE)}
+    saved = [entry(), *(entry(quiet(1e6 * number), environment=one) for number, one in enumerate(others, 5))]
+    for one in saved:
+        (path,) = BaselineStore(folder).save({CASE: one})
+        BaselineStore(folder).save({OTHER: one} if one is saved[1] else {})
+    assert [read(folder, CASE, one.environment) for one in saved] == saved
+    assert read(folder, OTHER) == saved[1]
+    text, later = path.read_text(), changed(saved[1], recorded="2026-01-01")
+    BaselineStore(folder).save({CASE: later}, lambda _, old, new: old or new)
+    assert path.read_text() == text, "a successor is handed the times of the same environment"
+    BaselineStore(folder).save({CASE: later})
+    assert [read(folder, CASE, one.environment) for one in saved] == [saved[0], later, saved[2]]
 
 
 # --- which test file a baseline file belongs to ------------------------------------------------------------------
@@ -491,20 +498,27 @@ def test_two_environments_of_one_slug_share_a_file_and_keep_their_details(folder
         ".hidden/test_x.py",
         "tests/cases.yaml",
         "../beside/test_x.py",
+        "cases/yaml.py",
+        "tests/v1/2/test_x.py",
+        "tests/v1/2/test/x.py",
+        "tests.v1/2/test_x.py",
+        "tests/cases.yaml.py",
+        "tests/test_x",
     ],
 )
-def test_a_test_file_is_found_by_the_name_of_its_baseline_file(tmp_path: Path, path: str) -> None:
-    root = tmp_path / "root"
-    root.mkdir()
-    (root / path).parent.mkdir(parents=True, exist_ok=True)
-    assert paths_of(module_of(f"{path}::test_y"), root) == []
-    (root / path).write_text("")
-    assert paths_of(module_of(f"{path}::test_y"), root) == [path]
+def test_each_test_file_has_a_baseline_file_of_its_own_which_names_it(path: str) -> None:
+    module = module_of(f"{path}::test_y")
+    assert path_of(module) == path
+    assert module_of(f"{path_of(module)}::test_y") == module
+    assert "/" not in module
 
 
-def test_a_baseline_file_that_two_test_files_share_belongs_to_both(tmp_path: Path) -> None:
-    (tmp_path / "a.b").mkdir()
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    for path in ("a/b/test_x.py", "a.b/test_x.py", "a/b/test_y.py"):
-        (tmp_path / path).write_text("")
-    assert paths_of("a.b.test_x", tmp_path) == ["a.b/test_x.py", "a/b/test_x.py"]
+def test_ordinary_test_files_have_plain_names() -> None:
+    assert module_of("tests/perf/test_x.py::test_y[a]") == "tests.perf.test_x"
+
+
+def test_two_modules_whose_names_differ_by_a_dot_share_no_baseline(folder: Path) -> None:
+    first, second = entry(), entry(quiet(5e6))
+    cases = {"v1/2/test_x.py::test_y": first, "v1.2/test_x.py::test_y": second}
+    assert len(BaselineStore(folder).save(cases)) == 2
+    assert [read(folder, case) for case in cases] == [first, second]

@@ -20,7 +20,7 @@ from perflab.measured.records import MeasuredCase
 from perflab.measured.report.columns import named
 from perflab.measured.report.doubts import beyond_the_rate
 from perflab.measured.report.side_by_side import side_by_side, side_by_side_lines
-from perflab.measured.report.studies import Study, studies
+from perflab.measured.report.studies import Study, rows_with_bases, studies
 from perflab.measured.report.study_forms import study_data, study_lines
 from perflab.mode import Mode
 from perflab.records import Judgement, Verdict
@@ -28,7 +28,7 @@ from perflab.report.markdown import markdown
 from perflab.report.summary import summary
 from perflab.report.view import STANDARD, View
 from perflab.results import Document, Result
-from tests.harness.make import MS, cuda_environment, document, environment, record, replicate, result
+from tests.harness.make import MS, cuda_environment, document, environment, in_turns, record, replicate, result
 
 STUDY = "switches"
 
@@ -251,18 +251,33 @@ def test_cases_of_two_machines_have_two_tables_and_what_was_not_measured_stands_
 def test_times_rates_and_peaks_stand_against_the_case_with_the_bases_level_and_the_same_otherwise() -> None:
     common: dict[str, Any] = {"versus": "switch=eager", "columns": ["median", "std", "tokens/s", "peak", "loss"]}
     common["work"] = {"tokens": 512}
-    shown = lines(
-        case("compiled", 15, peak_bytes=31 * 2**20, facts={"loss": 3.0}, **common),
+    eager, compiled = in_turns(
         case("eager", 20, peak_bytes=50 * 2**20, facts={"loss": 3.5}, **common),
-        case("compiled", 15, "bf16", peak_bytes=50 * 2**20, **common),
+        case("compiled", 15, peak_bytes=31 * 2**20, facts={"loss": 3.0}, **common),
     )
+    shown = lines(compiled, eager, case("compiled", 15, "bf16", peak_bytes=50 * 2**20, **common), width=110)
     assert shown == [
         "study: switches · against switch=eager",
-        "step[small-…]         median     std      tokens/s           peak  loss",
-        "compiled-fp32  15.0 ms ×0.75  150 µs  34.1 k ×1.33  31.0 MiB -38%     3",
-        "eager-fp32     20.0 ms        200 µs  25.6 k        50.0 MiB        3.5",
-        "compiled-bf16  15.0 ms        150 µs  34.1 k        50.0 MiB          –",
+        "step[small-…]                     median     std                  tokens/s           peak  loss",
+        "compiled-fp32  15.0 ms ×0.75 (0.74…0.76)  150 µs  34.1 k ×1.33 (1.32…1.35)  31.0 MiB -38%     3",
+        "eager-fp32     20.0 ms                    200 µs  25.6 k                    50.0 MiB        3.5",
+        "compiled-bf16  15.0 ms                    150 µs  34.1 k                    50.0 MiB          –",
     ]
+    assert [(row.case[-14:], base.case[-11:]) for row, base in rows_with_bases([compiled, eager])] == [
+        ("compiled-fp32]", "eager-fp32]")
+    ]
+
+
+def test_rows_that_took_no_turns_have_exact_ratios_alone_and_the_table_says_why() -> None:
+    apart = case("compiled", 15, peak_bytes=31 * 2**20, versus="switch=eager", columns=["median", "max", "peak"])
+    eager = case("eager", 20, peak_bytes=50 * 2**20, columns=["median", "max", "peak"])
+    _, *shown = lines(apart, eager)
+    assert shown[1].split() == ["compiled", "15.0", "ms", "31.0", "MiB", "-38%"]
+    assert shown[3].startswith("no ratio of times: they were not measured in turns, ")
+    exact = case("compiled", 15, peak_bytes=31 * 2**20, versus="switch=eager", columns=["peak"])
+    eager = changed(eager, columns=["peak"])
+    assert "no ratio" not in "".join(lines(exact, eager))
+    assert not list(rows_with_bases([exact, eager])), "exact columns need no turns"
 
 
 @pytest.mark.parametrize(
@@ -340,18 +355,19 @@ def test_a_runs_summary_holds_the_table_and_below_it_its_findings_wrapped() -> N
 
 def test_markdown_has_the_table_whole_and_the_findings_as_a_list() -> None:
     tricky = case("eager", peak_bytes=2**20, facts={"dtype": "a|b *c*"}, versus="switch=compiled")
-    shown = markdown(run(tricky, case("compiled", 5), out_of_memory("fused"), findings={STUDY: ["use | it"]}))
+    results = [*in_turns(case("compiled", 5), tricky)[::-1], out_of_memory("fused")]
+    shown = markdown(run(*results, findings={STUDY: ["use | it"]}))
     at = shown.index("#### study: switches · against switch=compiled")
     assert shown[at:].splitlines()[2:15] == [
         "| `step[small-…-fp32]` | median | peak | dtype |",
         "|---|--:|--:|--:|",
-        r"| `eager` | 10.0 ms ×2.00 | 1.00 MiB | a\|b \*c\* |",
+        r"| `eager` | 10.0 ms ×2.00 (1.98…2.02) | 1.00 MiB | a\|b \*c\* |",
         "| `compiled` | 5.00 ms | – | – |",
         "| `fused`: out of memory (16.0 GiB asked for) |  |  |  |",
         "",
         "```text",
         "median, step[small-…-fp32]",
-        f"eager    {40 * '█'} 10.0 ms ×2.00",
+        f"eager    {40 * '█'} 10.0 ms ×2.00 (1.98…2.02)",
         f"compiled {20 * '█'} 5.00 ms",
         "```",
         "",
@@ -365,7 +381,8 @@ def test_the_report_command_gives_tables_as_json_with_units_and_the_machine(
     file = tmp_path / "a.json"
     quotes = [Quote(source="H100", ns=MS)]
     base = case("eager", 20, facts={"loss": "nan"}, quotes=quotes)
-    made = run(base, case("compiled", 10, versus="switch=eager"), skipped("flash", "no"), findings={STUDY: ["so"]})
+    rows = in_turns(base, case("compiled", 10, versus="switch=eager"))
+    made = run(*rows, skipped("flash", "no"), findings={STUDY: ["so"]})
     write_document(made, file)
     assert read_document(file) == made
     assert main(["report", str(file), "--format=json"]) == 0
@@ -383,6 +400,7 @@ def test_the_report_command_gives_tables_as_json_with_units_and_the_machine(
     assert eager["values"] == {"median": 20 * MS, "loss": "nan", "quoted: H100": MS}
     assert "versus" not in eager
     assert compiled["versus"] == {"median": 0.5}
+    assert compiled["versus_intervals"] == {"median": pytest.approx([0.495, 0.505])}
     assert flash == {"case": flash["case"], "label": "flash", "said": "skipped: no"}
 
 

@@ -45,6 +45,23 @@ def test_a_case_may_take_as_much_as_each_of_those_to_come(clock: Clock) -> None:
     assert budget.case_share_s() == 125.0
 
 
+def test_the_causes_of_failures_have_their_share_before_anything_is_measured_and_a_quarter_at_most(
+    clock: Clock,
+) -> None:
+    budget = TotalBudget(240.0, clock)
+    budget.cases = 10
+    budget.causes_s = 40.0
+    assert (budget.left_s(), budget.measuring_s(), budget.case_share_s()) == (240.0, 200.0, 20.0)
+    budget.causes_s = 400.0
+    assert budget.measuring_s() == 180.0
+    clock.now_s += 200.0
+    assert budget.measuring_s() == -20.0
+    assert not budget.is_over(), "the causes' share is left"
+    clock.now_s += 40.0
+    assert budget.is_over()
+    assert TotalBudget(None, clock).measuring_s() is None
+
+
 def test_workers_measure_one_at_a_time_so_they_share_the_time_too(clock: Clock) -> None:
     budget = TotalBudget(100.0, clock)
     budget.cases, budget.processes = 10, 2

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from perflab.units import (
     BYTES_PER,
     NS_PER,
+    format_between,
     format_bytes,
     format_change,
     format_flops,
     format_interval,
-    format_multiple,
     format_names,
     format_ns,
     format_percent,
@@ -234,13 +234,5 @@ def test_operations_are_written_with_si_prefixes_and_exactly_where_they_are_few(
     assert format_flops(flops) == text
 
 
-@pytest.mark.parametrize(
-    ("value", "of", "text"),
-    [(10.0, 10.0, "1.00"), (22.0, 10.0, "2.20"), (123.4, 10.0, "12.34"), (4120, 10, "412"), (1e15, 1, "1.00e+15")],
-)
-def test_a_multiple_has_two_decimals_as_long_as_it_is_short(value: float, of: float, text: str) -> None:
-    assert format_multiple(value, of) == text
-
-
-def test_there_is_no_multiple_of_nothing() -> None:
-    assert format_multiple(10.0, 0.0) == "–"
+def test_the_interval_of_a_ratio_stands_behind_it() -> None:
+    assert format_between(0.954, 12.34) == "(0.95…12.3)"

@@ -19,7 +19,9 @@ from .published import transformer_quotes
 from .setup import Setup, phases_of
 
 pytestmark = pytest.mark.perf(
-    study="end to end", columns="mean, std, forward, backward, optimizer, tokens/s, MFU, peak, quoted"
+    study="end to end",
+    columns="mean, std, forward, backward, optimizer, tokens/s, MFU, peak, quoted",
+    versus="precision=fp32",
 )
 
 

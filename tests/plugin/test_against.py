@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from perflab.compared.sides.checkout import other_side
 from perflab.documents import read_document
-from tests.plugin.conftest import Project, begin_repository, commit, git, worktrees
+from perflab.errors import RivalError
+from tests.plugin.conftest import SPLITTER, Project, begin_repository, commit, git, run_pytest, worktrees
 
 TWO_CASES = """
 from pathlib import Path
@@ -37,6 +39,8 @@ def test_work(perf):
     assert perf(spend, cost_ms, kib) > 0
 """
 
+FIRST = "def test_first(perf):\n    perf(spend, 20)\n\ndef test_steady"
+
 
 @pytest.fixture
 def repository(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
@@ -46,6 +50,64 @@ def repository(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     begin_repository(project)
     git(project, "tag", "before")
     return project
+
+
+COMPUTES = """
+import os
+from pathlib import Path
+
+import torch
+from conftest import Virtual
+
+cost_ms, scale = (float(n) for n in Path(__file__).with_name("cost.txt").read_text().split())
+
+def test_step(perf):
+    model, x = torch.nn.Linear(4, 4), torch.randn(2, 4)  # nobody seeds them
+
+    def step():
+        Virtual.now_ns += round(1_000_000 * cost_ms)
+        model.zero_grad()
+        loss = model(x).square().sum()
+        (loss * scale).backward()
+        return loss.detach()
+
+    perf(step)
+
+def test_random(perf):
+    def work():
+        Virtual.now_ns += round(1_000_000 * cost_ms)
+        return torch.rand(3) + int.from_bytes(os.urandom(2), "big")
+
+    perf(work)
+"""
+
+
+def test_a_faster_version_that_computes_a_wrong_gradient_says_so(repository: Project) -> None:
+    repository.test_file.write_text(COMPUTES)
+    repository.cost(ms=100, kib=1)
+    commit(repository, "a step")
+    repository.cost(ms=80, kib=2)
+    result = repository.run("--perf-against=HEAD")
+    result.assert_outcomes(passed=2)
+    result.stdout.re_match_lines(
+        [r"step .* improved", r"\s+outputs differ: gradients by 5\.0e-01 of the largest", r"random .* improved"]
+    )
+    assert result.stdout.str().count("outputs differ") == 1
+
+
+@pytest.mark.parametrize("how", ["file", "function"])
+def test_a_slower_change_of_a_test_that_was_moved_fails_and_says_what_it_was(repository: Project, how: str) -> None:
+    if how == "file":
+        repository.test_file.rename(repository.test_file.with_name("test_moved.py"))
+    else:
+        repository.test_file.write_text(TWO_CASES.replace("test_work", "test_renamed"))
+    repository.cost(ms=104)
+    result = repository.run("--perf-against=before")
+    result.assert_outcomes(passed=1, failed=1)
+    said = " ".join(result.stdout.str().split())
+    assert "compared with test_story.py::test_work, moved" in said
+    assert "only in the base" not in said
+    assert "1 ok · 1 regressed" in said
 
 
 def test_a_slower_change_fails_its_test_and_says_by_how_much_against_what(repository: Project) -> None:
@@ -92,7 +154,7 @@ def test_the_same_code_passes_and_the_worktree_is_kept_for_the_next_time(reposit
 
 
 def _shelf(project: Project) -> Path:
-    (shelf,) = (Path(os.environ["XDG_CACHE_HOME"]) / "perflab" / "worktrees").iterdir()
+    (shelf,) = (Path(os.environ["XDG_CACHE_HOME"]) / "perflab" / "trees").iterdir()
     return shelf
 
 
@@ -107,6 +169,79 @@ def test_one_more_mebibyte_fails_without_any_confirmation_since_memory_is_exact(
             r"2 interleaved pairs of fresh processes.*",
         ]
     )
+
+
+SPENDS = (
+    TWO_CASES.partition("def test_steady")[0].replace(
+        "    return",
+        "    with open(os.environ['SPENT'], 'a') as file:\n        file.write(f'{ms / 1000}\\n')\n    return",
+    )
+    + """
+import os
+
+MS, KIB = (int(n) for n in (here / "cost.txt").read_text().split())
+
+def test_grows(perf):
+    perf(spend, 10_000 + KIB, KIB)
+
+def test_grows_too(perf):
+    perf(spend, 10_000, KIB)
+
+def test_slower(perf):
+    perf(spend, MS)
+"""
+)
+TIME_IS_WHAT_IS_SPENT = """
+import os
+import perflab.plugin.case.total_budget as total_budget
+
+def left_s(self):
+    spent_s = sum(map(float, Path(os.environ["SPENT"]).read_text().split()))
+    return None if self._total_s is None else self._total_s - spent_s
+
+total_budget.TotalBudget.left_s = left_s
+"""
+
+
+@pytest.fixture
+def spending(repository: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """Two cases that need more memory, and one that is a little slower. Time is what they spend, in all processes."""
+    spent, conftest = tmp_path / "spent.txt", repository.pytester.path / "conftest.py"
+    spent.touch()
+    monkeypatch.setenv("SPENT", str(spent))
+    repository.test_file.write_text(SPENDS)
+    conftest.write_text(conftest.read_text() + TIME_IS_WHAT_IS_SPENT)
+    repository.cost(ms=10_000)
+    commit(repository, "spends")
+    repository.cost(ms=10_300, kib=1024)
+    return repository
+
+
+def pairs_of(project: Project) -> dict[str, int]:
+    """How many each case took part in."""
+    taken = {
+        one["case"].partition("::test_")[2]: one["outcome"]["paired"] for one in json.loads(_out(project))["results"]
+    }
+    return {case: len(paired["screen"]) + len(paired.get("confirm", [])) for case, paired in taken.items()}
+
+
+def test_what_fails_already_is_not_measured_on_and_its_cause_is_looked_for_within_the_budget(spending: Project) -> None:
+    options = ["--perf-against=HEAD", "--perf-budget=500", "--perf-total-budget=2500", "--perf-json=out.json"]
+    result = spending.run(*options)
+    assert sum(map(float, Path(os.environ["SPENT"]).read_text().split())) <= 2500
+    pairs = pairs_of(spending)
+    assert (pairs["grows"], pairs["grows_too"]) == (2, 2)
+    assert 2 < pairs["slower"] < 7, "it has the time that the others do not need, but for what their causes take"
+    result.stdout.fnmatch_lines(["why: it fails already by what is exact, so its time was not measured on"])
+    result.stdout.fnmatch_lines(["--perf-total-budget ended the comparison before all suspects were confirmed"])
+    assert result.stdout.str().count("at the peak: +512 KiB = +512 KiB larger blocks of aten::empty") == 2
+
+
+def test_with_x_the_comparison_ends_with_the_first_certain_failure(spending: Project) -> None:
+    result = spending.run("--perf-against=HEAD", "--perf-budget=500", "--perf-json=out.json", "-x")
+    result.assert_outcomes(failed=1)
+    assert pairs_of(spending) == {"grows": 2}
+    result.stdout.fnmatch_lines(["grows needs more memory than in HEAD*", "*stopping after 1 failures*"])
 
 
 def test_cases_of_one_side_and_ends_other_than_a_number_are_told_apart(repository: Project) -> None:
@@ -130,7 +265,9 @@ def test_skipped(perf):
     )
     repository.test_file.write_text(source)
     commit(repository, "more cases")
-    changed = source.replace("test_gone", "test_new").replace('assert False, "was broken"', "pass")
+    changed = source.replace("test_gone(perf):\n    perf(spend, 10", "test_new(perf):\n    perf(spend, 11").replace(
+        'assert False, "was broken"', "pass"
+    )
     changed = changed.replace("def test_broken_here(perf):", "def test_broken_here(perf):\n    assert 1 == 2")
     repository.test_file.write_text(changed)
     result = repository.run("--perf-against=HEAD", "--perf-json=perf.json")
@@ -158,7 +295,9 @@ def test_modules_that_share_no_case_and_a_new_file_are_no_error(repository: Proj
         TWO_CASES.replace("test_steady", "test_first").replace("test_work", "test_last")
     )
     commit(repository, "another module")
-    (path / "test_another.py").write_text((path / "test_another.py").read_text().replace("test_last", "test_renamed"))
+    (path / "test_another.py").write_text(
+        (path / "test_another.py").read_text().replace("test_last(perf):", "test_renamed(perf):\n    assert perf")
+    )
     (path / "test_brand_new.py").write_text(TWO_CASES)
     result = repository.run("--perf-against=HEAD")
     result.assert_outcomes(passed=6)
@@ -267,7 +406,8 @@ import functools
 from perflab.measure import clock
 import time
 
-clock.read_ns = time.perf_counter_ns
+clock.read_ns, clock.read_processor_ns = time.perf_counter_ns, time.thread_time_ns
+clock.read_all_processors_ns = time.process_time_ns
 
 @functools.lru_cache
 def work(n):
@@ -285,6 +425,39 @@ def test_a_call_that_does_no_work_any_more_is_no_improvement(repository: Project
     result = repository.run("--perf-against=HEAD", "--perf-budget=1")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*the measured callable does no work, it is as fast as an empty one*"])
+
+
+UNEVEN = """
+from itertools import count
+
+from conftest import Virtual
+
+EVERY = 4
+calls = count(1)
+
+def work():
+    Virtual.now_ns += 5_000_000 if next(calls) % EVERY == 0 else 1_000_000
+
+def test_work(perf):
+    perf(work)
+"""
+
+
+def test_a_cost_in_every_fourth_call_fails_with_the_means_of_all_calls(repository: Project) -> None:
+    repository.test_file.write_text(UNEVEN.replace("EVERY = 4", "EVERY = 10**9"))
+    commit(repository, "the same in each call")
+    repository.test_file.write_text(UNEVEN)
+    result = repository.run("--perf-against=HEAD", "--perf-json=out.json", "--perf-counts=off")
+    result.assert_outcomes(failed=1)
+    result.stdout.re_match_lines(
+        [
+            r"work is slower than in HEAD.*",
+            r"latency\s+1\.00 ms\s+(1\.9\d|2\.0\d) ms\s+\+(9\d|10\d)\..*",
+            r"7 interleaved pairs of fresh processes; means of all calls are compared.*",
+        ]
+    )
+    (one,) = json.loads(_out(repository))["results"]
+    assert (one["outcome"]["paired"]["judged"], one["judgement"]["worse"]) == ("mean", ["latency"])
 
 
 def test_text_that_utf8_cannot_hold_crosses_to_the_session_escaped(repository: Project) -> None:
@@ -323,13 +496,55 @@ def test_strict_wants_every_case_to_be_compared(repository: Project) -> None:
     result.stdout.fnmatch_lines(["*new could not be judged (new), and --perf-check fails such cases*"])
 
 
-def test_workers_are_not_used_and_change_nothing(repository: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_of_a_split_run_is_compared_with_the_same_cases_of_the_base(repository: Project) -> None:
+    path = repository.pytester.path
+    (path / "conftest.py").write_text((path / "conftest.py").read_text() + SPLITTER)
+    repository.test_file.write_text(
+        TWO_CASES.replace("def test_steady", "def test_first(perf):\n    perf(spend, 20)\n\ndef test_steady")
+    )
+    commit(repository, "a case more")
+    (path / "test_a_new_one.py").write_text(TWO_CASES)
+    repository.cost(ms=130)
+    result = repository.run("--perf-against=HEAD", "--part=2")  # of five, where the base has three
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.re_match_lines([r"steady .* ok", r"work .* \+30\.0% .* REGRESSED", "1 ok · 1 regressed"])
+    result.stdout.no_fnmatch_line("*only in the base*")
+
+
+@pytest.mark.parametrize(
+    "words", [["--perf-against=before", "--dist=load", "--tx=2*popen"], ["--override-ini=perf_against=before", "-n2"]]
+)
+def test_workers_are_not_used_and_change_nothing(repository: Project, words: list[str]) -> None:
     pytest.importorskip("xdist")
-    result = repository.run("--perf-against=before", "-p", "xdist.plugin", "-n2")
+    result = repository.run("-p", "xdist.plugin", *words)
     result.assert_outcomes(passed=2)
     result.stdout.re_match_lines([r"steady .* ok", r"work .* ok", "2 ok"])
     # The worker's own announcements; its name alone is also in the path of a test that a worker runs.
     result.stdout.no_re_match_line(r"(\[gw\d\]|created: \d+/\d+ worker|\d+ workers? \[)")
+
+
+@pytest.mark.parametrize(("chosen", "untimed"), [([], 2), (["-m", "not perf"], 0), (["--perf-skip"], 0)])
+def test_the_ini_key_leaves_a_run_of_the_whole_project_its_workers(
+    repository: Project, chosen: list[str], untimed: int
+) -> None:
+    pytest.importorskip("xdist")
+    worker = "import os\n\ndef test_plain():\n    assert os.environ['PYTEST_XDIST_WORKER']\n"
+    repository.pytester.makepyfile(test_plain=worker)
+    words = ["-p", "xdist.plugin", "-n2", "--override-ini=perf_against=before", *chosen]
+    result = run_pytest(repository.pytester, repository.python, *words)
+    assert result.parseoutcomes()["passed"] == 1 + untimed
+    assert result.ret == 0
+    assert ("2 cases ran once, untimed" in result.stdout.str()) == bool(untimed)
+
+
+def test_workers_that_turn_out_to_have_perf_cases_alone_name_what_has_them_compared(repository: Project) -> None:
+    pytest.importorskip("xdist")
+    words = ["-p", "xdist.plugin", "-n2", "--override-ini=perf_against=before", "test_story.py"]
+    result = run_pytest(repository.pytester, repository.python, *words)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        ["*perf_against compares one case at a time, and*workers run several", "*-> add -m perf, or -n0"]
+    )
 
 
 def test_another_checkout_can_be_named_by_its_path(repository: Project, tmp_path: Path) -> None:
@@ -426,6 +641,62 @@ def test_an_installed_copy_of_the_project_is_refused_since_both_sides_would_run_
     result = repository.run("--perf-against=HEAD", "-k", "steady")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*runs installed copies of this project's code: library (*", "*--editable*"])
+
+
+@pytest.mark.parametrize("found", ["no .git", "nothing", "a repository of its own", "a lock of git's", "half"])
+def test_a_cache_inside_of_the_repository_never_has_git_act_on_the_repository_itself(
+    repository: Project, monkeypatch: pytest.MonkeyPatch, found: str
+) -> None:
+    path = repository.pytester.path
+    monkeypatch.setenv("XDG_CACHE_HOME", str(path / ".cache"))
+    repository.cost(ms=104)
+    commit(repository, "slower")
+    head = git(repository, "rev-parse", "main")
+    repository.cost(ms=200)  # uncommitted work
+
+    def checked_out() -> tuple[Path, str]:
+        with other_side("before", path, [], print) as tree:
+            return tree.root, (tree.root / "cost.txt").read_text()
+
+    place, text = checked_out()
+    assert text == "100 512"
+    (place / "test_story.py").unlink()
+    if found == "a lock of git's":
+        git(repository, "worktree", "lock", str(place))
+    if found in ("nothing", "a lock of git's"):
+        shutil.rmtree(place)
+    elif found != "half":
+        (place / ".git").unlink()
+    if found == "a repository of its own":
+        subprocess.run(["git", "init", "--quiet", str(place)], check=True)
+    assert checked_out() == (place, "100 512")
+    assert (place / "test_story.py").exists()
+    assert worktrees(repository) == 1
+    assert git(repository, "rev-parse", "HEAD", "main") == 2 * head
+    assert (path / "cost.txt").read_text() == "200 512"
+
+
+def test_the_users_own_worktrees_stay_known_to_git_while_their_drive_is_away(
+    repository: Project, tmp_path: Path
+) -> None:
+    git(repository, "worktree", "add", "--quiet", "--detach", str(tmp_path / "mine"))
+    (tmp_path / "mine").rename(tmp_path / "away")
+    with other_side("before", repository.pytester.path, [], print):
+        assert str(tmp_path / "mine") in git(repository, "worktree", "list")
+
+
+def test_a_folder_of_the_cache_that_perflab_has_not_marked_is_left_alone(repository: Project) -> None:
+    with other_side("before", repository.pytester.path, [], print) as tree:
+        place = tree.root
+    (place.parent / "CACHEDIR.TAG").unlink()
+    (place / "mine.txt").write_text("precious")
+    with (
+        pytest.raises(RivalError, match=f"{place.parent} was not made by perflab: it holds no CACHEDIR.TAG") as caught,
+        other_side("before", repository.pytester.path, [], print),
+    ):
+        raise AssertionError("nothing is checked out")
+    assert caught.value.remedy == "move it away, or set XDG_CACHE_HOME to another directory"
+    assert (place / "mine.txt").read_text() == "precious"
 
 
 def test_saving_and_comparing_in_turns_exclude_each_other(repository: Project) -> None:
@@ -537,7 +808,16 @@ def test_variables_that_a_conftest_sets_for_pytorch_hold_in_both_sides(tmp_path:
     for words in (["init", "-q"], ["add", "."], [*author, "commit", "-qm", "first"]):
         subprocess.run(["git", *words], cwd=project, check=True)
     done = subprocess.run(  # Python's own processes: what a variable does to PyTorch's import is seen there alone
-        [sys.executable, "-m", "pytest", "-m", "perf", "--perf-against=HEAD", "--perf-budget=0.3"],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-m",
+            "perf",
+            "--perf-against=HEAD",
+            "--perf-budget=0.3",
+            "--perf-total-budget=60",
+        ],
         cwd=project,
         env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "COLUMNS": "200"},
         capture_output=True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.plugin.conftest import KERNELS, Project, run_pytest
+from tests.plugin.conftest import KERNELS, Project, begin_repository, run_pytest
 
 NO_GPU = "perf: no GPU here; cases too large for this machine are predicted for h100, not run"
 
@@ -40,7 +40,28 @@ def test_a_pytorch_that_was_not_checked_is_a_warning_and_no_error(project: Proje
     result = project.run("-p", "newer", *more)
     result.assert_outcomes(passed=1)
     (said,) = [line for line in announced(result) if line != NO_GPU]
-    assert said.startswith("perf: warning: torch 2.99.0 is outside the range that perflab was tested with, torch>=")
+    assert said.startswith("perf: warning: perflab was checked with torch 2.11 to 2.13, and 2.99.0 is installed: ")
+
+
+@pytest.mark.parametrize("turns", [False, True], ids=["stored", "A/B"])
+def test_what_a_pytorch_without_an_internal_takes_away_is_said_by_name_and_times_are_compared(
+    project: Project, turns: bool
+) -> None:
+    (project.pytester.path / "gone.py").write_text("import torch\n\ndel torch.autograd.DeviceType\n")
+    if turns:
+        begin_repository(project)
+        result = project.run("-p", "gone", "--perf-against=HEAD", "--perf-total-budget=20")
+    else:
+        project.run("--perf-update").assert_outcomes(passed=1)
+        result = project.run("-p", "gone")
+    result.assert_outcomes(passed=1)
+    said = " ".join(result.stdout.str().split())
+    assert "memory and counts of 1 case not compared: torch " in said
+    assert (
+        " has no torch.autograd.DeviceType.CPU, which perflab needs to read what the profiler saw; perflab was" in said
+    )
+    assert said.count("not compared") == 1
+    result.stdout.fnmatch_lines(["1 ok"])
 
 
 def test_under_xdist_the_run_says_it_once(project: Project) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from perflab.cli import main
 from perflab.history.bisect import run
 from perflab.history.bisect.state import PLACE, State
 from tests.harness.histories import write_runs
+from tests.harness.test_lifeline import gone_within
 from tests.plugin.conftest import Project, begin_repository, commit, git, worktrees
 
 NAME = "test_story.py::test_work"
@@ -176,3 +180,40 @@ def test_values_are_told_with_their_unit(repository: Project, capsys: pytest.Cap
     assert main(ask("--quantity=peak")) == 0
     lines = capsys.readouterr().out.splitlines()
     assert re.search(r": peak [\d.,]+ B -> [\d.]+ KiB$", lines[0])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone ends a process with its parent")
+@pytest.mark.parametrize("ended_by", [signal.SIGTERM, signal.SIGKILL])
+def test_a_bisection_that_is_ended_takes_its_processes_and_their_folders_along(
+    repository: Project, tmp_path: Path, ended_by: signal.Signals
+) -> None:
+    begun = tmp_path / "begun"
+    engine(repository, 100, 3, f"import time\nopen({str(begun)!r}, 'w').close()\ntime.sleep(600)\n")
+    commit(repository, "hangs")
+    python = str(Path(sys.prefix) / "bin" / "python")  # no warm one, whose processes are another's children
+    running = subprocess.Popen([python, "-m", "perflab", *ask()], stderr=subprocess.DEVNULL)
+    ends = time.monotonic() + 120
+    while not begun.exists():
+        assert time.monotonic() < ends
+        assert running.poll() is None
+        time.sleep(0.05)
+    processes = [
+        int(place.name)
+        for place in Path("/proc").glob("[0-9]*")
+        if f"TMPDIR={tmp_path}\0".encode() in environment_of(place)
+    ]
+    assert len(processes) >= 3, "its own, pytest's, and the ancestor of the sides"
+    assert len(list(tmp_path.glob(".perflab.*"))) == 2, "the results of pytest, and the jobs of the sides"
+    running.send_signal(ended_by)
+    assert running.wait(60) == (130 if ended_by == signal.SIGTERM else -signal.SIGKILL)
+    assert all(gone_within(2.0, process) for process in processes)
+    if ended_by == signal.SIGTERM:
+        assert list(tmp_path.glob(".perflab.*")) == []
+
+
+def environment_of(place: Path) -> bytes:
+    """The variables that a process was started with."""
+    try:
+        return (place / "environ").read_bytes()
+    except OSError:
+        return b""

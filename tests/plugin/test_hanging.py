@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -134,13 +135,30 @@ def test_what_nothing_can_interrupt_ends_the_process_and_what_was_measured_stays
     assert written["exitstatus"] == 1
 
 
-def test_what_keeps_the_interpreters_lock_ends_the_process_with_its_stack(project: Project) -> None:
-    project.test_file.write_text(BEFORE + "def test_dead(perf):\n    perf(stuck_with_the_lock)\n" + AFTER)
-    result = project.run(QUICK)
-    assert result.ret == 1
-    result.stderr.fnmatch_lines(["Timeout (*", "*in stuck_with_the_lock", "*in test_dead"])
+@pytest.mark.parametrize("before", [BEFORE, BEFORE.partition("def test_before")[0]], ids=["second", "first"])
+def test_what_keeps_the_interpreters_lock_is_named_and_what_was_measured_stays(project: Project, before: str) -> None:
+    project.test_file.write_text(before + "def test_dead(perf):\n    perf(stuck_with_the_lock)\n" + AFTER)
+    result = project.run(QUICK, "--perf-json=results.json")
+    assert result.ret == -signal.SIGABRT
+    result.stderr.fnmatch_lines(
+        [
+            "perf: test_story.py::test_dead: hung: no progress for 2.00 s, in its call",
+            "  -> run it alone, and look at the stacks; if it needs that long, raise the limit: perf.requires(*",
+            "perf: C code keeps Python's lock, so nothing here can end it: this process is aborted, with its stacks",
+            "perf: the results so far are in *.perflab/runs/*.jsonl",
+            "Fatal Python error: Aborted",
+            "*in stuck_with_the_lock",
+            "*in test_dead",
+        ]
+    )
     (journal,) = (project.pytester.path / ".perflab/runs").glob("*.jsonl")
-    assert [json.loads(line)["case"] for line in journal.read_text().splitlines()] == ["test_story.py::test_before"]
+    rows = [json.loads(line) for line in journal.read_text().splitlines()]
+    written = json.loads((project.pytester.path / "results.json").read_text())
+    finished = [("test_story.py::test_before", "new")] if before == BEFORE else []
+    for found in (rows, written["results"]):
+        verdicts = [(row["case"], row["judgement"]["verdict"]) for row in found]
+        assert verdicts == [*finished, ("test_story.py::test_dead", "failed")]
+    assert written["exitstatus"] == 1
 
 
 def test_a_case_that_lives_or_says_what_it_takes_is_left_alone(project: Project) -> None:
@@ -210,8 +228,9 @@ if "--perf-replicate=" in " ".join(sys.argv):
     assert not [pid for pid in map(int, (project.pytester.path / "pids.txt").read_text().split()) if alive(pid)]
 
 
-def test_a_suspect_whose_fresh_process_hangs_stays_undecided_and_says_why(project: Project) -> None:
-    hang = '    if "--perf-replicate=" in " ".join(sys.argv) and once.hangs:\n        stuck()\n    tick()\n'
+@pytest.mark.parametrize("stuck", ["stuck", "stuck_with_the_lock"])
+def test_a_suspect_whose_fresh_process_hangs_stays_undecided_and_says_why(project: Project, stuck: str) -> None:
+    hang = f'    if "--perf-replicate=" in " ".join(sys.argv) and once.hangs:\n        {stuck}()\n    tick()\n'
     source = f"def once():\n{hang}once.hangs = False\n\ndef test_dead(perf):\n    perf(once)\n"
     project.test_file.write_text(BEFORE + source)
     project.run("--perf-update", "--perf-replicates=2").assert_outcomes(passed=2)

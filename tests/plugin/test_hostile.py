@@ -57,6 +57,79 @@ def test_a_test_file_whose_name_is_not_utf8_is_refused_by_name_before_anything_r
     assert b"-> rename the file" in run.stderr
 
 
+def test_a_folder_for_temporary_files_whose_name_is_not_utf8_is_refused_before_anything_runs(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = project.pytester.path / "tmp_\udcff"
+    try:
+        folder.mkdir()
+    except (OSError, UnicodeError):
+        pytest.skip("this file system takes names that are text alone")
+    monkeypatch.setenv("TMPDIR", str(folder))
+    result = project.pytester.runpytest_subprocess("--perf-update")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        [
+            r"*tmp_\udcff: the name of the folder for temporary files is not UTF-8",
+            "  -> set TMPDIR to another folder",
+        ]
+    )
+    project.pytester.runpytest_subprocess("-m", "not perf").assert_outcomes(deselected=1)
+
+
+LEAVES_NO_FILES = """
+import resource
+
+def test_before(perf):
+    perf(sum, range(1000))
+
+def test_lowers(perf):
+    perf(sum, range(1000))
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (6, HARD))
+
+def test_after(perf):
+    perf(sum, range(1000))
+"""
+
+
+def test_a_lowered_limit_of_open_files_is_put_back_and_named(pytester: pytest.Pytester, python: str) -> None:
+    pytester.makepyfile(LEAVES_NO_FILES.replace("HARD", "hard"))
+    result = run_pytest(pytester, python, "--perf-budget=0.1", "--perf-json=perf.json")
+    result.assert_outcomes(passed=3, warnings=1)
+    result.stdout.fnmatch_lines(["*test_lowers left the limit of open files (RLIMIT_NOFILE) at 6, and it was put *"])
+    assert len(json.loads((pytester.path / "perf.json").read_bytes())["results"]) == 3
+
+
+def test_where_it_cannot_be_put_back_the_run_ends_and_says_where_its_results_are(
+    pytester: pytest.Pytester, python: str
+) -> None:
+    """As for any user but root, and for root in many containers."""
+    pytester.makepyfile(LEAVES_NO_FILES.replace("HARD", "6"))
+    pytester.makeconftest(
+        "import resource\n"
+        "lower = resource.setrlimit\n"
+        "def setrlimit(what, limits):\n"
+        "    if limits[1] > resource.getrlimit(what)[1]:\n"
+        "        raise ValueError('not allowed to raise maximum limit')\n"
+        "    lower(what, limits)\n"
+        "resource.setrlimit = setrlimit\n"
+    )
+    result = run_pytest(pytester, python, "--perf-budget=0.1", "--perf-json=perf.json")
+    assert result.ret not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+    result.stdout.fnmatch_lines(
+        [
+            "perf: nothing could be saved: Too many open files",
+            "the results are in .perflab/runs/*.jsonl",
+            "*test_lowers left the limit of open files (RLIMIT_NOFILE) at 6 for good, so nothing more *",
+        ]
+    )
+    result.stdout.no_fnmatch_line("*Traceback*")
+    result.stderr.no_fnmatch_line("*Traceback*")
+    (journal,) = (pytester.path / ".perflab" / "runs").glob("*.jsonl")
+    assert "test_before" in journal.read_text()
+
+
 def test_a_run_whose_worker_broke_is_no_success(pytester: pytest.Pytester, python: str) -> None:
     pytester.makeconftest(
         "import pytest\n"

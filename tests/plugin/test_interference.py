@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.plugin.conftest import Project
+from tests.plugin.conftest import CONFTEST, Project
 
 
 @pytest.fixture
@@ -66,3 +69,52 @@ def test_after_a_case_whose_neighbours_stayed_the_next_one_does_not_wait_for_the
     rows = written(project)
     assert [len(row["outcome"].get("set_aside", [])) for row in rows] == [3, 0]
     assert [row["judgement"]["verdict"] for row in rows] == ["inconclusive", "inconclusive"]
+
+
+NVML = """
+import os
+from types import SimpleNamespace
+
+import perflab.measure.gpu_state as gpu_state
+
+gpu = Path(os.environ["GPU"])
+
+def on_gpu(_handle):
+    (gpu / f"on-gpu-{os.getpid()}").touch()
+    pids = [int(path.name.rpartition("-")[2]) for path in gpu.glob("on-gpu-*")]
+    return [SimpleNamespace(pid=pid) for pid in pids if os.path.exists(f"/proc/{pid}")]
+
+nvml = SimpleNamespace(
+    NVMLError=OSError, NVML_CLOCK_SM=1, NVML_CLOCK_MEM=2, NVML_TEMPERATURE_GPU=0,
+    nvmlDeviceGetComputeRunningProcesses=on_gpu,
+)
+
+def pytest_runtest_call(item):
+    on_gpu(None)
+    (gpu / f"others-{os.getpid()}").write_text(str(gpu_state.read_state(nvml, None).neighbours))
+"""
+"""Every process that has run a case is on the GPU until it ends, as NVML has it."""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks /proc who descends from whom")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(["--perf-update", "--perf-replicates=2", "-p", "xdist.plugin", "-n2"], id="fresh beside workers"),
+        pytest.param(["--perf-against={folder}/other", "--perf-check=off"], id="sides"),
+    ],
+)
+def test_the_run_s_own_processes_on_a_gpu_are_no_neighbours(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str]
+) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    project = Project(pytester)  # with a Python of its own: a warm one's processes descend from its server
+    source = project.test_file.read_text() + "\n"
+    project.test_file.write_text(source + source[source.index("def test_work") :].replace("test_work", "test_more"))
+    pytester.makeconftest(CONFTEST + NVML)
+    shutil.copytree(pytester.path, tmp_path / "other")
+    monkeypatch.setenv("GPU", str(tmp_path))
+    project.run(*(one.format(folder=tmp_path) for one in arguments)).assert_outcomes(passed=2)
+    counted = {path.name: path.read_text() for path in tmp_path.glob("others-*")}
+    assert len(counted) > 1
+    assert set(counted.values()) == {"0"}

@@ -217,14 +217,52 @@ def test_a_history_of_one_run_does_not_know_its_noise_and_blames_nobody(
     result.stdout.re_match_lines([r"work .* \+100\.0% .* inconclusive", r".*a single process.*"])
 
 
+def test_a_second_run_beside_other_work_says_what_held_and_how_many_runs_times_lack(
+    here: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here.neighbours(0)
+    begin_repository(here)
+    git(here, "update-index", "--assume-unchanged", "cost.txt", "neighbours.txt")  # what changes is the machine
+    move_to("b", monkeypatch)
+    here.run().assert_outcomes(passed=1)
+    here.cost(ms=112)
+    here.neighbours(1.7)
+    said = here.run()
+    said.stdout.re_match_lines([r"work +112 ms .* \+12\.0% .* ok", "1 ok"])
+    line = "1 of 3 runs kept on this machine, 2 more and times are compared: of 1 case only memory and counts were"
+    assert line in unwrapped(said)
+    assert "restarted" not in said.stdout.str()
+    assert own_replicates(here) == 4, "of the same code: what they differ by is the machine's noise"
+    here.neighbours(0)
+    here.cost(ms=300)
+    here.run("--perf-settle=off").stdout.re_match_lines([r"work is slower than its baseline"])
+
+
+def test_a_run_that_wants_all_judged_fails_where_times_have_too_few_runs(
+    here: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    move_to("b", monkeypatch)
+    here.run().assert_outcomes(passed=1)
+    here.cost(ms=50)
+    strict = here.run("--perf-check=strict")
+    strict.assert_outcomes(failed=1)
+    strict.stdout.re_match_lines(
+        [
+            r"work: its time could not be judged \(1 of 3 runs kept on this machine, 2 more and times are .*",
+            r"if intended: pytest .* --perf-update-new",
+        ]
+    )
+
+
 def test_a_reading_that_does_not_agree_never_mixes_with_the_history(project: Project) -> None:
     begin_repository(project)
     git(project, "update-index", "--assume-unchanged", "cost.txt")  # what changes is the machine
     project.cost(ms=700)
     project.run().assert_outcomes(passed=1)
     project.cost(ms=50)
-    faster = project.run()
-    assert "history of 1 case was restarted: work (700 ms before, 50.0 ms now)" in unwrapped(faster)
+    faster = unwrapped(project.run())
+    assert "1 of 3 runs kept on this machine, 2 more and times are compared: of 1 case" in faster
+    assert "restarted" not in faster
     project.run()
     assert own_replicates(project) == 2
     project.cost(ms=700)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from perflab.locks import held
 from tests.plugin.conftest import Project, run_pytest
 
 MIXED = """
@@ -145,6 +148,23 @@ def test_what_a_case_does_before_it_measures_runs_beside_no_other_case(pytester:
         f"test_one[{number}] {what}" for number in range(4) for what in ("trains", "compiles", "runs")
     ), "what two cases did was mixed"
     assert [what.split()[1] for what in doings] == ["trains", "compiles", "runs"] * 4
+
+
+@pytest.mark.parametrize("workers", [[], ["-n1", "-p", "xdist.plugin"]], ids=["alone", "workers"])
+def test_a_run_that_waits_for_another_one_says_at_once_for_whom(
+    project: Project, workers: list[str], tmp_path: Path
+) -> None:
+    command = [project.python, "-m", "pytest", "-m", "perf", *workers]
+    with held(tmp_path / f"perflab-{os.getuid()}-cpu.lock", "", pytest.fail):
+        run = subprocess.Popen(
+            command, cwd=project.pytester.path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        assert run.stdout is not None
+        waits = f"perf: waiting for another measurement: process {os.getpid()} in {os.getcwd()}, for "
+        said = any(line.startswith(waits) for line in iter(run.stdout.readline, ""))
+    output, _ = run.communicate(timeout=120)
+    assert said
+    assert "1 passed" in output
 
 
 def test_workers_find_the_same_regression_as_one_process(project: Project) -> None:

@@ -63,7 +63,7 @@ def test_times_that_could_not_show_twice_the_threshold_are_not_saved_and_nothing
             r"work .* new$",
             r"  memory and counts saved, times not$",
             r"times not saved, too noisy: work: its replicates differ so much that only slowdowns above \d+% count",
-            r"  -> save again on a quieter machine; .* --perf-update --perf-noisy=accept",
+            r"  -> save again on a quieter machine, or with fewer threads \(perflab doctor\);",
             r"1 new$",  # and no advice to do what this run refused
         ]
     )
@@ -74,6 +74,28 @@ def test_times_that_could_not_show_twice_the_threshold_are_not_saved_and_nothing
     (case,) = json.loads(kept.read_text())["cases"].values()
     assert "differ so much" in case["noisy"][0]
     assert len(case["replicates"]) > 1
+
+
+def test_many_cases_that_are_too_noisy_take_one_line_with_their_number_the_usual_reason_and_the_remedy(
+    restless: Project,
+) -> None:
+    source = restless.test_file.read_text()
+    more = "".join(f"\ndef test_{name}(perf):\n    perf(work)\n" for name in ("second", "third", "fourth"))
+    steady = "\ndef test_steady(perf):\n    perf(lambda: setattr(Virtual, 'now_ns', Virtual.now_ns + 10**8))\n"
+    restless.test_file.write_text(source + "\n" + more + steady)
+    restless.neighbours(BUSY)
+    result = restless.run("--perf-update")
+    result.assert_outcomes(passed=5)
+    result.stdout.re_match_lines(
+        [
+            r"saved from a noisy machine: steady: other processes used 1\.6 cores meanwhile",
+            r"times not saved, too noisy: 4 of 5 cases \(work, second, third and 1 more\), typically: its replicates "
+            r"differ so much that only slowdowns above \d+% count; other processes used 1\.6 cores meanwhile",
+            r"  -> save again on a quieter machine, or with fewer threads \(perflab doctor\);",
+            r"     to save them anyway: --perf-update --perf-noisy=accept",
+        ]
+    )
+    assert result.stdout.str().count("not saved, too noisy") == 1
 
 
 @pytest.mark.parametrize("ini", [False, True])

@@ -241,9 +241,6 @@ def test_twice(perf):
     perf(torch.mul, torch.ones(4), 2)
     perf(torch.mul, torch.ones(4), 2)
 
-def test_nothing(perf):
-    perf(lambda: None)
-
 def test_trains_first(perf):
     perf.requires(setup_calls=100)
     raise AssertionError("must not get here")
@@ -258,7 +255,7 @@ def test_what_needs_numbers_is_named_with_its_line_and_other_errors_are_shown_as
     pytester: pytest.Pytester, python: str
 ) -> None:
     result = predict(pytester, python, INSIDE)
-    result.assert_outcomes(passed=1, failed=8, errors=1, skipped=1)
+    result.assert_outcomes(passed=1, failed=7, errors=1, skipped=1)
     text = result.stdout.str()
     for line in (
         "test_branch: cannot be predicted, test_it.py:4: `if x.norm() > 1:` needs values, and fake tensors have none",
@@ -269,7 +266,6 @@ def test_what_needs_numbers_is_named_with_its_line_and_other_errors_are_shown_as
         "must have same reduction dim",
         "The above exception was the direct cause of the following exception:",
         "test_it.py::test_twice: perf was called twice in one case",
-        "test_it.py::test_nothing: the callable calls no operator of PyTorch, so there is nothing to predict",
         "test_it.py::test_forgets is marked perf, but measured nothing",
     ):
         assert line in text, line
@@ -282,9 +278,51 @@ def test_what_needs_numbers_is_named_with_its_line_and_other_errors_are_shown_as
         [
             "1 skipped: trains or compiles before it measures, which cannot be predicted",
             "  (trains_first)",
-            "1 predicted new · 0 measured · 1 skipped · 9 failed*",
+            "1 predicted new · 0 measured · 1 skipped · 8 failed*",
         ]
     )
+
+
+NOTHING_TO_PREDICT = """
+import pytest, torch
+from torch.utils.data import DataLoader, TensorDataset
+
+def test_python(perf):
+    perf(sorted, [3, 1, 2])
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_loader(perf, shuffle):
+    loader = DataLoader(TensorDataset(torch.ones(8, 2)), batch_size=4, shuffle=shuffle)
+    perf(lambda: [batch for batch in loader])
+
+@pytest.fixture
+def a_gpu():
+    raise AssertionError("must not get here")
+
+@pytest.mark.perf(predict=False)
+def test_marked(perf, a_gpu):
+    pass
+
+@pytest.mark.perf(predict=False)
+def test_too_large(perf):
+    perf.requires(seconds=1e9)
+"""
+
+
+def test_a_case_with_nothing_to_predict_is_skipped_and_says_why(pytester: pytest.Pytester, python: str) -> None:
+    result = predict(pytester, python, NOTHING_TO_PREDICT)
+    result.assert_outcomes(skipped=5)
+    result.stdout.fnmatch_lines(
+        [
+            "1 skipped: the callable calls no operator of PyTorch, so there is nothing to",
+            "2 skipped: nothing to predict: a data loader runs on the host, and",
+            "  aten::_local_scalar_dense needs values",
+            "2 skipped: not to be predicted: perf(predict=False) (marked, too_large)",
+        ]
+    )
+    measured = run_pytest(pytester, python, "-m", "perf", "-k", "too_large")
+    measured.assert_outcomes(skipped=1)
+    measured.stdout.fnmatch_lines(["1 skipped: needs * (too_large)"])
 
 
 WITHOUT_SHAPES = """

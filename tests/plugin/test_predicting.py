@@ -240,6 +240,15 @@ def test_stale_predicted_baselines_are_told_and_pruned(project: Predicted) -> No
     assert not project.baseline_file().exists()
 
 
+def test_a_prediction_whose_test_was_moved_is_compared_with_what_it_was(project: Predicted) -> None:
+    project.predict("--perf-update").assert_outcomes(passed=1)
+    (project.pytester.path / "test_net.py").rename(project.pytester.path / "test_moved.py")
+    project.edit("h = torch.relu(self.up(x))", "h = torch.relu(self.up(x)).clone()")
+    result = project.predict()
+    result.assert_outcomes(failed=1)
+    assert "compared with test_net.py::test_net, moved" in " ".join(result.stdout.str().split())
+
+
 def test_the_timeline_of_a_prediction_is_written_where_it_is_asked_for(project: Predicted) -> None:
     result = project.predict("--perf-snapshots")
     result.stdout.fnmatch_lines(["note: timeline: *test_net*predicted.pickle"])

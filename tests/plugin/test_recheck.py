@@ -175,17 +175,47 @@ def test_a_case_whose_worker_crashes_before_its_second_look_has_failed(story: St
     )
 
 
-def test_with_x_the_first_failure_ends_the_run_and_the_others_are_reported_as_they_are(story: Story) -> None:
-    result = story.run("-x")
-    result.assert_outcomes(passed=3, failed=1)
-    result.stdout.fnmatch_lines(["*stopping after 1 failures*"])
-    assert story.verdicts() == FOUND | {"slower_by[a_little]": "inconclusive"}
-    assert story.judgements()["slower_by[a_little]"]["reasons"] == [ENDED]
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [(["-x"], ["a_little"]), (["--maxfail=2", "-n1", "-p", "xdist.plugin"], ["a_little", "much"])],
+    ids=["alone", "workers"],
+)
+def test_with_x_nothing_waits_and_the_first_failures_in_order_end_the_run(
+    story: Story, options: list[str], found: list[str]
+) -> None:
+    result = story.run(*options)
+    result.assert_outcomes(failed=len(found))
+    result.stdout.fnmatch_lines([f"*stopping after {len(found)} failures*"])
+    assert story.order() == [name for one in found for name in (one, f"fresh {one}")]
+    assert story.verdicts() == {f"slower_by[{one}]": "regressed" for one in found}
 
-    (story.path / "test_a_plain.py").write_text("def test_plain():\n    assert False\n")
-    early = story.run("-x", "-m", "", "test_story.py", "test_a_plain.py")
-    early.assert_outcomes(passed=4, failed=1)
-    assert story.verdicts() == FOUND | {"slower_by[a_little]": "inconclusive", "slower_by[much]": "inconclusive"}
+
+def test_with_x_a_case_that_fails_by_its_memory_is_no_second_failure_after_another_one(project: Project) -> None:
+    project.run("--perf-update").assert_outcomes(passed=1)
+    project.cost(ms=100, kib=1024)
+    (project.pytester.path / "test_a_plain.py").write_text("def test_plain():\n    assert False\n")
+    result = project.run("-x", "-m", "", "--perf", "test_story.py", "test_a_plain.py")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["work needs more memory than its baseline", "*stopping after 1 failures*"])
+
+
+@pytest.mark.parametrize(("what", "fresh"), [("memory", 1), ("counts", 0)])
+def test_a_case_that_fails_by_what_is_exact_is_not_measured_on_for_its_time(
+    project: Project, what: str, fresh: int
+) -> None:
+    project.run("--perf-update").assert_outcomes(passed=1)
+    project.cost(ms=160, kib=1024 if what == "memory" else 512)
+    if what == "counts":
+        source = project.test_file.read_text()
+        project.test_file.write_text(source.replace("return block", "block.view(-1)\n    return block"))
+    result = project.run("--perf-json=perf.json")
+    result.assert_outcomes(failed=1)
+    (found,) = json.loads((project.pytester.path / "perf.json").read_text())["results"]
+    assert found["judgement"]["worse"] == [what]
+    assert len(found["outcome"].get("fresh", [])) == fresh, "memory may depend on what the process did before"
+    result.stdout.re_match_lines(
+        [r"latency\s+100 ms\s+160 ms\s+\+60\.0%.*%$", "why: it fails already by what is exact, so its time was not .*"]
+    )
 
 
 @pytest.mark.parametrize("workers", [[], ["-n1", "-p", "xdist.plugin"]], ids=["alone", "workers"])
@@ -245,13 +275,16 @@ def pytest_runtest_call(item):
 # --- a budget that is fair --------------------------------------------------------------------------------------
 
 GROUPS = """
+import sys
+
 import pytest
 from conftest import Virtual
 
 here = __import__("pathlib").Path(__file__).parent
+in_turns = any(word.startswith("--perf-replicate") for word in sys.argv)
 
 def spend(name, ms=400):
-    with (here / "log.txt").open("a") as log:
+    with (here / ("turns.txt" if in_turns else "log.txt")).open("a") as log:
         log.write(f"{name}\\n")
     Virtual.now_ns += ms * 1_000_000
 

@@ -90,6 +90,28 @@ def test_a_slowdown_that_a_faster_machine_hides_fails_in_turns(saved: Project, m
     assert worktrees(saved) == 1
 
 
+def test_a_cost_in_every_second_call_that_stored_numbers_cannot_judge_fails_in_turns(saved: Project) -> None:
+    source = saved.test_file.read_text().replace("@pytest.mark", "calls = iter(range(10**9))\n\n@pytest.mark", 1)
+    assert source != saved.test_file.read_text()
+    saved.test_file.write_text(source.replace("cost_ms *", "cost_ms * (1 + 2 * (next(calls) % 2)) *"))
+    result = saved.run("--perf-json=results.json")
+    result.assert_outcomes(failed=1)
+    result.stdout.re_match_lines([r"latency\s+100 ms\s+(19|20)\d ms\s+\+(9|10)\d.*", r".* REGRESSED"])
+    assert "interleaved pairs of fresh processes; means of all calls are compared" in said(result)
+    paired = row(saved)["outcome"]["paired"]
+    assert (paired["judged"], len(paired["confirm"])) == ("mean", 4)
+
+
+def test_a_case_that_was_moved_takes_turns_with_what_it_was(saved: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MACHINE", "0.95")
+    saved.cost(ms=110)
+    saved.test_file.rename(saved.test_file.with_name("test_moved.py"))
+    result = saved.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.re_match_lines([r"work\[a/b::c\] .* \+10\.0% .* REGRESSED"])
+    assert "compared with test_story.py::TestIt::test_work[a/b::c], moved" in said(result)
+
+
 def test_a_machine_that_became_slower_is_not_the_code_in_a_worker_either(
     saved: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:

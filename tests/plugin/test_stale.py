@@ -17,7 +17,7 @@ from perflab.plugin.session import starting
 from perflab.predicted.store.predictions import PredictedStore
 from perflab.store.stale import Collection
 from tests.harness.make import entry, predicted_baseline
-from tests.plugin.conftest import Project, run_pytest
+from tests.plugin.conftest import Project, begin_repository, run_pytest
 
 CASES = """
 import pytest
@@ -88,18 +88,18 @@ def prune(project: Project, *arguments: str) -> str:
 
 def test_what_is_gone_is_reported_and_pruned_and_the_rest_stays(suite: Project) -> None:
     change(suite, "def test_b", "def test_other")
-    change(suite, "[1, 2, 3]", "[1, 2]")
-    said = in_one_line(suite.run("-k", "test_a"))
+    change(suite, "def test_a", "def test_aa")
+    said = in_one_line(suite.run("-k", "test_aa"))
     assert re.search(
-        r"2 stale baselines in baselines/cpu-\S+/test_story\.json: TestGroup::test_b, test_c\[3\] \(remove: --.*",
+        r"2 stale baselines in baselines/cpu-\S+/test_story\.json: TestGroup::test_b, test_a \(remove: --.*",
         said,
     )
     assert stored(suite) == ALL
-    said = in_one_line(suite.run("-k", "test_a", "--perf-prune"))
+    said = in_one_line(suite.run("-k", "test_aa", "--perf-prune"))
     assert re.search(
-        r"removed 2 stale baselines from baselines/cpu-\S+/test_story\.json: TestGroup::test_b, test_c\[3\] ", said
+        r"removed 2 stale baselines from baselines/cpu-\S+/test_story\.json: TestGroup::test_b, test_a ", said
     )
-    assert stored(suite) == ["test_a", "test_c[1]", "test_c[2]"]
+    assert stored(suite) == ALL[2:]
     assert "--perf-prune: no stale baselines" in prune(suite)
 
 
@@ -243,10 +243,25 @@ def test_parameters_that_an_option_or_a_fixture_gives_may_come_back(project: Pro
         assert stored(project) == before
 
 
-def test_a_parameter_that_the_test_no_longer_takes_cannot_come_back(suite: Project) -> None:
-    change(suite, '@pytest.mark.parametrize("n", [1, 2, 3])\ndef test_c(perf, n)', "def test_c(perf)")
-    prune(suite)
-    assert stored(suite) == ALL[:2]
+def test_parameters_of_an_environment_variable_are_kept_named_and_removed_by_name_alone(
+    suite: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change(suite, "[1, 2, 3]", "range(1, 1 + int(__import__('os').environ.get('MOST', '1')))")
+    assert "stale" not in in_one_line(suite.run("-k", "test_a"))
+    said = " ".join(prune(suite).split())
+    assert "no stale baselines kept in baselines/" in said
+    assert (
+        "perhaps elsewhere: test_c[2], test_c[3] (remove: --perf-prune --perf-prune-case=test_story.py::NAME)" in said
+    )
+    assert stored(suite) == ALL
+    monkeypatch.setenv("MOST", "3")
+    prune(suite, "--perf-prune-case=test_story.py::test_c")
+    assert stored(suite) == ALL, "what is collected stays"
+    monkeypatch.delenv("MOST")
+    assert "removed 1 stale baseline" in prune(suite, "--perf-prune-case=test_story.py::test_c[2]")
+    assert stored(suite) == [name for name in ALL if name != "test_c[2]"]
+    prune(suite, "--perf-prune-case=test_story.py::test_c")
+    assert stored(suite) == ALL[:3]
 
 
 def test_workers_tell_what_they_collected(suite: Project) -> None:
@@ -295,3 +310,37 @@ def test_what_was_collected_is_looked_through_only_where_there_is_a_case(
     pytester.runpytest_inprocess("-k", "measured", "--perf-budget=100ms").assert_outcomes(passed=1, deselected=1)
     assert len(looked) == 1
     assert not looked[0].items, "deselected tests are kept alive"
+
+
+def test_a_slowdown_is_found_after_the_test_was_moved_and_the_row_says_what_it_was_compared_with(
+    project: Project,
+) -> None:
+    project.run("--perf-update", "--perf-replicates=2").assert_outcomes(passed=1)
+    begin_repository(project)
+    project.test_file.rename(project.test_file.with_name("test_moved.py"))
+    project.cost(ms=150, kib=600)
+    result = project.run("--perf-prune", "--perf-replicates=2")
+    result.assert_outcomes(failed=1)
+    said = in_one_line(result)
+    assert "compared with test_story.py::test_work, moved" in said
+    assert "peak memory +88.0 KiB" in said
+    assert "+50.0%" in said
+    assert "--perf-prune: no stale baselines" in said
+    assert "since moved cases were compared with it: test_work (save them under their new names first" in said
+    project.run("--perf-update", "--perf-replicates=2").assert_outcomes(passed=1)
+    said = in_one_line(project.run("--perf-prune"))
+    assert "compared with" not in said
+    assert "test_story.json: test_work; it held no others and was deleted" in said
+    assert project.baseline_file().stem == "test_moved"
+
+
+def test_a_test_that_was_renamed_is_compared_with_its_old_name_if_git_knows_its_code(project: Project) -> None:
+    begin_repository(project)
+    project.run("--perf-update", "--perf-replicates=2").assert_outcomes(passed=1)
+    change(project, "test_work", "test_renamed")
+    project.cost(ms=100, kib=600)
+    result = project.run("--perf-replicates=2")
+    result.assert_outcomes(failed=1)
+    assert "compared with test_story.py::test_work, moved" in in_one_line(result)
+    change(project, "assert perf(work) > 0", "assert perf(work) > 1")
+    assert "1 new" in in_one_line(project.run())

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from tests.plugin.conftest import Project
+from perflab.documents import read_document
+from tests.plugin.conftest import CASE, SPLITTER, Project
 
 
 def test_code_that_got_slower_fails_says_by_how_much_and_is_accepted_by_the_command_it_names(project: Project) -> None:
@@ -145,3 +146,53 @@ def test_step(perf):
     slower = project.run()
     slower.assert_outcomes(failed=1)
     slower.stdout.fnmatch_lines(["where: backward 100 ms -> 190 ms (forward and optimizer unchanged)"])
+
+
+def test_what_a_plugin_leaves_to_one_part_of_a_split_run_is_measured_again_in_fresh_processes(project: Project) -> None:
+    path = project.pytester.path
+    (path / "conftest.py").write_text((path / "conftest.py").read_text() + SPLITTER)
+    for name in ("test_other.py", "test_third.py"):  # in the last of three files
+        (path / name).write_text("def test_first(perf):\n    perf(sum, range(1000))\n")
+    project.test_file.rename(path / "test_zealous.py")
+    project.run("--part=2", "--perf-update", "--perf-replicates=3").assert_outcomes(passed=1)
+    (entry,) = json.loads(project.baseline_file().read_text())["cases"].values()
+    assert len(entry["replicates"]) == 3
+    project.cost(ms=160)
+    result = project.run("--part=2")
+    result.assert_outcomes(failed=1)
+    result.stdout.re_match_lines([r"latency\s+100 ms\s+160 ms\s+\+60\.0%.*failed", "measured again 3 times in fresh.*"])
+
+
+GROUPS = """
+def pytest_collection_modifyitems(config, items):
+    for item in items if hasattr(config, "workerinput") else ():
+        name = f"{item.nodeid}@gpu0"
+        for place in ("_nodeid", "_id"):  # of pytest 8 and 9
+            if hasattr(item, place):
+                setattr(item, place, name)
+"""
+"""What pytest-xdist's workers do to the ids of tests in a group under ``--dist=loadgroup``."""
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_a_case_whose_id_a_worker_ends_in_the_name_of_its_group_is_the_same_case(
+    project: Project, crashes: bool
+) -> None:
+    pytest.importorskip("xdist")
+    path = project.pytester.path
+    (path / "conftest.py").write_text((path / "conftest.py").read_text() + GROUPS)
+    project.run("--perf-update", "--perf-replicates=2").assert_outcomes(passed=1)
+    project.cost(ms=160)
+    if crashes:
+        project.test_file.write_text(f"import os\n{CASE}    os._exit(3)\n")
+    result = project.run("-p", "xdist.plugin", "-n1", "--perf-json=out.json", "--perf-prune")
+    result.assert_outcomes(failed=1)
+    if not crashes:
+        result.stdout.fnmatch_lines(
+            ["measured again 3 times*", "if intended: * test_story.py::test_work --perf-update"]
+        )
+    document = read_document(path / "out.json")
+    (found,) = document.results
+    assert [found.case] == document.collected == ["test_story.py::test_work"]
+    assert found.judgement.verdict == ("failed" if crashes else "regressed")
+    assert project.baseline_file().exists(), "it is not stale"

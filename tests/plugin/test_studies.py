@@ -65,9 +65,9 @@ def test_a_study_is_shown_with_its_findings_and_stands_in_every_file(project: Pr
     shown.assert_outcomes(passed=3, skipped=1, failed=1)
     table = [
         "study: switches · against switch=base",
-        "step[[]…]         median      tokens/s  loss   setup",
-        "base     20.0 ms        50.0 k         nan  250 ms",
-        "fast     10.0 ms ×0.50   100 k ×2.00  3.25  250 ms",
+        "step[[]…]                     median                  tokens/s  loss   setup",
+        "base     20.0 ms                    50.0 k                     nan  250 ms",
+        "fast     10.0 ms ×0.50 (0.50…0.50)   100 k ×2.00 (1.99…2.01)  3.25  250 ms",
         "gone     skipped: not on this device",
         "stop     failed: the test failed",
         "4 cases, losses [[]'nan', 3.25[]]",

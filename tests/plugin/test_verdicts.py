@@ -355,6 +355,70 @@ def test_a_callable_as_fast_as_an_empty_one_has_no_work(pytester: pytest.Pyteste
     result.stdout.fnmatch_lines(["*does no work, it is as fast as an empty one*"])
 
 
+def changed(project: Project, work: str) -> None:
+    """Have the case do something else."""
+    source = project.test_file.read_text()
+    project.test_file.write_text(source.replace("    return block.numel()", f"    {work}\n    return 1"))
+
+
+def test_a_cache_that_grows_has_no_exact_peak_and_says_so_however_many_calls_fit(project: Project) -> None:
+    project.test_file.write_text(project.test_file.read_text().replace("def work", "cache = []\n\ndef work"))
+    project.run("--perf-update", "--perf-replicates=2").assert_outcomes(passed=1)
+    changed(project, "cache.append(block)")
+    for budget in ("1", "3"):
+        result = project.run(f"--perf-budget={budget}")
+        result.assert_outcomes(passed=1)
+        result.stdout.re_match_lines(
+            [
+                r"work .* –  ok",
+                r"  calls differ: held memory differs \(.* MiB to .* MiB\); cache is changed by",
+                r"  each call; no peak or count is exact -> set up within the called function, or",
+                r"memory, allocations and operators of 1 case not compared: not exact here, since",
+            ]
+        )
+    project.run("--perf-check=strict").assert_outcomes(failed=1)
+
+
+def test_a_queue_that_is_used_up_is_not_called_ok(project: Project) -> None:
+    project.run("--perf-update", "--perf-replicates=2").assert_outcomes(passed=1)
+    project.test_file.write_text(project.test_file.read_text().replace("def work", "queue = [1, 2]\n\ndef work"))
+    changed(project, "queue and queue.pop()")
+    result = project.run()
+    result.assert_outcomes(passed=1)
+    result.stdout.re_match_lines(
+        [
+            r"work .* –  inconclusive",
+            r"  later calls found nothing to do, so this is not the time of the work",
+            r"  calls differ: queue is used up; no peak or count is exact -> .*",
+        ]
+    )
+
+
+def test_an_iterator_that_runs_out_within_a_call_is_named(project: Project) -> None:
+    project.test_file.write_text("def test_next(perf):\n    perf(next, iter([torch.ones(9)]))\n\nimport torch\n")
+    result = project.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*next: the measured callable takes from an iterator that is exhausted (StopIteration)",
+            "*-> make the iterator within the callable, so that each call has one of its own",
+        ]
+    )
+
+
+def test_a_case_without_tensors_has_no_peak_and_says_that_it_needs_no_tensor_memory(project: Project) -> None:
+    source = project.test_file.read_text()
+    project.test_file.write_text(source.replace("torch.empty(1024 * kib, dtype=torch.uint8)", "list(range(9))"))
+    changed(project, "block.append(1)")
+    project.run("--perf-update", "--perf-replicates=2").assert_outcomes(passed=1)
+    result = project.run()
+    result.stdout.re_match_lines([r"work .* –  ok", r"peak –: no tensor memory$"])
+    project.cost(ms=200)
+    slower = project.run()
+    slower.assert_outcomes(failed=1)
+    slower.stdout.re_match_lines([r"latency .* failed", r"peak +– +– +no tensor memory +– +–$"])
+
+
 def test_ctrl_c_keeps_what_was_finished(project: Project) -> None:
     project.test_file.write_text(
         project.test_file.read_text()

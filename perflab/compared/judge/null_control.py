@@ -92,7 +92,7 @@ def spread_of_case(pairs: Sequence[float]) -> float:
     return max(estimate(pairs).error * math.sqrt(len(pairs)), LEAST_SPREAD)
 
 
-def wants_more(controls: Mapping[str, Sequence[float]], case: str, control: Control) -> bool:
+def wants_more(controls: Mapping[str, Sequence[object]], case: str, control: Control) -> bool:
     """Whether one more pair of the base with itself, taken with this case, would say more about it."""
     return len(controls.get(case, ())) < ENOUGH_CONTROL or control.allowance > 0.0
 

@@ -10,6 +10,10 @@ How two versions of the code are told apart on one machine:
    level that controls the share of false discoveries over all cases of the run (Benjamini & Hochberg 1995).
    If more pairs could tell, they are taken, up to a limit; what is still open then is ``inconclusive``.
 
+A case's ratio is that of its fastest calls, which is known best. Where the means of all calls certainly differ by
+another ratio, because only some calls changed, or where they are known better, means are judged instead: users pay for
+all calls. While it looks so and is not certain, the case is suspect.
+
 ``trimmed.py`` has the estimate and its interval, ``null_control.py`` how far the base is off from itself, which
 widens both.
 """
@@ -21,10 +25,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import compress
-from statistics import NormalDist, median
+from statistics import NormalDist, fmean, median
 
 import msgspec
 
+from perflab.compared.interleave import Reading
 from perflab.compared.judge.null_control import (
     MEDIAN_OF_THREE,
     NO_CONTROL,
@@ -33,7 +38,8 @@ from perflab.compared.judge.null_control import (
     spread_of_case,
     widened,
 )
-from perflab.measured.judge.robust import ratio_of, student_t_quantile
+from perflab.measure.records import CallTimes
+from perflab.measured.judge.robust import ratio_of, student_t_quantile, student_t_tail
 from perflab.measured.judge.trimmed import LEAST_PAIRS, LEAST_SPREAD, Estimate, estimate, spread_of
 from perflab.records import MEANINGLESS, Change, Verdict
 from perflab.units import format_change, format_count
@@ -54,9 +60,17 @@ POWER = 0.9
 """The smallest detectable change is found this often."""
 NEARLY = 0.75
 """A suspect this share of the threshold above its base might be past it: more pairs tell."""
+UNEVEN, CERTAINLY_UNEVEN = 1.5, 0.005
+"""Means look slower than the fastest calls say past so many standard errors, which sends one unchanged case in fifteen
+on to more pairs. They certainly differ at this level (two-sided); a case is looked at once for each of LOOKS."""
+KNOWN_BETTER = 0.7
+"""Means are judged too where their standard error is below so much of the fastest calls'."""
 RESOLUTION = 2.5
 """A case is called ok only if a change of so many thresholds would not have been: in nine of ten runs the screen would
 have seen it, or the pairs of confirming would have found it."""
+
+
+UNEVENLY = "some calls look slower, while the fastest are not: the mean of all calls is not known well enough"
 
 
 @dataclass
@@ -65,6 +79,10 @@ class PairedCase:
 
     screen: list[float] = field(default_factory=list)
     confirm: list[float] = field(default_factory=list)
+    judged: CallTimes = CallTimes.FASTEST
+    """Which calls these are the ratios of."""
+    uneven: bool = False
+    """Whether the mean calls look slower than these say, and are not certain to be."""
     doubtful: int = 0
     """How many of them count though their own blocks leave them uncertain by more than RUINED thresholds."""
     floor: float = 0.0
@@ -80,9 +98,7 @@ class PairedCase:
 class TakenPair:
     """A pair of processes, whether it counts or not."""
 
-    log: float
-    own_error: float
-    """Standard error of ``log`` as the pair's own blocks tell it."""
+    reading: Reading
     late: bool = False
     """Whether it was taken while confirming."""
 
@@ -136,11 +152,11 @@ def stage(case: PairedCase, policy: PairedPolicy, cases: int, control: Control =
     pairs = case.pairs
     taken = len(pairs)
     if not case.confirm and taken < policy.screen_pairs:
-        clear = taken >= 2 and shows_nothing(pairs, policy) and case.doubtful < taken
+        clear = taken >= 2 and shows_nothing(pairs, policy) and case.doubtful < taken and not case.uneven
         return Stage.CLEARED if clear else Stage.UNSCREENED
     if not case.confirm or FUTILE_AFTER <= taken < policy.looks[0]:
         ruined = not case.confirm and case.doubtful == taken
-        doubted = ruined or is_suspect(pairs, policy) or looks_faster(pairs, policy)
+        doubted = ruined or case.uneven or is_suspect(pairs, policy) or looks_faster(pairs, policy)
         return Stage.OPEN if doubted else Stage.CLEARED
     if taken >= policy.looks[-1]:
         return Stage.DECIDED
@@ -150,18 +166,47 @@ def stage(case: PairedCase, policy: PairedPolicy, cases: int, control: Control =
     if found.value > policy.bound:
         sure = found.chance_of(policy.bound / 2.0) <= min(CASE_LEVEL, LEVEL / cases)
         return Stage.DECIDED if sure else Stage.OPEN
-    near = found.value > NEARLY * policy.bound
+    near = case.uneven or found.value > NEARLY * policy.bound
     return Stage.OPEN if near or detectable(found, policy) > RESOLUTION * policy.bound else Stage.DECIDED
 
 
 def case_of(taken: Sequence[TakenPair], policy: PairedPolicy) -> PairedCase:
     """What is judged of the pairs that were taken."""
-    kept = list(compress(taken, counted([pair.own_error for pair in taken], policy)))
+    kept = list(compress(taken, counted([pair.reading.error for pair in taken], policy)))
+    judged, uneven = calls_judged([pair.reading for pair in kept], policy)
     return PairedCase(
-        screen=[pair.log for pair in kept if not pair.late],
-        confirm=[pair.log for pair in kept if pair.late],
-        doubtful=sum(pair.own_error > RUINED * policy.bound for pair in kept),
+        screen=[log_of(pair.reading, judged) for pair in kept if not pair.late],
+        confirm=[log_of(pair.reading, judged) for pair in kept if pair.late],
+        judged=judged,
+        uneven=uneven,
+        doubtful=sum(pair.reading.error > RUINED * policy.bound for pair in kept),
     )
+
+
+def log_of(reading: Reading, judged: CallTimes) -> float:
+    """The log-ratio of these calls."""
+    return reading.log + (reading.excess if judged is CallTimes.MEAN else 0.0)
+
+
+def calls_judged(readings: Sequence[Reading], policy: PairedPolicy) -> tuple[CallTimes, bool]:
+    """Which calls are judged; and whether the mean ones look slower than the fastest say, without being certain to be.
+
+    An excess below half of the threshold changes no verdict that the fastest calls give.
+    """
+    least, many = policy.bound / 2.0, len(readings)
+    excesses = [one.excess for one in readings]
+    rare = many > 0 and 2 * sum(one.one_sided for one in readings) >= many
+    if many < LEAST_PAIRS:
+        error = 0.0 if rare else math.hypot(*(one.excess_error for one in readings))
+        return CallTimes.FASTEST, many > 0 and sum(excesses) > max(many * least, UNEVEN * error)
+    fastest, means = (estimate([log_of(one, calls) for one in readings]) for calls in CallTimes)
+    if means.error < KNOWN_BETTER * fastest.error:  # a turn of one sample has no faster one where calls differ
+        return CallTimes.MEAN, False
+    found = estimate(excesses)
+    size = abs(found.value)
+    if size > least and 2.0 * student_t_tail(size / found.error, found.freedom) <= CERTAINLY_UNEVEN:
+        return CallTimes.MEAN, False
+    return CallTimes.FASTEST, fmean(excesses) > least if rare else found.value > max(least, UNEVEN * found.error)
 
 
 def counted(errors: Sequence[float], policy: PairedPolicy) -> list[bool]:
@@ -251,13 +296,13 @@ class PairedFinding:
 
 
 def latency_findings(
-    cases: Mapping[str, PairedCase], controls: Mapping[str, Sequence[float]], policy: PairedPolicy
+    cases: Mapping[str, PairedCase], controls: Mapping[str, Sequence[Reading]], policy: PairedPolicy
 ) -> dict[str, PairedFinding]:
     """The verdict on every case's latency.
 
     Args:
         cases: log-ratios of all cases of the run, which share the level of significance.
-        controls: log-ratios of the base against itself, by the case in which they were taken.
+        controls: the base against itself, by the case in which it was taken.
         policy: threshold and limits.
     """
     control = controls_of(cases, controls)
@@ -279,6 +324,8 @@ def latency_findings(
             one = PairedFinding(Verdict.INCONCLUSIVE, _change(seen[name], policy), [control[name].told()], least)
         elif name in seen:
             one = _of_confirmation(seen[name], policies[name], regressed=name in slower)
+            if case.uneven and one.verdict in (Verdict.OK, Verdict.IMPROVED):
+                one = replace(one, verdict=Verdict.INCONCLUSIVE, reasons=[UNEVENLY])
         elif standing[name] is Stage.CLEARED:
             one = _of_screen(case, usual, control[name], policies[name])
         else:
@@ -293,10 +340,14 @@ def usual_spread(cases: Mapping[str, PairedCase]) -> float:
     return median([spread_of(case.pairs[:SCREEN_PAIRS]) for case in cases.values()] or [0.0])
 
 
-def controls_of(cases: Mapping[str, PairedCase], controls: Mapping[str, Sequence[float]]) -> dict[str, Control]:
-    """What the null control says about each case."""
+def controls_of(cases: Mapping[str, PairedCase], controls: Mapping[str, Sequence[Reading]]) -> dict[str, Control]:
+    """What the null control says about each case, of the calls that are judged there."""
     spreads = {name: spread_of_case(case.pairs) for name, case in cases.items()}
-    return {name: control_of(controls, name, spreads) for name in cases}
+    logs = {
+        judged: {name: [log_of(one, judged) for one in readings] for name, readings in controls.items()}
+        for judged in CallTimes
+    }
+    return {name: control_of(logs[case.judged], name, spreads) for name, case in cases.items()}
 
 
 def _of_confirmation(seen: Estimate, policy: PairedPolicy, *, regressed: bool) -> PairedFinding:

@@ -6,12 +6,17 @@ then told through each test's own reports, so that a regression fails the test t
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import pytest
 
-from perflab.compared.comparison import BASE, HEAD, Compared, Comparison, Limits, compare
-from perflab.compared.judge.paired import PairedPolicy
+from perflab.compared.comparison import BASE, HEAD, WEIGHING_ROUNDS, Compared, Comparison, Limits, compare
+from perflab.compared.judge.paired import PairedPolicy, Stage
 from perflab.compared.run.conclusions import conclude, without_numbers
 from perflab.compared.run.evidence import (
     MOST,
@@ -20,6 +25,7 @@ from perflab.compared.run.evidence import (
     could_not,
     explained_by_turns,
     is_to_explain,
+    kept_s,
     looked_into_enough,
     not_looked,
 )
@@ -28,8 +34,9 @@ from perflab.compared.sides.checkout import Tree
 from perflab.compared.sides.process import ANSWER_WITHIN_S
 from perflab.data import changed, to_plain
 from perflab.environment import differences
-from perflab.errors import PerflabError
+from perflab.errors import PerflabError, UsageError
 from perflab.measure.devices import resolve_device
+from perflab.measured.judge.counts import exactly_worse
 from perflab.measured.run.cuda_graphs import no_graph_for
 from perflab.measured.run.recheck import size_of
 from perflab.plugin.case.device_lock import device_turn
@@ -38,9 +45,10 @@ from perflab.plugin.case.total_budget import TotalBudget
 from perflab.plugin.case.verdicts import failure_of
 from perflab.plugin.config.marker import for_case
 from perflab.plugin.config.settings import Settings
-from perflab.plugin.noting import NOTES, AllNotes
+from perflab.plugin.noting import NOTES, AllNotes, case_id
 from perflab.records import Verdict
 from perflab.results import Result
+from perflab.store.sources import moved_from
 from perflab.units import format_names
 
 
@@ -51,7 +59,12 @@ class Against:
         self._config = config
         self._settings = settings
         notes = config.stash[NOTES]
-        assert isinstance(notes, AllNotes), "a comparison runs where results meet"
+        if not isinstance(notes, AllNotes):  # it is not asked for by name, so pytest-xdist was left to its work
+            raise UsageError(
+                "the ini key perf_against compares one case at a time, and pytest-xdist's workers run several",
+                "add -m perf, or -n0",
+            )
+        self._notes = notes
         self._collected = notes.collect()
         self._progress = ProgressLine(config)
         self._results: dict[str, Result] = {}
@@ -70,7 +83,7 @@ class Against:
             PerflabError: the first problem found.
         """
         for item in items:
-            self._case_settings[item.nodeid] = for_case(self._settings, item)
+            self._case_settings[case_id(item)] = for_case(self._settings, item)
         self._device = resolve_device(self._settings.device)
         for case, settings in self._case_settings.items():
             unmet = no_graph_for(case, settings, self._device)
@@ -81,12 +94,12 @@ class Against:
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
         """Measure everything first; the tests then have something to report."""
         if not session.testsfailed:  # of collecting
-            items = [item for item in session.items if item.nodeid in self._case_settings]
+            items = [item for item in session.items if case_id(item) in self._case_settings]
             try:
                 self._compare(items)
             except (PerflabError, KeyboardInterrupt) as error:
                 for item in items:  # what was found so far is not lost
-                    if item.nodeid in self._results:
+                    if case_id(item) in self._results:
                         self.pytest_runtest_protocol(item)
                 if isinstance(error, PerflabError):
                     raise pytest.UsageError(str(error)) from None
@@ -96,16 +109,17 @@ class Against:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
         """Report a compared case, in the phases that any test has. Others run as they always do."""
-        if item.nodeid not in self._case_settings:
+        if case_id(item) not in self._case_settings:
             return None
-        unmeasured = without_numbers(item.nodeid, Verdict.SKIPPED, "not measured: the comparison ended first")
-        settings = self._case_settings[item.nodeid]
-        result = settings.told_in(self._results.get(item.nodeid, unmeasured))
-        self._results[item.nodeid] = result
+        settings = self._case_settings[case_id(item)]
+        why = settings.time_is_over if self._budget.is_over() else "not measured: the comparison ended first"
+        unmeasured = without_numbers(case_id(item), Verdict.SKIPPED, why)
+        result = settings.told_in(self._results.get(case_id(item), unmeasured))
+        self._results[case_id(item)] = result
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         for when in ("setup", "call", "teardown"):
             tell = self._tell if when == "call" else _nothing
-            call = pytest.CallInfo.from_call(lambda tell=tell: tell(item.nodeid), when=when)  # type: ignore[misc]
+            call = pytest.CallInfo.from_call(lambda tell=tell: tell(case_id(item)), when=when)  # type: ignore[misc]
             report = item.ihook.pytest_runtest_makereport(item=item, call=call)
             if when == "call":
                 report.perflab = to_plain(result)
@@ -129,23 +143,30 @@ class Against:
     def _compare(self, items: list[pytest.Item]) -> None:
         against = self._settings.against
         assert against is not None
-        files = sorted({item.nodeid.split("::")[0] for item in items})
-        cases = [item.nodeid for item in items if item.nodeid not in self._left_out]
+        cases = [case_id(item) for item in items if case_id(item) not in self._left_out]
         policy = PairedPolicy(threshold=self._settings.against_threshold)
-        found = Comparison()
-        device = str(self._device)
+        found = Comparison(most_failures=self._config.getoption("maxfail", 0) or 0)
+        device, waiting = str(self._device), self._progress.waiting
         self._progress.begin("")
         # The device first, then the worktree: who settles a doubt holds the device already, and takes them so too.
         with (
-            device_turn(device, self._progress.show),
-            two_sides(self._config, against, files, device, self._progress.show) as (starts, base),
+            device_turn(device, waiting, self._budget.is_over),
+            two_sides(self._config, against, list(self._case_settings), device, waiting) as (
+                starts,
+                base,
+            ),
         ):
             self.notes[:] = [f"head: {starts.head.label} · base: {base.label}"]
             budgets = {case: turns_ns(self._case_settings[case]) for case in cases}
             patience_s = max((self._case_settings[case].patience_s() for case in cases), default=ANSWER_WITHIN_S)
             floor_ns = {case: self._case_settings[case].floor_ns for case in cases}
             limits = Limits(
-                budgets, self._budget.left_s, witness_of_host(), answer_within_s=patience_s, floor_ns=floor_ns
+                budgets,
+                self._budget.measuring_s,
+                witness_of_host(),
+                answer_within_s=patience_s,
+                floor_ns=floor_ns,
+                old_names=partial(old_names, starts.head.root, base.root),
             )
             if starts.only_here:
                 self.notes.append(f"not in {base.label}: {format_names(starts.only_here)}")
@@ -158,13 +179,15 @@ class Against:
                     limits,
                     self._say,
                     into=found,
-                    stands=lambda measured: self._keep(conclude(found, base, policy, self._case_settings), measured),
+                    stands=lambda measured: self._stands(found, base, policy, measured),
                 )
+                limits = replace(limits, seconds_left=self._budget.left_s)
                 self._explain(conclude(found, base, policy, self._case_settings), starts, limits, base, explained)
             finally:
                 self._progress.clear()
                 concluded = conclude(found, base, policy, self._case_settings)
                 self._take(items, {case: _with(one, explained.get(case)) for case, one in concluded.items()})
+                found.base_only = [case for case in found.base_only if case not in self._notes.cases]
                 self.notes += _said_of(found)
                 if limits.ancestry.refused is not None and found.judged:
                     self.notes.append(f"processes were started apart, not forked: {limits.ancestry.refused}")
@@ -178,8 +201,7 @@ class Against:
         into: dict[str, Found],
     ) -> None:
         """Look into what became worse, the worst first."""
-        worse = [one for one in concluded.values() if is_to_explain(one.judgement)]
-        worse = [one for one in worse if self._case_settings[one.case].evidence == "on"]
+        worse = [one for one in concluded.values() if self._is_to_explain(one)]
         worse.sort(key=lambda one: size_of(one.judgement), reverse=True)
         enough = could_not(looked_into_enough())
         into.update({one.case: not_looked(one.judgement, base.label, enough) for one in worse[MOST:]})
@@ -188,11 +210,25 @@ class Against:
         for case, found in explained_by_turns(asked, starts.start, limits, base.label, name, self._say):
             into[case] = found
 
-    def _keep(self, concluded: Mapping[str, Result], measured: Sequence[str]) -> None:
-        """Journal how cases stand, for who looks after this process was killed; what is reported later replaces it."""
+    def _is_to_explain(self, one: Result) -> bool:
+        return is_to_explain(one.judgement) and self._case_settings[one.case].evidence == "on"
+
+    def _stands(self, found: Comparison, base: Tree, policy: PairedPolicy, measured: Sequence[str]) -> None:
+        """Journal how cases stand, for who looks after this process was killed, and take in which fail already."""
+        concluded = conclude(found, base, policy, self._case_settings)
         for case in measured:
             if case in concluded:
                 self._collected.keep(self._case_settings[case].told_in(concluded[case]))
+        for case, result in concluded.items():
+            one, judgement = found.cases[case], result.judgement
+            by_exact = judgement.verdict is Verdict.REGRESSED and bool(exactly_worse(judgement))
+            one.fails = result.failure is not None or (by_exact and len(one.weighed) >= WEIGHING_ROUNDS)
+        suspects = found.in_stage(Stage.OPEN, policy)
+        self._budget.causes_s = kept_s(
+            one.judgement
+            for case, one in concluded.items()
+            if self._is_to_explain(one) or found.cases[case] in suspects
+        )
 
     def _say(self, case: str, what: str) -> None:
         self._progress.label(case)
@@ -200,17 +236,31 @@ class Against:
 
     def _take(self, items: list[pytest.Item], concluded: Mapping[str, Result]) -> None:
         for item in items:
-            result = concluded.get(item.nodeid)
-            if item.nodeid in self._left_out:
-                result = without_numbers(item.nodeid, Verdict.SKIPPED, self._left_out[item.nodeid])
+            result = concluded.get(case_id(item))
+            if case_id(item) in self._left_out:
+                result = without_numbers(case_id(item), Verdict.SKIPPED, self._left_out[case_id(item)])
             if result is not None:  # else the comparison ended before it came to this case
-                self._results[item.nodeid] = result
+                self._results[case_id(item)] = result
 
 
 def _with(result: Result, found: Found | None) -> Result:
     if found is None or result.record is None:
         return result
     return changed(result, outcome=found.within(result.record))
+
+
+def old_names(head_root: Path, base_root: Path, head: Sequence[str], base: Sequence[str]) -> dict[str, str]:
+    """The base's names of cases whose tests were moved or renamed, by those that they have here."""
+    gone = {case: base_root for case in set(base) - set(head)}
+
+    @functools.cache
+    def text_of(case: str) -> str | None:
+        path = gone.get(case, head_root) / case.split("::", 1)[0]
+        return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
+
+    found = {case: moved_from(case, gone, text_of) for case in head if case not in base}
+    times = Counter(found.values())
+    return {case: was for case, was in found.items() if was is not None and times[was] == 1}
 
 
 def _nothing(_case: str) -> None:

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from statistics import median
 
 import msgspec
 
 from perflab.compared.comparison import BASE, HEAD, Compared, Comparison
-from perflab.compared.judge.paired import PairedFinding, PairedPolicy, latency_findings
+from perflab.compared.judge.paired import PairedFinding, PairedPolicy, latency_findings, log_of
 from perflab.compared.records import ComparedCase
 from perflab.compared.rounds import CaseTurns
 from perflab.compared.sides.checkout import Tree
 from perflab.compared.sides.messages import Ended
 from perflab.errors import UsageError
 from perflab.measure.measurement import replicate_of
+from perflab.measure.outputs import distance
 from perflab.measure.records import Evidence, Measurement, Paired, Replicate
-from perflab.measured.judge.counts import judge_counts, values_of, verdict_on
-from perflab.measured.judge.exact import judge_memory, peaks_of
+from perflab.measured.judge.counts import FAILS_ALREADY, judge_counts, values_of, verdict_on
+from perflab.measured.judge.exact import judge_memory, peaks_of, unless_used_up
 from perflab.measured.judge.finding import worst_of
 from perflab.measured.judge.interference import disturbances, is_witnessed
 from perflab.measured.judge.unsettled import as_ratios
+from perflab.plugin.case.verdicts import compared_with
 from perflab.plugin.config.settings import Settings
-from perflab.records import Change, Judgement, Verdict
+from perflab.records import Change, Judgement, Uncompared, Verdict
 from perflab.results import Result
 from perflab.units import format_bytes
+
+BEYOND_CHANCE = 10.0
+"""How many times farther apart outputs of both sides have to be than two of one side: atomic sums differ a little."""
 
 
 def conclude(
@@ -49,6 +55,8 @@ def _judged(found: Comparison, one: Compared, finding: PairedFinding, base: Tree
     slower, reasons = finding.verdict, list(finding.reasons)
     if one.lost is not None:
         slower, reasons = Verdict.INCONCLUSIVE, [f"could not be confirmed: {last_line(one.lost)}"]
+    elif one.fails and slower is Verdict.INCONCLUSIVE:
+        reasons = [FAILS_ALREADY]
     before, now = _weighed(one, BASE), _weighed(one, HEAD)
     environment = one.turns(HEAD)[-1].ready.environment
     memory = judge_memory(peaks_of(before), peaks_of(now), environment.device, settings.policy)
@@ -58,6 +66,8 @@ def _judged(found: Comparison, one: Compared, finding: PairedFinding, base: Tree
         gated=settings.policy.gate_counts,
         lacking=f"not counted in each process of {base.label}",
     )
+    off = {name: why for side in (BASE, HEAD) for turns in one.turns(side) for name, why in turns.off.items()}
+    missed += [Uncompared(name, why) for name, why in off.items()]
     verdicts = {"latency": slower, "memory": memory.verdict, "counts": verdict_on(counts)}
     disturbed = disturbances(in_turns(one), [], environment)
     worst = worst_of(verdicts.values())
@@ -73,9 +83,31 @@ def _judged(found: Comparison, one: Compared, finding: PairedFinding, base: Tree
         beside=disturbed,
         not_compared=missed,
     )
+    judgement = unless_used_up(judgement, [*before, *now])
     record = _record(found, one, finding.detectable, base)
     wanted = settings.side_by_side if settings.side_by_side in record.parameters else None
+    was = one.turns(BASE)[-1].ready.case
+    judgement = with_outputs(compared_with(judgement, was if was != one.case else None), one)
     return Result(case=one.case, outcome=record, judgement=judgement, policy=settings.policy, side_by_side=wanted)
+
+
+def with_outputs(judgement: Judgement, one: Compared) -> Judgement:
+    """The judgement with what head and base compute differently, where each of them computes the same each time."""
+    before, now = (
+        [turns.warmed.outputs for turns in one.turns(side) if turns.warmed and turns.warmed.outputs is not None]
+        for side in (BASE, HEAD)
+    )
+    said = []
+    for what in before[0] if min(len(before), len(now)) > 1 else ():
+        share = distance(before[0][what], now[0][what])
+        if share > BEYOND_CHANCE * max(distance(side[0][what], side[1][what]) for side in (before, now)):
+            said.append(
+                f"{what} by {share:.1e} of the largest" if share < math.inf else f"{what} in shape, type or NaN"
+            )
+    if not said:
+        return judgement
+    reasons = [*judgement.reasons, f"outputs differ: {', '.join(said)}"]
+    return msgspec.structs.replace(judgement, reasons=reasons, outputs_differ=True)
 
 
 def _not_compared(one: Compared, base: Tree) -> Result:
@@ -224,7 +256,9 @@ def paired_of(found: Comparison, one: Compared, label: str, commit: str | None, 
         commit=commit,
         screen=as_ratios(one.logs.screen),
         confirm=as_ratios(one.logs.confirm),
-        control=as_ratios(found.controls.get(one.case, [])),
+        control=as_ratios([log_of(pair, one.logs.judged) for pair in found.controls.get(one.case, [])]),
+        judged=one.logs.judged,
+        uneven=one.logs.uneven,
         detectable=detectable,
         base_memory=weighed[BASE].memory if BASE in weighed else None,
         base_ns=round(one.median_ns(BASE), 3),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -109,7 +109,10 @@ def explained_by_turns(
         looks = looked_into({case: look for case, one in waiting.items() if (look := one.look)}, start, limits, say)
         with contextlib.closing(looks):
             while waiting and _has_time(next(iter(waiting.values())).judgement, limits):
-                case, profiles, peaks = next(looks)
+                found = next(looks, None)
+                if found is None:
+                    break
+                case, profiles, peaks = found
                 yield case, _found(waiting.pop(case), profiles, peaks, against)
     except (RivalError, OSError) as error:
         why = in_short(error.problem, name) if isinstance(error, RivalError) else str(error)
@@ -175,6 +178,11 @@ def least_s(judgement: Judgement) -> float:
     """What both sides take at least: their start, set-up, warm-up and profiles."""
     call_ns = judgement.latency.now if judgement.latency is not None else 0.0
     return LEAST_S + 2 * _CALLS * call_ns / 1e9
+
+
+def kept_s(worse: Iterable[Judgement]) -> float:
+    """What to keep of a run's time for the causes of these: twice the least, for as many as are looked into."""
+    return 2 * sum(sorted(map(least_s, worse), reverse=True)[:MOST])
 
 
 def change_of(judgement: Judgement) -> tuple[float | None, tuple[float, float] | None]:

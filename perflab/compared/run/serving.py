@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 from perflab.compared.sides.imports import copies
-from perflab.compared.sides.lifeline import end_with_session
 from perflab.compared.sides.messages import (
     PROTOCOL,
     Bye,
@@ -47,10 +46,12 @@ from perflab.compared.sides.process import SOCKET_VARIABLE
 from perflab.compared.sides.stirring import stir
 from perflab.errors import UsageError
 from perflab.measure.empty_calls import is_as_fast_as_none
+from perflab.measure.outputs import outputs_of
 from perflab.measure.turns import Turns
 from perflab.measured.run.state import Learned, no_time, no_work
 from perflab.plugin.case.fresh_process import Job, Serve
 from perflab.plugin.case.perf import STATE, CaseState
+from perflab.plugin.noting import case_id
 
 if TYPE_CHECKING:
     import torch
@@ -61,8 +62,7 @@ if TYPE_CHECKING:
 
 
 def begin(serve: Serve) -> None:
-    """End with the session; have objects lie anywhere; have an installed version's modules found before others are."""
-    end_with_session(int(os.environ[SOCKET_VARIABLE]))
+    """Have objects lie anywhere; have an installed version's modules found before others are."""
     stir()
     if serve.first:
         sys.meta_path.insert(0, TakenFrom(serve.first))
@@ -125,6 +125,7 @@ class Server:
             while True:
                 question = self._heard()
                 if isinstance(question, Warm):
+                    outputs = outputs_of(workload)
                     warmup = turns.warm_up()
                     if warmup.call_lasts_ns <= 0:
                         raise no_time(state)
@@ -138,6 +139,7 @@ class Server:
                             sample_ns=round(warmup.call_lasts_ns * warmup.repetitions),
                             calls=warmup.calls,
                             settled=warmup.settled,
+                            outputs=outputs,
                         )
                     )
                 elif isinstance(question, Turn):
@@ -145,13 +147,19 @@ class Server:
                         question.repetitions, question.samples, rewarm=question.rewarm, core=question.core
                     )
                     phases_ns = {name: [sample.phases_ns[name] for sample in samples] for name in workload.phases}
-                    self._say(Taken(samples_ns=[sample.total_ns for sample in samples], phases_ns=phases_ns))
+                    self._say(
+                        Taken(
+                            samples_ns=[sample.total_ns for sample in samples],
+                            phases_ns=phases_ns,
+                            waited_ns=[sample.waited_ns for sample in samples],
+                        )
+                    )
                 elif isinstance(question, Weigh):
-                    memory, counts = turns.weigh()
-                    self._say(Weighed(memory=memory, counts=counts, clock=turns.clock))
+                    found = turns.weigh()
+                    self._say(Weighed(memory=found.memory, counts=found.counts, off=found.off, clock=turns.clock))
                 elif isinstance(question, Examine):
-                    found = turns.profile(question.budget_ns)
-                    self._say(Examined(profile=found.profile, problem=found.problem))
+                    looked = turns.profile(question.budget_ns)
+                    self._say(Examined(profile=looked.profile, problem=looked.problem))
                 elif isinstance(question, TakeApart):
                     apart = turns.take_apart()
                     self._say(TakenApart(peak=apart.peak, problem=apart.problem))
@@ -163,9 +171,11 @@ class Server:
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Run the cases that are asked for, when they are asked for."""
+        import torch
+
         if session.testsfailed:
             raise session.Interrupted("the tests could not be collected")
-        at = {item.nodeid: number for number, item in enumerate(session.items)}
+        at = {case_id(item): number for number, item in enumerate(session.items)}
         gc.freeze()  # a collection before each case would look through all that PyTorch's import made: 0.1 s each time
         variables = dict(os.environ)
         self._say(Hello(protocol=PROTOCOL, cases=list(at), strays=self._strays(), variables=variables))
@@ -173,13 +183,14 @@ class Server:
             item = session.items[at[question.case]]
             following = None if question.following is None else session.items[at[question.following]]
             self._outcome, self.sides, self._was_ready = ("passed", ""), question.sides, False
+            torch.manual_seed(0)  # inputs that nobody seeds must not depend on how often other cases were called
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             outcome, text = self._outcome
             state = item.stash.get(STATE, None)
             out_of_memory = state.part(Learned).out_of_memory if state is not None else None
             self._say(
                 Ended(
-                    case=item.nodeid,
+                    case=case_id(item),
                     outcome=outcome if out_of_memory is None else "oom",
                     text=text,
                     work=state.work if state is not None else {},

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from perflab.child import variables_of_a_child, workplace
 from perflab.compared.sides.ancestor import Start
 from perflab.compared.sides.checkout import Tree, head_label, other_side
 from perflab.compared.sides.imports import import_path
@@ -39,18 +40,22 @@ class Starts:
     device: str
     folder: Path
     """Holds the job files."""
+    cases: Sequence[str] = ()
+    """Those that are compared."""
 
     def start(self, side: str, cases: Sequence[str] | None) -> Start | None:
-        """A process of ``head`` or ``base`` for these cases; for whatever the command selects if ``cases`` is None.
+        """A process of ``head`` or ``base`` for these cases.
 
-        None if the command names files alone that the side does not have.
+        If ``cases`` is None, for all that are compared, and whatever else the command selects there: where a plugin
+        splits tests, that may be others. None if the command names files alone that the side does not have.
         """
         tree = self.head if side == "head" else self.base
         files = self._files(tree)
         if self.config.option.file_or_dir and not files:
             assert side != "head", "pytest has collected what the command names"
             return None
-        job = Job(cases=None if cases is None else list(cases), serve=self._serve(tree))
+        wanted = self.cases if cases is None else cases
+        job = Job(cases=list(wanted), others=cases is None, serve=self._serve(tree))
         handle, job_file = tempfile.mkstemp(suffix=".json", dir=self.folder)
         with os.fdopen(handle, "wb") as file:
             file.write(to_json(job))
@@ -60,7 +65,7 @@ class Starts:
         return Start(
             label=tree.label,
             command=[tree.python, "-m", "pytest", *words],
-            environment={**_environment(), "PYTHONPATH": os.pathsep.join(self._path(tree))},
+            environment={**variables_of_a_child(), "PYTHONPATH": os.pathsep.join(self._path(tree))},
             directory=self._directory(tree),
         )
 
@@ -124,14 +129,14 @@ class Starts:
 
 @contextlib.contextmanager
 def two_sides(
-    config: pytest.Config, against: str, files: Sequence[str], device: str, waiting: Callable[[str], None]
+    config: pytest.Config, against: str, cases: Sequence[str], device: str, waiting: Callable[[str], None]
 ) -> Iterator[tuple[Starts, Tree]]:
     """This tree and the one that ``against`` names, for the length of the block: starts of both, and the other one.
 
     Args:
         config: the running session's configuration.
         against: a commit, branch, tag or directory.
-        files: test files of the session, relative to its root.
+        cases: those that are compared.
         device: where both sides measure, exactly.
         waiting: told if another session uses the same worktree.
 
@@ -140,12 +145,21 @@ def two_sides(
     """
     root = config.rootpath.resolve()
     label, commit = head_label(root)
+    files = sorted({case.split("::")[0] for case in cases})
     with (
-        tempfile.TemporaryDirectory(prefix="perflab-") as folder,
+        workplace() as folder,
         other_side(against, root, files, waiting) as base,
     ):
         mirrors = (base.mirrors[0], base.mirrors[0]) if base.mirrors is not None else None
-        yield Starts(config, Tree(label, root, mirrors, commit=commit), base, device, Path(folder)), base
+        yield Starts(config, Tree(label, root, mirrors, commit=commit), base, device, folder, cases), base
+
+
+@contextlib.contextmanager
+def this_side(config: pytest.Config, device: str) -> Iterator[Starts]:
+    """This tree alone, for the length of the block: starts of processes that hold its cases against each other."""
+    with workplace() as folder:
+        here = Tree("a fresh process", config.rootpath.resolve(), None)
+        yield Starts(config, here, here, device, folder)
 
 
 def _package(config: pytest.Config, name: str) -> Path | None:
@@ -169,11 +183,7 @@ def turns_ns(settings: Settings) -> float:
 
 
 def witness_of_host() -> Callable[[], Callable[[], Evidence]]:
-    """What else goes on, of the host alone: on a GPU our own sides' processes look like any others."""
+    """What else goes on, of the host alone: this process need not be on the GPU, and then cannot tell who is."""
     import torch
 
     return Witness(torch.device("cpu")).begin
-
-
-def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}

@@ -25,6 +25,7 @@ from typing import Any
 
 from perflab.child import end_group
 from perflab.compared.sides import forking
+from perflab.lifeline import with_lifeline
 
 _PATIENCE_S = 120.0
 """What the ancestor may take to import PyTorch on a busy machine, or to fork."""
@@ -139,7 +140,7 @@ class Ancestor:
         with theirs:
             try:
                 self._process = subprocess.Popen(
-                    [first.command[0], forking.__file__, str(theirs.fileno())],
+                    with_lifeline([first.command[0], forking.__file__, str(theirs.fileno())]),
                     cwd=first.directory,
                     env={**first.environment, "PYTHONPATH": os.pathsep.join(shared)},
                     stdin=subprocess.DEVNULL,

@@ -19,7 +19,10 @@ from filelock import FileLock, Timeout
 
 from perflab.errors import RivalError
 from perflab.git import commit_named, run_git, top_of
+from perflab.locks import held
 
+_MARK = "CACHEDIR.TAG"
+_MARKED = "Signature: 8a477f597d28d172789f06886806bc55\n# perflab's worktrees, which it resets and removes\n"
 _KEPT = 3
 """Worktrees of a repository that stay in the cache."""
 
@@ -145,15 +148,9 @@ def _worktree(top: Path, commit: str, waiting: Callable[[str], None]) -> Iterato
             "check it out with them: git clone --recurse-submodules, and use --perf-against=PATH",
         )
     common = run_git(top, "rev-parse", "--path-format=absolute", "--git-common-dir").strip()
-    shelf = cache_folder() / hashlib.sha256(common.encode()).hexdigest()[:12]
+    shelf = _shelf(hashlib.sha256(common.encode()).hexdigest()[:16])
     place = shelf / commit[:12]
-    try:
-        shelf.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RivalError(
-            f"cannot create {shelf}: {error.strerror}", "set XDG_CACHE_HOME to a writable directory"
-        ) from None
-    with _held(shelf / f"{commit[:12]}.lock", waiting):
+    with held(shelf / f"{commit[:12]}.lock", "another session that uses the same worktree", waiting):
         try:
             _check_out(top, place, commit)
             _make_room(top, shelf, keep=place)
@@ -163,31 +160,51 @@ def _worktree(top: Path, commit: str, waiting: Callable[[str], None]) -> Iterato
             raise
 
 
+def _shelf(name: str) -> Path:
+    """A repository's folder in the cache, without symbolic links: made here, and marked as one that may be cleared.
+
+    Raises:
+        RivalError: it cannot be made, or something else has its name.
+    """
+    shelf = cache_folder() / name
+    try:
+        shelf.mkdir(parents=True, exist_ok=True)
+        if not any(shelf.iterdir()):
+            (shelf / _MARK).write_text(_MARKED)
+    except OSError as error:
+        raise RivalError(
+            f"cannot create {shelf}: {error.strerror}", "set XDG_CACHE_HOME to a writable directory"
+        ) from None
+    if not (shelf / _MARK).is_file():
+        raise RivalError(
+            f"{shelf} was not made by perflab: it holds no {_MARK}, so nothing in it is changed",
+            "move it away, or set XDG_CACHE_HOME to another directory",
+        )
+    return shelf.resolve()
+
+
 def _check_out(top: Path, place: Path, commit: str) -> None:
     """Have the commit's files at ``place``, whatever is there already."""
-    if place.exists():
-        with contextlib.suppress(RivalError):  # its repository may be gone, or a killed checkout have left a lock
-            run_git(place, "reset", "--quiet", "--hard", commit)  # somebody may have changed it
+    if _is_worktree(place):
+        with contextlib.suppress(RivalError):  # a killed checkout may have left a lock
+            run_git(place, "reset", "--quiet", "--hard", commit, only_here=True)  # somebody may have changed it
             os.utime(place)
             return
-        shutil.rmtree(place, ignore_errors=True)
-    run_git(top, "worktree", "prune")
+    shutil.rmtree(place, ignore_errors=True)
     no_hooks = ["-c", "core.hooksPath=/dev/null"]
-    run_git(top, *no_hooks, "worktree", "add", "--quiet", "--detach", "--force", str(place), commit)
+    # Forced twice: it may be registered already, and locked by a killed checkout.
+    run_git(top, *no_hooks, "worktree", "add", "--quiet", "--detach", "--force", "--force", str(place), commit)
 
 
-@contextlib.contextmanager
-def _held(path: Path, waiting: Callable[[str], None]) -> Iterator[None]:
-    lock = FileLock(path)
+def _is_worktree(place: Path) -> bool:
+    """Whether a folder of the cache is the top of a linked worktree of its own. One without its ``.git`` belongs to
+    whatever repository the cache lies in, and git would act on that."""
+    asked = ("rev-parse", "--path-format=absolute", "--show-toplevel", "--git-dir", "--git-common-dir")
     try:
-        lock.acquire(timeout=2.0)
-    except Timeout:
-        waiting("waiting for another session that uses the same worktree")
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+        top, own, common = run_git(place, *asked, only_here=True).splitlines()
+    except (RivalError, ValueError):  # it is not there, damaged, or its repository is gone
+        return False
+    return Path(top) == place and Path(own) != Path(common)
 
 
 def _make_room(top: Path, shelf: Path, keep: Path) -> None:
@@ -199,13 +216,13 @@ def _make_room(top: Path, shelf: Path, keep: Path) -> None:
 
 
 def _remove(top: Path, place: Path) -> None:
+    """Take a worktree away, and git's record of it. Its lock stays: it may be held, and is empty."""
+    shutil.rmtree(place, ignore_errors=True)
     with contextlib.suppress(RivalError):
-        run_git(top, "worktree", "remove", "--force", str(place))
-    with contextlib.suppress(OSError):
-        place.with_suffix(".lock").unlink()
+        run_git(top, "worktree", "remove", "--force", "--force", str(place))
 
 
 def cache_folder() -> Path:
     """Where worktrees are kept."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "perflab" / "worktrees"
+    return Path(base) / "perflab" / "trees"  # "worktrees" holds those of older versions, without a mark

@@ -8,7 +8,6 @@ process is, it forks nothing and says why. ``ancestor.py`` asks.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import json
@@ -24,7 +23,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 from typing import Any
 
-_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
+_LIFELINE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "lifeline.py")
 _AT_START = ("sitecustomize", "usercustomize")
 """Modules that Python imports by itself when it starts."""
 
@@ -46,7 +45,6 @@ def main() -> None:
     if not sys.flags.safe_path:
         del sys.path[0]  # what lies beside this program is not to be imported as if it were installed
     control = Connection(int(sys.argv[1]))
-    _end_with_parent()
     of_ends = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # were it ignored, nobody could say how a side ended
     missed = _Missed()
     sys.meta_path.append(missed)
@@ -88,6 +86,7 @@ def main() -> None:
 def _forked() -> tuple[int | None, str | None]:
     """Fork: the new process's number, and 0 in itself; or why there is none. When it is told, all signals find it."""
     ours, theirs = os.pipe()
+    parent, end_with_parent = os.getpid(), runpy.run_path(_LIFELINE)["end_with_parent"]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of threads; they are counted below
@@ -98,7 +97,7 @@ def _forked() -> tuple[int | None, str | None]:
         return None, f"a process cannot be forked: {error}"
     if number == 0:
         os.close(ours)
-        _end_with_parent()
+        end_with_parent(parent)
         os.setsid()
         os.write(theirs, b"CUDA was in use when PyTorch had been imported" if _has_lost_cuda() else b"")
         os.close(theirs)
@@ -142,10 +141,6 @@ def _become(asked: dict[str, Any], path: list[str], side: int, output: int) -> N
     tempfile.tempdir = None  # an import may have looked it up
     if (numpy_random := sys.modules.get("numpy.random")) is not None:
         numpy_random.seed()
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
 
 
 def _origin(module: object) -> str | None:

@@ -69,6 +69,8 @@ class Warmed(Data, frozen=True, tag=True):
     sample_ns: int
     calls: int
     settled: bool | None
+    outputs: dict[str, list[str]] | None = None
+    """What the first call left behind, as ``measure/outputs.py`` sums it up; None of an older perflab."""
 
 
 class Turn(Data, frozen=True, tag=True):
@@ -86,6 +88,8 @@ class Taken(Data, frozen=True, tag=True):
 
     samples_ns: list[int]
     phases_ns: dict[str, list[int]] = {}
+    waited_ns: list[int] = []
+    """Of each sample, the time in which its thread waited for a core; empty of an older perflab."""
 
 
 class Weigh(Data, frozen=True, tag=True):
@@ -95,9 +99,11 @@ class Weigh(Data, frozen=True, tag=True):
 class Weighed(Data, frozen=True, tag=True):
     """Answer to ``Weigh``."""
 
-    memory: Memory
+    memory: Memory | None
     clock: str
     counts: dict[str, int] = {}
+    off: dict[str, str] = {}
+    """By quantity, why it is not known."""
 
 
 class Examine(Data, frozen=True, tag=True):

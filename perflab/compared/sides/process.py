@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import tempfile
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 import msgspec
@@ -16,6 +17,7 @@ from perflab.child import end_group
 from perflab.compared.sides.ancestor import Ancestor, Forked, Start
 from perflab.compared.sides.messages import PROTOCOL, Answer, Bye, Hello, Question, next_answer, send
 from perflab.errors import RivalError, SideEndedError
+from perflab.lifeline import with_lifeline
 
 SOCKET_VARIABLE = "PERFLAB_SOCKET"
 """Tells a process the number of the socket on which it is asked."""
@@ -29,11 +31,19 @@ ANSWER_WITHIN_S = 900.0
 cannot say so: a quarter of an hour is for that."""
 
 
+class OutOfTimeError(Exception):
+    """The time of the whole comparison ended before a process had answered."""
+
+
 class SideProcess:
     """A live process of one side. Close it, or leave its ``with`` block, and it is gone."""
 
     def __init__(
-        self, start: Start, answer_within_s: float = ANSWER_WITHIN_S, ancestor: Ancestor | None = None
+        self,
+        start: Start,
+        answer_within_s: float = ANSWER_WITHIN_S,
+        ancestor: Ancestor | None = None,
+        seconds_left: Callable[[], float | None] = lambda: None,
     ) -> None:
         """Start it; do not wait for it.
 
@@ -41,6 +51,7 @@ class SideProcess:
             start: how.
             answer_within_s: a process that is silent for longer is ended; infinite: never.
             ancestor: forks it; None: it is started as a fresh process.
+            seconds_left: of the whole comparison; nobody waits for longer.
 
         Raises:
             RivalError: the system cannot start such a process.
@@ -48,6 +59,7 @@ class SideProcess:
         """
         self._patience_s = 0.0
         self._answer_within_s = answer_within_s
+        self._seconds_left = seconds_left
         self.label = start.label
         self._directory = start.directory
         if os.name != "posix":
@@ -103,10 +115,13 @@ class SideProcess:
 
         Raises:
             RivalError: it has ended, or hangs and was ended; its last output is in the error.
+            OutOfTimeError: the comparison's time is over.
         """
+        left_s = self._seconds_left()
+        within_s = self._answer_within_s if left_s is None else min(self._answer_within_s, max(0.0, left_s))
         try:
-            if not self._connection.poll(None if math.isinf(self._answer_within_s) else self._answer_within_s):
-                raise self._hung()
+            if not self._connection.poll(None if math.isinf(within_s) else within_s):
+                raise self._hung() if within_s == self._answer_within_s else OutOfTimeError
             return next_answer(self._connection)
         except (EOFError, OSError):
             raise self._ended() from None
@@ -166,7 +181,7 @@ def _process(start: Start, ancestor: Ancestor | None, side: int, output: int) ->
     if ancestor is not None:
         return ancestor.fork(start, SOCKET_VARIABLE, side, output)
     return subprocess.Popen(
-        list(start.command),
+        with_lifeline(start.command),
         cwd=start.directory,
         env={**start.environment, SOCKET_VARIABLE: str(side)},
         stdin=subprocess.DEVNULL,

@@ -16,7 +16,8 @@ from perflab.compiled.compiler.example import KernelExample
 from perflab.compiled.compiler.occupancy import occupancy
 from perflab.compiled.compiler.resources import assembler_version, count_instructions, read_assembler, useful_lines
 from perflab.compiled.records import CompiledKernel, KernelResources
-from perflab.errors import InternalsError, KernelError
+from perflab.errors import KernelError
+from perflab.internals import switched_off
 from perflab.triton_internals import Specialised
 
 _LOG = "perflab-ptxas.log"
@@ -37,9 +38,10 @@ def compile_example(registration: str, example: KernelExample, arch: int) -> Com
     _check(example)
     try:
         resources, problem = _resources(example, arch), None
-    except InternalsError:
-        raise  # the kernel is as it was: there is no telling what it takes
     except Exception as error:
+        off = switched_off(error)
+        if off is not None:
+            raise off from error  # the kernel is as it was: there is no telling what it takes
         resources, problem = None, _words(error, arch)
     return CompiledKernel(
         registration=registration,

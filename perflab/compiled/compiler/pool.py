@@ -9,10 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,12 +18,13 @@ from pathlib import Path
 
 import msgspec
 
-from perflab.child import end_group
+from perflab.child import end_group, workplace
 from perflab.compiled.compiler.resources import useful_lines
 from perflab.compiled.compiler.worker import Answer, Request
 from perflab.compiled.records import CompiledKernel
 from perflab.environment import usable_cores
 from perflab.errors import KernelError
+from perflab.lifeline import with_lifeline
 from perflab.units import format_ns
 
 MOST = 8
@@ -48,7 +47,8 @@ class CompilerPool:
         self._patience_s = patience_s
         self._number = processes or max(1, min(MOST, usable_cores()))
         self._threads = ThreadPoolExecutor(self._number, thread_name_prefix="perflab-compile")
-        self._folder = Path(tempfile.mkdtemp(prefix="perflab-compile-"))
+        self._ending = contextlib.ExitStack()
+        self._folder = self._ending.enter_context(workplace())
         self._idle: queue.LifoQueue[_Process] = queue.LifoQueue()
         self._all: list[_Process] = []
         self._lock = threading.Lock()
@@ -88,7 +88,7 @@ class CompilerPool:
             for process in self._all:
                 process.clear()
         finally:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._ending.close()
 
     def _compile(self, registration: str, name: str, arch: int) -> CompiledKernel:
         request = Request(registration=registration, name=name, arch=arch)
@@ -143,7 +143,7 @@ class _Process:
         environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)  # this one's, however it came
         with log.open("wb") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "perflab.compiled.compiler.worker", str(log)],
+                with_lifeline([sys.executable, "-m", "perflab.compiled.compiler.worker", str(log)]),
                 env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

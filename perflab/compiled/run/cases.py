@@ -31,6 +31,7 @@ from perflab.plugin.case.verdicts import failure_of, unless_unchecked, unmeasure
 from perflab.plugin.config.kinds import tier_asked_by
 from perflab.plugin.config.marker import for_case
 from perflab.plugin.config.settings import Settings
+from perflab.plugin.noting import case_id
 from perflab.plugin.stash import is_worker, settings_of
 from perflab.results import Result
 from perflab.store.json_files import check_writable
@@ -136,13 +137,13 @@ class CompiledCases:
             pytest.skip(f"not compiled: {self._settings.time_is_over}")
         if isinstance(found, KernelError):
             raise found
-        item.stash[_STATE].result = result_of(item.nodeid, found, self._store)
+        item.stash[_STATE].result = result_of(case_id(item), found, self._store)
         return found.resources
 
     def _compile(self, choices: list[Choice]) -> None:
         self._progress.begin("kernels")
         # Not beside a measurement: compilers keep all cores busy.
-        with machine_turn(self._progress.show), self._open_pool() as pool:
+        with machine_turn(self._progress.waiting, self._budget.is_over), self._open_pool() as pool:
             futures = {pool.submit(one.registration, one.name, one.arch): one for one in choices}
             pending = set(futures)
             while pending:
@@ -179,7 +180,7 @@ class CompiledCases:
         """A test that is run again begins anew."""
         if FIXTURE not in getattr(item, "fixturenames", ()):
             return
-        item.stash[_STATE] = CaseState(item.nodeid, self._settings)
+        item.stash[_STATE] = CaseState(case_id(item), self._settings)
         if self._settings.against is not None:
             pytest.skip("compiled kernels are compared with their baselines, not by --perf-against")
         if self._settings.predict:
@@ -219,7 +220,7 @@ class CompiledCases:
         state = item.stash[_STATE]
         result = state.result
         if result is None or not state.done:
-            unjudged = unmeasured(item.nodeid, None, report, state.short_of)
+            unjudged = unmeasured(case_id(item), None, report, state.short_of)
             compiled = result.outcome if result is not None else None
             result = msgspec.structs.replace(unjudged, outcome=compiled) if unjudged is not None else None
         if result is not None:

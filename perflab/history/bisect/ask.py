@@ -56,7 +56,8 @@ def ask(
     member = next(one for one in event.members if one.series == found)
     told(f"event {event.number}: {row.quantity} of {name}{variant}")
     bench = Bench(root, name, variant, options, build, told)
-    return bisect(bench, Range(good or event.good, bad or event.bad, row.quantity, member.ratio), told)
+    ratio = member.ratio if member.rest is None else member.rest  # both sides will run on one machine
+    return bisect(bench, Range(good or event.good, bad or event.bad, row.quantity, ratio), told)
 
 
 def _case(contents: Contents, text: str) -> tuple[str, str]:

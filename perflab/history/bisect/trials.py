@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from perflab.child import Ended, run_child
+from perflab.child import Ended, run_child, workplace
 from perflab.compared.sides.checkout import other_side
 from perflab.compared.sides.imports import import_path
 from perflab.errors import DocumentError, RivalError
@@ -114,8 +113,8 @@ class Bench:
 
     def _session(self, tree: Path, options: Sequence[str]) -> bytes:
         """The results file of one session in a worktree."""
-        with tempfile.TemporaryDirectory(prefix="perflab-bisect-") as folder:
-            results = Path(folder) / "results.json"
+        with workplace() as folder:
+            results = folder / "results.json"
             command = [sys.executable, "-m", "pytest", "-m", "perf", self.case, f"--perf-json={results}"]
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join(self._path(tree))}
             done = _run([*command, *options, *self.options], tree, environment)

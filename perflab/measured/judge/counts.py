@@ -1,9 +1,10 @@
 """Judges counts: exact counts must not rise; others are not judged. Pure.
 
-A count is *exact* if all of the baseline's replicates agree on it, and those of now among each other; one that is
-not exact is not compared, which is said. Exact counts need no second reading. Instructions are never exact: they have
-a slack and a floor, and a baseline whose replicates differ by more is not compared: two ways of warming Python up are
-0.6 % apart.
+A count is *exact* if all of the baseline's replicates agree on it, and those of now among each other. One that is not
+exact regressed if the smallest of now lies above the largest of the baseline by more than the baseline's differ among
+each other; else it is not compared, which is said. Exact counts need no second reading. Instructions are never exact:
+they have a slack and a floor, and a baseline whose replicates differ by more is not compared: two ways of warming
+Python up are 0.6 % apart.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from perflab.measure.records import Replicate
 from perflab.records import Change, Judgement, Uncompared, Verdict
 
+FAILS_ALREADY = "it fails already by what is exact, so its time was not measured on"
+"""Why nothing is said of a case's time."""
 CALLGRIND = "callgrind_instructions"
 """Counted in a process of its own, which may fail where the measurement did not."""
 SLACK = {"instructions": 0.01, CALLGRIND: 0.01}
@@ -54,25 +57,27 @@ def judge_counts(
     for name, old in before.items():
         if name in SLACK and (len(old) < 2 or not _agree(name, old)):
             continue
-        if not _agree(name, old):
-            differ = f"different from process to process there ({min(old)} to {max(old)})"
-            missed += [Uncompared(name, differ)] if gated else []
-            continue
         new = here.get(name)
         if new is None:
             missed += [Uncompared(name, "not counted here")] if gated and name not in SLACK else []
             continue
-        if not _agree(name, new):
-            differ = f"different from process to process now ({min(new)} to {max(new)})"
+        change = _change(name, old, new, gated=gated)
+        where, unlike = ("there", old) if not _agree(name, old) else ("now", new)
+        if not _agree(name, unlike) and not (change.is_past_limit and min(new) > 2 * max(old) - min(old)):
+            differ = f"different from process to process {where} ({min(unlike)} to {max(unlike)})"
             missed += [Uncompared(name, differ)] if gated and name not in SLACK else []
             continue
-        change = Change(before=max(old), now=min(new), ratio=min(new) / max(old) if max(old) else 1.0 + min(new))
-        if gated:
-            change = Change(
-                before=change.before, now=change.now, ratio=change.ratio, limit=1.0 + _slack(name, change.before)
-            )
         changes[name] = change
     return changes, missed
+
+
+def _change(name: str, old: Sequence[int], new: Sequence[int], *, gated: bool) -> Change:
+    """From the most before to the least now; with the range of now where its processes differ."""
+    before = max(old)
+    ratio, most = ((value / before if before else 1.0 + value) for value in (min(new), max(new)))
+    low, high = (None, None) if _agree(name, new) else (ratio, most)
+    limit = 1.0 + _slack(name, before) if gated else None
+    return Change(before=before, now=min(new), ratio=ratio, low=low, high=high, limit=limit)
 
 
 def verdict_on(changes: Mapping[str, Change]) -> Verdict:

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from perflab.data import changed
 from perflab.environment import differing, exact_environment
 from perflab.measure.records import Record, Replicate
 from perflab.measured.judge.counts import CALLGRIND, SLACK, judge_counts, values_of
 from perflab.measured.judge.finding import NOT_COMPARED, Finding, worse_of_two
 from perflab.measured.records import Entry, Exact
-from perflab.records import Change, Drift, Environment, ExactEnvironment, Policy, Uncompared, Verdict
+from perflab.records import Change, Drift, Environment, ExactEnvironment, Judgement, Policy, Uncompared, Verdict
 
 DECIDES = ("device", "device_name", "system", "torch", "cuda")
 """Fields of which another value makes another program: nothing is compared across them."""
@@ -75,8 +76,8 @@ CUDA_ROUNDING_BYTES = 512
 
 
 def peaks_of(replicates: Sequence[Replicate]) -> list[int]:
-    """Peak memory of the replicates that have it, in bytes."""
-    return [r.memory.peak_bytes for r in replicates if r.memory is not None]
+    """Peak memory of the replicates that have an exact one, in bytes."""
+    return [r.memory.peak_bytes for r in replicates if r.memory is not None and not r.memory.calls_differ]
 
 
 def judge_memory(before_bytes: Sequence[int], now_bytes: Sequence[int], device: str, policy: Policy) -> Finding:
@@ -93,6 +94,15 @@ def judge_memory(before_bytes: Sequence[int], now_bytes: Sequence[int], device: 
     if max(now_bytes) < min(before_bytes) - slack:
         return Finding(change, Verdict.IMPROVED)
     return Finding(change, Verdict.OK)
+
+
+def unless_used_up(judgement: Judgement, now: Sequence[Replicate]) -> Judgement:
+    """The same, but for calls that found nothing to do: their time passes for none of the work's."""
+    used_up = any(r.memory is not None and r.memory.used_up for r in now)
+    if not used_up or judgement.verdict not in (Verdict.OK, Verdict.IMPROVED):
+        return judgement
+    reasons = [*judgement.reasons, "later calls found nothing to do, so this is not the time of the work"]
+    return changed(judgement, verdict=Verdict.INCONCLUSIVE, reasons=reasons, suspect=False, unsettled=[])
 
 
 def needed_more(found: Comparable, record: Record, policy: Policy) -> bool:
@@ -140,6 +150,9 @@ def judge_exact(
         missed = [Uncompared(name, why, can_be_saved=True) for name in ["memory"] * bool(peaks_of(now)) + here]
         return Needs(NOT_COMPARED, counts, {}, missed)
     exact = found.exact
+    if any(r.memory is not None and r.memory.calls_differ for r in now):
+        names = ["memory", *(exact.counts if policy.gate_counts else ())]
+        return Needs(NOT_COMPARED, {}, {}, [Uncompared(name, "not exact here, since calls differ") for name in names])
     memory, drift, missed = _memory(found, peaks_of(now), record.environment.device, policy)
     before: dict[str, Sequence[int]] = {name: [value] for name, value in exact.counts.items()}
     counts, uncounted = judge_counts(now, {**before, **counted}, gated=policy.gate_counts)

@@ -19,6 +19,8 @@ class Finding:
     change: Change | None
     verdict: Verdict
     reasons: Sequence[str] = ()
+    is_plain: bool = False
+    """Whether it is slower, and all that there is to doubt it is how many processes the baseline has."""
 
 
 NOT_COMPARED = Finding(None, Verdict.OK)

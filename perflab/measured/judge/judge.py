@@ -14,7 +14,9 @@ How a slowdown is told from a bad moment of the machine:
    fresh processes is past the threshold, since a busy machine delays most samples but not all; if fixed pieces
    of work, timed between the samples, do not tell that the machine itself became slower by as much; and if nothing
    disturbed them that could be the cause and was not there when the baseline was taken (``interference.py``).
-   If it looks worse and one of these does not hold, nobody can tell: ``inconclusive``, with the reason.
+   If it looks worse and one of these does not hold, nobody can tell: ``inconclusive``, with the reason. Against a
+   machine's own history of fewer than ``ENOUGH_RUNS`` that is said of all such cases at once (``few_runs``), and memory
+   and counts are the verdict, unless all but the baseline's number of processes speaks for a slowdown.
 
 4. An improvement of time is looked at and doubted in the same way, with the two groups in each other's place. What
    shows no difference is inconclusive too where the same evidence says that one is hidden (``doubts.py``).
@@ -32,7 +34,7 @@ rules; the worse of the two verdicts counts. So accepted steps too small to be s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 import msgspec
@@ -41,14 +43,14 @@ from perflab.environment import differences, stands_for_itself
 from perflab.measure.records import Record, Replicate
 from perflab.measured.judge.counts import CALLGRIND, exactly_worse, verdict_on
 from perflab.measured.judge.doubts import TOO_NOISY, Sides, difference_doubts, evidence_against, hidden, single_process
-from perflab.measured.judge.exact import Comparable, comparable, judge_exact, needed_more
+from perflab.measured.judge.exact import Comparable, comparable, judge_exact, needed_more, unless_used_up
 from perflab.measured.judge.finding import NOT_COMPARED, Finding, worse_of_two, worst_of
 from perflab.measured.judge.interference import disturbances, is_witnessed
 from perflab.measured.judge.out_of_memory import out_of_memory_texts
 from perflab.measured.judge.robust import compare, robust_spread
 from perflab.measured.judge.unsettled import after_turns, is_unsettled
 from perflab.measured.records import Baseline, Entry
-from perflab.records import Change, Drift, Judgement, Policy, Uncompared, Verdict
+from perflab.records import ENOUGH_RUNS, Change, Drift, Judgement, Policy, Uncompared, Verdict
 from perflab.units import format_bytes, format_change, format_percent
 
 NOISE_FACTOR = 3.0
@@ -75,10 +77,14 @@ def judge(record: Record, baseline: Baseline, policy: Policy) -> Judgement:
         ``unsettled`` it is as good as stored numbers allow, and turns may better it.
     """
     judgement = _judge(record, baseline, policy)
-    not_counted = record.measurement.not_counted if record.measurement is not None else None
-    if not_counted is not None and policy.gate_counts:
-        missed = Uncompared(CALLGRIND, not_counted)
-        judgement = msgspec.structs.replace(judgement, not_compared=[*judgement.not_compared, missed])
+    measurement = record.measurement
+    off = {**measurement.off} if measurement is not None else {}
+    if measurement is not None and measurement.not_counted is not None:
+        off[CALLGRIND] = measurement.not_counted
+    missed = [Uncompared(name, why) for name, why in off.items() if name.startswith("memory") or policy.gate_counts]
+    if missed:
+        known = [one for one in judgement.not_compared if one.quantity not in off and "counts" not in off]
+        judgement = msgspec.structs.replace(judgement, not_compared=[*known, *missed])
     if record.paired is not None or record.paired_to_anchor is not None:
         return judgement  # whoever took the turns knows what went on beside them
     shown = record.fresh or ([record.summary] if record.summary is not None else [])
@@ -109,11 +115,14 @@ def _judge(record: Record, baseline: Baseline, policy: Policy) -> Judgement:
     if times is None and needs.not_compared and not needs.is_compared:
         missed = dict.fromkeys(one.reason for one in needs.not_compared)
         return Judgement(verdict=Verdict.INCOMPARABLE, reasons=[f"baseline {reason}" for reason in missed])
+    in_turns = record.paired is not None or record.paired_to_anchor is not None
+    few_runs = None if in_turns else _few_runs(baseline, latency)
+    if few_runs is not None and latency.finding.verdict is not Verdict.REGRESSED:  # which is measured again
+        latency = replace(latency, finding=Finding(latency.finding.change, Verdict.OK))
     verdicts = {"latency": latency.finding.verdict, "memory": needs.memory.verdict, "counts": verdict_on(needs.counts)}
     worst = worst_of(verdicts.values())
     if fits_again and worst is Verdict.OK:
         worst = Verdict.IMPROVED
-    in_turns = record.paired is not None or record.paired_to_anchor is not None
     disturbed = disturbances(now, latency.before, record.environment) if not in_turns else []
     witnessed = not in_turns and is_witnessed(now, record.environment)
     judgement = Judgement(
@@ -128,6 +137,7 @@ def _judge(record: Record, baseline: Baseline, policy: Policy) -> Judgement:
         reasons=[_FITS_AGAIN] if fits_again else list(latency.finding.reasons),
         disturbed=disturbed if disturbed or witnessed else None,
         no_times=no_times if times is None else None,
+        few_runs=few_runs,
         not_compared=needs.not_compared,
     )
     if baseline.times_are_own and not isinstance(exact, Comparable) and worst in (Verdict.OK, Verdict.IMPROVED):
@@ -137,7 +147,8 @@ def _judge(record: Record, baseline: Baseline, policy: Policy) -> Judgement:
     believed = exactly_worse(judgement) == ["counts"] == judgement.worse
     faster = worst is latency.finding.verdict is Verdict.IMPROVED
     suspect = (worst is Verdict.REGRESSED or faster) and not (record.fresh or in_turns or believed)
-    return msgspec.structs.replace(judgement, suspect=suspect, unsettled=[] if suspect else latency.unsettled)
+    judgement = msgspec.structs.replace(judgement, suspect=suspect, unsettled=[] if suspect else latency.unsettled)
+    return unless_used_up(judgement, now)
 
 
 def _without_baseline(foreign: Sequence[str]) -> Judgement:
@@ -187,6 +198,13 @@ def _judge_times(record: Record, here: Replicate, now: Sequence[Replicate], time
         unsettled.append("anchor")
     latency, drift = worse_of_two(latency, older, anchor.recorded, anchor.steps)
     return _Times(latency, {"latency": drift}, unsettled, anchor.replicates if drift.decides else times.replicates)
+
+
+def _few_runs(baseline: Baseline, latency: _Times) -> int | None:
+    """How many runs a machine's own history has, where they are too few to tell what a difference may be."""
+    kept = len(latency.before) if baseline.times_are_own and latency.before else ENOUGH_RUNS
+    is_doubtful = latency.finding.verdict is not Verdict.OK and not latency.finding.is_plain
+    return kept if is_doubtful and kept < ENOUGH_RUNS else None
 
 
 def _judge_out_of_memory(record: Record, baseline: Baseline, times: Entry | None, policy: Policy) -> Judgement:
@@ -246,8 +264,10 @@ def _judge_latency(record: Record, here: Replicate, before: Sequence[Replicate],
             f"replicates ({format_percent(change.limit - 1.0)})"
         )
         return Finding(change, Verdict.INCONCLUSIVE, [reason])
-    doubts = difference_doubts(sides, policy) if record.fresh else []
-    return Finding(change, Verdict.INCONCLUSIVE if doubts else Verdict.REGRESSED, doubts)
+    against = difference_doubts(sides, policy) if record.fresh else evidence_against(sides, policy)
+    doubts = [*single_process(sides), *against] if record.fresh else []
+    verdict = Verdict.INCONCLUSIVE if doubts else Verdict.REGRESSED
+    return Finding(change, verdict, doubts, is_plain=not against)
 
 
 def _not_vague(change: Change) -> Finding:
@@ -261,7 +281,8 @@ def _judge_faster(sides: Sides, policy: Policy, *, again: bool) -> Finding:
     found = _not_vague(sides.change)
     if found.verdict is not Verdict.IMPROVED:
         return found
-    doubts = difference_doubts(sides, policy) if again else [*single_process(sides), *evidence_against(sides, policy)]
+    against = difference_doubts(sides, policy) if again else evidence_against(sides, policy)
+    doubts = [*single_process(sides), *against]
     return Finding(sides.change, Verdict.INCONCLUSIVE, doubts) if doubts else found
 
 

@@ -12,7 +12,7 @@ from statistics import median
 from perflab.data import changed
 from perflab.measured.judge.judge import judge
 from perflab.measured.records import Baseline, Entry, MeasuredCase
-from perflab.records import Policy, Verdict
+from perflab.records import ENOUGH_RUNS, Policy, Verdict
 from perflab.units import format_ns
 
 KEPT_REPLICATES = 5
@@ -41,28 +41,30 @@ class Step:
     is_begun: bool = False
     """Whether there was none before."""
     begun_anew: str | None = None
-    """The typical time before and now, where the reading took the place of the history."""
+    """Why the reading took the place of a history that times were compared with."""
     left_out: str | None = None
-    """The same where it did not, though the code is the same and the times are ``FAR`` apart."""
+    """The typical time before and now, where it did not, though the code is the same and they are ``FAR`` apart."""
 
 
 def next_step(old: Entry | None, new: Entry, policy: Policy) -> Step:
     """What becomes of a history ``old`` once a run has measured ``new``.
 
-    A reading that the judge finds unchanged joins. A faster one takes the place of a history of other code, and of a
-    single reading of the same code: what disturbs a reading makes it slower. Any other is left out, else a slowdown
-    would become what later runs are compared with.
+    A reading that the judge finds unchanged joins; so does one of the same code that is not ``FAR`` off, while there
+    are too few to know what they differ by. A faster one takes the place of a history of other code, and of a single
+    reading of the same code: what disturbs a reading makes it slower. Any other is left out, else a slowdown would
+    become what later runs are compared with.
     """
     if old is None or old.environment != new.environment or not old.replicates:
         return Step(new, is_begun=True)
     before, now = _typical_ns(old), _typical_ns(new)
-    said = _beside(before, now)
+    is_short = len(old.replicates) < ENOUGH_RUNS
+    joined = changed(old, replicates=[*old.replicates, *new.replicates][:KEPT_REPLICATES])
     if _is_mixed(old, policy):
-        return Step(new, begun_anew=said)
-    if _agrees(old, new, policy):
-        return Step(changed(old, replicates=[*old.replicates, *new.replicates][:KEPT_REPLICATES]))
+        return Step(new, begun_anew=f"two kinds of times before, {format_ns(now)} now")
+    if _agrees(old, new, policy) or (is_short and _is_same_code(old, new) and not _is_mixed(joined, policy)):
+        return Step(joined)
     if now < before and (len(old.replicates) == 1 or not _is_same_code(old, new)):
-        return Step(new, begun_anew=said)
+        return Step(new, begun_anew=None if is_short else f"faster code: {_beside(before, now)}")
     return Step(old, left_out=unexplained(old, new))
 
 

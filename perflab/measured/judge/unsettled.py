@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from perflab.compared.interleave import Reading
 from perflab.compared.judge.paired import PairedCase, PairedFinding, PairedPolicy, latency_findings
 from perflab.measure.records import Paired, Replicate
 from perflab.measured.judge.finding import Finding
@@ -48,8 +49,10 @@ def found_in_turns(paired: Paired, policy: Policy) -> PairedFinding:
     screen, confirm, control = (
         [math.log(ratio) for ratio in ratios] for ratios in (paired.screen, paired.confirm, paired.control)
     )
-    case = PairedCase(screen, confirm, floor=math.log1p(policy.floor_ns / paired.base_ns))
-    found = latency_findings({"": case}, {"": control}, turns_policy(policy))[""]
+    floor = math.log1p(policy.floor_ns / paired.base_ns)
+    # The control's ratios are of the calls that are judged already, and have no excess left.
+    case = PairedCase(screen, confirm, paired.judged, paired.uneven, floor=floor)
+    found = latency_findings({"": case}, {"": [Reading(log) for log in control]}, turns_policy(policy))[""]
     return found.timed(paired.base_ns, policy.floor_ns)
 
 

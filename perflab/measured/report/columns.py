@@ -6,22 +6,38 @@ stands here; a fact's is the ending of its name.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from perflab.measure.records import Measurement, Record, Replicate
+from perflab.measure.records import Beside, Measurement, Ratio, Record, Replicate
 from perflab.measured.report.judged import Reading, judged
 from perflab.measured.report.matmul_rate import share_of_rate
 from perflab.measured.report.samples import interquartile_range_ns, slowest_ns
 from perflab.report.view import COLLECTED, PHASES, STANDARD, STATISTICS, View
 from perflab.results import Result
-from perflab.units import format_bytes, format_change, format_noise, format_ns, format_percent, format_ratio, format_si
+from perflab.units import (
+    format_between,
+    format_bytes,
+    format_change,
+    format_names,
+    format_noise,
+    format_ns,
+    format_percent,
+    format_ratio,
+    format_si,
+)
 
 Value = str | int | float | bool | None
 NOTHING = "–"
 
 _TIMES = (*STATISTICS, "first", *PHASES)
-_COMPARED_TIMES = ("median", "min", "max", "mean", "first", *PHASES)
+_OF_A_CALL = ("median", "min", "mean")
+"""Times that have the ratio of a call's time."""
+_NOT_IN_TURNS = (
+    "they were not measured in turns, and measured one after another the same code differs too "
+    "-> run these cases together"
+)
 _UNITS = {"peak": "bytes", "MFU": "share", "spread": "share", "vs_base": "ratio", "ops": "per second"}
 _WRITTEN: dict[str, Callable[[float], str]] = {
     "spread": format_noise,
@@ -89,18 +105,30 @@ class Column:
             return str(value) if isinstance(value, int) else f"{value:.4g}"
         return written(value) if value >= 0 else f"-{written(-value)}"
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether it is compared by turns."""
+        return self.source is None and (self.name in (*_OF_A_CALL, *PHASES) or self.name.endswith(_RATE))
+
     def change(self, now: Value, base: Value) -> tuple[float, str] | None:
-        """The ratio to the base's value and how it is shown; None where the column is not compared."""
-        if not (_is_number(now) and _is_number(base)) or self.source is not None:
+        """The ratio of exact values and how it is shown; None of any other column."""
+        if self.name != "peak" or not isinstance(now, int | float) or not isinstance(base, int | float) or base <= 0:
             return None
-        assert isinstance(now, int | float)
-        assert isinstance(base, int | float)
-        if base <= 0:
+        return now / base, _grown(now / base)
+
+    def in_turns(self, result: Result, base: Result) -> Ratio | None:
+        """What turns with the base say: the column's value as a multiple of the base's."""
+        found, record, other = turns_with(result, base), result.record, base.record
+        if record is None or other is None or not self.is_timed:
             return None
-        ratio = now / base
-        if self.name in _COMPARED_TIMES or self.name.endswith(_RATE):
-            return ratio, format_ratio(ratio)
-        return (ratio, _grown(ratio)) if self.name == "peak" else None
+        if not self.name.endswith(_RATE):
+            return found.phases.get(self.name) if self.name in PHASES else found.call
+        unit = self.name.removesuffix(_RATE)
+        time = found.phases.get(unit.partition("_")[0]) if is_of_a_phase(unit, record) else found.call
+        more = record.work.get(unit, 0.0) / (other.work.get(unit) or math.inf)
+        if time is None or more <= 0:
+            return None
+        return Ratio(value=more / time.value, low=more / time.high, high=more / time.low)
 
 
 def named(name: str) -> Column:
@@ -131,11 +159,35 @@ def shown_ns(result: Result) -> float | None:
 
 
 def interval_ns(result: Result) -> tuple[float, float] | None:
-    """95 % interval of that time, by the noise within the process; None of one sample, or where nobody can tell."""
+    """95 % interval of that time, within the process or by the pairs; None of one sample, or where nobody can tell."""
     reading = judged(result)
-    if reading is None or reading.samples < 2 or reading.noise >= 1.0:
+    if reading is None or reading.samples < 2 or reading.noise is None or reading.noise >= 1.0:
         return None
     return reading.median_ns * (1 - reading.noise), reading.median_ns * (1 + reading.noise)
+
+
+def turns_with(result: Result, base: Result) -> Beside:
+    """What turns with this reading of the base said of a case, or that there were none."""
+    none = Beside(base=base.case, base_ns=shown_ns(base) or math.inf, problem=_NOT_IN_TURNS)
+    return next((one for one in result.beside if (one.base, one.base_ns) == (none.base, none.base_ns)), none)
+
+
+def told(ratio: Ratio | None) -> str:
+    """A ratio with its interval: ``×1.07 (1.03…1.11)``."""
+    return f"{format_ratio(ratio.value)} {format_between(ratio.low, ratio.high)}" if ratio is not None else ""
+
+
+def without_ratio(rows: Sequence[tuple[str, Result, Result]]) -> list[str]:
+    """Why rows have no ratio of times, a line a reason. ``rows``: their labels, and each with its base."""
+    reasons: dict[str, list[str]] = {}
+    for label, result, base in rows:
+        found = turns_with(result, base)
+        if found.call is None:
+            reasons.setdefault(found.problem or _NOT_IN_TURNS, []).append(label)
+    return [
+        f"no ratio of times{'' if len(labels) == len(rows) else f' of {format_names(labels)}'}: {why}"
+        for why, labels in reasons.items()
+    ]
 
 
 def is_of_a_phase(unit: str, record: Record) -> bool:
@@ -170,7 +222,7 @@ def _read(name: str, result: Result, record: Record, summary: Replicate, reading
             "vs_base": latency.ratio if latency is not None else None,
             "std": reading.std_ns,
             "first": reading.first_ns,
-            "peak": summary.memory.peak_bytes if summary.memory is not None else None,
+            "peak": summary.memory.shown_bytes if summary.memory is not None else None,
             "MFU": share_of_rate(flops, reading.median_ns, record) if flops is not None else None,
         }
         return standard.get(name)
@@ -195,10 +247,6 @@ def _ending(name: str) -> tuple[str, str]:
         if name.endswith(ending):
             return name.removesuffix(ending), unit
     return name, ""
-
-
-def _is_number(value: Value) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _grown(ratio: float) -> str:

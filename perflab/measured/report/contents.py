@@ -40,7 +40,9 @@ def describe(result: Result, case: Case) -> Case:
         case,
         quantities=_quantities(result, record, summary),
         times=_times(record, measurement, summary, result.judgement) if measurement and summary else None,
-        memory={"held before the call": memory.held_bytes, "growth in the call": memory.growth_bytes} if memory else {},
+        memory={"held before the call": memory.held_bytes, "growth in the call": memory.growth_bytes}
+        if memory is not None and memory.shown_bytes
+        else {},
         memory_beside=_beside(memory) if memory is not None else {},
         paired=record.paired,
         paired_to_anchor=record.paired_to_anchor,
@@ -75,8 +77,8 @@ def _quantities(result: Result, record: Record, summary: Replicate | None) -> di
     for name, ns in reading.phases_ns.items():
         change = judgement.phases.get(name)
         found[name] = quantity("ns", change.now if change is not None else ns, change, exact=False)
-    if summary.memory is not None:
-        change = judgement.memory
+    change = judgement.memory
+    if summary.memory is not None and (summary.memory.shown_bytes or (change is not None and change.before)):
         peak = int(change.now) if change is not None else summary.memory.peak_bytes
         found["peak"] = quantity("bytes", peak, change, exact=True, worse="memory" in judgement.worse)
     gated = exact_quantities(summary.counts, judgement.counts)

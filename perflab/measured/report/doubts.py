@@ -44,7 +44,9 @@ def noisy_baselines(results: Sequence[Result], threshold: float, width: int) -> 
     limits = {
         result.case: result.judgement.latency.limit - 1.0
         for result in results
-        if result.judgement.latency is not None and result.judgement.latency.limit is not None and not result.saved
+        if result.judgement.latency is not None
+        and result.judgement.latency.limit is not None
+        and not (result.saved or result.judgement.few_runs)
     }
     noisy = {case: limit for case, limit in limits.items() if limit > 2 * threshold}
     if not noisy:

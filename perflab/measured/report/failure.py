@@ -17,7 +17,15 @@ from perflab.report.escaping import result_for_reading
 from perflab.report.failing_table import WIDTH, Quantity, failing_table, wrapped
 from perflab.report.lines import name_of
 from perflab.results import Result
-from perflab.units import format_bytes, format_change, format_interval, format_ns, format_percent, format_signed
+from perflab.units import (
+    format_bytes,
+    format_change,
+    format_count,
+    format_interval,
+    format_ns,
+    format_percent,
+    format_signed,
+)
 from perflab.user_lines import CALLERS
 
 NO_TELLING = "can't tell"
@@ -85,7 +93,7 @@ def _fitting(title: str, ways: Iterable[Sequence[str]], most: int) -> list[str]:
 def _headline(result: Result) -> str:
     name, judgement = name_of(result), result.judgement
     if judgement.verdict in (Verdict.OK, Verdict.IMPROVED):
-        missed = {"time": judgement.no_times} if judgement.no_times is not None else {}
+        missed = {"time": judgement.time_not_judged} if judgement.time_not_judged is not None else {}
         missed |= {listed([*map(in_words, quantities)]): reason for reason, quantities in reasons_of(judgement)}
         said = ", ".join(f"its {what} could not be judged ({reason})" for what, reason in missed.items())
         return f"{name}: {said}, and --perf-check fails such cases"
@@ -118,7 +126,8 @@ def _numbers(judgement: Judgement, counts: dict[str, Change], memory_threshold: 
         limit = f"+{format_percent(memory_threshold)}" if memory_threshold else "exact"
         label = "peak, to anchor" if "memory" in to_anchor else "peak"
         sizes = (format_bytes(before), format_bytes(now), grown)
-        rows.append(Quantity((label, *sizes, "exact", limit), failed="memory" in judgement.worse))
+        cells = (*sizes, "exact", limit) if before or now else ("–", "–", "no tensor memory", "–", "–")
+        rows.append(Quantity((label, *cells), failed="memory" in judgement.worse))
     counted = "counts" in judgement.worse
     rows += [Quantity(count_row(*item), failed=counted and item[1].is_past_limit) for item in counts.items()]
     return failing_table(("", "before", "now", "change", "95 % interval", "limit"), rows)
@@ -154,7 +163,7 @@ def _paired(record: Record | None, judgement: Judgement) -> Paired | None:
 
 def _paired_evidence(paired: Paired, judgement: Judgement) -> list[str]:
     pairs = [*paired.screen, *paired.confirm]
-    said = [f"{len(pairs)} interleaved pairs of fresh processes"]
+    said = [f"{format_count(len(pairs), 'interleaved pair')} of fresh processes", *filter(None, [paired.calls])]
     if paired.control:
         said.append(f"base against base: {format_change(median(paired.control))}")
     if judgement.disturbed is not None:

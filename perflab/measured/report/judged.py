@@ -15,7 +15,8 @@ class Reading:
     """Times of one call in nanoseconds. None is what only a reading that was not judged would tell."""
 
     median_ns: float
-    noise: float
+    noise: float | None
+    """Half the width of its 95 % interval, as a share; None where that is unknown."""
     samples: int
     fastest_ns: float | None = None
     mean_ns: float | None = None
@@ -39,7 +40,9 @@ def judged(result: Result) -> Reading | None:
         # Phases of an unsettled case were judged before the turns, by other readings.
         phases = result.judgement.phases if record.compares else {}
         phases_ns = {name: change.now for name, change in phases.items()}
-        return Reading(latency.now or here.median_ns, here.noise, here.samples, phases_ns=phases_ns)
+        low, high = latency.low, latency.high  # the pairs', not the samples'
+        noise = (high - low) / (2 * latency.ratio) if low is not None and high is not None and latency.ratio else None
+        return Reading(latency.now or here.median_ns, noise, here.samples, phases_ns=phases_ns)
     if record.fresh:
         return _middle(record.fresh, latency.now if latency is not None else None)
     return Reading(

@@ -18,9 +18,10 @@ def what_was_compared(results: Sequence[Result]) -> list[str]:
 
 def _without_times(results: Sequence[Result]) -> list[str]:
     compared: dict[str, Counter[str]] = {}
-    for one in (result.judgement for result in results):
-        if one.no_times is not None:
-            compared.setdefault(one.no_times, Counter())[_exact_of(one)] += 1
+    for result in results:
+        one = result.judgement
+        if one.time_not_judged is not None and not (result.saved and one.few_runs):  # the next run has enough
+            compared.setdefault(one.time_not_judged, Counter())[_exact_of(one)] += 1
     return [f"{reason}: {_of_cases(counter)} compared" for reason, counter in compared.items()]
 
 

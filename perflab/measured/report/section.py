@@ -36,6 +36,7 @@ _PAGE = 160
 """Characters in a line of a page."""
 _OTHER_TIME, _OTHER_TIME_OF_MODE = 0.25, 0.05
 """From which share on the time of the calls beside a profile and that of the case differ; in a mode, which is why."""
+_NO_TENSORS = "peak –: no tensor memory"
 _MOST_UNDECIDED = 8
 """Inconclusive cases that a brief table lists though they stand elsewhere too: those that look slowest."""
 
@@ -56,6 +57,7 @@ def lines(document: Document, results: Sequence[Result], width: int, view: View)
         *study_lines(found, width),
         *(Line(text) for text in _profiles(measured, width, brief=view.brief)),
         *([Line(MARKED)] if _has_marks(measured, groups, view) else []),
+        *([Line(_NO_TENSORS)] if "peak" in view.columns and any(map(_has_no_tensors, listed)) else []),
     ]
 
 
@@ -140,6 +142,11 @@ def _has_marks(measured: Sequence[Result], groups: Sequence[Group], view: View) 
     """Whether a table marks disturbed cases at their names."""
     named = {case for group in groups for case in group.cases} | {one.case for one in measured if one.study}
     return any(one.judgement.beside and (view.brief or one.case in named) for one in measured)
+
+
+def _has_no_tensors(result: Result) -> bool:
+    memory = result.record.summary.memory if result.record is not None and result.record.summary is not None else None
+    return memory is not None and not memory.calls_differ and not memory.peak_bytes
 
 
 def _in_brief(

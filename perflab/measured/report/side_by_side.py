@@ -1,20 +1,29 @@
 """Side by side: compares the levels of one parameter, in every case that has it. Pure.
 
-A group is one test with all of its other parameters; its lines are the levels, fastest first. Ratios are to the
-fastest of the group, those of phases (in brackets) to the phase's fastest. What a case quotes from elsewhere stands
-below, and takes part in no ratio.
+A group is one test with all of its other parameters; its lines are the levels, fastest first. Ratios, those of phases
+too, are to the first line, and come from turns with it (``Result.beside``). What a case quotes from elsewhere
+stands below, and takes part in no ratio.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from perflab.data import Parameters
 from perflab.measure.records import Record
-from perflab.measured.report.columns import interval_ns, is_of_a_phase, named, shown_ns
+from perflab.measured.report.columns import (
+    interval_ns,
+    is_of_a_phase,
+    named,
+    shown_ns,
+    told,
+    turns_with,
+    without_ratio,
+)
 from perflab.measured.report.judged import judged
 from perflab.measured.report.matmul_rate import share_of_rate, with_best_rates
 from perflab.measured.report.table import is_disturbed, said_instead
@@ -23,7 +32,7 @@ from perflab.report.escaping import escape
 from perflab.report.lines import Line, short_name, with_mark, wrap_facts
 from perflab.report.text_bars import bars_block
 from perflab.results import Result, parameters_of
-from perflab.units import format_bytes, format_multiple, format_ns, format_rate
+from perflab.units import format_ns, format_rate
 
 _COLUMNS = ("median", "spread", "ratio", "rate", "matmul", "peak")
 _FLOPS = "flops"
@@ -61,6 +70,16 @@ class Group:
     levels: list[Level]
     cases: list[str] = field(default_factory=list)
     """Node ids of its members."""
+
+    @property
+    def timed(self) -> list[tuple[str, Result]]:
+        """Levels that were measured, the fastest first: the others are held against it."""
+        return [(level.name, level.result) for level in self.levels if level.result is not None]
+
+    @property
+    def untold(self) -> list[str]:
+        """Why levels have no ratio."""
+        return without_ratio([(name, result, self.timed[0][1]) for name, result in self.timed[1:]])
 
 
 @dataclass(frozen=True)
@@ -111,6 +130,13 @@ def side_by_side(results: Sequence[Result], parameter: str | None = None) -> lis
     return [group for group in groups if len(group.levels) > 1]
 
 
+def levels_with_bases(results: Sequence[Result]) -> Iterator[tuple[Result, Result]]:
+    """Levels whose times are held against their group's fastest, each with it; what a summary shows comes first."""
+    groups = side_by_side(results)
+    for group in sorted(groups, key=lambda one: any(one.cases == left.cases for left in in_brief(groups)[1])):
+        yield from ((result, group.timed[0][1]) for _, result in group.timed[1:])
+
+
 def in_brief(groups: Sequence[Group]) -> tuple[list[Group], list[Group]]:
     """The last group of each test, in most grids its largest work, without phases; and those left out."""
     last = {group.cases[0].partition("[")[0]: group for group in groups}
@@ -142,11 +168,15 @@ def side_by_side_lines(groups: Sequence[Group], width: int = 80) -> list[Line]:
             if level.said:
                 lines.append(Line(f"{name}  {level.said}"[: max(width, 80)]))
                 continue
-            shown = (name if len(name) <= names else name[: names - 1] + "…").ljust(names)
-            lines.append(
-                Line((shown + "".join(level.cells.get(title, "").rjust(size) for title, size in used)).rstrip())
-            )
+            if level.result is None and len(name) > names:  # a source is worth more than its place in a column
+                text = f"{name}  {level.cells['median']}"[: max(width, 80)]
+            else:
+                shown = (name if len(name) <= names else name[: names - 1] + "…").ljust(names)
+                text = (shown + "".join(level.cells.get(title, "").rjust(size) for title, size in used)).rstrip()
+            lines.append(Line(text))
             lines += [Line(f"    {text}") for text in wrap_facts(level.phases, max(width, 80) - 4)]
+        untold = (textwrap.wrap(f"  {one}", max(width, 80), subsequent_indent="  ") for one in group.untold)
+        lines += [Line(text) for texts in untold for text in texts]
     return lines
 
 
@@ -162,18 +192,19 @@ def side_by_side_markdown(groups: Sequence[Group]) -> list[str]:
             name = "<br>".join(map(escape, [said, *level.phases]))
             lines.append(f"| {' | '.join([name, *(escape(level.cells.get(t, '')) for t in used)])} |")
         timed = [(one.marked, one.ns, one.cells.get("median", "")) for one in group.levels if one.ns is not None]
-        blocks += ["\n".join(lines), *bars_block(f"time of one call, {group.title}", timed)]
+        blocks += ["\n".join(lines), *map(escape, group.untold), *bars_block(f"time of one call, {group.title}", timed)]
     return blocks
 
 
 def side_by_side_data(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """Each group as dicts and lists: times in nanoseconds, ratios to its fastest, noise as a share, memory in bytes."""
+    """Each group as dicts and lists: times in nanoseconds, ratios to its first, noise as a share, memory in bytes."""
     return [
         {
             "parameter": group.parameter,
             "title": group.title,
             "cases": group.cases,
             "levels": [_level_data(group, level) for level in group.levels],
+            **({"no_ratios": untold} if (untold := group.untold) else {}),
         }
         for group in groups
     ]
@@ -182,13 +213,14 @@ def side_by_side_data(groups: Sequence[Group]) -> list[dict[str, Any]]:
 def _level_data(group: Group, level: Level) -> dict[str, Any]:
     if level.said:
         return {"level": level.name, "said": level.said}
-    fastest = min(one.ns for one in group.levels if one.result is not None and one.ns is not None)
     record = level.result.record if level.result is not None else None
     summary = record.summary if record is not None else None
     if level.result is None or summary is None or level.ns is None:
         return {"level": level.name, "ns": level.ns, "quoted": True}
     low_ns, high_ns = interval_ns(level.result) or (None, None)
     reading = judged(level.result)
+    base = group.timed[0][1]
+    ratio = turns_with(level.result, base).call
     return {
         "level": level.name,
         **({"disturbed": True} if level.disturbed else {}),
@@ -196,10 +228,11 @@ def _level_data(group: Group, level: Level) -> dict[str, Any]:
         "ns": level.ns,
         "low_ns": low_ns,
         "high_ns": high_ns,
-        "ratio": level.ns / fastest if fastest > 0 else None,
+        "ratio": 1.0 if level.result is base else ratio.value if ratio is not None else None,
+        **({"between": [ratio.low, ratio.high]} if ratio is not None else {}),
         "noise": named("spread").value(level.result),
         "phases_ns": reading.phases_ns if reading is not None else {},
-        "peak_bytes": summary.memory.peak_bytes if summary.memory is not None else None,
+        "peak_bytes": summary.memory.shown_bytes if summary.memory is not None else None,
         "rate": level.cells.get("rate"),
     }
 
@@ -222,11 +255,7 @@ def _title(case: str, level: str, others: Parameters) -> str:
 def _levels(members: Sequence[_Member]) -> list[Level]:
     measured = [(shown_ns(one.result), one) for one in members]
     timed = sorted(((ns, one) for ns, one in measured if ns is not None), key=lambda pair: pair[0])
-    best: dict[str, float] = {}
-    for _, one in timed:
-        for phase, ns in _phases(one.result).items():
-            best[phase] = min(ns, best.get(phase, ns))
-    levels = [_level(one, ns, timed[0][0], best) for ns, one in timed]
+    levels = [_level(one, ns, timed[0][1].result) for ns, one in timed]
     reasons: dict[str, list[str]] = {}
     for time_ns, one in measured:
         if time_ns is None:
@@ -239,10 +268,10 @@ def _levels(members: Sequence[_Member]) -> list[Level]:
     return levels
 
 
-def _level(one: _Member, ns: float, best_ns: float, best: dict[str, float]) -> Level:
-    record = one.result.record
+def _level(one: _Member, ns: float, base: Result) -> Level:
+    record, turns = one.result.record, turns_with(one.result, base)
     assert record is not None
-    cells = {"median": format_ns(ns), "ratio": format_multiple(ns, best_ns)}
+    cells = {"median": format_ns(ns), "ratio": "1.00" if one.result is base else told(turns.call)[1:]}
     unit = _FLOPS if _FLOPS in record.work else next((u for u in record.work if not is_of_a_phase(u, record)), None)
     if unit is not None:
         cells["rate"] = format_rate(record.work[unit] / (ns / 1e9), "FLOP" if unit == _FLOPS else unit)
@@ -251,11 +280,12 @@ def _level(one: _Member, ns: float, best_ns: float, best: dict[str, float]) -> L
     spread = named("spread")
     if spread.has(one.result):
         cells["spread"] = spread.text(spread.value(one.result))
-    if record.summary is not None and record.summary.memory is not None:
-        cells["peak"] = format_bytes(record.summary.memory.peak_bytes)
+    peak = named("peak")
+    if peak.has(one.result):
+        cells["peak"] = peak.text(peak.value(one.result))
     phases = []
     for phase, phase_ns in _phases(one.result).items():
-        text = f"{phase} {format_ns(phase_ns)} ({format_multiple(phase_ns, best[phase])})"
+        text = f"{phase} {format_ns(phase_ns)} {told(turns.phases.get(phase))}".rstrip()
         flops = record.work.get(f"{phase}_{_FLOPS}")
         if flops is not None:
             text += f" {format_rate(flops / (phase_ns / 1e9), 'FLOP')}"

@@ -1,17 +1,28 @@
 """Studies: tables of the cases of one title. Data; ``study_forms.py`` writes them.
 
 A row whose case names a base (``versus``) shows its times, rates and peak against the case that has the base's level of
-that parameter and is the same otherwise: one test, all other parameters equal. Machines never share a table.
+that parameter and is the same otherwise: one test, all other parameters equal. Ratios of times are those of turns with
+that case (``Result.beside``). Machines never share a table.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from perflab.environment import slug
-from perflab.measured.report.columns import Column, Value, interval_ns, is_of_a_phase, named, quoted
+from perflab.measure.records import Ratio
+from perflab.measured.report.columns import (
+    Column,
+    Value,
+    interval_ns,
+    is_of_a_phase,
+    named,
+    quoted,
+    told,
+    without_ratio,
+)
 from perflab.measured.report.judged import judged
 from perflab.measured.report.matmul_rate import with_best_rates
 from perflab.measured.report.table import is_disturbed, said_instead
@@ -31,6 +42,8 @@ class Cell:
     value: Value = None
     change: str = ""
     ratio: float | None = None
+    turns: Ratio | None = None
+    """The same with its interval, where it is no exact one."""
     interval: tuple[float, float] | None = None
     """95 %, of a median."""
 
@@ -62,6 +75,8 @@ class StudyTable:
     head: str
     columns: list[Column]
     rows: list[StudyRow]
+    untold: list[str] = field(default_factory=list)
+    """Why rows have no ratio of times to their base."""
 
     @property
     def nothing(self) -> str:
@@ -93,18 +108,31 @@ class Study:
 
 def studies(results: Sequence[Result], findings: Mapping[str, list[str]] | None = None) -> list[Study]:
     """The studies that the cases belong to, in the order of their first cases. What was predicted is in none."""
-    members: dict[str, list[Result]] = {}
-    for result in with_best_rates(results):
-        if result.study is not None and result.is_of_a_run:
-            members.setdefault(result.study, []).append(result)
     found = []
-    for name, cases in members.items():
+    for name, cases in _members(with_best_rates(results)).items():
         versus = dict.fromkeys(one.versus for one in cases if one.versus is not None)
         measured = {key[1] for key, base in _bases(cases).items() if base.record and base.record.summary}
         missing = [one for one in versus if one not in measured]
         tables = [_table(group) for group in _by_machine(cases)]
         found.append(Study(name, list(versus), missing, tables, list((findings or {}).get(name, []))))
     return found
+
+
+def rows_with_bases(results: Sequence[Result]) -> Iterator[tuple[Result, Result]]:
+    """Rows whose times studies hold against a base, each with it."""
+    for cases in _members(results).values():
+        for group in _by_machine(cases):
+            if any(column.is_timed for column in _columns(group)):
+                bases = _bases(group)
+                yield from ((one, base) for one in group if (base := _base_of(one, bases)) is not None)
+
+
+def _members(results: Sequence[Result]) -> dict[str, list[Result]]:
+    members: dict[str, list[Result]] = {}
+    for result in results:
+        if result.study is not None and result.is_of_a_run:
+            members.setdefault(result.study, []).append(result)
+    return members
 
 
 def without_quotes(study: Study) -> Study:
@@ -134,16 +162,19 @@ def _table(results: list[Result]) -> StudyTable:
     bases = _bases(results)
     head, labels = _labels(results)
     rows = []
+    held: list[tuple[str, Result, Result]] = []
     for label, result in zip(labels, results, strict=True):
         if result.record is None or result.record.summary is None:
             rows.append(StudyRow(result.case, label, said=said_instead(result)))
             continue
-        base = bases.get(_key(result, result.versus)) if result.versus is not None else None
-        cells = [_cell(column, result, base if base is not result else None) for column in columns]
+        base = _base_of(result, bases)
+        held += [(label, result, base)] if base is not None else []
+        cells = [_cell(column, result, base) for column in columns]
         reading = judged(result)
         noise = reading.noise if reading is not None and reading.samples > 1 else None
         rows.append(StudyRow(result.case, label, cells, disturbed=is_disturbed(result), noise=noise))
-    return StudyTable(environment, head, columns, rows)
+    untold = without_ratio(held) if any(column.is_timed for column in columns) else []
+    return StudyTable(environment, head, columns, rows, untold)
 
 
 def _columns(results: Sequence[Result]) -> list[Column]:
@@ -190,11 +221,23 @@ def _key(result: Result, versus: str) -> _Key:
     return result.case.partition("[")[0], versus, others
 
 
+def _base_of(result: Result, bases: Mapping[_Key, Result]) -> Result | None:
+    """The other case that a measured one is held against, if that was measured too."""
+    base = bases.get(_key(result, result.versus)) if result.versus is not None else None
+    measured = all(one is not None and one.record is not None and one.record.summary for one in (result, base))
+    return base if base is not result and measured else None
+
+
 def _cell(column: Column, result: Result, base: Result | None) -> Cell:
     value = column.value(result)
-    change = column.change(value, column.value(base)) if base is not None else None
-    ratio, text = change if change is not None else (None, "")
-    return Cell(column.text(value), value, text, ratio, interval_ns(result) if column.name == "median" else None)
+    cell = Cell(column.text(value), value, interval=interval_ns(result) if column.name == "median" else None)
+    if base is None or value is None:
+        return cell
+    turns = column.in_turns(result, base)
+    if turns is not None:
+        return replace(cell, change=told(turns), ratio=turns.value, turns=turns)
+    change = column.change(value, column.value(base))
+    return cell if change is None else replace(cell, ratio=change[0], change=change[1])
 
 
 # --- labels ------------------------------------------------------------------------------------------------------

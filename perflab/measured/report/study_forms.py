@@ -35,7 +35,7 @@ def study_lines(found: Sequence[Study], width: int = 80) -> list[Line]:
                 continue
             for columns in _blocks(table, width):
                 lines += _block(table, columns, width)
-            lines += [text for source in _sources(table) for text in _wrapped(source, width)]
+            lines += [text for one in (*table.untold, *_sources(table)) for text in _wrapped(one, width)]
         lines += [text for finding in study.findings for line in finding.splitlines() for text in _wrapped(line, width)]
     return [Line(text) for text in lines]
 
@@ -127,7 +127,7 @@ def study_markdown(found: Sequence[Study]) -> list[str]:
                 blocks.append(escape(table.nothing))
                 continue
             blocks += ["\n".join(_rows_of_markdown(table)), *_bars(table)]
-            blocks += [escape(source) for source in _sources(table)]
+            blocks += [escape(one) for one in (*table.untold, *_sources(table))]
         if study.findings:
             blocks.append("\n".join(f"- {escape(' '.join(finding.split()))}" for finding in study.findings))
     return blocks
@@ -177,6 +177,7 @@ def study_data(found: Sequence[Study]) -> list[dict[str, Any]]:
                     "environment": to_plain(table.environment) if table.environment is not None else None,
                     "columns": [{"name": _name(column), "unit": column.unit or None} for column in table.columns],
                     "rows": [_row_of_data(table, row) for row in table.rows],
+                    **({"no_ratios": table.untold} if table.untold else {}),
                 }
                 for table in study.tables
             ],
@@ -198,6 +199,8 @@ def _row_of_data(table: StudyTable, row: StudyRow) -> dict[str, Any]:
     )
     plain |= {"noise": row.noise} if row.noise is not None else {}
     plain |= {"disturbed": True} if row.disturbed else {}
+    between = {name: [cell.turns.low, cell.turns.high] for name, cell in pairs if cell.turns is not None}
+    plain |= {"versus_intervals": between} if between else {}
     return {**plain, "versus": ratios} if ratios else plain
 
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 import gc
 import re
 import shutil
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from perflab.child import workplace
 from perflab.errors import FreshProcessError, SettingError
 from perflab.plugin.case.fresh_process import Job, run_job
 from perflab.units import format_ns
@@ -67,10 +67,10 @@ def count_under_callgrind(config: pytest.Config, case: str, device: str) -> int:
     Raises:
         FreshProcessError: nothing was counted there; the end of the process's output is in the error.
     """
-    with tempfile.TemporaryDirectory(prefix="perflab-") as folder:
-        counted = Path(folder, "callgrind.out")
-        job = Job(cases=[case], results=str(Path(folder, "results.jsonl")), under_callgrind=True)
-        ended = run_job(config, job, device, Path(folder), _wrapper(counted), _FIXED)
+    with workplace() as folder:
+        counted = folder / "callgrind.out"
+        job = Job(cases=[case], results=str(folder / "results.jsonl"), under_callgrind=True)
+        ended = run_job(config, job, device, folder, _wrapper(counted), _FIXED)
         found = total_of(counted.read_text(encoding="utf-8", errors="replace")) if counted.exists() else 0
     if ended.hung_after_s is not None:
         raise FreshProcessError(

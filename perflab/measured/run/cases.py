@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from perflab.compared.run.evidence import kept_s
 from perflab.data import Parameters, to_plain
 from perflab.environment import current_environment
 from perflab.errors import UsageError
 from perflab.measure.devices import resolve_device
 from perflab.measure.limits import as_out_of_memory
 from perflab.measure.sampling import Progress
+from perflab.measured.judge.counts import exactly_worse
 from perflab.measured.run.callgrind import check_callgrind
 from perflab.measured.run.cuda_graphs import no_graph_for
 from perflab.measured.run.device_turns import CaseTurns
@@ -38,11 +40,13 @@ from perflab.plugin.case.hanging import expect, suspended
 from perflab.plugin.case.perf import STATE, CaseState, NothingComparedError, Perf, Way, device_of
 from perflab.plugin.case.progress import ProgressLine
 from perflab.plugin.case.subtests import Phases, is_of_a_subtest
-from perflab.plugin.case.total_budget import TotalBudget
+from perflab.plugin.case.total_budget import GRACE_S, TotalBudget
 from perflab.plugin.case.verdicts import unmeasured
 from perflab.plugin.config.kinds import measures_elsewhere, tier_asked_by
 from perflab.plugin.config.marker import for_case
 from perflab.plugin.config.settings import Settings
+from perflab.plugin.noting import case_id
+from perflab.plugin.session.moved import Moved
 from perflab.plugin.stash import PERF_FOR, worker_number
 from perflab.predicted.run.fake_cases import PredictedCases
 from perflab.predicted.run.predicting import Instead, Predicted, Predictions
@@ -68,8 +72,11 @@ class Cases:
         self._job = job
         self._server = server
         self._baselines = baselines_of(config, settings)
+        self._moved = Moved(config, settings, "measured")
         self._progress = ProgressLine(config)
         self._case_settings: dict[str, Settings] = {}
+        self._ids: set[str] = set()
+        """Of the cases, as pytest names them while they run."""
         self._budget = TotalBudget(settings.total_budget_s)
         self._recheck = Recheck(config, settings.baselines, self._progress, self._budget, self._turn)
         self._held_reports = HeldReports(config, self._recheck, self._keep, self._attach)
@@ -91,8 +98,11 @@ class Cases:
             PerflabError: the first problem found.
         """
         for item in items:
-            self._case_settings[item.nodeid] = for_case(self._settings, item)
-        self._budget.cases = len(items)
+            self._case_settings[case_id(item)] = for_case(self._settings, item)
+        self._ids = {item.nodeid for item in items}
+        # Rows of tables are measured once more when all tests have ended.
+        in_tables = sum(one.versus is not None or one.side_by_side is not None for one in self._case_settings.values())
+        self._budget.cases = len(items) + in_tables
         self._budget.processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
         device = resolve_device(
             "cpu" if self._settings.predict and not self._settings.dry_run else self._settings.device
@@ -103,17 +113,17 @@ class Cases:
         if self._settings.update or self._settings.update_new:
             check_writable(self._settings.baselines)
         if self._settings.predict:
-            self._predictions.check([item.nodeid for item in items])
+            self._predictions.check([case_id(item) for item in items])
             return  # nothing is measured
         if self._settings.instructions == "callgrind":
             check_callgrind(device)
         environment = current_environment(device, self._settings.machine)
         for item in items:
-            settings = self._case_settings[item.nodeid]
-            unmet = no_graph_for(item.nodeid, settings, device)
+            settings = self._case_settings[case_id(item)]
+            unmet = no_graph_for(case_id(item), settings, device)
             if unmet is not None:
                 item.add_marker(pytest.mark.skip(reason=unmet))
-            self._baselines.of(identity(item.nodeid, settings.mode), environment)
+            self._baselines.of(identity(case_id(item), settings.mode), environment)
 
     def perf_for(self, item: pytest.Item, device: torch.device) -> Perf:
         """The ``perf`` fixture's value for a test."""
@@ -147,14 +157,14 @@ class Cases:
         """Hold the device; waiting for it takes none of a case's patience: whoever has it has a limit of its own."""
         with contextlib.ExitStack() as stack:
             with suspended(self._config):
-                stack.enter_context(device_turn(str(device), self._progress.show))
+                stack.enter_context(device_turn(str(device), self._progress.waiting, self._budget.is_over))
             yield
 
     def _device_to_take(self, item: pytest.Item) -> torch.device | None:
         """The device that a case will need, as far as is known before its fixtures are made."""
         if STATE not in item.stash or self._settings.predict:
             return None
-        self._progress.begin(item.nodeid)
+        self._progress.begin(case_id(item))
         return resolve_device(self._settings.device, worker_number(self._config))
 
     # --- around each test -----------------------------------------------------------------------------------
@@ -167,8 +177,8 @@ class Cases:
         return (yield)
 
     def _begin(self, item: pytest.Item) -> None:
-        settings = self._case_settings.get(item.nodeid) or for_case(self._settings, item)
-        state = item.stash[STATE] = CaseState(item.nodeid, settings, parameters=_parameters(item))
+        settings = self._case_settings.get(case_id(item)) or for_case(self._settings, item)
+        state = item.stash[STATE] = CaseState(case_id(item), settings, parameters=_parameters(item))
         state.part(Learned)  # from now on
 
     def skip_if_late(self, item: pytest.Item) -> None:
@@ -177,8 +187,8 @@ class Cases:
         Time that is over by little is for the test to see: it may say what it would have cost (perf.requires). Where
         it does much before that, or never says, the run must come to its end all the same.
         """
-        state, left_s = item.stash.get(STATE, None), self._budget.left_s()
-        if state is not None and self._job is None and left_s is not None and left_s < -state.settings.budget_s:
+        state, left_s = item.stash.get(STATE, None), self._budget.measuring_s()
+        if state is not None and self._job is None and left_s is not None and left_s < -GRACE_S:
             state.skip_for_time()
 
     @pytest.hookimpl(wrapper=True)
@@ -240,7 +250,7 @@ class Cases:
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         """One case more is done, also if it ran in a fork, whose reports are made there."""
-        if nodeid in self._case_settings:
+        if nodeid in self._ids:
             self._budget.case_done()
 
     def _attach(self, item: pytest.Item, report: pytest.TestReport) -> None:
@@ -271,14 +281,16 @@ class Cases:
                 found = JobResult(case=state.case, measurement=learned.measurement, out_of_memory=learned.out_of_memory)
                 report_result(self._job, found)
             return
-        one = judged(state, self._baselines)
-        if needs_recheck(one) or self._recheck.explains(one):
+        one = judged(state, self._baselines, self._moved)
+        if needs_recheck(one) or self._recheck.evidence.wanted(one):
             if self._held_reports.hold(item, one):
+                if exactly_worse(one.judgement) and self._recheck.evidence.wanted(one):
+                    self._budget.causes_s += kept_s([one.judgement])
                 return
             with suspended(self._config):
                 one = self._recheck.at_once(one)
         else:
-            one = self._recheck.without_looking(one)
+            one = self._recheck.evidence.or_why_not(one)
         self._keep(item, one)
         failure = failure_of(self._config, one)
         if failure is not None:

@@ -112,13 +112,18 @@ class Evidence:
         assert device is not None
         assert code.commit is not None
         release_memory(device)
-        files, show = [case.split("::")[0]], self._progress.show
+        show = self._progress.show
         limits = Limits(
-            {case: 0.0}, self._budget.left_s, witness_of_host(), weighs=False, answer_within_s=one.settings.patience_s()
+            {case: 0.0},
+            self._budget.left_s,
+            witness_of_host(),
+            weighs=False,
+            answer_within_s=one.settings.patience_s(),
+            moved=one.old_name,
         )
         against = f"{code.commit[:7]}, {code.told}"
         try:
-            with two_sides(self._config, code.commit, files, str(device), show) as (starts, _base):
+            with two_sides(self._config, code.commit, [case], str(device), self._progress.waiting) as (starts, _base):
                 asked = {case: Asked(one.judgement, one.settings)}
                 return dict(
                     explained_by_turns(
@@ -142,15 +147,16 @@ class Evidence:
         assert before is not None
         assert device is not None
         against = "the profile stored with its baseline"
-        left_s = self._budget.left_s()
+        left_s, over = self._budget.left_s(), one.settings.over_before("it could be profiled")
         if left_s is not None and left_s < least_s(one.judgement):
-            return Explanation(base=against, problem=one.settings.over_before("it could be profiled"))
+            return Explanation(base=against, problem=over)
         release_memory(device)
         self._progress.show("profile in a fresh process")
         try:
-            found = measure_fresh(self._config, [one.case], str(device), profiled=[one.case])[one.case].measurement
+            alone = measure_fresh(self._config, [one.case], str(device), left_s=left_s, profiled=[one.case])
         except FreshProcessError as error:
-            return Explanation(base=against, problem=could_not(error.problem))
+            return Explanation(base=against, problem=over if self._budget.is_over() else could_not(error.problem))
+        found = alone[one.case].measurement
         if found is None or found.profile is None:
             why = found.not_profiled if found is not None else "a fresh process ran out of memory"
             return Explanation(base=against, problem=could_not(str(why)))

@@ -53,6 +53,7 @@ class HeldReports:
         self._recheck = recheck
         self._conclude = conclude
         self._attach = attach
+        self._stops_early = bool(config.getoption("maxfail", 0))
         self._running: pytest.Item | None = None
         self._now: _Held | None = None
         """The test that is running, once it is held back."""
@@ -63,9 +64,10 @@ class HeldReports:
     def hold(self, item: pytest.Item, judged: Judged) -> bool:
         """Keep the reports of the test that is running; False where it has to be looked at now.
 
-        That is so where somebody else runs the test, to run it again if it fails, and where it is expected to fail.
+        That is so where somebody else runs the test, to run it again if it fails; where it is expected to fail; and
+        where failures end the run (-x), since the first one is to end it before another test begins.
         """
-        if item is not self._running or item.get_closest_marker("xfail") is not None:
+        if item is not self._running or item.get_closest_marker("xfail") is not None or self._stops_early:
             return False
         judged.state.exploration = None  # the case's own code made it, and may have a model in its hands
         self._now = _Held(item, judged)

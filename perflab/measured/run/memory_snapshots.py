@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from perflab.data import changed
 from perflab.errors import PerflabError
+from perflab.internals import switched_off
 from perflab.measure.memory_snapshot import record_call
 from perflab.measure.workload import Workload
 from perflab.measured.run.state import Learned
@@ -36,9 +38,17 @@ def record_where_asked(
     """Record one more call of a case that was measured, or that ran out of memory, if the run was asked to."""
     if state.settings.part(Predicting).snapshots:
         folder = own_folder(config.rootpath) / "snapshots"
-        name = file_name_for(f"{identity(state.case, state.settings.mode)}-measured")
-        recorded = record_call(workload, folder / (name + _NOW), device, runs_out=runs_out)
-        state.part(Learned).snapshot = recorded.path
+        name = f"{file_name_for(identity(state.case, state.settings.mode))}-measured"
+        learned = state.part(Learned)
+        try:
+            learned.snapshot = record_call(workload, folder / (name + _NOW), device, runs_out=runs_out).path
+        except Exception as error:
+            off = switched_off(error)
+            if off is None:
+                raise
+            if learned.measurement is not None:
+                known = {**learned.measurement.off, "memory snapshot": off.problem}
+                learned.measurement = changed(learned.measurement, off=known)
 
 
 def with_snapshots(

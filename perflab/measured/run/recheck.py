@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from perflab.compared.run.evidence import kept_s
 from perflab.measured.judge.counts import exactly_worse
 from perflab.measured.run.evidence import Evidence
 from perflab.measured.run.remeasure import Remeasuring
@@ -66,24 +67,16 @@ class Recheck:
     ) -> None:
         self._remeasuring = Remeasuring(config, progress, budget)
         self._settling = Settling(config, baselines, progress, budget)
-        self._evidence = Evidence(config, self._settling.code_of, progress, budget)
+        self.evidence = Evidence(config, self._settling.code_of, progress, budget)
         self._progress = progress
+        self._budget = budget
         self._turn = turn
-        self._stops_early = bool(config.getoption("maxfail", 0))
-
-    def explains(self, one: Judged) -> bool:
-        """Whether a case that needs no re-check fails, and may be looked into after all tests."""
-        return not self._stops_early and self._evidence.wanted(one)
-
-    def without_looking(self, one: Judged) -> Judged:
-        """A case that is not looked at again, with the reason for which nothing says why it failed."""
-        return self._evidence.or_why_not(one)
 
     def at_once(self, one: Judged) -> Judged:
         """Look at one case, whose test has the device."""
         if one.judgement.suspect:
             one = self._remeasuring.again(one, settles=self._settling.has_code(one))
-        return self._evidence.of(self._settling.settle(one) if may_settle(one) else one)
+        return self.evidence.of(self._settling.settle(one) if may_settle(one) else one)
 
     def after_all(
         self,
@@ -107,7 +100,7 @@ class Recheck:
         failing = {place: one for place, one in enumerate(cases) if place not in suspects and place not in unsettled}
 
         def known(place: int, one: Judged) -> None:
-            if self._evidence.wanted(one) and not self._stops_early:
+            if self.evidence.wanted(one):
                 failing[place] = one  # looked into when all verdicts are known
                 learned(place, one)
             else:
@@ -115,6 +108,7 @@ class Recheck:
 
         waiting = len(suspects)
         for place, suspect in largest_first(suspects):
+            self._budget.causes_s = kept_s(one.judgement for one in (*failing.values(), suspect))
             with self._looking_at(suspect):
                 one = self._remeasuring.again(suspect, waiting, settles=self._settling.has_code(suspect))
             waiting -= 1
@@ -123,6 +117,7 @@ class Recheck:
             else:
                 known(place, one)
         for place, doubt in largest_first(unsettled):
+            self._budget.causes_s = kept_s(one.judgement for one in failing.values())
             with self._looking_at(doubt):
                 one = self._settling.settle(doubt)
             known(place, one)
@@ -131,10 +126,10 @@ class Recheck:
 
     def _explained(self, one: Judged) -> Judged:
         """The case with what it does otherwise than before, if it is worth looking into."""
-        if not self._evidence.wanted(one):
-            return self._evidence.or_why_not(one)
+        if not self.evidence.wanted(one):
+            return self.evidence.or_why_not(one)
         with self._looking_at(one):
-            return self._evidence.of(one)
+            return self.evidence.of(one)
 
     @contextlib.contextmanager
     def _looking_at(self, one: Judged) -> Iterator[None]:

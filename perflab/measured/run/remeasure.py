@@ -12,6 +12,7 @@ from perflab.measure.devices import available_bytes, release_memory
 from perflab.measure.limits import CALLS_AT_LEAST
 from perflab.measure.measurement import replicate_of
 from perflab.measure.records import Record, Replicate
+from perflab.measured.judge.counts import FAILS_ALREADY, exactly_worse
 from perflab.measured.judge.interference import disturbances
 from perflab.measured.run.verdict import Judged
 from perflab.plugin.case.fresh_process import measure_fresh
@@ -31,6 +32,7 @@ IMPROVEMENT_FACTOR = 3
 """How many times as many fresh processes have to agree about an improvement that no turns settle. Of code that runs at
 one of two speeds, which a process keeps, all of a baseline's three are slow and all of ten later ones fast in less than
 one of a thousand cases, whatever the share of slow ones: p³(1 - p)¹⁰ is 0.0009 at most."""
+_AGAIN = "it could be measured again"
 FURTHER_PROCESSES = 3
 """How many more fresh processes a suspect may take in place of disturbed ones. Neighbours that stay longer, stay."""
 
@@ -46,7 +48,7 @@ class Remeasuring:
         """Whether waiting for a calm moment was of use to the last suspect; if not, the next one does not wait."""
 
     def again(self, one: Judged, among: int = 1, *, settles: bool = False) -> Judged:
-        """Measure a suspect in fresh processes, and stop early at the first that clears it.
+        """Measure a suspect in fresh processes, until one clears it, fails it by what is exact, or there are enough.
 
         One that was disturbed is taken again, so that a neighbour who passes by hides no slowdown.
 
@@ -56,6 +58,8 @@ class Remeasuring:
             settles: whether an improvement is measured in turns with its baseline's commit afterwards.
         """
         settings = one.settings
+        if exactly_worse(one.judgement) == ["counts"]:
+            return one.not_rechecked(FAILS_ALREADY)
         before = one.baseline.times.replicates if one.baseline.times is not None else []
         # What is exact needs no interval: one fresh process says whether this one's past had a part in it.
         wanted = processes_wanted(one.judgement, settings.replicates, settles=settles)
@@ -80,7 +84,10 @@ class Remeasuring:
             what = by[0] if by else looks
             found_all = calm + disturbed
             one = one.anew(msgspec.structs.replace(one.record, fresh=found_all[:wanted], set_aside=found_all[wanted:]))
-            if cleared(one.judgement, settings.threshold):
+            fails = exactly_worse(one.judgement)
+            if fails and fails != one.judgement.worse and len(found_all) < wanted:
+                one = one.not_rechecked(FAILS_ALREADY)
+            if fails or cleared(one.judgement, settings.threshold):
                 break
         if calm or disturbed:
             self._neighbours_pass = bool(calm)
@@ -88,17 +95,19 @@ class Remeasuring:
 
     def _measure_again(self, one: Judged, among: int) -> Replicate | str:
         """A replicate from a fresh process, or why there is none."""
-        state, left_s = one.state, self._budget.left_s()
+        state, left_s = one.state, self._budget.measuring_s()
         assert state.device is not None
         release_memory(state.device)
         if left_s is not None and left_s < _least_s(one.record):
-            return one.settings.over_before("it could be measured again")
+            return one.settings.over_before(_AGAIN)
         problem = no_room(one.record, state.device)
         if problem is None:
             budget_s = self._budget.share_s(among)
             try:
-                found = measure_fresh(self._config, [one.case], str(state.device), budget_s)[one.case]
+                found = measure_fresh(self._config, [one.case], str(state.device), budget_s, left_s=left_s)[one.case]
             except FreshProcessError as error:
+                if left_s is not None and (self._budget.measuring_s() or 0.0) <= 0.0:
+                    return one.settings.over_before(_AGAIN)
                 problem = error.problem
             else:
                 problem = "out of memory in a fresh process"

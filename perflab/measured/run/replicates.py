@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from statistics import median
 
 import pytest
 
@@ -10,10 +11,12 @@ from perflab.errors import FreshProcessError
 from perflab.measure.measurement import replicate_of
 from perflab.measure.records import Record, Replicate
 from perflab.measured.judge.fitness import Fitness, calmest, fitness
+from perflab.measured.judge.interference import disturbances
 from perflab.measured.run.remeasure import FURTHER_PROCESSES, PROCESS_S
 from perflab.mode import DEFAULT
 from perflab.plugin.case.device_lock import device_turn
 from perflab.plugin.case.fresh_process import JobResult, measure_fresh
+from perflab.plugin.case.progress import ProgressLine
 from perflab.plugin.case.total_budget import TotalBudget
 from perflab.profiles.compact import compact
 from perflab.profiles.records import Profile
@@ -54,6 +57,8 @@ class Replicates:
         self._profiles: dict[str, Profile] = {}
         self._took_s: dict[str, float] = {}
         """By case: its share of the last fresh process, where the run's time is limited."""
+        self._given_up: set[str] = set()
+        """Cases of a device whose last process measured none: nor would the next one."""
         self._to_profile: list[str] = []
         """Cases whose next replicate is profiled too."""
         for result in chosen:
@@ -89,69 +94,79 @@ class Replicates:
             for case, record in self._records.items()
         }
 
+    def typical(self, cases: Collection[str]) -> Fitness:
+        """What is to be known of some cases together: what disturbed most of their replicates, and what these see."""
+        found = [fit for case, fit in self.fitness().items() if case in cases]
+        pooled = [one for case in cases for one in self.kept(case)]
+        disturbed = disturbances(pooled, [], self._records[next(iter(cases))].environment)
+        blind = [one.sees for one in found if one.is_blind]
+        typical = Fitness(disturbed, median(blind or [0.0]), is_blind=bool(blind))
+        return found[0] if typical.is_calm else typical
+
     def take(self) -> None:
         """Measure in fresh processes, and further ones while what there is is noisy."""
         for number in range(2, self._wanted + 1):
-            if not self._measure(list(self._records), f"replicate {number} of {self._wanted}"):
-                return
+            self._measure(list(self._records), f"replicate {number} of {self._wanted}")
         for _ in range(FURTHER_PROCESSES if self._wanted > 1 else 0):
-            restless = [case for case, found in self.fitness().items() if not found.is_calm]
+            fit = self.fitness()
+            restless = [case for case, found in fit.items() if not found.is_calm and case not in self._given_up]
             left_s = self._budget.left_s()
             needed_s = sum(self._took_s.get(case, PROCESS_S) for case in restless)
             if not restless or (left_s is not None and left_s < needed_s):
                 return
             share_s = self._budget.share_s(len(restless))
-            if not self._measure(restless, "one more replicate to replace noisy ones", share_s):
-                return
+            self._measure(restless, "one more replicate to replace noisy ones", share_s)
 
-    def _measure(self, cases: list[str], what: str, budget_s: float | None = None) -> bool:
-        """One more replicate of each, which may take so long; False if there will be none."""
+    def _measure(self, wanted: Iterable[str], what: str, budget_s: float | None = None) -> None:
+        """One more replicate of each, which may take so long, as long as its device's processes measure."""
+        cases = [case for case in wanted if case not in self._given_up]
         if not cases:
-            return False
+            return
         reporter = self._config.pluginmanager.getplugin("terminalreporter")
         if reporter is not None:
             if reporter._tw.width_of_current_line:
                 reporter._tw.line()
             reporter.write_line(f"perf: {what} ({len(cases)} case{'s' * (len(cases) != 1)})")
-        found: dict[str, JobResult] = {}
         left_s = self._budget.left_s()
-        try:
-            for device in sorted({self._records[case].device for case in cases}):
-                here = [case for case in cases if self._records[case].device == device]
-                with device_turn(device, self._notes.append):
-                    profiled = [case for case in here if case in self._to_profile]
-                    found |= measure_fresh(self._config, here, device, budget_s, profiled=profiled)
-        except FreshProcessError as error:
-            self._notes.append(f"baselines with fewer replicates: {error}")
-            return False
+        missing: list[str] = []
+        for device in sorted({self._records[case].device for case in cases}):
+            here = [case for case in cases if self._records[case].device == device]
+            profiled = [case for case in here if case in self._to_profile]
+            try:
+                with device_turn(device, ProgressLine(self._config).waiting):
+                    found = measure_fresh(self._config, here, device, budget_s, profiled=profiled)
+            except FreshProcessError as error:
+                self._notes.append(f"baselines with fewer replicates: {error}")
+                self._given_up |= {*here}
+                continue
+            self._take(found)
+            missing += [case for case in here if case not in found]
         if left_s is not None:
             self._took_s |= dict.fromkeys(cases, (left_s - (self._budget.left_s() or 0.0)) / len(cases))
+        self._to_profile = []
+        if missing:
+            self._notes.append(f"a fresh process did not measure {', '.join(missing)}")
+
+    def _take(self, found: Mapping[str, JobResult]) -> None:
+        """Keep what a fresh process has measured, whatever comes of those after it."""
         for case, result in found.items():
             if result.measurement is not None:
                 self._taken[case].append(replicate_of(result.measurement))
                 if result.measurement.profile is not None:
                     self._profiles[case] = result.measurement.profile
-        self._to_profile = []
-        missing = [case for case in cases if case not in found]
-        if missing:
-            self._notes.append(f"a fresh process did not measure {', '.join(missing)}")
-        return True
 
 
-def noisy_notes(refused: Mapping[str, Fitness], saved: Mapping[str, Fitness]) -> list[str]:
-    """What is said of baselines that are noisy, by the cases' short names: of those not saved, and of those saved."""
-    notes = [
-        f"times not saved, too noisy: {name}: {'; '.join(found.marks)}"
-        if found.marks
-        else f"times not saved, from a single process: {name}: no slowdown would count against them"
-        for name, found in refused.items()
-    ]
-    if refused:
-        notes.append(
-            "  -> save again on a quieter machine; to save them anyway: --perf-update --perf-noisy=accept\n"
-            "     (times saved before stay; without any, these are kept in .perflab/times/ for this machine)"
-        )
-    return notes + [f"saved from a noisy machine: {name}: {'; '.join(found.marks)}" for name, found in saved.items()]
+REFUSED = (
+    "  -> save again on a quieter machine, or with fewer threads (perflab doctor);\n"
+    "     to save them anyway: --perf-update --perf-noisy=accept\n"
+    "     (times saved before stay; without any, these are kept in .perflab/times/ for this machine)"
+)
+
+
+def noisy_note(what: str, cases: Sequence[str], many: int, typical: Fitness) -> str:
+    """What is said of noisy times of these cases, by their short names, among so many: one line for all."""
+    which = cases[0] if len(cases) == 1 else f"{len(cases)} of {many} cases ({format_names(cases, 3)}), typically"
+    return f"{what}: {which}: {'; '.join(typical.marks) or 'no slowdown would count against them'}"
 
 
 def alone_notes(cases: Sequence[str]) -> list[str]:

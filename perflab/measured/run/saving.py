@@ -12,7 +12,7 @@ from perflab.measured.judge.fitness import Fitness, fitness
 from perflab.measured.judge.local_history import Reading
 from perflab.measured.records import Entry, MeasuredCase
 from perflab.measured.run.history_notes import history_notes
-from perflab.measured.run.replicates import Replicates, alone_notes, noisy_notes
+from perflab.measured.run.replicates import REFUSED, Replicates, alone_notes, noisy_note
 from perflab.measured.run.succession import Succession
 from perflab.measured.run.verdict import baselines_of
 from perflab.measured.store.baselines import Baselines
@@ -97,10 +97,15 @@ def _save_what_was_asked(saving: Saving, baselines: Baselines, refused: dict[str
     saving.mark_refused({case: said[case in exacts] for case in refused})
     if paths:
         saving.say(format_count(len(saved), "baseline") if saved else "memory and counts alone", paths)
-    saving.notes += noisy_notes(
-        {short_name(case): fit[case] for case in refused},
-        {short_name(case): fit[case] for case in times if case in fit and not fit[case].is_calm},
-    )
+    groups = {
+        "saved from a noisy machine": [case for case in times if case in fit and not fit[case].is_calm],
+        "times not saved, too noisy": [case for case in refused if fit[case].marks],
+        "times not saved, from a single process": [case for case in refused if not fit[case].marks],
+    }
+    for what, which in groups.items():
+        if which:
+            saving.notes.append(noisy_note(what, [*map(short_name, which)], len(cases), replicates.typical(which)))
+    saving.notes += [REFUSED] * bool(refused)
     saving.notes += alone_notes([short_name(case) for case in times if case in fit and fit[case].is_alone])
     saving.notes += beside_others(
         {

@@ -11,7 +11,7 @@ import pytest
 
 from perflab.compared.comparison import BASE, HEAD, Compared, Comparison, Limits, compare
 from perflab.compared.judge.paired import Stage, latency_findings
-from perflab.compared.run.conclusions import in_short, in_turns, paired_of, phases_of, timed_otherwise
+from perflab.compared.run.conclusions import in_short, in_turns, paired_of, phases_of, timed_otherwise, with_outputs
 from perflab.compared.run.start_sides import turns_ns, two_sides, witness_of_host
 from perflab.errors import RivalError
 from perflab.measure.devices import release_memory
@@ -20,7 +20,6 @@ from perflab.measured.judge.unsettled import turns_policy
 from perflab.measured.records import Anchor, Entry, Exact, MemoryAnchor
 from perflab.measured.run.remeasure import looks_faster, no_room
 from perflab.measured.run.verdict import Judged
-from perflab.plugin.case.perf import CaseState
 from perflab.plugin.case.progress import ProgressLine
 from perflab.plugin.case.total_budget import TotalBudget
 from perflab.plugin.session.commit import CodeOf, code_of, differs_from
@@ -96,7 +95,7 @@ class Settling:
         if looks_faster(judgement) and any(note.startswith(_UNCHANGED) for note in notes):
             judgement = msgspec.structs.replace(judgement, verdict=Verdict.INCONCLUSIVE)
         if last is not None:
-            judgement = _with_evidence(judgement, last, one.record.environment)
+            judgement = with_outputs(_with_evidence(judgement, last, one.record.environment), last)
             notes += judgement.disturbed or []
         if judgement.verdict is Verdict.INCONCLUSIVE:  # others owe no explanation
             judgement = msgspec.structs.replace(judgement, reasons=[*judgement.reasons, *filter(None, notes)])
@@ -123,7 +122,7 @@ class Settling:
         device = one.state.device
         assert device is not None
         release_memory(device)
-        there, left_s = (commit, one.case.split("::")[0]), self._budget.left_s()
+        there, left_s = (commit, one.case.split("::")[0]), self._budget.measuring_s()
         problem = self._unusable.get(there) or _too_long(one) or no_room(one.record, device, PROCESSES)
         if problem is not None:
             return problem
@@ -131,7 +130,7 @@ class Settling:
             return _no_time(one)
         found = Comparison()
         try:
-            self._compare(one.state, commit, found)
+            self._compare(one, commit, found)
         except RivalError as error:
             self._unusable[there] = in_short(error.problem, commit)
             return self._unusable[there]
@@ -145,21 +144,22 @@ class Settling:
             return _no_time(one)
         return why or ("the case measured nothing there" if undecided else found)
 
-    def _compare(self, state: CaseState, commit: str, found: Comparison) -> None:
+    def _compare(self, one: Judged, commit: str, found: Comparison) -> None:
+        state, moved = one.state, one.old_name
         case, show = state.case, self._progress.show
         limits = Limits(
             {case: turns_ns(state.settings)},
-            self._budget.left_s,
+            self._budget.measuring_s,
             witness_of_host(),
             weighs=False,
             answer_within_s=state.settings.patience_s(),
             floor_ns={case: state.settings.floor_ns},
+            moved=moved,
         )
-        files, device = [case.split("::")[0]], str(state.device)
-        with two_sides(self._config, commit, files, device, show) as (starts, _base):
+        with two_sides(self._config, commit, [case], str(state.device), self._progress.waiting) as (starts, _base):
             compare(
                 [case],
-                lambda side, cases: starts.start(side, cases or [case]),
+                lambda side, cases: starts.start(side, cases or [case if side == HEAD else moved.get(case, case)]),
                 turns_policy(state.settings.policy),
                 limits,
                 lambda _case, what: show(f"A/B with {commit[:7]}: {what}"),

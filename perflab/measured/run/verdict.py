@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import msgspec
 import pytest
 
+from perflab.data import changed
 from perflab.measure.measurement import replicate_of
 from perflab.measure.records import Record
 from perflab.measured.judge.counts import exactly_worse
@@ -15,12 +16,13 @@ from perflab.measured.records import Baseline, MeasuredCase
 from perflab.measured.run.memory_snapshots import with_snapshots
 from perflab.measured.run.state import Learned
 from perflab.measured.store.baselines import Baselines
-from perflab.mode import identity
+from perflab.mode import identity, without_mode
 from perflab.plugin.case import verdicts
 from perflab.plugin.case.perf import CaseState
-from perflab.plugin.case.verdicts import unless_unchecked
+from perflab.plugin.case.verdicts import compared_with, unless_unchecked
 from perflab.plugin.config.settings import Settings
 from perflab.plugin.session.folder import OWN_TIMES
+from perflab.plugin.session.moved import Moved
 from perflab.records import Judgement, Verdict
 from perflab.results import Result
 from perflab.units import format_names
@@ -46,6 +48,12 @@ class Judged:
         return self.state.settings
 
     @property
+    def old_name(self) -> dict[str, str]:
+        """By the case's node id, that of its baseline's commit, if it is another one."""
+        was = self.baseline.moved_from
+        return {self.case: without_mode(was)} if was is not None else {}
+
+    @property
     def result(self) -> Result:
         """What is reported of it."""
         return Result(case=self.case, outcome=self.record, judgement=self.judgement, policy=self.settings.policy)
@@ -60,11 +68,12 @@ class Judged:
         Memory and counts are exact: they need no second reading to be believed. Time does, be it shorter or longer.
         """
         exact = exactly_worse(self.judgement)
+        unknown = self.judgement.few_runs is not None and not exact
         judgement = msgspec.structs.replace(
             self.judgement,
-            verdict=Verdict.REGRESSED if exact else Verdict.INCONCLUSIVE,
+            verdict=Verdict.REGRESSED if exact else Verdict.OK if unknown else Verdict.INCONCLUSIVE,
             worse=exact,
-            reasons=[*self.judgement.reasons, reason],
+            reasons=[] if unknown else [*self.judgement.reasons, reason],
             suspect=False,
             unsettled=[],
         )
@@ -76,7 +85,7 @@ def baselines_of(config: pytest.Config, settings: Settings) -> Baselines:
     return Baselines(settings.baselines, config.rootpath / OWN_TIMES)
 
 
-def judged(state: CaseState, baselines: Baselines) -> Judged:
+def judged(state: CaseState, baselines: Baselines, moved: Moved) -> Judged:
     """A case that has measured, or ran out of memory, beside its baseline."""
     settings, learned = state.settings, state.part(Learned)
     assert learned.environment is not None
@@ -94,9 +103,13 @@ def judged(state: CaseState, baselines: Baselines) -> Judged:
         summary=replicate_of(learned.measurement) if learned.measurement is not None else None,
         out_of_memory=learned.out_of_memory,
     )
-    baseline = baselines.of(identity(state.case, settings.mode), learned.environment)
+    name = identity(state.case, settings.mode)
+    baseline = baselines.of(name, learned.environment)
+    if baseline.exact is None and (baseline.times is None or baseline.times_are_own):
+        was = moved.of(name, learned.environment)
+        baseline = changed(baselines.of(was, learned.environment), moved_from=was) if was is not None else baseline
     if settings.check == "exact":
-        baseline = msgspec.structs.replace(baseline, times=None)
+        baseline = changed(baseline, times=None)
     judgement = _judgement(record, baseline, settings)
     judgement = unless_unchecked(judgement, settings)
     return Judged(state, record, baseline, judgement)
@@ -104,7 +117,7 @@ def judged(state: CaseState, baselines: Baselines) -> Judged:
 
 def _judgement(record: Record, baseline: Baseline, settings: Settings) -> Judgement:
     """The judge's; but nobody can call faster what leaves work to threads."""
-    judgement = judge(record, baseline, settings.policy)
+    judgement = compared_with(judge(record, baseline, settings.policy), baseline.moved_from)
     if settings.check == "exact":
         judgement = msgspec.structs.replace(judgement, no_times=None)  # nobody asked for a verdict on them
     ran_on = record.measurement.ran_on if record.measurement is not None else []
@@ -121,7 +134,7 @@ def failure_of(config: pytest.Config, one: Judged) -> str | None:
     settings, judgement = one.settings, one.judgement
     drifted = any(drift.decides for drift in judgement.drift.values())
     by_turns = one.record.paired is not None and "latency" in judgement.worse
-    missing = judgement.no_times is not None or any(missed.can_be_saved for missed in judgement.not_compared)
+    missing = judgement.time_not_judged is not None or any(missed.can_be_saved for missed in judgement.not_compared)
     saves = Verdict.NEW if missing and judgement.verdict is Verdict.OK else None
     failure = verdicts.failure_of(
         config, settings.told_in(one.result), settings, saves=saves, moves_anchor=drifted or by_turns

@@ -30,6 +30,7 @@ from perflab.measured.run.callgrind import count_under_callgrind, run_counted
 from perflab.measured.run.cuda_graphs import no_graph_for
 from perflab.measured.run.memory_snapshots import record_where_asked
 from perflab.measured.run.state import Learned, no_time, no_work
+from perflab.mode import identity
 from perflab.plugin.case.fresh_process import Job, measure_fresh
 from perflab.plugin.case.perf import CaseState, Way
 from perflab.plugin.case.raw_launches import only_compiled_kernels
@@ -93,6 +94,12 @@ class Measuring:
                 refuse_nan(state, measured.result)
         except (CaptureError, ClockError) as error:
             raise self._not_measured(error) from error
+        except StopIteration as error:
+            state.problem = "no work"
+            raise UsageError(
+                f"{state.case}: the measured callable takes from an iterator that is exhausted (StopIteration)",
+                "make the iterator within the callable, so that each call has one of its own",
+            ) from error
         except Exception as error:
             if not self._ran_out(error):
                 raise
@@ -200,13 +207,13 @@ class Local(Measuring):
 
     def requires(self, claim: Claim) -> Way:
         """Skip the case, or have it predicted from here on, if it does not fit."""
-        needs = needs_of(claim, self.state, self.device, self.budget.left_s())
+        needs = needs_of(claim, self.state, self.device, self.budget.measuring_s())
         if needs.is_only_late:
             self.state.skip_for_time()
         self.state.short_of, unmet = needs.short_of(), needs.unmet()
         if unmet is None:
             return self
-        if self.instead is None or not needs.can_be_predicted:
+        if self.instead is None or not (needs.can_be_predicted and self.state.settings.is_predictable):
             pytest.skip(unmet)
         return self.instead.from_here_on(self.state, unmet, self.budget)
 
@@ -251,12 +258,13 @@ class Local(Measuring):
         folder = self.config.rootpath / ".perflab"
         with contextlib.suppress(OSError):  # then the profile says that its files cannot be written
             folder = own_folder(self.config.rootpath)
-        left_s = self.budget.left_s()
+        left_s = self.budget.measuring_s()
         budget_ns = min(self.state.settings.profile_ns, float("inf") if left_s is None else max(0.0, left_s) * 1e9)
-        return ProfilePlan(budget_ns, folder / "profiles" / file_name_for(self.state.case))
+        name = file_name_for(identity(self.state.case, self.state.settings.mode))
+        return ProfilePlan(budget_ns, folder / "profiles" / name)
 
     def _skip_if_late(self) -> None:
-        left_s = self.budget.left_s()
+        left_s = self.budget.measuring_s()
         if left_s is not None and left_s <= 0:
             self.state.skip_for_time()
 
@@ -312,6 +320,8 @@ class Served(Measuring):
         return self
 
     def _measured(self, workload: Workload) -> Any:
+        if self.state.settings.fresh_process:
+            pytest.skip("a cold start cannot be taken in turns")
         try:
             result = self.server.measure(self.state, workload, self.device, self._counter())
             self.state.done = True

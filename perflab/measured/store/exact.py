@@ -17,7 +17,7 @@ from perflab.environment import EXACT, differing, exact_environment, exact_slug
 from perflab.errors import BaselineError
 from perflab.measure.records import Replicate
 from perflab.measured.judge.counts import SLACK, values_of
-from perflab.measured.judge.exact import DECIDES
+from perflab.measured.judge.exact import DECIDES, peaks_of
 from perflab.measured.records import Accepted, Baseline, Entry, Exact, MemoryAnchor
 from perflab.records import Environment, ExactEnvironment
 from perflab.store.case_files import CaseFiles, module_of, name_of
@@ -175,7 +175,7 @@ def split(entry: Entry) -> Baseline:
         if name not in SLACK and len(set(values)) == 1
     }
     counted = {name for replicate in entry.replicates for name in replicate.counts}
-    peaks = sorted({r.memory.peak_bytes for r in entry.replicates if r.memory is not None})
+    peaks = sorted(set(peaks_of(entry.replicates)))
     exact = Exact(
         environment=exact_environment(entry.environment),
         recorded=entry.recorded,

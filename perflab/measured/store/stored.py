@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from perflab.environment import differing, exact_environment, exact_slug, slug
 from perflab.measured.judge.exact import DECIDES
-from perflab.measured.records import Entry
-from perflab.measured.store.exact import ExactStore, Variants
+from perflab.measured.records import Entry, Exact
+from perflab.measured.store.exact import ExactStore
+from perflab.measured.store.exact import Variants as Exacts
 from perflab.measured.store.times import BaselineStore
+from perflab.measured.store.times_file import Variants as Times
 from perflab.records import Environment
+from perflab.store.case_files import CaseFiles
 from perflab.store.join import Part, case_at
 from perflab.store.json_files import is_exact_file
 from perflab.store.stale import Stored, StoredFile
+
+One = TypeVar("One", Entry, Exact)
 
 
 def stored(directory: Path, environments: Sequence[Environment]) -> Iterator[StoredFile]:
@@ -36,16 +42,19 @@ def stored(directory: Path, environments: Sequence[Environment]) -> Iterator[Sto
 
 
 def _times(store: BaselineStore, path: Path, environment: Environment) -> dict[str, Stored]:
-    return {name: Stored(one.parameters, one.environment == environment) for name, one in store.load(path).items()}
+    return {
+        name: Stored(all(one.environment == environment for one in ones), ones[0].recorded, ones[0].commit)
+        for name, ones in store.load(path).items()
+    }
 
 
 def _exact(store: ExactStore, path: Path, environment: Environment) -> dict[str, Stored]:
     here = exact_environment(environment)
 
-    def is_ours(variants: Variants) -> bool:
+    def is_ours(variants: Exacts) -> bool:
         return any(not differing(one.environment, here).keys() & set(DECIDES) for one in variants)
 
-    return {name: Stored(ones[0].parameters, is_ours(ones)) for name, ones in store.load(path).items()}
+    return {name: Stored(is_ours(ones), ones[0].recorded, ones[0].commit) for name, ones in store.load(path).items()}
 
 
 def join(paths: Sequence[Path]) -> Part:
@@ -54,33 +63,29 @@ def join(paths: Sequence[Path]) -> Part:
     Raises:
         BaselineError: a file is damaged or foreign.
     """
-    times: dict[str, dict[str, Entry]] = {}
-    exact: dict[str, dict[str, Variants]] = {}
+    times: dict[str, dict[str, Times]] = {}
+    exact: dict[str, dict[str, Exacts]] = {}
     for path in paths:
+        directory, folder = path.parent.parent, path.parent.name
         if is_exact_file(path):
-            _join_exact(path, exact)
-            continue
-        joined = times.setdefault(path.parent.name, {})
-        for name, entry in BaselineStore(path.parent.parent).load(path).items():
-            case = case_at(path, name)
-            if case not in joined or entry.recorded >= joined[case].recorded:
-                joined[case] = entry
+            _join(ExactStore(directory), path, exact.setdefault(folder, {}))
+        else:
+            _join(BaselineStore(directory), path, times.setdefault(folder, {}))
 
     def write(output: Path) -> set[Path]:
-        files = {file for entries in times.values() for file in BaselineStore(output).save(entries)}
+        files = {file for cases in times.values() for file in BaselineStore(output).put(cases)}
         return files | {file for cases in exact.values() for file in ExactStore(output).put(cases)}
 
     # A measured case has exact quantities, and times: it is one baseline all the same.
     return Part(max(sum(map(len, exact.values())), sum(map(len, times.values()))), write)
 
 
-def _join_exact(path: Path, joined: dict[str, dict[str, Variants]]) -> None:
+def _join(store: CaseFiles[tuple[One, ...]], path: Path, joined: dict[str, tuple[One, ...]]) -> None:
     """Of each environment what was recorded last."""
-    cases = joined.setdefault(path.parent.name, {})
-    for name, variants in ExactStore(path.parent.parent).load(path).items():
+    for name, variants in store.load(path).items():
         case = case_at(path, name)
-        latest = {one.environment: one for one in cases.get(case, ())}
+        latest = {one.environment: one for one in joined.get(case, ())}
         for one in variants:
             if one.environment not in latest or one.recorded >= latest[one.environment].recorded:
                 latest[one.environment] = one
-        cases[case] = tuple(latest.values())
+        joined[case] = tuple(latest.values())

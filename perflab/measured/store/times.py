@@ -7,13 +7,13 @@ from pathlib import Path
 
 from perflab.environment import differences, slug
 from perflab.measured.records import Entry
-from perflab.measured.store.times_file import read_file, write_file
+from perflab.measured.store.times_file import Variants, read_file, write_file
 from perflab.records import Environment
 from perflab.store.case_files import CaseFiles, module_of, name_of
 from perflab.store.json_files import is_exact_file, is_predicted_file
 
 
-class BaselineStore(CaseFiles[Entry]):
+class BaselineStore(CaseFiles[Variants]):
     """A directory of baselines, as far as it holds times.
 
     Args:
@@ -40,27 +40,44 @@ class BaselineStore(CaseFiles[Entry]):
         found = [
             entry
             for path in paths
-            if not (is_predicted_file(path) or is_exact_file(path)) and (entry := self.load(path).get(name)) is not None
+            if not (is_predicted_file(path) or is_exact_file(path))
+            for entry in self.load(path).get(name, ())
         ]
         return sorted(found, key=lambda entry: len(differences(entry.environment, environment)))
 
     def save(
         self, entries: Mapping[str, Entry], successor: Callable[[str, Entry | None, Entry], Entry] | None = None
     ) -> list[Path]:
-        """Add or replace the entries of cases (node id -> entry); all others stay. Returns the files written.
+        """Add or replace the entries of cases (node id -> entry) in their environments. Returns the files written.
 
-        ``successor(case, old, new)`` says what takes the place of what stands in the file by then, if not ``new``.
+        All others stay. ``successor(case, old, new)`` says what to store, if not ``new``, where the file holds ``old``
+        by then: of the same environment, or of the closest one, which stays beside it.
 
         Raises:
             BaselineError: a file cannot be read first, or cannot be written.
         """
-        paths = {case: self.path_for(case, entry.environment) for case, entry in entries.items()}
-        return self._put(
-            paths, lambda case, old: entries[case] if successor is None else successor(case, old, entries[case])
-        )
 
-    def _read(self, path: Path) -> dict[str, Entry]:
+        def put(case: str, stored: Variants | None) -> Variants:
+            new, known = entries[case], stored or ()
+            beside = [one for one in known if one.environment != new.environment]
+            if successor is not None:
+                old = min(known, key=lambda one: len(differences(one.environment, new.environment)), default=None)
+                new = successor(case, old, new)
+            return (*beside, new)
+
+        return self._put({case: self.path_for(case, entry.environment) for case, entry in entries.items()}, put)
+
+    def put(self, cases: Mapping[str, Variants]) -> list[Path]:
+        """Store all times of cases, of environments that share a folder. Returns the files.
+
+        Raises:
+            BaselineError: a file cannot be read first, or cannot be written.
+        """
+        paths = {case: self.path_for(case, ones[0].environment) for case, ones in cases.items()}
+        return self._put(paths, lambda case, _: cases[case])
+
+    def _read(self, path: Path) -> dict[str, Variants]:
         return read_file(path)
 
-    def _write(self, path: Path, cases: Mapping[str, Entry]) -> None:
+    def _write(self, path: Path, cases: Mapping[str, Variants]) -> None:
         write_file(path, cases)

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from textwrap import indent
+from typing import Annotated, Any
+
+from msgspec import Meta, structs
 
 from perflab.data import Data, Parameters, to_plain
 from perflab.environment import slug
@@ -19,9 +22,11 @@ from perflab.reading import rename_key
 from perflab.records import Environment
 from perflab.store.json_files import as_json, named, read_checked, writable, write_text
 
-SCHEMA, TIMES_ALONE = 3, 2
+SCHEMA, TIMES_ALONE = 4, 2
 """1: memory and counts stood with the times, and machines of one processor shared them. 2 and before called
-``calibration_ns`` ``yardsticks_ns``. Both are still read."""
+``calibration_ns`` ``yardsticks_ns``. 3 and before: a case had times of one environment. All are still read."""
+Variants = tuple[Entry, ...]
+"""A case's times, by environment: machines of one folder may differ in versions and in the number of threads."""
 
 
 class StoredCase(Data, frozen=True):
@@ -45,10 +50,11 @@ class BaselineFile(Data, frozen=True):
 
     schema: int
     environments: dict[str, Environment]
-    cases: dict[str, StoredCase]
+    cases: dict[str, StoredCase | Annotated[list[StoredCase], Meta(min_length=1)]]
+    """A case that has times of several environments is a list."""
 
 
-def read_file(path: Path) -> dict[str, Entry]:
+def read_file(path: Path) -> dict[str, Variants]:
     """All entries of a file, by the cases' names; none if there is no such file.
 
     Raises:
@@ -58,26 +64,17 @@ def read_file(path: Path) -> dict[str, Entry]:
     file = read_checked(path, BaselineFile, SCHEMA, what="baseline", remedy=remedy, upgrade=_upgrade)
     if file is None:
         return {}
-    for name, case in file.cases.items():
-        problem = _damage(case, file.schema)
+    cases = {name: case if isinstance(case, list) else [case] for name, case in file.cases.items()}
+    for name, ones in cases.items():
+        problem = next(filter(None, (_damage(one, file.schema) for one in ones)), None)
         if problem is not None:
             raise BaselineError(f"baseline file {path} is damaged: {name}: {problem}", remedy)
     try:
         return {
-            name: Entry(
-                environment=file.environments[case.environment],
-                recorded=case.recorded,
-                replicates=case.replicates,
-                parameters=case.parameters,
-                out_of_memory=case.out_of_memory,
-                anchor=case.anchor,
-                memory_anchor=case.memory_anchor,
-                accepted=case.accepted,
-                noisy=case.noisy,
-                commit=case.commit,
-                profile=case.profile,
+            name: tuple(
+                Entry(**{**structs.asdict(one), "environment": file.environments[one.environment]}) for one in ones
             )
-            for name, case in file.cases.items()
+            for name, ones in cases.items()
         }
     except KeyError as error:
         raise BaselineError(f"baseline file {path} names an unknown environment {error}", remedy) from error
@@ -101,7 +98,7 @@ def _damage(case: StoredCase, schema: int) -> str | None:
     return None
 
 
-def write_file(path: Path, entries: Mapping[str, Entry]) -> None:
+def write_file(path: Path, entries: Mapping[str, Variants]) -> None:
     """Write the file whole.
 
     Raises:
@@ -110,31 +107,38 @@ def write_file(path: Path, entries: Mapping[str, Entry]) -> None:
     write_text(path, _format(entries))
 
 
-def _format(entries: Mapping[str, Entry]) -> str:
-    """JSON with sorted keys, one case a block and one replicate a line, so that a diff can be read."""
-    environments = named([entries[name].environment for name in sorted(entries)], _key)
+def _format(entries: Mapping[str, Variants]) -> str:
+    """JSON with sorted keys, one entry a block and one replicate a line, so that a diff can be read."""
+    ordered = {name: sorted(entries[name], key=lambda one: repr(one.environment)) for name in sorted(entries)}
+    environments = named([one.environment for ones in ordered.values() for one in ones], _key)
     keys = {environment: key for key, environment in environments.items()}
     blocks = []
-    for name in sorted(entries):
-        entry = entries[name]
-        fields = {**to_plain(entry), "environment": keys[entry.environment]}
-        fields["parameters"] = {key: writable(value) for key, value in entry.parameters.items()}
-        replicates, anchor = fields.pop("replicates"), fields.pop("anchor", None)
-        accepted, profile = fields.pop("accepted", None), fields.pop("profile", None)
-        lines = [f"      {as_json(field)}: {as_json(value)}" for field, value in sorted(fields.items())]
-        if accepted:
-            lines.append(f'      "accepted": {_rows(accepted)}')
-        if anchor:
-            of_anchor = anchor.pop("replicates")
-            facts = "".join(f"{as_json(field)}: {as_json(value)}, " for field, value in sorted(anchor.items()))
-            lines.append(f'      "anchor": {{{facts}"replicates": {_rows(of_anchor)}}}')
-        if profile:
-            lines.append(f'      "profile": {as_json(profile)}')  # one line: its times differ from save to save
-        lines.append(f'      "replicates": {_rows(replicates)}')
-        blocks.append(f"    {as_json(name)}: {{\n" + ",\n".join(lines) + "\n    }")
+    for name, ones in ordered.items():
+        first, *others = [_block(one, keys[one.environment]) for one in ones]
+        several = ",\n".join(indent(f"    {block}", "  ") for block in (first, *others))
+        blocks.append(f"    {as_json(name)}: " + (f"[\n{several}\n    ]" if others else first))
     heads = ",\n".join(f"    {as_json(key)}: {as_json(to_plain(environments[key]))}" for key in sorted(environments))
     cases = ",\n".join(blocks)
     return f'{{\n  "schema": {SCHEMA},\n  "environments": {{\n{heads}\n  }},\n  "cases": {{\n{cases}\n  }}\n}}\n'
+
+
+def _block(entry: Entry, environment: str) -> str:
+    """One entry, as it is indented where the case has no others."""
+    fields = {**to_plain(entry), "environment": environment}
+    fields["parameters"] = {key: writable(value) for key, value in entry.parameters.items()}
+    replicates, anchor = fields.pop("replicates"), fields.pop("anchor", None)
+    accepted, profile = fields.pop("accepted", None), fields.pop("profile", None)
+    lines = [f"      {as_json(field)}: {as_json(value)}" for field, value in sorted(fields.items())]
+    if accepted:
+        lines.append(f'      "accepted": {_rows(accepted)}')
+    if anchor:
+        of_anchor = anchor.pop("replicates")
+        facts = "".join(f"{as_json(field)}: {as_json(value)}, " for field, value in sorted(anchor.items()))
+        lines.append(f'      "anchor": {{{facts}"replicates": {_rows(of_anchor)}}}')
+    if profile:
+        lines.append(f'      "profile": {as_json(profile)}')  # one line: its times differ from save to save
+    lines.append(f'      "replicates": {_rows(replicates)}')
+    return "{\n" + ",\n".join(lines) + "\n    }"
 
 
 def _key(environment: Environment) -> str:

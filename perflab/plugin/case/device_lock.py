@@ -8,62 +8,42 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from perflab.errors import DeviceError
+from perflab.locks import held
 from perflab.measure.devices import identities_of_all, identity_of
 from perflab.plugin.session.folder import file_name_for
 
-_PATIENCE_S = 2.0
+
+def device_turn(
+    device: str, waiting: Callable[[str], None], gives_up: Callable[[], bool] = lambda: False
+) -> contextlib.AbstractContextManager[None]:
+    """Hold the device for the length of the block; one that runs without it (``gives_up``) must not measure."""
+    return _turns([identity_of(device)], waiting, gives_up)
+
+
+def machine_turn(
+    waiting: Callable[[str], None], gives_up: Callable[[], bool] = lambda: False
+) -> contextlib.AbstractContextManager[None]:
+    """Hold every device: for work that keeps all cores busy, and would disturb a measurement on any of them."""
+    return _turns(identities_of_all(), waiting, gives_up)
 
 
 @contextlib.contextmanager
-def device_turn(device: str, waiting: Callable[[str], None]) -> Iterator[None]:
-    """Hold the device for the length of the block; ``waiting`` is told if somebody else has it.
+def _turns(identities: list[str], waiting: Callable[[str], None], gives_up: Callable[[], bool]) -> Iterator[None]:
+    """Hold them all. Taken in one order by everybody, so that no two processes wait for each other.
 
     Raises:
         DeviceError: there can be no lock file.
     """
-    with _turns([identity_of(device)], waiting):
-        yield
-
-
-@contextlib.contextmanager
-def machine_turn(waiting: Callable[[str], None]) -> Iterator[None]:
-    """Hold every device: for work that keeps all cores busy, and would disturb a measurement on any of them.
-
-    Raises:
-        DeviceError: there can be no lock file.
-    """
-    with _turns(identities_of_all(), waiting):
-        yield
-
-
-@contextlib.contextmanager
-def _turns(identities: list[str], waiting: Callable[[str], None]) -> Iterator[None]:
-    """Hold them all. Taken in one order by everybody, so that no two processes wait for each other."""
-    with contextlib.ExitStack() as held:
-        for identity in sorted(identities):
-            held.enter_context(_turn(identity, waiting))
-        yield
-
-
-@contextlib.contextmanager
-def _turn(identity: str, waiting: Callable[[str], None]) -> Iterator[None]:
     owner = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "")
-    path = Path(tempfile.gettempdir(), f"perflab-{owner}-{file_name_for(identity)}.lock")
-    lock = FileLock(path)
-    try:
-        lock.acquire(timeout=_PATIENCE_S)
-    except Timeout:
-        waiting("waiting for another measurement")
-        lock.acquire()
-    except OSError as error:
-        raise DeviceError(
-            f"cannot take the device lock of {identity}: {path}: {error.strerror or error}",
-            "remove what stands at that path, or set TMPDIR to a directory where you can write",
-        ) from error
-    try:
+    with contextlib.ExitStack() as turns:
+        for identity in sorted(identities):
+            path = Path(tempfile.gettempdir(), f"perflab-{owner}-{file_name_for(identity)}.lock")
+            try:
+                turns.enter_context(held(path, "another measurement", waiting, gives_up))
+            except OSError as error:
+                raise DeviceError(
+                    f"cannot take the device lock of {identity}: {path}: {error.strerror or error}",
+                    "remove what stands at that path, or set TMPDIR to a directory where you can write",
+                ) from error
         yield
-    finally:
-        lock.release()

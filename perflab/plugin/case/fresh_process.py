@@ -6,21 +6,22 @@ it was given, judges nothing, and appends each measurement to the results file a
 
 from __future__ import annotations
 
+import math
 import os
 import sys
-import tempfile
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from perflab.child import Ended, end_with_parent, run_child
+from perflab.child import Ended, run_child, variables_of_a_child, workplace
 from perflab.data import Data, to_json
 from perflab.errors import FreshProcessError
 from perflab.measure.records import Measurement, OutOfMemory
 from perflab.plugin.case.hanging import patience_of, suspended
 from perflab.plugin.config.kinds import is_perf_case, tier_asked_by
+from perflab.plugin.noting import case_id
 from perflab.plugin.options import REPLICATE_OPTION
 from perflab.tiers import tiers
 from perflab.units import format_ns
@@ -67,6 +68,8 @@ class Job(Data, frozen=True):
 
     cases: list[str] | None
     """Node ids; None: whatever the command selects."""
+    others: bool = False
+    """Whether whatever else the command selects is served besides them."""
     results: str | None = None
     """Path of the file that measurements are appended to."""
     budget_s: float | None = None
@@ -123,27 +126,26 @@ class FreshProcess:
     """In a child: hooks that let it collect and run the cases of its job alone."""
 
     def __init__(self, config: pytest.Config, job: Job) -> None:
-        if job.serve is None:
-            end_with_parent()
-        self._cases = job.cases
-        self._files = {(config.rootpath / case.split("::")[0]).resolve() for case in job.cases or ()}
+        self._wanted = dict.fromkeys(job.cases or ())
+        self._others = job.others or job.cases is None
+        self._files = {(config.rootpath / case.split("::")[0]).resolve() for case in self._wanted}
 
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
         """Pass over the files that hold none of them."""
-        if self._cases is None or collection_path.suffix != ".py" or collection_path.name == "__init__.py":
+        if self._others or collection_path.suffix != ".py" or collection_path.name == "__init__.py":
             return None
         return None if collection_path.resolve() in self._files else True
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None]:
-        """Keep them when all others have chosen, in the job's order."""
+        """Keep them in the job's order, whatever others leave out: what splits tests would split these again."""
+        found = {case_id(item): item for item in items}
         yield
-        wanted = self._cases
-        if wanted is None:
+        found |= {case_id(item): item for item in items}
+        others = [item for item in items if self._others and case_id(item) not in self._wanted]
+        items[:] = [found[case] for case in self._wanted if case in found] + others
+        if self._others:
             items[:] = [item for item in items if is_perf_case(item) and tier_asked_by(item) is None]
-            return
-        items.sort(key=lambda item: wanted.index(item.nodeid) if item.nodeid in wanted else len(wanted))
-        items[:] = [item for item in items if item.nodeid in wanted]
 
 
 def measure_fresh(
@@ -152,6 +154,7 @@ def measure_fresh(
     device: str,
     budget_s: float | None = None,
     *,
+    left_s: float | None = None,
     profiled: Sequence[str] = (),
     profile_ns: float | None = None,
     profile_files: Path | None = None,
@@ -163,6 +166,7 @@ def measure_fresh(
         cases: node ids.
         device: where to measure, exactly: a worker's GPU would be another one in a process that is no worker.
         budget_s: what measuring a case may take, if that is less than its budget.
+        left_s: of the run's time: then the process is ended; None: it has no limit but its own.
         profiled: those of which a call is profiled too.
         profile_ns: how long that may take; None: as long as for evidence.
         profile_files: where one profiled call is written, as in ``ProfilePlan``; None: nowhere.
@@ -173,8 +177,8 @@ def measure_fresh(
     Raises:
         FreshProcessError: the child measured none of the cases; its last output is in the error.
     """
-    with tempfile.TemporaryDirectory(prefix="perflab-") as folder:
-        results = Path(folder, "results.jsonl")
+    with workplace() as folder:
+        results = folder / "results.jsonl"
         job = Job(
             cases=list(cases),
             results=str(results),
@@ -183,7 +187,7 @@ def measure_fresh(
             profile_ns=profile_ns,
             profile_files=None if profile_files is None else str(profile_files),
         )
-        ended = run_job(config, job, device, Path(folder))
+        ended = run_job(config, job, device, folder, most_s=math.inf if left_s is None else left_s)
         lines = results.read_bytes().splitlines()
     told = [result for line in lines if (result := _read(line)) is not None]
     found = {result.case: result for result in told if result.problem is None}
@@ -224,6 +228,7 @@ def run_job(
     folder: Path,
     wrapper: Sequence[str] = (),
     extra: Mapping[str, str] | None = None,
+    most_s: float = math.inf,
 ) -> Ended:
     """Run a job in a process of its own, to its end.
 
@@ -237,6 +242,7 @@ def run_job(
         folder: for its files.
         wrapper: what the command runs under.
         extra: variables that its environment has besides.
+        most_s: when it is ended at the latest.
     """
     assert job.results is not None
     sign = Path(job.results)
@@ -251,6 +257,7 @@ def run_job(
             environment={**environment, **(extra or {})},
             sign=sign,
             patience_s=START_S + patience_of(config, job),
+            most_s=most_s,
         )
 
 
@@ -259,10 +266,7 @@ def child_command(config: pytest.Config, job_file: Path, device: str) -> tuple[l
     command = [sys.executable, "-m", "pytest", *repeated_arguments(config), f"--perf-device={device}"]
     command.append(f"{REPLICATE_OPTION}={job_file}")
     # The parent's import path, whichever way it came by it (rootdir, conftest, `python -m`, pythonpath).
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    for name in [name for name in environment if name.startswith("PYTEST_XDIST")]:
-        del environment[name]
-    return command, environment
+    return command, {**variables_of_a_child(), "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
 def repeated_arguments(config: pytest.Config, *, plugins_too: bool = True) -> list[str]:

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 from perflab.child import promise_life
-from perflab.data import to_plain
+from perflab.data import changed, to_json, to_plain
 from perflab.measure.forks import one_process
 from perflab.measure.watchdog import Watchdog
+from perflab.plugin.case.last_words import LastWords
 from perflab.plugin.config.kinds import is_perf_case
 from perflab.plugin.config.marker import for_case
-from perflab.plugin.noting import NOTES, AllNotes
+from perflab.plugin.noting import NOTES, AllNotes, case_id
 from perflab.plugin.stash import settings_of
 from perflab.records import Judgement, Verdict
 from perflab.results import Result
@@ -91,7 +92,9 @@ class Watch:
         capture = config.pluginmanager.getplugin("capturemanager")
         with contextlib.nullcontext() if capture is None else capture.global_and_fixture_disabled():
             self._stderr = os.dup(2)
-        self._watchdog = Watchdog(self._stderr, GRACE_S, last_resort=not _has_own_timer(config))
+        self._words: LastWords | None = None
+        self._running: tuple[pytest.Item, str] | None = None
+        self._watchdog = Watchdog(GRACE_S, self._leave)
         self._limit_s = self._promised_s = 0.0
         config.stash[WATCH] = self
         self.pause, self.resume = self._watchdog.pause, self._watchdog.resume
@@ -142,6 +145,8 @@ class Watch:
 
     def pytest_unconfigure(self) -> None:
         """Let go of what was opened."""
+        if self._words is not None:
+            self._words.close()
         os.close(self._stderr)
 
     @contextlib.contextmanager
@@ -149,7 +154,7 @@ class Watch:
         if not is_perf_case(item):
             yield
             return
-        with one_process(item.nodeid):
+        with one_process(case_id(item)):
             if self._job is not None and self._job.serve is not None:
                 yield  # it waits for its turns, and whoever gives them has a limit for it
                 return
@@ -166,6 +171,7 @@ class Watch:
                 self._keep_what_there_is(item, self._told(item, phase, stacks))
 
             self._promise()
+            self._running = item, phase
             with self._watchdog.watching(self._limit_s, interrupt, give_up):
                 yield
 
@@ -174,21 +180,49 @@ class Watch:
         return f"hung: no progress for {format_ns(1e9 * self._limit_s)}"
 
     def _told(self, item: pytest.Item, phase: str, stacks: str) -> str:
-        return f"{item.nodeid}: {self._problem}, in its {phase}\n  -> {_REMEDY}\nwhere its threads were:\n{stacks}"
+        where = f"\nwhere its threads were:\n{stacks}" if stacks else ""
+        return f"{item.nodeid}: {self._problem}, in its {phase}\n  -> {_REMEDY}{where}"
+
+    def _leave(self, within_s: float | None) -> None:
+        """Leave word of what is watched, for another process to say and keep where no Python runs in this one."""
+        from perflab.plugin.case.fresh_process import JobResult
+
+        assert self._running is not None
+        item, phase = self._running
+        said = self._told(item, phase, "")
+        ends = "C code keeps Python's lock, so nothing here can end it: this process is aborted, with its stacks"
+        file, line, document = None, b"", None
+        if self._job is not None:
+            file, line = self._job.results, to_json(JobResult(case=case_id(item), problem=self._problem))
+        elif self._notes is not None:
+            file, document = self._notes.collect().places()
+            line = to_json(changed(self._result(item), failure=said))
+        self._words = self._words or LastWords(self._stderr)
+        self._words.leave(
+            within_s, text=f"\nperf: {said}\nperf: {ends}", file=file, line=line.decode(), document=document
+        )
+
+    @property
+    def _notes(self) -> AllNotes | None:
+        """Where results meet, if that is in this process and cases are measured."""
+        notes = self._config.stash.get(NOTES, None)
+        is_measured = self._job is None and not self._config.pluginmanager.hasplugin("perflab-untimed")
+        return notes if isinstance(notes, AllNotes) and is_measured else None
+
+    def _result(self, item: pytest.Item) -> Result:
+        return Result(case=case_id(item), judgement=Judgement(verdict=Verdict.FAILED, reasons=[self._problem]))
 
     def _keep_what_there_is(self, item: pytest.Item, text: str) -> None:
         """Nothing interrupts the case, so the process is about to end: say why, and keep the results."""
         said = [f"\nperf: {text}", "perf: it could not be interrupted, so this process exits with status 1"]
-        notes = self._config.stash.get(NOTES, None)
         try:
             self._note_problem(item)
-            if self._job is None and isinstance(notes, AllNotes) and not notes.untimed:
-                judgement = Judgement(verdict=Verdict.FAILED, reasons=[self._problem])
+            if self._notes is not None:
                 report: Any = pytest.TestReport(item.nodeid, item.location, {}, "failed", text, "call")
-                report.perflab = to_plain(Result(case=item.nodeid, judgement=judgement))
+                report.perflab = to_plain(self._result(item))
                 held = self._config.pluginmanager.getplugin("perflab-held-reports")
                 waiting = held.reports_as_they_are() if held is not None else []
-                said += notes.collect().keep_at_the_end([*waiting, report])
+                said += self._notes.collect().keep_at_the_end([*waiting, report])
         finally:
             os.write(self._stderr, ("\n".join(said) + "\n").encode("utf-8", "replace"))
 
@@ -199,12 +233,4 @@ class Watch:
         if STATE in item.stash:
             item.stash[STATE].problem = self._problem
         if self._sign is not None and self._job is not None:
-            report_result(self._job, JobResult(case=item.nodeid, problem=self._problem))
-
-
-def _has_own_timer(config: pytest.Config) -> bool:
-    """Whether the project uses faulthandler's one timer itself."""
-    try:
-        return float(config.getini("faulthandler_timeout") or 0.0) > 0.0
-    except ValueError:  # without pytest's plugin for it there is no such key
-        return False
+            report_result(self._job, JobResult(case=case_id(item), problem=self._problem))

@@ -1,14 +1,16 @@
-"""Shows progress: one line that is overwritten, or an occasional line in a log."""
+"""Shows progress: one line that is overwritten, or an occasional line in a log; and whom the run waits for."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 
 import pytest
 
 from perflab.measure.sampling import Progress
 from perflab.plugin.case.hanging import beat
+from perflab.plugin.noting import case_id
 from perflab.plugin.stash import is_worker
 from perflab.report.escaping import one_line
 from perflab.report.lines import short_name
@@ -31,7 +33,7 @@ class ProgressLine:
 
     def for_case(self, item: pytest.Item) -> Progress:
         """The callback for one case."""
-        self.begin(item.nodeid)
+        self.begin(case_id(item))
         item.addfinalizer(self.clear)
         return self.show
 
@@ -55,16 +57,27 @@ class ProgressLine:
         if now_s - self._last_s < (_TERMINAL_EVERY_S if terminal else _LOG_AFTER_S):
             return
         self._last_s = now_s
-        text = f"{doing} {self._label}: {what}"
-        width = reporter._tw.fullwidth - 1
+        so_far = "" if terminal else f", {now_s - self._began_s:.0f} s so far"
+        self._write(f"{doing} {self._label}: {what}{so_far}")
+
+    def waiting(self, what: str) -> None:
+        """Say at once what the run waits for; a worker of pytest-xdist, which has no terminal, says it on stderr."""
+        self._write(f"perf: {one_line(what)}")
+
+    def _write(self, text: str) -> None:
+        reporter = self._reporter
         with self._uncaptured():
-            if terminal:
-                reporter._tw.write("\r\x1b[2K" + text[:width])
+            if reporter is None:
+                with contextlib.suppress(OSError):
+                    os.write(2, f"\n{text}\n".encode("utf-8", "replace"))
+                return
+            if reporter._tw.hasmarkup:
+                reporter._tw.write("\r\x1b[2K" + text[: reporter._tw.fullwidth - 1])
             else:
                 reporter.ensure_newline()
-                reporter.write_line(f"{text}, {now_s - self._began_s:.0f} s so far")
+                reporter.write_line(text)
             reporter._tw.flush()
-        self._shown = terminal
+        self._shown = reporter._tw.hasmarkup
 
     def clear(self) -> None:
         """Take the line away; pytest goes on where it was."""

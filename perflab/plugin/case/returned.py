@@ -32,6 +32,8 @@ def refuse_unfinished(state: CaseState, result: Any) -> None:
         UsageError: it is a generator or coroutine that has not begun, a lazy iterator of Python's own, or a future that
             is not done, PyTorch's and those of ``multiprocessing`` among them.
     """
+    if type(result) in (list, tuple):  # of which other parts may be meant to be used later
+        result = next((one for one in result if isinstance(one, types.CoroutineType)), result)
     remedy = _unfinished(result)
     if remedy is not None:
         state.problem = "no work"
@@ -115,27 +117,13 @@ def _parts(value: Any, kind: type) -> Any:
 
 
 def _tensor_holds_nan(tensor: torch.Tensor) -> bool:
+    from perflab.torch_internals.tracing import parts_of
+
     try:
-        return any(tensor_holds_nan(part) for part in _plain_parts(tensor.detach()))
+        return any(tensor_holds_nan(part) for part in parts_of(tensor.detach()))
     except InternalsError:
         raise
     except Exception as error:
         if as_out_of_memory(error) is not None:
             raise
         return False  # a kind of tensor that PyTorch cannot look into: its result is its own affair
-
-
-def _plain_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The strided tensors that a nested or sparse one is made of."""
-    import torch
-
-    from perflab.torch_internals.tracing import sparse_values
-
-    if tensor.is_nested:
-        yield from [tensor.values()] if tensor.layout is torch.jagged else tensor.unbind()
-    elif tensor.layout is torch.sparse_coo:
-        yield sparse_values(tensor)
-    elif tensor.layout is not torch.strided:
-        yield tensor.values()
-    else:
-        yield tensor

@@ -12,6 +12,7 @@ import pytest
 
 from perflab.errors import UsageError
 from perflab.measure.devices import current_device, resolve_device
+from perflab.plugin.noting import case_id
 from perflab.plugin.stash import FAKING, PERF_FOR, RUNS_ONCE, settings_of, worker_number
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def snapshots_of(
 
     def snapshot(name: str = "snapshot") -> contextlib.AbstractContextManager[MemorySnapshot]:
         folder = own_folder(request.config.rootpath) / "snapshots"
-        path = folder / file_name_for(f"{request.node.nodeid}-{name}")
+        path = folder / f"{file_name_for(case_id(request.node))}-{file_name_for(name)}"
         faking = request.config.stash.get(FAKING, None)
         if faking is not None:
             return faking.record_memory(path)

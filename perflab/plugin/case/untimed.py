@@ -24,7 +24,7 @@ from perflab.plugin.config.kinds import measures_elsewhere, tier_asked_by
 from perflab.plugin.config.marker import for_case
 from perflab.plugin.config.run_mode import RAN
 from perflab.plugin.config.settings import Settings
-from perflab.plugin.noting import UNTIMED
+from perflab.plugin.noting import UNTIMED, case_id
 from perflab.plugin.stash import RUNS_ONCE
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class UntimedCases:
             PerflabError: the first problem found.
         """
         for item in items:
-            self._case_settings[item.nodeid] = for_case(self._settings, item)
+            self._case_settings[case_id(item)] = for_case(self._settings, item)
         if not all(map(tier_asked_by, items)):
             resolve_device(self._settings.device)
 
@@ -112,11 +112,11 @@ class UntimedCases:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Give a case its state; skip one with a tier's own fixture, which would take its time."""
-        if item.nodeid not in self._case_settings:
+        if case_id(item) not in self._case_settings:
             return
         if (own := tier_asked_by(item)) is not None:
             pytest.skip(f"not {own} in a run that does not measure: pytest -m perf, or --perf")
-        item.stash[STATE] = CaseState(item.nodeid, self._case_settings[item.nodeid])
+        item.stash[STATE] = CaseState(case_id(item), self._case_settings[case_id(item)])
         item.stash[RUNS_ONCE] = True
 
     @pytest.hookimpl(wrapper=True)
@@ -152,6 +152,8 @@ class UntimedCases:
         state = item.stash.get(STATE, None)
         if report.when == "call" and state is not None and state.done:
             setattr(report, UNTIMED, RAN)
-        elif report.when == "setup" and item.nodeid in self._case_settings and (own := tier_asked_by(item)) is not None:
+        elif (
+            report.when == "setup" and case_id(item) in self._case_settings and (own := tier_asked_by(item)) is not None
+        ):
             setattr(report, UNTIMED, f"not {own}")
         return report

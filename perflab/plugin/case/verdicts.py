@@ -31,7 +31,7 @@ def fails(judgement: Judgement, settings: Settings, *, saving: bool) -> bool:
     if settings.check == "exact":
         return unjudged
     missed = any(not (saving and one.can_be_saved) for one in judgement.not_compared)
-    without_times = judgement.no_times is not None and not saving
+    without_times = judgement.time_not_judged is not None and not saving
     return settings.check == "strict" and (unjudged or missed or without_times)
 
 
@@ -40,6 +40,13 @@ def unless_unchecked(judgement: Judgement, settings: Settings) -> Judgement:
     if settings.check != "off" or judgement.verdict in (Verdict.OOM, Verdict.NEW, Verdict.INCOMPARABLE):
         return judgement
     return changed(judgement, verdict=Verdict.UNCHECKED, suspect=False)
+
+
+def compared_with(judgement: Judgement, case: str | None) -> Judgement:
+    """The judgement with the old name of the case, if that is what it was compared with."""
+    if case is None:
+        return judgement
+    return changed(judgement, moved_from=case, reasons=[f"compared with {case}, moved", *judgement.reasons])
 
 
 def failure_of(

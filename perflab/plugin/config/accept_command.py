@@ -18,7 +18,7 @@ _OUTPUT_FLAGS = ("-q", "--quiet", "-v", "--verbose", "-s", "-l", "--showlocals",
 """What is printed of a run, and how."""
 _OF_THIS_RUN = (
     *("--perf-total-budget", "--perf-json", "--perf-check", "--perf-reason", "--perf-settle"),
-    *("--perf-columns", "--perf-sort", "--perf-side-by-side"),
+    *("--perf-columns", "--perf-sort", "--perf-side-by-side", "--perf-prune-case"),
     *("-k", "-n", "--numprocesses", "--dist", "--maxprocesses", "--maxfail", "--basetemp", "--junit-xml", "--junitxml"),
     *_OUTPUT,
 )

@@ -85,6 +85,7 @@ _READ: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "versus": ("versus", _marker_versus),
     "last": ("last", _marker_bool),
     "allow_nan": ("allow_nan", _marker_bool),
+    "predict": ("is_predictable", _marker_bool),
     "profile": ("profile", _marker_bool),
 }
 """Of each of ``MARKER_ARGUMENTS``: the setting, and how it is read."""

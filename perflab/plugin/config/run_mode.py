@@ -15,7 +15,6 @@ import pytest
 
 from perflab.errors import SettingError, UsageError
 from perflab.plugin.options import OPTIONS
-from perflab.tiers import tier
 
 
 class RunMode(StrEnum):
@@ -50,10 +49,16 @@ def refuse_contradictions(config: pytest.Config) -> None:
 
 
 def mode_of(config: pytest.Config, items: Sequence[pytest.Item], cases: Sequence[pytest.Item]) -> RunMode:
-    """What becomes of the ``cases`` among the selected ``items``. The command line wins over ini keys.
+    """What becomes of the ``cases`` among the selected ``items``: unasked, and mixed with others, they run once.
 
-    Asked for by name they are measured: by an option that has to do with measuring, by ``-m perf``, or because nothing
-    else was selected. Mixed with other tests they are tests like these.
+    Raises:
+        SettingError: an ini key that is neither true nor false.
+    """
+    return mode_asked_for(config) or (RunMode.MEASURE if len(cases) == len(items) else RunMode.ONCE)
+
+
+def mode_asked_for(config: pytest.Config) -> RunMode | None:
+    """What options, then ini keys, then ``-m perf`` make of perf cases; None: it depends on what is selected.
 
     Raises:
         SettingError: an ini key that is neither true nor false.
@@ -70,9 +75,7 @@ def mode_of(config: pytest.Config, items: Sequence[pytest.Item], cases: Sequence
         return RunMode.MEASURE
     if any(option.measures and _is_given(config, option.dest) for option in OPTIONS):
         return RunMode.MEASURE
-    if _names_perf(config.getoption("markexpr", default="")) or len(cases) == len(items):
-        return RunMode.MEASURE
-    return RunMode.ONCE
+    return RunMode.MEASURE if _names_perf(config.getoption("markexpr", default="")) else None
 
 
 def refuse_an_empty_choice(config: pytest.Config, found: int) -> None:
@@ -118,6 +121,8 @@ def untimed_line(config: pytest.Config, untimed: Mapping[str, str]) -> str:
 
     ``untimed``: what became of each case that was not measured, in any process.
     """
+    from perflab.tiers import tier
+
     found = Counter(untimed.values())
     ran = found.pop(RAN, 0)
     said = [f"{ran} case{'s' * (ran != 1)} ran once, untimed"] if ran else []

@@ -45,6 +45,8 @@ class Settings:
     noisy: str
     """What becomes of times that are to be saved, and are too noisy."""
     prune: bool
+    prune_case: str
+    """A case, or a test, whose baselines are deleted too if it was not collected; empty: none."""
     baselines: Path
     machine: str | None
     """The pool of machines whose times are compared with each other; None: this machine alone."""
@@ -97,6 +99,8 @@ class Settings:
     """Whether the case comes after the others where the run's time is limited. Only the marker sets it."""
     allow_nan: bool = False
     """Whether a result may hold NaN. Only the marker sets it."""
+    is_predictable: bool = True
+    """Whether the case may be predicted. Only the marker sets it."""
     fresh_process: bool = False
     """Whether the case is measured in a process of its own. Only the marker sets it."""
 
@@ -282,6 +286,7 @@ def read_settings(config: pytest.Config) -> Settings:
         reason=reason,
         noisy=choice("perf_noisy"),
         prune=value("perf_prune", parse_flag),
+        prune_case=given.text("perf_prune_case"),
         baselines=path("perf_baselines"),
         machine=value("perf_machine", _parse_machine),
         threshold=value("perf_threshold", parse_fraction),

@@ -16,7 +16,7 @@ from perflab.errors import SettingError
 from perflab.plugin.config.kinds import is_perf_case, tier_asked_by
 from perflab.plugin.config.run_mode import RunMode, mode_of
 from perflab.plugin.config.settings import Settings
-from perflab.plugin.noting import NOTES
+from perflab.plugin.noting import NOTES, case_id
 from perflab.plugin.stash import settings_of
 
 Step = tuple[Hashable, Hashable]
@@ -60,7 +60,7 @@ def take_turns(config: pytest.Config, items: list[pytest.Item]) -> None:
         or mode is not RunMode.MEASURE
     ):
         return
-    notes.shown = [item.nodeid for item in cases]
+    notes.shown = [case_id(item) for item in cases]
     measured = [item for item in cases if tier_asked_by(item) is None]
     ordered = []
     for last in (False, True):
@@ -76,12 +76,12 @@ def take_turns(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 def _step(item: pytest.Item, settings: Settings) -> Step:
     """A test's levels of the parameter that is shown side by side are one step; else each case is one."""
-    group = item.nodeid.partition("[")[0]
+    group = case_id(item).partition("[")[0]
     parameter = _marked(item, "side_by_side", settings.side_by_side)
     callspec = getattr(item, "callspec", None)
     given: dict[str, object] = dict(callspec.params) if callspec is not None else {}
     if parameter not in given:
-        return group, item.nodeid
+        return group, case_id(item)
     return group, tuple((name, str(value)) for name, value in given.items() if name != parameter)
 
 

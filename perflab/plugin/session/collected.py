@@ -8,25 +8,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from _pytest.compat import NOTSET
 
-from perflab.plugin.noting import Notes
-from perflab.store.case_files import module_of
-from perflab.store.stale import Collection, Function
+from perflab.plugin.config.kinds import is_perf_case
+from perflab.plugin.noting import Notes, case_id
+from perflab.store.case_files import module_of, name_of
+from perflab.store.stale import Collection
 
 
 def collection_of(config: pytest.Config, notes: Notes, baselines: Path) -> Collection:
     """What was seen of the files that have baselines."""
-    files: dict[str, dict[str, list[pytest.Item]]] = {path: {} for path in _whole_files(config, notes, baselines)}
+    files: dict[str, list[str]] = {path: [] for path in sorted(_whole_files(config, notes, baselines))}
     for item in notes.items:
-        path, _, name = item.nodeid.partition("::")
-        if path in files:
-            files[path].setdefault(name.partition("[")[0], []).append(item)
-    return Collection(
-        files={
-            path: {name: _as_function(items) for name, items in functions.items()} for path, functions in files.items()
-        }
-    )
+        path = case_id(item).partition("::")[0]
+        if path in files and is_perf_case(item):
+            files[path].append(name_of(case_id(item)))
+    return Collection(files=files)
 
 
 def _whole_files(config: pytest.Config, notes: Notes, baselines: Path) -> set[str]:
@@ -40,23 +36,3 @@ def _whole_files(config: pytest.Config, notes: Notes, baselines: Path) -> set[st
         for path in notes.collected - notes.troubled
         if module_of(path) in stored and (config.rootpath / path).resolve() not in picked
     }
-
-
-def _as_function(items: list[pytest.Item]) -> Function:
-    marked: set[str] = set()
-    given: dict[str, object] = {}
-    arguments: set[str] = set()
-    for item in items:
-        for mark in item.iter_markers("parametrize"):
-            names = mark.args[0] if mark.args else mark.kwargs.get("argnames", ())
-            marked |= {name.strip() for name in (names.split(",") if isinstance(names, str) else names)}
-        callspec = getattr(item, "callspec", None)
-        given |= dict(callspec.params) if callspec is not None else {}
-        arguments |= set(getattr(item, "fixturenames", ()))
-    return Function(
-        cases=[item.nodeid for item in items],
-        marked=sorted(marked),
-        generated=sorted(set(given) - marked),
-        arguments=sorted(arguments),
-        is_complete=all(value is not NOTSET for value in given.values()),
-    )

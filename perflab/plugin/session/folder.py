@@ -42,8 +42,11 @@ def own_folder(root: Path) -> Path:
 
 
 def file_name_for(text: str) -> str:
-    """A file name made from any text, a node id for instance. Long ones end in a hash, for what was cut off."""
+    """A file name made from any text, a node id for instance; two texts give two names.
+
+    ``test_x.py::test_y`` becomes ``test_x.py_test_y``. What is longer, or has other signs in it, ends in a hash.
+    """
     name = re.sub(r"[^A-Za-z0-9_.-]+", "_", text).strip("_.") or "_"
-    if len(name) <= _LONGEST_NAME:
+    if len(name) <= _LONGEST_NAME and re.fullmatch(r"(?!_)(\w+\.py::)?[\w-]*[^\W_]", text, re.ASCII):
         return name
     return f"{name[:_LONGEST_NAME]}-{hashlib.sha256(speakable(text).encode()).hexdigest()[:12]}"

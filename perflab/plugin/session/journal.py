@@ -5,13 +5,12 @@ A session locks its journal for as long as it lives, so that others that make ro
 
 from __future__ import annotations
 
-import contextlib
 import os
 from datetime import UTC, datetime
 from pathlib import Path
 
 from perflab.data import changed, to_json
-from perflab.files import is_abandoned, sweep, try_lock
+from perflab.files import is_abandoned, remove_if_abandoned, sweep, try_lock
 from perflab.plugin.session.commit import current_commit
 from perflab.plugin.session.folder import OWN_TIMES, own_folder
 from perflab.results import Result
@@ -43,8 +42,7 @@ class Journal:
     def write(self, result: Result) -> None:
         """Add a case; what keeps it from being written is noted, and loses nothing else."""
         try:
-            if self._handle is None:
-                self._begin()
+            self.begin()
             assert self._handle is not None
             line = to_json(changed(result, commit=self._commit)) + b"\n"
             if os.write(self._handle, line) != len(line):
@@ -65,13 +63,19 @@ class Journal:
             os.close(self._handle)
             self._handle = None
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Begin it, unless that has been done.
+
+        Raises:
+            OSError: it cannot be kept.
+        """
+        if self._handle is not None:
+            return
         runs = own_folder(self._root) / "runs"
         runs.mkdir(exist_ok=True)
         ended = [old for old in sorted(runs.glob("*.jsonl")) if is_abandoned(old, young_s=0.0)]
         for old in ended[: len(ended) - _KEPT + 1] if len(ended) >= _KEPT else ():
-            with contextlib.suppress(OSError):
-                old.unlink()
+            remove_if_abandoned(old, young_s=0.0)
         for directory in (self._baselines, self._root / OWN_TIMES):
             sweep(directory)
             forget_dead_lock(directory)

@@ -5,7 +5,8 @@ Each tier says which of its files a session may prune.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -13,10 +14,14 @@ from perflab.errors import DeviceError, PerflabError
 from perflab.plugin.config.settings import Settings
 from perflab.plugin.session.saving import shown
 from perflab.records import Environment
-from perflab.store.stale import Collection, StoredFile, find_stale
+from perflab.store.case_files import path_of
+from perflab.store.stale import Collection, Missing, StoredFile, find_missing
 from perflab.tiers import tiers
 from perflab.units import format_count, format_names
 
+COLLECTION: pytest.StashKey[Collection] = pytest.StashKey()
+"""What this process has collected, once that is over."""
+_SAVE = "save them under their new names first: --perf-update"
 _ENDED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
@@ -35,7 +40,7 @@ class Stale:
         lines = []
         for file in self._files(environments):
             try:
-                names = self._stale_of(file)
+                names = self._missing_from(file).stale
             except PerflabError:
                 continue  # a damaged file that this run had no need of
             if names:
@@ -43,22 +48,32 @@ class Stale:
                 lines.append(f"{said}: {format_names(names)} (remove: --perf-prune)")
         return lines
 
-    def prune(self, environments: Iterable[Environment], exitstatus: int) -> list[str]:
-        """Remove what is stale; lines that say what was removed.
+    def prune(self, environments: Iterable[Environment], exitstatus: int, needed: Container[str | None]) -> list[str]:
+        """Remove what is stale, but for ``needed`` cases; lines that say what was removed, and what was kept.
 
         Raises:
             PerflabError: a baseline file cannot be read or written, or there is no device to have baselines of.
         """
         if exitstatus not in _ENDED or self._collection is None:
             return ["nothing was pruned: the run did not finish, so some cases may not have been collected"]
-        files = self._files(list(environments) or self._here())
-        stale = {file: names for file in files if (names := self._stale_of(file))}
-        lines = []
-        for file, names in stale.items():
-            for path, removed in file.store.remove({file.path: names}).items():
-                said = f"removed {_counted(removed)} from {shown(path, self._config)}: {', '.join(removed)}"
-                lines.append(said if path.exists() else f"{said}; it held no others and was deleted")
-        return lines or ["--perf-prune: no stale baselines"]
+        missing = {file: self._missing_from(file) for file in self._files(list(environments) or self._here())}
+        removed, kept = [], []
+        for file, (stale, doubtful) in missing.items():
+            moved = [name for name in stale if f"{path_of(file.path.stem)}::{name}" in needed]
+            if moved:
+                place = shown(file.path, self._config)
+                kept.append(f"kept in {place}, since moved cases were compared with it: {', '.join(moved)} ({_SAVE})")
+            named = [name for name in doubtful if self._is_named(f"{path_of(file.path.stem)}::{name}")]
+            unwanted = [name for name in [*stale, *named] if name not in moved]
+            for path, names in file.store.remove({file.path: unwanted}).items() if unwanted else ():
+                said = f"removed {_counted(names)} from {shown(path, self._config)}: {', '.join(names)}"
+                removed.append(said if path.exists() else f"{said}; it held no others and was deleted")
+            if others := [name for name in doubtful if name not in unwanted]:
+                kept.append(
+                    f"kept in {shown(file.path, self._config)}, not collected here but perhaps elsewhere: "
+                    f"{', '.join(others)} (remove: --perf-prune --perf-prune-case={path_of(file.path.stem)}::NAME)"
+                )
+        return [*(removed or ["--perf-prune: no stale baselines"]), *kept]
 
     def _files(self, environments: Iterable[Environment]) -> list[StoredFile]:
         found = list(environments)
@@ -80,13 +95,25 @@ class Stale:
                 raise
             return []
 
-    def _stale_of(self, file: StoredFile) -> list[str]:
-        entries = file.entries()
-        if self._collection is None:
-            return []
-        root = self._config.rootpath
-        is_ours = self._settings.baselines.resolve().is_relative_to(root.resolve())
-        return find_stale(file.path.stem, entries, self._collection, root, is_ours=is_ours)
+    def _is_named(self, case: str) -> bool:
+        """Whether the run was told to remove the case, or all of its test."""
+        named = self._settings.prune_case
+        return bool(named) and (case == named or case.startswith((f"{named}[", f"{named}::", f"{named} {{")))
+
+    def _missing_from(self, file: StoredFile) -> Missing:
+        return missing_from(file, self._collection, self._config.rootpath)
+
+
+def missing_from(file: StoredFile, collection: Collection | None, root: Path) -> Missing:
+    """The cases of a baseline file that this session has not collected; none if nobody can say.
+
+    Raises:
+        BaselineError: the file is damaged.
+    """
+    entries, is_ours = file.entries(), file.path.resolve().is_relative_to(root.resolve())
+    if collection is None:
+        return Missing()
+    return find_missing(file.path.stem, entries, collection, root, is_ours=is_ours)
 
 
 def _counted(names: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ which they were collected, whichever worker was first.
 from __future__ import annotations
 
 import contextlib
+import errno
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
@@ -34,6 +35,7 @@ from perflab.report.escaping import lines_of, one_line
 from perflab.report.summary import summary
 from perflab.results import Document, Result, parameter_names
 from perflab.store.stale import Collection
+from perflab.tiers import tiers
 
 _COLOURS = {
     Verdict.OK: "green",
@@ -72,7 +74,7 @@ class Collected:
             result = msgspec.convert(plain, Result)
         else:
             crashed = Judgement(verdict=Verdict.FAILED, reasons=["its worker process crashed"])
-            result = Result(case=report.nodeid, judgement=crashed)
+            result = Result(case=self._noted.case_of(report), judgement=crashed)
         if report.failed and result.failure is None:
             # Not report.longreprtext: that one begins with the worker's name.
             text = str(report.longrepr or "the test failed").strip()
@@ -86,10 +88,16 @@ class Collected:
         """Save what is to be saved. Runs after Ctrl-C too, with what was finished by then."""
         self._results = {result.case: result for result in in_order(self._results, self._noted.cases)}
         asked = self._config.getoption("perf_json") is not None and not self._config.option.collectonly
-        if self._results or asked:  # an ini key alone writes no file of nothing over the last run's
-            self._finish(session, exitstatus)
-        if self._results or self._settings.prune:
-            self._look_for_stale(session, exitstatus)
+        try:
+            if self._results or asked:  # an ini key alone writes no file of nothing over the last run's
+                self._finish(session, exitstatus)
+            if self._results or self._settings.prune:
+                self._look_for_stale(session, exitstatus)
+        except OSError as error:  # where no file can be opened, no module that makes a table can be either
+            self._notes += [f"perf: nothing could be saved: {error.strerror}", *self._where_results_stand()]
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._results = {}
+            session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
         self._journal.close()
 
     def _finish(self, session: pytest.Session, exitstatus: int) -> None:
@@ -97,7 +105,7 @@ class Collected:
             self._notes.append(self._journal.problem)
         refused = False
         try:
-            refused = self._save(interrupted=exitstatus == pytest.ExitCode.INTERRUPTED)
+            refused = self._save(exitstatus == pytest.ExitCode.INTERRUPTED, stopped=bool(session.shouldfail))
         except KeyboardInterrupt:  # while replicates were measured; what there was is saved
             session.exitstatus = pytest.ExitCode.INTERRUPTED
         except BaselineError as error:
@@ -130,7 +138,8 @@ class Collected:
             self._stale += stale.report(environments)
             return
         try:
-            self._stale += stale.prune(environments, exitstatus)
+            needed = {one.judgement.moved_from for one in self._results.values() if not one.saved}
+            self._stale += stale.prune(environments, exitstatus, needed)
         except PerflabError as error:
             self._notes.append(str(error))
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
@@ -180,17 +189,29 @@ class Collected:
         where = [f"the results so far are in {place}"] if place is not None else []
         return [f"perf: {line}" for line in [*where, *self._notes]]
 
-    def _save(self, *, interrupted: bool) -> bool:
-        """Save what was asked for; whether something was refused.
+    def places(self) -> tuple[str | None, str | None]:
+        """Where the journal stands, and where results are to be written."""
+        with contextlib.suppress(OSError):  # said when the first case is journalled
+            self._journal.begin()
+        journal, results = self._journal.path, self._settings.json
+        return (None, None) if journal is None else (str(journal), None if results is None else str(results))
+
+    def _save(self, interrupted: bool, *, stopped: bool) -> bool:
+        """Save what was asked for; whether something was refused. Then tables' rows take turns, unless ``stopped``.
 
         Raises:
             BaselineError: a file cannot be read first, or cannot be written.
-            KeyboardInterrupt: while replicates were measured; what there was is saved.
+            KeyboardInterrupt: while something was measured; what there was is saved.
         """
         saving = Saving(self._config, self._settings, self._results, self._budget, interrupted, self._notes)
         try:
             saving.save()
+            for one in tiers() if not (interrupted or stopped) else ():
+                one.take_turns(saving)
         finally:
+            for result in saving.results.values():
+                if result.beside:
+                    self.keep(result)
             self._results = saving.results
         return saving.fails
 

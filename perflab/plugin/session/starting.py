@@ -5,6 +5,9 @@ Loading this module is the step from nothing to everything; a run without perf c
 
 from __future__ import annotations
 
+import sys
+import tempfile
+
 import pytest
 
 from perflab.data import speakable, to_plain
@@ -21,9 +24,10 @@ from perflab.plugin.config.run_mode import (
     skip_the_unwanted,
 )
 from perflab.plugin.config.settings import Settings
-from perflab.plugin.noting import NOTES, AllNotes
+from perflab.plugin.noting import NOTES, AllNotes, case_id
 from perflab.plugin.session.announcing import announcement
 from perflab.plugin.session.collected import collection_of
+from perflab.plugin.session.prune import COLLECTION
 from perflab.plugin.session.workers import tell
 from perflab.plugin.stash import PERF_FOR, settings_of
 from perflab.tiers import tiers
@@ -75,14 +79,20 @@ def _offer(config: pytest.Config, settings: Settings, selected: list[pytest.Item
 
 
 def _refuse_names_that_are_no_text(selected: list[pytest.Item]) -> None:
-    """Results, baselines and other processes name cases by their files, in UTF-8.
+    """Results, baselines and other processes name cases by their files, and temporary files, in UTF-8.
 
     Raises:
         UsageError: a file's name is not UTF-8, naming it with escapes.
     """
+    temporary = tempfile.gettempdir()
+    if selected and speakable(temporary) != temporary:
+        raise UsageError(
+            f"{speakable(temporary)}: the name of the folder for temporary files is not UTF-8",
+            "set TMPDIR to another folder",
+        )
     for item in selected:
-        if speakable(item.nodeid) != item.nodeid:
-            raise UsageError(f"{speakable(item.nodeid)}: the name of its file is not UTF-8", "rename the file")
+        if speakable(case_id(item)) != case_id(item):
+            raise UsageError(f"{speakable(case_id(item))}: the name of its file is not UTF-8", "rename the file")
 
 
 def _run_once(config: pytest.Config, settings: Settings, selected: list[pytest.Item]) -> None:
@@ -101,11 +111,12 @@ def _tell_what_was_collected(
 ) -> None:
     """To the collecting side, which is loaded here unless this is a worker of pytest-xdist."""
     notes = config.stash[NOTES]
-    found = [item.nodeid for item in notes.items if is_perf_case(item)]  # shards of a run have those in common
-    chosen = [item.nodeid for item in selected]
+    found = [case_id(item) for item in notes.items if is_perf_case(item)]  # shards of a run have those in common
+    chosen = [case_id(item) for item in selected]
     names = set(chosen)
     cases = weave([[case for case in notes.shown if case in names] or chosen, found]) if selected else []
-    seen = to_plain(collection_of(config, notes, settings.baselines))
+    config.stash[COLLECTION] = collection_of(config, notes, settings.baselines)
+    seen = to_plain(config.stash[COLLECTION])
     if isinstance(notes, AllNotes):
         notes.cases = cases
         notes.seen.append(seen)
@@ -115,7 +126,11 @@ def _tell_what_was_collected(
 
 
 def watch(config: pytest.Config, job: Job | None) -> None:
-    """Have cases that hang fail, however they are run."""
+    """Have cases that hang fail, however they are run, and others not suffer from what a test leaves behind."""
     from perflab.plugin.case.hanging import Watch
 
+    if sys.platform != "win32":
+        from perflab.plugin.case.open_files import OpenFiles
+
+        config.pluginmanager.register(OpenFiles(), "perflab-open-files")
     config.pluginmanager.register(Watch(config, job), "perflab-watch")

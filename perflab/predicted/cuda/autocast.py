@@ -16,14 +16,7 @@ import torch
 import torch.library
 
 from perflab.internals import TORCH, missing
-from perflab.predicted.cuda.autocast_lists import (
-    BANNED,
-    FLOAT32,
-    FLOAT32_APPEND_DTYPE,
-    FLOAT32_SET_OPT_DTYPE,
-    LOWER_PRECISION,
-    PROMOTE,
-)
+from perflab.predicted.cuda.autocast_lists import LOWER, OTHER, first_call
 from perflab.predicted.cuda.patching import attributes_replaced
 from perflab.torch_internals import WeakTensorKeyDictionary
 from perflab.torch_internals.dispatch import (
@@ -97,30 +90,39 @@ def _is_eligible(value: Any) -> bool:
 
 
 def _kernels(casts: _Casts) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """What is registered, by operator: what is on CUDA's list casts, what is only on the CPU's does not any more.
+    """What is registered, by operator: what CUDA casts is cast, what only the CPU casts is not any more.
 
-    Operators of the lower precision that both lists have keep their own kernel, which remembers casts for all of them.
+    Operators of the lower precision that both cast keep their own kernel, which remembers casts for all of them.
     """
-    registered, known = registered_for(_KEY), registered_for("AutocastCUDA")
-    on_cuda: set[str] = set()
-    for names, policy in (
-        (LOWER_PRECISION, _lower_precision),
-        (FLOAT32, _float32),
-        (FLOAT32_SET_OPT_DTYPE, _set_opt_dtype),
-        (FLOAT32_APPEND_DTYPE, _append_dtype),
-        (PROMOTE, _promote),
-        (BANNED, _banned),
-    ):
-        for name in names:
-            operator = _operator(name)
-            if operator is None or name not in known:
-                continue
-            on_cuda.add(name)
-            if policy is not _lower_precision or name not in registered:
-                yield name, policy(operator, casts)
-    for name in sorted((registered | known) - on_cuda):
-        if "::" not in name:
-            yield name, torch.library.fallthrough_kernel if name not in known else _unknown(name)
+    registered, on_cuda = registered_for(_KEY), registered_for("AutocastCUDA")
+    for name in sorted(registered | on_cuda):
+        operator = _operator(name)
+        if "::" in name:
+            continue
+        if name not in on_cuda:
+            yield name, torch.library.fallthrough_kernel
+        elif operator is not None and (kernel := _kernel(operator, casts, keeps_own=name in registered)) is not None:
+            yield name, kernel
+
+
+def _kernel(operator: Any, casts: _Casts, *, keeps_own: bool) -> Any:
+    """A kernel that does what CUDA's does; None where the CPU's own does."""
+    try:
+        first = first_call(operator, OTHER)
+        if first.casts_to == LOWER:
+            return None if keeps_own else _lower_precision(operator, casts)
+        if first.casts_to == torch.float32:
+            return _float32(operator, casts)
+        mixed = first_call(operator, LOWER, torch.float32)
+    except KeyError:
+        return _unknown(operator)
+    if mixed.casts_to == torch.float32:
+        return _promote(operator, casts)
+    if any(argument.name == "dtype" for argument in schema_of(operator).arguments):
+        return _set_opt_dtype(operator)
+    if first.asks_for == torch.float32:
+        return _append_dtype(operator, first.operator)
+    return _banned(operator) if mixed.operator is None else _unknown(operator)
 
 
 def _kernels_of_others() -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -133,15 +135,6 @@ def _kernels_of_others() -> Iterator[tuple[str, Callable[..., Any]]]:
             yield name, torch.library.fallthrough_kernel
         elif operator is not None:
             yield name, _as_registered_for_cuda(operator)
-
-
-def _unknown(name: str) -> Callable[..., Any]:
-    """Of an operator that this version casts on CUDA, and our lists do not have: what it casts to is not known."""
-
-    def kernel(*_arguments: Any, **_keywords: Any) -> Any:
-        raise missing(TORCH, f"rule that perflab knows for aten::{name} under CUDA's autocast", "predict its precision")
-
-    return kernel
 
 
 def _as_registered_for_cuda(operator: Any) -> Any:
@@ -196,7 +189,7 @@ def _flat(values: Any) -> Iterator[Any]:
             yield value
 
 
-def _set_opt_dtype(operator: Any, _casts: _Casts) -> Any:
+def _set_opt_dtype(operator: Any) -> Any:
     place = [argument.name for argument in schema_of(operator).arguments].index("dtype")
 
     def kernel(*arguments: Any, **keywords: Any) -> Any:
@@ -210,9 +203,7 @@ def _set_opt_dtype(operator: Any, _casts: _Casts) -> Any:
     return kernel
 
 
-def _append_dtype(operator: Any, _casts: _Casts) -> Any:
-    name = str(operator).removeprefix("aten.")
-    appending = _operator(FLOAT32_APPEND_DTYPE[name])
+def _append_dtype(operator: Any, through: Any) -> Any:
     names = [argument.name for argument in schema_of(operator).arguments]
 
     def kernel(*arguments: Any, **keywords: Any) -> Any:
@@ -221,18 +212,28 @@ def _append_dtype(operator: Any, _casts: _Casts) -> Any:
             given.setdefault(argument.name, argument.default_value)
         dtype = torch.float32 if _is_eligible(given["self"]) else given["self"].dtype
         with below_cpu_autocast():
-            return appending(*(given[one] for one in names), dtype=dtype)
+            return through(*(given[one] for one in names), dtype=dtype)
 
     return kernel
 
 
-def _banned(operator: Any, _casts: _Casts) -> Any:
+def _banned(operator: Any) -> Any:
     def kernel(*_arguments: Any, **_keywords: Any) -> Any:
         raise RuntimeError(
             f"torch.nn.functional.{schema_of(operator).name.removeprefix('aten::')} and torch.nn.BCELoss are unsafe to "
             "autocast on CUDA; combine it with the sigmoid before it: "
             "torch.nn.functional.binary_cross_entropy_with_logits"
         )
+
+    return kernel
+
+
+def _unknown(operator: Any) -> Any:
+    """The kernel of an operator that this version casts on CUDA in a way of its own."""
+    name = schema_of(operator).name
+
+    def kernel(*_arguments: Any, **_keywords: Any) -> Any:
+        raise missing(TORCH, f"rule that perflab knows for {name} under CUDA's autocast", "predict its precision")
 
     return kernel
 

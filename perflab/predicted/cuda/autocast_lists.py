@@ -1,53 +1,75 @@
-"""The lists of operators that autocast treats alike on CUDA, from ``ATen/autocast_mode.h`` and ``.cpp``.
+"""What CUDA's autocast does with each operator, read from the kernel that PyTorch registers for it.
 
-An overload is named as the dispatcher does, ``softmax.int``. They are PyTorch 2.13's; what another version has not
-registered for CUDA is left out where they are used, and a test fails for what it has and is not here.
+A CPU build has these kernels too. They leave CPU tensors alone, so each is called with fake tensors on CUDA: the first
+operator that it calls says what it casts to (``ATen/autocast_mode.h``).
 """
 
 from __future__ import annotations
 
+import functools
+from typing import Any
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
+import torch
+
+from perflab.torch_internals import FakeTensorMode, TorchDispatchMode
+from perflab.torch_internals.dispatch import aten, redispatch_as_cuda_autocast, schema_of
+
+LOWER, OTHER = torch.float16, torch.bfloat16
+"""Autocast's dtype while a kernel is asked, and one that is cast whatever the kernel casts to."""
 
 
-LOWER_PRECISION = _names(
+class Called(Exception):  # noqa: N818 # no error: it ends a kernel that has said enough
+    """The first operator that a kernel calls; of none if it ends before."""
+
+    def __init__(self, operator: Any = None, dtype: torch.dtype | None = None) -> None:
+        self.operator = operator
+        self.asks_for = dtype
+        self.casts_to = dtype if operator is aten("_to_copy.default", "know what autocast casts to") else None
+
+
+class _EndAtFirstCall(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if func is torch.ops.prim.device.default:
+            return func(*args)
+        raise Called(func, (kwargs or {}).get("dtype"))
+
+
+@functools.cache
+def first_call(operator: Any, *dtypes: torch.dtype) -> Called:
+    """What autocast's kernel calls first, given tensors of these dtypes in turn.
+
+    Raises:
+        KeyError: the operator has an argument of a type that is not known here.
     """
-    _convolution.deprecated _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input
-    conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm
-    baddbmm bmm chain_matmul linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell
-    rnn_tanh_cell rnn_relu_cell _scaled_dot_product_flash_attention scaled_dot_product_attention cudnn_convolution
-    cudnn_convolution_transpose _cudnn_rnn
-    """
-)
-"""Computed in autocast's dtype."""
+    with FakeTensorMode():
+        tensors = [torch.empty(2, 2, dtype=dtype, device="cuda") for dtype in dtypes]
+    arguments = [(one.name, _value(one, tensors), one.kwarg_only) for one in schema_of(operator).arguments]
+    positional = [value for _, value, by_name in arguments if not by_name]
+    before = torch.get_autocast_dtype("cuda")
+    torch.set_autocast_dtype("cuda", LOWER)
+    try:
+        with _EndAtFirstCall():  # type: ignore[no-untyped-call]
+            named = {name: value for name, value, by_name in arguments if by_name}
+            redispatch_as_cuda_autocast(operator, positional, named)
+    except Called as first:
+        return first
+    except RuntimeError:
+        pass
+    finally:
+        torch.set_autocast_dtype("cuda", before)
+    return Called()
 
-FLOAT32 = _names(
-    """
-    acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar
-    pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm frobenius_norm.dim
-    nuclear_norm nuclear_norm.dim cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d
-    hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss
-    multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits
-    dist pdist cdist renorm logsumexp upsample_nearest1d _upsample_nearest_exact1d upsample_nearest2d
-    _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d
-    _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa
-    """
-)
-"""Computed in float32."""
 
-FLOAT32_SET_OPT_DTYPE = _names(
-    """
-    prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm
-    linalg_matrix_norm.str_ord sum sum.dim_IntList
-    """
-)
-"""Asked for a float32 result, where the caller asks for none in particular."""
-
-FLOAT32_APPEND_DTYPE = {"norm.Scalar": "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype"}
-"""The same through another overload, which has the argument."""
-
-PROMOTE = _names("addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add")
-"""Computed in the widest dtype of the arguments."""
-
-BANNED = ("binary_cross_entropy",)
+def _value(argument: Any, tensors: list[torch.Tensor]) -> Any:
+    """Something that the argument's type allows; casts come before anything looks closer."""
+    if argument.name == "dtype":
+        return torch.float64  # as a caller asks: what is cast to float32 nevertheless is cast whatever is asked for
+    if argument.has_default_value():
+        return argument.default_value
+    kind = str(argument.type).removeprefix("Optional[").rstrip("]")
+    kind, is_list = kind.removeprefix("List[").removeprefix("Optional["), "List[" in kind
+    if kind == "Tensor":
+        value: Any = tensors.pop(0) if len(tensors) > 1 else tensors[0]
+    else:
+        value = {"int": 1, "float": 1.0, "number": 1.0, "bool": False, "str": ""}[kind]
+    return [value, value] if is_list else value

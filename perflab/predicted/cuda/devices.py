@@ -20,6 +20,7 @@ import torch.cuda
 import torch.cuda.nvtx
 from torch.overrides import TorchFunctionMode
 
+from perflab.predicted.cuda.constants import call
 from perflab.predicted.cuda.patching import attributes_replaced
 from perflab.torch_internals import FakeTensor
 from perflab.torch_internals.dispatch import function_mode_beneath, is_function_mode_on
@@ -73,7 +74,7 @@ class _Redirected(TorchFunctionMode):
                 kwargs = kwargs | {"pin_memory": False}
         if len(args) > 1 and (func is torch.Tensor.to or any(isinstance(one, _device) for one in args[1:])):
             args = (args[0], *(_cpu_for(one) for one in args[1:]))
-        result = func(*args, **kwargs)
+        result = call(func, args, kwargs)
         if func is torch.tensor and _called_by_an_optimizer():
             setattr(result, _ON_HOST, True)
         return result

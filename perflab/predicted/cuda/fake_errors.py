@@ -51,6 +51,7 @@ _MACHINERY = (
     ),
     f"{Path(__file__).parents[1]}/",
 )
+_LOADERS = f"{_TORCH}/utils/data/"
 _HIGHER_ORDER = re.compile(r"no rule registered for HigherOrderOperator (\w+)")
 _WANTS_NUMBERS = (
     DataDependentOutputException,
@@ -138,6 +139,15 @@ def what_needs_numbers(error: BaseException) -> str | None:
         if _is_about_numbers(one):
             # PyTorch may have caught it in its own code, and raised another where the user's line is.
             return next(filter(None, map(_innermost_line, reversed(chain[:depth]))), None)
+    return None
+
+
+def operator_of_a_loader(error: BaseException) -> str | None:
+    """The operator by which a loader of ``torch.utils.data`` asked for numbers; None of any other error."""
+    for one in _chain(error):
+        files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(one.__traceback__))
+        if _is_about_numbers(one) and any(file.startswith(_LOADERS) for file in files):
+            return _named(getattr(one, "func", None))
     return None
 
 

@@ -1,12 +1,14 @@
-"""Counts by value, as mixtures of experts count tokens: on CUDA their kernels take what a CPU build refuses.
+"""Counts by value and grouped products, as in mixtures of experts: CUDA's kernels take what a CPU build refuses.
 
 ``histc`` counts whole numbers on CUDA alone (``ATen/native/cuda/SummaryOps.cu``). The result of ``bincount`` is as long
 as the largest value says, which fake tensors do not know; with ``minlength`` it is taken to be as long as that, which
-holds for every value below it, such as the number of an expert.
+holds for every value below it, such as the number of an expert. ``grouped_mm`` multiplies float32 and float16 too,
+while PyTorch's shape function takes bfloat16 alone.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,15 +18,20 @@ from torch import Tensor
 
 from perflab.predicted.cuda.patching import entry_replaced
 from perflab.torch_internals import FakeTensorMode
+from perflab.torch_internals.dispatch import aten, without_dispatch_modes
 from perflab.torch_internals.fakes import forget_shapes, shape_rule_replaced_in
 
 _REFUSED = (torch.float16, torch.bfloat16, torch.bool)
+_MULTIPLIED = (torch.float32, torch.bfloat16, torch.float16)
+_ROW_BYTES = 16
+"""Rows of grouped products begin at a multiple of that."""
 
 
 @contextmanager
 def cuda_histograms() -> Iterator[None]:
-    """Within, fake tensors have the results of CUDA's kernels of ``histc`` and ``bincount``."""
+    """Within, fake tensors have the results of CUDA's kernels of ``histc``, ``bincount`` and ``grouped_mm``."""
     histc, bincount = torch.ops.aten.histc.default, torch.ops.aten.bincount.default
+    grouped_mm = aten("_grouped_mm.default", "predict grouped products as CUDA runs them")
     table = shape_rule_replaced_in(bincount, "know how long counts are")
     usual: Any = table[bincount]
 
@@ -38,12 +45,13 @@ def cuda_histograms() -> Iterator[None]:
         return values.new_empty(minlength, dtype=dtype)
 
     with entry_replaced(table, bincount, counted):
-        table[histc] = _histc  # it has no rule, and a shape function that refuses
+        # These have no rule, and a shape function that refuses.
+        table[histc], table[grouped_mm] = _histc, _grouped_mm
         forget_shapes()
         try:
             yield
         finally:
-            del table[histc]
+            del table[histc], table[grouped_mm]
             forget_shapes()
 
 
@@ -64,3 +72,35 @@ def _check_counted(values: Tensor, weights: Tensor | None) -> None:
         raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
     if weights is not None and weights.shape != values.shape:
         raise RuntimeError("weights should be 1-d and have the same length as input")
+
+
+def _grouped_mm(
+    mode: FakeTensorMode,
+    func: Any,
+    left: Tensor,
+    right: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """The result of ``ATen/native/GroupedMMUtils.h``: of the dtype that is given, its rows padded."""
+    if {left.dtype, right.dtype, out_dtype or left.dtype} not in ({one} for one in _MULTIPLIED):
+        raise RuntimeError(
+            f"Expected mat_a and mat_b to have the same dtype, Float32, BFloat16 or Float16, and so the output; "
+            f"got {left.dtype}, {right.dtype} and {out_dtype}"
+        )
+    # PyTorch's shape function checks everything else, of bfloat16 that lies as these do.
+    with without_dispatch_modes():
+        shape = func(*(_in_bfloat16(one) for one in (left, right)), *(_on_meta(one) for one in (offs, bias))).shape
+    in_a_row = _ROW_BYTES // left.element_size()
+    padded = math.ceil(shape[-1] / in_a_row) * in_a_row
+    return left.new_empty_strided(shape, (shape[-2] * padded, padded, 1)[-len(shape) :])
+
+
+def _in_bfloat16(matrix: Tensor) -> Tensor:
+    strides = [one if one == 1 else one * matrix.element_size() // 2 for one in matrix.stride()]
+    return torch.empty_strided(matrix.shape, strides, dtype=torch.bfloat16, device="meta")
+
+
+def _on_meta(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")

@@ -24,6 +24,8 @@ _FLOAT32 = 4
 _INDEX = 8
 
 H100 = processor(132, 90)
+_GROUPED_MM = "_grouped_mm"
+"""It has one kernel or many by the GPU."""
 _OVER_LISTS = ("_foreach_", "_fused_", "_amp_foreach_")
 
 
@@ -58,7 +60,9 @@ def results_on_host(operator: str) -> tuple[int, ...]:
     return ON_HOST.get(operator.removeprefix("aten::"), ())
 
 
-def launches(operator: str, arguments: Sequence[Any], keywords: Mapping[str, Any] | None = None) -> int:
+def launches(
+    operator: str, arguments: Sequence[Any], keywords: Mapping[str, Any] | None = None, gpu: Processor = H100
+) -> int:
     """How many kernels the call launches. Views, which launch none, are not asked about; copies count as kernels.
 
     1 where nothing else is known; 0 for what only takes memory, or works on the host.
@@ -69,6 +73,8 @@ def launches(operator: str, arguments: Sequence[Any], keywords: Mapping[str, Any
     if name.startswith(_OVER_LISTS) and arguments and _is_list(arguments[0]):
         lists = lists_of(name, arguments)
         return lists.launches if lists is not None else 0
+    if name == _GROUPED_MM:
+        return sorting.grouped_mm_launches(gpu.architecture, *arguments, **(keywords or {}))
     rule = _LAUNCHES.get(name, 1)
     return rule if isinstance(rule, int) else rule(*arguments, **(keywords or {}))
 
@@ -79,7 +85,7 @@ def check_operators() -> None:
     Raises:
         InternalsError: one of them is not there.
     """
-    for name in sorted({*_HIDDEN, *_REDUCTIONS, *ON_HOST, *_LAUNCHES, *_LAUNCH_NOTHING}):
+    for name in sorted({*_HIDDEN, *_REDUCTIONS, *ON_HOST, *_LAUNCHES, *_LAUNCH_NOTHING, _GROUPED_MM}):
         aten(name, "know what its kernel takes in passing")
 
 

@@ -158,6 +158,18 @@ def _bincount_launches(tensor: Tensor, weights: Tensor | None = None, *_: Any, *
     return 3 + _weights_converted(weights) if tensor.numel() else 1
 
 
+def grouped_mm_launches(
+    architecture: int, left: Tensor, right: Tensor, offs: Tensor | None = None, *_: Any, **__: Any
+) -> int:
+    """``cuda/GroupedBlas.cpp``: the groups' addresses, then all products, in bfloat16 on 9.0 and 10.0 alone.
+
+    Elsewhere the offsets are copied to the host, which launches a product for each group; without offsets one for all.
+    """
+    if {left.dtype, right.dtype} == {torch.bfloat16} and architecture // 10 in (9, 10):
+        return 2
+    return 1 if offs is None else 1 + offs.size(0)
+
+
 HIDDEN: dict[str, Callable[..., int]] = {
     "sort": _sort,
     "cumsum": _cumsum,
@@ -184,5 +196,4 @@ LAUNCHES: dict[str, int | Callable[..., int]] = {
     "index_add": 2,
     "index_copy": 3,
     "index_fill": 2,
-    "_grouped_mm": 2,  # the groups' addresses, then their products, in bf16 (cuda/GroupMM.cu)
 }

@@ -6,14 +6,14 @@ import argparse
 import os
 import subprocess
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from perflab.child import workplace
 from perflab.errors import UsageError
+from perflab.lifeline import with_lifeline
 from perflab.predicted.dry_run.traffic import by_name, without_effect
 from perflab.predicted.gpus.names import parse_gpu
 from perflab.tiers import Run
@@ -60,16 +60,16 @@ def dry_run_command(parser: argparse.ArgumentParser) -> Run:
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "counts"
+    with workplace() as folder:
+        counting = {**environment, "NOCUDA_REPORT": str(folder / "counts")}
         try:
-            status = subprocess.run(command, env={**environment, "NOCUDA_REPORT": str(report)}).returncode
+            status = subprocess.run(with_lifeline(command), env=counting).returncode
         except OSError as error:
             raise UsageError(f"{command[0]}: {error.strerror}", "name a program that can be started") from error
         if not _is_pytest(command):
             from nocuda.library import read_counts
 
-            found = [read_counts(path) for path in sorted(Path(folder).iterdir())]
+            found = [read_counts(path) for path in sorted(folder.iterdir())]
             print("\n".join(_told(found)), file=sys.stderr)
     if status < 0:
         print(f"perflab dry-run: {command[0]} was ended by signal {-status}", file=sys.stderr)

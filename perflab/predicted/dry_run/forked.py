@@ -22,8 +22,10 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 from perflab.data import changed, to_plain
+from perflab.lifeline import end_with_parent
 from perflab.plugin.case.verdicts import unmeasured
 from perflab.plugin.config.kinds import is_perf_case
+from perflab.plugin.noting import case_id
 from perflab.predicted.dry_run.start import VARIABLE
 from perflab.predicted.records import place_of
 from perflab.torch_internals.compiler import load_compiler
@@ -54,8 +56,9 @@ class Forked:
         with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as trace:
             sys.stdout.flush()
             sys.stderr.flush()
-            child = os.fork()
+            parent, child = os.getpid(), os.fork()
             if child == 0:
+                end_with_parent(parent)
                 self._in_the_fork(item, answer, trace)
             _, status = os.waitpid(child, 0)
             answer.seek(0)
@@ -115,7 +118,7 @@ def _crashed(item: pytest.Item, status: int, trace: str) -> pytest.TestReport:
         longrepr=text,
         when="call",
     )
-    result = unmeasured(item.nodeid, how, report) if is_perf_case(item) else None
+    result = unmeasured(case_id(item), how, report) if is_perf_case(item) else None
     if result is not None:
         place = place_of(os.environ[VARIABLE], dry_run=True)
         report.perflab = to_plain(changed(result, place=place))  # type: ignore[attr-defined]

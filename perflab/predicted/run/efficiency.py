@@ -50,6 +50,7 @@ def _measured_on(gpu: Gpu, measured: BaselineStore) -> list[tuple[str, str, Entr
     return [
         (path.stem, name, entry)
         for path in sorted(measured.directory.glob("cuda-*/*.json"))
-        for name, entry in measured.load(path).items()
+        for name, entries in measured.load(path).items()
+        for entry in entries
         if gpu_by_device_name(entry.environment.device_name) is gpu
     ]

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import pytest
 
 from perflab.errors import PerflabError, PredictionError
+from perflab.internals import switched_off
 from perflab.measure.limits import as_out_of_memory
 from perflab.plugin.case.perf import CaseState, NothingComparedError
 from perflab.plugin.case.raw_launches import line_of_launch
@@ -31,7 +32,7 @@ _REMEDY = (
     "move code that reads values of tensors out of the callable, or out of predictions: `if not perf.predicts: ...`; "
     "work that depends on values (a loop's length, an early exit) can only be measured"
 )
-_MEASURE_ONLY = "or only measure this case: `if perf.predicts: pytest.skip(...)`"
+_MEASURE_ONLY = "or only measure this case: @pytest.mark.perf(predict=False)"
 _REGISTER = (
     "register shapes for an operator of your own (`@torch.library.register_fake`); call an operator of PyTorch's with "
     f"other arguments, such as floats; {_MEASURE_ONLY}"
@@ -65,6 +66,9 @@ class PredictedCases:
         state = item.stash.get(self._key, None)
         if state is not None:
             state.predicts = self._settings.predict and not measures_elsewhere(item)
+            if state.predicts and not state.settings.is_predictable:
+                state.predicts = False
+                raise pytest.skip.Exception("not to be predicted: perf(predict=False)", _use_item_location=True)
         self._made_anew.clear(item, is_fake=state is not None and state.predicts)
         if state is None:
             return (yield)
@@ -118,7 +122,7 @@ class PredictedCases:
 
     def _tell(self, item: pytest.Item, state: CaseState, error: Exception) -> NoReturn:
         """Raise what a predicted case is to end with, which this error ended."""
-        from perflab.predicted.cuda.fake_errors import without_machinery
+        from perflab.predicted.cuda.fake_errors import operator_of_a_loader, without_machinery
 
         if self._settings.dry_run:
             if as_out_of_memory(error) is not None:
@@ -126,6 +130,9 @@ class PredictedCases:
             raise error
         told = _in_words(error, state.case)
         unmet = state.part(Instead).of
+        if (operator := operator_of_a_loader(error)) is not None and unmet is None:
+            said = f"nothing to predict: a data loader runs on the host, and {operator} needs values"
+            raise pytest.skip.Exception(said, _use_item_location=True)
         if unmet is None:
             raise without_machinery(told)
         if isinstance(told, PerflabError):
@@ -145,6 +152,9 @@ def _in_words(error: Exception, case: str) -> Exception:
     """The error itself, or what it means where it is one of fake tensors."""
     from perflab.predicted.cuda.fake_errors import higher_order_operator, unpredictable
 
+    off = switched_off(error)
+    if off is not None:
+        return PredictionError(f"{case}: {_CANNOT}{off.problem}", off.remedy)
     launch = line_of_launch(error)
     if launch is not None:
         why = "launches a Triton kernel, which needs the addresses of its tensors; fake tensors have none"
@@ -159,7 +169,7 @@ def _in_words(error: Exception, case: str) -> Exception:
     if operator is not None:
         return PredictionError(
             f"{case}: {_CANNOT}{operator} is created by compiling a function, which runs it",
-            "only measure this case: `if perf.predicts: pytest.skip(...)`",
+            _MEASURE_ONLY.removeprefix("or "),
         )
     return error
 

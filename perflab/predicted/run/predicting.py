@@ -20,14 +20,15 @@ from perflab.errors import BaselineError, InternalsError, UsageError
 from perflab.measure.devices import current_device
 from perflab.measured.store.times import BaselineStore
 from perflab.plugin.case.progress import ProgressLine
-from perflab.plugin.case.verdicts import failure_of, unless_unchecked
+from perflab.plugin.case.verdicts import compared_with, failure_of, unless_unchecked
 from perflab.plugin.config.settings import Settings
 from perflab.plugin.session.folder import file_name_for, own_folder
+from perflab.plugin.session.moved import Moved
 from perflab.plugin.stash import FAKING
 from perflab.predicted.gpus.roofline import roofline_ns
 from perflab.predicted.judge.judge import judge_predicted
 from perflab.predicted.judge.races import explain_races, unless_races
-from perflab.predicted.records import PredictedCase, Prediction, place_of
+from perflab.predicted.records import PredictedBaseline, PredictedCase, Prediction, place_of
 from perflab.predicted.run.efficiency import with_estimate
 from perflab.predicted.run.exploring import Explorer, fit_of, work_of
 from perflab.predicted.run.memory_snapshot import record_predicted
@@ -65,6 +66,10 @@ class Instead:
     until_judged: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     """Keeps its tensors fake until it is judged: it says in its body that it is to be predicted."""
 
+    def skip(self, why: str) -> NoReturn:
+        """Skip the case, which is not predicted."""
+        pytest.skip(why if self.of is None else f"{self.of}; cannot be predicted, {why}")
+
 
 class Predictions:
     """What all predictions of this process share."""
@@ -74,6 +79,7 @@ class Predictions:
         self._settings = settings
         self._progress = progress
         self._store = PredictedStore(settings.baselines)
+        self._moved = Moved(config, settings, "predicted")
         self._measured = BaselineStore(settings.baselines)
         self._proofs: Proofs | None = None
         self._mode: Any = None
@@ -125,9 +131,13 @@ class Predictions:
 
         Raises:
             BaselineError: the file of its baseline, which nobody was known to need, is damaged or foreign.
+            pytest.skip.Exception: this version of PyTorch does not let us.
         """
         self.check([state.case])
-        state.part(Instead).until_judged.enter_context(self.fake())
+        try:
+            state.part(Instead).until_judged.enter_context(self.fake())
+        except InternalsError as error:
+            pytest.skip(f"{unmet}; cannot be predicted, {error.problem}")
         state.predicts, state.part(Instead).of = True, unmet
         return Predicted(state, self, budget)
 
@@ -140,8 +150,8 @@ class Predictions:
             left_s: what the run has left of its total budget; None without one.
 
         Raises:
-            UsageError: it calls no operator, or ``perf.fits`` was given what makes nothing to predict.
-            pytest.skip.Exception: tracing it takes longer than its budget, or than the run has left.
+            UsageError: ``perf.fits`` was given what makes nothing to predict.
+            pytest.skip.Exception: it calls no operator; or tracing takes longer than its budget, or than the run has.
         """
         from perflab.predicted.memory.snapshot import write_snapshot
         from perflab.predicted.prediction import ON_CUDA, Proofs, predict
@@ -159,23 +169,22 @@ class Predictions:
             else:
                 now, traced = predict(work_of(workload), gpu, ON_CUDA, proofs=self._proofs, watch=time)
         except CalledOff as end:
-            unmet = state.part(Instead).of
-            why_predicted = f"{unmet}; cannot be predicted, " if unmet is not None else ""
-            pytest.skip(f"{why_predicted}tracing {end}")
+            state.part(Instead).skip(f"tracing {end}")
         finally:
             without_fake_gradients(workload.roots)
         if not now.costs and not (now.dry_run is not None and now.launches):
-            state.problem = "no work"
-            raise UsageError(
-                f"{state.case}: the callable calls no operator of PyTorch, so there is nothing to predict",
-                "predict a callable that does, or only measure this case: `if perf.predicts: pytest.skip(...)`",
-            )
+            if self._baseline(state.case)[0] is not None:
+                raise UsageError(
+                    f"{state.case}: the callable calls no operator of PyTorch any more, and has a prediction stored",
+                    "have it do its work, or remove what is stored: --perf-prune",
+                )
+            state.part(Instead).skip("the callable calls no operator of PyTorch, so there is nothing to predict")
         if self._settings.part(Predicting).snapshots:
             folder = own_folder(self._config.rootpath) / "snapshots"
             folder.mkdir(exist_ok=True)
             path = write_snapshot(
                 traced.trace,
-                folder / file_name_for(f"{state.case}-predicted"),
+                folder / f"{file_name_for(state.case)}-predicted",
                 workspace_bytes=now.workspace_bytes,
                 time_of=lambda op: roofline_ns(op, gpu) or 0.0,
             )
@@ -186,7 +195,7 @@ class Predictions:
             now = msgspec.structs.replace(now, notes=[*now.notes, f"no estimate: {error.problem}"])
         now = self._explored(now, traced.trace, state, time)
         self._progress.clear()
-        before = self._store.baseline(self._place, state.case)
+        before, _ = self._baseline(state.case)
         state.done, state.outcome = True, PredictedCase(now=now, before=before, parameters=state.parameters)
         return traced.result
 
@@ -212,9 +221,16 @@ class Predictions:
         notes = [*now.notes, f"no larger sizes are known: {why}"]
         return msgspec.structs.replace(now, fit=fit_of(now, gpu), notes=notes)
 
+    def _baseline(self, case: str) -> tuple[PredictedBaseline | None, str | None]:
+        """The case's baseline, and the name that it is stored under if that is the case's old one."""
+        before = self._store.baseline(self._place, case)
+        was = self._moved.of(case) if before is None else None
+        there = self._store.baseline(self._place, was) if was is not None else None
+        return (before, None) if there is None else (there, was)
+
     def out_of_memory(self, state: CaseState, error: Exception) -> NoReturn:
         """End a dry run that the GPU has no room for: failed, if it has a baseline."""
-        before = self._store.baseline(self._place, state.case)
+        before, _ = self._baseline(state.case)
         said = f"out of memory on {self._gpu.name}: {str(error).partition(' Of the allocated ')[0]}"
         if before is not None:
             said = f"{said} It needed {format_bytes(before.peak_bytes)} when its baseline was saved."
@@ -229,6 +245,7 @@ class Predictions:
         assert isinstance(state.outcome, PredictedCase)
         policy = state.settings.policy
         judgement = judge_predicted(state.outcome.now, state.outcome.before, policy)
+        judgement = compared_with(judgement, self._baseline(state.case)[1])
         judgement = unless_races(judgement, state.outcome.now)
         judgement = unless_unchecked(judgement, state.settings)
         return Result(case=state.case, judgement=judgement, outcome=state.outcome, policy=policy)

@@ -20,7 +20,7 @@ def stored(directory: Path, environments: object = None) -> Iterator[StoredFile]
 
 
 def _entries(store: PredictedStore, path: Path) -> dict[str, Stored]:
-    return {name: Stored(one.parameters, True) for name, one in store.load(path).items()}
+    return {name: Stored(True, one.recorded, one.commit) for name, one in store.load(path).items()}
 
 
 def join(paths: Sequence[Path]) -> Part:

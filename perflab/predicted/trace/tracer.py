@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cache
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 import torch
@@ -44,6 +44,7 @@ from perflab.torch_internals.tracing import (
     is_in_backward,
     is_view,
     last_sequence_number,
+    parts_of,
     sequence_number,
     storage_key,
 )
@@ -173,8 +174,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self._owned.add(block)
 
     def _new_blocks(self, tensors: Iterable[Tensor]) -> Iterator[tuple[int, int]]:
-        for tensor in tensors:
-            if tensor.layout is not torch.strided or self._is_elsewhere(tensor):
+        strided = (one for one in tensors if one.layout is torch.strided)
+        for tensor in chain.from_iterable(map(parts_of, strided)):
+            if self._is_elsewhere(tensor):
                 continue
             storage = tensor.untyped_storage()
             if storage_key(storage) in self._blocks:
@@ -195,9 +197,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._hidden.device_type is not None and not all(map(self._is_elsewhere, tensors_in(result)))
 
     def _block_of(self, tensor: Tensor) -> int | None:
-        if tensor.layout is not torch.strided:
-            return None
-        found = self._blocks.get(storage_key(tensor.untyped_storage()))
+        part = next(parts_of(tensor), None) if tensor.layout is torch.strided else None
+        found = self._blocks.get(storage_key(part.untyped_storage())) if part is not None else None
         return found[0] if found is not None else None
 
     def _let_go(self, key: int) -> None:

@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from perflab.errors import UsageError
+from perflab.lifeline import with_lifeline
 from perflab.measure.nvtx import ASKED
 from perflab.profiles.nsys.export import ExportError
 
@@ -72,7 +73,7 @@ def profile(command: Sequence[str], output: Path) -> tuple[int, Path, Path | Non
     results = _results_of(command, output)
     before_ns = _written_ns(results)
     status = subprocess.run(
-        [program, "profile", *FLAGS, f"--output={output}", *command], env=_environment(command, results)
+        with_lifeline([program, "profile", *FLAGS, f"--output={output}", *command]), env=_environment(command, results)
     ).returncode
     if not report.exists():
         raise ExportError(

@@ -16,21 +16,21 @@ from typing import Any
 from urllib.parse import quote
 
 from perflab.errors import PerflabError
+from perflab.files import open_regular
 from perflab.report.escaping import one_line
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 COPIES = "CUPTI_ACTIVITY_KIND_MEMCPY"
 FILLS = "CUPTI_ACTIVITY_KIND_MEMSET"
+GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 API = "CUPTI_ACTIVITY_KIND_RUNTIME"
 RANGES = "NVTX_EVENTS"
 STRINGS = "StringIds"
-_OURS = (KERNELS, COPIES, FILLS, API, RANGES)
-WORK = (KERNELS, COPIES, FILLS)
-"""Tables of what a device did."""
+WORK = (KERNELS, COPIES, FILLS, GRAPHS)
+"""Tables of what a device did. Of a CUDA graph there is one row a launch, or its kernels, as nsys was asked."""
+_OURS = (*WORK, API, RANGES)
 _NEEDED = {
-    KERNELS: ("start", "end", "correlationId"),
-    COPIES: ("start", "end", "correlationId"),
-    FILLS: ("start", "end", "correlationId"),
+    **dict.fromkeys(WORK, ("start", "end", "correlationId")),
     API: ("start", "end", "correlationId", "globalTid"),
     RANGES: ("start", "end", "eventType", "globalTid"),
     STRINGS: ("id", "value"),
@@ -204,14 +204,14 @@ def opened(path: Path) -> Iterator[Export]:
 
 def is_sqlite(path: Path) -> bool:
     """Whether a file begins as SQLite's do."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return file.read(len(_HEADER)) == _HEADER
 
 
 def _check(path: Path) -> None:
     """Refuse what is no whole SQLite file, before anything is read of it."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             header = file.read(100)
             held_bytes = file.seek(0, 2)
     except FileNotFoundError as error:

@@ -10,24 +10,38 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from perflab.kernel_names import kernel_name
-from perflab.profiles.nsys.export import API, FILLS, KERNELS, LONGEST_NS, STRINGS, WORK, Export, ExportError, quoted
+from perflab.profiles.nsys.export import (
+    API,
+    COPIES,
+    FILLS,
+    GRAPHS,
+    KERNELS,
+    LONGEST_NS,
+    STRINGS,
+    WORK,
+    Export,
+    ExportError,
+    quoted,
+)
 from perflab.profiles.nsys.ranges import NONE, Ranges, Totals
 
 _NAMES = ("demangledName", "shortName", "nameId", "name")
 """Columns that have had a kernel's name, the best first."""
-FILL, COPY = -1, -100
-"""Stand in for a kernel's name where the device fills or copies; a copy's kind is taken off."""
+FILL, COPY, GRAPH = -1, -100, -1000
+"""Stand in for a kernel's name where the device fills, copies or runs a CUDA graph; a copy's kind, or a graph's number,
+is taken off."""
+_INSTEAD_OF_NAMES = {FILLS: (FILL, ""), COPIES: (COPY, "copyKind"), GRAPHS: (GRAPH, "graphId")}
 _COPY_KINDS = {1: "copy host to device", 2: "copy device to host", 8: "copy device to device", 10: "copy peer to peer"}
 _STEP = 200_000
 
 
 class Launch(NamedTuple):
-    """One kernel, copy or fill, and the host's call that launched it."""
+    """One kernel, copy, fill or launch of a CUDA graph, and the host's call that launched it."""
 
     start_ns: int
     end_ns: int
     name: int
-    """Of the kernel, among the strings; of a copy ``COPY`` less its kind; ``FILL``."""
+    """Of the kernel, among the strings; ``FILL``; of a copy ``COPY`` less its kind; of a graph likewise."""
     thread: int
     """0: the call was not recorded."""
     called_ns: int
@@ -89,6 +103,11 @@ class Sums:
     """Launches that have no end that can be, and count nowhere."""
     count: int = 0
 
+    @property
+    def graphs(self) -> int:
+        """Launches of CUDA graphs."""
+        return sum(count for _, name, count, _ in self.flat() if name <= GRAPH)
+
     def flat(self) -> Iterator[tuple[int, int, int, int]]:
         """Path, name, how many and for how long."""
         for path, names in self.by_range.items():
@@ -127,8 +146,9 @@ def _launches(export: Export, table: str, process: int) -> Iterator[_Row]:
             f"{export.path}: {table} does not say which of {len(export.processes)} processes a kernel is of",
             "export it with a newer Nsight Systems, or profile one process at a time",
         )
-    name = _name_column(columns) if table == KERNELS else f"{COPY} - k.copyKind" if "copyKind" in columns else str(COPY)
-    name = str(FILL) if table == FILLS else name
+    name = _name_column(columns) if table == KERNELS else str(_INSTEAD_OF_NAMES[table][0])
+    if (part := _INSTEAD_OF_NAMES.get(table, (0, ""))[1]) in columns:
+        name = f"{name} - COALESCE(k.{part}, 0)"
     device = "k.deviceId" if "deviceId" in columns else "0"
     where = f"WHERE (k.globalPid >> 24 & 16777215) = {process}" if has_process else ""
     if not export.has(API):
@@ -184,7 +204,7 @@ def summed(
     for launch in launches_of(export, process):
         start_ns, end_ns, name, thread, called_ns, _, _ = launch
         length_ns = end_ns - start_ns
-        if not 0 <= length_ns <= LONGEST_NS:
+        if not 0 <= length_ns <= LONGEST_NS or not end_ns:  # 0: CUPTI could not tell when a graph ran
             sums.without_end += 1
             continue
         begin_ns, until_ns, within = stretches.get(thread, _NOWHERE)
@@ -226,6 +246,8 @@ class Names:
         return self._known[number]
 
     def _read(self, number: int) -> str:
+        if number <= GRAPH:
+            return f"CUDA graph {GRAPH - number}"
         if number <= COPY:
             return _COPY_KINDS.get(COPY - number, "copy")
         found = None

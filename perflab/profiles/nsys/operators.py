@@ -19,7 +19,7 @@ from perflab.profiles.device import Kernel
 from perflab.profiles.events import RANGE_SCOPE, Call, Event, name_and_scope, nested
 from perflab.profiles.flops import flops_where_done
 from perflab.profiles.host import Known
-from perflab.profiles.nsys.launches import COPY, Launch
+from perflab.profiles.nsys.launches import COPY, GRAPH, Launch
 from perflab.profiles.nsys.names import Named, named, node_of, place_of, shapes_of, shown_shapes
 from perflab.profiles.placed import NOWHERE, Phase, placed, within
 from perflab.profiles.places import MARK, Where
@@ -201,4 +201,4 @@ def _without_operator(launch: Launch, call: Call | None, phases: Sequence[Phase]
     module = next((one.module for one in marks if one.module), NOWHERE.module)
     line = next((one.line for one in marks if one.line), NOWHERE.line)
     phase = next((one.name for one in reversed(phases) if one.start_ns <= launch.called_ns < one.end_ns), "")
-    return Known("", "copies" if launch.name <= COPY else "other", phase, Where(module, line))
+    return Known("", "copies" if GRAPH < launch.name <= COPY else "other", phase, Where(module, line))

@@ -199,6 +199,11 @@ def _notes(export: Export, ranges: Ranges, sums: Sums) -> list[str]:
         notes.append(f"{sums.without_call} of {sums.count} kernels have no call of CUDA that launched them: no range")
     if sums.without_end:
         notes.append(f"{sums.without_end} kernels end before they begin, or last over a week, and were left out")
+    if sums.graphs:
+        notes.append(
+            f"{sums.graphs} launches of CUDA graphs count as one kernel each: nsys profile --cuda-graph-trace=node "
+            "records the kernels in them"
+        )
     if ranges.crossing:
         inner, outer = ranges.crossing[0]
         notes.append(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from perflab.profiles.nsys.export import LONGEST_NS, RANGES, STRINGS, Export
+from perflab.profiles.nsys.export import API, LONGEST_NS, RANGES, STRINGS, WORK, Export
 from perflab.profiles.nsys.names import NOT_OPERATOR
 from perflab.profiles.nsys.ranges import Opened, Ranges
 
@@ -47,10 +47,8 @@ def named_ranges(export: Export, process: int) -> tuple[Ranges, list[str]]:
     source = f"FROM {RANGES} e {text.join} WHERE {condition}"
 
     @cache
-    def last_ns() -> int:  # going through all ranges for it takes a second or two, and few exports need it
-        numbers = "typeof(start) = 'integer' AND typeof(COALESCE(end, 0)) = 'integer'"
-        (found,) = next(export.rows(f"SELECT MAX(MAX(start), COALESCE(MAX(end), 0)) FROM {RANGES} WHERE {numbers}"))
-        return int(found)
+    def last_ns() -> int:  # going through all rows for it takes seconds, and few exports need it
+        return max(_last_ns(export, table) for table in (RANGES, API, *WORK) if export.has(table))
 
     domain = "COALESCE(e.domainId, 0)" if "domainId" in export.tables[RANGES] else "0"
     columns = f"{text.value}, e.start, e.end, e.globalTid, e.eventType, {domain}"
@@ -68,6 +66,13 @@ def named_ranges(export: Export, process: int) -> tuple[Ranges, list[str]]:
     if endless:
         notes.append(f"{endless} ranges end before they begin, or last over a week, and were left out")
     return Ranges(found), notes
+
+
+def _last_ns(export: Export, table: str) -> int:
+    length = "COALESCE(end, start) - start"
+    sane = f"typeof(start) = 'integer' AND typeof(COALESCE(end, 0)) = 'integer' AND {length} BETWEEN 0 AND {LONGEST_NS}"
+    (found,) = next(export.rows(f"SELECT COALESCE(MAX(start + {length}), 0) FROM {table} WHERE {sane}"))
+    return int(found)
 
 
 def _opened(

@@ -6,7 +6,7 @@ Each line is derived from the cases of one run, and says which. What was not mea
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 
 from perflab import Record, Replicate, Result
@@ -31,6 +31,9 @@ class Measured:
     facts: Mapping[str, object]
     samples_ns: Sequence[float] = ()
     """Of one call each, as they were taken."""
+    case: str = ""
+    ratios: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+    """Its time in multiples of other cases', by their node ids: what turns with them gave, and the 95 % interval."""
 
     @property
     def peak_bytes(self) -> int | None:
@@ -51,6 +54,8 @@ def measured(results: Iterable[Result]) -> list[Measured]:
             one.record.summary,
             one.record.facts,
             _samples_ns(one.record),
+            one.case,
+            {turns.base: (ratio.value, ratio.low, ratio.high) for turns in one.beside if (ratio := turns.call)},
         )
         for one in results
         if one.record is not None and one.record.summary is not None
@@ -113,17 +118,17 @@ def compile_findings(results: Sequence[Result]) -> list[str]:
             if eager is None or how == "eager":
                 continue
             at = f" at {seq_len} tokens" if seq_len is not None else ""
-            lines.append(f"{how}{at}: {_worth(eager, one)}")
+            lines.append(f"{how}{at}: {_worth(one)}")
     return lines
 
 
-def _worth(eager: Measured, one: Measured) -> str:
-    """Speed in turns, and what it makes of the set-up; by the medians where there were no turns."""
+def _worth(one: Measured) -> str:
+    """Speed in turns, and what it makes of the set-up."""
     setup_ns = one.number("setup_ns") or 0.0
     speed, noise = one.number("speed_ratio"), one.number("speed_noise_share")
     step_ns = one.number("turn_ns") or one.summary.median_ns
     if speed is None or noise is None:
-        speed, noise = eager.summary.median_ns / one.summary.median_ns, eager.summary.noise + one.summary.noise
+        return f"{format_ns(setup_ns)} of compiling; took no turns with eager that would say what they are worth"
     noise = max(noise, LEAST_TIME)
     told = f"×{speed:.2f} eager's speed, ±{noise:.0%}"
     if speed - 1 <= noise:
@@ -180,7 +185,10 @@ def _tokens(one: Measured) -> int:
 
 
 def _against(base: Measured, other: Measured) -> str:
-    speed = f"×{base.summary.median_ns / other.summary.median_ns:.2f} as fast"
+    speed = "took no turns"
+    if base.case in other.ratios:
+        slower, low, high = other.ratios[base.case]
+        speed = f"×{1 / slower:.2f} ({1 / high:.2f}…{1 / low:.2f}) as fast"
     if not base.peak_bytes or other.peak_bytes is None:
         return speed
     return f"{speed}, peak {other.peak_bytes / base.peak_bytes - 1:+.0%}"

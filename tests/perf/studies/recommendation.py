@@ -1,12 +1,13 @@
 """From what was measured of a switch to a line of advice: use when, skip when, trade-off. Pure functions.
 
 Nothing is said that the numbers do not show. Speed is that of turns with the baseline (`perflab.compare`), and counts
-past its interval and past what the baseline and its other seeds show against themselves; without turns, past both
-medians' own intervals. A loss counts past what other seeds give; memory is exact, and counts from three hundredths on.
+past its interval and past what the baseline and its other seeds show against themselves; without turns nothing is said
+of it. A loss counts past what other seeds give; memory is exact, and counts from three hundredths on.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ _LEAST_LOSS = 0.005
 _BLIND = 0.1
 """A difference in time that could hide is spoken of from here on."""
 _LEAST_MEMORY = 0.03
+_NO_TURNS = "time not told, for want of turns"
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ def _by_parameter(results: Sequence[Result], parameter: str) -> dict[str, Outcom
 
 def recommendation(name: str, base: Outcome, switched: Outcome, noise: Noise) -> str:
     """One line: `bf16: use when time is short (×1.42 steps/s); no reason to skip it was seen; trade-off: none seen`."""
-    speed, no_telling = _speed(base, switched)
+    speed, no_telling = _speed(switched)
     no_telling = max(noise.time_share, no_telling)
     gains, costs = [], []
     if speed > 1 + no_telling:
@@ -148,20 +150,18 @@ def recommendation(name: str, base: Outcome, switched: Outcome, noise: Noise) ->
         rise = switched.loss - base.loss
         if not abs(rise) <= noise.loss:  # a NaN counts
             (gains if rise < 0 else costs).append(("loss", f"loss {rise:+.3f}"))
-    blind = (
-        f"time within {_within(no_telling)} not told" if no_telling > _BLIND and not _has(gains + costs, "time") else ""
-    )
+    blind = ""
+    if no_telling > _BLIND and not _has(gains + costs, "time"):
+        blind = f"time within {_within(no_telling)} not told" if switched.speed is not None else _NO_TURNS
     another = ""
     if base.parameters and switched.parameters and abs(switched.parameters / base.parameters - 1) >= _LEAST_MEMORY:
         another = f"; it is a model with {switched.parameters / base.parameters - 1:+.0%} parameters"
     return f"{name}: {_advice(gains, costs, _break_even(base, switched, gains), blind)}{another}"
 
 
-def _speed(base: Outcome, switched: Outcome) -> tuple[float, float]:
-    """Times the base's, and by how much that may be off."""
-    if switched.speed is not None:
-        return switched.speed, switched.noise
-    return base.step_ns / switched.step_ns, base.noise + switched.noise
+def _speed(switched: Outcome) -> tuple[float, float]:
+    """Times the base's, and by how much that may be off: without turns by anything."""
+    return (1.0, math.inf) if switched.speed is None else (switched.speed, switched.noise)
 
 
 def _within(share: float) -> str:
@@ -195,15 +195,17 @@ def _break_even(base: Outcome, switched: Outcome, gains: list[tuple[str, str]]) 
     if not _has(gains, "time"):
         return None
     extra_ns = switched.setup_ns - base.setup_ns
-    steps = extra_ns / (switched.step_ns * (_speed(base, switched)[0] - 1))
+    steps = extra_ns / (switched.step_ns * (_speed(switched)[0] - 1))
     return f"{steps:,.0f} steps ({format_ns(extra_ns)} of set-up)" if steps > 100 else None
 
 
 def _changes(base: Outcome, switched: Outcome) -> str:
-    speed, no_telling = _speed(base, switched)
+    speed, no_telling = _speed(switched)
     no_telling = max(LEAST_TIME, no_telling)
     seen = abs(speed - 1) > no_telling
     parts = [f"×{speed:.2f} steps/s" if seen else f"steps/s the same within {_within(no_telling)}"]
+    if switched.speed is None:
+        parts = [_NO_TURNS]
     if base.peak_bytes and switched.peak_bytes is not None:
         parts.append(f"peak {switched.peak_bytes / base.peak_bytes - 1:+.0%}")
     if base.loss is not None and switched.loss is not None:

@@ -1,0 +1,132 @@
+"""Tells a workload whose calls differ: what it holds grows, its input changes, or later calls find nothing to do.
+
+Compared are the first call's result with the last one's, and what the callable holds and names before its first call,
+after warm-up, and around its last. What the first call sets up, and what settles while warming up, is no difference.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import types
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from operator import length_hint
+from typing import TYPE_CHECKING, Any
+
+from perflab.measure.live_tensors import held_bytes
+from perflab.measure.workload import Workload
+from perflab.torch_internals.tracing import version_of
+from perflab.units import format_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
+_CONTAINERS = (list, dict, set, deque)
+_PARTS_SHOWN = 4
+_SETTLED_CALLS = 3
+"""Calls after which all is there that is made late: ``torch.compile`` records its CUDA graphs in the second."""
+
+
+class Watched(Workload):
+    """A workload in its first call and its last ones, which then knows whether they were alike."""
+
+    def __init__(self, inner: Workload, device: torch.device) -> None:
+        self.roots, self.phases, self.spans = inner.roots, inner.phases, inner.spans
+        self.inner, self._device = inner, device
+        self._before = _left(self.roots)
+        self._first: str | None = None
+        self._held_bytes: list[int] = []
+
+    def run(self, after_phase: Callable[[], None] = lambda: None) -> Any:
+        """Do the work once and return its result; the form of the first one is kept."""
+        result = self.inner.run(after_phase)
+        self._first = self._first or _form(result)
+        return result
+
+    def look(self, calls: int = _SETTLED_CALLS) -> int:
+        """The bytes that are held after so many calls; they are noted if that is enough for all to be there."""
+        held = held_bytes(self.roots, self._device)
+        self._held_bytes += [held] if calls >= _SETTLED_CALLS else []
+        return held
+
+    def differences(self, result: Any, counted: Sequence[dict[str, int]]) -> tuple[list[str], bool]:
+        """In what calls differ, as sentences, and whether later ones found nothing to do.
+
+        ``result`` is the last call's, and ``counted`` what each call did that was counted.
+        """
+        self.look()
+        now, last = _left(self.roots), _form(result)
+        said = [f"{name} is used up" for name, before in self._before.items() if before and now.get(name) == 0]
+        used_up = bool(said)
+        least, most = min(self._held_bytes), max(self._held_bytes)
+        if least != most:
+            said.append(f"held memory differs ({format_bytes(least)} to {format_bytes(most)})")
+        if self._first != last:
+            said.append(f"the first call returned {self._first}, and the last {last}")
+            used_up |= last == "None" or last.endswith(" of 0")
+        for name in counted[0] if counted else ():
+            values = sorted({one.get(name, 0) for one in counted})
+            said += [f"{name.replace('_', ' ')} differ ({values[0]:,} to {values[-1]:,})"] if values[1:] else []
+        if said:
+            changed = [name for name, before in self._before.items() if now.get(name, before) not in (before, 0)]
+            said += [f"{name} is changed by each call" for name in changed]
+        return said, used_up
+
+
+def _left(roots: tuple[Any, ...]) -> dict[str, object]:
+    """By name, how much is left of containers and iterators; of tensors, what tells a change.
+
+    Types are asked, and never objects: an object of somebody's own may answer nothing.
+    """
+    import torch
+
+    found: dict[str, object] = {}
+    for name, value in _named(roots):
+        kind = type(value)
+        if issubclass(kind, torch.Tensor):
+            found |= {} if value.requires_grad else {name: (version_of(value),)}
+        elif kind is types.GeneratorType:
+            found[name] = int(value.gi_frame is not None)
+        elif kind in _CONTAINERS or (kind.__module__ == "builtins" and issubclass(kind, Iterator)):
+            found[name] = length_hint(value, 1)  # many iterators do not tell
+    return found
+
+
+def _named(roots: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+    """Arguments, the variables that a function names, and the attributes of its object; not those of modules."""
+    import torch
+
+    for root in roots:
+        if type(root) is tuple:
+            yield from ((f"argument {number}", one) for number, one in enumerate(root, 1))
+            continue
+        own = root.__self__ if type(root) in (types.MethodType, types.BuiltinMethodType) else root
+        if type(own) is dict:
+            yield from own.items()
+        elif type(own).__dictoffset__ and not issubclass(type(own), torch.nn.Module | types.ModuleType):
+            yield from vars(own).items()
+        if type(root) in (types.FunctionType, types.MethodType):
+            with contextlib.suppress(TypeError, ValueError):  # a variable has no value yet
+                variables = inspect.getclosurevars(root)
+                yield from {**variables.globals, **variables.nonlocals}.items()
+
+
+def _form(value: Any, parts: int = _PARTS_SHOWN) -> str:
+    """A result without its numbers: ``float32 (2, 3)``, ``list of 2: number, None``."""
+    import torch
+
+    kind = type(value)
+    if issubclass(kind, torch.Tensor):
+        is_plain = value.layout is torch.strided and not value.is_nested  # others name sizes, and anew each time
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape) if is_plain else value.layout}"
+    base: Any = next((one for one in (*_CONTAINERS, tuple) if issubclass(kind, one)), None)
+    if base is not None:
+        inner = [_form(one, 0) for one in islice(dict.values(value) if base is dict else base.__iter__(value), parts)]
+        return f"{kind.__name__} of {base.__len__(value)}{': ' * bool(inner)}{', '.join(inner)}"
+    if issubclass(kind, int | float | complex):
+        return "number"
+    return "None" if value is None else kind.__name__

@@ -1,0 +1,72 @@
+"""Reads the text of test files: which names they bind, and which test is another one under a new name."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Iterator
+
+from perflab.store.case_files import function_of
+
+_BINDS_OTHERS = {"*", "globals", "vars", "setattr", "exec"}
+
+
+def bindings_in(text: str | bytes) -> list[tuple[str, ast.AST]] | None:
+    """What a test file binds, by ``TestClass::test_function``, be it under a condition.
+
+    None if it is no Python, or may bind what it does not name.
+    """
+    try:
+        tree = ast.parse(text)
+        names = {getattr(node, "id", None) or getattr(node, "name", None) for node in ast.walk(tree)}
+        return None if names & _BINDS_OTHERS else list(_bound_in(tree, ""))
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+
+
+def _bound_in(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.AST]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield prefix + child.name, child
+        elif isinstance(child, ast.ClassDef):
+            yield prefix + child.name, child
+            yield from _bound_in(child, f"{prefix}{child.name}::")
+        elif isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
+            yield prefix + child.id, child
+        elif isinstance(child, ast.alias):
+            yield prefix + (child.asname or child.name), child
+        else:
+            yield from _bound_in(child, prefix)
+
+
+def moved_from(case: str, gone: Iterable[str], text_of: Callable[[str], str | None]) -> str | None:
+    """The one case of ``gone`` that is this one: in another file, or by the name that its function had there.
+
+    Args:
+        case: node id, or identity, of a case that is new.
+        gone: cases that no longer exist.
+        text_of: gives the text of a case's test file, as it was or is; None where nobody knows.
+
+    A case of the same name in another file has to have the same code, as far as that is known. One of the same file and
+    parameters has to be known to have it. Where several may be it, none is.
+    """
+    path, name = case.split("::", 1)
+    found = []
+    for old in gone:
+        old_path, old_name = old.split("::", 1)
+        is_elsewhere = old_path != path
+        if (old_name == name) if is_elsewhere else (_parameters(old_name) == _parameters(name)):
+            then = _code(text_of(old), old_name)
+            found += [old] if (is_elsewhere if then is None else then == _code(text_of(case), name)) else []
+    return found[0] if len(found) == 1 else None
+
+
+def _parameters(name: str) -> str:
+    return name.removeprefix(function_of(name))
+
+
+def _code(text: str | None, name: str) -> list[str] | None:
+    """Arguments and body of a case's test function; None if the text does not have it."""
+    bound = bindings_in(text) if text is not None else None
+    functions = [one for known, one in bound or () if known == function_of(name)]
+    parts = [(one.args, *one.body) for one in functions if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return [ast.dump(part) for function in parts for part in function] or None

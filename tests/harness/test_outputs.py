@@ -1,0 +1,72 @@
+"""What calls leave behind, compared: the same code gives the same, and a wrong gradient is seen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from perflab.measure.outputs import distance, outputs_of
+from perflab.measure.workload import Workload
+
+
+def made(call: Callable[..., Any], width: int = 8) -> Workload:
+    """A call on inputs that nobody seeded."""
+    torch.manual_seed(0)
+    model, x = torch.nn.Linear(width, width), torch.randn(4, width)
+    return Workload(call, (model, x), {})
+
+
+def backward(scale: float = 1.0) -> Callable[..., Any]:
+    def step(model: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).square().sum()
+        (loss * scale).backward()
+        return loss.detach()
+
+    return step
+
+
+def between(base: Callable[..., Any], head: Callable[..., Any]) -> dict[str, float]:
+    before, now = outputs_of(made(base)), outputs_of(made(head))
+    return {what: distance(before[what], now[what]) for what in before}
+
+
+def test_a_wrong_gradient_is_seen_beside_a_right_result() -> None:
+    found = between(backward(), backward(scale=2.0))
+    assert found.pop("gradients") == pytest.approx(0.5)
+    assert set(found.values()) == {0.0}
+    assert set(between(backward(), backward()).values()) == {0.0}
+
+
+def test_random_numbers_within_the_call_are_the_same_in_each_process() -> None:
+    def drop(model: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(model(x), 0.5)
+
+    assert between(drop, drop)["the returned value"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("head", "distance"),
+    [
+        (lambda model, x: model(x) * (1 + 1e-6), pytest.approx(1e-6, rel=0.5)),
+        (lambda model, x: model(x).T, math.inf),
+        (lambda model, x: model(x).double(), math.inf),
+        (lambda model, x: (model(x), model(x)), math.inf),
+        (lambda model, x: model(x) * math.nan, math.inf),
+        (lambda model, x: model(x).flip(0), pytest.approx(1.0, rel=0.9)),
+    ],
+    ids=["rounding", "shape", "type", "one more", "NaN", "order"],
+)
+def test_how_far_results_are_apart_is_told(head: Callable[..., Any], distance: object) -> None:
+    assert between(lambda model, x: model(x), head)["the returned value"] == distance
+
+
+def test_what_cannot_be_summed_up_or_is_no_tensor_is_compared_as_far_as_it_goes() -> None:
+    sparse = between(lambda model, x: x.to_sparse(), lambda model, x: x.to_sparse())
+    assert sparse["the returned value"] == 0.0
+    assert between(lambda *_: 2.0, lambda *_: 1.0)["the returned value"] == 0.5
+    endless = between(lambda *_: {"a": [torch.full((), math.inf)]}, lambda *_: {"a": [torch.full((), math.inf)]})
+    assert set(endless.values()) == {0.0}
