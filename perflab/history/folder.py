@@ -16,7 +16,7 @@ from perflab.history.series import History, LeftOut
 
 _ENDS = (".json", ".jsonl")
 _JOURNAL = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d)-(\d\d)-(\d\d)-(\d{6})-\d+\.jsonl")
-_OURS = (b'"results"', b'"judgement"', b'"perflab report"')
+_OURS = (b'"perflab"', b'"judgement"', b'"perflab report"')
 """One of these stands in each file that a run or a report wrote, however damaged it is."""
 _REMEDY = "name a folder with what --perf-json, perflab report --format=json or perflab merge wrote"
 

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from perflab.cli import main
 from perflab.data import changed
 from perflab.history.bisect import run
-from perflab.history.bisect.ask import ask
+from perflab.history.bisect.ask import ask, expected_step
 from perflab.history.bisect.search import standing
 from perflab.history.bisect.state import State
 from perflab.history.bisect.trials import Bench, UntestableError
 from perflab.history.command import read_history
+from perflab.history.contents import Member
 from perflab.history.series import History
 from perflab.records import Change, Judgement, Verdict
 from tests.harness.histories import (
@@ -152,3 +153,20 @@ def test_a_build_that_hangs_makes_its_commit_untestable(tmp_path: Path, monkeypa
     bench = Bench(tmp_path, "t.py::test_a", "", [], ["sleep", "60"], lambda _: None)
     with pytest.raises(UntestableError, match=r"^building it took more than 0\.3 s$"):
         bench.value("a", "operators")
+
+
+@pytest.mark.parametrize(
+    ("machines", "expected"),
+    [
+        ({}, 1.3),
+        ({"machine": 1.2, "rest": 1.08, "rest_low": 1.05, "rest_high": 1.11}, 1.08),
+        ({"machine": 1.3, "rest": 0.999, "rest_low": 0.97, "rest_high": 1.03}, None),
+        ({"machine": 1.3}, None),
+    ],
+    ids=["the code's", "in part the machine's", "the machine's", "too few runs"],
+)
+def test_a_step_that_may_be_the_machine_s_alone_has_no_direction_to_look_for(
+    machines: dict[str, float], expected: float | None
+) -> None:
+    member = Member(series=0, before=4, after=5, at=5, old=10.0, new=13.0, ratio=1.3, difference=3.0, low=1.2, high=1.4)
+    assert expected_step(changed(member, **machines)) == expected

@@ -71,6 +71,7 @@ def test_a_file_that_the_report_refuses_is_left_out_of_the_history_and_passes_no
     assert shown.out.count("\nleft out: ") == 3
     assert f"3 results files could not be read: {paths[9]}\n  -> restore or remove it\n" in shown.err
     paths[0].with_name("other.json").write_text('{"kind": "coverage", "schema": 1}')
+    paths[0].with_name("scan.json").write_text('{"version": "2.1.0", "results": [{"level": "note"}]}')
     for path in paths[9:]:
         path.unlink()
     assert main(asked) == 0, "what no run wrote is named, and fails nobody"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -159,6 +161,41 @@ def test_what_keeps_the_interpreters_lock_is_named_and_what_was_measured_stays(p
         verdicts = [(row["case"], row["judgement"]["verdict"]) for row in found]
         assert verdicts == [*finished, ("test_story.py::test_dead", "failed")]
     assert written["exitstatus"] == 1
+
+
+STOPPED = """
+import os, sys, time
+from perflab.plugin.case.last_words import LastWords
+
+words = LastWords(2)
+words.leave(1.5, text="silent for too long", file=None, line="", document=None)
+if os.fork() == 0:
+    words.leave(0.0, text="said by a fork", file=None, line="", document=None)
+    os._exit(0)
+os.wait()
+print("ready", flush=True)
+sys.stdin.readline()
+words.leave(None)
+print("done", flush=True)
+words.close()
+"""
+
+
+def test_a_process_that_is_stopped_is_not_said_to_hang_and_a_fork_says_nothing_for_it() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", STOPPED],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(3.0)  # twice as long as it may be silent
+        process.send_signal(signal.SIGCONT)
+        said, complaints = process.communicate("\n")
+    assert (process.returncode, said, complaints) == (0, "done\n", "")
 
 
 def test_a_case_that_lives_or_says_what_it_takes_is_left_alone(project: Project) -> None:

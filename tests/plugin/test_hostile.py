@@ -206,7 +206,7 @@ def test_a_directory_in_the_place_of_a_devices_lock_is_named_with_the_remedy(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with device_turn("cpu", pytest.fail):
-        (lock,) = tmp_path.iterdir()
+        (lock,) = tmp_path.glob("*.lock")
     lock.unlink(missing_ok=True)
     lock.mkdir()
     with pytest.raises(DeviceError) as caught, device_turn("cpu", pytest.fail):

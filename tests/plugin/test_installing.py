@@ -45,7 +45,7 @@ def test_the_wheel_holds_every_module_and_no_test(wheel: Path) -> None:
     assert "License-Expression: Apache-2.0" in metadata
     entry_points = zipfile.ZipFile(wheel).read(next(n for n in names if n.endswith("entry_points.txt"))).decode()
     assert "perflab.plugin = perflab.plugin" in entry_points
-    assert "perflab = perflab.cli:main" in entry_points
+    assert "perflab = perflab.__main__:main" in entry_points
 
 
 def test_a_foreign_project_of_a_few_lines_measures_saves_and_compares(wheel: Path, python: str, tmp_path: Path) -> None:

@@ -221,7 +221,8 @@ class Against:
                 self._collected.keep(self._case_settings[case].told_in(concluded[case]))
         for case, result in concluded.items():
             one, judgement = found.cases[case], result.judgement
-            by_exact = judgement.verdict is Verdict.REGRESSED and bool(exactly_worse(judgement))
+            # The time of what fails by counts and memory is left to its cause. Who asks for none asks for the time.
+            by_exact = self._is_to_explain(result) and bool(exactly_worse(judgement))
             one.fails = result.failure is not None or (by_exact and len(one.weighed) >= WEIGHING_ROUNDS)
         suspects = found.in_stage(Stage.OPEN, policy)
         self._budget.causes_s = kept_s(

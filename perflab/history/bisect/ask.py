@@ -9,7 +9,7 @@ from perflab.errors import UsageError
 from perflab.git import top_of
 from perflab.history.bisect.run import LATENCY, Answer, Range, bisect, inexact
 from perflab.history.bisect.trials import Bench
-from perflab.history.contents import ACCEPTED, ALARM, POSSIBLE, Contents, EventRow
+from perflab.history.contents import ACCEPTED, ALARM, POSSIBLE, Contents, EventRow, Member
 from perflab.history.series import History
 from perflab.history.telling import contents_of
 from perflab.report.lines import short_name
@@ -56,8 +56,17 @@ def ask(
     member = next(one for one in event.members if one.series == found)
     told(f"event {event.number}: {row.quantity} of {name}{variant}")
     bench = Bench(root, name, variant, options, build, told)
-    ratio = member.ratio if member.rest is None else member.rest  # both sides will run on one machine
-    return bisect(bench, Range(good or event.good, bad or event.bad, row.quantity, ratio), told)
+    searched = Range(good or event.good, bad or event.bad, row.quantity, expected_step(member))
+    return bisect(bench, searched, told)
+
+
+def expected_step(member: Member) -> float | None:
+    """The step on one machine: of what changed with it, what it leaves; None where that may go either way."""
+    if member.machine is None:
+        return member.ratio
+    if member.rest is None or member.rest_low is None or member.rest_high is None:
+        return None
+    return None if member.rest_low <= 1.0 <= member.rest_high else member.rest
 
 
 def _case(contents: Contents, text: str) -> tuple[str, str]:

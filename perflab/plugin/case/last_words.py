@@ -21,6 +21,7 @@ class LastWords:
     """The process beside, which speaks on a file descriptor."""
 
     def __init__(self, stderr: int) -> None:
+        self._speaks_for = os.getpid()
         self._process = subprocess.Popen(
             [sys.executable, "-P", __file__, str(os.getpid())],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
@@ -40,6 +41,8 @@ class LastWords:
                 ``document``, a results file that the journal is to be written as. Each but the text may be None.
         """
         assert self._process.stdin is not None
+        if os.getpid() != self._speaks_for:
+            return  # a fork, which may be silent
         with contextlib.suppress(OSError):  # somebody has ended it
             self._process.stdin.write(json.dumps({"within_s": within_s, **words}).encode() + b"\n")
 
@@ -53,7 +56,11 @@ def listen() -> None:
     """In the process beside: speak, and end the other one, if nothing more is heard in time."""
     left: dict[str, Any] = {"within_s": None}
     heard = b""
-    while select.select([0], [], [], left["within_s"])[0]:
+    while True:
+        if not select.select([0], [], [], left["within_s"])[0]:
+            if _is_stopped(os.getppid()):
+                continue  # Ctrl-Z: its time begins anew
+            break
         more = os.read(0, 2**16)
         if not more:
             return
@@ -72,6 +79,14 @@ def listen() -> None:
 
         write_document(read_journal(Path(left["file"]))[0], Path(left["document"]))
     os.kill(os.getppid(), signal.SIGABRT)
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a process is stopped, by Ctrl-Z or a debugger. Where there is no ``/proc``, none is."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+    except OSError:
+        return False
 
 
 if __name__ == "__main__":

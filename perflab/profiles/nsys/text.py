@@ -30,7 +30,11 @@ def lines(reading: Reading, timers: Timers, width: int, *, every: bool = False) 
         found += ["", *_cases(reading.cases, timers)]
     for case in reading.cases:
         found += ["", *_profile(case, width)]
-    said = [line for note in reading.notes for line in wrap(one_line(f"note: {note}"), width, subsequent_indent="  ")]
+    said = [
+        line
+        for note in reading.notes
+        for line in wrap(one_line(f"note: {note}"), width, subsequent_indent="  ", break_on_hyphens=False)
+    ]
     return [*(_cut(one_line(line), width) for line in found), *said]
 
 
