@@ -280,13 +280,16 @@ def read_settings(config: pytest.Config) -> Settings:
             f"{given.origin('perf_reason')}: {reason!r} is a reason for saving, but this run saves nothing",
             "give it together with --perf-update or --perf-update-new, or leave it out",
         )
+    prune, prune_case = value("perf_prune", parse_flag), given.text("perf_prune_case")
+    if prune_case and not prune:
+        raise SettingError(f"{given.origin('perf_prune_case')} removes nothing by itself", "add --perf-prune")
     return Settings(
         update=update,
         update_new=update_new,
         reason=reason,
         noisy=choice("perf_noisy"),
-        prune=value("perf_prune", parse_flag),
-        prune_case=given.text("perf_prune_case"),
+        prune=prune,
+        prune_case=prune_case,
         baselines=path("perf_baselines"),
         machine=value("perf_machine", _parse_machine),
         threshold=value("perf_threshold", parse_fraction),
