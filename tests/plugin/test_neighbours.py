@@ -152,8 +152,9 @@ def test_what_a_case_does_before_it_measures_runs_beside_no_other_case(pytester:
 
 @pytest.mark.parametrize("workers", [[], ["-n1", "-p", "xdist.plugin"]], ids=["alone", "workers"])
 def test_a_run_that_waits_for_another_one_says_at_once_for_whom(
-    project: Project, workers: list[str], tmp_path: Path
+    project: Project, workers: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("PYTEST_XDIST_TESTRUNUID", raising=False)  # it is no worker of the run that these tests are
     command = [project.python, "-m", "pytest", "-m", "perf", *workers]
     with held(tmp_path / f"perflab-{os.getuid()}-cpu.lock", "", pytest.fail):
         run = subprocess.Popen(
