@@ -1,4 +1,4 @@
-"""Our own JSON: what ``memory_snapshot`` records on a CPU, and ``write_timeline`` predicts.
+"""Our own JSON: what ``memory_snapshot`` records on a CPU, and older versions wrote of predictions.
 
 Schema 3 has ``events``, ``[time, bytes, block, place]``, a line each (``event_lines``), and before them ``places``,
 ``before``, ``[block, bytes, place]`` of what was there already, and ``marks``, ``[event, phase]`` where a phase begins;
