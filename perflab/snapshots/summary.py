@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from perflab.snapshots.allocator_tables import cache, out_of_memory, reserved, segments
 from perflab.snapshots.analysis import (
+    Alike,
     Lines,
-    Part,
     alike,
     alive_at,
     categories_of,
@@ -86,7 +86,7 @@ def stage_at(snapshot: Snapshot, moment: int) -> str:
 
 
 def _parts(key: str, title: str, blocks: Sequence[Block], of: Callable[[Block], str], most: int) -> Table:
-    parts: dict[str, Part] = parts_by(blocks, of)
+    parts = parts_by(blocks, of)
     total = sum(part.size_bytes for part in parts.values())
     columns = (Column(key, key), _SIZE, _SHARE, _BLOCKS)
     rows = [
@@ -95,30 +95,30 @@ def _parts(key: str, title: str, blocks: Sequence[Block], of: Callable[[Block], 
     return Table(f"by_{key}", title, columns, largest(rows, columns, most, summed=_SUMMED))
 
 
+def _row(one: Alike, line: Lines) -> tuple[Value, ...]:
+    """What alike blocks have for the columns of ``_ALIKE``."""
+    first = one.blocks[0]
+    return (
+        len(one.blocks),
+        one.size_bytes,
+        one.total_bytes,
+        first.category,
+        shared_module(one.blocks),
+        line(first),
+        first.tensor,
+        shown_stack(layerless(first.stack) if first.module else first.stack),
+    )
+
+
 def _largest(blocks: Sequence[Block], line: Lines, most: int) -> Table:
-    rows: list[tuple[Value, ...]] = []
-    for one in alike(blocks):
-        first = one.blocks[0]
-        rows.append(
-            (
-                len(one.blocks),
-                one.size_bytes,
-                one.total_bytes,
-                first.category,
-                shared_module(one.blocks),
-                line(first),
-                first.tensor,
-                shown_stack(layerless(first.stack) if first.module else first.stack),
-            )
-        )
+    rows = [_row(one, line) for one in alike(blocks)]
     # The count of blocks is the first column, so the row of smaller ones has it as well.
     rest = rows[most:] if len(rows) > most + 1 else []
     listed = rows[: len(rows) - len(rest)]
     if rest:
         blocks_left, bytes_left = (sum(whole(row[number]) for row in rest) for number in (0, 2))
         listed.append((blocks_left, None, bytes_left, f"{len(rest):,} smaller rows", "", "", "", ""))
-    title = "Alive at the peak: blocks of one size and stack"
-    return Table("largest", title, _ALIKE, tuple(listed))
+    return Table("largest", "Alive at the peak: blocks of one size and stack", _ALIKE, tuple(listed))
 
 
 def _stages(snapshot: Snapshot, level: Sequence[int]) -> Iterator[Table]:
@@ -154,24 +154,7 @@ MOST_STAGES = 24
 def _staying(snapshot: Snapshot, line: Lines, most: int) -> Iterator[Table]:
     columns = (Column("steps", "in steps", "count"), Column("left", "left at the end", "count"), *_ALIKE)
     found = outliving(snapshot)
-    rows: list[tuple[Value, ...]] = []
-    for one in found[:most]:
-        first = one.alike.blocks[0]
-        same = one.alike
-        rows.append(
-            (
-                one.steps,
-                one.left,
-                len(same.blocks),
-                same.size_bytes,
-                same.total_bytes,
-                first.category,
-                shared_module(same.blocks),
-                line(first),
-                first.tensor,
-                shown_stack(layerless(first.stack) if first.module else first.stack),
-            )
-        )
+    rows = [(one.steps, one.left, *_row(one.alike, line)) for one in found[:most]]
     if rows:
         note = (
             f"of {len(snapshot.steps)} steps; what stays in every one of them, and of which about as many are left at "
