@@ -15,9 +15,9 @@ from weakref import WeakKeyDictionary
 import torch
 
 from perflab.predicted.cuda.fake import is_compiled
-from perflab.predicted.cuda.kernels import H100, hidden_blocks, launches, lists_of, results_on_host
+from perflab.predicted.cuda.kernels import H100, ON_HOST, hidden_blocks, launches, lists_of
 from perflab.predicted.cuda.multi_tensor import Lists
-from perflab.predicted.cuda.reductions import Processor, processor
+from perflab.predicted.cuda.reductions import Processor
 from perflab.predicted.gpus.names import Gpu
 from perflab.predicted.gpus.roofline import bound_ns, roofline_ns
 from perflab.predicted.layers.alike import Written
@@ -224,7 +224,7 @@ class OnCuda(Hidden):
 
     def on(self, gpu: Gpu) -> OnCuda:
         """The same on a GPU."""
-        return OnCuda(processor(gpu.sms, gpu.architecture))
+        return OnCuda(Processor(gpu.sms, gpu.architecture))
 
     def blocks_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
         """Temporary memory of one call."""
@@ -232,7 +232,7 @@ class OnCuda(Hidden):
 
     def on_host(self, name: str) -> tuple[int, ...]:
         """Positions of results that are in the host's memory."""
-        return results_on_host(name)
+        return ON_HOST.get(name.removeprefix("aten::"), ())
 
     def launches_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """Kernels that one call launches."""
