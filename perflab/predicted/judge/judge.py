@@ -18,7 +18,7 @@ from operator import itemgetter
 from typing import TypeVar
 
 from perflab.data import Parameters, changed
-from perflab.predicted.judge.dry_run_text import explain_dry_run
+from perflab.predicted.judge.dry_run import explain_dry_run
 from perflab.predicted.judge.growth import find_growth
 from perflab.predicted.judge.growth_text import explain_growth
 from perflab.predicted.records import Cost, PeakPart, PredictedBaseline, Prediction, SavedTensors

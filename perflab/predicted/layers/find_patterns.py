@@ -34,9 +34,6 @@ class _Copy:
     number: int
     visit: Sequence[Event]
 
-    def last(self, stack: str | None) -> int:
-        return self.cut.last(stack)
-
 
 def find_patterns(few: Cut, more: Cut) -> list[Pattern]:
     """The patterns of two traces that are cut along the same stacks, of which ``more`` has one layer more.
@@ -137,7 +134,7 @@ def _tag(seen: Sequence[_Copy], events: Sequence[Event]) -> Tag | Layer | None:
             return tag
     elif all(event.layer is not None and event.layer.stack == tag.stack for event in events):
         numbers = [event.layer.number for event in events if event.layer is not None]
-        line = line_through([(one.number, one.last(tag.stack), n) for one, n in zip(seen, numbers, strict=True)])
+        line = line_through([(one.number, one.cut.last(tag.stack), n) for one, n in zip(seen, numbers, strict=True)])
         if line is not None:
             return Tag(tag.stack, line)
     raise NotPeriodic("what layers do belongs to other layers")
@@ -173,12 +170,12 @@ def _freed(seen: Sequence[_Copy], frees: Sequence[Free], tag: Tag | Layer | None
     stacks = {courses[place.sweep].stack for place in places}
     stack = stacks.pop()
     line = line_through(
-        [(copy.number, copy.last(stack), place.number) for copy, place in zip(seen, places, strict=True)]
+        [(copy.number, copy.cut.last(stack), place.number) for copy, place in zip(seen, places, strict=True)]
     )
     targets: dict[str, tuple[int, int]] = {}
     clear = not stacks
     for copy, place in zip(seen, places, strict=True):
-        role = courses[place.sweep].role(place.number, copy.last(stack))
+        role = courses[place.sweep].role(place.number, copy.cut.last(stack))
         clear = clear and targets.setdefault(role, (place.sweep, place.ordinal)) == (place.sweep, place.ordinal)
     if not clear or line is None:
         raise NotPeriodic("layers free blocks that were made elsewhere")

@@ -26,8 +26,8 @@ from perflab.plugin.session.folder import file_name_for, own_folder
 from perflab.plugin.session.moved import Moved
 from perflab.plugin.stash import FAKING
 from perflab.predicted.gpus.roofline import roofline_ns
+from perflab.predicted.judge.dry_run import explain_races, unless_races
 from perflab.predicted.judge.judge import judge_predicted
-from perflab.predicted.judge.races import explain_races, unless_races
 from perflab.predicted.memory.account import peak_of
 from perflab.predicted.records import PredictedBaseline, PredictedCase, Prediction, place_of
 from perflab.predicted.run.efficiency import with_estimate
