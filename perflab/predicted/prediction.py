@@ -14,8 +14,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from perflab.predicted.cuda.attention_kernels import ON_HOST
 from perflab.predicted.cuda.fake import is_compiled
-from perflab.predicted.cuda.kernels import H100, ON_HOST, hidden_blocks, launches, lists_of
+from perflab.predicted.cuda.kernels import H100, hidden_blocks, launches, lists_of
 from perflab.predicted.cuda.multi_tensor import Lists
 from perflab.predicted.cuda.reductions import Processor
 from perflab.predicted.gpus.names import Gpu

@@ -31,23 +31,9 @@ _INSTALLED = Path(sysconfig.get_path("purelib"))
 _TRITON = _TORCH.parent / "triton"
 
 _MACHINERY = (
-    *(
-        f"{_TORCH}/{name}"
-        for name in [
-            "_subclasses/",
-            "_dynamo/",
-            "_compile.py",
-            "_decomp/",
-            "_meta_registrations.py",
-            "_prims/",
-            "_prims_common/",
-            "_refs/",
-            "_ops.py",
-            "overrides.py",
-            "utils/_stats.py",
-            "utils/_python_dispatch.py",
-        ]
-    ),
+    *(f"{_TORCH}/{folder}/" for folder in ("_subclasses", "_dynamo", "_decomp", "_prims", "_prims_common", "_refs")),
+    *(f"{_TORCH}/{name}.py" for name in ("_compile", "_meta_registrations", "_ops", "overrides")),
+    *(f"{_TORCH}/utils/{name}.py" for name in ("_stats", "_python_dispatch")),
     f"{Path(__file__).parents[1]}/",
 )
 _LOADERS = f"{_TORCH}/utils/data/"

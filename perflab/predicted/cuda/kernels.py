@@ -76,13 +76,9 @@ def check_operators() -> None:
         aten(name, "know what its kernel takes in passing")
 
 
-def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
 def _embedding(weight: torch.Tensor, indices: torch.Tensor, *_: Any, **__: Any) -> int:
     """Indices that are expanded, as positions of a batch are, are written out first."""
-    return 0 if indices.is_contiguous() else _bytes(indices)
+    return 0 if indices.is_contiguous() else indices.nbytes
 
 
 def _embedding_backward(grad: torch.Tensor, indices: torch.Tensor, num_weights: int, *rest: Any, **__: Any) -> int:
@@ -110,7 +106,7 @@ def _foreach_norm(tensors: Sequence[torch.Tensor], *_: Any, **__: Any) -> int:
 
 def _softmax_backward(grad: torch.Tensor, *_: Any, **__: Any) -> int:
     """``cuda/SoftMax.cu``, ``softmax_backward_cuda_out``: the gradient times the result, before the kernel."""
-    return _bytes(grad)
+    return grad.nbytes
 
 
 def _reduction(

@@ -53,7 +53,7 @@ class _Saved(NamedTuple):
     operator: str
     shape: list[Amount]
     dtype: str
-    count: Amount
+    tensors: Amount
     size_bytes: Amount
 
 
@@ -133,7 +133,12 @@ def _baseline(case: _StoredCase) -> PredictedBaseline:
     rows = {
         "at_peak": [PeakPart(**row._asdict()) for row in case.at_peak],
         "costs": [Cost(**row._asdict()) for row in case.costs],
-        "saved": [SavedTensors(**row._asdict(), line="") for row in case.saved],
+        "saved": [
+            SavedTensors(
+                module=module, line="", operator=operator, shape=shape, dtype=dtype, count=tensors, size_bytes=size
+            )
+            for module, operator, shape, dtype, tensors, size in case.saved
+        ],
     }
     return PredictedBaseline(**{**msgspec.structs.asdict(case), **rows})
 
