@@ -85,7 +85,7 @@ def pytest_configure(config: pytest.Config) -> None:
                 # Sides take turns on the machine, one case at a time: workers would only be in each other's way.
                 config.option.numprocesses, config.option.dist, config.option.tx = 0, "no", []
     if os.environ.get("PERFLAB_DRY_RUN"):
-        from perflab.predicted.dry_run.session import begin
+        from perflab.predicted.dry_run.forked import begin
 
         begin(config)
     if _job_path(config):

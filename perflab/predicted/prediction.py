@@ -6,7 +6,7 @@ against what really happens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import Any
@@ -14,18 +14,19 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from perflab.predicted.cuda.attention_kernels import ON_HOST
 from perflab.predicted.cuda.fake import is_compiled
-from perflab.predicted.cuda.kernels import H100, hidden_blocks, launches, lists_of, results_on_host
+from perflab.predicted.cuda.kernels import H100, hidden_blocks, launches, lists_of
 from perflab.predicted.cuda.multi_tensor import Lists
-from perflab.predicted.cuda.reductions import Processor, processor
+from perflab.predicted.cuda.reductions import Processor
 from perflab.predicted.gpus.names import Gpu
 from perflab.predicted.gpus.roofline import bound_ns, roofline_ns
 from perflab.predicted.layers.alike import Written
+from perflab.predicted.layers.patterns import NotPeriodic
 from perflab.predicted.layers.same import same
-from perflab.predicted.layers.unroll import NotPeriodic, unroll
-from perflab.predicted.memory.account import Rounding, account_of, rounded_as_on_cuda
+from perflab.predicted.layers.unroll import unroll
+from perflab.predicted.memory.account import account_of, timeline_of
 from perflab.predicted.memory.replay import replay
-from perflab.predicted.memory.timeline import timeline_of
 from perflab.predicted.records import Cost, Prediction
 from perflab.predicted.trace.live_before import holdings
 from perflab.predicted.trace.modules import FEW, ModuleBook, book_of
@@ -71,8 +72,8 @@ class Proofs:
     """
 
     def __init__(self) -> None:
-        self.known: dict[Hashable, str | None] = {}
-        """By kind: None if it was right, else what was not."""
+        self.known: dict[Hashable, bool] = {}
+        """By kind: whether it was right."""
         self.given_up: dict[Hashable, str] = {}
         """By kind: why it was not run whole to the end, so that few layers are believed."""
         self.written: Written = WeakKeyDictionary()
@@ -123,11 +124,11 @@ def traced(
                     proofs.given_up[kind] = f"{_UNPROVEN} {end}"
                 else:
                     proofs.known[kind] = same(_without_launches(unrolled.trace), _without_launches(seen))
-                    if proofs.known[kind] is not None:
+                    if not proofs.known[kind]:
                         return Traced(seen, result, [], [*notes, _UNLIKE])
             if kind in proofs.given_up:
                 return replace(unrolled, notes=[*notes, proofs.given_up[kind]])
-            if proofs.known[kind] is None:
+            if proofs.known[kind]:
                 return unrolled
             notes.append(_UNLIKE)
         except NotPeriodic:
@@ -162,51 +163,42 @@ _CAN_BE_COMPILED = (torch.nn.Module, FunctionType)
 
 def predict(
     work: Work,
-    gpu: Gpu | None,
+    gpu: Gpu,
     hidden: Hidden,
     *,
-    rounded: Rounding = rounded_as_on_cuda,
     proofs: Proofs | None = None,
     whole: bool = False,
     watch: Watch | None = None,
 ) -> tuple[Prediction, Traced]:
-    """Predict one call on a GPU; on none of them (``None``), memory and operators as they are here.
+    """Predict one call on a GPU.
 
     Raises:
         Exception: whatever the work raises.
         CalledOff: the watch has seen enough.
     """
-    if gpu is not None and isinstance(hidden, OnCuda):
+    if isinstance(hidden, OnCuda):
         hidden = hidden.on(gpu)
     found = traced(work, hidden, proofs=proofs, whole=whole, watch=watch)
-    account = account_of(found.trace, rounded=rounded, roofline_ns=lambda op: roofline_ns(op, gpu) if gpu else None)
-    workspace_bytes = gpu.workspace_bytes * _threads_with_products(account.costs) if gpu is not None else 0
-    played = replay(found.trace, workspace_bytes=workspace_bytes) if gpu is not None else None
-    return (
-        Prediction(
-            gpu=gpu.name if gpu is not None else "cpu",
-            torch=torch.__version__.partition("+")[0],
-            peak_bytes=account.peak_bytes,
-            held_bytes=account.held_bytes,
-            composition=account.composition,
-            at_peak=account.at_peak,
-            timeline=timeline_of(found.trace),
-            costs=account.costs,
-            saved=account.saved,
-            parameters=found.trace.parameters,
-            layers=dict(found.trace.layers),
-            keeping_output_bytes=account.keeping_output_bytes,
-            workspace_bytes=workspace_bytes,
-            allocated_bytes=played.peak_allocated_bytes if played else 0,
-            reserved_bytes=played.peak_reserved_bytes if played else 0,
-            launches=account.launches,
-            bound_ns=_summed(found.trace, lambda op: bound_ns(op, gpu)) if gpu else None,
-            roofline_ns=sum(cost.roofline_ns for cost in account.costs) or None,
-            traced_layers=found.layers_run,
-            notes=[*found.notes, *_uncounted(account.costs)],
-        ),
-        found,
+    account = account_of(found.trace, roofline_ns=lambda op: roofline_ns(op, gpu))
+    # cuBLAS has a workspace for each thread that multiplies, and on CUDA backward runs in one of autograd's.
+    threads = len({cost.phase == "backward" for cost in account.costs if cost.flops})
+    played = replay(found.trace, gpu.workspace_bytes * threads)
+    now = Prediction(
+        **vars(account),
+        gpu=gpu.name,
+        torch=torch.__version__.partition("+")[0],
+        timeline=timeline_of(found.trace),
+        parameters=found.trace.parameters,
+        layers=dict(found.trace.layers),
+        workspace_bytes=gpu.workspace_bytes * threads,
+        allocated_bytes=played.peak_allocated_bytes,
+        reserved_bytes=played.peak_reserved_bytes,
+        bound_ns=sum(bound_ns(event, gpu) or 0.0 for event in found.trace.events if isinstance(event, Op)) or None,
+        roofline_ns=sum(cost.roofline_ns for cost in account.costs) or None,
+        traced_layers=found.layers_run,
+        notes=[*found.notes, *_uncounted(account.costs)],
     )
+    return now, found
 
 
 def _trace_cut(
@@ -233,7 +225,7 @@ class OnCuda(Hidden):
 
     def on(self, gpu: Gpu) -> OnCuda:
         """The same on a GPU."""
-        return OnCuda(processor(gpu.sms, gpu.architecture))
+        return OnCuda(Processor(gpu.sms, gpu.architecture))
 
     def blocks_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
         """Temporary memory of one call."""
@@ -241,7 +233,7 @@ class OnCuda(Hidden):
 
     def on_host(self, name: str) -> tuple[int, ...]:
         """Positions of results that are in the host's memory."""
-        return results_on_host(name)
+        return ON_HOST.get(name.removeprefix("aten::"), ())
 
     def launches_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """Kernels that one call launches."""
@@ -263,12 +255,3 @@ def _uncounted(costs: Sequence[Cost]) -> list[str]:
     """What multiplies, and nobody has a formula of."""
     names = dict.fromkeys(cost.operator for cost in costs if not cost.flops and multiplies(cost.operator))
     return [f"FLOPs of {', '.join(names)} are not counted: time and FLOPs are too low"] if names else []
-
-
-def _threads_with_products(costs: Sequence[Cost]) -> int:
-    """cuBLAS has a workspace for each thread that multiplies, and on CUDA backward runs in one of autograd's."""
-    return len({cost.phase == "backward" for cost in costs if cost.flops})
-
-
-def _summed(trace: Trace, bound: Callable[[Op], float | None]) -> float | None:
-    return sum(bound(event) or 0.0 for event in trace.events if isinstance(event, Op)) or None

@@ -81,11 +81,7 @@ def reserved_at(snapshot: Snapshot, moment: int) -> int | None:
 
 def alive_at(snapshot: Snapshot, moment: int) -> list[Block]:
     """The blocks that are there at a moment, in the order in which they came."""
-    return [
-        block
-        for block in snapshot.blocks
-        if block.allocated_at <= moment and (block.freed_at is None or block.freed_at > moment)
-    ]
+    return [block for block in snapshot.blocks if block.is_there(moment)]
 
 
 def parts_by(blocks: Iterable[Block], key: Callable[[Block], _Key]) -> dict[_Key, Part]:
@@ -181,7 +177,7 @@ def outliving(snapshot: Snapshot) -> list[Stays]:
     for block in snapshot.blocks:
         number = bisect_left(ends, block.allocated_at)
         is_within = number < len(ends) and block.allocated_at > snapshot.steps[number].start
-        if is_within and (block.freed_at is None or block.freed_at > ends[number]):
+        if is_within and block.is_there(ends[number]):
             stay.append(block)
             step_of[id(block)] = number
     return [

@@ -34,6 +34,7 @@ class Device:
         """The number of each moment's stack; of a free, its complement, which is below zero."""
         self.out_of_memory: list[OutOfMemory] = []
         self.cache = [0] * 5
+        """Numbers of a ``Cache``, in its order."""
         self.segment_changes: list[tuple[int, int]] = []
         self.left_out_bytes = 0
         self.let_go: set[int] = set()
@@ -214,7 +215,6 @@ class Device:
             )
         spans, steps = of_annotations(annotations, device, self.times_us) if self.rows.has_times else ([], [])
         stages = stages or spans
-        taken, taken_bytes, given, given_bytes, retries = self.cache
         return Snapshot(
             source="perflab, predicted" if is_predicted else "PyTorch",
             device=f"cuda:{device}",
@@ -227,7 +227,7 @@ class Device:
             is_whole=not self.left_out_bytes,
             stages=stages,
             steps=steps or steps_of(stages),
-            cache=Cache(taken, taken_bytes, given, given_bytes, retries),
+            cache=Cache(*self.cache),
             out_of_memory=self.out_of_memory,
             is_deduced=not has_categories,
             notes=[*notes, *missing],

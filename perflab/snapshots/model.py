@@ -51,6 +51,10 @@ class Block(NamedTuple):
     tensor: str = ""
     """Shape and dtype, where they are known: ``(4, 1024, 2560) float32``."""
 
+    def is_there(self, moment: int) -> bool:
+        """Whether it is alive at that moment."""
+        return self.allocated_at <= moment and (self.freed_at is None or self.freed_at > moment)
+
 
 class Segment(NamedTuple):
     """Memory that the allocator had taken of the device when the snapshot was written."""

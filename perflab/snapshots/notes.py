@@ -94,11 +94,7 @@ class Notes:
         for look in self.looks:
             for address, what in look.at.items():
                 for number in lying.get(address, ()):
-                    block = blocks[number]
-                    is_there = block.allocated_at <= look.moment and (
-                        block.freed_at is None or look.moment < block.freed_at
-                    )
-                    if is_there and said.get(number, (_WEAK,))[0] == _WEAK:
+                    if blocks[number].is_there(look.moment) and said.get(number, (_WEAK,))[0] == _WEAK:
                         said[number] = what
         return said
 

@@ -66,14 +66,15 @@ def as_page(report: Report, pictured: Sequence[tuple[str, Snapshot]]) -> str:
 
 def _pictured(title: str, snapshot: Snapshot, stackings: Sequence[Stacking], highest_bytes: int) -> _Pictured:
     stacked = [
-        _Stacked(one.key, _TITLES[one.key], Markup(picture(snapshot, one, highest_bytes)), _legend(one))
+        _Stacked(
+            one.key,
+            _TITLES[one.key],
+            Markup(picture(snapshot, one, highest_bytes)),
+            [(_square(color_of(one, number)), name) for number, name in enumerate(one.names)],
+        )
         for one in stackings
     ]
     return _Pictured(title, stacked, page_blocks(snapshot, stackings, highest_bytes), snapshot.moments)
-
-
-def _legend(stacking: Stacking) -> list[tuple[Markup, str]]:
-    return [(_square(color_of(stacking, number)), name) for number, name in enumerate(stacking.names)]
 
 
 def _square(color: str) -> Markup:

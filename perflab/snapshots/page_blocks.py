@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -43,7 +43,7 @@ class PageBlocks:
     """Which blocks the page has no room for, in words; empty: it has all."""
 
 
-def page_blocks(snapshot: Snapshot, stackings: Sequence[Stacking], highest_bytes: int = 0) -> PageBlocks:
+def page_blocks(snapshot: Snapshot, stackings: Sequence[Stacking], highest_bytes: int) -> PageBlocks:
     """Blocks for hover and search: all, or as many as there is room for, the largest at the peak first.
 
     Args:
@@ -109,7 +109,7 @@ def _left_out(snapshot: Snapshot, kept: Sequence[int], *, is_timed: bool) -> str
     if len(kept) < len(snapshot.blocks):
         there, peak = {*kept}, peak_moment(levels(snapshot))
         missing = [block for number, block in enumerate(snapshot.blocks) if number not in there]
-        at_peak = [block.size_bytes for block in missing if _is_alive(block, peak)]
+        at_peak = [block.size_bytes for block in missing if block.is_there(peak)]
         told.append(
             f"{len(missing):,} of {len(snapshot.blocks):,} blocks, of "
             f"{format_bytes(max(block.size_bytes for block in missing))} at most, are in the "
@@ -121,10 +121,6 @@ def _left_out(snapshot: Snapshot, kept: Sequence[int], *, is_timed: bool) -> str
             f"With more than {MOST_MOMENTS:,} allocations and frees, the list of blocks has moments and no times."
         )
     return " ".join(told)
-
-
-def _is_alive(block: Block, moment: int) -> bool:
-    return block.allocated_at <= moment and (block.freed_at is None or block.freed_at > moment)
 
 
 class _Listing:
@@ -149,15 +145,11 @@ class _Listing:
             found.append(number)
         return sorted(found, key=lambda number: (self.snapshot.blocks[number].allocated_at, number))
 
-    def _by_importance(self) -> Iterator[int]:
-        level = levels(self.snapshot)
-        peak = peak_moment(level)
-
-        def importance(number: int) -> tuple[bool, int]:
-            block = self.snapshot.blocks[number]
-            return not _is_alive(block, peak), -block.size_bytes
-
-        yield from sorted(range(len(self.snapshot.blocks)), key=importance)
+    def _by_importance(self) -> list[int]:
+        blocks, peak = self.snapshot.blocks, peak_moment(levels(self.snapshot))
+        return sorted(
+            range(len(blocks)), key=lambda number: (not blocks[number].is_there(peak), -blocks[number].size_bytes)
+        )
 
     def kind(self, number: int) -> int:
         """Of a block: its size, what is known of it, and its bands."""

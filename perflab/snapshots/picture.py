@@ -13,7 +13,7 @@ from perflab.page.svg import ticks
 from perflab.report.escaping import one_line
 from perflab.snapshots.analysis import levels, peak_moment
 from perflab.snapshots.model import Snapshot
-from perflab.snapshots.timeline import REST, Point, Stacking, by_category, elapsed_ns, thinned
+from perflab.snapshots.timeline import REST, Point, Stacking, elapsed_ns, thinned
 from perflab.units import BYTES_PER, format_bytes, format_ns
 
 WIDTH, HEIGHT = 1100, 440
@@ -54,17 +54,16 @@ def color_of(stacking: Stacking, number: int) -> str:
     return COLORS["unknown"] if name == REST else LARGEST[number % len(LARGEST)]
 
 
-def picture(snapshot: Snapshot, stacking: Stacking | None = None, highest_bytes: int = 0) -> str:
+def picture(snapshot: Snapshot, stacking: Stacking, highest_bytes: int) -> str:
     """The SVG element.
 
     Args:
         snapshot: the recording.
-        stacking: its bands; by category if none are given.
+        stacking: its bands.
         highest_bytes: what the axis has room for, if that is more than the peak: that of a picture beside it.
     """
     level = levels(snapshot)
     peak = peak_moment(level)
-    stacking = stacking or by_category(snapshot)
     points = thinned(snapshot, POINTS, stacking)
     axes = Axes(snapshot.moments, max(level[peak], highest_bytes, 1))
     text = f"Live bytes over {snapshot.moments:,} allocations and frees; peak {format_bytes(level[peak])}"

@@ -1,4 +1,4 @@
-"""Our own JSON: what ``memory_snapshot`` records on a CPU, and ``write_timeline`` predicts.
+"""Our own JSON: what ``memory_snapshot`` records on a CPU, and older versions wrote of predictions.
 
 Schema 3 has ``events``, ``[time, bytes, block, place]``, a line each (``event_lines``), and before them ``places``,
 ``before``, ``[block, bytes, place]`` of what was there already, and ``marks``, ``[event, phase]`` where a phase begins;
@@ -8,6 +8,8 @@ place]`` of each event in ``blocks``, and schema 1 has ``[time, bytes]`` alone.
 
 from __future__ import annotations
 
+import json
+import re
 import reprlib
 from array import array
 from collections.abc import Iterable, Iterator
@@ -18,7 +20,6 @@ from typing import Any, BinaryIO
 from perflab.errors import SnapshotError
 from perflab.event_lines import EventLines, head_of
 from perflab.snapshots.categories import as_told, deduced
-from perflab.snapshots.cut_json import what_is_there
 from perflab.snapshots.model import Block, Frame, Snapshot, Stack
 from perflab.snapshots.notes import notes_of
 from perflab.snapshots.stages import of_marks, steps_of
@@ -30,6 +31,7 @@ MOST_BYTES = 2**26
 MOST_EVENTS = 3_000_000
 """Of a file: an event takes up to 500 bytes of memory, so that they have room in 2 GB."""
 _SCHEMAS = (1, 2, 3)
+_SPACE, _BETWEEN = re.compile(r"\s*"), re.compile(r"[\s,:]*")
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ def read_json(file: BinaryIO, path: Path, progress: Progress = lambda *_: None) 
             del text
             content, lines = head[0], EventLines(file, head[1], progress)
         else:
-            content, cut_at = what_is_there(text)
+            content, cut_at = _what_is_there(text)
         if type(content) is not dict or type(content.get("events")) is not list:
             raise ValueError("it has no events")
         if content.get("schema") not in _SCHEMAS:
@@ -84,6 +86,46 @@ def read_json(file: BinaryIO, path: Path, progress: Progress = lambda *_: None) 
         "and what came after is not known"
     )
     return replace(found, notes=[note, *found.notes], is_whole=False)
+
+
+def _what_is_there(text: bytes) -> tuple[Any, int]:
+    """What the JSON says, and the character at which it ends too early; 0: it is whole."""
+    try:
+        return json.loads(text), 0
+    except json.JSONDecodeError:
+        return _whole_items(text.decode("utf-8", "replace"))
+
+
+def _whole_items(text: str) -> tuple[dict[str, Any], int]:
+    """The keys with their values as far as they are whole; of the list that is cut off, its whole items."""
+    decode, content = json.JSONDecoder().raw_decode, dict[str, Any]()
+    start = position = _behind(text, _SPACE, 0) + 1
+    key = ""
+    while True:
+        try:
+            key, end = decode(text, _behind(text, _BETWEEN, position))
+            start = _behind(text, _BETWEEN, end)
+            content[key], position = decode(text, start)
+        except json.JSONDecodeError:
+            break
+    if text[start : start + 1] != "[" or key in content:
+        return content, position
+    items: list[Any] = []
+    position = start + 1
+    while True:
+        try:
+            item, end = decode(text, _behind(text, _BETWEEN, position))
+        except json.JSONDecodeError:
+            content[key] = items
+            return content, position
+        items.append(item)
+        position = end
+
+
+def _behind(text: str, what: re.Pattern[str], position: int) -> int:
+    found = what.match(text, position)
+    assert found is not None
+    return found.end()
 
 
 def _snapshot(content: dict[str, Any], listed: Iterable[Any], *, is_cut: bool) -> Snapshot:

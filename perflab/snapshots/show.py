@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 
 from perflab.report.escaping import escape, one_line
-from perflab.snapshots.tables import Column, Report, Table, shown
+from perflab.snapshots.tables import Column, Report, shown
 
 _WIDEST = 60
 """Characters of a cell of text, in a terminal."""
@@ -83,21 +83,17 @@ def _markdown(report: Report) -> Iterator[str]:
         yield ""
         yield f"### {escape(table.title)}"
         yield ""
-        yield from _markdown_table(table)
+        yield "| " + " | ".join(escape(column.title) for column in table.columns) + " |"
+        yield "|" + "|".join("---" if column.kind == "text" else "--:" for column in table.columns) + "|"
+        for row in table.rows:
+            cells = (escape(shown(value, column.kind)) for value, column in zip(row, table.columns, strict=True))
+            yield "| " + " | ".join(cells) + " |"
         if table.note:
             yield ""
             yield escape(table.note)
     for note in report.notes:
         yield ""
         yield f"> {escape(note)}"
-
-
-def _markdown_table(table: Table) -> Iterator[str]:
-    yield "| " + " | ".join(escape(column.title) for column in table.columns) + " |"
-    yield "|" + "|".join("---" if column.kind == "text" else "--:" for column in table.columns) + "|"
-    for row in table.rows:
-        cells = (escape(shown(value, column.kind)) for value, column in zip(row, table.columns, strict=True))
-        yield "| " + " | ".join(cells) + " |"
 
 
 def as_json(report: Report) -> str:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from perflab.snapshots.allocator_tables import cache, out_of_memory, reserved, segments
 from perflab.snapshots.analysis import (
+    Alike,
     Lines,
-    Part,
     alike,
     alive_at,
     categories_of,
@@ -17,6 +16,7 @@ from perflab.snapshots.analysis import (
     outliving,
     parts_by,
     peak_moment,
+    reserved_at,
     shared_module,
 )
 from perflab.snapshots.model import Block, Snapshot
@@ -70,12 +70,12 @@ def summarize(snapshot: Snapshot, name: str, most: int = MOST_ROWS) -> Report:
         _parts("module", "Alive at the peak, by module", blocks, lambda block: module_of(block) or "(none)", most),
         _parts("line", "Alive at the peak, by line", blocks, lambda block: line(block) or "(not recorded)", most),
         _largest(blocks, line, most),
-        *reserved(snapshot, peak, level[peak]),
+        *_reserved(snapshot, peak, level[peak]),
         *_stages(snapshot, level),
         *_staying(snapshot, line, most),
-        *segments(snapshot, most),
-        *cache(snapshot),
-        *out_of_memory(snapshot),
+        *_segments(snapshot, most),
+        *_cache(snapshot),
+        *_out_of_memory(snapshot),
     ]
     return Report(name, tuple(facts), tuple(tables), tuple(_notes(snapshot)))
 
@@ -86,7 +86,7 @@ def stage_at(snapshot: Snapshot, moment: int) -> str:
 
 
 def _parts(key: str, title: str, blocks: Sequence[Block], of: Callable[[Block], str], most: int) -> Table:
-    parts: dict[str, Part] = parts_by(blocks, of)
+    parts = parts_by(blocks, of)
     total = sum(part.size_bytes for part in parts.values())
     columns = (Column(key, key), _SIZE, _SHARE, _BLOCKS)
     rows = [
@@ -95,30 +95,30 @@ def _parts(key: str, title: str, blocks: Sequence[Block], of: Callable[[Block], 
     return Table(f"by_{key}", title, columns, largest(rows, columns, most, summed=_SUMMED))
 
 
+def _row(one: Alike, line: Lines) -> tuple[Value, ...]:
+    """What alike blocks have for the columns of ``_ALIKE``."""
+    first = one.blocks[0]
+    return (
+        len(one.blocks),
+        one.size_bytes,
+        one.total_bytes,
+        first.category,
+        shared_module(one.blocks),
+        line(first),
+        first.tensor,
+        shown_stack(layerless(first.stack) if first.module else first.stack),
+    )
+
+
 def _largest(blocks: Sequence[Block], line: Lines, most: int) -> Table:
-    rows: list[tuple[Value, ...]] = []
-    for one in alike(blocks):
-        first = one.blocks[0]
-        rows.append(
-            (
-                len(one.blocks),
-                one.size_bytes,
-                one.total_bytes,
-                first.category,
-                shared_module(one.blocks),
-                line(first),
-                first.tensor,
-                shown_stack(layerless(first.stack) if first.module else first.stack),
-            )
-        )
+    rows = [_row(one, line) for one in alike(blocks)]
     # The count of blocks is the first column, so the row of smaller ones has it as well.
     rest = rows[most:] if len(rows) > most + 1 else []
     listed = rows[: len(rows) - len(rest)]
     if rest:
         blocks_left, bytes_left = (sum(whole(row[number]) for row in rest) for number in (0, 2))
         listed.append((blocks_left, None, bytes_left, f"{len(rest):,} smaller rows", "", "", "", ""))
-    title = "Alive at the peak: blocks of one size and stack"
-    return Table("largest", title, _ALIKE, tuple(listed))
+    return Table("largest", "Alive at the peak: blocks of one size and stack", _ALIKE, tuple(listed))
 
 
 def _stages(snapshot: Snapshot, level: Sequence[int]) -> Iterator[Table]:
@@ -154,24 +154,7 @@ MOST_STAGES = 24
 def _staying(snapshot: Snapshot, line: Lines, most: int) -> Iterator[Table]:
     columns = (Column("steps", "in steps", "count"), Column("left", "left at the end", "count"), *_ALIKE)
     found = outliving(snapshot)
-    rows: list[tuple[Value, ...]] = []
-    for one in found[:most]:
-        first = one.alike.blocks[0]
-        same = one.alike
-        rows.append(
-            (
-                one.steps,
-                one.left,
-                len(same.blocks),
-                same.size_bytes,
-                same.total_bytes,
-                first.category,
-                shared_module(same.blocks),
-                line(first),
-                first.tensor,
-                shown_stack(layerless(first.stack) if first.module else first.stack),
-            )
-        )
+    rows = [(one.steps, one.left, *_row(one.alike, line)) for one in found[:most]]
     if rows:
         note = (
             f"of {len(snapshot.steps)} steps; what stays in every one of them, and of which about as many are left at "
@@ -180,6 +163,81 @@ def _staying(snapshot: Snapshot, line: Lines, most: int) -> Iterator[Table]:
         if len(found) > most:
             note += f"; {len(found) - most:,} smaller rows are left out"
         yield Table("outliving", "Blocks that outlive the step that made them", columns, tuple(rows), note)
+
+
+def _reserved(snapshot: Snapshot, peak: int, alive_bytes: int) -> Iterator[Table]:
+    """What the categories leave of what the allocator had taken: its rests and what it has cached."""
+    reserved_bytes = reserved_at(snapshot, peak)
+    if reserved_bytes is None or reserved_bytes < alive_bytes:  # events of segments were left out of the recording
+        return
+    rows: tuple[tuple[Value, ...], ...] = (
+        ("alive, all categories", alive_bytes),
+        ("fragments: free space within segments", reserved_bytes - alive_bytes),
+        ("reserved", reserved_bytes),
+    )
+    columns = (Column("what", "what"), _SIZE)
+    yield Table("reserved", "Reserved by the allocator at the peak", columns, rows)
+
+
+def _segments(snapshot: Snapshot, most: int) -> Iterator[Table]:
+    """Each segment at the end: what is in use of it, and what of it is cached."""
+    columns = (
+        Column("segment", "segment"),
+        Column("bytes", "size", "bytes"),
+        Column("in_use_bytes", "in use", "bytes"),
+        Column("asked_bytes", "asked for", "bytes"),
+        Column("free_bytes", "cached", "bytes"),
+        Column("largest_free_bytes", "largest piece", "bytes"),
+    )
+    rows: list[tuple[Value, ...]] = [
+        (
+            f"{one.address:#x} {one.kind}, stream {one.stream}",
+            one.size_bytes,
+            one.in_use_bytes,
+            one.requested_bytes,
+            one.free_bytes,
+            one.largest_free_bytes,
+        )
+        for one in sorted(snapshot.segments, key=lambda segment: (-segment.free_bytes, segment.address))
+    ]
+    if rows:
+        summed = ("bytes", "in_use_bytes", "asked_bytes", "free_bytes")
+        total: tuple[Value, ...] = (
+            "all segments",
+            *(sum(whole(row[number]) for row in rows) for number in range(1, 5)),
+            None,
+        )
+        listed = largest(rows, columns, most, summed=summed)
+        listed = tuple((*row[:5], None) if str(row[0]).endswith("smaller rows") else row for row in listed)
+        yield Table("segments", "Segments at the end, the most cached first", columns, (*listed, total))
+
+
+def _cache(snapshot: Snapshot) -> Iterator[Table]:
+    """How often the allocator asked the device for memory, and gave some back."""
+    did = snapshot.cache
+    if did.taken or did.given_back:
+        columns = (Column("what", "the allocator"), Column("times", "times", "count"), Column("bytes", "size", "bytes"))
+        rows: tuple[tuple[Value, ...], ...] = (
+            ("asked the device for memory (cudaMalloc)", did.taken, did.taken_bytes),
+            ("gave memory back to it (cudaFree)", did.given_back, did.given_back_bytes),
+            ("gave memory back and asked again at once (a retry, or empty_cache)", did.retries, None),
+        )
+        yield Table("cache", "Cache", columns, rows)
+
+
+def _out_of_memory(snapshot: Snapshot) -> Iterator[Table]:
+    """Each time that there was no room: what was asked for, and what was alive then."""
+    for number, one in enumerate(snapshot.out_of_memory[:3], start=1):
+        parts = parts_by(alive_at(snapshot, one.moment), lambda block: block.category)
+        columns = (Column("what", "what"), _SIZE)
+        rows: list[tuple[Value, ...]] = [
+            ("asked for", one.asked_bytes),
+            ("free on the device", one.free_bytes),
+            *((f"alive: {category}", part.size_bytes) for category, part in parts.items()),
+        ]
+        where = shown_stack(one.stack) or "no stack was recorded"
+        title = f"Out of memory at moment {one.moment:,}"
+        yield Table(f"out_of_memory_{number}", title, columns, tuple(rows), f"asked by {where}")
 
 
 def _notes(snapshot: Snapshot) -> Iterator[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -61,14 +61,9 @@ def by_category(snapshot: Snapshot) -> Stacking:
     return Stacking("category", names, array("i", (number[block.category] for block in snapshot.blocks)))
 
 
-def by_largest(snapshot: Snapshot, most: int = MOST_LARGEST) -> Stacking:
-    """A band for each of the largest groups of blocks of one size and stack at the peak, and one for all others.
-
-    Args:
-        snapshot: the recording.
-        most: groups that have a band of their own.
-    """
-    found, key = alike(alive_at(snapshot, peak_moment(levels(snapshot))))[:most], AlikeKeys()
+def by_largest(snapshot: Snapshot) -> Stacking:
+    """A band for each of the largest groups of blocks of one size and stack at the peak, and one for all others."""
+    found, key = alike(alive_at(snapshot, peak_moment(levels(snapshot))))[:MOST_LARGEST], AlikeKeys()
     line = Lines(snapshot)
     number = {key(one.blocks[0]): position for position, one in enumerate(found)}
     bands = array("i", (number.get(key(block), len(found)) for block in snapshot.blocks))
@@ -111,14 +106,10 @@ _Shared = tuple[int, str, str, str, str]
 """Size, category, shape, module and line of blocks that two snapshots may both have."""
 
 
-def by_largest_of_both(before: Snapshot, after: Snapshot, most: int = MOST_LARGEST) -> tuple[Stacking, Stacking]:
+def by_largest_of_both(before: Snapshot, after: Snapshot) -> tuple[Stacking, Stacking]:
     """The same bands for two snapshots, in one order: the largest groups of either peak, and one for all others.
 
     Blocks are alike if their size and their row in a comparison are: stacks of two commits are never equal.
-
-    Args:
-        before, after: the recordings.
-        most: groups that have a band of their own.
     """
     both = before, after
     at_peak = [alive_at(one, peak_moment(levels(one))) for one in both]
@@ -140,7 +131,8 @@ def by_largest_of_both(before: Snapshot, after: Snapshot, most: int = MOST_LARGE
 
     keys = [keyed(line) for line in lines_of_both(at_peak[0], at_peak[1], both)]
     counts = [Counter(map(key, ones)) for key, ones in zip(keys, at_peak, strict=True)]
-    largest = sorted(counts[0] | counts[1], key=lambda key: -key[0] * max(count[key] for count in counts))[:most]
+    by_size = sorted(counts[0] | counts[1], key=lambda key: -key[0] * max(count[key] for count in counts))
+    largest = by_size[:MOST_LARGEST]
     number = {key: position for position, key in enumerate(largest)}
     bands = [
         array("i", (number.get(key(block), len(largest)) for block in snapshot.blocks))
@@ -157,25 +149,18 @@ def by_largest_of_both(before: Snapshot, after: Snapshot, most: int = MOST_LARGE
     return first, second
 
 
-def thinned(snapshot: Snapshot, points: int, stacking: Stacking | None = None) -> list[Point]:
+def thinned(snapshot: Snapshot, points: int, stacking: Stacking) -> list[Point]:
     """The timeline in at most so many points. The highest moment of each stretch stands for it, so the peak stays.
 
-    Args:
-        snapshot: the recording.
-        points: stretches at most.
-        stacking: the bands; by category if none are given. The moments are the same in each.
+    The moments are the same however blocks are stacked.
     """
-    return list(_thinned(snapshot, points, stacking or by_category(snapshot)))
-
-
-def _thinned(snapshot: Snapshot, points: int, stacking: Stacking) -> Iterator[Point]:
     columns = [array("q", bytes(8 * (snapshot.moments + 1))) for _ in stacking.names]
     for block, band in zip(snapshot.blocks, stacking.band_of, strict=True):
         columns[band][block.allocated_at] += block.size_bytes
         if block.freed_at is not None:
             columns[band][block.freed_at] -= block.size_bytes
     width = max(1, -(-(snapshot.moments + 1) // points))
-    now = [0] * len(columns)
+    now, found = [0] * len(columns), list[Point]()
     for start in range(0, snapshot.moments + 1, width):
         end = min(start + width, snapshot.moments + 1)
         best, best_moment, best_level = tuple(now), start, -1
@@ -185,7 +170,8 @@ def _thinned(snapshot: Snapshot, points: int, stacking: Stacking) -> Iterator[Po
                     now[number] += column[moment]
             if (level := sum(now)) > best_level:
                 best, best_moment, best_level = tuple(now), moment, level
-        yield Point(start, end - 1, best_moment, best)
+        found.append(Point(start, end - 1, best_moment, best))
+    return found
 
 
 def elapsed_ns(snapshot: Snapshot, moment: int) -> int | None:

@@ -52,11 +52,6 @@ def dynamo_counters() -> DynamoCounters | None:
     )
 
 
-def is_compiled_function(value: object) -> bool:
-    """Whether ``torch.compile`` made a function; evidence for a remark, so a marker that has gone is no error."""
-    return hasattr(value, "_torchdynamo_orig_callable")
-
-
-def is_compiled_module(value: object) -> bool:
-    """The same of a module."""
-    return hasattr(value, "_orig_mod")
+def has_compiled_marker(value: object) -> bool:
+    """Whether ``torch.compile`` made a function or module. Evidence for a remark: a marker that is gone is no error."""
+    return hasattr(value, "_torchdynamo_orig_callable") or hasattr(value, "_orig_mod")

@@ -7,7 +7,7 @@ import torch
 from perflab.lab.models import size_config
 from perflab.snapshots.analysis import alive_at, levels, module_of, parts_by, peak_moment
 from perflab.snapshots.model import Block, Snapshot
-from perflab.snapshots.timeline import thinned
+from perflab.snapshots.timeline import by_category, thinned
 from perflab.units import format_bytes
 
 from .memory_timelines import BATCH_SIZE, Case
@@ -42,7 +42,7 @@ def timeline(snapshot: Snapshot) -> str:
     peak = peak_bytes(snapshot)
     starts = [stage.start for stage in snapshot.stages[1:]]
     letters = ""
-    for point in thinned(snapshot, WIDTH):
+    for point in thinned(snapshot, WIDTH, by_category(snapshot)):
         if starts and point.end >= starts[0]:
             starts.pop(0)
             letters += "│"

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from perflab.kernel_names import kernel_name
-from perflab.predicted.judge.dry_run_text import explain_dry_run
+from perflab.predicted.judge.dry_run import explain_dry_run, explain_races, unless_races
 from perflab.predicted.judge.judge import baseline_of, judge_predicted
-from perflab.predicted.judge.races import explain_races, unless_races
 from perflab.predicted.records import DryRun, Prediction, Race, Traffic
 from perflab.records import Policy, Verdict
 

@@ -33,7 +33,7 @@ from perflab.predicted.cuda.attention import Asked, backend
 from perflab.predicted.cuda.composites import cuda_composites
 from perflab.predicted.cuda.devices import cuda_means_cpu
 from perflab.predicted.cuda.fake import fake_tensors
-from perflab.predicted.cuda.patching import attributes_replaced, entry_replaced
+from perflab.predicted.cuda.patching import attributes_replaced, shape_rules_replaced
 from perflab.predicted.cuda.training import cuda_training
 from perflab.torch_internals import compiler, dispatch, fakes, machine, patched, tracing
 
@@ -280,8 +280,13 @@ def test_a_patch_that_finds_nothing_raises_and_puts_back_what_it_had_replaced() 
     ):
         pass
     assert vars(owner) == {"there": 1}
-    with pytest.raises(KeyError), entry_replaced({}, "gone", 1):
-        pass
+
+
+def test_rules_of_shapes_are_put_back_and_new_ones_are_taken_out_again() -> None:
+    table = {"there": 1, "other": 2}
+    with shape_rules_replaced(table, {"there": 3, "new": 4}):
+        assert table == {"there": 3, "other": 2, "new": 4}
+    assert table == {"there": 1, "other": 2}
 
 
 def test_an_operator_with_another_name_is_an_error_before_a_prediction(

@@ -8,8 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from perflab.predicted.memory.account import Account, account_of, peak_of, rounded_as_on_cuda
-from perflab.predicted.memory.timeline import STRETCHES, timeline_of
+from perflab.predicted.memory.account import (
+    STRETCHES,
+    Account,
+    account_of,
+    peak_of,
+    rounded_as_on_cuda,
+    timeline_of,
+)
 from perflab.predicted.prediction import Work
 from perflab.predicted.trace.trace import Alloc, Event, Free, Op, Place, Saved, Trace, Use
 from tests.harness.traced import exact, traced_as_is
@@ -168,10 +174,8 @@ def test_what_is_saved_is_named_with_the_whole_block_that_a_view_keeps() -> None
 
 def test_the_timeline_has_the_highest_level_of_each_stretch_and_where_phases_begin() -> None:
     held = (alloc(1, 512, Place(), ""),)
-    few = timeline_of(
-        trace(alloc(2, 1000), op("mm"), Free(2), op("mm", BACKWARD), alloc(3, 100, BACKWARD), held=held), int
-    )
-    assert few.highest_bytes == [512, 1512, 512, 612]
+    few = timeline_of(trace(alloc(2, 1000), op("mm"), Free(2), op("mm", BACKWARD), alloc(3, 100, BACKWARD), held=held))
+    assert few.highest_bytes == [512, 1536, 512, 1024]
     assert few.phases == {"forward": 1, "backward": 3}
     events: list[Event] = []
     for number in range(2, 1002):

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from perflab.predicted.cuda.as_cuda import as_cuda
 from perflab.predicted.cuda.fake import fake_tensors
-from perflab.predicted.cuda.kernels import hidden_blocks, hidden_bytes, launches
+from perflab.predicted.cuda.kernels import hidden_blocks, launches
 from perflab.predicted.cuda.multi_tensor import CHUNK, MOST_BLOCKS, MOST_TENSORS
-from perflab.predicted.cuda.reductions import processor
+from perflab.predicted.cuda.reductions import Processor
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
@@ -29,6 +29,12 @@ def attention(batch: int, heads: int, length: int, size: int, dtype: torch.dtype
 
     groups = groups or heads
     return [one(heads), one(heads), one(groups), one(groups), one(heads)]
+
+
+def hidden_bytes(operator: str, arguments: list[Any]) -> int | None:
+    """The sum of the hidden blocks; None where nothing is known of any."""
+    blocks = hidden_blocks(operator, arguments)
+    return sum(blocks) if blocks else None
 
 
 FLASH_BACKWARD = "aten::_scaled_dot_product_flash_attention_backward"
@@ -147,7 +153,7 @@ def test_a_sum_of_many_numbers_is_staged_by_block(
 
 def test_a_smaller_gpu_divides_a_sum_among_fewer_blocks() -> None:
     given = [meta(4, 512, 2560), [0, 1], True]
-    t4 = hidden_blocks("aten::sum", given, gpu=processor(40, 75))
+    t4 = hidden_blocks("aten::sum", given, gpu=Processor(40, 75))
     assert t4 == (4 * 2560 * 16 * 128, 4 * 20)
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from perflab.predicted.report.facts import (
-    Checkpoint,
     compute_bound,
     filled_by,
     first_to_checkpoint,
@@ -189,5 +188,7 @@ def test_to_checkpoint_is_the_innermost_module_of_layers_that_keeps_half_of_ever
         saved("blocks.*.attention", [1], 3 * GIB),
         saved("", [1], GIB),
     ]
-    assert first_to_checkpoint(prediction(saved=rows)) == Checkpoint("blocks.*.ff", "model.py:7", 6 * GIB * 31 // 32)
+    found = first_to_checkpoint(prediction(saved=rows))
+    assert found is not None
+    assert (found.module, found.line, found.frees_bytes) == ("blocks.*.ff", "model.py:7", 6 * GIB * 31 // 32)
     assert first_to_checkpoint(prediction(saved=[*rows, saved("", [1], 20 * GIB)])) is None

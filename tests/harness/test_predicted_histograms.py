@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from perflab.predicted.cuda.as_cuda import as_cuda
 from perflab.predicted.cuda.fake import fake_tensors
-from perflab.predicted.cuda.reductions import processor
+from perflab.predicted.cuda.reductions import Processor
 from perflab.predicted.prediction import ON_CUDA, OnCuda, traced
 from tests.harness.traced import ops, work
 
@@ -148,7 +148,7 @@ def test_groups_are_multiplied_at_once_where_a_kernel_does_and_one_by_one_elsewh
 ) -> None:
     with fake_tensors(), as_cuda(divmod(architecture, 10)):
         left, right = zeros(64, 32, dtype=dtype), zeros(EXPERTS, 32, 24, dtype=dtype)
-        trace = traced(work(lambda: grouped(left, right), left, right), OnCuda(processor(100, architecture))).trace
+        trace = traced(work(lambda: grouped(left, right), left, right), OnCuda(Processor(100, architecture))).trace
     assert {op.name: op.launches for op in ops(trace)}["aten::_grouped_mm"] == launches
 
 

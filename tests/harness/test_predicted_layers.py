@@ -277,7 +277,7 @@ UNLIKE: dict[str, Make] = {
 def test_layers_that_are_alike_are_predicted_from_few_and_come_out_as_the_whole(make: Make) -> None:
     unrolled, whole = both(lambda: trained(make()))
     assert unrolled.layers_run == [3, 4]
-    assert same(unrolled.trace, whole.trace) is None
+    assert same(unrolled.trace, whole.trace)
     assert unrolled.trace.parameters == sum(parameter.numel() for parameter in make().parameters())
 
 
@@ -285,7 +285,7 @@ def test_layers_that_are_alike_are_predicted_from_few_and_come_out_as_the_whole(
 def test_layers_that_are_not_alike_are_all_run(make: Make) -> None:
     found, whole = both(lambda: trained(make(), MOMENTUM))
     assert found.layers_run == []
-    assert same(found.trace, whole.trace) is None  # and the attempt has left nothing behind
+    assert same(found.trace, whole.trace)  # and the attempt has left nothing behind
     assert found.trace.parameters == sum(parameter.numel() for parameter in make().parameters())
 
 
@@ -300,7 +300,7 @@ def test_one_weight_in_all_layers_is_added_up_otherwise_in_the_first_two_of_a_ba
     found, whole = both(lambda: trained(tied_to_the_first(*range(1, LAYERS))))
     assert found.layers_run == []
     assert found.notes == ["every layer was traced: layers with the same structure do different work"]
-    assert same(found.trace, whole.trace) is None
+    assert same(found.trace, whole.trace)
 
 
 def test_a_generator_and_its_critic_are_two_models_with_layers_of_their_own() -> None:
@@ -324,7 +324,7 @@ def test_a_generator_and_its_critic_are_two_models_with_layers_of_their_own() ->
     unrolled, whole = both(adversarial)
     assert unrolled.layers_run == [3, 4]
     assert unrolled.trace.layers == {"Sequential": 8, "Model.blocks": 8}
-    assert same(unrolled.trace, whole.trace) is None
+    assert same(unrolled.trace, whole.trace)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
@@ -342,7 +342,7 @@ def test_inference_is_predicted_from_few_layers_too(mode: Callable[[], Any], mod
 
     unrolled, whole = both(inference)
     assert unrolled.layers_run == [3, 4]
-    assert same(unrolled.trace, whole.trace) is None
+    assert same(unrolled.trace, whole.trace)
 
 
 def test_short_stacks_are_run_as_they_are() -> None:
@@ -359,7 +359,7 @@ def test_a_model_that_fails_with_few_layers_is_run_whole() -> None:
 
     found, whole = both(lambda: trained(Model(blocks(), picking)))
     assert found.layers_run == []
-    assert same(found.trace, whole.trace) is None
+    assert same(found.trace, whole.trace)
 
 
 def test_an_error_of_the_models_own_comes_through_and_all_layers_are_there_again() -> None:

@@ -71,7 +71,7 @@ def test_a_kind_of_call_is_run_whole_once(monkeypatch: pytest.MonkeyPatch) -> No
         for _ in range(3):
             assert traced(stack_of(odd=None), ON_CUDA, proofs=proofs).layers_run == [3, 4]
     assert wholes == 1
-    assert list(proofs.known.values()) == [None]
+    assert list(proofs.known.values()) == [True]
 
 
 class Keeping(nn.Module):

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from perflab.predicted.gpus.names import GPUS, Gpu
-from perflab.predicted.gpus.roofline import (
-    Efficiency,
-    bound_ns,
-    efficiency,
-    estimate_ns,
-    rate_of,
-    roofline_ns,
-    room_bytes,
-)
+from perflab.predicted.gpus.roofline import bound_ns, rate_of, roofline_ns, room_bytes
+from perflab.predicted.run.efficiency import with_estimate
 from perflab.predicted.trace.trace import Op, Place
+from tests.harness import make
 
 H100, V100, A100 = GPUS["h100"], GPUS["v100-32gb"], GPUS["a100-80gb"]
 
@@ -108,33 +106,30 @@ def test_the_room_is_the_memory_without_the_context() -> None:
         assert room_bytes(gpu) + gpu.context_bytes == gpu.memory_bytes
 
 
-def test_efficiency_is_the_median_share_with_its_range_and_number() -> None:
-    pairs = [(50.0, 100.0), (60.0, 100.0), (1.0, 100.0), (70.0, 100.0), (55.0, 100.0)]
-    reached = efficiency(pairs)
-    assert reached == Efficiency(median=0.55, lowest=0.01, highest=0.7, count=5)
-    assert estimate_ns(110.0, reached) == pytest.approx(200.0)
+def measured_and_predicted(directory: Path, pairs: dict[str, tuple[float, float]]) -> tuple[Any, Any]:
+    """Stores in which cases of one module have a roofline time and a measured one, in ns."""
+    (directory / "cuda-h200").mkdir()
+    (directory / "cuda-h200" / "tests.t.json").touch()
+
+    def entry(ns: float) -> SimpleNamespace:
+        replicates = [SimpleNamespace(median_ns=ns)]
+        return SimpleNamespace(replicates=replicates, environment=SimpleNamespace(device_name="NVIDIA H200"))
+
+    entries = {name: [entry(ns)] for name, (_, ns) in pairs.items()}
+    predictions = {name: SimpleNamespace(roofline_ns=ns) for name, (ns, _) in pairs.items()}
+    measured = SimpleNamespace(directory=directory, load=lambda path: entries)
+    return measured, SimpleNamespace(of_module=lambda gpu, module: predictions)
 
 
-def test_efficiency_of_nothing_is_none() -> None:
-    assert efficiency([]) is None
+def test_an_estimate_is_by_the_median_share_of_the_roofline_with_its_range_and_number(tmp_path: Path) -> None:
+    roofline = (50.0, 60.0, 1.0, 70.0, 55.0)  # one case is all launches
+    stores = measured_and_predicted(tmp_path, {f"test_x[{ns}]": (ns, 100.0) for ns in roofline})
+    now = with_estimate(make.prediction(roofline_ns=110.0), "tests/other.py::test_y", *stores, GPUS["h200"])
+    assert now.estimate_ns == pytest.approx(200.0)
+    assert now.estimate_from == "5 of other cases measured on NVIDIA H200: 55% of the roofline (1% to 70%)"
 
 
-def test_one_case_that_is_all_launches_does_not_move_the_estimate() -> None:
-    alike = [(80.0, 100.0 + n) for n in range(5)]
-    with_outlier = efficiency([*alike, (0.001, 100.0)])
-    without = efficiency(alike)
-    assert with_outlier is not None
-    assert without is not None
-    assert estimate_ns(1.0, with_outlier) == pytest.approx(estimate_ns(1.0, without), rel=0.01)
-
-
-def test_the_estimate_of_a_case_that_was_the_only_one_measured_is_its_measurement() -> None:
-    reached = efficiency([(3.0e6, 4.5e6)])
-    assert reached is not None
-    assert estimate_ns(3.0e6, reached) == pytest.approx(4.5e6)
-
-
-@pytest.mark.parametrize("pair", [(0.0, 1.0), (1.0, 0.0), (-1.0, 1.0), (1.0, float("inf")), (float("nan"), 1.0)])
-def test_times_that_no_share_can_be_taken_of_are_refused(pair: tuple[float, float]) -> None:
-    with pytest.raises(ValueError, match=r"pair 1 of roofline and measured time is .*have to be positive and finite"):
-        efficiency([(1.0, 2.0), pair])
+def test_there_is_no_estimate_where_nothing_was_measured(tmp_path: Path) -> None:
+    stores = measured_and_predicted(tmp_path, {})
+    prediction = make.prediction(roofline_ns=110.0)
+    assert with_estimate(prediction, "tests/t.py::test_x", *stores, GPUS["h200"]) == prediction

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import io
-import json
 import pickle
 import pickletools
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch.cuda import _memory_viz
 
-from perflab.measure.memory_snapshot import record_memory
 from perflab.predicted.memory.replay import replay
-from perflab.predicted.memory.snapshot import write_snapshot, write_timeline
+from perflab.predicted.memory.snapshot import write_snapshot
 from perflab.predicted.trace.trace import Alloc, Event, Free, Layer, Op, Place, Trace, Use
 
 MIB = 2**20
@@ -56,13 +53,18 @@ def load(path: Path) -> dict[str, Any]:
     return content
 
 
+def microsecond(op: Op) -> float:
+    """What each operator takes, in nanoseconds."""
+    return 1000.0
+
+
 @pytest.fixture
 def snapshot(tmp_path: Path) -> dict[str, Any]:
-    return load(write_snapshot(TRACE, tmp_path / "predicted", workspace_bytes=8 * MIB))
+    return load(write_snapshot(TRACE, tmp_path / "predicted", workspace_bytes=8 * MIB, time_of=microsecond))
 
 
 def test_a_snapshot_is_plain_data_that_the_viewer_can_unpickle(tmp_path: Path) -> None:
-    path = write_snapshot(TRACE, tmp_path / "new" / "predicted")
+    path = write_snapshot(TRACE, tmp_path / "new" / "predicted", time_of=microsecond)
     assert path == tmp_path / "new" / "predicted.pickle"
     assert {code.name for code, _, _ in pickletools.genops(path.read_bytes())} <= set(VIEWER_KNOWS.split())
     assert set(load(path)) == {"segments", "device_traces", "allocator_settings", "external_annotations", "perflab"}
@@ -94,15 +96,17 @@ def test_pytorch_s_own_readers_take_it(snapshot: dict[str, Any]) -> None:
 
 def test_a_snapshot_holds_what_the_replay_says(snapshot: dict[str, Any]) -> None:
     played = replay(TRACE, workspace_bytes=8 * MIB)
+    addresses = {entry.block.block: entry.address for entry in played.log}
+    addresses |= {block.block: address for address, block in played.alive.items()}
     events = snapshot["device_traces"][0]
     assert [(event["action"], event["addr"], event["size"], event["time_us"]) for event in events[:-1]] == [
-        ("alloc", played.addresses[2], 12 * MIB + 100, 0),
-        ("alloc", played.addresses[3], 1000, 2),
-        ("free_requested", played.addresses[2], 12 * MIB + 100, 5),
-        ("free_completed", played.addresses[2], 12 * MIB + 100, 5),
-        ("free_requested", played.addresses[1], 700, 7),
-        ("free_completed", played.addresses[1], 700, 7),
-        ("alloc", played.addresses[5], 2 * MIB, 8),
+        ("alloc", addresses[2], 12 * MIB + 100, 0),
+        ("alloc", addresses[3], 1000, 1),
+        ("free_requested", addresses[2], 12 * MIB + 100, 2),
+        ("free_completed", addresses[2], 12 * MIB + 100, 2),
+        ("free_requested", addresses[1], 700, 3),
+        ("free_completed", addresses[1], 700, 3),
+        ("alloc", addresses[5], 2 * MIB, 3),
     ]
     assert [event["category"] for event in events if event["action"] in ("alloc", "free_requested")] == [
         "activations",
@@ -126,11 +130,11 @@ def test_a_snapshot_holds_what_the_replay_says(snapshot: dict[str, Any]) -> None
         if block["state"] == "active_allocated"
     }
     assert in_use == {
-        played.addresses[0]: (3 * MIB, 3 * MIB, "parameters in blocks.0.attention.q"),
-        played.addresses[-1]: (5 * MIB - 512, 4 * MIB, "workspace"),  # a remainder of less than 1 MiB is not cut off
-        played.addresses[-2]: (4 * MIB, 4 * MIB, "workspace"),
-        played.addresses[3]: (1024, 1000, "aten::softmax in blocks.*.attention (forward)"),
-        played.addresses[5]: (2 * MIB, 2 * MIB, "aten::mm in blocks.*.attention (backward)"),
+        addresses[0]: (3 * MIB, 3 * MIB, "parameters in blocks.0.attention.q"),
+        addresses[-1]: (5 * MIB - 512, 4 * MIB, "workspace"),  # a remainder of less than 1 MiB is not cut off
+        addresses[-2]: (4 * MIB, 4 * MIB, "workspace"),
+        addresses[3]: (1024, 1000, "aten::softmax in blocks.*.attention (forward)"),
+        addresses[5]: (2 * MIB, 2 * MIB, "aten::mm in blocks.*.attention (backward)"),
     }
     assert events[-1]["action"] == "snapshot"
     assert events[-1]["size"] == sum(size for size, _, _ in in_use.values())
@@ -139,78 +143,20 @@ def test_a_snapshot_holds_what_the_replay_says(snapshot: dict[str, Any]) -> None
         assert segment["total_size"] == sum(block["size"] for block in segment["blocks"])
 
 
-def test_a_snapshot_of_what_does_not_fit_ends_with_oom(tmp_path: Path) -> None:
-    snapshot = load(write_snapshot(TRACE, tmp_path / "full", capacity_bytes=30 * MIB, workspace_bytes=8 * MIB))
-    (oom,) = [event for event in snapshot["device_traces"][0] if event["action"] == "oom"]
-    assert (oom["size"], oom["device_free"]) == (12 * MIB + 100, 8 * MIB)
-    assert oom["frames"][0]["name"] == "aten::mm in blocks.17.attention (forward)"
-    assert "raise OutOfMemoryError # 12.0MiB requested, 8.0MiB free in CUDA" in _memory_viz.trace(snapshot)
-
-
-def test_times_are_predicted_where_operators_have_one(tmp_path: Path) -> None:
+def test_times_are_those_of_the_operators_before(tmp_path: Path) -> None:
     predicted_ns = {"aten::mm": 1500.0, "aten::softmax": 700.0}
     path = write_snapshot(TRACE, tmp_path / "timed", time_of=lambda op: predicted_ns[op.name])
     actions = ("alloc", "free_completed")
     times = [event["time_us"] for event in load(path)["device_traces"][0] if event["action"] in actions]
     assert times == [0, 1, 2, 3, 3]
-    line = json.loads(write_timeline(TRACE, tmp_path / "timed", time_of=lambda op: predicted_ns[op.name]).read_bytes())
-    assert line["time"] == "predicted ns"
-    assert [time for time, *_ in line["events"]] == [0, 1500, 2200, 3700, 3700]
-
-
-def test_a_timeline_is_what_a_cpu_would_record(tmp_path: Path) -> None:
-    path = write_timeline(TRACE, tmp_path / "predicted")
-    assert path == tmp_path / "predicted.json"
-    content = json.loads(path.read_text(encoding="utf-8"))
-    about = {key: content[key] for key in ("device", "peak_bytes", "time")}
-    assert about == {"device": "cpu", "peak_bytes": 12 * MIB + 1100, "time": "event"}
-    assert [event[:3] for event in content["events"]] == [
-        [0, 12 * MIB + 100, 2],
-        [2, 1000, 3],
-        [5, -12 * MIB - 100, 2],
-        [7, -700, 1],
-        [8, 2 * MIB, 5],
-    ]
-    assert [(block, size) for block, size, _ in content["before"]] == [(0, 3 * MIB), (1, 700)]
-    assert content["places"][content["events"][0][3]] == {
-        "operator": "aten::mm",
-        "module": "blocks.17.attention",
-        "phase": "forward",
-        "category": "activations",
-        "frames": [["perflab/lab/attention/naive.py", 45, "aten::mm"]],
-        "tensor": "",
-    }
-    rounded = json.loads(write_timeline(TRACE, tmp_path / "rounded", rounded=True).read_text(encoding="utf-8"))
-    assert (rounded["device"], rounded["peak_bytes"]) == ("cuda", 12 * MIB + 512 + 1024)
-
-
-def test_a_predicted_timeline_lies_beside_a_measured_one(tmp_path: Path) -> None:
-    with record_memory(tmp_path / "measured", torch.device("cpu")) as recorded:
-        first = torch.empty(5000, dtype=torch.uint8)
-        second = torch.empty(7000, dtype=torch.uint8)
-        del first
-        third = torch.empty(3000, dtype=torch.uint8)
-    call = Trace(
-        (),
-        (Alloc(0, 5000, SCORES, "a"), Alloc(1, 7000, SCORES, "b"), Free(0), Alloc(2, 3000, SCORES, "c")),
-        {},
-    )
-    predicted = json.loads(write_timeline(call, tmp_path / "predicted").read_bytes())
-    measured = json.loads(recorded.path.read_bytes())
-    assert [size for _, size, *_ in predicted["events"]] == [size for _, size, *_ in measured["events"]]
-    assert {key: predicted[key] for key in ("schema", "device", "peak_bytes")} == {
-        key: measured[key] for key in ("schema", "device", "peak_bytes")
-    }
-    assert (second.numel(), third.numel()) == (7000, 3000)  # alive until here
 
 
 def test_an_old_file_is_replaced_whole_and_nothing_else_is_left(tmp_path: Path) -> None:
     (tmp_path / "predicted.pickle").write_bytes(b"old")
-    write_snapshot(TRACE, tmp_path / "predicted")
-    write_timeline(TRACE, tmp_path / "predicted")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["predicted.json", "predicted.pickle"]
+    write_snapshot(TRACE, tmp_path / "predicted", time_of=microsecond)
+    assert [path.name for path in tmp_path.iterdir()] == ["predicted.pickle"]
     assert "segments" in load(tmp_path / "predicted.pickle")
     (tmp_path / "taken.pickle").mkdir()
     with pytest.raises(OSError, match="taken"):
-        write_snapshot(TRACE, tmp_path / "taken")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["predicted.json", "predicted.pickle", "taken.pickle"]
+        write_snapshot(TRACE, tmp_path / "taken", time_of=microsecond)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["predicted.pickle", "taken.pickle"]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from perflab.predicted.cuda.kernels import hidden_bytes, launches
+from perflab.predicted.cuda.kernels import hidden_blocks, launches
 from tests.harness.routed_calls import CALLS, Call
 
 
@@ -18,4 +18,4 @@ def meta(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 def test_a_call_launches_and_takes_what_it_did_on_cuda(call: Call) -> None:
     arguments = call.arguments(meta)
     assert launches(call.name, arguments, call.keywords) == call.launches
-    assert (hidden_bytes(call.name, arguments, call.keywords) or 0) == call.hidden_bytes
+    assert sum(hidden_blocks(call.name, arguments, call.keywords)) == call.hidden_bytes

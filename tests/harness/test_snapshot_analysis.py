@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from perflab.event_lines import as_lines
 from perflab.measure.memory_snapshot import record_memory
 from perflab.predicted.memory.account import account_of
-from perflab.predicted.memory.snapshot import write_snapshot, write_timeline
+from perflab.predicted.memory.snapshot import write_snapshot
 from perflab.predicted.records import KINDS
 from perflab.predicted.trace.trace import Trace
 from perflab.snapshots.analysis import (
@@ -28,9 +29,9 @@ from perflab.snapshots.model import Snapshot
 from perflab.snapshots.reading import read_snapshots
 from perflab.snapshots.summary import summarize
 from perflab.snapshots.tables import Report, Table
-from perflab.snapshots.timeline import thinned
+from perflab.snapshots.timeline import by_category, thinned
 from tests.harness.made_snapshots import MIB, MODEL, TRAIN, Recording, block, content, segment, training, written
-from tests.harness.traced import Work, phased, traced_as_is, traced_fake
+from tests.harness.traced import Work, exact, phased, traced_as_is, traced_fake
 
 
 def read(path: Path) -> Snapshot:
@@ -88,9 +89,9 @@ def test_categories_add_up_to_the_live_bytes_at_every_moment(tmp_path: Path, see
     for moment in range(301):
         parts = parts_by(alive_at(found, moment), lambda one: one.category)
         assert sum(part.size_bytes for part in parts.values()) == level[moment]
-    points = thinned(found, 1000)
+    points = thinned(found, 1000, by_category(found))
     assert [sum(point.by_band) for point in points] == list(level)
-    few = thinned(found, 20)
+    few = thinned(found, 20, by_category(found))
     assert max(sum(point.by_band) for point in few) == max(level)
     assert [point.start for point in few[1:]] == [point.end + 1 for point in few[:-1]]
     assert (few[0].start, few[-1].end) == (0, 300)
@@ -112,7 +113,7 @@ def test_a_timeline_of_a_hundred_thousand_events_keeps_its_peak(tmp_path: Path) 
     made.events = made.events[50_000:] + made.events[:50_000]  # the peak is alone somewhere between
     found = read(written(tmp_path / "long.pickle", content(made)))
     assert found.moments > 70_000
-    points = thinned(found, 500)
+    points = thinned(found, 500, by_category(found))
     assert len(points) <= 500
     assert max(sum(point.by_band) for point in points) == max(levels(found))
     assert peak_moment(levels(found)) in {point.moment for point in points}
@@ -205,13 +206,11 @@ def test_a_snapshot_without_marks_says_so(tmp_path: Path) -> None:
     assert not any(one.key == "stages" for one in report.tables)
 
 
-@pytest.mark.parametrize("how", ["pickle", "json"])
 @pytest.mark.parametrize("layers", [1, 3])
-def test_a_prediction_read_back_has_its_account_s_peak_and_composition(tmp_path: Path, how: str, layers: int) -> None:
+def test_a_prediction_read_back_has_its_account_s_peak_and_composition(tmp_path: Path, layers: int) -> None:
     trace = traced_fake(lambda: step(layers))
     account = account_of(trace)
-    path = tmp_path / "predicted"
-    found = read(write_snapshot(trace, path) if how == "pickle" else write_timeline(trace, path, rounded=True))
+    found = read(write_snapshot(trace, tmp_path / "predicted", time_of=lambda op: 1.0))
     level = levels(found)
     peak = peak_moment(level)
     assert level[peak] == account.peak_bytes
@@ -222,11 +221,44 @@ def test_a_prediction_read_back_has_its_account_s_peak_and_composition(tmp_path:
     assert [stage.name for stage in found.stages] == ["forward", "backward", "optimizer"]
 
 
+def test_a_prediction_that_an_older_version_wrote_as_json_is_read(tmp_path: Path) -> None:
+    def place(kind: str, phase: str, line: int) -> dict[str, object]:
+        about = {"operator": "aten::mm", "module": "blocks.1", "phase": phase, "category": kind, "tensor": ""}
+        return {**about, "frames": [["model.py", line, "aten::mm"]]}
+
+    head = {
+        "schema": 3,
+        "device": "cuda",
+        "source": "perflab, predicted",
+        "peak_bytes": 1536,
+        "time": "event",
+        "marks": [[0, ""], [0, "forward"], [2, "backward"]],
+        "places": [place("parameters", "", 1), place("activations", "forward", 2), place("temporaries", "backward", 3)],
+        "before": [[7, 512, 0]],
+    }
+    path = tmp_path / "predicted.json"
+    path.write_bytes(b"".join(as_lines(head, [[0, 512, 8, 1], [2, 1024, 9, 2], [5, -512, 8, 1]])))
+    found = read(path)
+    assert (found.source, found.device, found.rounding_bytes, list(found.times_ns)) == (
+        "perflab, predicted",
+        "cuda",
+        512,
+        [],
+    )
+    assert [*levels(found)] == [512, 1024, 2048, 1536]
+    assert [(one.category, one.freed_at) for one in found.blocks] == [
+        ("parameters", None),
+        ("activations", 3),
+        ("temporaries", None),
+    ]
+    assert [stage.name for stage in found.stages] == ["forward", "backward"]
+
+
 def test_a_recording_and_a_prediction_of_one_step_differ_by_nothing_that_is_not_listed(tmp_path: Path) -> None:
     work = step(2, 64)
     work.run(lambda: None)
     trace: Trace = traced_as_is(work)
-    predicted = read(write_timeline(trace, tmp_path / "predicted"))
+    predicted = read(write_snapshot(trace, tmp_path / "predicted", time_of=lambda op: 1.0))
     with record_memory(tmp_path / "recorded", torch.device("cpu")) as recorded:
         work.run(lambda: None)
     measured = read(recorded.path)
@@ -236,7 +268,7 @@ def test_a_recording_and_a_prediction_of_one_step_differ_by_nothing_that_is_not_
         assert summed(table(report, key), "change_bytes") == change, key
     # The recording begins with the call, so what was held is not in it. What the call adds is the same, but for scalars
     # that operators make of Python's numbers inside of themselves.
-    scalars = max(levels(measured)) - (max(levels(predicted)) - levels(predicted)[0])
+    scalars = max(levels(measured)) - (exact(trace).peak_bytes - exact(trace).held_bytes)
     assert 0 <= scalars < 64
 
 
@@ -326,7 +358,7 @@ def test_a_line_that_moved_to_the_number_of_one_that_changed_is_not_named_for_it
 
 def test_layers_of_a_prediction_are_counted_together_with_the_shape_of_what_was_saved(tmp_path: Path) -> None:
     trace = traced_fake(lambda: step(layers=8, width=64), whole=False)
-    found = read(write_snapshot(trace, tmp_path / "predicted"))
+    found = read(write_snapshot(trace, tmp_path / "predicted", time_of=lambda op: 1.0))
     rows = table(summarize(found, "predicted"), "largest").rows
     parameters = next(row for row in rows if row[3] == "parameters")
     assert parameters[:3] == (8, 64 * 64 * 4, 8 * 64 * 64 * 4)

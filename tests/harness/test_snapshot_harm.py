@@ -19,6 +19,7 @@ from perflab.snapshots.picture import picture
 from perflab.snapshots.reading import read_snapshots
 from perflab.snapshots.stages import of_annotations
 from perflab.snapshots.summary import summarize
+from perflab.snapshots.timeline import by_category
 from perflab.snapshots.unpickling import Unpickling
 from tests.harness.made_snapshots import MIB, MODEL, Recording, block, content, segment, training, written
 
@@ -199,7 +200,7 @@ def test_a_file_with_a_category_for_each_block_shows_a_few(tmp_path: Path) -> No
     found = read(written(tmp_path / "a.pickle", content_of(events)))
     assert len(categories_of(found)) == 13
     assert levels(found)[-1] == 50_000 * 512
-    assert picture(found).count("<polygon") == 13
+    assert picture(found, by_category(found), 0).count("<polygon") == 13
 
 
 def test_spans_that_never_end_take_no_time(tmp_path: Path) -> None:
@@ -225,7 +226,8 @@ def test_a_hundred_thousand_stages_are_thinned(tmp_path: Path) -> None:
     for number in range(20_000):
         made.mark = f"part {number}"
         made.alloc(number * MIB, 512, MODEL)
-    drawn = picture(read(written(tmp_path / "a.pickle", content(made))))
+    found = read(written(tmp_path / "a.pickle", content(made)))
+    drawn = picture(found, by_category(found), 0)
     assert len(drawn) < 2**20
 
 

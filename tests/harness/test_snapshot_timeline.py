@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from perflab.snapshots import page_blocks as page_blocks_module
+from perflab.snapshots import timeline
 from perflab.snapshots.analysis import alive_at, levels, peak_moment
 from perflab.snapshots.difference import compare
 from perflab.snapshots.model import Snapshot
@@ -28,6 +29,10 @@ from tests.harness.made_snapshots import MIB, MODEL, TRAIN, Recording, content, 
 def read(path: Path) -> Snapshot:
     (found,) = read_snapshots(path)
     return found
+
+
+def drawn_by_category(found: Snapshot) -> str:
+    return picture(found, by_category(found), 0)
 
 
 def decoded(found: dict[str, Any]) -> list[tuple[int, int, int | None, list[int]]]:
@@ -51,10 +56,11 @@ def test_both_stackings_are_equal_to_the_byte_at_every_point(tmp_path: Path, see
     assert peak_moment(level) in {one.moment for one in theirs}
 
 
-def test_the_bands_of_the_largest_are_the_rows_of_their_table(tmp_path: Path) -> None:
+def test_the_bands_of_the_largest_are_the_rows_of_their_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = read(written(tmp_path / "a.pickle", content(of_few_kinds(1, 600))))
     (rows,) = [table.rows for table in summarize(found, "a", 5).tables if table.key == "largest"]
-    stacking, peak = by_largest(found, 5), peak_moment(levels(found))
+    monkeypatch.setattr(timeline, "MOST_LARGEST", 5)
+    stacking, peak = by_largest(found), peak_moment(levels(found))
     (at_peak,) = [one for one in thinned(found, 10_000, stacking) if one.moment == peak]
     assert list(at_peak.by_band) == [row[2] for row in rows]
     assert stacking.names[-1] == REST
@@ -100,7 +106,7 @@ def test_bands_that_one_line_makes_for_several_callers_are_told_apart(tmp_path: 
     )
 
 
-def test_alike_blocks_share_a_band_before_and_after_the_peak(tmp_path: Path) -> None:
+def test_alike_blocks_share_a_band_before_and_after_the_peak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Recording()
     for number in range(6):
         made.alloc(number * 64 * MIB, 3 * MIB, MODEL)
@@ -109,16 +115,20 @@ def test_alike_blocks_share_a_band_before_and_after_the_peak(tmp_path: Path) -> 
         made.free(number * 64 * MIB, 3 * MIB)
     made.alloc(0, 3 * MIB, MODEL)
     found = read(written(tmp_path / "a.pickle", content(made)))
-    stacking = by_largest(found, 1)
+    monkeypatch.setattr(timeline, "MOST_LARGEST", 1)
+    stacking = by_largest(found)
     assert list(stacking.band_of) == [0] * 6 + [1, 0]
     assert [one.by_band for one in thinned(found, 100, stacking)][-1] == (3 * MIB, MIB)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_page_s_blocks_are_all_blocks_and_lie_in_the_bands_that_are_drawn(tmp_path: Path, seed: int) -> None:
+def test_the_page_s_blocks_are_all_blocks_and_lie_in_the_bands_that_are_drawn(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = read(written(tmp_path / "a.pickle", content(of_few_kinds(seed, 500))))
-    stackings = by_category(found), by_largest(found, 4)
-    listed = page_blocks(found, stackings)
+    monkeypatch.setattr(timeline, "MOST_LARGEST", 4)
+    stackings = by_category(found), by_largest(found)
+    listed = page_blocks(found, stackings, 0)
     data = json.loads(listed.data)
     blocks = decoded(data)
     assert (len(blocks), listed.left_out) == (len(found.blocks), "")
@@ -140,7 +150,7 @@ def test_the_page_s_times_are_exact_also_where_a_recording_has_nanoseconds(tmp_p
     path = tmp_path / "a.json"
     path.write_text(json.dumps({"schema": 1, "events": [[5_000, 100], [6_999, 50], [12_345, -100], [7_000_001, 9]]}))
     found = read(path)
-    data = json.loads(page_blocks(found, (by_category(found),)).data)
+    data = json.loads(page_blocks(found, (by_category(found),), 0).data)
     since_first = [0, 1_999, 7_345, 6_995_001]
     assert [data["tick_ns"] * time for time in accumulate(data["times"])] == since_first
     assert [data["tick_ns"] * time for time in data["shown_times"]] == [
@@ -154,7 +164,7 @@ def test_a_page_without_room_for_all_blocks_keeps_those_at_the_peak_and_counts_t
     monkeypatch.setattr(page_blocks_module, "MOST_CHARACTERS", 12_000)
     monkeypatch.setattr(page_blocks_module, "MOST_MOMENTS", 1000)
     found = read(written(tmp_path / "a.pickle", content(of_few_kinds(3, 2000, 2))))
-    listed = page_blocks(found, (by_category(found), by_largest(found)))
+    listed = page_blocks(found, (by_category(found), by_largest(found)), 0)
     blocks = decoded(json.loads(listed.data))
     peak = peak_moment(levels(found))
     assert sum(one[0] for one in blocks if one[1] <= peak and (one[2] is None or one[2] > peak)) == max(levels(found))
@@ -172,7 +182,7 @@ def test_where_there_is_no_room_for_the_blocks_of_the_peak_the_note_says_what_th
     monkeypatch.setattr(page_blocks_module, "MOST_CHARACTERS", 1500)
     found = read(written(tmp_path / "a.pickle", content(of_few_kinds(3, 2000, 2))))
     at_peak = alive_at(found, peak_moment(levels(found)))
-    listed = page_blocks(found, (by_category(found), by_largest(found)))
+    listed = page_blocks(found, (by_category(found), by_largest(found)), 0)
     sizes = sorted((one[0] for one in decoded(json.loads(listed.data))), reverse=True)
     assert 0 < len(sizes) < len(at_peak)
     assert sizes == sorted((one.size_bytes for one in at_peak), reverse=True)[: len(sizes)]
@@ -182,7 +192,7 @@ def test_where_there_is_no_room_for_the_blocks_of_the_peak_the_note_says_what_th
 
 def test_the_axis_says_moments_and_when_they_were(tmp_path: Path) -> None:
     found = read(written(tmp_path / "a.pickle", content(training(3))))
-    drawn = picture(found)
+    drawn = drawn_by_category(found)
     labels = re.findall(r'<text class="moment"[^>]*>([^<]*)</text>', drawn)
     moments, times, (name,) = labels[:-1:2], labels[1:-1:2], labels[-1:]
     assert name == "allocations and frees so far; time since the first of them"
@@ -190,14 +200,14 @@ def test_the_axis_says_moments_and_when_they_were(tmp_path: Path) -> None:
     assert times == [format_ns(found.times_ns[max(int(one) - 1, 0)] - found.times_ns[0]) for one in moments]
     path = tmp_path / "a.json"
     path.write_text(json.dumps({"schema": 1, "device": "cpu", "time": "event", "events": [[0, 512], [1, -512]]}))
-    assert "allocations and frees so far; the file has no times</text>" in picture(read(path))
+    assert "allocations and frees so far; the file has no times</text>" in drawn_by_category(read(path))
 
 
 @pytest.mark.parametrize("moments", [1, 10, 1000, 100_000, 1_000_000])
 def test_every_label_of_the_axis_is_within_the_picture(moments: int) -> None:
     found = Snapshot("made", "cuda:0", (), (), moments)
     letter = 7.7  # pixels at most of a digit, whatever the font of 12 pixels
-    for place, label in re.findall(r'<text class="moment" x="([^"]*)"[^>]*>([\d,]+)</text>', picture(found)):
+    for place, label in re.findall(r'<text class="moment" x="([^"]*)"[^>]*>([\d,]+)</text>', drawn_by_category(found)):
         assert letter * len(label) / 2 <= float(place) <= WIDTH - letter * len(label) / 2, label
 
 
@@ -211,7 +221,7 @@ def test_the_picture_reaches_its_peak_and_no_further(tmp_path: Path) -> None:
     level = levels(found)
     axes = Axes(found.moments, max(level))
     for stacking in (by_category(found), by_largest(found)):
-        corners = re.findall(r"[\d.]+,([\d.]+)", " ".join(re.findall(r'points="([^"]*)"', picture(found, stacking))))
+        corners = re.findall(r"[\d.]+,([\d.]+)", " ".join(re.findall(r'points="([^"]*)"', picture(found, stacking, 0))))
         assert min(map(float, corners)) == axes.y(max(level)) >= TOP
         assert max(map(float, corners)) == HEIGHT - BOTTOM
 

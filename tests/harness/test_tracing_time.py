@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from perflab.measure import clock
-from perflab.predicted.run.tracing_time import SHOW_EVERY, Allowed, TracingTime
+from perflab.predicted.run.tracing_time import SHOW_EVERY, TracingTime
 from perflab.predicted.trace.watch import CalledOff
 
 from .virtual_clock import VirtualClock
@@ -21,8 +24,10 @@ def time(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
     return virtual
 
 
-def allowed(budget_s: float = 10, *, by_marker: bool = False, left_s: float | None = None) -> Allowed:
-    return Allowed(budget_s, by_marker=by_marker, left_s=left_s)
+def allowed(
+    show: Callable[[str], None], budget_s: float = 10, *, by_marker: bool = False, left_s: float | None = None
+) -> TracingTime:
+    return TracingTime(show, budget_s, by_marker=by_marker, left_s=left_s)
 
 
 def operators(watch: TracingTime, time: VirtualClock, seconds: int, each_ms: int = 10) -> None:
@@ -39,22 +44,22 @@ def silent(_: str) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (allowed(), "took longer than --perf-budget=10 s; 1,000 operators so far (more: --perf-budget=60)"),
+        ({}, "took longer than --perf-budget=10 s; 1,000 operators so far (more: --perf-budget=60)"),
         (
-            allowed(2.5, by_marker=True),
+            {"budget_s": 2.5, "by_marker": True},
             "took longer than @pytest.mark.perf(budget=2.5); 250 operators so far (more: budget=15)",
         ),
         (
-            allowed(left_s=4),
+            {"left_s": 4},
             "took longer than the run had left (--perf-total-budget); 400 operators so far",
         ),
-        (allowed(left_s=40), "took longer than --perf-budget=10 s; 1,000 operators so far (more: --perf-budget=60)"),
+        ({"left_s": 40}, "took longer than --perf-budget=10 s; 1,000 operators so far (more: --perf-budget=60)"),
     ],
 )
 def test_past_the_shorter_time_it_is_called_off_with_the_operators_so_far(
-    time: VirtualClock, given: Allowed, said: str
+    time: VirtualClock, given: dict[str, Any], said: str
 ) -> None:
-    watch = TracingTime(given, silent)
+    watch = allowed(silent, **given)
     with pytest.raises(CalledOff) as end:
         operators(watch, time, 11)
     assert str(end.value) == said
@@ -64,7 +69,7 @@ def test_past_the_shorter_time_it_is_called_off_with_the_operators_so_far(
 
 def test_time_counts_from_the_start_and_operators_are_shown_now_and_then(time: VirtualClock) -> None:
     shown: list[str] = []
-    watch = TracingTime(allowed(), shown.append)
+    watch = allowed(shown.append)
     operators(watch, time, 9)
     assert len(shown) == 900 // SHOW_EVERY
     assert shown[0] == f"{SHOW_EVERY} operators, 1 s of 10 s"
@@ -73,7 +78,7 @@ def test_time_counts_from_the_start_and_operators_are_shown_now_and_then(time: V
 
 def test_a_part_has_a_budget_and_a_count_of_its_own_and_takes_none_of_the_one_outside(time: VirtualClock) -> None:
     shown: list[str] = []
-    watch = TracingTime(allowed(), shown.append)
+    watch = allowed(shown.append)
     operators(watch, time, 6)
     with pytest.raises(CalledOff, match="1,000 operators so far"), watch.part("every layer"):
         operators(watch, time, 11)
@@ -85,7 +90,7 @@ def test_a_part_has_a_budget_and_a_count_of_its_own_and_takes_none_of_the_one_ou
 
 
 def test_what_the_run_has_left_is_for_all_parts_together(time: VirtualClock) -> None:
-    watch = TracingTime(allowed(left_s=12), silent)
+    watch = allowed(silent, left_s=12)
     operators(watch, time, 9)
     with pytest.raises(CalledOff, match=r"the run had left .*; 300 operators so far"), watch.part("other sizes"):
         operators(watch, time, 13)

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from perflab.measure.memory_snapshot import record_call
-from perflab.predicted.memory.snapshot import write_timeline
+from perflab.predicted.memory.snapshot import write_snapshot
 from perflab.predicted.prediction import ON_CUDA, traced
 from perflab.snapshots.analysis import Part, alive_at, levels, module_of, parts_by, peak_moment
 from perflab.snapshots.model import Block, Snapshot
@@ -50,7 +50,7 @@ def timelines(mode: str, precision: str, attention: str, folder: Path) -> tuple[
         workload.run()
     gc.collect()
     recorded = record_call(workload, folder / "recorded", torch.device("cuda", torch.cuda.current_device()))
-    (ours,) = read_snapshots(write_timeline(trace, folder / "predicted", rounded=True))
+    (ours,) = read_snapshots(write_snapshot(trace, folder / "predicted", time_of=lambda op: 1.0))
     (theirs,) = read_snapshots(recorded.path)
     return ours, theirs
 

@@ -13,12 +13,10 @@ from contextlib import ExitStack, contextmanager
 
 from perflab.predicted.cuda.autocast import cuda_autocast
 from perflab.predicted.cuda.composites import cuda_composites
-from perflab.predicted.cuda.devices import cuda_means_cpu, on_host
+from perflab.predicted.cuda.devices import cuda_means_cpu
 from perflab.predicted.cuda.histograms import cuda_histograms
 from perflab.predicted.cuda.kernels import check_operators
 from perflab.predicted.cuda.training import cuda_training
-
-__all__ = ["as_cuda", "on_host"]
 
 AMPERE = (8, 0)
 

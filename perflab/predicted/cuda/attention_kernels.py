@@ -22,11 +22,7 @@ def _round(number: int, multiple: int) -> int:
 
 def _copy_if_strided(tensor: torch.Tensor) -> int:
     """What ``tensor.transpose(1, 2).contiguous()`` takes: kernels want ``(B, N, H, D)``."""
-    return 0 if tensor.transpose(1, 2).is_contiguous() else _bytes(tensor)
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+    return 0 if tensor.transpose(1, 2).is_contiguous() else tensor.nbytes
 
 
 def _flash_backward(
@@ -122,7 +118,7 @@ def _efficient_backward_launches(
 
 def _safe_softmax(scores: torch.Tensor, *_: Any, **__: Any) -> int:
     """``transformers/attention.cpp``: a softmax, which entries are minus infinity, which rows have no other."""
-    return _bytes(scores) + scores.numel() + scores.numel() // max(1, scores.shape[-1])
+    return scores.nbytes + scores.numel() + scores.numel() // max(1, scores.shape[-1])
 
 
 HIDDEN: dict[str, Callable[..., int]] = {

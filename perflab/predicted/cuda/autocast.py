@@ -45,7 +45,7 @@ def cuda_autocast() -> Iterator[None]:
     """Within, ``torch.autocast`` of ``"cuda"`` and of ``"cpu"`` are one, and do what CUDA's does, to CPU tensors."""
     casts = _Casts()
     dtype_before = None if _is_enabled("cpu") else _dtype_of_autocast("cpu")  # a region that is on puts its own back
-    with kernels_registered((name, kernel, _KEY) for name, kernel in [*_kernels(casts), *_kernels_of_others()]):
+    with kernels_registered((name, kernel, _KEY) for name, kernel in list(_kernels(casts))):
         try:
             if dtype_before is not None:
                 _set_dtype_of_autocast("cpu", torch.float16)  # what CUDA's autocast is by default
@@ -92,15 +92,18 @@ def _is_eligible(value: Any) -> bool:
 def _kernels(casts: _Casts) -> Iterator[tuple[str, Callable[..., Any]]]:
     """What is registered, by operator: what CUDA casts is cast, what only the CPU casts is not any more.
 
-    Operators of the lower precision that both cast keep their own kernel, which remembers casts for all of them.
+    Operators of the lower precision that both cast keep their own kernel, which remembers casts for all of them. Those
+    that are not PyTorch's do what they registered for CUDA (``torch.library.register_autocast``).
     """
     registered, on_cuda = registered_for(_KEY), registered_for("AutocastCUDA")
     for name in sorted(registered | on_cuda):
-        operator = _operator(name)
-        if "::" in name:
-            continue
+        namespace, _, plain = name.rpartition("::")
+        packet, _, overload = plain.partition(".")
+        operator = operator_or_none(namespace or "aten", packet, overload or "default")
         if name not in on_cuda:
             yield name, torch.library.fallthrough_kernel
+        elif operator is not None and namespace:
+            yield name, _as_registered_for_cuda(operator)
         elif operator is not None and (kernel := _kernel(operator, casts, keeps_own=name in registered)) is not None:
             yield name, kernel
 
@@ -110,9 +113,9 @@ def _kernel(operator: Any, casts: _Casts, *, keeps_own: bool) -> Any:
     try:
         first = first_call(operator, OTHER)
         if first.casts_to == LOWER:
-            return None if keeps_own else _lower_precision(operator, casts)
+            return None if keeps_own else _casting(operator, casts, lambda *_: _dtype_of_autocast("cpu"))
         if first.casts_to == torch.float32:
-            return _float32(operator, casts)
+            return _casting(operator, casts, lambda *_: torch.float32)
         mixed = first_call(operator, LOWER, torch.float32)
     except KeyError:
         return _unknown(operator)
@@ -125,30 +128,12 @@ def _kernel(operator: Any, casts: _Casts, *, keeps_own: bool) -> Any:
     return _banned(operator) if mixed.operator is None else _unknown(operator)
 
 
-def _kernels_of_others() -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Of operators that are not PyTorch's: what they registered for CUDA (``torch.library.register_autocast``)."""
-    registered, known = ({name for name in registered_for(key) if "::" in name} for key in (_KEY, "AutocastCUDA"))
-    for name in sorted(registered | known):
-        namespace, _, plain = name.partition("::")
-        operator = _operator(plain, namespace)
-        if name not in known:
-            yield name, torch.library.fallthrough_kernel
-        elif operator is not None:
-            yield name, _as_registered_for_cuda(operator)
-
-
 def _as_registered_for_cuda(operator: Any) -> Any:
     def kernel(*arguments: Any, **keywords: Any) -> Any:
         with below_cpu_autocast():
             return redispatch_as_cuda_autocast(operator, arguments, keywords)
 
     return kernel
-
-
-def _operator(name: str, namespace: str = "aten") -> Any:
-    """``softmax.int`` as something to call; None where there is no such operator."""
-    packet, _, overload = name.partition(".")
-    return operator_or_none(namespace, packet, overload or "default")
 
 
 def _casting(operator: Any, casts: _Casts, to: Callable[[tuple[Any, ...], dict[str, Any]], torch.dtype]) -> Any:
@@ -160,14 +145,6 @@ def _casting(operator: Any, casts: _Casts, to: Callable[[tuple[Any, ...], dict[s
             )
 
     return kernel
-
-
-def _lower_precision(operator: Any, casts: _Casts) -> Any:
-    return _casting(operator, casts, lambda _arguments, _keywords: _dtype_of_autocast("cpu"))
-
-
-def _float32(operator: Any, casts: _Casts) -> Any:
-    return _casting(operator, casts, lambda _arguments, _keywords: torch.float32)
 
 
 def _promote(operator: Any, casts: _Casts) -> Any:

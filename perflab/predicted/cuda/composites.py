@@ -7,16 +7,16 @@ Each is what PyTorch 2.13 does: ``ATen/native/Dropout.cpp``, ``SoftMax.cpp``, ``
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 
 from perflab.predicted.cuda.attention import Asked, attend
-from perflab.predicted.cuda.patching import attributes_replaced, entry_replaced
+from perflab.predicted.cuda.patching import attributes_replaced, shape_rules_replaced
 from perflab.torch_internals import FakeTensorMode
 from perflab.torch_internals.dispatch import aten, kernels_registered
-from perflab.torch_internals.fakes import forget_shapes, shape_rule_replaced_in
+from perflab.torch_internals.fakes import shape_rule_replaced_in
 from perflab.torch_internals.patched import enter_without_gradients
 
 _SOFTMAX = "predict softmax as CUDA runs it"
@@ -34,7 +34,10 @@ def cuda_composites(capability: tuple[int, int]) -> Iterator[None]:
         # That there is a kernel is enough: then autograd knows the operator, instead of what it is made of.
         *((name, _only_on_fake_tensors, "CPU") for name in _ON_CUDA_ALONE),
     ]
-    with kernels_registered(kernels), _layer_norm_statistics_in_float32(), _inference_mode_with_autograd_keys():
+    # With inference_mode, operators are not dispatched where these kernels are. Neither it nor no_grad keeps anything
+    # for backward, so the operators and their memory are the same.
+    without_inference_mode = attributes_replaced([(torch.inference_mode, "__enter__", enter_without_gradients)])
+    with kernels_registered(kernels), _layer_norm_statistics_in_float32(), without_inference_mode:
         yield
 
 
@@ -97,12 +100,8 @@ def _only_on_fake_tensors(*_arguments: Any) -> Any:
     raise RuntimeError("this operator has a kernel on CUDA only; while a prediction runs, CPU tensors have to be fake")
 
 
-@contextmanager
-def _layer_norm_statistics_in_float32() -> Iterator[None]:
-    """Of half-precision input, mean and reciprocal deviation: float32 on CUDA, the input's dtype on a CPU.
-
-    What fake tensors compute is remembered by shape and dtype, so that memory is emptied on the way in and out.
-    """
+def _layer_norm_statistics_in_float32() -> AbstractContextManager[None]:
+    """Of half-precision input, mean and reciprocal deviation: float32 on CUDA, the input's dtype on a CPU."""
     operator = torch.ops.aten.native_layer_norm.default
     table = shape_rule_replaced_in(operator, "give norms CUDA's dtypes")
     usual: Any = table[operator]
@@ -111,19 +110,4 @@ def _layer_norm_statistics_in_float32() -> Iterator[None]:
         out, mean, rstd = usual(mode, func, *arguments, **keywords)
         return (out, mean.float(), rstd.float()) if out.dtype in _HALVES else (out, mean, rstd)
 
-    with entry_replaced(table, operator, layer_norm):
-        forget_shapes()
-        try:
-            yield
-        finally:
-            forget_shapes()
-
-
-@contextmanager
-def _inference_mode_with_autograd_keys() -> Iterator[None]:
-    """``torch.inference_mode`` as ``torch.no_grad``: with it operators are not dispatched where these kernels are.
-
-    Neither keeps anything for backward, so the operators and their memory are the same.
-    """
-    with attributes_replaced([(torch.inference_mode, "__enter__", enter_without_gradients)]):
-        yield
+    return shape_rules_replaced(table, {operator: layer_norm})

@@ -18,7 +18,7 @@ import torch.utils
 
 from perflab.predicted.cuda.patching import attributes_replaced
 from perflab.torch_internals import FakeTensor, FakeTensorMode
-from perflab.torch_internals.compiler import dynamo_is_loaded, is_compiled_function, is_compiled_module
+from perflab.torch_internals.compiler import dynamo_is_loaded, has_compiled_marker
 from perflab.torch_internals.dispatch import say_which_modes_are_on
 from perflab.torch_internals.fakes import MODE_LOG, forget_real_tensor, refusing_addresses
 from perflab.torch_internals.patched import truncated_normal
@@ -152,7 +152,5 @@ def _without_looking(draw: Callable[..., torch.Tensor]) -> Callable[..., torch.T
 
 def is_compiled(*objects: object) -> bool:
     """Whether one of them came from ``torch.compile``: on fake tensors that runs as if it were not compiled."""
-    return any(
-        is_compiled_function(one) or (isinstance(one, torch.nn.Module) and any(map(is_compiled_module, one.modules())))
-        for one in objects
-    )
+    inner = (module for one in objects if isinstance(one, torch.nn.Module) for module in one.modules())
+    return any(map(has_compiled_marker, (*objects, *inner)))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import sysconfig
 import traceback
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -32,23 +31,9 @@ _INSTALLED = Path(sysconfig.get_path("purelib"))
 _TRITON = _TORCH.parent / "triton"
 
 _MACHINERY = (
-    *(
-        f"{_TORCH}/{name}"
-        for name in [
-            "_subclasses/",
-            "_dynamo/",
-            "_compile.py",
-            "_decomp/",
-            "_meta_registrations.py",
-            "_prims/",
-            "_prims_common/",
-            "_refs/",
-            "_ops.py",
-            "overrides.py",
-            "utils/_stats.py",
-            "utils/_python_dispatch.py",
-        ]
-    ),
+    *(f"{_TORCH}/{folder}/" for folder in ("_subclasses", "_dynamo", "_decomp", "_prims", "_prims_common", "_refs")),
+    *(f"{_TORCH}/{name}.py" for name in ("_compile", "_meta_registrations", "_ops", "overrides")),
+    *(f"{_TORCH}/utils/{name}.py" for name in ("_stats", "_python_dispatch")),
     f"{Path(__file__).parents[1]}/",
 )
 _LOADERS = f"{_TORCH}/utils/data/"
@@ -78,26 +63,21 @@ _NO_FAKE = (
 """What PyTorch says of an operator whose shapes it cannot tell, or not for such arguments."""
 
 
-@dataclass(frozen=True)
-class Unpredictable:
-    """An operator that fake tensors cannot run."""
+def unpredictable(error: BaseException) -> str | None:
+    """The operator that ended a prediction since fake tensors cannot run it, with its line, if that is known, and why.
 
-    where: str
-    """``train.py:17: `torch.histc(...)` ``; empty where no line is known."""
-    operator: str
-    """``aten::histc``."""
-    why: str
-
-
-def unpredictable(error: BaseException) -> Unpredictable | None:
-    """The operator without a fake implementation that ended a prediction."""
+    ``train.py:17: `torch.histc(...)`: aten::histc has no fake implementation``.
+    """
     for one in _chain(error):
-        where = next(filter(None, map(_innermost_line, reversed(_chain(error)))), "")
         if isinstance(one, UnsupportedOperatorException):
-            return Unpredictable(where, _named(one.func), "has no fake implementation")
-        if any(words.search(str(one)) for words in _NO_FAKE):
-            said = " ".join(str(one).split("\n")[0].split())
-            return Unpredictable(where, _named(_operator_of(one)), f"cannot tell its result's shape: {said}")
+            said = f"{_named(one.func)} has no fake implementation"
+        elif any(words.search(str(one)) for words in _NO_FAKE):
+            reason = " ".join(str(one).split("\n")[0].split())
+            said = f"{_named(_operator_of(one))} cannot tell its result's shape: {reason}"
+        else:
+            continue
+        where = next(filter(None, map(_innermost_line, reversed(_chain(error)))), "")
+        return f"{where}: {said}" if where else said
     return None
 
 

@@ -9,17 +9,16 @@ while PyTorch's shape function takes bfloat16 alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from perflab.predicted.cuda.patching import entry_replaced
+from perflab.predicted.cuda.patching import shape_rules_replaced
 from perflab.torch_internals import FakeTensorMode
 from perflab.torch_internals.dispatch import aten, without_dispatch_modes
-from perflab.torch_internals.fakes import forget_shapes, shape_rule_replaced_in
+from perflab.torch_internals.fakes import shape_rule_replaced_in
 
 _REFUSED = (torch.float16, torch.bfloat16, torch.bool)
 _MULTIPLIED = (torch.float32, torch.bfloat16, torch.float16)
@@ -27,8 +26,7 @@ _ROW_BYTES = 16
 """Rows of grouped products begin at a multiple of that."""
 
 
-@contextmanager
-def cuda_histograms() -> Iterator[None]:
+def cuda_histograms() -> AbstractContextManager[None]:
     """Within, fake tensors have the results of CUDA's kernels of ``histc``, ``bincount`` and ``grouped_mm``."""
     histc, bincount = torch.ops.aten.histc.default, torch.ops.aten.bincount.default
     grouped_mm = aten("_grouped_mm.default", "predict grouped products as CUDA runs them")
@@ -44,15 +42,8 @@ def cuda_histograms() -> Iterator[None]:
         dtype = torch.int64 if weights is None else torch.float32 if weights.dtype == torch.float32 else torch.float64
         return values.new_empty(minlength, dtype=dtype)
 
-    with entry_replaced(table, bincount, counted):
-        # These have no rule, and a shape function that refuses.
-        table[histc], table[grouped_mm] = _histc, _grouped_mm
-        forget_shapes()
-        try:
-            yield
-        finally:
-            del table[histc], table[grouped_mm]
-            forget_shapes()
+    # The latter two have no rule, and a shape function that refuses.
+    return shape_rules_replaced(table, {bincount: counted, histc: _histc, grouped_mm: _grouped_mm})
 
 
 def _histc(mode: FakeTensorMode, func: Any, values: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:

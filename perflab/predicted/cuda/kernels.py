@@ -17,13 +17,13 @@ from perflab.predicted.cuda import attention_kernels, convolutions, sorting
 from perflab.predicted.cuda.attention_kernels import ON_HOST
 from perflab.predicted.cuda.devices import on_host
 from perflab.predicted.cuda.multi_tensor import CHUNK, Lists, Part
-from perflab.predicted.cuda.reductions import Processor, processor, staging
+from perflab.predicted.cuda.reductions import Processor, staging
 from perflab.torch_internals.dispatch import aten
 
 _FLOAT32 = 4
 _INDEX = 8
 
-H100 = processor(132, 90)
+H100 = Processor(132, 90)
 _GROUPED_MM = "_grouped_mm"
 """It has one kernel or many by the GPU."""
 _OVER_LISTS = ("_foreach_", "_fused_", "_amp_foreach_")
@@ -45,19 +45,6 @@ def hidden_blocks(
     rule = _HIDDEN.get(name)
     found = () if rule is None else rule(*arguments, **keywords)
     return found if isinstance(found, tuple) else (found,)
-
-
-def hidden_bytes(
-    operator: str, arguments: Sequence[Any], keywords: Mapping[str, Any] | None = None, gpu: Processor = H100
-) -> int | None:
-    """The sum of the hidden blocks; None where nothing is known of any, 0 where it takes none at these sizes."""
-    blocks = hidden_blocks(operator, arguments, keywords, gpu)
-    return sum(blocks) if blocks else None
-
-
-def results_on_host(operator: str) -> tuple[int, ...]:
-    """Positions of results that are in the host's memory although the operator works on the GPU."""
-    return ON_HOST.get(operator.removeprefix("aten::"), ())
 
 
 def launches(
@@ -89,13 +76,9 @@ def check_operators() -> None:
         aten(name, "know what its kernel takes in passing")
 
 
-def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
 def _embedding(weight: torch.Tensor, indices: torch.Tensor, *_: Any, **__: Any) -> int:
     """Indices that are expanded, as positions of a batch are, are written out first."""
-    return 0 if indices.is_contiguous() else _bytes(indices)
+    return 0 if indices.is_contiguous() else indices.nbytes
 
 
 def _embedding_backward(grad: torch.Tensor, indices: torch.Tensor, num_weights: int, *rest: Any, **__: Any) -> int:
@@ -123,7 +106,7 @@ def _foreach_norm(tensors: Sequence[torch.Tensor], *_: Any, **__: Any) -> int:
 
 def _softmax_backward(grad: torch.Tensor, *_: Any, **__: Any) -> int:
     """``cuda/SoftMax.cu``, ``softmax_backward_cuda_out``: the gradient times the result, before the kernel."""
-    return _bytes(grad)
+    return grad.nbytes
 
 
 def _reduction(

@@ -1,15 +1,16 @@
-"""Replaces attributes and dictionary entries for a while, and restores them.
+"""Replaces attributes and rules of shapes for a while, and restores them.
 
 Those with a private name come from ``perflab.torch_internals``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from perflab.internals import TORCH, missing
+from perflab.torch_internals.fakes import forget_shapes
 
 _ABSENT = object()
 
@@ -40,11 +41,18 @@ def attributes_replaced(replacements: Iterable[tuple[Any, str, Any]]) -> Iterato
 
 
 @contextmanager
-def entry_replaced(table: MutableMapping[Any, Any], key: Any, value: Any) -> Iterator[None]:
-    """Within, ``table[key]`` is the value; ``KeyError`` where the table has no such key."""
-    old = table[key]
-    table[key] = value
+def shape_rules_replaced(table: dict[Any, Any], rules: Mapping[Any, Any]) -> Iterator[None]:
+    """Within, PyTorch's table has these rules for shapes of fake tensors, by operator.
+
+    What fake tensors compute is remembered by shape and dtype, so that memory is emptied on the way in and out.
+    """
+    before = {operator: table.get(operator, _ABSENT) for operator in rules}
+    table.update(rules)
+    forget_shapes()
     try:
         yield
     finally:
-        table[key] = old
+        table.update(before)
+        for operator in [one for one, rule in before.items() if rule is _ABSENT]:
+            del table[operator]
+        forget_shapes()

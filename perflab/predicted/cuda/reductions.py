@@ -31,15 +31,13 @@ class Processor(NamedTuple):
     """The properties of a GPU that its kernels and their number depend on."""
 
     sms: int
-    threads_of_sm: int
-    """``maxThreadsPerMultiProcessor``."""
     architecture: int
     """Its compute capability, 90 for 9.0."""
 
-
-def processor(sms: int, architecture: int) -> Processor:
-    """Of a GPU with so many multiprocessors of a compute capability, 90 for 9.0."""
-    return Processor(sms, _THREADS_OF_SM.get(architecture, _THREADS_OF_OTHER_SMS), architecture)
+    @property
+    def threads_of_sm(self) -> int:
+        """``maxThreadsPerMultiProcessor``."""
+        return _THREADS_OF_SM.get(self.architecture, _THREADS_OF_OTHER_SMS)
 
 
 class _Dim(NamedTuple):

@@ -27,16 +27,12 @@ def cuda_training() -> Iterator[None]:
     try:
         for types in lists:
             types.append(FakeTensor)
-        with attributes_replaced([*_supported_devices(), *_grad_scaler()]):
+        devices = [(owner, name, _with_cpu(getattr(owner, name))) for owner, name in devices_of_foreach()]
+        with attributes_replaced([*devices, *_grad_scaler()]):
             yield
     finally:
         for types in lists:
             types.remove(FakeTensor)
-
-
-def _supported_devices() -> Iterator[tuple[Any, str, Any]]:
-    for owner, name in devices_of_foreach():
-        yield owner, name, _with_cpu(getattr(owner, name))
 
 
 def _with_cpu(usual: Callable[[], list[str]]) -> Callable[[], list[str]]:
@@ -54,7 +50,8 @@ def _grad_scaler() -> list[tuple[Any, str, Any]]:
     def step(self: Any, optimizer: torch.optim.Optimizer, state: Any, *arguments: Any, **keywords: Any) -> Any:
         return optimizer.step(*arguments, **keywords)
 
-    def scale(self: Any) -> float:
-        return initial_scale(self)
-
-    return [(scaler, "__init__", initialise_here), (*steps_of_grad_scaler(), step), (scaler, "get_scale", scale)]
+    return [
+        (scaler, "__init__", initialise_here),
+        (*steps_of_grad_scaler(), step),
+        (scaler, "get_scale", initial_scale),
+    ]

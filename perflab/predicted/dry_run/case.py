@@ -51,19 +51,17 @@ def run_dry(work: Work, gpu: Gpu, watch: Watch | None = None) -> tuple[Predictio
     counts, stats = lib.counts(), torch.cuda.memory_stats()
     host_ns = min(_timed(work) for _ in range(_TIMED))
     now, traced = predict(work, gpu, RealKernels(lib), whole=True, watch=watch)
-    allocated = stats["allocated_bytes.all.peak"]
+    allocated, said = stats["allocated_bytes.all.peak"], list(now.notes)
     unexplained = allocated - now.allocated_bytes
     if unexplained > _UNEXPLAINED * allocated:
-        said = f"{unexplained:,} B of what is allocated follow from no operator: a library's own, or not let go"
-        now = msgspec.structs.replace(now, notes=[*now.notes, said])
+        said.append(f"{unexplained:,} B of what is allocated follow from no operator: a library's own, or not let go")
     races: list[Race] = []
     with finding_races(races):
         for _ in range(_IN_A_LOOP):
             work.run(_nothing)
     unknown = without_effect(lib.counts().unknown)
     if unknown:
-        said = f"did nothing here, so what depends on it is not in the numbers: {', '.join(unknown)}"
-        now = msgspec.structs.replace(now, notes=[*now.notes, said])
+        said.append(f"did nothing here, so what depends on it is not in the numbers: {', '.join(unknown)}")
     seen = DryRun(
         asked_bytes=stats["requested_bytes.all.peak"],
         kernels=dict(by_name(counts).most_common()),
@@ -78,6 +76,7 @@ def run_dry(work: Work, gpu: Gpu, watch: Watch | None = None) -> tuple[Predictio
         allocated_bytes=allocated,
         reserved_bytes=stats["reserved_bytes.all.peak"],
         launches=counts.launches,
+        notes=said,
         dry_run=seen,
     )
     return now, traced

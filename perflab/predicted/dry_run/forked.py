@@ -22,14 +22,35 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 from perflab.data import changed, to_plain
+from perflab.errors import UsageError
 from perflab.lifeline import end_with_parent
 from perflab.plugin.case.verdicts import unmeasured
+from perflab.plugin.config.early_errors import refusing
 from perflab.plugin.config.kinds import is_perf_case
 from perflab.plugin.noting import case_id
-from perflab.predicted.dry_run.start import VARIABLE
+from perflab.predicted.dry_run.start import OPTION, VARIABLE
+from perflab.predicted.dry_run.values import VALUES, ValuesRead
 from perflab.predicted.records import place_of
 from perflab.torch_internals.compiler import load_compiler
 from perflab.torch_internals.machine import can_open_cuda_in_a_fork
+
+
+def begin(config: pytest.Config) -> None:
+    """Have a pytest session that runs dry run tests in forks, and skip those that read values.
+
+    Raises:
+        pytest.UsageError: this process is none, though the environment says so.
+    """
+    import nocuda
+
+    with refusing(config):
+        if not nocuda.is_active():
+            raise UsageError(
+                f"{VARIABLE} is set, and this process is no dry run",
+                f"leave it to {OPTION} and `perflab dry-run -- COMMAND` to set it",
+            )
+    config.pluginmanager.register(ValuesRead(), VALUES)
+    config.pluginmanager.register(Forked(config), "perflab-forked")
 
 
 class Forked:

@@ -35,6 +35,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 _MIB = 2**20
+HOPPER = 90
 CONTEXT_BYTES = 512 * _MIB
 CONTEXT_HOPPER_BYTES = 768 * _MIB
 """From Hopper on. Both round up what was seen."""
@@ -64,12 +65,18 @@ class Gpu:
     sms: int
     source: str
     """Title and table of the document that rates and bandwidth stand in."""
-    context_bytes: int = CONTEXT_BYTES
-    """What a process takes of the memory outside of PyTorch's allocator: an estimate."""
-    workspace_bytes: int = WORKSPACE_BYTES
-    """What cuBLAS takes inside of it, of each handle and stream that has multiplied matrices."""
     other_device_names: tuple[str, ...] = ()
     """Boards that the same sheet covers, and what older drivers say."""
+
+    @property
+    def context_bytes(self) -> int:
+        """What a process takes of the memory outside of PyTorch's allocator: an estimate."""
+        return CONTEXT_HOPPER_BYTES if self.architecture >= HOPPER else CONTEXT_BYTES
+
+    @property
+    def workspace_bytes(self) -> int:
+        """What cuBLAS takes inside of it, of each handle and stream that has multiplied matrices."""
+        return WORKSPACE_HOPPER_BYTES if self.architecture >= HOPPER else WORKSPACE_BYTES
 
 
 def _rates(
@@ -138,8 +145,6 @@ GPUS: Mapping[str, Gpu] = MappingProxyType(
                 l2_bytes=50 * _MIB,
                 sms=132,
                 source=_H100_TABLE + "H100 SXM5; bandwidth: GH100 GPU comparison",
-                context_bytes=CONTEXT_HOPPER_BYTES,
-                workspace_bytes=WORKSPACE_HOPPER_BYTES,
             ),
             Gpu(
                 name="h100-pcie",
@@ -151,8 +156,6 @@ GPUS: Mapping[str, Gpu] = MappingProxyType(
                 l2_bytes=50 * _MIB,
                 sms=114,
                 source=_H100_TABLE + "H100 PCIe; bandwidth: GH100 GPU comparison",
-                context_bytes=CONTEXT_HOPPER_BYTES,
-                workspace_bytes=WORKSPACE_HOPPER_BYTES,
             ),
             Gpu(
                 name="h200",
@@ -164,8 +167,6 @@ GPUS: Mapping[str, Gpu] = MappingProxyType(
                 l2_bytes=60 * _MIB,
                 sms=132,
                 source='NVIDIA H200 Tensor Core GPU (data sheet), "Technical Specifications", H200 SXM',
-                context_bytes=CONTEXT_HOPPER_BYTES,
-                workspace_bytes=WORKSPACE_HOPPER_BYTES,
             ),
             Gpu(
                 name="b200",
@@ -178,8 +179,6 @@ GPUS: Mapping[str, Gpu] = MappingProxyType(
                 l2_bytes=132_644_864,
                 sms=148,
                 source='NVIDIA Blackwell Architecture (technical brief), "System Specifications", HGX B200',
-                context_bytes=CONTEXT_HOPPER_BYTES,
-                workspace_bytes=WORKSPACE_HOPPER_BYTES,
             ),
             Gpu(
                 name="l4",
@@ -247,8 +246,6 @@ GPUS: Mapping[str, Gpu] = MappingProxyType(
                 l2_bytes=96 * _MIB,
                 sms=170,
                 source="NVIDIA RTX Blackwell GPU Architecture (whitepaper), specifications of the GeForce RTX 5090",
-                context_bytes=CONTEXT_HOPPER_BYTES,
-                workspace_bytes=WORKSPACE_HOPPER_BYTES,
             ),
             Gpu(
                 name="v100-32gb",

@@ -1,4 +1,4 @@
-"""Roofline: the least time of operators on a GPU, and an estimate by a measured efficiency. Pure.
+"""Roofline: the least time of operators on a GPU. Pure.
 
 A roofline (Williams, Waterman and Patterson 2009) says that work takes as long as its arithmetic at the data sheet's
 rate, or as long as its bytes at the memory's bandwidth, whichever is longer. Two numbers come of that:
@@ -17,11 +17,6 @@ that are counted: a convolution by Winograd's algorithm does fewer.
 """
 
 from __future__ import annotations
-
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from statistics import median
 
 from perflab.predicted.gpus.data_sheets import Gpu
 from perflab.predicted.trace.trace import Op
@@ -84,40 +79,3 @@ def _longer_ns(op: Op, gpu: Gpu, memory_bytes: int, flops: int) -> float | None:
 def room_bytes(gpu: Gpu) -> int:
     """What PyTorch's allocator can have: the memory without the context. Workspaces and fragments come out of it."""
     return gpu.memory_bytes - gpu.context_bytes
-
-
-@dataclass(frozen=True)
-class Efficiency:
-    """Which share of a roofline was reached where it was measured: roofline time over measured time."""
-
-    median: float
-    lowest: float
-    highest: float
-    """Above 1, a lower bound was beaten: then the sheet, the counting or the clock is not what it is taken for."""
-    count: int
-    """How many cases that rests on."""
-
-
-def efficiency(pairs: Sequence[tuple[float, float]]) -> Efficiency | None:
-    """The share that cases reached, of pairs of roofline and measured ns; None without any.
-
-    The median, so that one case that is all launches, or was disturbed, says nothing of the others. Cases should be
-    like the one that is to be estimated: a tiny model's are of launches, a large one's of products.
-
-    Raises:
-        ValueError: a time that is not positive and finite, with which one.
-    """
-    for number, pair in enumerate(pairs):
-        if not all(0.0 < ns < math.inf for ns in pair):
-            raise ValueError(
-                f"pair {number} of roofline and measured time is {pair}; both have to be positive and finite"
-            )
-    if not pairs:
-        return None
-    shares = [roofline / measured for roofline, measured in pairs]
-    return Efficiency(median=median(shares), lowest=min(shares), highest=max(shares), count=len(shares))
-
-
-def estimate_ns(roofline: float, reached: Efficiency) -> float:
-    """How long it takes, in ns, if it reaches the share of its roofline that others reached at the median."""
-    return roofline / reached.median

@@ -12,7 +12,7 @@ called otherwise, moved or in another order explains nothing:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ from perflab.predicted.judge.row_names import (
     name_of_difference,
     plus,
     stacks_in,
+    summed,
     total,
 )
 from perflab.predicted.records import PredictedBaseline, Prediction
@@ -71,56 +72,40 @@ class Grown:
     costs: Growth
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """All rows of one side."""
-
-    peak: list[Row]
-    saved: list[Row]
-    costs: list[Row]
-
-    @property
-    def modules(self) -> list[str]:
-        return [row.key.module for row in (*self.costs, *self.peak, *self.saved)]
-
-
 def find_growth(now: Prediction, before: PredictedBaseline) -> Grown:
     """Hold a prediction against its baseline, row by row."""
     here, there = _rows_of(now), _rows_of(before)
-    names = _renamed([*there.costs, *there.peak], [*here.costs, *here.peak])
-    stars = stacks_in([*here.modules, *there.modules])
+    names = _renamed([*there["costs"], *there["peak"]], [*here["costs"], *here["peak"]])
+    modules, modules_before = ([row.key.module for rows in side.values() for row in rows] for side in (here, there))
+    stars = stacks_in([*modules, *modules_before])
     stacks = {}
     for stack in {**now.layers, **before.layers}:
-        counts = [
-            side.layers.get(stack) or layers_in(stack, rows.modules) for side, rows in ((before, there), (now, here))
-        ]
-        if all(counts) and counts[0] != counts[1]:
-            stacks[stack] = (counts[0], counts[1])
+        was = before.layers.get(stack) or layers_in(stack, modules_before)
+        has = now.layers.get(stack) or layers_in(stack, modules)
+        if was and has and was != has:
+            stacks[stack] = (was, has)
 
-    def compared(side: Callable[[_Rows], list[Row]]) -> Growth:
+    def compared(what: str) -> Growth:
         known = [
             replace(row, key=row.key._replace(module=names.get(folded(row.key.module), row.key.module)))
-            for row in side(there)
+            for row in there[what]
         ]
         scaled = [replace(row, amounts=_for_layers(row, stacks)) for row in known]
         added = minus(total(row.amounts for row in scaled), total(row.amounts for row in known))
-        return Growth(_differences(scaled, side(here), stars), added)
+        return Growth(_differences(scaled, here[what], stars), added)
 
-    return Grown(stacks, compared(lambda r: r.peak), compared(lambda r: r.saved), compared(lambda r: r.costs))
+    return Grown(stacks, compared("peak"), compared("saved"), compared("costs"))
 
 
-def _rows_of(one: Prediction | PredictedBaseline) -> _Rows:
+def _rows_of(one: Prediction | PredictedBaseline) -> dict[str, list[Row]]:
     parts = [Row(Key(p.kind, p.module, p.operator), (p.size_bytes, p.blocks), p.line) for p in one.at_peak]
     costs = [Row(Key(c.phase, c.module, c.operator), (c.flops, c.bytes_moved, c.calls), c.line) for c in one.costs]
     saved = [
-        Row(Key("", s.module, s.operator), (s.size_bytes, s.count), s.line, f"({_listed(s.shape)}) {s.dtype}")
+        Row(Key("", s.module, s.operator), (s.size_bytes, s.count), s.line, f"({shape}) {s.dtype}")
         for s in one.saved
+        for shape in [", ".join(map(str, s.shape))]
     ]
-    return _Rows(parts, saved, costs)
-
-
-def _listed(shape: Sequence[int]) -> str:
-    return ", ".join(map(str, shape))
+    return {"costs": costs, "peak": parts, "saved": saved}
 
 
 def _renamed(before: Iterable[Row], now: Iterable[Row]) -> dict[str, str]:
@@ -178,9 +163,9 @@ def _differences(before: Iterable[Row], now: Iterable[Row], stars: Collection[tu
         was, here = old.get(key, {}), new.get(key, {})
         amounts = minus(total(here.values()), total(was.values()))
         if any(amounts):
-            here_shown, was_shown = (_summed((p.shown, a) for p, a in side.items()) for side in (here, was))
+            here_shown, was_shown = (summed((p.shown, a) for p, a in side.items()) for side in (here, was))
             most = max(here_shown or was_shown, key=lambda one: minus(here_shown.get(one, ()), was_shown.get(one, ())))
-            modules = [_summed((place.module, a) for place, a in side.items()) for side in (was, here)]
+            modules = [summed((place.module, a) for place, a in side.items()) for side in (was, here)]
             name = name_of_difference(modules[0], modules[1], stars)
             found.append(Row(key._replace(module=name), amounts, lines.get(key, {}).get(most, ""), most))
     return found
@@ -197,10 +182,3 @@ def _by_key(rows: Iterable[Row]) -> dict[Key, dict[_Place, Amounts]]:
 
 def _folded(key: Key) -> Key:
     return key._replace(module=folded(key.module))
-
-
-def _summed(pairs: Iterable[tuple[str, Amounts]]) -> dict[str, Amounts]:
-    found: dict[str, Amounts] = {}
-    for name, amounts in pairs:
-        found[name] = plus(found.get(name, ()), amounts)
-    return found

@@ -88,33 +88,33 @@ def _largest(rows: Sequence[Row], cause: Row | None) -> list[Row]:
 
 
 def _peak_said(rows: Sequence[Row], cause: Row | None) -> list[_Said]:
+    def what(row: Row) -> str:
+        return f"{row.key.group} of {row.key.operator}" if row.key.operator else row.key.group
+
     more = _largest(rows, cause)
-    said = []
-    for row in more[:MOST]:
-        size_bytes, blocks = row.amounts
-        tensors = f"{blocks} more tensor{'s' * (blocks != 1)}" if blocks > 0 else "larger tensors"
-        what = f"{row.key.group} of {row.key.operator}" if row.key.operator else row.key.group
-        text = f"{_who(row)} keeps {tensors} at the peak: {what}, +{format_bytes(size_bytes)}{_at(row)}"
-        said.append(_Said(text, _is_of(row, cause)))
+    said = [_memory_said(row, cause, ("keeps", "at the peak"), what(row)) for row in more[:MOST]]
     against: list[_Said] = []
     less_bytes = -sum(row.amounts[0] for row in rows if row.amounts[0] < 0)
     if more and less_bytes:
         most = min(rows, key=lambda row: row.amounts[0])
-        what = " ".join(filter(None, [most.key.module, most.key.operator])) or most.key.group
-        against = [_Said(f"against that {format_bytes(less_bytes)} less at the peak, most of it {what}")]
+        where = " ".join(filter(None, [most.key.module, most.key.operator])) or most.key.group
+        against = [_Said(f"against that {format_bytes(less_bytes)} less at the peak, most of it {where}")]
     return [*said, *_and_more(more), *against]
 
 
 def _saved_said(rows: Sequence[Row], cause: Row | None) -> list[_Said]:
+    def what(row: Row) -> str:
+        return " ".join(filter(None, [row.key.operator, row.shown]))
+
     more = _largest(rows, cause)
-    said = []
-    for row in more[:MOST]:
-        size_bytes, count = row.amounts
-        tensors = f"{count} more tensor{'s' * (count != 1)}" if count > 0 else "larger tensors"
-        what = " ".join(filter(None, [row.key.operator, row.shown]))
-        text = f"{_who(row)} saves {tensors} for backward: {what}, +{format_bytes(size_bytes)}{_at(row)}"
-        said.append(_Said(text, _is_of(row, cause)))
-    return [*said, *_and_more(more)]
+    return [*(_memory_said(row, cause, ("saves", "for backward"), what(row)) for row in more[:MOST]), *_and_more(more)]
+
+
+def _memory_said(row: Row, cause: Row | None, does: tuple[str, str], what: str) -> _Said:
+    size_bytes, count = row.amounts
+    tensors = f"{count} more tensor{'s' * (count != 1)}" if count > 0 else "larger tensors"
+    text = f"{_who(row)} {does[0]} {tensors} {does[1]}: {what}, +{format_bytes(size_bytes)}{_at(row)}"
+    return _Said(text, _is_of(row, cause))
 
 
 def _costs_said(rows: Sequence[Row], at: Sequence[int], cause: Row | None) -> list[_Said]:

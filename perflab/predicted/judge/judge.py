@@ -13,15 +13,18 @@ operators are its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
+from typing import TypeVar
 
-from perflab.data import Parameters
-from perflab.predicted.judge.dry_run_text import explain_dry_run
+from perflab.data import Parameters, changed
+from perflab.predicted.judge.dry_run import explain_dry_run
 from perflab.predicted.judge.growth import find_growth
 from perflab.predicted.judge.growth_text import explain_growth
 from perflab.predicted.records import Cost, PeakPart, PredictedBaseline, Prediction, SavedTensors
 from perflab.records import Change, Judgement, Policy, Verdict
 
+_Row = TypeVar("_Row", Cost, PeakPart, SavedTensors)
 _ALLOWING_SLACK = ("memory", "saved", "asked", "allocated", "reserved")
 _COUNTED = ("bytes", "operators", "launches", "waits", "to_device", "to_host")
 """What ``--perf-counts`` is about: as many operators as before may well be other ones."""
@@ -83,11 +86,15 @@ def baseline_of(
         recorded=recorded,
         peak_bytes=prediction.peak_bytes,
         held_bytes=prediction.held_bytes,
-        at_peak=_parts(prediction.at_peak),
-        costs=_costs(prediction.costs),
+        at_peak=_merged(prediction.at_peak, ("kind", "module", "operator"), ("size_bytes", "blocks")),
+        costs=_merged(
+            [changed(cost, roofline_ns=0.0) for cost in prediction.costs],
+            ("phase", "module", "operator"),
+            ("calls", "flops", "bytes_moved"),
+        ),
         saved_bytes=prediction.saved_bytes,
         roofline_ns=prediction.roofline_ns,
-        saved=_saved(prediction.saved),
+        saved=_merged(prediction.saved, ("module", "operator", "shape", "dtype"), ("count", "size_bytes")),
         layers=dict(sorted(prediction.layers.items())),
         parameters=parameters or {},
         real=prediction.real,
@@ -118,45 +125,13 @@ def _is_more(name: str, before: int, now: int, policy: Policy) -> bool:
     return now - before > before * _slack(name, policy)
 
 
-def _parts(parts: Iterable[PeakPart]) -> list[PeakPart]:
-    sums: dict[tuple[str, str, str], tuple[int, int]] = {}
-    for one in parts:
-        key = (one.kind, one.module, one.operator)
-        size_bytes, blocks = sums.get(key, (0, 0))
-        sums[key] = (size_bytes + one.size_bytes, blocks + one.blocks)
+def _merged(rows: Iterable[_Row], key: Sequence[str], amounts: Sequence[str]) -> list[_Row]:
+    """Rows with the same key as one, with the sums of their amounts and no line, in the order of their keys."""
+    found: dict[tuple[object, ...], list[_Row]] = {}
+    for row in rows:
+        values = (getattr(row, name) for name in key)
+        found.setdefault(tuple(tuple(one) if isinstance(one, list) else one for one in values), []).append(row)
     return [
-        PeakPart(kind=kind, module=module, operator=operator, size_bytes=size_bytes, blocks=blocks)
-        for (kind, module, operator), (size_bytes, blocks) in sorted(sums.items())
-    ]
-
-
-def _costs(costs: Iterable[Cost]) -> list[Cost]:
-    sums: dict[tuple[str, str, str], tuple[int, int, int]] = {}
-    for one in costs:
-        key = (one.phase, one.module, one.operator)
-        calls, flops, bytes_moved = sums.get(key, (0, 0, 0))
-        sums[key] = (calls + one.calls, flops + one.flops, bytes_moved + one.bytes_moved)
-    return [
-        Cost(phase=phase, module=module, operator=operator, calls=calls, flops=flops, bytes_moved=bytes_moved)
-        for (phase, module, operator), (calls, flops, bytes_moved) in sorted(sums.items())
-    ]
-
-
-def _saved(saved: Iterable[SavedTensors]) -> list[SavedTensors]:
-    sums: dict[tuple[str, str, tuple[int, ...], str], tuple[int, int]] = {}
-    for one in saved:
-        key = (one.module, one.operator, tuple(one.shape), one.dtype)
-        count, size_bytes = sums.get(key, (0, 0))
-        sums[key] = (count + one.count, size_bytes + one.size_bytes)
-    return [
-        SavedTensors(
-            module=module,
-            line="",
-            operator=operator,
-            shape=list(shape),
-            dtype=dtype,
-            count=count,
-            size_bytes=size_bytes,
-        )
-        for (module, operator, shape, dtype), (count, size_bytes) in sorted(sums.items())
+        changed(same[0], line="", **{name: sum(getattr(row, name) for row in same) for name in amounts})
+        for _, same in sorted(found.items(), key=itemgetter(0))
     ]

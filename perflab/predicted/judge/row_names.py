@@ -8,6 +8,7 @@ under the most exact name that all of it is in.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 STAR = "*"
@@ -27,10 +28,15 @@ def minus(one: Amounts, other: Amounts) -> Amounts:
 
 def total(amounts: Iterable[Amounts]) -> Amounts:
     """All together."""
-    summed: Amounts = ()
-    for one in amounts:
-        summed = plus(summed, one)
-    return summed
+    return functools.reduce(plus, amounts, ())
+
+
+def summed(pairs: Iterable[tuple[str, Amounts]]) -> dict[str, Amounts]:
+    """The sum of all amounts that have the same name."""
+    found: dict[str, Amounts] = {}
+    for name, amounts in pairs:
+        found[name] = plus(found.get(name, ()), amounts)
+    return found
 
 
 def folded(module: str) -> str:
@@ -80,18 +86,11 @@ def name_of_difference(
     """
     finer: tuple[Callable[[str], str], ...] = (str, lambda module: aligned(module, stacks))
     for naming in finer:
-        was, here = _by_name(before, naming), _by_name(now, naming)
+        was, here = (summed((naming(module), amounts) for module, amounts in side.items()) for side in (before, now))
         changed = [name for name in {**here, **was} if any(minus(here.get(name, ()), was.get(name, ())))]
         if len(changed) == 1:
             return changed[0]
     return folded(next(iter(now or before)))
-
-
-def _by_name(amounts: Mapping[str, Amounts], naming: Callable[[str], str]) -> dict[str, Amounts]:
-    found: dict[str, Amounts] = {}
-    for module, amount in amounts.items():
-        found[naming(module)] = plus(found.get(naming(module), ()), amount)
-    return found
 
 
 def _parts(module: str) -> tuple[str, ...]:

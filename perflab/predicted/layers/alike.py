@@ -108,7 +108,8 @@ def _alike(column: Sequence[Any], look: _Look) -> bool:
         return _all_alike([(one.func, one.args, one.keywords) for one in column], look)
     if isinstance(first, nn.Module):
         passing = set[str]().union(*(look.written.get(one, ()) for one in column))
-        return _all_alike([_entries(_without(vars(one), passing)) for one in column], look)
+        kept = [{name: value for name, value in vars(one).items() if name not in passing} for one in column]
+        return _all_alike(list(map(_entries, kept)), look)
     if not all(_equal(one, first) for one in column):
         return hasattr(first, "__dict__") and _all_alike([_entries(vars(one)) for one in column], look)
     return True
@@ -127,10 +128,6 @@ def _pieces(text: str) -> list[str | int]:
 def _entries(entries: dict[Any, Any]) -> list[Any]:
     """Keys with their values; a number is no key that layers have in common: hooks are counted over all modules."""
     return [value if isinstance(key, int) else (key, value) for key, value in entries.items()]
-
-
-def _without(attributes: dict[str, Any], names: set[str]) -> dict[str, Any]:
-    return {name: value for name, value in attributes.items() if name not in names} if names else attributes
 
 
 def _of_function(function: types.FunctionType) -> tuple[Any, ...]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from perflab.predicted.layers.patterns import (
     Course,
@@ -23,7 +22,6 @@ from perflab.predicted.layers.patterns import (
     Tag,
     line_through,
 )
-from perflab.predicted.layers.same import told
 from perflab.predicted.layers.sweeps import Cut, Sweep
 from perflab.predicted.trace.trace import Alloc, Event, Free, Layer, Op, Use
 
@@ -36,9 +34,6 @@ class _Copy:
     number: int
     visit: Sequence[Event]
 
-    def last(self, stack: str | None) -> int:
-        return self.cut.last(stack)
-
 
 def find_patterns(few: Cut, more: Cut) -> list[Pattern]:
     """The patterns of two traces that are cut along the same stacks, of which ``more`` has one layer more.
@@ -47,10 +42,7 @@ def find_patterns(few: Cut, more: Cut) -> list[Pattern]:
         NotPeriodic: they have none in common.
     """
     if len(few.sweeps) != len(more.sweeps) or few.held_sweeps != more.held_sweeps:
-        raise NotPeriodic(
-            f"with one layer more the call goes over its layers {len(more.sweeps) - 2:,} times "
-            f"instead of {len(few.sweeps) - 2:,}"
-        )
+        raise NotPeriodic("with one layer more the call goes over its layers more or less often")
     courses = [_course(few, a, more, b) for a, b in zip(few.sweeps, more.sweeps, strict=True)]
     patterns = []
     for index, course in enumerate(courses):
@@ -70,17 +62,14 @@ def _course(few: Cut, a: Sweep, more: Cut, b: Sweep) -> Course:
         last = line_through([(0, few.last(a.stack), a.last), (0, more.last(b.stack), b.last)])
         if first and last and (a.step == b.step or len(a.visits) == 1):
             return Course(a.stack, first, last, b.step, grown == 1)
-    raise NotPeriodic(
-        f"with one layer more the call goes from {b.stack} {b.number} to {b.last} "
-        f"where it went from {a.stack} {a.number} to {a.last}"
-    )
+    raise NotPeriodic("with one layer more the call takes another way over its layers")
 
 
 def _visits(
     course: Course, copies: Mapping[str, Sequence[_Copy]], courses: Sequence[Course], more: Cut
 ) -> dict[str, tuple[Step, ...]]:
     if course.grows and "middle" not in copies:
-        raise NotPeriodic(f"too few layers of {course.stack} were run to see what the ones between do")
+        raise NotPeriodic("too few layers were run to see what the ones between do")
     visits = {}
     for name, found in copies.items():
         seen, middle = list(found), course.grows and name == "middle"
@@ -88,28 +77,15 @@ def _visits(
             length = len(seen[0].visit)  # what the sweep's last layer does first is what the ones before it do
             seen = [_Copy(one.cut, one.number, one.visit[:length]) for one in copies.get("tail", ())] + seen
         if len(seen) < 2 or seen[-1].cut is not more:
-            raise NotPeriodic(f"what {course.stack} {seen[0].number} does was seen only once")
-        for one, other in pairwise(seen):
-            _ask_alike(course, one, other)
-        steps = []
-        for index in range(len(seen[-1].visit)):
-            steps.append(_step(course, seen, index, courses, may_grow=not middle))
-        visits[name] = tuple(steps)
+            raise NotPeriodic("what a layer does was seen only once")
+        _ask_equal([[_plain(event) for event in one.visit] for one in seen])
+        places = range(len(seen[-1].visit))
+        visits[name] = tuple(_step(seen, index, courses, may_grow=not middle) for index in places)
     return visits
 
 
-def _ask_alike(course: Course, one: _Copy, other: _Copy) -> None:
-    """Both do the same kinds of things in the same order."""
-    for a, b in zip(one.visit, other.visit, strict=False):
-        if _plain(a) != _plain(b):
-            raise _unlike(course, one, other, told(a), told(b))
-    if len(one.visit) != len(other.visit):
-        length = min(len(one.visit), len(other.visit))
-        ends = [told(copy.visit[length]) if len(copy.visit) > length else "nothing more" for copy in (one, other)]
-        raise _unlike(course, one, other, *ends)
-
-
 def _plain(event: Event) -> tuple[object, ...]:
+    """What is the same in all layers that are alike."""
     if isinstance(event, Op):
         return event.name, event.place, event.dtype
     if isinstance(event, Alloc):
@@ -117,37 +93,27 @@ def _plain(event: Event) -> tuple[object, ...]:
     return ()
 
 
-def _unlike(course: Course, one: _Copy, other: _Copy, a: str, b: str) -> NotPeriodic:
-    def name(copy: _Copy) -> str:
-        if course.stack is None:
-            return "what comes before all layers"
-        return f"{course.stack} {copy.number} of {copy.cut.trace.layers[course.stack]}"
-
-    return NotPeriodic(f"{name(one)} and {name(other)} differ: {a}; {b}")
-
-
-def _ask_equal(course: Course, seen: Sequence[_Copy], values: Sequence[object], words: Sequence[str]) -> None:
+def _ask_equal(values: Sequence[object]) -> None:
     """All copies have this in common."""
-    for copy, value, word in zip(seen, values, words, strict=True):
-        if value != values[-1]:
-            raise _unlike(course, copy, seen[-1], word, words[-1])
+    if any(value != values[-1] for value in values):
+        raise NotPeriodic("layers differ")
 
 
-def _step(course: Course, seen: Sequence[_Copy], index: int, courses: Sequence[Course], may_grow: bool) -> Step:
+def _step(seen: Sequence[_Copy], index: int, courses: Sequence[Course], may_grow: bool) -> Step:
     events = [copy.visit[index] for copy in seen]
-    tag = _tag(course, seen, events)
+    tag = _tag(seen, events)
     grown = may_grow and not isinstance(tag, Tag)
     now = events[-1]
     if isinstance(now, Op):
         values = [(op.flops, op.bytes_moved, op.launches) for op in events if isinstance(op, Op)]
         if not grown:
-            _ask_equal(course, seen, values, [told(event) for event in events])
+            _ask_equal(values)
         x, y = values[0], values[-1]
         growth = (y[0] - x[0], y[1] - x[1], y[2] - x[2])
         return Did(now, tag, growth if any(growth) else None, _have_lists(seen, events))
     if isinstance(now, Alloc):
-        return _made(course, seen, [event for event in events if isinstance(event, Alloc)], tag, grown)
-    return _freed(course, seen, [event for event in events if isinstance(event, Free)], tag, courses)
+        return _made(seen, [event for event in events if isinstance(event, Alloc)], tag, grown)
+    return _freed(seen, [event for event in events if isinstance(event, Free)], tag, courses)
 
 
 def _have_lists(seen: Sequence[_Copy], events: Sequence[Event]) -> bool:
@@ -161,43 +127,31 @@ def _have_lists(seen: Sequence[_Copy], events: Sequence[Event]) -> bool:
     )
 
 
-def _tag(course: Course, seen: Sequence[_Copy], events: Sequence[Event]) -> Tag | Layer | None:
+def _tag(seen: Sequence[_Copy], events: Sequence[Event]) -> Tag | Layer | None:
     tag = events[-1].layer
     if tag is None or tag.stack not in seen[-1].cut.stacks:
         if all(event.layer == tag for event in events):
             return tag
     elif all(event.layer is not None and event.layer.stack == tag.stack for event in events):
         numbers = [event.layer.number for event in events if event.layer is not None]
-        line = line_through([(one.number, one.last(tag.stack), n) for one, n in zip(seen, numbers, strict=True)])
+        line = line_through([(one.number, one.cut.last(tag.stack), n) for one, n in zip(seen, numbers, strict=True)])
         if line is not None:
             return Tag(tag.stack, line)
-    raise _unlike(course, seen[0], seen[-1], told(events[0]), told(events[-1]))
+    raise NotPeriodic("what layers do belongs to other layers")
 
 
-def _made(course: Course, seen: Sequence[_Copy], allocs: Sequence[Alloc], tag: Tag | Layer | None, grown: bool) -> Made:
+def _made(seen: Sequence[_Copy], allocs: Sequence[Alloc], tag: Tag | Layer | None, grown: bool) -> Made:
     traces = [copy.cut.trace for copy in seen]
     uses = [trace.uses.get(alloc.block) for trace, alloc in zip(traces, allocs, strict=True)]
     lasting = [alloc.block in trace.result_blocks for trace, alloc in zip(traces, allocs, strict=True)]
     sizes = [alloc.size_bytes for alloc in allocs]
     shape_growth = _shape_growth(uses[0], uses[-1]) if grown else None
-    words = [told(alloc) for alloc in allocs]
     if not grown:
-        _ask_equal(course, seen, sizes, words)
+        _ask_equal(sizes)
     if shape_growth is None:
-        _ask_equal(course, seen, uses, [f"{word}, {_purpose(use)}" for word, use in zip(words, uses, strict=True)])
-    _ask_equal(
-        course,
-        seen,
-        lasting,
-        [f"{word}, {'of the result' * last or 'let go'}" for word, last in zip(words, lasting, strict=True)],
-    )
+        _ask_equal(uses)
+    _ask_equal(lasting)
     return Made(allocs[-1], tag, sizes[-1] - sizes[0], uses[-1], shape_growth, lasting[-1])
-
-
-def _purpose(use: Use | None) -> str:
-    if use is None:
-        return "for nothing known"
-    return f"for {use.kind}" + (f", saved as {use.saved.dtype} {list(use.saved.shape)}" if use.saved else "")
 
 
 def _shape_growth(one: Use | None, other: Use | None) -> tuple[int, ...] | None:
@@ -211,21 +165,18 @@ def _shape_growth(one: Use | None, other: Use | None) -> tuple[int, ...] | None:
     return tuple(b - a for a, b in zip(one.saved.shape, other.saved.shape, strict=True))
 
 
-def _freed(
-    course: Course, seen: Sequence[_Copy], frees: Sequence[Free], tag: Tag | Layer | None, courses: Sequence[Course]
-) -> Freed:
+def _freed(seen: Sequence[_Copy], frees: Sequence[Free], tag: Tag | Layer | None, courses: Sequence[Course]) -> Freed:
     places = [copy.cut.made[free.block] for copy, free in zip(seen, frees, strict=True)]
     stacks = {courses[place.sweep].stack for place in places}
     stack = stacks.pop()
     line = line_through(
-        [(copy.number, copy.last(stack), place.number) for copy, place in zip(seen, places, strict=True)]
+        [(copy.number, copy.cut.last(stack), place.number) for copy, place in zip(seen, places, strict=True)]
     )
     targets: dict[str, tuple[int, int]] = {}
-    clear = not stacks and line is not None
+    clear = not stacks
     for copy, place in zip(seen, places, strict=True):
-        role = courses[place.sweep].role(place.number, copy.last(stack))
+        role = courses[place.sweep].role(place.number, copy.cut.last(stack))
         clear = clear and targets.setdefault(role, (place.sweep, place.ordinal)) == (place.sweep, place.ordinal)
     if not clear or line is None:
-        words = [f"{told(frees[i])}, made in {courses[places[i].sweep].stack} {places[i].number}" for i in (0, -1)]
-        raise _unlike(course, seen[0], seen[-1], words[0], words[-1])
+        raise NotPeriodic("layers free blocks that were made elsewhere")
     return Freed(tag, stack, line, targets)

@@ -16,7 +16,7 @@ from perflab.predicted.trace.trace import Alloc, Layer, Op, Use
 
 
 class NotPeriodic(Exception):  # noqa: N818 - an answer, not a mistake
-    """The layers do not repeat in a way that is understood here. Its text says where, in a sentence."""
+    """The layers do not repeat in a way that is understood here. Its text says why, for who reads a traceback."""
 
 
 class Line(NamedTuple):

@@ -10,6 +10,7 @@ a list that is cut into pieces once it is long. That the layers of a stack are b
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 
 from perflab.predicted.layers.find_patterns import find_patterns
@@ -17,8 +18,6 @@ from perflab.predicted.layers.patterns import OWN, Did, Freed, Line, Made, NotPe
 from perflab.predicted.layers.same import same
 from perflab.predicted.layers.sweeps import READINGS, cut
 from perflab.predicted.trace.trace import Alloc, Event, Free, Layer, Op, Trace, Use
-
-__all__ = ["NotPeriodic", "same", "unroll"]
 
 
 def unroll(few: Trace, more: Trace, layers: Mapping[str, int]) -> Trace:
@@ -42,47 +41,26 @@ def unroll(few: Trace, more: Trace, layers: Mapping[str, int]) -> Trace:
         ValueError: the stacks do not fit together, or fewer layers are wanted than were traced.
     """
     stacks, layers = _unrolled(few, more, layers), {**few.layers, **layers}
-    refusal: NotPeriodic | None = None
     for reading in READINGS:
-        try:
+        with contextlib.suppress(NotPeriodic):
             cuts = [cut(trace, stacks, reading) for trace in (few, more)]
             patterns, held_sweeps = find_patterns(*cuts), cuts[0].held_sweeps
-            for seen in (few, more):
-                difference = same(_laid_out(patterns, held_sweeps, few, more, seen.layers), seen)
-                if difference:
-                    raise NotPeriodic(
-                        f"laid out as they were understood, the layers are not as they were: {difference}"
-                    )
-            return _laid_out(patterns, held_sweeps, few, more, layers)
-        except NotPeriodic as found:
-            refusal = refusal or found
-    assert refusal is not None
-    raise refusal
+            if all(same(_laid_out(patterns, held_sweeps, few, more, seen.layers), seen) for seen in (few, more)):
+                return _laid_out(patterns, held_sweeps, few, more, layers)
+    raise NotPeriodic("in no reading of the traces the layers repeat")
 
 
 def _unrolled(few: Trace, more: Trace, layers: Mapping[str, int]) -> frozenset[str]:
     """The stacks with a layer more, when all numbers fit together."""
-    grown_stacks = {stack for stack, number in more.layers.items() if number != few.layers.get(stack)}
-    if few.layers.keys() != more.layers.keys() or not grown_stacks <= layers.keys() <= more.layers.keys():
-        raise ValueError(
-            f"the traces have the stacks {sorted(few.layers)} and {sorted(more.layers)}, and layers are wanted of "
-            f"{sorted(layers)}; name the same in all three"
-        )
-    if not grown_stacks:
-        raise ValueError(f"both traces have the layers {dict(few.layers)}; trace one with one layer more")
-    for stack, number in few.layers.items():
-        grown, wanted = more.layers[stack] - number, layers.get(stack, number)
-        if grown not in (0, 1):
-            raise ValueError(f"{stack} has {number} and {number + grown} layers; trace it with one more, or as many")
-        if not grown and wanted != number:
+    for stack in {**few.layers, **more.layers, **layers}:
+        number, one_more = few.layers.get(stack, 0), more.layers.get(stack, 0)
+        wanted = layers.get(stack, number)
+        if not (number == one_more == wanted > 0 or (3 <= number == one_more - 1 and number <= wanted)):
             raise ValueError(
-                f"{wanted} layers of {stack} are wanted, and both traces have {number}; give one with one more"
+                f"{wanted} layers of {stack} are wanted, and it was traced with {number} and {one_more}; trace it with "
+                "as many as are wanted, or with three or more and one more"
             )
-        if grown and number < 3:
-            raise ValueError(f"{stack} was traced with {number} layers; trace it with 3: a first, one between, a last")
-        if wanted < number:
-            raise ValueError(f"{wanted} layers of {stack} are wanted, fewer than the {number} that were traced")
-    return frozenset(grown_stacks)
+    return frozenset(stack for stack, number in more.layers.items() if number != few.layers[stack])
 
 
 def _laid_out(
@@ -138,7 +116,7 @@ class _Layout:
             own = Layer(stack, number) if stack is not None else None
             pattern = visits.get(course.pattern(number, self.last(stack)))
             if pattern is None:
-                raise NotPeriodic(f"too few layers of {stack} were traced to see what one between others does")
+                raise NotPeriodic("too few layers were traced to see what one between others does")
             for step in pattern:
                 layer = step.tag if not isinstance(step.tag, Tag) else own
                 if isinstance(step.tag, Tag) and step.tag != own_tag:
@@ -154,7 +132,7 @@ class _Layout:
         """The number of a stack's layer as a layer sees it, which may be another stack's."""
         last = self.last(stack)
         if line.of_number and stack != own_stack and last != self.last(own_stack):
-            raise NotPeriodic(f"layers of {own_stack} go with layers of {stack} one by one, and there are not as many")
+            raise NotPeriodic("layers of two stacks go with each other one by one, and there are not as many")
         return line.at(own_number, last)
 
     def grown(self, value: int, growth: int) -> int:
@@ -205,7 +183,7 @@ class _Layout:
             if block < self.blocks and block not in self.freed:
                 self.freed.add(block)
                 return block
-        raise NotPeriodic(f"which block of {step.stack} {number} is freed in {own_stack} {own_number} cannot be told")
+        raise NotPeriodic("which block is freed cannot be told")
 
 
 def _layers_more(few: Trace, more: Trace, layers: Mapping[str, int]) -> int | None:
@@ -232,7 +210,7 @@ def _parameters(few: Trace, more: Trace, layers: Mapping[str, int]) -> int:
     for stack, number in layers.items():
         grown, rest = divmod((now.get(stack, 0) - before.get(stack, 0)) * more.parameters, size_now)
         if rest:
-            raise NotPeriodic(f"how many parameters a layer of {stack} has cannot be told from its bytes")
+            raise NotPeriodic("how many parameters a layer has cannot be told from its bytes")
         wanted += grown * (number - more.layers[stack])
     return wanted
 

@@ -1,21 +1,24 @@
-"""Sums up a trace: peak memory and its composition, costs of operators, saved tensors. Pure."""
+"""Sums up a trace: peak memory and its composition, live bytes over time, costs of operators, saved tensors. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
-from perflab.predicted.records import KINDS, Cost, PeakPart, SavedTensors
+from perflab.predicted.records import KINDS, Cost, PeakPart, SavedTensors, Timeline
 from perflab.predicted.trace.trace import Alloc, Free, Op, Trace
 
 BLOCK_BYTES = 512
 """CUDA's caching allocator gives out multiples of it (``kMinBlockSize``)."""
+STRETCHES = 120
+"""Of a timeline: as many as a picture has room for."""
 Rounding = Callable[[int], int]
 Bound = Callable[[Op], float | None]
 
 
 def rounded_as_on_cuda(size_bytes: int) -> int:
-    """What a request takes of the caching allocator."""
+    """What a request takes of the caching allocator: ``round_size()``, but for none, which takes nothing."""
     return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
@@ -41,7 +44,7 @@ def account_of(trace: Trace, *, rounded: Rounding = rounded_as_on_cuda, roofline
         rounded: what a block of so many bytes takes.
         roofline_ns: the roofline time of one operator, None where there is none.
     """
-    sizes = {alloc.block: rounded(alloc.size_bytes) for alloc in _allocs(trace)}
+    sizes = _sizes(trace, rounded)
     held_bytes = sum(sizes[alloc.block] for alloc in trace.held)
     peak_bytes, alive = _peak(trace, sizes)
     parts = _parts(trace, sizes, alive)
@@ -59,9 +62,33 @@ def account_of(trace: Trace, *, rounded: Rounding = rounded_as_on_cuda, roofline
     )
 
 
-def peak_of(trace: Trace, rounded: Rounding = rounded_as_on_cuda) -> int:
+def peak_of(trace: Trace) -> int:
     """The peak alone."""
-    return _peak(trace, {alloc.block: rounded(alloc.size_bytes) for alloc in _allocs(trace)})[0]
+    return _peak(trace, _sizes(trace))[0]
+
+
+def timeline_of(trace: Trace) -> Timeline:
+    """The highest level in each stretch. Stretches have equally many allocations and frees, however long those take."""
+    sizes = _sizes(trace)
+    level = sum(sizes[one.block] for one in trace.held)
+    levels, begins = [level], dict[str, int]()
+    for event in trace.events:
+        if isinstance(event, Alloc | Op) and event.place.phase:
+            begins.setdefault(event.place.phase, len(levels))
+        if isinstance(event, Op):
+            continue
+        level += sizes[event.block] if isinstance(event, Alloc) else -sizes[event.block]
+        levels.append(level)
+    many = min(STRETCHES, len(levels))
+    edges = [len(levels) * number // many for number in range(many + 1)]
+    highest = [max(levels[start:end]) for start, end in pairwise(edges)]
+    phases = {name: min(sum(edge <= at for edge in edges) - 1, many - 1) for name, at in begins.items()}
+    return Timeline(highest_bytes=highest, phases=phases)
+
+
+def _sizes(trace: Trace, rounded: Rounding = rounded_as_on_cuda) -> dict[int, int]:
+    """What each block takes."""
+    return {alloc.block: rounded(alloc.size_bytes) for alloc in _allocs(trace)}
 
 
 def _allocs(trace: Trace) -> Iterable[Alloc]:

@@ -2,10 +2,10 @@
 
 The rules are those of ``DeviceCachingAllocator`` in ``c10/cuda/CUDACachingAllocator.cpp``, the constants those of
 ``c10/core/AllocatorConfig.h`` (PyTorch 2.13); each is named where it is followed. They are exact for what is modelled:
-one stream and PyTorch's default settings, so no expandable segments, no ``max_split_size``, no garbage collection, no
-rounding to powers of two, no pools of CUDA graphs. What a real process reserves is still only *estimated* by it: the
-addresses that ``cudaMalloc`` gives are not known and break ties, blocks that another stream used come back late
-(``record_stream``), and libraries allocate as well. What is allocated, and when, is ``replay``'s to know.
+one stream, room for all segments and PyTorch's default settings, so no expandable segments, no ``max_split_size``, no
+garbage collection, no rounding to powers of two, no pools of CUDA graphs. What a real process reserves is still only
+*estimated* by it: the addresses that ``cudaMalloc`` gives are not known and break ties, blocks that another stream used
+come back late (``record_stream``), and libraries allocate as well. What is allocated when is ``replay``'s to know.
 """
 
 from __future__ import annotations
@@ -14,11 +14,8 @@ from bisect import bisect_left, insort
 from collections.abc import Callable
 from typing import NamedTuple
 
-from perflab.errors import PerflabError
-from perflab.units import format_bytes
+from perflab.predicted.memory.account import BLOCK_BYTES, rounded_as_on_cuda
 
-MIN_BLOCK_BYTES = 512
-"""``kMinBlockSize``: sizes are multiples of it."""
 SMALL_BYTES = 2**20
 """``kSmallSize``: the largest block of the small pool; in the large one, a remainder up to this is not cut off."""
 SMALL_SEGMENT_BYTES = 2 * 2**20
@@ -31,25 +28,6 @@ SEGMENT_STEP_BYTES = 2 * 2**20
 """``kRoundLarge``: to this."""
 FIRST_ADDRESS = 0x7F00_0000_0000
 """Where the first segment is put; each further one lies behind, and no address is given twice."""
-
-
-class CardFullError(PerflabError):
-    """No room for a segment, even after all cached ones were given back: CUDA out of memory."""
-
-    def __init__(
-        self, asked_bytes: int, segment_bytes: int, capacity_bytes: int, reserved: int, allocated: int
-    ) -> None:
-        asked, needed, capacity = (format_bytes(size) for size in (asked_bytes, segment_bytes, capacity_bytes))
-        super().__init__(
-            f"no room for a block of {asked}: its segment takes {needed}, and of {capacity} {format_bytes(reserved)} "
-            f"are reserved, {format_bytes(allocated)} allocated",
-            "free blocks first, or give the model of the GPU a larger capacity_bytes",
-        )
-        self.asked_bytes = asked_bytes
-        self.segment_bytes = segment_bytes
-        self.capacity_bytes = capacity_bytes
-        self.reserved_bytes = reserved
-        self.allocated_bytes = allocated
 
 
 class BlockState(NamedTuple):
@@ -86,11 +64,6 @@ class _Block:
         self.after: _Block | None = None
 
 
-def round_size(size_bytes: int) -> int:
-    """A block's size: ``round_size()``."""
-    return max(MIN_BLOCK_BYTES, -(-size_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES)
-
-
 def segment_size(rounded_bytes: int) -> int:
     """What is asked of ``cudaMalloc`` where no free block will do: ``get_allocation_size()``."""
     if rounded_bytes <= SMALL_BYTES:
@@ -101,42 +74,31 @@ def segment_size(rounded_bytes: int) -> int:
 
 
 class CachingAllocator:
-    """The allocator of one device, for one stream.
+    """The allocator of one device that has no end of memory, for one stream.
 
     Args:
-        capacity_bytes: what the device has for segments; None: no end of it.
-        on_segment: told of each segment that is taken or given back: ``segment_alloc`` or ``segment_free``, its
-            address, its bytes.
+        on_segment: told of each segment that is taken: its address, its bytes.
     """
 
-    def __init__(
-        self, capacity_bytes: int | None = None, on_segment: Callable[[str, int, int], None] = lambda *_: None
-    ) -> None:
-        self.capacity_bytes = capacity_bytes
+    def __init__(self, on_segment: Callable[[int, int], None] = lambda *_: None) -> None:
         self.allocated_bytes = 0
         """Of blocks in use, as ``torch.cuda.memory_allocated`` counts: with a remainder that was not cut off."""
         self.reserved_bytes = 0
-        """Of all segments: ``torch.cuda.memory_reserved``."""
-        self.peak_allocated_bytes = 0
-        self.peak_reserved_bytes = 0
+        """Of all segments: ``torch.cuda.memory_reserved``. None is given back, so it never falls."""
         self._on_segment = on_segment
         self._free: dict[bool, list[tuple[int, int]]] = {True: [], False: []}  # (size, address), small pool and large
         self._blocks: dict[int, _Block] = {}
-        self._heads: set[int] = set()
+        self._heads: list[int] = []
         self._next_address = FIRST_ADDRESS
 
     def malloc(self, size_bytes: int) -> int:
-        """The address of a block of at least ``size_bytes``; 0 for none, which takes nothing.
-
-        Raises:
-            CardFullError: it would need a segment that the device has no room for.
-        """
+        """The address of a block of at least ``size_bytes``; 0 for none, which takes nothing."""
         if size_bytes == 0:
             return 0  # NativeCachingAllocator::allocate() asks for nothing then
-        size = round_size(size_bytes)
-        block = self._best_fit(size, size <= SMALL_BYTES) or self._new_segment(size_bytes, size)
+        size = rounded_as_on_cuda(size_bytes)
+        block = self._best_fit(size, size <= SMALL_BYTES) or self._new_segment(size)
         remaining = block.size - size
-        if remaining >= MIN_BLOCK_BYTES if block.small else remaining > SMALL_BYTES:  # should_split()
+        if remaining >= BLOCK_BYTES if block.small else remaining > SMALL_BYTES:  # should_split()
             rest = _Block(block.address + size, remaining, block.small)
             rest.before, rest.after = block, block.after
             if rest.after is not None:
@@ -145,7 +107,6 @@ class CachingAllocator:
             self._keep(rest)
         block.used, block.requested = True, size_bytes
         self.allocated_bytes += block.size
-        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
         return block.address
 
     def free(self, address: int) -> None:
@@ -179,22 +140,10 @@ class CachingAllocator:
             del self._blocks[after.address]
         self._keep(block)
 
-    def release_cached(self) -> None:
-        """Give all segments back that are one free block: ``release_cached_blocks()``, ``torch.cuda.empty_cache``."""
-        for small in (False, True):
-            for _, address in list(self._free[small]):
-                block = self._blocks[address]
-                if block.before is None and block.after is None:
-                    self._take(block)
-                    del self._blocks[address]
-                    self._heads.remove(address)
-                    self.reserved_bytes -= block.size
-                    self._on_segment("segment_free", address, block.size)
-
     def segments(self) -> tuple[Segment, ...]:
         """All segments by address, with their blocks."""
         found = []
-        for address in sorted(self._heads):
+        for address in self._heads:
             block: _Block | None = self._blocks[address]
             small, pieces = self._blocks[address].small, []
             while block is not None:
@@ -210,25 +159,16 @@ class CachingAllocator:
         place = bisect_left(free, (size, 0))
         return self._blocks[free.pop(place)[1]] if place < len(free) else None
 
-    def _new_segment(self, asked: int, size: int) -> _Block:
-        """``alloc_block()``, and what ``malloc()`` does when it fails."""
+    def _new_segment(self, size: int) -> _Block:
+        """``alloc_block()``."""
         needed = segment_size(size)
-        if not self._has_room(needed):
-            self.release_cached()
-            if not self._has_room(needed):
-                assert self.capacity_bytes is not None
-                raise CardFullError(asked, needed, self.capacity_bytes, self.reserved_bytes, self.allocated_bytes)
         block = _Block(self._next_address, needed, size <= SMALL_BYTES)
         self._next_address += needed
         self._blocks[block.address] = block
-        self._heads.add(block.address)
+        self._heads.append(block.address)
         self.reserved_bytes += needed
-        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
-        self._on_segment("segment_alloc", block.address, needed)
+        self._on_segment(block.address, needed)
         return block
-
-    def _has_room(self, needed: int) -> bool:
-        return self.capacity_bytes is None or self.reserved_bytes + needed <= self.capacity_bytes
 
     def _keep(self, block: _Block) -> None:
         self._blocks[block.address] = block

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from perflab.predicted.memory.account import Rounding, rounded_as_on_cuda
+from perflab.predicted.memory.account import rounded_as_on_cuda
 from perflab.predicted.trace.trace import Alloc, Free, Trace
 
 
@@ -24,9 +24,9 @@ class Outline:
     steps: tuple[int, ...]
     """A block that came, by its place in ``sizes``; or ``~place`` of one that went."""
 
-    def peak_bytes(self, rounded: Rounding = rounded_as_on_cuda) -> int:
+    def peak_bytes(self) -> int:
         """The highest level."""
-        return _peak([rounded(size) for size in self.sizes], self.steps)
+        return _peak(list(map(rounded_as_on_cuda, self.sizes)), self.steps)
 
 
 def outline_of(trace: Trace) -> Outline:
@@ -50,11 +50,9 @@ class Interpolated:
 
     Args:
         outlines: by size; of a polynomial of degree n, n + 1 are enough.
-        rounded: what a block takes.
     """
 
     outlines: Mapping[int, Outline]
-    rounded: Rounding = rounded_as_on_cuda
 
     @cached_property
     def holds(self) -> bool:
@@ -68,7 +66,7 @@ class Interpolated:
     def peak_bytes(self, size: int) -> int:
         """The peak at a size, traced or not."""
         at = _polynomial(tuple(self.outlines), size)
-        found = {column: self.rounded(max(0, at(column))) for column in set(self._columns)}
+        found = {column: rounded_as_on_cuda(max(0, at(column))) for column in set(self._columns)}
         steps = next(iter(self.outlines.values())).steps
         return _peak([found[column] for column in self._columns], steps)
 

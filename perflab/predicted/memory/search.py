@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 MOST = 2**24
-"""Where a search ends unless it is told: no context or batch is longer."""
+"""Where a search ends: no context or batch is longer."""
 TRUSTED_CALLS = 10
 """As often the curve may lead. A search that has not ended then is on stairs wider than the curve can tell."""
 _NONE: Mapping[int, int] = MappingProxyType({})
@@ -25,36 +25,26 @@ def largest(
     start: int,
     step: int = 1,
     known: Mapping[int, int] = _NONE,
-    most: int = MOST,
 ) -> int | None:
     """The largest multiple of ``step`` whose peak fits into the room; None: not even ``step`` itself does.
 
     It fits, and the next multiple does not: both were asked, or follow from a known larger size that fits, or a smaller
-    one that does not. ``most`` is never passed: an answer of ``most``, rounded down to a multiple, means "that, or
+    one that does not. ``MOST`` is never passed: an answer of ``MOST``, rounded down to a multiple, means "that, or
     more". Where peaks are not quite monotone, the answer is one of the places where fitting ends.
 
     Where two points of a line are known two calls are enough, where one is three; a parabola takes one more. It never
-    takes more than ``TRUSTED_CALLS`` beyond what halving everything up to ``most`` would.
+    takes more than ``TRUSTED_CALLS`` beyond what halving everything up to ``MOST`` would.
 
     Args:
         peak_bytes: peak memory at a size, in bytes; not decreasing.
         room_bytes: what it has to fit into, in bytes.
-        start: where to begin if nothing is known, such as the size that is run.
-        step: what sizes are multiples of.
+        start: where to begin if nothing is known, such as the size that is run; 1 or more.
+        step: what sizes are multiples of; 1 or more.
         known: peaks in bytes by size that are known already; they need not be multiples.
-        most: the largest size that is of interest.
-
-    Raises:
-        ValueError: ``start`` or ``step`` below 1, or ``most`` below ``step``.
     """
-    if start < 1 or step < 1 or most < step:
-        raise ValueError(
-            f"the search starts at {start}, in steps of {step}, up to {most}; "
-            "start and step have to be at least 1, and most at least one step"
-        )
     points = dict(known)
     # In steps: `fits` does or is 0, `over` does not or is past the end.
-    end = most // step + 1
+    end = MOST // step + 1
     over = min([end, *(-(-size // step) for size, peak in points.items() if size > 0 and peak > room_bytes)])
     settled = [min(size // step, end - 1) for size, peak in points.items() if peak <= room_bytes]
     fits = max([0, *(number for number in settled if number < over)])

@@ -1,24 +1,19 @@
 """Writes a prediction as a PyTorch memory snapshot.
 
-Two forms, those of the ``memory_snapshot`` fixture. ``write_snapshot``: PyTorch's own pickle, which
-https://pytorch.org/memory_viz and ``torch.cuda._memory_viz`` read; its addresses and segments are the model's
-(``replay``), so they are an estimate. ``write_timeline``: blocks without addresses, as JSON, as on a CPU; exact.
-
-Both begin with the call, as a recording does: what is held is there already. The pickle is of the last round of the
-replay, when the cache is warm, or of the one that ran out of memory.
+The pickle is PyTorch's own, which https://pytorch.org/memory_viz and ``torch.cuda._memory_viz`` read; its addresses and
+segments are the model's (``replay``), so they are an estimate. It begins with the call, as a recording does: what is
+held is there already. It is of the last round of the replay, when the cache is warm.
 """
 
 from __future__ import annotations
 
-import os
 import pickle
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from perflab.event_lines import as_lines
-from perflab.predicted.memory.caching_allocator import BlockState, Segment, round_size
+from perflab.files import write_whole
+from perflab.predicted.memory.caching_allocator import BlockState, Segment
 from perflab.predicted.memory.replay import WORKSPACES, Replay, replay
 from perflab.predicted.trace.trace import Alloc, Free, Op, Trace
 
@@ -31,14 +26,7 @@ TimeOf = Callable[[Op], float]
 """An operator's time in nanoseconds."""
 
 
-def write_snapshot(
-    trace: Trace,
-    path: Path,
-    *,
-    capacity_bytes: int | None = None,
-    workspace_bytes: int = 0,
-    time_of: TimeOf | None = None,
-) -> Path:
+def write_snapshot(trace: Trace, path: Path, *, workspace_bytes: int = 0, time_of: TimeOf) -> Path:
     """Write PyTorch's memory snapshot of the call, as ``torch.cuda.memory._dump_snapshot`` would.
 
     A block's frame is the line that asked for it, with the operator and the module as the function's name. Its
@@ -49,90 +37,24 @@ def write_snapshot(
     Args:
         trace: the call.
         path: where to write, without the ending ``.pickle``.
-        capacity_bytes, workspace_bytes: as in ``replay``. A snapshot of a call that does not fit ends with ``oom``.
-        time_of: an operator's time; ``time_us`` is then the predicted time. None: it is the number of the event.
+        workspace_bytes: as in ``replay``.
+        time_of: an operator's time.
 
     Raises:
         OSError: the file cannot be written.
     """
-    played = replay(trace, capacity_bytes=capacity_bytes, workspace_bytes=workspace_bytes)
     target = path.with_name(path.name + ".pickle")
-    _write_whole(target, pickle.dumps(_Snapshot(trace, played, capacity_bytes, time_of).content(), protocol=PROTOCOL))
-    return target
-
-
-def write_timeline(trace: Trace, path: Path, *, rounded: bool = False, time_of: TimeOf | None = None) -> Path:
-    """Write the rise and fall of memory during the call, as ``record_memory`` writes it on a CPU.
-
-    ``events`` are ``[time, bytes, block, place]``, bytes negative for a free; ``peak_bytes`` is the highest rise above
-    the beginning; the further key ``time`` says what the times are: ``predicted ns``, or ``event``, the number of the
-    event in the trace. ``before`` are ``[block, bytes, place]`` of what was held, ``marks`` are ``[event, phase]``
-    where a phase begins.
-
-    Args:
-        trace: the call.
-        path: where to write, without the ending ``.json``.
-        rounded: blocks as CUDA's allocator rounds them, to 512 B; else as they were asked for, as on a CPU.
-        time_of: an operator's time; None: times are numbers of events.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    sizes = {block.block: block.size_bytes for block in (*trace.held, *trace.events) if isinstance(block, Alloc)}
-    if rounded:
-        sizes = {block: round_size(size) if size else 0 for block, size in sizes.items()}
-    places: dict[tuple[Any, ...], int] = {}
-    place_of: dict[int, int] = {}
-    for block in (*trace.held, *trace.events):
-        if isinstance(block, Alloc):
-            file, line = _split(block.place.line)
-            use = trace.uses.get(block.block)
-            kind = use.kind if use else ""
-            place = (block.operator, _module(block), block.place.phase, kind, file, line, _tensor(trace, block))
-            place_of[block.block] = places.setdefault(place, len(places))
-    history: list[list[int]] = []
-    marks, level, peak = [[0, ""]], 0, 0
-    for event, time, phase in zip(trace.events, _times(trace, time_of), _phases(trace), strict=True):
-        if not isinstance(event, Op) and sizes[event.block]:
-            change = sizes[event.block] if isinstance(event, Alloc) else -sizes[event.block]
-            history.append([time, change, event.block, place_of[event.block]])
-            level += change
-            peak = max(peak, level)
-            if phase != marks[-1][1]:
-                marks.append([len(history) - 1, phase])
-    head = {
-        "schema": 3,
-        "device": "cuda" if rounded else "cpu",
-        "source": "perflab, predicted",
-        "peak_bytes": peak,
-        "time": "event" if time_of is None else "predicted ns",
-        "marks": marks,
-        "places": [
-            {
-                "operator": operator,
-                "module": module,
-                "phase": phase,
-                "category": kind,
-                "frames": [[file, line, operator]],
-                "tensor": tensor,
-            }
-            for operator, module, phase, kind, file, line, tensor in places
-        ],
-        "before": [[held.block, sizes[held.block], place_of[held.block]] for held in trace.held if sizes[held.block]],
-    }
-    target = path.with_name(path.name + ".json")
-    _write_whole(target, b"".join(as_lines(head, history)))
+    content = _Snapshot(trace, replay(trace, workspace_bytes), time_of).content()
+    write_whole(target, pickle.dumps(content, protocol=PROTOCOL))
     return target
 
 
 class _Snapshot:
-    def __init__(self, trace: Trace, played: Replay, capacity_bytes: int | None, time_of: TimeOf | None) -> None:
+    def __init__(self, trace: Trace, played: Replay, time_of: TimeOf) -> None:
         self.trace = trace
         self.played = played
-        self.capacity_bytes = capacity_bytes
-        self.times = list(_times(trace, time_of))
+        self.times_us = list(_times_us(trace, time_of))
         self.phases = list(_phases(trace))
-        self.unit = 1.0 if time_of is None else 1e3
         self.frames: dict[tuple[str, int, str], list[dict[str, Any]]] = {}
 
     def content(self) -> dict[str, Any]:
@@ -151,26 +73,23 @@ class _Snapshot:
                 "roundup_power2_divisions": {},
             },
             "external_annotations": [],
-            "perflab": {"kind": "prediction", "times": "event" if self.unit == 1.0 else "predicted us"},
+            "perflab": {"kind": "prediction", "times": "predicted us"},
         }
 
     def _trace(self) -> Iterator[dict[str, Any]]:
         time_us = 0
         for entry in self.played.log:
-            time_us = int(self.times[entry.event] / self.unit) if entry.event >= 0 else 0
+            time_us = self.times_us[entry.event]
             common = {
                 "size": entry.size_bytes,
                 "stream": 0,
                 "time_us": time_us,
-                "frames": self._frames(entry.block) if entry.block else [],
+                "frames": self._frames(entry.block),
+                "addr": entry.address,
             }
-            if entry.action == "oom":
-                yield {"action": "oom", "device_free": self._room(), **common}
-                continue
-            common["addr"] = entry.address
-            if entry.action in ("alloc", "free") and entry.block is not None:
+            if entry.action != "segment_alloc":
                 common |= self._labels(entry.block)
-            if entry.event >= 0 and self.phases[entry.event]:
+            if self.phases[entry.event]:
                 common["user_metadata"] = self.phases[entry.event]
             for action in ("free_requested", "free_completed") if entry.action == "free" else (entry.action,):
                 yield {"action": action, **common}
@@ -242,10 +161,6 @@ class _Snapshot:
         use = self.trace.uses.get(block.block)
         return use.kind if use else "unknown"
 
-    def _room(self) -> int:
-        reserved = sum(segment.size_bytes for segment in self.played.segments)
-        return (self.capacity_bytes or 0) - reserved
-
 
 def _tensor(trace: Trace, block: Alloc) -> str:
     """``(4, 1024, 2560) float32`` of what autograd saved; of other blocks shapes are not known."""
@@ -276,27 +191,10 @@ def _phases(trace: Trace) -> Iterator[str]:
         yield phase
 
 
-def _times(trace: Trace, time_of: TimeOf | None) -> Iterator[int]:
+def _times_us(trace: Trace, time_of: TimeOf) -> Iterator[int]:
     """When each event is: after the operators before it, an operator itself at its beginning."""
-    if time_of is None:
-        yield from range(len(trace.events))
-        return
     passed_ns = 0.0
     for event in trace.events:
-        yield round(passed_ns)
+        yield int(round(passed_ns) / 1e3)
         if isinstance(event, Op):
             passed_ns += time_of(event)
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """To a file beside it, then renamed: a reader meets the old file or the new one, never half."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise

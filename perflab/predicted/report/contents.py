@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from perflab.data import changed
-from perflab.predicted.records import Cost, PredictedCase, Prediction, Timeline
+from perflab.predicted.records import Cost, PredictedCase, Prediction
 from perflab.predicted.report.detail import grouped
 from perflab.predicted.report.facts import dry_run_facts, filled_by, fit_facts, memory_facts, time_facts
 from perflab.report.contents import Case, MemoryTimeline, Quantity, Table, exact_quantities, first_rows, quantity
@@ -20,7 +20,7 @@ def describe(result: Result, case: Case) -> Case:
     outcome = result.outcome
     if not isinstance(outcome, PredictedCase):  # it came to nothing
         return case
-    now = outcome.now
+    now, live = outcome.now, outcome.now.timeline
     facts = [*filter(None, [filled_by(now)]), *fit_facts(now), *time_facts(now), *memory_facts(now)]
     facts += [*dry_run_facts(now), *now.notes]
     return changed(
@@ -29,7 +29,7 @@ def describe(result: Result, case: Case) -> Case:
         quantities=_quantities(result, now),
         memory={kind: size for kind, size in now.composition.items() if size},
         memory_beside=_beside(now),
-        timeline=_timeline(now.timeline) if now.timeline is not None else None,
+        timeline=MemoryTimeline(highest_bytes=live.highest_bytes, phases=live.phases) if live is not None else None,
         tables=_tables(now),
         facts=facts,
         compared_by={"GPU": now.place, "torch": now.torch},
@@ -50,10 +50,6 @@ def _quantities(result: Result, now: Prediction) -> dict[str, Quantity]:
         if ns is not None:
             found[name] = quantity("ns", ns, exact=True)
     return found
-
-
-def _timeline(found: Timeline) -> MemoryTimeline:
-    return MemoryTimeline(highest_bytes=found.highest_bytes, phases=found.phases)
 
 
 def _beside(now: Prediction) -> dict[str, int]:

@@ -159,16 +159,13 @@ def _numbers(costs: Sequence[Cost], everything: Sequence[Cost], phases: Sequence
 
 def _said_of_work(now: Prediction, width: int) -> list[str]:
     """What the tables' words mean in this case."""
-    facts = [f"{stack}.* is {many} layers" for stack, many in now.layers.items() if f"{stack}.*" in _modules(now)]
+    modules = " ".join(f"{cost.module} " for cost in now.costs)
+    facts = [f"{stack}.* is {many} layers" for stack, many in now.layers.items() if f"{stack}.*" in modules]
     if now.traced_layers:
         facts.append(f"made of traces with {' and '.join(map(str, now.traced_layers))} of them")
     if now.roofline_ns is not None:
         facts.append(f"time is a share of the roofline's {format_ns(now.roofline_ns)}")
     return wrapped_facts(facts, width) if facts else []
-
-
-def _modules(now: Prediction) -> str:
-    return " ".join(f"{cost.module} " for cost in now.costs)
 
 
 def _time(costs: Sequence[Cost]) -> float:

@@ -38,6 +38,12 @@ class Checkpoint:
     """Where it keeps most."""
     frees_bytes: int
     """At most: what it keeps, without one layer's, which is there again while that layer is run again."""
+    peak_bytes: int
+
+    def __str__(self) -> str:
+        where = f"{self.module} ({self.line})" if self.line else self.module
+        freed = f"frees up to {format_bytes(self.frees_bytes)} of {format_bytes(self.peak_bytes)}"
+        return f"checkpoint first: {where}, {freed}"
 
 
 def percent(share: float) -> str:
@@ -153,14 +159,9 @@ def compute_bound(now: Prediction) -> float | None:
         return None
     ns_per_byte = moving.roofline_ns / moving.bytes_moved
     rounding = 1.001
-    return (
-        sum(
-            one.roofline_ns
-            for one in now.costs
-            if one.flops and one.roofline_ns > rounding * one.bytes_moved * ns_per_byte
-        )
-        / total_ns
-    )
+    computing = (one for one in now.costs if one.flops)
+    longer = (one for one in computing if one.roofline_ns > rounding * one.bytes_moved * ns_per_byte)
+    return sum(one.roofline_ns for one in longer) / total_ns
 
 
 def intensity(flops: int, bytes_moved: int) -> str:
@@ -189,17 +190,7 @@ def first_to_checkpoint(now: Prediction) -> Checkpoint | None:
     layers = max((many for stack, many in now.layers.items() if f"{module}.".startswith(f"{stack}.*.")), default=1)
     kept_bytes = sum(one.size_bytes for one in inside)
     frees_bytes = kept_bytes * (layers - 1) // layers
-    return Checkpoint(module, inside[0].line, frees_bytes) if frees_bytes else None
-
-
-def checkpoint_first(now: Prediction) -> str | None:
-    """What to checkpoint first, and what that frees at most; None where there is nothing to say."""
-    found = first_to_checkpoint(now)
-    if found is None:
-        return None
-    where = f"{found.module} ({found.line})" if found.line else found.module
-    freed = f"frees up to {format_bytes(found.frees_bytes)} of {format_bytes(now.peak_bytes)}"
-    return f"checkpoint first: {where}, {freed}"
+    return Checkpoint(module, inside[0].line, frees_bytes, now.peak_bytes) if frees_bytes else None
 
 
 def _remedies(now: Prediction, fit: Fit) -> str:

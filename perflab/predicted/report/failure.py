@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perflab.predicted.records import PredictedBaseline, PredictedCase, Prediction
-from perflab.predicted.report.facts import checkpoint_first, fit_facts
+from perflab.predicted.report.facts import first_to_checkpoint, fit_facts
 from perflab.predicted.report.table import QUANTITIES, WIDTH, amount, signed, wrapped
 from perflab.records import Change, Verdict
 from perflab.report.escaping import lines_of
@@ -80,6 +80,6 @@ def _no_room(case: PredictedCase) -> list[str]:
         return []
     did = before is not None and before.peak_bytes + now.workspace_bytes <= now.fit.room_bytes
     said = f"{'no longer fits' if did else 'does not fit'} {now.gpu}, which has {format_bytes(now.fit.room_bytes)}"
-    first = checkpoint_first(now)
+    first = first_to_checkpoint(now)
     facts = [text for line in wrap_facts(fit_facts(now), WIDTH) for text in wrapped(line, WIDTH)]
-    return [*wrapped(said, WIDTH), *facts, *(wrapped(first, WIDTH) if first is not None else [])]
+    return [*wrapped(said, WIDTH), *facts, *(wrapped(str(first), WIDTH) if first is not None else [])]

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 
 from perflab.predicted.records import PredictedCase, Prediction, gpu_of
 from perflab.predicted.report.facts import (
-    checkpoint_first,
     dry_run_facts,
     filled_by,
     first_to_checkpoint,
@@ -240,10 +239,8 @@ def _to_checkpoint(results: Sequence[Result]) -> list[str]:
     """Each module once, with the case in which running it again would free most."""
     most: dict[str, tuple[int, int, str]] = {}
     for name, now in zip(names_of(results), map(_prediction, results), strict=True):
-        if now is None:
-            continue
-        found, said = first_to_checkpoint(now), checkpoint_first(now)
+        found = first_to_checkpoint(now) if now is not None else None
         if found is not None:
-            one = (found.frees_bytes, now.peak_bytes, f"{said}{f' in {name}' if len(results) > 1 else ''}")
+            one = (found.frees_bytes, found.peak_bytes, f"{found}{f' in {name}' if len(results) > 1 else ''}")
             most[found.module] = max(one, most.get(found.module, one))
     return [said for _, _, said in sorted(most.values(), reverse=True)]

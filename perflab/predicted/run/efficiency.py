@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 import msgspec
 
 from perflab.measured.records import Entry
 from perflab.measured.store.times import BaselineStore
 from perflab.predicted.gpus.names import Gpu, gpu_by_device_name
-from perflab.predicted.gpus.roofline import efficiency, estimate_ns
 from perflab.predicted.records import Prediction
 from perflab.predicted.store.predictions import PredictedStore
 from perflab.store.case_files import module_of, name_of
@@ -19,7 +20,9 @@ def with_estimate(
 ) -> Prediction:
     """The prediction with an estimate of its time, where cases have both a measured baseline and a predicted one.
 
-    Cases of the same test come first: a training step reaches another share than a forward pass does.
+    A case's efficiency is its roofline time over its measured time; above 1, the sheet, the counting or the clock is
+    not what it is taken for. The median counts, so that one case that is all launches, or was disturbed, says nothing
+    of the others. Cases of the same test come first: a training step reaches another share than a forward pass does.
     """
     if prediction.roofline_ns is None:
         return prediction
@@ -32,17 +35,15 @@ def with_estimate(
     }
     test = (module_of(case), name_of(case).partition("[")[0])
     alike = {key: pair for key, pair in pairs.items() if (key[0], key[1].partition("[")[0]) == test}
-    chosen = alike or pairs
-    reached = efficiency(list(chosen.values()))
-    if reached is None:
+    shares = [roofline_ns / measured_ns for roofline_ns, measured_ns in (alike or pairs).values()]
+    if not shares:
         return prediction
     which = "this test's" if alike else "other"
-    many = f"{reached.count} of {which} cases measured on {gpu.device_name}"
-    lowest, median, highest = map(format_percent, (reached.lowest, reached.median, reached.highest))
-    share = f"{median} of the roofline" + (f" ({lowest} to {highest})" if lowest != highest else "")
-    return msgspec.structs.replace(
-        prediction, estimate_ns=estimate_ns(prediction.roofline_ns, reached), estimate_from=f"{many}: {share}"
-    )
+    many = f"{len(shares)} of {which} cases measured on {gpu.device_name}"
+    lowest, reached, highest = map(format_percent, (min(shares), median(shares), max(shares)))
+    share = f"{reached} of the roofline" + (f" ({lowest} to {highest})" if lowest != highest else "")
+    estimate_ns = prediction.roofline_ns / median(shares)
+    return msgspec.structs.replace(prediction, estimate_ns=estimate_ns, estimate_from=f"{many}: {share}")
 
 
 def _measured_on(gpu: Gpu, measured: BaselineStore) -> list[tuple[str, str, Entry]]:

@@ -150,7 +150,7 @@ def _reads_zero(item: pytest.Item, error: Exception) -> bool:
 
 def _in_words(error: Exception, case: str) -> Exception:
     """The error itself, or what it means where it is one of fake tensors."""
-    from perflab.predicted.cuda.fake_errors import higher_order_operator, unpredictable
+    from perflab.predicted.cuda.fake_errors import higher_order_operator, unpredictable, what_needs_numbers
 
     off = switched_off(error)
     if off is not None:
@@ -161,9 +161,8 @@ def _in_words(error: Exception, case: str) -> Exception:
         return PredictionError(f"{case}: {_CANNOT}{launch} {why}", _REGISTER_KERNEL)
     found = unpredictable(error)
     if found is not None:
-        where = f"{found.where}: " if found.where else ""
-        return PredictionError(f"{case}: {_CANNOT}{where}{found.operator} {found.why}", _REGISTER)
-    needs_numbers, operator = _where_numbers_are_needed(error), higher_order_operator(error)
+        return PredictionError(f"{case}: {_CANNOT}{found}", _REGISTER)
+    needs_numbers, operator = what_needs_numbers(error), higher_order_operator(error)
     if needs_numbers is not None:
         return PredictionError(f"{case}: {_CANNOT}{needs_numbers} needs values, and fake tensors have none", _REMEDY)
     if operator is not None:
@@ -176,17 +175,9 @@ def _in_words(error: Exception, case: str) -> Exception:
 
 def _is_of_fake_tensors(error: Exception) -> bool:
     """Whether real tensors would not have ended in it."""
-    from perflab.predicted.cuda.fake_errors import unpredictable
+    from perflab.predicted.cuda.fake_errors import unpredictable, what_needs_numbers
 
-    found = _where_numbers_are_needed(error), unpredictable(error), line_of_launch(error)
-    return any(one is not None for one in found)
-
-
-def _where_numbers_are_needed(error: Exception) -> str | None:
-    """The line of the user's that asked for numbers, if that is what went wrong."""
-    from perflab.predicted.cuda.fake_errors import what_needs_numbers
-
-    return what_needs_numbers(error)
+    return any(about(error) is not None for about in (what_needs_numbers, unpredictable, line_of_launch))
 
 
 def _first_line(error: Exception) -> str:

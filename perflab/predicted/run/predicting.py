@@ -26,13 +26,13 @@ from perflab.plugin.session.folder import file_name_for, own_folder
 from perflab.plugin.session.moved import Moved
 from perflab.plugin.stash import FAKING
 from perflab.predicted.gpus.roofline import roofline_ns
+from perflab.predicted.judge.dry_run import explain_races, unless_races
 from perflab.predicted.judge.judge import judge_predicted
-from perflab.predicted.judge.races import explain_races, unless_races
+from perflab.predicted.memory.account import peak_of
 from perflab.predicted.records import PredictedBaseline, PredictedCase, Prediction, place_of
 from perflab.predicted.run.efficiency import with_estimate
 from perflab.predicted.run.exploring import Explorer, fit_of, work_of
-from perflab.predicted.run.memory_snapshot import record_predicted
-from perflab.predicted.run.tracing_time import Allowed, TracingTime
+from perflab.predicted.run.tracing_time import TracingTime
 from perflab.predicted.settings import Predicting
 from perflab.predicted.store.predictions import PredictedStore
 from perflab.predicted.trace.watch import CalledOff
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from perflab.plugin.case.perf import CaseState, Way
     from perflab.plugin.case.requirements import Claim
     from perflab.plugin.case.total_budget import TotalBudget
+    from perflab.predicted.gpus.names import Gpu
     from perflab.predicted.prediction import Proofs
     from perflab.predicted.trace.trace import Trace
 
@@ -93,8 +94,7 @@ class Predictions:
         Raises:
             BaselineError: a file is damaged or foreign.
         """
-        for case in cases:
-            self._store.baseline(self._place, case)
+        self._store.check(self._place, cases)
 
     @contextlib.contextmanager
     def fake(self) -> Iterator[None]:
@@ -124,7 +124,7 @@ class Predictions:
 
     def record_memory(self, path: Path) -> contextlib.AbstractContextManager[MemorySnapshot]:
         """The predicted history of a block."""
-        return record_predicted(path, self._gpu)
+        return _record_predicted(path, self._gpu)
 
     def from_here_on(self, state: CaseState, unmet: str, budget: TotalBudget) -> Way:
         """Predict a case that does not fit, from where it says so.
@@ -157,7 +157,9 @@ class Predictions:
         from perflab.predicted.prediction import ON_CUDA, Proofs, predict
 
         gpu = self._gpu
-        time = TracingTime(self._allowed(state, left_s), functools.partial(self._progress.show, doing="predicting"))
+        show, budget_s = functools.partial(self._progress.show, doing="predicting"), state.settings.budget_s
+        by_marker = budget_s != self._settings.budget_s
+        time = TracingTime(show, budget_s, by_marker=by_marker, left_s=left_s)
         self._proofs = self._proofs or Proofs()
         try:
             if self._settings.dry_run:
@@ -198,10 +200,6 @@ class Predictions:
         before, _ = self._baseline(state.case)
         state.done, state.outcome = True, PredictedCase(now=now, before=before, parameters=state.parameters)
         return traced.result
-
-    def _allowed(self, state: CaseState, left_s: float | None) -> Allowed:
-        budget_s = state.settings.budget_s
-        return Allowed(budget_s, by_marker=budget_s != self._settings.budget_s, left_s=left_s)
 
     def _explored(self, now: Prediction, trace: Trace, state: CaseState, time: TracingTime) -> Prediction:
         """With what fits. What goes wrong while the case is made for other sizes takes nothing from what is known."""
@@ -258,6 +256,41 @@ class Predictions:
         failure = failure_of(self._config, result, settings)
         if failure is not None:
             pytest.fail(failure, pytrace=False)
+
+
+@contextlib.contextmanager
+def _record_predicted(path: Path, gpu: Gpu) -> Iterator[MemorySnapshot]:
+    """Record what a block allocates and frees; times in the file are predicted ones.
+
+    What was there before the block is not known to it, so a block that frees such a tensor does not fall below the
+    level that it began at.
+
+    Args:
+        path: where to write, without the ending ``.pickle``.
+        gpu: what the times are of.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    from perflab.measure.memory_snapshot import MemorySnapshot
+    from perflab.predicted.memory.snapshot import write_snapshot
+    from perflab.predicted.prediction import ON_CUDA
+    from perflab.predicted.trace.modules import ModuleBook
+    from perflab.predicted.trace.tracer import Tracer
+
+    snapshot = MemorySnapshot(path.with_name(path.name + ".pickle"))
+    tracer = Tracer(ModuleBook(), (), (), ON_CUDA)
+    was_on = gc.isenabled()
+    gc.disable()  # as while a call is traced: cyclic garbage is let go at no particular moment
+    try:
+        with tracer.watching():
+            yield snapshot
+    finally:
+        if was_on:
+            gc.enable()
+    trace = tracer.trace()
+    snapshot.peak_bytes = peak_of(trace)
+    write_snapshot(trace, path, time_of=lambda op: roofline_ns(op, gpu) or 0.0)
 
 
 def without_fake_gradients(roots: tuple[Any, ...]) -> None:

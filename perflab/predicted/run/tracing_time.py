@@ -17,18 +17,6 @@ MORE = 6
 """Where a budget was too short, one so many times as long is named. How much is enough, nobody knows."""
 
 
-@dataclass(frozen=True)
-class Allowed:
-    """What the prediction of a case may take."""
-
-    budget_s: float
-    """Of processor time, for each part: the case itself, running every layer once, other sizes."""
-    by_marker: bool
-    """Whether its marker says so, and not ``--perf-budget``."""
-    left_s: float | None
-    """Of the run, on the wall, for all parts together; None: as long as it takes."""
-
-
 @dataclass
 class _Part:
     what: str
@@ -44,14 +32,14 @@ class TracingTime:
     What the run has left is time on the wall.
 
     Args:
-        allowed: what the case may take.
         show: is told how far it is.
+        budget_s: of processor time, for each part: the case itself, running every layer once, other sizes.
+        by_marker: whether the case's marker says so, and not ``--perf-budget``.
+        left_s: what the run has left on the wall for all parts together; None: as long as it takes.
     """
 
-    def __init__(self, allowed: Allowed, show: Callable[[str], None]) -> None:
-        self._allowed = allowed
-        self._show = show
-        left_s = allowed.left_s
+    def __init__(self, show: Callable[[str], None], budget_s: float, *, by_marker: bool, left_s: float | None) -> None:
+        self._show, self._budget_s, self._by_marker = show, budget_s, by_marker
         self._run_ends_ns = float("inf") if left_s is None else clock.read_ns() + left_s * 1e9
         self._part = self._begun("")
 
@@ -85,13 +73,13 @@ class TracingTime:
             self._part = outside
 
     def _begun(self, what: str) -> _Part:
-        return _Part(what, clock.read_processor_ns(), self._allowed.budget_s * 1e9)
+        return _Part(what, clock.read_processor_ns(), self._budget_s * 1e9)
 
     def _so_far(self) -> str:
         return f"; {self._part.operators:,} operators so far"
 
     def _over(self) -> str:
-        given, more = (f"budget={many * self._allowed.budget_s:g}" for many in (1, MORE))
-        if self._allowed.by_marker:
+        given, more = (f"budget={many * self._budget_s:g}" for many in (1, MORE))
+        if self._by_marker:
             return f"took longer than @pytest.mark.perf({given}){self._so_far()} (more: {more})"
         return f"took longer than --perf-{given} s{self._so_far()} (more: --perf-{more})"

@@ -130,50 +130,23 @@ def folder_of(gpu: str) -> str:
 
 
 def _baseline(case: _StoredCase) -> PredictedBaseline:
-    return PredictedBaseline(
-        torch=case.torch,
-        recorded=case.recorded,
-        peak_bytes=case.peak_bytes,
-        held_bytes=case.held_bytes,
-        at_peak=[PeakPart(**row._asdict()) for row in case.at_peak],
-        costs=[Cost(**row._asdict()) for row in case.costs],
-        saved_bytes=case.saved_bytes,
-        saved=[_saved(row) for row in case.saved],
-        layers=case.layers,
-        roofline_ns=case.roofline_ns,
-        parameters=case.parameters,
-        real=case.real,
-        kernels=case.kernels,
-        commit=case.commit,
-        reason=case.reason,
-    )
-
-
-def _saved(row: _Saved) -> SavedTensors:
-    return SavedTensors(
-        module=row.module,
-        line="",
-        operator=row.operator,
-        shape=row.shape,
-        dtype=row.dtype,
-        count=row.tensors,
-        size_bytes=row.size_bytes,
-    )
+    rows = {
+        "at_peak": [PeakPart(**row._asdict()) for row in case.at_peak],
+        "costs": [Cost(**row._asdict()) for row in case.costs],
+        "saved": [
+            SavedTensors(
+                module=module, line="", operator=operator, shape=shape, dtype=dtype, count=tensors, size_bytes=size
+            )
+            for module, operator, shape, dtype, tensors, size in case.saved
+        ],
+    }
+    return PredictedBaseline(**{**msgspec.structs.asdict(case), **rows})
 
 
 def _block(one: PredictedBaseline) -> str:
-    fields: dict[str, object] = {
-        "torch": one.torch,
-        "recorded": one.recorded,
-        "peak_bytes": one.peak_bytes,
-        "held_bytes": one.held_bytes,
-        "saved_bytes": one.saved_bytes,
-        **{
-            name: value
-            for name in ("layers", "roofline_ns", "parameters", "real", "kernels", "commit", "reason")
-            if (value := getattr(one, name))
-        },
-    }
+    always = ("torch", "recorded", "peak_bytes", "held_bytes", "saved_bytes")
+    if_any = ("layers", "roofline_ns", "parameters", "real", "kernels", "commit", "reason")
+    fields = {name: getattr(one, name) for name in (*always, *if_any) if name in always or getattr(one, name)}
     rows: dict[str, list[tuple[object, ...]]] = {
         "at_peak": [_Part(p.kind, p.module, p.operator, p.size_bytes, p.blocks) for p in one.at_peak],
         "costs": [_Cost(c.phase, c.module, c.operator, c.calls, c.flops, c.bytes_moved) for c in one.costs],

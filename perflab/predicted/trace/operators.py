@@ -19,18 +19,8 @@ from torch import Tensor
 from perflab.torch_internals import OpOverload, flop_registry, sdpa_backward_flop, sdpa_flop
 from perflab.torch_internals.dispatch import schema_of
 
-_MATMULS = (
-    "mm",
-    "addmm",
-    "bmm",
-    "baddbmm",
-    "convolution",
-    "_convolution",
-    "convolution_backward",
-    "addmv",
-    "mv",
-    "dot",
-)
+_MATMULS = ("mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot")
+_CONVOLUTIONS = ("convolution", "_convolution", "convolution_backward")
 _NO_WORK = ("prim", "profiler")
 """Questions, such as which device a tensor is on; and ranges."""
 _TAKES_ROWS = ("embedding", "index_select", "gather", "index", "_embedding_bag", "take_along_dim")
@@ -93,7 +83,7 @@ def kind_of(func: OpOverload) -> Kind:
         writes_by_name=tuple(argument.name for _, argument in written),
         only_fills=base in _FILLS,
         flops=formula,
-        is_product=formula is not None or base.rstrip("_") in _MATMULS,
+        is_product=formula is not None or base.rstrip("_") in (*_MATMULS, *_CONVOLUTIONS),
         takes_rows=base in _TAKES_ROWS,
         is_convolution="convolution" in base,
         causal_at=next((at for at, argument in enumerate(schema.arguments) if argument.name == "is_causal"), None),

@@ -11,7 +11,7 @@ import contextlib
 import gc
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import chain, groupby
@@ -375,6 +375,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return None
         return next((self._layers.get(block) for block in self._owned_in(args)), None)
 
+    def _owner_at(self, position: int, lists: Iterable[Sequence[Any]]) -> Layer | None:
+        """The layer of what stands at a place in lists that an operator takes."""
+        column = [one[position] for one in lists if position < len(one) and isinstance(one[position], Tensor)]
+        return next((self._layers.get(owned) for owned in self._owned_in(column)), None)
+
     def _owned_in(self, value: Any) -> Iterator[int]:
         for tensor in tensors_in(value):
             block = self._block_of(tensor)
@@ -391,8 +396,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             block = self._block_of(tensor) if isinstance(tensor, Tensor) else None
             if block is None:
                 continue
-            column = [one[position] for one in lists if position < len(one) and isinstance(one[position], Tensor)]
-            owners[block] = next((self._layers.get(owned) for owned in self._owned_in(column)), None)
+            owners[block] = self._owner_at(position, lists)
         return owners
 
     def _tagged(self, lists: Lists | None, args: tuple[Any, ...]) -> Lists | None:
@@ -402,8 +406,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         columns = [argument for argument in args if isinstance(argument, list | tuple)]
         parts = []
         for position, part in enumerate(lists.parts):
-            column = [one[position] for one in columns if position < len(one) and isinstance(one[position], Tensor)]
-            layer = next((self._layers.get(owned) for owned in self._owned_in(column)), None)
+            layer = self._owner_at(position, columns)
             parts.append(part if layer is None else Part(part.numbers, *layer))
         return replace(lists, parts=tuple(parts))
 

@@ -1,0 +1,82 @@
+"""What a dry run has more of than its baseline: kernels by name, and lines that wait or copy; and streams that race.
+
+A dry run in which streams race has failed, whatever it needs. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perflab.data import changed
+from perflab.predicted.records import TO_DEVICE, TO_HOST, WAIT, PredictedBaseline, Prediction, Race, Traffic
+from perflab.records import Judgement, Verdict
+from perflab.units import format_bytes, format_count
+
+MOST = 5
+"""Kernels, or lines, that are told."""
+MOST_RACES = 3
+_WHAT = {"waits": WAIT, "to_device": TO_DEVICE, "to_host": TO_HOST}
+
+_REMEDY = {
+    "access": "let the second stream wait: stream.wait_stream(first), or an event that is recorded after the first use",
+    "freed": "call tensor.record_stream(stream), or let its own stream wait for that one before the tensor is freed",
+}
+
+
+def explain_dry_run(now: Prediction, baseline: PredictedBaseline, worse: Sequence[str]) -> list[str]:
+    """Sentences for what grew. A baseline has no lines, which move with every edit: all that there are now are told.
+
+    Args:
+        now: the dry run.
+        baseline: what it was.
+        worse: of the quantities of ``Prediction.real``; others are not told here.
+    """
+    if now.dry_run is None:
+        return []
+    said = _kernels(now.dry_run.kernels, baseline.kernels) if "launches" in worse else []
+    for name, what in _WHAT.items():
+        if name in worse:
+            found = [one for one in now.dry_run.traffic if one.what == what]
+            said += [f"{one.line}: {_doing(one)}" for one in found[:MOST]] + _more(len(found))
+    return said
+
+
+def _kernels(now: dict[str, int], before: dict[str, int]) -> list[str]:
+    more = [name for name, many in now.items() if many > before.get(name, 0)]
+    more.sort(key=lambda name: before.get(name, 0) - now[name])
+    told = [f"launches of {name}: {before.get(name, 0)} -> {now[name]}" for name in more[:MOST]]
+    return told + _more(len(more))
+
+
+def _more(found: int) -> list[str]:
+    return [f"and {found - MOST} more"] if found > MOST else []
+
+
+def _doing(one: Traffic) -> str:
+    does = "the host waits for the device" if one.what == WAIT else f"{format_bytes(one.size_bytes)} {one.what}"
+    return f"{does}, {format_count(one.calls, 'time')} ({one.function})"
+
+
+def unless_races(judgement: Judgement, now: Prediction) -> Judgement:
+    """The judgement, or that the case has failed, with the races that were found."""
+    races = now.dry_run.races if now.dry_run is not None else []
+    if not races:
+        return judgement
+    said = [_race_said(one, one.first_lines[0], one.second_lines[0]) for one in races[:MOST_RACES]]
+    left = len(races) - MOST_RACES
+    return changed(judgement, verdict=Verdict.FAILED, reasons=[*said, *([f"and {left} more"] if left > 0 else [])])
+
+
+def explain_races(case: str, races: list[Race]) -> str:
+    """The text of a failure: each race with the lines of both sides, and what to do."""
+    blocks = [f"{case}: streams race, so the contents of its tensors are undefined"]
+    for race in races[:MOST_RACES]:
+        first, second = (" <- ".join(lines) for lines in (race.first_lines, race.second_lines))
+        blocks.append(f"- {_race_said(race, first, second)}\n  -> {_REMEDY[race.what]}")
+    return "\n".join(blocks)
+
+
+def _race_said(race: Race, first: str, second: str) -> str:
+    if race.what == "freed":
+        return f"a tensor is freed at {second} while {race.first} may still use it ({first})"
+    return f"{race.second} ({second}) does not wait for {race.first} ({first}), and one of them writes"
