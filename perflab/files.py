@@ -137,12 +137,6 @@ def abandoned(path: Path, young_s: float = _YOUNG_S) -> Iterator[bool]:
         os.close(handle)
 
 
-def is_abandoned(path: Path, young_s: float = _YOUNG_S) -> bool:
-    """Whether nobody holds it at this moment; see ``abandoned``."""
-    with abandoned(path, young_s) as is_free:
-        return is_free
-
-
 def remove_if_abandoned(path: Path, young_s: float = _YOUNG_S) -> None:
     """Remove a file that nobody holds, while nobody can take it; see ``abandoned``."""
     with abandoned(path, young_s) as is_free, contextlib.suppress(OSError):

@@ -96,11 +96,6 @@ class CaseRound:
         """
         return interleave.reading(self._turns(head), self._turns(*bases))
 
-    def log_ratio(self, head: str, *bases: str) -> float | None:
-        """log(head / base) of the fastest calls of these processes. None if a side has no turns."""
-        found = self.reading(head, *bases)
-        return None if found is None else found.log
-
     @property
     def differing_modes(self) -> dict[str, Mode]:
         """By side, how its test has the case timed, if not all sides have it timed alike."""

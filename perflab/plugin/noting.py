@@ -1,6 +1,6 @@
 """Notes what a run does, until it is known whether there are perf cases. Every run loads this module.
 
-With the first perf case, ``session/collected.py`` and ``session/results.py`` read the notes.
+With the first perf case, ``session/starting.py`` and ``session/results.py`` read the notes.
 """
 
 from __future__ import annotations

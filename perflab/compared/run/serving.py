@@ -45,7 +45,7 @@ from perflab.compared.sides.messages import (
 from perflab.compared.sides.process import SOCKET_VARIABLE
 from perflab.compared.sides.stirring import stir
 from perflab.errors import UsageError
-from perflab.measure.empty_calls import is_as_fast_as_none
+from perflab.measure.measurement import is_as_fast_as_none
 from perflab.measure.outputs import outputs_of
 from perflab.measure.turns import Turns
 from perflab.measured.run.state import Learned, no_time, no_work
@@ -158,11 +158,11 @@ class Server:
                     found = turns.weigh()
                     self._say(Weighed(memory=found.memory, counts=found.counts, off=found.off, clock=turns.clock))
                 elif isinstance(question, Examine):
-                    looked = turns.profile(question.budget_ns)
-                    self._say(Examined(profile=looked.profile, problem=looked.problem))
+                    profile, problem = turns.profile(question.budget_ns)
+                    self._say(Examined(profile=profile, problem=problem))
                 elif isinstance(question, TakeApart):
-                    apart = turns.take_apart()
-                    self._say(TakenApart(peak=apart.peak, problem=apart.problem))
+                    peak, problem = turns.take_apart()
+                    self._say(TakenApart(peak=peak, problem=problem))
                 elif isinstance(question, Finish):
                     turns.check_clock()
                     return workload.run()

@@ -166,7 +166,8 @@ def _shelf(name: str) -> Path:
     Raises:
         RivalError: it cannot be made, or something else has its name.
     """
-    shelf = cache_folder() / name
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    shelf = Path(base) / "perflab" / "trees" / name  # "worktrees" holds those of older versions, without a mark
     try:
         shelf.mkdir(parents=True, exist_ok=True)
         if not any(shelf.iterdir()):
@@ -220,9 +221,3 @@ def _remove(top: Path, place: Path) -> None:
     shutil.rmtree(place, ignore_errors=True)
     with contextlib.suppress(RivalError):
         run_git(top, "worktree", "remove", "--force", "--force", str(place))
-
-
-def cache_folder() -> Path:
-    """Where worktrees are kept."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "perflab" / "trees"  # "worktrees" holds those of older versions, without a mark

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from perflab.measure.records import Record
-from perflab.measured.report.columns import Column, columns_of, is_of_a_phase, ordered, rate
+from perflab.measured.report.columns import WORK, Column, is_of_a_phase, named, ordered, rate
 from perflab.measured.report.judged import Reading, judged
 from perflab.records import Verdict
 from perflab.report.counts import changed, count_fact
@@ -38,7 +38,7 @@ def table(results: Sequence[Result], width: int = 80, view: View = DEFAULT_VIEW)
     names = names_of(results)
     if view.brief:
         names = [marked(name, result) for name, result in zip(names, results, strict=True)]
-    columns = [_Cells.of(column, results) for column in columns_of(view)]
+    columns = [_Cells.of(named(name), results) for name in view.columns]
     *before, last = _blocks(columns, width - _name_width(names, 0), verdict_width)
     lines = []
     for block in before:
@@ -108,10 +108,11 @@ def _joined(name: str, cells: Sequence[str], block: Sequence[_Cells], name_width
 
 def rows(results: Sequence[Result], view: View = DEFAULT_VIEW) -> list[Row]:
     """What ``table`` shows, cell by cell; the results are in the view's order already."""
+    columns = [named(name) for name in view.columns]
     return [
         Row(
             name,
-            {column.title: column.text(column.value(result)) for column in columns_of(view)},
+            {column.title: column.text(column.value(result)) for column in columns},
             verdict_text(result),
             [*_facts(result, 10_000), *_why(result, 10_000), *_beside(result, 10_000)],
         )
@@ -219,8 +220,5 @@ def _rate(unit: str, record: Record, reading: Reading) -> str | None:
         return None
     phase, _, rest = unit.partition("_")
     if is_of_a_phase(unit, record):
-        return f"{phase} {format_rate(per_second, _WORK_UNITS.get(rest, rest))}"
-    return format_rate(per_second, _WORK_UNITS.get(unit, unit))
-
-
-_WORK_UNITS = {"flops": "FLOP", "bytes": "B"}
+        return f"{phase} {format_rate(per_second, WORK.get(rest, rest))}"
+    return format_rate(per_second, WORK.get(unit, unit))

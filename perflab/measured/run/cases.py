@@ -14,11 +14,10 @@ from collections.abc import Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pytest
 
 from perflab.compared.run.evidence import kept_s
-from perflab.data import Parameters, to_plain
+from perflab.data import Parameters, changed, to_plain
 from perflab.environment import current_environment
 from perflab.errors import UsageError
 from perflab.measure.devices import resolve_device
@@ -319,7 +318,7 @@ def _result_of(state: CaseState, report: pytest.TestReport) -> Result | None:
     if result is None:
         return None
     wanted = state.settings.side_by_side
-    result = msgspec.structs.replace(
+    result = changed(
         result,
         parameters=state.parameters if result.record is None else {},
         side_by_side=wanted if wanted in state.parameters else None,

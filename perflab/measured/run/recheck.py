@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 import pytest
 
 from perflab.compared.run.evidence import kept_s
+from perflab.data import changed
 from perflab.measured.judge.counts import exactly_worse
 from perflab.measured.run.evidence import Evidence
 from perflab.measured.run.remeasure import Remeasuring
@@ -56,7 +56,7 @@ def without_recheck(one: Judged, reason: str) -> Judged:
         return one.not_rechecked(reason)
     if one.judgement.verdict is not Verdict.INCONCLUSIVE:  # others owe no explanation
         return one
-    return replace(one, judgement=msgspec.structs.replace(one.judgement, reasons=[*one.judgement.reasons, reason]))
+    return replace(one, judgement=changed(one.judgement, reasons=[*one.judgement.reasons, reason]))
 
 
 class Recheck:

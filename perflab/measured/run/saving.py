@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Mapping
 from dataclasses import replace
 
 from perflab.data import changed
+from perflab.environment import is_fleeting
 from perflab.errors import BaselineError
 from perflab.measure.nvtx import ranges_asked
 from perflab.measure.records import OutOfMemory, Record, Replicate
 from perflab.measured.judge.fitness import Fitness, fitness
-from perflab.measured.judge.local_history import Reading
+from perflab.measured.judge.local_history import Reading, Step
 from perflab.measured.records import Entry, MeasuredCase
-from perflab.measured.run.history_notes import history_notes
 from perflab.measured.run.replicates import REFUSED, Replicates, alone_notes, noisy_note
 from perflab.measured.run.succession import Succession
 from perflab.measured.run.verdict import baselines_of
@@ -25,7 +27,7 @@ from perflab.profiles.records import Profile
 from perflab.records import Policy, Verdict
 from perflab.report.lines import short_name
 from perflab.results import Result
-from perflab.units import format_count
+from perflab.units import format_count, format_names
 
 
 def save(saving: Saving) -> None:
@@ -158,7 +160,7 @@ def _keep_times(saving: Saving, baselines: Baselines, refused: dict[str, Entry])
     except (BaselineError, OSError) as error:
         saving.notes.append(f"times were not kept for the next run here: {error}")
         return
-    saving.notes += history_notes(steps, is_named=saving.settings.machine is not None)
+    saving.notes += _history_notes(steps, is_named=saving.settings.machine is not None)
 
 
 def _reading(saving: Saving, baselines: Baselines, result: Result, refused: Entry | None) -> Reading | None:
@@ -195,3 +197,28 @@ def _entry(
         profile=profile,
         noisy=found.marks if found is not None else [],
     )
+
+
+def _history_notes(steps: Mapping[str, Step], *, is_named: bool) -> list[str]:
+    """Notes on what each case's times did to its history. ``is_named``: the user has given the machine its name."""
+    notes = []
+    begun = sum(step.is_begun for step in steps.values())
+    if begun:
+        notes.append(f"kept the times of {format_count(begun, 'case')} for the next run here (save: --perf-update-new)")
+        if is_fleeting() and not is_named:
+            notes.append("  this is a container, or has no identifier: name it with --perf-machine=NAME")
+    anew = {case: step.begun_anew for case, step in steps.items() if step.begun_anew is not None}
+    if anew:
+        said = f"this machine's history of {format_count(len(anew), 'case')} was restarted: {_named(anew)}"
+        notes.append("\n".join(textwrap.wrap(said, 80, subsequent_indent="  ", break_on_hyphens=False)))
+    left_out = {case: step.left_out for case, step in steps.items() if step.left_out is not None}
+    if left_out:
+        notes.append(
+            f"not added to this machine's history, though the code is the same: {_named(left_out)}\n"
+            "  -> if these times are the usual ones, delete .perflab/times: the next run starts a new history"
+        )
+    return notes
+
+
+def _named(said: Mapping[str, str]) -> str:
+    return format_names([f"{short_name(case)} ({text})" for case, text in said.items()], most=3)

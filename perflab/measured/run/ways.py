@@ -10,17 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import msgspec
 import pytest
 
 from perflab.compared.callables import Comparison, Limits, in_turns
+from perflab.data import changed
 from perflab.errors import CaptureError, ClockError, FreshProcessError, UsageError
 from perflab.measure.counts import CallCounter
 from perflab.measure.devices import available_bytes, current_device, release_memory
-from perflab.measure.empty_calls import NO_WORK, is_as_fast_as_none
 from perflab.measure.forks import calling
 from perflab.measure.limits import as_out_of_memory
-from perflab.measure.measurement import Measured, measure, with_what_was_alive
+from perflab.measure.measurement import NO_WORK, Measured, is_as_fast_as_none, measure, with_what_was_alive
 from perflab.measure.records import Measurement, per_call_ns
 from perflab.measure.sampling import Progress
 from perflab.measure.workload import Workload
@@ -112,7 +111,7 @@ class Measuring:
         if min(measured.measurement.samples_ns) <= 0:
             raise no_time(state)
         ran_on = list(self._learned.ran_on)
-        self._learned.measurement = msgspec.structs.replace(self._counted_apart(measured.measurement), ran_on=ran_on)
+        self._learned.measurement = changed(self._counted_apart(measured.measurement), ran_on=ran_on)
         state.done = True
         return measured.result
 
@@ -139,8 +138,8 @@ class Measuring:
         try:
             found = count_under_callgrind(self.config, self.state.case, str(self.device))
         except FreshProcessError as error:  # time and memory have been measured, and are judged
-            return msgspec.structs.replace(measurement, not_counted=f"{error.problem}; {error.remedy}")
-        return msgspec.structs.replace(measurement, counts={**measurement.counts, CALLGRIND: found})
+            return changed(measurement, not_counted=f"{error.problem}; {error.remedy}")
+        return changed(measurement, counts={**measurement.counts, CALLGRIND: found})
 
     def _profile(self) -> ProfilePlan | None:
         """How a call is profiled; None: it is not."""
@@ -295,7 +294,7 @@ class Local(Measuring):
             release_memory(self.device)
             found = with_what_was_alive(found, workload, self.device)
             remedies = self.state.exploration.remedies if self.state.exploration is not None else {}
-            self._learned.out_of_memory = msgspec.structs.replace(found, remedies=list(remedies))
+            self._learned.out_of_memory = changed(found, remedies=list(remedies))
         if found is not None and not self.state.settings.fresh_process:
             release_memory(self.device)
             record_where_asked(self.state, workload, self.device, self.config, runs_out=True)
