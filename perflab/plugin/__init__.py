@@ -54,9 +54,8 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     """In a fresh process that measures for another one: have its cases alone collected and run."""
     path = _job_path(config)
     if path is not None:
-        from perflab.plugin.case.fresh_process import FreshProcess, quieten, read_job
+        from perflab.plugin.case.fresh_process import FreshProcess, read_job
 
-        quieten(config)
         config.pluginmanager.register(FreshProcess(config, read_job(path)), "perflab-fresh-process")
 
 

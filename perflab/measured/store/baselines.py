@@ -26,13 +26,13 @@ class Baselines:
 
     Args:
         directory: baselines that are committed.
-        own: this machine's own history; None: there is none.
+        own: this machine's own history.
     """
 
-    def __init__(self, directory: Path, own: Path | None) -> None:
+    def __init__(self, directory: Path, own: Path) -> None:
         self.exact = ExactStore(directory)
         self.times = BaselineStore(directory)
-        self._own = BaselineStore(own, whole_slug) if own is not None else None
+        self._own = BaselineStore(own, whole_slug)
 
     def of(self, case: str, environment: Environment) -> Baseline:
         """What a case is compared with.
@@ -43,8 +43,7 @@ class Baselines:
             BaselineError: a file is damaged or foreign.
         """
         committed = self.times.entries(case, environment)
-        own = self._own.entries(case, environment) if self._own is not None else []
-        known = [*committed, *own]
+        known = [*committed, *self._own.entries(case, environment)]
         times = min(known, key=lambda entry: len(differences(entry.environment, environment)), default=None)
         exact = self.exact.of(case, environment)
         if exact is None and committed:  # saved before exact quantities stood apart
@@ -87,8 +86,6 @@ class Baselines:
 
     def _forget(self, committed: Mapping[str, Entry]) -> None:
         """Take what is committed now out of this machine's own history."""
-        if self._own is None:
-            return
         names: dict[Path, list[str]] = {}
         for case, entry in committed.items():
             path = self._own.path_for(case, entry.environment)
@@ -106,8 +103,6 @@ class Baselines:
         Raises:
             BaselineError: a file cannot be read first, or cannot be written.
         """
-        if self._own is None:
-            return {}
         steps: dict[str, Step] = {}
 
         def successor(case: str, old: Entry | None, new: Entry) -> Entry:

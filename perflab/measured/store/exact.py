@@ -15,7 +15,6 @@ from msgspec import UNSET, Meta, UnsetType, structs
 from perflab.data import Amount, Data, Parameters, changed, to_plain
 from perflab.environment import EXACT, differing, exact_environment, exact_slug
 from perflab.errors import BaselineError
-from perflab.measure.records import Replicate
 from perflab.measured.judge.counts import SLACK, values_of
 from perflab.measured.judge.exact import DECIDES, peaks_of
 from perflab.measured.records import Accepted, Baseline, Entry, Exact, MemoryAnchor
@@ -88,7 +87,7 @@ class ExactStore(CaseFiles[Variants]):
             old = next((one for one in stored or () if one.environment == measured.environment), None)
             new = successor(case, old, measured)
             beside = [one for one in stored or () if one.environment != measured.environment]
-            return _sorted([new, *saved_beside(beside, old, new)])
+            return _sorted([new, *(one if old is None else _moved(one, old, new) for one in beside)])
 
         return self._put({case: self._path(case, exact.environment) for case, exact in exacts.items()}, put)
 
@@ -186,13 +185,12 @@ def split(entry: Entry) -> Baseline:
         memory_anchor=entry.memory_anchor,
         commit=entry.commit,
     )
-    times = changed(entry, memory_anchor=None, replicates=[_without_exact(replicate) for replicate in entry.replicates])
+    inexact = [
+        changed(one, memory=None, counts={name: value for name, value in one.counts.items() if name in SLACK})
+        for one in entry.replicates
+    ]
+    times = changed(entry, memory_anchor=None, replicates=inexact)
     return Baseline(exact=exact if peaks or counts else None, times=times)
-
-
-def _without_exact(replicate: Replicate) -> Replicate:
-    kept = {name: value for name, value in replicate.counts.items() if name in SLACK}
-    return changed(replicate, memory=None, counts=kept)
 
 
 def closest(variants: Sequence[Exact], here: ExactEnvironment) -> Exact | None:
@@ -205,18 +203,12 @@ def closest(variants: Sequence[Exact], here: ExactEnvironment) -> Exact | None:
     return min(variants, key=distance, default=None)
 
 
-def saved_beside(others: Sequence[Exact], old: Exact | None, new: Exact) -> list[Exact]:
-    """What other environments hold once ``new`` has taken the place of ``old`` in its own.
+def _moved(other: Exact, old: Exact, new: Exact) -> Exact:
+    """What another environment holds once ``new`` has taken the place of ``old`` in its own.
 
     Quantities on which they agreed before the change are taken to agree after it: so who accepts one more operator on
     a laptop accepts it for the runners with more threads too.
     """
-    if old is None:
-        return list(others)
-    return [_moved(other, old, new) for other in others]
-
-
-def _moved(other: Exact, old: Exact, new: Exact) -> Exact:
     counts = {
         name: new.counts[name] if value == old.counts.get(name) and name in new.counts else value
         for name, value in other.counts.items()
