@@ -141,14 +141,11 @@ def _exit_status(parts: Sequence[Document], merged: Document) -> int:
             return part.exitstatus
     if merged.other_failures or any(result.failure for result in merged.results):
         return FAILED
-    if any(part.exitstatus == FAILED and not _explained(part) for part in parts):
+    # A part that failed for something we do not know: no later part may take that back.
+    unexplained = [part for part in parts if not (part.other_failures or any(one.failure for one in part.results))]
+    if any(part.exitstatus == FAILED for part in unexplained):
         return FAILED
     return PASSED if any(part.exitstatus != NOTHING_RUN for part in parts) else NOTHING_RUN
-
-
-def _explained(part: Document) -> bool:
-    """Whether we know what failed in it, so that a later part may take it back."""
-    return bool(part.other_failures) or any(result.failure for result in part.results)
 
 
 def ended_early(document: Document) -> bool:

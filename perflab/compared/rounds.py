@@ -23,6 +23,7 @@ from perflab.compared.sides.messages import (
     Examine,
     Examined,
     Finish,
+    Hello,
     Question,
     Ready,
     SetUp,
@@ -307,9 +308,8 @@ class Round:
 
     def _take_turns(self, result: CaseRound, plan: RoundPlan, say: Say) -> None:
         sides = list(result.turns)
-        for side in self._draw.sample(
-            sides, len(sides)
-        ):  # one after another: two that warm up at once would disturb each other
+        # One after another: two that warm up at once would disturb each other.
+        for side in self._draw.sample(sides, len(sides)):
             say(f"warming up {side}")
             warmed = self._ask(result, side, Warm())
             if not isinstance(warmed, Warmed):
@@ -381,17 +381,14 @@ class Round:
                 return
             result.turns[side].peak, result.turns[side].not_taken_apart = found.peak, found.problem
 
-    def _ask(
-        self, result: CaseRound, side: str, question: Warm | Turn | Weigh | Examine | TakeApart
-    ) -> Warmed | Taken | Weighed | Examined | TakenApart | None:
-        """Ask for a step of a case; None if the case ended instead, which is kept."""
+    def _ask(self, result: CaseRound, side: str, question: Question) -> Answer:
+        """Ask for a step of a case; if the case ended instead, that is kept."""
         answer = self._answer_to(side, question)
-        if isinstance(answer, Warmed | Taken | Weighed | Examined | TakenApart):
-            return answer
-        if not isinstance(answer, Ended):
+        if isinstance(answer, Hello | Ready):
             raise self._out_of_turn(side, answer)
-        result.ended[side] = answer
-        return None
+        if isinstance(answer, Ended):
+            result.ended[side] = answer
+        return answer
 
 
 def stray(label: str, strays: Sequence[str]) -> RivalError:

@@ -32,7 +32,7 @@ from perflab.measure.nvtx import (
     WARM_UP,
     RangedWorkload,
     nvtx_range,
-    with_ranges,
+    ranges_asked,
 )
 from perflab.measure.records import Measurement, Memory, OutOfMemory, Replicate, per_call_ns, summarize
 from perflab.measure.sampling import Plan, Progress, collect, warm_up
@@ -108,7 +108,7 @@ def measure(
         ClockError: CUDA events tell another time than the host's clock.
         Exception: whatever the workload raises, out of memory included.
     """
-    workload = with_ranges(workload, device)
+    workload = RangedWorkload(workload) if ranges_asked() and device.type == "cuda" else workload
     watched = Watched(workload, device)
     stopwatch = stopwatch_for(device, mode)
     calibration = CalibrationWorkload(device)

@@ -23,12 +23,14 @@ import pytest
 from perflab.compared.sides.imports import copies
 from perflab.compared.sides.messages import (
     PROTOCOL,
-    Bye,
+    QUESTIONS,
+    Answer,
     Ended,
     Examine,
     Examined,
     Finish,
     Hello,
+    Question,
     Ready,
     SetUp,
     TakeApart,
@@ -39,7 +41,6 @@ from perflab.compared.sides.messages import (
     Warmed,
     Weigh,
     Weighed,
-    next_question,
     send,
 )
 from perflab.compared.sides.process import SOCKET_VARIABLE
@@ -208,7 +209,7 @@ class Server:
             reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
             self._outcome = ("skipped", getattr(report, "wasxfail", None) or reason.removeprefix("Skipped: "))
 
-    def _say(self, message: Hello | Ready | Warmed | Taken | Weighed | Examined | TakenApart | Ended) -> None:
+    def _say(self, message: Answer) -> None:
         try:
             send(self._connection, message)
         except OSError:
@@ -224,9 +225,9 @@ class Server:
         """Packages of this side's project that came from elsewhere; an installed version is meant to."""
         return [] if self._serve.own is None else copies(sys.modules, {Path(self._serve.own), self._root})
 
-    def _heard(self) -> SetUp | Warm | Turn | Weigh | Examine | TakeApart | Finish | Bye:
+    def _heard(self) -> Question:
         try:
-            return next_question(self._connection)
+            return QUESTIONS.decode(self._connection.recv_bytes())
         except (EOFError, OSError):
             self._leave()
 

@@ -36,8 +36,8 @@ def table(results: Sequence[Result], width: int = 80, view: View = DEFAULT_VIEW)
     results = ordered(results, view)
     verdict_width = 2 + max([len(verdict_text(result)) for result in results] + [len("verdict")])
     names = names_of(results)
-    if view.brief:
-        names = [marked(name, result) for name, result in zip(names, results, strict=True)]
+    if view.brief:  # there is no room for what disturbed a case: ``MARKED`` says below the table what the mark is
+        names = [with_mark(name, disturbed=is_disturbed(result)) for name, result in zip(names, results, strict=True)]
     columns = [_Cells.of(named(name), results) for name in view.columns]
     *before, last = _blocks(columns, width - _name_width(names, 0), verdict_width)
     lines = []
@@ -145,11 +145,6 @@ def needs_a_look(result: Result) -> bool:
     memory = judgement.memory is not None and judgement.memory.now != judgement.memory.before
     said = memory or changed(judgement.counts) or judgement.reasons
     return bool(said) or verdict not in (Verdict.OK, Verdict.UNCHECKED)
-
-
-def marked(name: str, result: Result) -> str:
-    """A case's name in a table that has no room for what disturbed it; ``MARKED`` says below it what the mark is."""
-    return with_mark(name, disturbed=is_disturbed(result))
 
 
 def is_disturbed(result: Result) -> bool:

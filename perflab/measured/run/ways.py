@@ -268,36 +268,35 @@ class Local(Measuring):
             self.state.skip_for_time()
 
     def _measure(self, workload: Workload) -> Measured | None:
-        state = self.state
-        if not state.settings.fresh_process:
-            measured = super()._measure(workload)
-        else:
-            self.progress("in a fresh process")
-            plan = self._profile()
-            found = measure_fresh(
-                self.config,
-                [state.case],
-                str(self.device),
-                self._share_s(),
-                profiled=[state.case] if plan is not None else [],
-                profile_ns=plan.budget_ns if plan is not None else None,
-                profile_files=plan.files if plan is not None else None,
-            )[state.case]
-            self._learned.out_of_memory = found.out_of_memory
-            measured = None if found.measurement is None else Measured(found.measurement, workload.run())
-        return measured
+        case = self.state.case
+        if not self.state.settings.fresh_process:
+            return super()._measure(workload)
+        self.progress("in a fresh process")
+        plan = self._profile()
+        found = measure_fresh(
+            self.config,
+            [case],
+            str(self.device),
+            self._share_s(),
+            profiled=[case] if plan is not None else [],
+            profile_ns=plan.budget_ns if plan is not None else None,
+            profile_files=plan.files if plan is not None else None,
+        )[case]
+        self._learned.out_of_memory = found.out_of_memory
+        return None if found.measurement is None else Measured(found.measurement, workload.run())
 
     def _look_at_failure(self, workload: Workload) -> None:
-        found = self._learned.out_of_memory
-        if found is not None and self.state.settings.evidence == "on" and not self.state.settings.fresh_process:
+        found, state = self._learned.out_of_memory, self.state
+        if found is None or state.settings.fresh_process:
+            return
+        if state.settings.evidence == "on":
             self.progress("what was alive")
             release_memory(self.device)
             found = with_what_was_alive(found, workload, self.device)
-            remedies = self.state.exploration.remedies if self.state.exploration is not None else {}
+            remedies = state.exploration.remedies if state.exploration is not None else {}
             self._learned.out_of_memory = changed(found, remedies=list(remedies))
-        if found is not None and not self.state.settings.fresh_process:
-            release_memory(self.device)
-            record_where_asked(self.state, workload, self.device, self.config, runs_out=True)
+        release_memory(self.device)
+        record_where_asked(state, workload, self.device, self.config, runs_out=True)
 
     def _share_s(self) -> float | None:
         return None if self.saves else self.budget.case_share_s()

@@ -22,7 +22,7 @@ TimesSuccessor = Callable[[str, Entry | None, Entry], Entry]
 
 
 class Baselines:
-    """Every place in which something of a measured case is stored.
+    """Every place in which something of a measured case is stored. What is raised, ``CaseFiles`` says.
 
     Args:
         directory: baselines that are committed.
@@ -38,9 +38,6 @@ class Baselines:
         """What a case is compared with.
 
         Where nothing is comparable, what is closest, so that the judge can say what differs.
-
-        Raises:
-            BaselineError: a file is damaged or foreign.
         """
         committed = self.times.entries(case, environment)
         known = [*committed, *self._own.entries(case, environment)]
@@ -74,9 +71,6 @@ class Baselines:
             times: the same; mostly the same ones.
             exact_successor: ``(case, old, new)``: what takes the place of what is stored by then.
             times_successor: the same of times.
-
-        Raises:
-            BaselineError: a file cannot be read first, or cannot be written.
         """
         found = {case: exact for case, entry in exacts.items() if (exact := split(entry).exact) is not None}
         own = {case: one for case, entry in times.items() if (one := split(entry).times) is not None}
@@ -99,9 +93,6 @@ class Baselines:
 
         Args:
             runs: node id -> what a run measured of a case without committed times.
-
-        Raises:
-            BaselineError: a file cannot be read first, or cannot be written.
         """
         steps: dict[str, Step] = {}
 

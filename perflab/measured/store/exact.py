@@ -56,18 +56,14 @@ class _File(Data, frozen=True):
 
 
 class ExactStore(CaseFiles[Variants]):
-    """The baselines directory, as far as it holds exact quantities."""
+    """The baselines directory, as far as it holds exact quantities. What is raised, ``CaseFiles`` says."""
 
     def paths(self, module: str = "*") -> list[Path]:
         """All files that are there, or those of one test module."""
         return sorted(self.directory.glob(f"{FOLDERS}/{module}.json"))
 
     def of(self, case: str, environment: Environment) -> Exact | None:
-        """What is stored of a case, from the environment that is closest to this one; None if nothing is.
-
-        Raises:
-            BaselineError: a file is damaged or foreign.
-        """
+        """What is stored of a case, from the environment that is closest to this one; None if nothing is."""
         here, name = exact_environment(environment), name_of(case)
         own = self.load(self._path(case, here)).get(name, ())
         others = own or [one for path in self.paths(module_of(case)) for one in self.load(path).get(name, ())]
@@ -77,9 +73,6 @@ class ExactStore(CaseFiles[Variants]):
         """Add or replace what cases (node id -> what was measured) need in their environments. Returns the files.
 
         ``successor(case, old, new)`` says what takes the place of what stands there by then.
-
-        Raises:
-            BaselineError: a file cannot be read first, or cannot be written.
         """
 
         def put(case: str, stored: Variants | None) -> Variants:
@@ -92,11 +85,7 @@ class ExactStore(CaseFiles[Variants]):
         return self._put({case: self._path(case, exact.environment) for case, exact in exacts.items()}, put)
 
     def put(self, cases: Mapping[str, Variants]) -> list[Path]:
-        """Store all that cases need, in every environment. Returns the files.
-
-        Raises:
-            BaselineError: a file cannot be read first, or cannot be written.
-        """
+        """Store all that cases need, in every environment. Returns the files."""
         paths = {case: self._path(case, variants[0].environment) for case, variants in cases.items()}
         return self._put(paths, lambda case, _: _sorted(cases[case]))
 

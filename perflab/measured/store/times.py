@@ -18,9 +18,9 @@ from perflab.reading import rename_key
 from perflab.records import Environment
 from perflab.store.case_files import CaseFiles, module_of, name_of
 from perflab.store.json_files import (
+    PREDICTED,
     as_json,
     is_exact_file,
-    is_predicted_file,
     named,
     read_checked,
     writable,
@@ -50,7 +50,7 @@ class _File(Data, frozen=True):
 
 
 class BaselineStore(CaseFiles[Variants]):
-    """A directory of baselines, as far as it holds times.
+    """A directory of baselines, as far as it holds times. What is raised, ``CaseFiles`` says.
 
     Args:
         directory: where they are.
@@ -66,17 +66,13 @@ class BaselineStore(CaseFiles[Variants]):
         return self.directory / self._folder_of(environment) / f"{module_of(case)}.json"
 
     def entries(self, case: str, environment: Environment) -> list[Entry]:
-        """All times of a case, of every environment: those of this one first, then the closest.
-
-        Raises:
-            BaselineError: a file is damaged or foreign.
-        """
+        """All times of a case, of every environment: those of this one first, then the closest."""
         name, own = name_of(case), self.path_for(case, environment)
         paths = [own, *(path for path in sorted(self.directory.glob(f"*/{module_of(case)}.json")) if path != own)]
         found = [
             entry
             for path in paths
-            if not (is_predicted_file(path) or is_exact_file(path))
+            if not (path.parent.name.startswith(PREDICTED) or is_exact_file(path))
             for entry in self.load(path).get(name, ())
         ]
         return sorted(found, key=lambda entry: len(differences(entry.environment, environment)))
@@ -88,9 +84,6 @@ class BaselineStore(CaseFiles[Variants]):
 
         All others stay. ``successor(case, old, new)`` says what to store, if not ``new``, where the file holds ``old``
         by then: of the same environment, or of the closest one, which stays beside it.
-
-        Raises:
-            BaselineError: a file cannot be read first, or cannot be written.
         """
 
         def put(case: str, stored: Variants | None) -> Variants:
@@ -104,11 +97,7 @@ class BaselineStore(CaseFiles[Variants]):
         return self._put({case: self.path_for(case, entry.environment) for case, entry in entries.items()}, put)
 
     def put(self, cases: Mapping[str, Variants]) -> list[Path]:
-        """Store all times of cases, of environments that share a folder. Returns the files.
-
-        Raises:
-            BaselineError: a file cannot be read first, or cannot be written.
-        """
+        """Store all times of cases, of environments that share a folder. Returns the files."""
         paths = {case: self.path_for(case, ones[0].environment) for case, ones in cases.items()}
         return self._put(paths, lambda case, _: cases[case])
 
