@@ -114,11 +114,3 @@ class AllNotes(Notes):
 
 
 NOTES: pytest.StashKey[Notes] = pytest.StashKey()
-
-
-def take_notes(config: pytest.Config) -> Notes:
-    """Begin to note what this process does."""
-    is_worker = hasattr(config, "workerinput")  # of pytest-xdist
-    notes = config.stash[NOTES] = Notes() if is_worker else AllNotes(config)
-    config.pluginmanager.register(notes, "perflab-notes")
-    return notes

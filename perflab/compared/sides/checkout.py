@@ -74,10 +74,8 @@ def other_side(against: str, root: Path, files: Sequence[str], waiting: Callable
 def head_label(root: Path) -> tuple[str, str | None]:
     """What people call the session's own side, and its commit."""
     top = top_of(root)
-    if top is None:
-        return "this tree", None
-    commit = commit_named(top, "HEAD")
-    if commit is None:
+    commit = commit_named(top, "HEAD") if top is not None else None
+    if top is None or commit is None:
         return "this tree", None
     changed = [line for line in run_git(top, "status", "--porcelain").splitlines() if line]
     said = f" with {len(changed)} uncommitted change{'s' * (len(changed) != 1)}" if changed else ""
